@@ -102,6 +102,7 @@ class Engine:
         self._plans = PlanCache(parked_bytes)
         self._call_hooks = ExitStack()  # takes the hooks on model calls off
         self._calls = CallSettings()
+        self._budget.relief.append(self._plans.leave_devices)
         self._hooked = HookedLayers()
         self._watch = Watch()
         self._model = Model({}, self._sources)
@@ -412,9 +413,8 @@ class Engine:
     def memory(self) -> MemoryReport:
         """Count what adapters take now, and where."""
         with self._lock:
-            parked = self._plans.nbytes
             placed, streaming, host_copies = self._budget.usage()
-            in_force = Counter(placed) - Counter({_CPU: parked})  # the plan cache's share stays placed
+            in_force = Counter(placed) - self._plans.placed  # the plan cache's share stays placed
             return MemoryReport(
                 placed={str(device): nbytes for device, nbytes in in_force.items()},
                 streaming=streaming,
@@ -422,7 +422,7 @@ class Engine:
                 files=self._cache.nbytes,
                 backups=0 if self._plan is None else self._plan.backup_bytes,
                 scratch=scratch.nbytes(),
-                parked=parked,
+                parked=self._plans.nbytes,
                 static=0 if self._static is None else self._static.nbytes,
             )
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
+import torch
 from torch import nn
 
 from .adapters.base import Form
@@ -180,13 +181,18 @@ class Plan:
         """
         refuse_spoiled(list(self.executors))
         self.strengths.moment = Moment()
-        self.strengths.drop_devices()
+        self.strengths.take_memory_again()
         self.write(stack)
 
     @property
-    def host_bytes(self) -> int:
-        """Return the bytes that stay in the computer's memory where the plan is kept."""
-        return sum([one.host_bytes for one in list(self.executors.values()) if not one.reads_base])
+    def kept_bytes(self) -> int:
+        """Return the bytes that stay where the plan is kept."""
+        return sum([one.kept_bytes for one in list(self.executors.values()) if not one.reads_base])
+
+    @property
+    def placed_bytes(self) -> Counter[torch.device]:
+        """Return the bytes that are placed on each device."""
+        return sum([one.placed_bytes for one in list(self.executors.values())], Counter[torch.device]())
 
     @property
     def backup_bytes(self) -> int:
@@ -374,7 +380,7 @@ class PlanCache:
 
     def has_room(self, plan: Plan) -> bool:
         """Return whether a plan may be kept, and is not too large."""
-        return plan.may_come_back and plan.host_bytes <= self._limit
+        return plan.may_come_back and plan.kept_bytes <= self._limit
 
     def put(self, plan: Plan) -> None:
         """Keep a plan of which the executors have left their layers; drop the oldest ones as far as it needs room."""
@@ -400,7 +406,18 @@ class PlanCache:
     @property
     def nbytes(self) -> int:
         """Return the bytes of all plans."""
-        return sum([plan.host_bytes for plan in self._plans.values()])
+        return sum([plan.kept_bytes for plan in self._plans.values()])
+
+    @property
+    def placed(self) -> Counter[torch.device]:
+        """Return the bytes of all plans that are placed on each device."""
+        return sum([plan.placed_bytes for plan in self._plans.values()], Counter[torch.device]())
+
+    def leave_devices(self) -> None:
+        """Keep all plans in the computer's memory alone, as a device ran out of memory."""
+        for plan in self._plans.values():
+            for executor in list(plan.executors.values()):
+                executor.leave_device()
 
     def _drop(self, key: PlanKey) -> None:
         plan = self._plans.pop(key, None)

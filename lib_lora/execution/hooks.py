@@ -359,9 +359,6 @@ def _tiny_layer(cls: type[nn.Module]) -> nn.Module:
     return layer
 
 
-_HOST = torch.device("cpu")
-
-
 class HookedLayers:
     """The layers that one engine has hooked."""
 
@@ -383,7 +380,7 @@ class HookedLayers:
             executors: by layer; an executor that its layer has already stays as it is.
             reset: called when nothing is placed, unless an executor stays.
             resting: returns the offloaded layers, beside which nothing is placed before their first call.
-            keep: leave the tensors of the old executors in the computer's memory, for later.
+            keep: leave the tensors of the old executors where they are, for later, as far as there is room.
             checked: whether `ensure_in_force` has just found that calls reach all slots.
 
         Raises:
@@ -399,7 +396,7 @@ class HookedLayers:
             leaving = {layer: old for layer, old in before.items() if old is not after.get(layer)}
             for layer, old in leaving.items():  # before the new ones are placed, so that a device never has both
                 if old is not None and keep and not old.reads_base:  # others may write to base weights meanwhile
-                    old.move(layer, _HOST)
+                    old.rest(layer)
                 elif old is not None:
                     old.release(layer)
             for layer in before.keys() - after.keys():

@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 OUT_OF_MEMORY: type[RuntimeError] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
 """The first name came with torch 2.5."""
 
+HEADROOM = 2 << 30
+"""Bytes of a device's memory that are left to the host before anything is kept there which is not in force."""
 UNLIMITED = "cpu"  # the computer's own memory
 Evict = Callable[[str], None]
 """Drops the placed tensors of an executor; the argument is for the trace."""
@@ -99,6 +101,13 @@ class Budget:
     def is_free(self, device: torch.device) -> bool:
         """Tell whether any number of bytes may be placed on a device."""
         return device.type == UNLIMITED or self._fitted.get(device, self._limit) is None
+
+    def has_headroom(self, device: torch.device) -> bool:
+        """Tell whether a device has so much free memory that plans may stay there which are not in force."""
+        if device.type == UNLIMITED:
+            return True
+        memory_of = getattr(getattr(torch, device.type, None), "mem_get_info", None)
+        return self.is_free(device) and memory_of is not None and memory_of(device)[0] > HEADROOM
 
     def make_room(self, account: Account, device: torch.device) -> None:
         """Drop stale layers of a device with a limit as far as this one needs their room."""

@@ -7,6 +7,7 @@ room for all layers, some are placed again for each call, see `budget.py`. A `Bi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -185,11 +186,36 @@ class Resident(ABC, Generic[P]):
         self.evict("it is taken off")
         self._drop_piece()
 
+    def rest(self, layer: nn.Module) -> None:
+        """Stay where it is until its plan is in force again, if memory allows that; else leave the device."""
+        placed = self._placed
+        if self._dense is not None:
+            self._dense.rest(layer)
+        if placed is not None and not (
+            self._static is None and self._stays and self._budget.has_headroom(placed.device)
+        ):
+            self.move(layer, _CPU)
+
+    def leave_device(self) -> None:
+        """Drop what is placed on any device but the CPU; the tensors in the arena stay."""
+        if self._dense is not None:
+            self._dense.leave_device()
+        if self._placed is not None and self._placed.device.type != budget.UNLIMITED:
+            self.evict("others need the room")
+
     @property
-    def host_bytes(self) -> int:
-        """Return how many bytes are placed in the computer's memory."""
-        placed, others = self._placed, 0 if self._dense is None else self._dense.host_bytes
-        return others + (0 if placed is None or placed.device.type != "cpu" else self._account.nbytes)
+    def placed_bytes(self) -> Counter[torch.device]:
+        """Return how many bytes are placed on each device."""
+        total = Counter[torch.device]() if self._dense is None else self._dense.placed_bytes
+        if self._placed is not None:
+            total[self._placed.device] += self._account.nbytes
+        return total
+
+    @property
+    def kept_bytes(self) -> int:
+        """Return how many bytes it keeps: the ones that are placed, or if none are, the ones in the arena."""
+        others = 0 if self._dense is None else self._dense.kept_bytes
+        return others + (self._account.host if self._placed is None else self._account.nbytes)
 
     def evict(self, why: str = "the call is over") -> None:
         """Drop the placed tensors; the next call places them again.
@@ -233,7 +259,8 @@ class Resident(ABC, Generic[P]):
         """
         former, other = self._placed, None
         if former is not None:
-            may_wait = not self._is_guess and self._stays and self._budget.is_free(device)
+            was_called = not self._is_guess or self._views is not None
+            may_wait = was_called and self._stays and self._budget.is_free(device)
             if may_wait and former.device == device and former.dtype != dtype:
                 other = former
             self.evict("another place or dtype is needed")  # never more at once than may stay

@@ -310,9 +310,10 @@ class StrengthTable:
             if changed or later:
                 self._changed()
 
-    def drop_devices(self) -> None:
-        """Forget the memory on devices but the CPU, where no placed layer reads it any more."""
-        self._matrices = {at: matrix for at, matrix in self._matrices.items() if at[0].type == "cpu"}
+    def take_memory_again(self) -> None:
+        """Let the next placement take the memory that plans share, after another plan had it."""
+        if self._kept is not None:
+            self._matrices.clear()
 
     def read_unseen(self) -> None:
         """Write each change at once from now on, as code reads the matrices that does not ask: a captured graph."""

@@ -810,20 +810,20 @@ def test_a_layer_that_is_called_in_two_dtypes_by_turns_is_placed_once_in_each(pa
     want = {dtype: model(x.to(dtype)) for dtype in (torch.float32, torch.float64)}
     reads = 0
     way = next(iter(engine._plan.executors.values()))  # type: ignore[union-attr]
-    make = type(way)._make  # type: ignore[attr-defined]
+    make = type(way)._content  # type: ignore[attr-defined]
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         nonlocal reads
         reads += 1
         return make(*args, **kwargs)
 
-    type(way)._make = counted  # type: ignore[attr-defined]
+    type(way)._content = counted  # type: ignore[attr-defined]
     try:
         for _ in range(3):
             for dtype, expected in want.items():
                 assert torch.equal(model(x.to(dtype)), expected)
     finally:
-        type(way)._make = make  # type: ignore[attr-defined]
+        type(way)._content = make  # type: ignore[attr-defined]
     assert reads == 0
     both = engine.memory().placed["cpu"]
     engine.activate(Stack([]))

@@ -16,6 +16,8 @@ from lib_lora import BlockWeights, Curve, Engine, Entry, Moment, PerImage, Stack
 from lib_lora.execution import hooks
 from lib_lora.execution.hooks import slot_of
 from lib_lora.execution.low_rank import LowRankExecutor
+from lib_lora.placement import resident
+from lib_lora.placement.budget import Budget
 from lib_lora.placement.resident import Resident
 from tests.fakes.accelerator import device, simulated
 from tests.fakes.contract import CASES, write
@@ -239,19 +241,18 @@ class TestMemory:
                     for j in range(3):
                         own.activate(Stack([Entry(files[i], rank=rank), Entry(files[j], rank=rank)]))
             assert len(own._plans._plans) == 16
-            assert own.memory().parked == 0
             own.close()
 
 
 @torch.no_grad()
-def test_nothing_is_left_on_a_device(model, files):
+def test_nothing_is_left_on_a_device_without_headroom(model, files, monkeypatch):
+    monkeypatch.setattr(Budget, "has_headroom", lambda self, device: device.type == "cpu")
     with simulated():
         own, x = Engine({"unet": model.to(device())}), torch.randn(3, WIDTH).to(device())
         own.activate(stack(files[0]))
         want = model(x)
         own.activate(stack(files[1]))
         assert own.memory().placed == {str(device()): BYTES}
-        assert own.memory().parked == 0
         own.activate(stack(files[0]))
         assert torch.equal(model(x), want)
         model.to("cpu")
@@ -260,6 +261,30 @@ def test_nothing_is_left_on_a_device(model, files):
         model.to(device())
         assert torch.equal(model(x), want)
         own.close()
+
+
+@torch.no_grad()
+def test_with_headroom_it_stays_on_its_device_until_memory_runs_out(model, files, monkeypatch):
+    monkeypatch.setattr(Budget, "has_headroom", lambda self, device: True)
+    with simulated():
+        own, x = Engine({"unet": model.to(device())}), torch.randn(3, WIDTH).to(device())
+        own.activate(stack(files[0]))
+        want = model(x)
+        own.activate(stack(files[1]))
+        kept = next(iter(own._plans._plans.values()))
+        assert kept.placed_bytes[device()] == BYTES
+        assert own.memory().placed == {str(device()): BYTES}
+        with monkeypatch.context() as context:
+            context.setattr(resident, "all_to_device", None)  # nothing is copied again
+            own.activate(stack(files[0]))
+            assert torch.equal(model(x), want)
+        own._budget.shrink(device())
+        assert next(iter(own._plans._plans.values())).placed_bytes == {}
+        own.activate(stack(files[1]))
+        own.activate(stack(files[0]))
+        assert torch.equal(model(x), want)
+        own.close()
+        assert own.memory().placed == {}
 
 
 @torch.no_grad()
@@ -390,7 +415,7 @@ def test_a_failure_while_another_is_placed_brings_back_what_was_in_force(model, 
     def fail(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(LowRankExecutor, "_make", fail)
+    monkeypatch.setattr(LowRankExecutor, "_content", fail)
     with pytest.raises(MemoryError):
         own.activate(stack(files[2]))
     assert own.stack == stack(files[1])

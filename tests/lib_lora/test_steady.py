@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lib_lora import RANK_BUCKETS, Engine, Entry, PerImage, Stack
 from lib_lora.execution import opaque
 from lib_lora.execution.hooks import slot_of
-from lib_lora.execution.low_rank import LowRankExecutor, Placed
+from lib_lora.execution.low_rank import LowRankExecutor, Parts, Placed
 from tests.conftest import TORCH
 from tests.fakes.accelerator import device, simulated
 from tests.fakes.contract import worst
@@ -142,9 +142,9 @@ def test_where_a_stack_fails_the_one_before_is_what_it_was(
     engine = Engine({"unet": model}, rank_buckets=RANK_BUCKETS)
     x = torch.linspace(-1, 1, 2 * WIDTH).view(2, WIDTH).to(device())
     engine.activate(Stack([Entry(files[0], 0.8)]))
-    before, calls, make = model.forward(x).cpu(), 0, LowRankExecutor._make
+    before, calls, make = model.forward(x).cpu(), 0, LowRankExecutor._content
 
-    def failing(self: LowRankExecutor, *args: object) -> Placed:
+    def failing(self: LowRankExecutor, *args: object) -> tuple[Parts, bool]:
         nonlocal calls
         calls += 1
         if calls == LAYERS:
@@ -152,7 +152,7 @@ def test_where_a_stack_fails_the_one_before_is_what_it_was(
         return make(self, *args)  # type: ignore[arg-type]
 
     with monkeypatch.context() as context:
-        context.setattr(LowRankExecutor, "_make", failing)
+        context.setattr(LowRankExecutor, "_content", failing)
         with pytest.raises(MemoryError):
             engine.activate(Stack([Entry(files[1], -2.0)]))
     assert torch.equal(model.forward(x).cpu(), before)
