@@ -125,7 +125,10 @@ class Sum:
         if original is not None and adapter.reads_base:
             weight = window.clone() if self._in_order else original[low - start : high - start]
         rows = (low - first, high - first) if adapter.by_rows else None
-        at = At(block.device, block.dtype, _as(part.multiplier, block.dtype), part.rank, rows, columns, weight)
+        multiplier = part.multiplier
+        if isinstance(multiplier, Tensor):
+            multiplier = multiplier.to(block.dtype)
+        at = At(block.device, block.dtype, multiplier, part.rank, rows, columns, weight)
         window.add_(adapter.delta_weight(at).reshape(window.shape))
 
     def _blocks(self, base: Tensor, total: Tensor, *, contiguous: bool) -> list[_Block]:

@@ -144,7 +144,8 @@ class LowRankExecutor(Resident[Placed]):
             return self._run_any(layer, base_forward, args, kwargs)
         if x.is_cuda and capturing(x.device):  # a graph reads strengths from tensors
             return self._run_any(layer, base_forward, args, kwargs)
-        strength = plain.strength(numbers)
+        number = plain.number if numbers is plain.numbers else None
+        strength = plain.strength(numbers) if number is None else number
         if x.numel() > plain.many and x.dtype is placed.dtype and pays(layer, base_forward, x):
             return effective_linear(layer, x, plain.pair.down, plain.pair.up, strength)
         y = base_forward(layer, x)
@@ -152,7 +153,7 @@ class LowRankExecutor(Resident[Placed]):
             return self._run_any(layer, base_forward, args, kwargs, y)
         if x.dtype is not y.dtype:  # under autocast, or with a host that casts inside its forward
             x = shared_cast(x, y.dtype)
-        return add_plain(plain, strength, layer, x, y, fresh=is_fresh(y, base_forward))
+        return add_plain(plain, strength, layer, x, y, fresh=is_fresh(layer, y, base_forward))
 
     def _run_any(
         self,
@@ -190,7 +191,8 @@ class LowRankExecutor(Resident[Placed]):
         try:
             if alike and self._only_pairs and self._kind == "linear" and pays(layer, base_forward, x):
                 placed = self._placed_at(layer, x.device, x.dtype)
-                self._refresh()
+                if self._strengths.stale:  # compiled code reads them without asking
+                    self._strengths.refresh()
                 parts, plain = placed.get(), self._plain(placed)
                 assert parts.pair is not None
                 of_pair, of_bias = placed.strengths.alike
@@ -214,23 +216,26 @@ class LowRankExecutor(Resident[Placed]):
         y = base(changed)
         placed = self._placed_at(layer, y.device, y.dtype, x.dtype)
         plain = self._plain(placed) if self._is_plain else None
-        if plain is None:
-            self._refresh()
+        if plain is None and self._strengths.stale:  # compiled code reads them without asking
+            self._strengths.refresh()
         of_pair, of_bias, *of_outputs = placed.strengths.alike if alike else self._live(layer, placed.strengths, x, y)
         parts = placed.get()
         deltas = (
             () if not parts.outputs else self._output_deltas(of_outputs, parts, x, y, op, reads=placed.reads_output)
         )
         if parts.pair is not None:
-            own = x if self._kind == "embedding" else shared_cast(x.to(y.device), y.dtype)
-            fresh = is_fresh(y, base_forward, held=2)  # `base` holds it, too
+            if self._kind == "embedding" or (x.dtype is y.dtype and x.device == y.device):
+                own = x
+            else:  # under autocast, or with a host that casts or moves inside its forward
+                own = shared_cast(x.to(y.device), y.dtype)
+            fresh = is_fresh(layer, y, base_forward, held=2)  # `base` holds it, too
             if plain is not None:
                 y = add_plain(*plain, layer, own, y, fresh=fresh)
             elif self._kind == "embedding":
                 y = y + (F.embedding(own, parts.pair.up) * of_pair) @ parts.pair.down
             else:
                 y = add_pair(layer, own, y, parts.pair, of_pair, fresh=fresh)
-        fresh = parts.pair is not None or is_fresh(y, base_forward, held=2)
+        fresh = parts.pair is not None or is_fresh(layer, y, base_forward, held=2)
         for delta, own_op in deltas:
             if own_op is op:
                 y, fresh = y + delta, True
@@ -269,11 +274,6 @@ class LowRankExecutor(Resident[Placed]):
             return own.for_places(self._token_layout(changed))
         return own.for_rows(repeats, changed.ndim) if mixed else own.alike
 
-    def _refresh(self) -> None:
-        """Have the latest strengths written before they are read; compiled code reads them without asking."""
-        if self._strengths.stale:
-            self._strengths.refresh()
-
     @property
     def is_regional(self) -> bool:
         """Tell whether some of its strengths differ from place to place."""
@@ -293,7 +293,8 @@ class LowRankExecutor(Resident[Placed]):
             # the dtype of the output is not known before the base call; the last call's is the best guess
             placed = self._place_for_call(layer, x.device, x.dtype if placed is None else placed.dtype, x.dtype)
         assert placed.inputs is not None
-        self._refresh()
+        if self._strengths.stale:  # compiled code reads them without asking
+            self._strengths.refresh()
         changed, strengths = x, placed.inputs.alike if alike else self._live(layer, placed.inputs, x, x)
         for effect, strength in zip(placed.get().inputs, strengths, strict=True):
             changed = changed + effect.delta(x, strength.to(x.dtype), op)

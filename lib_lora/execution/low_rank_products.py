@@ -96,7 +96,7 @@ class PlainPair:
         strengths: of the layer.
     """
 
-    __slots__ = ("_number", "_numbers", "_sources", "_strengths", "down", "many", "pair", "placed", "spatial", "up")
+    __slots__ = ("_sources", "_strengths", "down", "many", "number", "numbers", "pair", "placed", "spatial", "up")
 
     def __init__(
         self, placed: Placement[Any], pair: FusedPair, ranges: FactorRanges, strengths: LayerStrengths
@@ -113,8 +113,10 @@ class PlainPair:
         if not self.spatial and pair.up.dtype in EXACT:
             inside, out = pair.down.shape[1], pair.up.shape[0]
             self.many = MARGIN * inside * inside * out / (out + inside)
-        self._numbers: Sequence[float] | None = None
-        self._number: float | None = None
+        self.numbers: Sequence[float] | None = None
+        """The numbers of all groups that `strength` was asked for last."""
+        self.number: float | None = None
+        """The strength of all components at these, if it is one number."""
         self._sources: Collection[tuple[int, float]] = ()  # group and scale of each component
         # MPS compiles a graph for each new number
         if all(part.schedule is None for part in ranges) and pair.up.device.type != "mps":
@@ -122,12 +124,13 @@ class PlainPair:
 
     def strength(self, numbers: Sequence[float]) -> Tensor | float:
         """Return the strength of all components at the present numbers of all groups: one number or a vector."""
-        if numbers is not self._numbers:
+        if numbers is not self.numbers:
             factors = {numbers[group] * scale for group, scale in self._sources}
-            self._numbers, self._number = numbers, factors.pop() if len(factors) == 1 else None
-        if self._number is not None:
-            return self._number
-        self._strengths.table.refresh()
+            self.numbers, self.number = numbers, factors.pop() if len(factors) == 1 else None
+        if self.number is not None:
+            return self.number
+        if self._strengths.table.stale:
+            self._strengths.table.refresh()
         return self._strengths.alike[0]
 
 
@@ -138,7 +141,7 @@ def add_plain(
     if plain.spatial:
         h: Tensor = layer._conv_forward(x, plain.down, None)  # type: ignore[operator]
         if isinstance(strength, Tensor):  # a layer may have a product of its own, whose output others may hold
-            h, strength = h.mul_(strength) if fresh else h * strength, 1.0
+            h, strength = h * strength if "_conv_forward" in layer.__dict__ else h.mul_(strength), 1.0
         return _add_conv(h, y, plain.up, strength, plain.spatial, fresh=fresh)
     if x.is_contiguous():
         h = torch.mm(x if x.ndim == 2 else x.view(-1, plain.down.shape[0]), plain.down)
@@ -182,20 +185,24 @@ def shared_cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     return cast
 
 
-def is_fresh(y: Tensor, base_forward: BaseForward, held: int = 1) -> bool:
+def is_fresh(layer: nn.Module, y: Tensor, base_forward: BaseForward, held: int = 1) -> bool:
     """Tell whether nothing but the caller holds an output or its memory, and no gradient needs it.
 
     An output that torch's own forward has just made is. Any other is judged by how often it is referred to.
 
     Args:
-        y: the output of a layer.
+        layer: of the output.
+        y: the output.
         base_forward: that made it.
         held: the caller's own references, such as its local variable.
     """
     if y.requires_grad:
         return False
-    if base_forward in TORCHS or compiling():
-        return base_forward in TORCHS
+    # a convolution may have a product of its own, whose output other code may hold
+    if base_forward in TORCHS and "_conv_forward" not in layer.__dict__:
+        return True
+    if compiling():
+        return False
     try:
         # one reference to the memory is the output's, the other one that of the object that is asked here
         return sys.getrefcount(y) <= _REFERENCES + held and _memory_uses(y.untyped_storage()._cdata) <= 2 + _by_base(y)

@@ -227,7 +227,9 @@ class Resident(ABC, Generic[P]):
         if placed is None:
             return
         if trace.moves:
-            self._trace_move(placed, why, leaves=True)
+            self._trace_move(
+                placed, why, str(placed.device), "file" if self._piece is None else "the computer's memory"
+            )
         self._placed = self._other = self._views = None
         self._budget.free(self._account)
 
@@ -268,6 +270,7 @@ class Resident(ABC, Generic[P]):
         if device.type != budget.UNLIMITED:
             self._budget.make_room(self._account, device)
         placed: P | None = None
+        source = "file" if self._piece is None else "the computer's memory"
         for may_fail in (True, False):
             try:
                 with plain_mode(device):
@@ -278,16 +281,17 @@ class Resident(ABC, Generic[P]):
                     raise
             self._budget.shrink(device)  # only here are the failure and all that it held gone
         assert placed is not None
-        return self._keep(layer, placed, why, other)
+        return self._keep(layer, placed, why, other, source)
 
-    def _keep(self, layer: nn.Module, placed: P, why: str, other: P | None = None) -> P:
+    def _keep(self, layer: nn.Module, placed: P, why: str, other: P | None = None, source: str = "file") -> P:
         """Count what was placed, and find out how long it may stay."""
         device = placed.device
         nbytes = placed.content.nbytes + (0 if other is None else other.content.nbytes)
         may_stay = self._budget.charge(self._account, device, nbytes)
         self._other = other if may_stay else None
         if trace.moves:
-            self._trace_move(placed, why if may_stay else f"{why}, for this call only: no room")
+            told = why if may_stay else f"{why}, for this call only: no room"
+            self._trace_move(placed, told, source, str(device))
         self._stays = may_stay and stays(layer)
         if self._static is not None and self._stays:
             placed = self._static.settled(layer, placed)
@@ -332,10 +336,8 @@ class Resident(ABC, Generic[P]):
         piece = self._arena.add(content, device)
         self._piece, self._account.host = ((dtype, input_dtype), piece, packed), piece.nbytes
 
-    def _trace_move(self, placed: P, why: str, *, leaves: bool = False) -> None:
+    def _trace_move(self, placed: P, why: str, before: str, after: str) -> None:
         names = "+".join(dict.fromkeys(one.file.path.name for one in self._bindings))
-        source = "file" if self._piece is None else "arena"
-        before, after = (placed.device, source) if leaves else (source, placed.device)
         path, nbytes = self._bindings[0].target.path, placed.content.nbytes
         trace.move("%s %s: %s -> %s, %d bytes: %s", names, path, before, after, nbytes, why)
 

@@ -152,7 +152,9 @@ def _pair(way: object, layer: nn.Module) -> list[Tensor]:
         parts = sorted(way._bindings, key=lambda one: one.target.name)
         return [factor for one in parts for factor in (one.adapter.factors().down, one.adapter.factors().up)]
     assert isinstance(way, LowRankExecutor)
-    placed = way._make(layer, torch.device("cpu"), torch.float32, torch.float32)
+    like = torch.device("cpu"), torch.float32, torch.float32
+    content, packed = way._content(layer, *like)
+    placed = way._placement(content, *like, packed=packed)
     pair = placed.get().pair
     assert pair is not None
     return [pair.down, pair.up, placed.strengths.alike[0].clone()]

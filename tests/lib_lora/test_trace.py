@@ -136,7 +136,7 @@ def test_every_move_is_told_with_from_to_bytes_and_why(path: Path, caplog: pytes
         model.to(CPU)
         told = lines(caplog, "SD_MOVE_DEBUG")
         assert len(told) == 2
-        assert all(f"{device()} -> file" in line and "the layer left" in line for line in told)
+        assert all(f"{device()} -> the computer's memory" in line and "the layer left" in line for line in told)
         caplog.clear()
         model(torch.ones(1, 8))
         assert all("file -> cpu" in line and "its input is there" in line for line in lines(caplog, "SD_MOVE_DEBUG"))
@@ -156,7 +156,7 @@ def test_what_streams_is_told_call_by_call(path: Path, caplog: pytest.LogCapture
         told = lines(caplog, "SD_MOVE_DEBUG")
     assert any("for this call only: no room" in line for line in told)
     assert any("the call is over" in line for line in told)
-    assert any("home copy -> " in line for line in told) or any("file -> " in line for line in told)
+    assert any("the computer's memory -> " in line for line in told)
 
 
 def test_nothing_changes_by_telling(path: Path) -> None:
