@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -19,6 +19,9 @@ compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", bool)
 """Whether the code is being compiled; torch 2.1 does not tell, and `bool()` is false."""
 tracing: Callable[[], bool] = torch.jit.is_tracing  # type: ignore[attr-defined]
 """Whether `torch.jit.trace` records what is called, of which it knows torch's own operations alone."""
+
+_CAN_FORGET_PART = hasattr(getattr(torch._C._dynamo.eval_frame, "_CacheEntry", None), "guard_manager")
+"""Whether compiled code tells what it guards, as since torch 2.6."""
 
 
 def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
@@ -42,14 +45,40 @@ def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def forget_compiled() -> None:
-    """Have the compiler forget everything that it compiled.
+def forget_compiled(classes: Collection[type[nn.Module]]) -> None:
+    """Have the compiler forget the code that calls layers of these classes.
 
     Code has the forwards of classes that it found, which the compiler does not guard: where one is patched afterwards,
     compiled models would ignore their adapters.
     """
-    if "torch._dynamo" in sys.modules:  # else nothing was compiled yet
+    if not classes or not has_compiled():
+        return
+    if not _CAN_FORGET_PART:
         torch.compiler.reset()
+        return
+    from torch._dynamo.guards import DeletedGuardManagerWrapper as Deleted
+
+    for guards in _guards_of(classes):
+        guards.extra_state.invalidate(guards.cache_entry, Deleted("a layer class was patched"))
+
+
+def is_in_compiled(cls: type[nn.Module]) -> bool:
+    """Tell whether there may be compiled code that calls layers of a class."""
+    return has_compiled() and (not _CAN_FORGET_PART or bool(_guards_of([cls])))
+
+
+def _guards_of(classes: Iterable[type[nn.Module]]) -> list[Any]:
+    """Return the guards of all code that calls layers of these classes; each guards the types of its modules."""
+    from torch._dynamo import convert_frame
+
+    heirs = list(classes)
+    for cls in heirs:  # which grows: their forwards may call the forward of a class above
+        heirs += cls.__subclasses__()
+    types = [f", {id(cls)})" for cls in heirs]
+    codes = [code for ref in list(convert_frame.input_codes.seen) if (code := ref()) is not None]
+    entries_of = torch._C._dynamo.eval_frame._debug_get_cache_entry_list
+    texts = {entry.guard_manager: str(entry.guard_manager) for code in codes for entry in entries_of(code)}
+    return [guards for guards, text in texts.items() if any(number in text for number in types)]
 
 
 def has_compiled() -> bool:
