@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import wraps
+from types import CodeType
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
@@ -58,27 +59,36 @@ def forget_compiled(classes: Collection[type[nn.Module]]) -> None:
         return
     from torch._dynamo.guards import DeletedGuardManagerWrapper as Deleted
 
-    for guards in _guards_of(classes):
-        guards.extra_state.invalidate(guards.cache_entry, Deleted("a layer class was patched"))
+    for code, concerned, others in _compiled_with(classes):
+        if not others:  # torch counts what is only invalid, and compiles no code more than eight times
+            torch._C._dynamo.eval_frame.reset_code(code)
+        for guards in concerned if others else ():
+            guards.extra_state.invalidate(guards.cache_entry, Deleted("a layer class was patched"))
 
 
 def is_in_compiled(cls: type[nn.Module]) -> bool:
     """Tell whether there may be compiled code that calls layers of a class."""
-    return has_compiled() and (not _CAN_FORGET_PART or bool(_guards_of([cls])))
+    return has_compiled() and (not _CAN_FORGET_PART or any(_compiled_with([cls])))
 
 
-def _guards_of(classes: Iterable[type[nn.Module]]) -> list[Any]:
-    """Return the guards of all code that calls layers of these classes; each guards the types of its modules."""
+def _compiled_with(classes: Iterable[type[nn.Module]]) -> Iterator[tuple[CodeType, list[Any], int]]:
+    """Yield all code that was compiled with layers of these classes, the guards of that, and how many others it has.
+
+    Compiled code guards the type of each of its modules.
+    """
     from torch._dynamo import convert_frame
 
     heirs = list(classes)
     for cls in heirs:  # which grows: their forwards may call the forward of a class above
         heirs += cls.__subclasses__()
     types = [f", {id(cls)})" for cls in heirs]
-    codes = [code for ref in list(convert_frame.input_codes.seen) if (code := ref()) is not None]
-    entries_of = torch._C._dynamo.eval_frame._debug_get_cache_entry_list
-    texts = {entry.guard_manager: str(entry.guard_manager) for code in codes for entry in entries_of(code)}
-    return [guards for guards, text in texts.items() if any(number in text for number in types)]
+    for code in filter(None, [ref() for ref in list(convert_frame.input_codes.seen)]):
+        entries = torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code)
+        texts = [(entry.guard_manager, str(entry.guard_manager)) for entry in entries]
+        concerned = [guards for guards, text in texts if any(number in text for number in types)]
+        if concerned:
+            valid = [guards for guards, _ in texts if guards.extra_state is not None]
+            yield code, concerned, len(valid) - len(concerned)
 
 
 def has_compiled() -> bool:

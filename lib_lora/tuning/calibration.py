@@ -54,7 +54,8 @@ class _Sample:
     """A layer of its own with a LoRA."""
 
     def __init__(self, folder: Path, size: int, device: torch.device, dtype: torch.dtype) -> None:
-        self._layer = nn.Linear(size, size, bias=False, device=device, dtype=dtype).requires_grad_(False)
+        self._layer = nn.Linear(size, size, bias=False, device="meta", dtype=dtype).requires_grad_(False)
+        self._layer.weight = nn.Parameter(torch.ones(size, size, device=device, dtype=dtype), requires_grad=False)
         self._model = nn.Sequential(self._layer)
         self._index = LayerIndex("unet", self._model, alias_table())
         self._size = size
