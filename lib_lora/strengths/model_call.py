@@ -7,14 +7,12 @@ step and the noise; `SchedulerClock` is one. Rows of a layer inside the call fol
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from inspect import CO_GENERATOR
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -42,7 +40,7 @@ class ModelCall:
     """The arguments of one call of a model, read as late as possible: a number on a device waits for it."""
 
     args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    kwargs: Mapping[str, Any]
     model: object = None
 
     @property
@@ -70,7 +68,13 @@ class ModelCall:
         return float(found) if isinstance(found, int | float) else None
 
 
-class _Hook(partial[None]):
+class CallArguments(dict[str, Any]):
+    """The keyword arguments of a call of a model. Only torch's frame of the call holds them, so they go with it."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _Hook(partial[Any]):
     """A hook of one module; in a copy of the module, a pickled one too, it does nothing."""
 
     def __deepcopy__(self, memo: dict[int, object]) -> Callable[..., None]:
@@ -80,18 +84,18 @@ class _Hook(partial[None]):
         return getattr, (nullcontext(), "__exit__")  # no name of ours: it is read where we are not installed
 
 
-def hook_of(module: nn.Module, function: Callable[..., None], *, compiled: bool = False) -> Callable[..., None]:
+def hook_of(module: nn.Module, function: Callable[..., object], *, compiled: bool = False) -> Callable[..., Any]:
     """Make a hook that calls `function` for calls of `module`, and not of its copies.
 
     Where `compiled`, the compiler may see it: a hook in front of a compiled model is called outside of the graph, and
     one behind it is a part of the graph.
     """
-    own = weakref.ref(module)
+    hooked = weakref.ref(module)
 
-    def call(called: nn.Module, *args: Any) -> None:
+    def call(called: nn.Module, *args: Any) -> object:
         # the replicas of DataParallel have the hooks of the module, and are called in its place
-        if own() is called or getattr(called, "_is_replica", False):
-            function(called, *args)
+        is_call = hooked() is called or getattr(called, "_is_replica", False)
+        return function(called, *args) if is_call else None
 
     return _Hook(call if compiled else uncompiled(call))
 
@@ -99,12 +103,19 @@ def hook_of(module: nn.Module, function: Callable[..., None], *, compiled: bool 
 def hook_calls(component: nn.Module, begin: Callable[[ModelCall], None], end: Callable[[], None]) -> Callable[[], None]:
     """Call `begin` before each call of a UNet or a transformer, and `end` after it, also where it fails.
 
+    torch calls no hook after an exception that is no `Exception`.
+
     Returns:
         A function that removes the hooks.
     """
-    before = hook_of(component, lambda model, args, kwargs: begin(ModelCall(args, kwargs, model)))
+
+    def before(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, CallArguments]:
+        held = kwargs if isinstance(kwargs, CallArguments) else CallArguments(kwargs)  # one for all hooks of a call
+        begin(ModelCall(args, held, model))
+        return args, held
+
     hooks = ExitStack()
-    hooks.callback(component.register_forward_pre_hook(before, with_kwargs=True).remove)
+    hooks.callback(component.register_forward_pre_hook(hook_of(component, before), with_kwargs=True).remove)
     hooks.callback(component.register_forward_hook(hook_of(component, lambda *_: end()), always_call=True).remove)
     return hooks.close
 
@@ -253,45 +264,45 @@ def repeats_per_row(layer: nn.Module, x: Tensor, rows: int, least: int, dim: int
     return x.shape[dim] // rows
 
 
-_CALLING = {function.__code__ for function in (nn.Module._call_impl, nn.Module._wrapped_call_impl)}
-_PATIENCE = 0.5  # seconds until a thread that waits looks whether the other one still computes
+_PATIENCE = 0.5  # seconds until a thread that waits looks whether the other one still lives
 
 
 class CallLock:
     """Lets one thread at a time call a model, as strengths that are set for a call are set for all threads.
 
-    A call that ends by an exception that is no `Exception` runs no hook; the lock looks at the thread's stack instead.
+    A call is over when its hook says so, when its arguments are gone, as after an exception without hooks, when its
+    thread calls the same model again, or when its thread has ended.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._thread: int | None = None
-        self._inside: set[str] = set()
+        self._thread: threading.Thread | None = None
+        self._calls: dict[str, weakref.ref[CallArguments]] = {}
+        """Model -> the arguments of the call of it that runs, in the thread that has the lock."""
 
-    def begin(self, model: str) -> None:
+    def begin(self, model: str, arguments: CallArguments) -> None:
         """Wait until no other thread calls the model."""
+        thread = threading.current_thread()
         with self._changed:
-            while self._thread not in (None, threading.get_ident()) and self._computes():
+            while self._thread is not None and self._thread is not thread and self._thread.is_alive():
                 self._changed.wait(_PATIENCE)
-            if self._thread != threading.get_ident():
-                self._thread, self._inside = threading.get_ident(), set()
-            self._inside.add(model)
+            if self._thread is not thread:
+                self._thread, self._calls = thread, {}
+            self._calls[model] = weakref.ref(arguments, partial(self._close, model))
 
     def end(self, model: str) -> None:
         """Let other threads call the model."""
         with self._changed:
-            if self._thread == threading.get_ident():
-                self._inside.discard(model)
-                if not self._inside:
+            if self._thread is threading.current_thread() and model in self._calls:
+                self._close(model, self._calls[model])
+
+    def _close(self, model: str, call: weakref.ref[CallArguments]) -> None:
+        with self._changed:
+            if self._calls.get(model) is call:
+                del self._calls[model]
+                if not self._calls:
                     self._thread = None
                     self._changed.notify()
-
-    def _computes(self) -> bool:
-        frame = outermost = sys._current_frames().get(self._thread or 0)
-        while frame is not None and frame.f_code not in _CALLING:
-            outermost, frame = frame, frame.f_back
-        # the thread goes on meanwhile: a generator that has just yielded shows no frame behind it
-        return frame is not None or (outermost is not None and bool(outermost.f_code.co_flags & CO_GENERATOR))
 
 
 def hook_strengths(
@@ -324,7 +335,8 @@ def _hook_model(
     name, image_first, warned = type(component).__name__, is_image_first(component), False
 
     def begin(call: ModelCall) -> None:
-        lock.begin(name)
+        assert isinstance(call.kwargs, CallArguments)  # `hook_calls` made them
+        lock.begin(name, call.kwargs)
         with plain_mode(_CPU):
             if table.has_regions:
                 latents = LatentGrid.from_input(call.denoised, call.kwargs, patch, image_first=image_first)
