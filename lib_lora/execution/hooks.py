@@ -28,8 +28,8 @@ from ..compiler import compiling, forget_compiled, is_in_compiled
 from ..errors import ComponentError
 from ..placement import schemes
 from ..placement.resident import Resident, device_of
+from . import opaque
 from .arguments import BaseForward
-from .opaque import key_for
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Slot:
 
     def __init__(self, layer: nn.Module) -> None:
         self.layer = weakref.ref(layer)
-        self.key = key_for(self)
+        self.key = opaque.key_for(self)
         self.patch: Patch | None = None
         self.executor: Executor | None = None
         self.replaced: BaseForward | None = None
@@ -83,15 +83,20 @@ def _calling_executor(patch: Patch, base_forward: BaseForward) -> BaseForward:
     Bound methods that were captured still call the forwards of patches that were undone. As each acts for its own
     slots alone, no chain of wrappers adds a delta twice.
     """
-    is_compiling = compiling  # not a global: `made` has the globals of another module
+    is_compiling, in_operation = compiling, opaque.call  # no globals: `made` has those of another module
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         slot: Slot | None = getattr(self, "_remora_slot", None)  # the default is for calls captured before an undo
         # the executor is read once: another thread may take it off
         if slot is None or slot.patch is not patch or (executor := slot.executor) is None:
             return base_forward(self, *args, **kwargs)
-        if not is_compiling() and not slot.called:  # in this order, so that a graph does not guard `called`
-            slot.called = True
+        if not is_compiling():  # first, so that a graph does not guard `called`
+            if not slot.called:
+                slot.called = True
+        elif executor.device is None and not executor.merges:  # to place its tensors would break the graph
+            y = in_operation(self, base_forward, args, kwargs)
+            if y is not None:
+                return y
         return executor.run(self, base_forward, args, kwargs)
 
     # `torch.jit.script` reads the source behind `__wrapped__` and looks its names up in the globals of our function
