@@ -100,4 +100,4 @@ def has_compiled() -> bool:
 def is_compiled(component: nn.Module) -> bool:
     """Tell whether torch compiles the component, or a block of it."""
     marks = "_orig_mod", "_compiled_call_impl"
-    return any(getattr(one, mark, None) is not None for one in every(component) for mark in marks)
+    return any(getattr(module, mark, None) is not None for module in every(component) for mark in marks)

@@ -72,9 +72,11 @@ class Patch:
     A layer's own forward may hold the layer, so only the layer refers to the patch of it.
     """
 
-    def __init__(self, base_forward: BaseForward) -> None:
-        self.base_forward = base_forward
-        self.forward = _calling_executor(self, base_forward)
+    def __init__(self, replaced: BaseForward) -> None:
+        # one of ours is of an earlier patch that others put back, or of the layer that this one is a deep copy of
+        earlier = patch_in(replaced)
+        self.base_forward: BaseForward = replaced if earlier is None else earlier.base_forward
+        self.forward = _calling_executor(self, self.base_forward)
 
 
 def _calling_executor(patch: Patch, base_forward: BaseForward) -> BaseForward:
@@ -109,7 +111,7 @@ def _calling_executor(patch: Patch, base_forward: BaseForward) -> BaseForward:
     return cast(BaseForward, made)
 
 
-_CODE = Patch(nn.Module.forward).forward.__code__
+_CODE = _calling_executor(cast(Any, None), nn.Module.forward).__code__
 _CELL = _CODE.co_freevars.index("patch")
 
 
@@ -125,12 +127,14 @@ def patch_in(function: object) -> Patch | None:
 
 
 class ClassPatch(Patch):
-    """The patch of a class. The class alone keeps it, so that it goes with the class."""
+    """The patch of a class, on top of what the class has. The class alone keeps it, so that it goes with the class."""
 
     def __init__(self, cls: type[nn.Module]) -> None:
         super().__init__(cls.forward)
         self.cls = cls
-        self._former = {name: cls.__dict__[name] for name in ("forward", "_apply") if name in cls.__dict__}
+        self._former: dict[str, Any] = {"_apply": cls.__dict__["_apply"]} if "_apply" in cls.__dict__ else {}
+        if "forward" in cls.__dict__:
+            self._former["forward"] = self.base_forward
         base_apply: Callable[..., nn.Module] = cls._apply
 
         def _apply(layer: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
@@ -143,15 +147,10 @@ class ClassPatch(Patch):
 
         self.apply = cast("Any", _apply)
         self.apply.patch = self  # which the class keeps, also where other code puts back the forward
-        self.put()
-
-    def put(self) -> None:
-        """Put the patch in place, on top of what the class had when the patch was made."""
         # read as a plain attribute with a class-level default: dynamo guards that, but not a missing dict key
-        setattr(self.cls, SLOT, None)
-        self.cls.forward = self.forward
-        self.cls._apply = self.apply  # type: ignore[method-assign]
-        _patches[self.cls] = weakref.ref(self)
+        setattr(cls, SLOT, None)
+        cls.forward, cls._apply = self.forward, self.apply  # type: ignore[method-assign]
+        _patches[cls] = weakref.ref(self)
 
     def is_in_force(self) -> bool:
         """Tell whether calls of the class's layers still reach the patch, directly or through one put on top."""
@@ -250,17 +249,12 @@ def _take_patches_off() -> None:
 
 
 def _renew(patch: ClassPatch) -> None:
-    """Install a patch again, without a chain that grows each time others undo it."""
+    """Install a patch again that other code undid."""
     with _lock:
         if patch_of(patch.cls) is not patch:
             return  # another thread did
-        present = patch.cls.__dict__.get("forward")
-        earlier = patch if present is patch.base_forward else patch_in(present)
-        if isinstance(earlier, ClassPatch) and earlier.cls is patch.cls:
-            earlier.put()
-        else:
-            patch.undo()  # or the next patch would take `_apply` for the class's own
-            ClassPatch(patch.cls)
+        patch.undo()  # or the next patch would take `_apply` for the class's own
+        ClassPatch(patch.cls)
     logger.warning("%s.forward was put back by another extension; patched again", patch.cls.__name__)
     forget_compiled([patch.cls])
 
@@ -346,9 +340,7 @@ def _attach(layer: nn.Module, slot: Slot, patch: ClassPatch) -> None:
         slot.patch = patch
         slot.replaced = _exchange(layer, lambda it: it is not patch.forward and patch.replaces(it), patch.forward)
     else:
-        # a deep copy of a patched layer has the patch of the other layer
-        earlier = patch_in(method.__func__)
-        slot.patch = Patch(method.__func__ if earlier is None else earlier.base_forward)
+        slot.patch = Patch(method.__func__)
         slot.replaced = slot.patch.base_forward
         _exchange(layer, partial(is_, method.__func__), slot.patch.forward)
     setattr(layer, SLOT, slot)
@@ -430,27 +422,20 @@ class HookedLayers:
                 if not checked or layer not in slots:
                     slots[layer] = self._attached_slot(layer)
             leaving = {layer: old for layer, old in before.items() if old is not after.get(layer)}
-            for layer, old in leaving.items():  # before the new ones are placed, so that a device never has both
-                if old is not None and keep and not old.reads_base:  # others may write to base weights meanwhile
-                    old.move(layer, _CPU)
-                elif old is not None:
-                    old.release(layer)
+            _clear_out(leaving, keep=keep)  # before the new ones are placed, so that a device never has both
             for layer in before.keys() - after.keys():
                 self._take_off(layer)
             if len(leaving) == len(before):
                 reset()
             for layer, executor in after.items():
                 slots[layer].executor = executor
-            self._place({layer: one for layer, one in after.items() if one is not before.get(layer)}, resting)
+            new = {layer: executor for layer, executor in after.items() if executor is not before.get(layer)}
+            idle = resting() if new else ()
+            for layer, executor in new.items():
+                move_to_layer(executor, layer, now=executor.merges or layer not in idle)
         except BaseException:
             self._restore(before)
             raise
-
-    @staticmethod
-    def _place(executors: Mapping[nn.Module, Executor], resting: Callable[[], Collection[nn.Module]]) -> None:
-        idle = resting() if executors else ()
-        for layer, executor in executors.items():
-            move_to_layer(executor, layer, now=executor.merges or layer not in idle)
 
     def hold(self, executors: Mapping[nn.Module, Executor]) -> bool:
         """Tell whether all layers have these executors."""
@@ -495,8 +480,8 @@ class HookedLayers:
 
     def _attached_slot(self, layer: nn.Module) -> Slot:
         with _lock:
-            slot, own = slot_of(layer), self._slots.get(layer)
-            if slot is not None and slot is not own:
+            slot = slot_of(layer)
+            if slot is not None and slot is not self._slots.get(layer):
                 raise ComponentError(f"a {type(layer).__name__} is served by another Engine; deactivate that one first")
             if slot is None:
                 slot = self._slots[layer] = Slot(layer)
@@ -516,6 +501,15 @@ class HookedLayers:
             executor, slot.executor = slot.executor, None
             _withdraw(layer, slot)
             return executor
+
+
+def _clear_out(leaving: Mapping[nn.Module, Executor | None], *, keep: bool) -> None:
+    """Release executors, or where they may `keep` their tensors, leave these in the computer's memory."""
+    for layer, executor in leaving.items():
+        if executor is not None and keep and not executor.reads_base:  # others may write to base weights meanwhile
+            executor.move(layer, _CPU)
+        elif executor is not None:
+            executor.release(layer)
 
 
 def move_to_layer(executor: Executor, layer: nn.Module, *, now: bool = False) -> None:

@@ -45,8 +45,8 @@ class Model:
 
         They are patched when the engine gets the model: what is compiled later need not be compiled again.
         """
-        one_of_each = {type(one): one for component in self.components.values() for one in every(component)}
-        return {hooks.defining_class(cls) for cls, one in one_of_each.items() if targets_of("", one)}
+        samples = {type(layer): layer for component in self.components.values() for layer in every(component)}
+        return {hooks.defining_class(cls) for cls, layer in samples.items() if targets_of("", layer)}
 
     def check_names(self, stack: Stack) -> None:
         """Raise StackError if a multiplier of a stack names an unknown component."""

@@ -62,9 +62,9 @@ class Watch:
             self._watched = {name: _Calls(name) for name in components}
             for name, calls in self._watched.items():
                 component = components[name]
-                before, after = (hook_of(component, one, compiled=True) for one in (calls.begin, calls.end))
-                self.stops.callback(component.register_forward_pre_hook(before).remove)
-                self.stops.callback(component.register_forward_hook(after).remove)
+                begin, end = (hook_of(component, note, compiled=True) for note in (calls.begin, calls.end))
+                self.stops.callback(component.register_forward_pre_hook(begin).remove)
+                self.stops.callback(component.register_forward_hook(end).remove)
         self.end_calls()  # or one that runs would miss the layers that it called
         for layer in () if layers is None else layers.values():
             slot = hooks.slot_of(layer)
@@ -72,9 +72,8 @@ class Watch:
                 slot.called = False
         for calls in self._watched.values():
             if layers is not None:
-                calls.layers = weakref.WeakValueDictionary(
-                    {place: layer for place, layer in layers.items() if place[0] == calls.name}
-                )
+                of_component = {key: layer for key, layer in layers.items() if key[0] == calls.name}
+                calls.layers = weakref.WeakValueDictionary(of_component)
             calls.number, calls.first_not_finite, calls.activation = 0, None, object()
 
     def end_calls(self) -> None:
