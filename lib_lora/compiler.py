@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import wraps
+from types import CodeType
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
@@ -19,6 +20,9 @@ compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", bool)
 """Whether the code is being compiled; torch 2.1 does not tell, and `bool()` is false."""
 tracing: Callable[[], bool] = torch.jit.is_tracing  # type: ignore[attr-defined]
 """Whether `torch.jit.trace` records what is called, of which it knows torch's own operations alone."""
+
+_CAN_FORGET_PART = hasattr(getattr(torch._C._dynamo.eval_frame, "_CacheEntry", None), "guard_manager")
+"""Whether compiled code tells what it guards, as since torch 2.6."""
 
 
 def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
@@ -42,14 +46,49 @@ def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def forget_compiled() -> None:
-    """Have the compiler forget everything that it compiled.
+def forget_compiled(classes: Collection[type[nn.Module]]) -> None:
+    """Have the compiler forget the code that calls layers of these classes.
 
     Code has the forwards of classes that it found, which the compiler does not guard: where one is patched afterwards,
     compiled models would ignore their adapters.
     """
-    if "torch._dynamo" in sys.modules:  # else nothing was compiled yet
+    if not classes or not has_compiled():
+        return
+    if not _CAN_FORGET_PART:
         torch.compiler.reset()
+        return
+    from torch._dynamo.guards import DeletedGuardManagerWrapper as Deleted
+
+    for code, concerned, others in _compiled_with(classes):
+        if not others:  # torch counts what is only invalid, and compiles no code more than eight times
+            torch._C._dynamo.eval_frame.reset_code(code)
+        for guards in concerned if others else ():
+            guards.extra_state.invalidate(guards.cache_entry, Deleted("a layer class was patched"))
+
+
+def is_in_compiled(cls: type[nn.Module]) -> bool:
+    """Tell whether there may be compiled code that calls layers of a class."""
+    return has_compiled() and (not _CAN_FORGET_PART or any(_compiled_with([cls])))
+
+
+def _compiled_with(classes: Iterable[type[nn.Module]]) -> Iterator[tuple[CodeType, list[Any], int]]:
+    """Yield all code that was compiled with layers of these classes, the guards of that, and how many others it has.
+
+    Compiled code guards the type of each of its modules.
+    """
+    from torch._dynamo import convert_frame
+
+    heirs = list(classes)
+    for cls in heirs:  # which grows: their forwards may call the forward of a class above
+        heirs += cls.__subclasses__()
+    types = [f", {id(cls)})" for cls in heirs]
+    for code in filter(None, [ref() for ref in list(convert_frame.input_codes.seen)]):
+        entries = torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code)
+        texts = [(entry.guard_manager, str(entry.guard_manager)) for entry in entries]
+        concerned = [guards for guards, text in texts if any(number in text for number in types)]
+        if concerned:
+            valid = [guards for guards, _ in texts if guards.extra_state is not None]
+            yield code, concerned, len(valid) - len(concerned)
 
 
 def has_compiled() -> bool:
@@ -66,4 +105,4 @@ def may_compile() -> bool:
 def is_compiled(component: nn.Module) -> bool:
     """Tell whether torch compiles the component, or a block of it."""
     marks = "_orig_mod", "_compiled_call_impl"
-    return any(getattr(one, mark, None) is not None for one in every(component) for mark in marks)
+    return any(getattr(module, mark, None) is not None for module in every(component) for mark in marks)

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from .errors import ActivationError, LoraError, RowsError, StackError
-from .execution import hooks
 from .execution.hooks import HookedLayers
 from .execution.merged import refuse_spoiled
 from .execution.model import Model
@@ -90,7 +89,6 @@ class Engine:
     ) -> None:
         check_named(components, "Engine({})")
         check_storage(storage)
-        hooks.install()
         self._budget = Budget(device_budget)
         self._static = StaticMemory() if rank_buckets and device_budget is None else None
         if self._static is not None:
@@ -146,7 +144,7 @@ class Engine:
         with self._lock:
             self._clear()
             self._model = Model(components, self._sources)
-            hooks.install(self._model.layer_classes())
+            self._hooked.patch(self._model.layer_classes())
             self._budget.forget()
 
     @property
@@ -211,7 +209,7 @@ class Engine:
     def _put_in_force(self, stack: Stack) -> ActivationReport:
         """Resolve the files, put the plan of their key on the layers, or leave it there, and write the strengths."""
         self._model.check_names(stack)
-        patched_again = hooks.ensure_in_force()
+        patched_again = self._hooked.ensure_in_force()
         indexes = self._model.indexes()
         networks, failed = list[Network](), dict[int, LoraError]()
         for i, entry in enumerate(stack.entries):
@@ -375,7 +373,7 @@ class Engine:
     def reattach(self) -> None:
         """Serve layers again that others have given another class or forward since the activation; else do nothing."""
         with self._lock, plain_mode(_CPU):
-            if self._plan is not None and hooks.ensure_in_force():
+            if self._plan is not None and self._hooked.ensure_in_force():
                 self._hooked.swap(self._plan.executors, self._budget.reset, self._model.resting, keep=False)
 
     def deactivate(self) -> None:
@@ -400,12 +398,14 @@ class Engine:
     def _take_off(self) -> None:
         self._stack, former, self._plan = Stack(), self._plan, None
         self._calls.chosen = 0
-        self._watch.end()
-        self._hook_calls()
-        if former is not None and self._plans.has_room(former):
-            self._hooked.swap({}, self._budget.reset, self._model.resting, keep=True)
-            self._plans.put(former)
-        self._hooked.detach()
+        try:
+            self._watch.end()
+            self._hook_calls()
+            if former is not None and self._plans.has_room(former):
+                self._hooked.swap({}, self._budget.reset, self._model.resting, keep=True)
+                self._plans.put(former)
+        finally:
+            self._hooked.detach()
         scratch.free()
         self._budget.reset()
         self._trim()
@@ -427,10 +427,13 @@ class Engine:
             )
 
     def close(self) -> None:
-        """Deactivate and forget all files. `uninstall` takes the patches of layer classes off, too."""
+        """Deactivate and forget all files; the last engine that is closed takes the patches of layer classes off."""
         with self._lock:
-            self.deactivate()
-            self._cache.clear()
+            try:
+                self.deactivate()
+            finally:
+                self._cache.clear()
+                self._hooked.close()
 
     def __enter__(self) -> Self:
         return self
@@ -488,4 +491,4 @@ def _clear(hooked: HookedLayers, hooks: Iterable[ExitStack]) -> None:
     """Leave nothing on a model whose engine is gone."""
     for one in hooks:
         one.close()
-    hooked.detach()
+    hooked.close()

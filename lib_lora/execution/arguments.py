@@ -26,19 +26,19 @@ def place_of_input(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     """
     if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
         return 0
-    found = named_arguments(args, kwargs)
-    tensors = [place for place, value in found.items() if isinstance(value, Tensor)]
+    arguments = named_arguments(args, kwargs)
+    tensors = [key for key, value in arguments.items() if isinstance(value, Tensor)]
     if not tensors:
         raise TypeError("a layer with adapters was called without a tensor; remove the LoRA from this model")
     known = [name for name in _INPUTS if name in tensors]
     first = known[0] if known and isinstance(tensors[0], str) else tensors[0]
     width = getattr(layer, "in_features", None)
-    if not isinstance(width, int) or len(found) == 1 or first in _INPUTS:
+    if not isinstance(width, int) or len(arguments) == 1 or first in _INPUTS:
         return first
-    positions = [place for place in tensors if isinstance(place, int)]
-    for place in (first, *positions, *known, *tensors):
-        if found[place].ndim > 1 and found[place].shape[-1] == width:  # a vector may as well be a scale
-            return place
+    positions = [key for key in tensors if isinstance(key, int)]
+    for key in (first, *positions, *known, *tensors):
+        if arguments[key].ndim > 1 and arguments[key].shape[-1] == width:  # a vector may as well be a scale
+            return key
     return first
 
 

@@ -4,13 +4,18 @@ The class is patched and not each layer, because accelerate and diffusers restor
 found. A layer without adapters pays one attribute look-up. A few layers have a forward of their own, which is called
 instead of their class's; there the layer's own forward is replaced. Each hooked layer has a `Slot`, which names its
 executor; `HookedLayers` are the layers of one engine.
+
+Engines share the patches of classes and nothing else. A lock guards these, and the attributes that hooks put on classes
+and layers; no code of others runs under it.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from functools import partial
 from operator import is_
 from types import FunctionType, MethodType, SimpleNamespace
@@ -19,101 +24,17 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import nn
 
-from ..compiler import compiling, forget_compiled
-from ..errors import ComponentError, LoraError
+from ..compiler import compiling, forget_compiled, is_in_compiled
+from ..errors import ComponentError
 from ..placement import schemes
 from ..placement.resident import Resident, Waiting, device_of, place_together
+from . import opaque
 from .arguments import BaseForward
-from .opaque import key_for
 
 logger = logging.getLogger(__name__)
 
-
-def patched(token: object, base_forward: BaseForward) -> BaseForward:
-    """Make a forward that calls the executor of a layer's slot, if that slot names the patch `token`."""
-
-    is_compiling = compiling  # not a global: `made` has the globals of another module
-
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        slot: Slot | None = getattr(self, "_remora_slot", None)  # the default is for calls captured before an undo
-        if slot is None or slot.patch is not token or slot.executor is None:
-            return base_forward(self, *args, **kwargs)
-        if not is_compiling() and not slot.called:  # in this order, so that a graph does not guard `called`
-            slot.called = True
-        return slot.executor.run(self, base_forward, args, kwargs)
-
-    # `torch.jit.script` reads the source behind `__wrapped__` and looks its names up in the globals of our function
-    scope = getattr(base_forward, "__globals__", forward.__globals__)
-    made: Any = FunctionType(forward.__code__, scope, forward.__name__, forward.__defaults__, forward.__closure__)
-    # among them the marks of torch.jit.ignore, and the name by which a function is pickled
-    made.__dict__.update(getattr(base_forward, "__dict__", {}))
-    made.__qualname__ = getattr(base_forward, "__qualname__", made.__qualname__)
-    made.remora_patch = token
-    made.__wrapped__ = base_forward  # inspect.signature() looks here
-    return cast(BaseForward, made)
-
-
-def token_of(function: object) -> object:
-    """Return the token of a function that `patched` made; None for any other function.
-
-    `functools.wraps` copies our mark to other functions, so the mark must lead back to the function.
-    """
-    token = getattr(function, "remora_patch", None)
-    return token if getattr(token, "forward", None) is function else None
-
-
-def places(layer: nn.Module) -> Iterator[tuple[object, str]]:
-    """Yield (object, attribute) of every place where a forward of `layer` is kept, the outermost first."""
-    if "forward" in layer.__dict__:
-        yield layer, "forward"
-    yield from schemes.captured(layer)
-
-
-class InstancePatch:
-    """The patch of one layer that has a forward of its own, see `own_method`.
-
-    Only the layer refers to it: a function made for one layer may hold that layer.
-    """
-
-    def __init__(self, method: MethodType) -> None:
-        # a deep copy of a patched layer has the patch of the other layer
-        earlier = token_of(method.__func__)
-        self.base_forward: BaseForward = getattr(earlier, "base_forward", method.__func__)
-        self.forward = patched(self, self.base_forward)
-
-
-def has_foreign_forward(layer: nn.Module) -> bool:
-    """Tell whether a layer has a forward that is neither ours nor a hook's, so that ours may never be called."""
-    forward = layer.__dict__.get("forward")
-    ours = forward is None or token_of(getattr(forward, "__func__", forward)) is not None
-    return not ours and not any(True for _ in schemes.captured(layer))
-
-
-def own_method(layer: nn.Module, known: Callable[[object], bool]) -> MethodType | None:
-    """Return the outermost forward that is a method bound to `layer`, of a function that is not `known` as its class's.
-
-    Any other callable (a hook's partial, a closure, another object's method) calls the forward that it found.
-    """
-    for holder, attribute in places(layer):
-        method = getattr(holder, attribute)
-        if isinstance(method, MethodType) and method.__self__ is layer and not known(method.__func__):
-            return method
-    return None
-
-
-def _exchange(layer: nn.Module, is_old: Callable[[object], bool], new: BaseForward) -> BaseForward | None:
-    """Replace the methods of `layer` wherever one is kept whose function `is_old`; return the function of one of them.
-
-    A hook that is removed moves its captured method to the layer itself, so no place is remembered.
-    """
-    found: BaseForward | None = None
-    for holder, attribute in places(layer):
-        method = getattr(holder, attribute)
-        if isinstance(method, MethodType) and is_old(method.__func__):
-            found = method.__func__
-            setattr(holder, attribute, MethodType(new, layer))
-    return found
-
+SLOT = "_remora_slot"
+_CPU = torch.device("cpu")
 
 Executor: TypeAlias = Resident[Any]
 """Computes one layer with its adapters: `low_rank.py`, `dense.py` or `merged.py`."""
@@ -126,15 +47,14 @@ class Slot:
     fp8 cast or an offload map. Copies of the layer start without one.
     """
 
-    __slots__ = ("__weakref__", "called", "executor", "found", "key", "layer", "owner", "patch")
+    __slots__ = ("__weakref__", "called", "executor", "key", "layer", "patch", "replaced")
 
-    def __init__(self, owner: object, layer: nn.Module) -> None:
-        self.owner = owner
+    def __init__(self, layer: nn.Module) -> None:
         self.layer = weakref.ref(layer)
-        self.key = key_for(self)
-        self.patch: ClassPatch | InstancePatch | None = None
+        self.key = opaque.key_for(self)
+        self.patch: Patch | None = None
         self.executor: Executor | None = None
-        self.found: BaseForward | None = None
+        self.replaced: BaseForward | None = None
         """The function that the layer, or a hook of it, had in place of the patch's; a method would keep the layer."""
         self.called = False
         """Whether the layer was called since `Watch.begin`, calls of compiled code aside."""
@@ -146,7 +66,111 @@ class Slot:
         return type(None), ()  # an unpickled layer has no adapters
 
 
-SLOT = "_remora_slot"
+class Patch:
+    """A forward of ours in place of another, which it calls: of a class, or of one layer with a forward of its own.
+
+    A layer's own forward may hold the layer, so only the layer refers to the patch of it.
+    """
+
+    def __init__(self, replaced: BaseForward) -> None:
+        # one of ours is of an earlier patch that others put back, or of the layer that this one is a deep copy of
+        earlier = patch_in(replaced)
+        self.base_forward: BaseForward = replaced if earlier is None else earlier.base_forward
+        self.forward = _calling_executor(self, self.base_forward)
+
+
+def _calling_executor(patch: Patch, base_forward: BaseForward) -> BaseForward:
+    """Make a forward that calls the executor of a layer's slot, if that slot names `patch`.
+
+    Bound methods that were captured still call the forwards of patches that were undone. As each acts for its own
+    slots alone, no chain of wrappers adds a delta twice.
+    """
+    is_compiling, in_operation = compiling, opaque.call  # no globals: `made` has those of another module
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        slot: Slot | None = getattr(self, "_remora_slot", None)  # the default is for calls captured before an undo
+        # the executor is read once: another thread may take it off
+        if slot is None or slot.patch is not patch or (executor := slot.executor) is None:
+            return base_forward(self, *args, **kwargs)
+        if not is_compiling():  # first, so that a graph does not guard `called`
+            if not slot.called:
+                slot.called = True
+        elif executor.device is None and not executor.merges:  # to place its tensors would break the graph
+            y = in_operation(self, base_forward, args, kwargs)
+            if y is not None:
+                return y
+        return executor.run(self, base_forward, args, kwargs)
+
+    # `torch.jit.script` reads the source behind `__wrapped__` and looks its names up in the globals of our function
+    scope = getattr(base_forward, "__globals__", forward.__globals__)
+    made: Any = FunctionType(forward.__code__, scope, forward.__name__, forward.__defaults__, forward.__closure__)
+    # among them the marks of torch.jit.ignore, and the name by which a function is pickled
+    made.__dict__.update(getattr(base_forward, "__dict__", {}))
+    made.__qualname__ = getattr(base_forward, "__qualname__", made.__qualname__)
+    made.__wrapped__ = base_forward  # inspect.signature() looks here
+    return cast(BaseForward, made)
+
+
+_CODE = _calling_executor(cast(Any, None), nn.Module.forward).__code__
+_CELL = _CODE.co_freevars.index("patch")
+
+
+def patch_in(function: object) -> Patch | None:
+    """Return the patch whose forward `function` is; None for any other function.
+
+    All these forwards share their code. Wrappers copy a function's attributes, and never its code.
+    """
+    if getattr(function, "__code__", None) is not _CODE:
+        return None
+    patch: Patch = cast(FunctionType, function).__closure__[_CELL].cell_contents  # type: ignore[index]
+    return patch
+
+
+class ClassPatch(Patch):
+    """The patch of a class, on top of what the class has. The class alone keeps it, so that it goes with the class."""
+
+    def __init__(self, cls: type[nn.Module]) -> None:
+        super().__init__(cls.forward)
+        self.cls = cls
+        self._former: dict[str, Any] = {"_apply": cls.__dict__["_apply"]} if "_apply" in cls.__dict__ else {}
+        if "forward" in cls.__dict__:
+            self._former["forward"] = self.base_forward
+        base_apply: Callable[..., nn.Module] = cls._apply
+
+        def _apply(layer: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+            moved = base_apply(layer, *args, **kwargs)
+            slot = slot_of(layer)
+            executor = None if slot is None else slot.executor  # of any patch: the second move does nothing
+            if executor is not None:
+                move_to_layer(executor, layer)
+            return moved
+
+        self.apply = cast("Any", _apply)
+        self.apply.patch = self  # which the class keeps, also where other code puts back the forward
+        # read as a plain attribute with a class-level default: dynamo guards that, but not a missing dict key
+        setattr(cls, SLOT, None)
+        cls.forward, cls._apply = self.forward, self.apply  # type: ignore[method-assign]
+        _patches[cls] = weakref.ref(self)
+
+    def is_in_force(self) -> bool:
+        """Tell whether calls of the class's layers still reach the patch, directly or through one put on top."""
+        return self.cls.__dict__.get("forward") is self.forward or _reaches(self)
+
+    def replaces(self, function: object) -> bool:
+        """Tell whether `function` is what the class had before, or the forward of an earlier patch of it."""
+        other = patch_in(function)
+        return function is self.base_forward or (isinstance(other, ClassPatch) and other.cls is self.cls)
+
+    def undo(self) -> None:
+        """Restore the class as it was found; patches that others put on top stay."""
+        with _lock:
+            for name, ours in (("forward", self.forward), ("_apply", self.apply), (SLOT, None)):
+                if self.cls.__dict__.get(name, self) is ours:
+                    delattr(self.cls, name)
+                    if name in self._former:
+                        setattr(self.cls, name, self._former[name])
+            _patches.pop(self.cls, None)
+
 
 CLASSES: tuple[type[nn.Module], ...] = (
     nn.Linear,
@@ -159,189 +183,92 @@ CLASSES: tuple[type[nn.Module], ...] = (
     nn.GroupNorm,
     *((nn.RMSNorm,) if hasattr(nn, "RMSNorm") else ()),  # torch 2.4 and later
 )
-"""Patched at installation, before any model exists; other classes when one of their layers first gets a slot."""
+"""Patched with the first engine, or at `install`; other classes when an engine gets a model that has them."""
+
+_lock = threading.RLock()
+_patches: weakref.WeakKeyDictionary[type[nn.Module], weakref.ref[ClassPatch]] = weakref.WeakKeyDictionary()
+_engines: weakref.WeakSet[HookedLayers] = weakref.WeakSet()
+_stays_installed = False
 
 
-class ClassPatch:
-    """The patch of one class.
-
-    Bound methods that were captured meanwhile still call the replaced functions. A forward of ours does nothing for a
-    layer whose slot names another patch, so no chain of wrappers can add a delta twice, in any order.
-    """
-
-    def __init__(self, cls: type[nn.Module]) -> None:
-        self.cls = cls
-        self._owned = {name: cls.__dict__[name] for name in ("forward", "_apply", SLOT) if name in cls.__dict__}
-        self.base_forward: BaseForward = cls.forward
-        self.forward = patched(self, self.base_forward)
-        base_apply: Callable[..., nn.Module] = cls._apply
-
-        def _apply(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-            moved = base_apply(self, *args, **kwargs)
-            slot: Slot | None = getattr(self, "_remora_slot", None)
-            if slot is not None and slot.executor is not None:  # of any patch: the second move does nothing
-                move_to_layer(slot.executor, self)
-            return moved
-
-        self.apply = _apply
-        self.put()
-
-    def put(self) -> None:
-        """Put the patch in place, on top of what the class had when the patch was made."""
-        # read as a plain attribute with a class-level default: dynamo guards that, but not a missing dict key
-        setattr(self.cls, SLOT, None)
-        self.cls.forward = self.forward
-        self.cls._apply = self.apply  # type: ignore[method-assign]
-        forget_compiled()
-
-    def in_force(self) -> bool:
-        """Tell whether calls of the class's layers still reach the patch, directly or through one put on top."""
-        return self.cls.__dict__.get("forward") is self.forward or _reaches(self)
-
-    def replaces(self, function: object) -> bool:
-        """Tell whether `function` is what the class had before, or an earlier patch of it that was undone since."""
-        other = token_of(function)
-        return function is self.base_forward or (isinstance(other, ClassPatch) and other.cls is self.cls)
-
-    def knows(self, function: object) -> bool:
-        """Tell whether `function` is the class's forward, now or before."""
-        return function is self.cls.forward or self.replaces(function)
-
-    def undo(self) -> None:
-        """Restore the class as it was found; patches that others put on top stay."""
-        for name, ours in (("forward", self.forward), ("_apply", self.apply), (SLOT, None)):
-            if self.cls.__dict__.get(name, self) is ours:
-                delattr(self.cls, name)
-                if name in self._owned:
-                    setattr(self.cls, name, self._owned[name])
-
-
-_patches: dict[type[nn.Module], ClassPatch] = {}
-_hooked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-"""The layers that have a slot."""
+def patch_of(cls: type[nn.Module]) -> ClassPatch | None:
+    """Return the patch of a class; None where it has none."""
+    ref = _patches.get(cls)
+    return None if ref is None else ref()
 
 
 def install(classes: Iterable[type[nn.Module]] = ()) -> None:
-    """Patch layer classes. Harmless when done already; best done before any model is loaded or compiled.
+    """Patch layer classes until `uninstall`. Harmless when done already.
+
+    An engine patches what its model needs, and the last engine takes the patches off. A host calls this before any
+    model is loaded or compiled, so that they stay.
 
     Args:
         classes: layer classes of the host, in addition to torch's. A class that inherits its forward needs no patch.
     """
-    for cls in (*CLASSES, *(cls for cls in classes if "forward" in cls.__dict__)):
-        _ensure(cls)
+    global _stays_installed
+    _stays_installed = True
+    _patch_classes(classes)
 
 
 def uninstall() -> None:
     """Remove every slot and restore every class as it was found."""
-    for layer in list(_hooked):
-        detach(layer)
-    for cls in list(_patches):
-        _patches.pop(cls).undo()
+    global _stays_installed
+    _stays_installed = False
+    with ExitStack() as stack:  # which goes on where one fails
+        for patch in _all_patches():
+            stack.callback(patch.undo)
+        with _lock:
+            engines = list(_engines)
+        for layers in engines:
+            stack.callback(layers.detach)
 
 
-def ensure_in_force() -> bool:
-    """Install patches again that another extension undid, as A1111's `patches.undo` does.
-
-    Returns:
-        Whether a patch was installed again, or a layer is not reached; slots must then be attached again.
-    """
-    again = False
-    for cls, patch in list(_patches.items()):
-        if not patch.in_force():
-            logger.warning("%s.forward was put back by another extension; patched again", cls.__name__)
-            _patches[cls] = _renewed(patch)
-            again = True
-    slots = ((layer, layer.__dict__.get(SLOT)) for layer in list(_hooked))
-    # a layer may have got a forward of its own, another class or a new patch meanwhile
-    return again or any(slot is not None and not is_attached(layer, slot) for layer, slot in slots)
+def _all_patches() -> list[ClassPatch]:
+    with _lock:
+        return [patch for ref in list(_patches.values()) if (patch := ref()) is not None]
 
 
-def _renewed(patch: ClassPatch) -> ClassPatch:
-    """Install a patch again, without a chain that grows each time others undo it."""
-    present = patch.cls.__dict__.get("forward")
-    earlier = patch if present is patch.base_forward else token_of(present)
-    if isinstance(earlier, ClassPatch) and earlier.cls is patch.cls:
-        earlier.put()
-        return earlier
-    patch.undo()  # or the next patch would take the slot and `_apply` for the class's own
-    return ClassPatch(patch.cls)
+def _patch_classes(classes: Iterable[type[nn.Module]]) -> None:
+    """Patch torch's layer classes, and those of `classes` that define a forward, unless they are patched."""
+    with _lock:
+        missing = [cls for cls in {*CLASSES, *classes} if "forward" in cls.__dict__ and patch_of(cls) is None]
+        for cls in missing:
+            ClassPatch(cls)
+    forget_compiled(missing)
 
 
-def attach(layer: nn.Module, slot: Slot) -> None:
-    """Give `layer` its slot, and make sure that calls of the layer reach it."""
-    patch = _ensure(owner(type(layer)))
-    _withdraw(layer, slot)
-    method = own_method(layer, patch.knows)
-    if method is None:
-        slot.patch = patch
-        slot.found = _exchange(layer, lambda one: one is not patch.forward and patch.replaces(one), patch.forward)
-    else:
-        slot.patch = own = InstancePatch(method)
-        _exchange(layer, partial(is_, method.__func__), own.forward)
-        slot.found = own.base_forward
-    setattr(layer, SLOT, slot)
-    _hooked.add(layer)
+def _take_patches_off() -> None:
+    """Restore the classes when no engine is left, except for those that compiled code has the patch of."""
+    with _lock:
+        if _stays_installed or len(_engines):
+            return
+        for patch in _all_patches():
+            if not is_in_compiled(patch.cls):  # or that code would be compiled again
+                patch.undo()
 
 
-def is_attached(layer: nn.Module, slot: Slot) -> bool:
-    """Tell whether `layer` has `slot`, under the patch that calls of the layer reach."""
-    patch = slot.patch
-    if patch is None or layer.__dict__.get(SLOT) is not slot:
-        return False
-    if isinstance(patch, ClassPatch) and "forward" not in layer.__dict__ and type(layer).forward is patch.cls.forward:
-        return _patches.get(patch.cls) is patch
-    of_class = _patches.get(owner(type(layer)))
-    method = None if of_class is None else own_method(layer, of_class.knows)
-    return patch is (of_class if method is None else token_of(method.__func__))
-
-
-def detach(layer: nn.Module, *, release: bool = True) -> None:
-    """Remove the slot, and release its executor; the layer is as it was."""
-    slot = layer.__dict__.pop(SLOT, None)
-    _hooked.discard(layer)
-    if slot is None:
-        return
-    executor, slot.executor = slot.executor, None
-    _withdraw(layer, slot)
-    if release and executor is not None:
-        executor.release(layer)
-
-
-def slot_of(layer: nn.Module) -> Slot | None:
-    """Return the slot of a layer; None where it has none."""
-    slot: Slot | None = getattr(layer, SLOT, None)
-    return slot
-
-
-def _ensure(cls: type[nn.Module]) -> ClassPatch:
-    patch = _patches.get(cls)
-    if patch is None:
-        patch = _patches[cls] = ClassPatch(cls)
-    return patch
-
-
-def owner(cls: type[nn.Module]) -> type[nn.Module]:
-    """Return the class whose `forward` a layer of class `cls` runs."""
-    return next(base for base in cls.__mro__ if "forward" in base.__dict__)
-
-
-def _withdraw(layer: nn.Module, slot: Slot) -> None:
-    """Restore the forwards of the layer and its hooks that the slot's patch replaced."""
-    if slot.patch is not None and slot.found is not None:
-        _exchange(layer, partial(is_, slot.patch.forward), slot.found)
-    slot.patch = slot.found = None
+def _renew(patch: ClassPatch) -> None:
+    """Install a patch again that other code undid."""
+    with _lock:
+        if patch_of(patch.cls) is not patch:
+            return  # another thread did
+        patch.undo()  # or the next patch would take `_apply` for the class's own
+        ClassPatch(patch.cls)
+    logger.warning("%s.forward was put back by another extension; patched again", patch.cls.__name__)
+    forget_compiled([patch.cls])
 
 
 def _reaches(patch: ClassPatch) -> bool:
     """Call the class's present forward on a tiny layer and tell whether it calls the patch."""
     layer, calls = _tiny_layer(patch.cls), list[object]()
-    slot = Slot(patch, layer)
+    slot = Slot(layer)
     slot.patch = patch
     # A1111's manual cast also moves the layer
     slot.executor = cast(Executor, SimpleNamespace(run=lambda *call: calls.append(call), move=lambda *_, **__: None))
     setattr(layer, SLOT, slot)
     try:
-        patch.cls.forward(layer, torch.empty(0, device="cpu"))
+        patch.cls.forward(layer, torch.empty(0, device=_CPU))
     except Exception:  # a foreign wrapper may fail on a layer without its own marks, or on our result
         logger.debug("probing %s.forward failed", patch.cls.__name__, exc_info=True)
     return bool(calls)
@@ -352,18 +279,118 @@ def _tiny_layer(cls: type[nn.Module]) -> nn.Module:
     if cls in CLASSES:
         sizes = {1: (nn.LayerNorm, getattr(nn, "RMSNorm", None)), 3: (nn.Conv1d, nn.Conv2d, nn.Conv3d)}
         count = next((count for count, classes in sizes.items() if cls in classes), 2)
-        return cls(*(1,) * count, device="cpu")
+        return cls(*(1,) * count, device="meta").to_empty(device=_CPU)  # to initialise a weight draws random numbers
     layer: nn.Module = object.__new__(cls)
     nn.Module.__init__(layer)
-    layer.weight = nn.Parameter(torch.zeros(1, 1, device="cpu"), requires_grad=False)
+    layer.weight = nn.Parameter(torch.zeros(1, 1, device=_CPU), requires_grad=False)
     return layer
 
 
+def defining_class(cls: type[nn.Module]) -> type[nn.Module]:
+    """Return the class whose `forward` a layer of class `cls` runs."""
+    return next(base for base in cls.__mro__ if "forward" in base.__dict__)
+
+
+def slot_of(layer: nn.Module) -> Slot | None:
+    """Return the slot of a layer; None where it has none."""
+    slot: Slot | None = getattr(layer, SLOT, None)
+    return slot
+
+
+def _kept_forwards(layer: nn.Module) -> Iterator[tuple[object, str]]:
+    """Yield (object, attribute) of every place where a forward of `layer` is kept, the outermost first."""
+    if "forward" in layer.__dict__:
+        yield layer, "forward"
+    yield from schemes.captured(layer)
+
+
+def _own_method(layer: nn.Module, patch: ClassPatch) -> MethodType | None:
+    """Return the outermost forward that is a method bound to `layer`, of a function that its class never had.
+
+    Any other callable (a hook's partial, a closure, another object's method) calls the forward that it found.
+    """
+    for holder, attribute in _kept_forwards(layer):
+        method = getattr(holder, attribute)
+        if isinstance(method, MethodType) and method.__self__ is layer:
+            function = method.__func__
+            if function is not patch.cls.forward and not patch.replaces(function):
+                return method
+    return None
+
+
+def _exchange(layer: nn.Module, is_old: Callable[[object], bool], new: BaseForward) -> BaseForward | None:
+    """Replace the methods of `layer` wherever one is kept whose function `is_old`; return the function of one of them.
+
+    A hook that is removed moves its captured method to the layer itself, so no place is remembered.
+    """
+    replaced: BaseForward | None = None
+    for holder, attribute in _kept_forwards(layer):
+        method = getattr(holder, attribute)
+        if isinstance(method, MethodType) and is_old(method.__func__):
+            replaced = method.__func__
+            setattr(holder, attribute, MethodType(new, layer))
+    return replaced
+
+
+def _attach(layer: nn.Module, slot: Slot, patch: ClassPatch) -> None:
+    """Give `layer` its slot, and make sure that calls of the layer reach it; `patch` is its class's."""
+    _withdraw(layer, slot)
+    method = _own_method(layer, patch)
+    if method is None:
+        slot.patch = patch
+        slot.replaced = _exchange(layer, lambda it: it is not patch.forward and patch.replaces(it), patch.forward)
+    else:
+        slot.patch = Patch(method.__func__)
+        slot.replaced = slot.patch.base_forward
+        _exchange(layer, partial(is_, method.__func__), slot.patch.forward)
+    setattr(layer, SLOT, slot)
+
+
+def _withdraw(layer: nn.Module, slot: Slot) -> None:
+    """Restore the forwards of the layer and its hooks that the slot's patch replaced."""
+    if slot.patch is not None and slot.replaced is not None:
+        _exchange(layer, partial(is_, slot.patch.forward), slot.replaced)
+    slot.patch = slot.replaced = None
+
+
+def is_attached(layer: nn.Module, slot: Slot) -> bool:
+    """Tell whether `layer` has `slot`, under the patch that calls of the layer reach."""
+    if slot.patch is None or layer.__dict__.get(SLOT) is not slot:
+        return False
+    patch = patch_of(defining_class(type(layer)))
+    method = None if patch is None or "forward" not in layer.__dict__ else _own_method(layer, patch)
+    return slot.patch is (patch if method is None else patch_in(method.__func__))
+
+
+def has_foreign_forward(layer: nn.Module) -> bool:
+    """Tell whether a layer has a forward that is neither ours nor a hook's, so that ours may never be called."""
+    forward = layer.__dict__.get("forward")
+    ours = forward is None or patch_in(getattr(forward, "__func__", forward)) is not None
+    return not ours and not any(schemes.captured(layer))
+
+
 class HookedLayers:
-    """The layers that one engine has hooked."""
+    """The layers that one engine has hooked, held weakly."""
 
     def __init__(self) -> None:
-        self._token = object()
+        self._slots: weakref.WeakKeyDictionary[nn.Module, Slot] = weakref.WeakKeyDictionary()
+
+    def patch(self, classes: Iterable[type[nn.Module]]) -> None:
+        """Patch torch's layer classes and others, at least until `close`."""
+        _engines.add(self)
+        _patch_classes(classes)
+
+    def ensure_in_force(self) -> bool:
+        """Install patches again that another extension undid, as A1111's `patches.undo` does.
+
+        Returns:
+            Whether a patch was installed again, or a layer is not reached; slots must then be attached again.
+        """
+        undone = [patch for patch in _all_patches() if not patch.is_in_force()]
+        for patch in undone:
+            _renew(patch)
+        # a layer may have got a forward of its own, another class or a new patch meanwhile
+        return bool(undone) or not all(is_attached(layer, slot) for layer, slot in self._snapshot().items())
 
     def swap(
         self,
@@ -386,21 +413,18 @@ class HookedLayers:
         Raises:
             ComponentError: another engine serves one of the layers.
         """
-        slots = self._slots()
-        before = {layer: slot.executor for layer, slot in slots.items()}
         after = dict(executors.items())  # a dictionary of weak keys would look up each again
+        self.patch({defining_class(cls) for cls in {type(layer) for layer in after}})
+        slots = self._snapshot()
+        before = {layer: slot.executor for layer, slot in slots.items()}
         try:
             for layer in after:
                 if not checked or layer not in slots:
-                    slots[layer] = self._slot(layer)
+                    slots[layer] = self._attached_slot(layer)
             leaving = {layer: old for layer, old in before.items() if old is not after.get(layer)}
-            for layer, old in leaving.items():  # before the new ones are placed, so that a device never has both
-                if old is not None and keep and not old.reads_base:  # others may write to base weights meanwhile
-                    old.rest(layer)
-                elif old is not None:
-                    old.release(layer)
+            _clear_out(leaving, keep=keep)  # before the new ones are placed, so that a device never has both
             for layer in before.keys() - after.keys():
-                detach(layer, release=False)
+                self._take_off(layer)
             if len(leaving) == len(before):
                 reset()
             for layer, executor in after.items():
@@ -420,41 +444,73 @@ class HookedLayers:
         return all(slot is not None and slot.executor is executor for slot, executor in slots)
 
     def detach(self) -> None:
-        """Detach all layers, also where restoring the weights of one fails."""
-        failed: LoraError | None = None
-        for layer in self._slots():
-            try:
-                detach(layer)
-            except LoraError as error:
-                failed = failed or error
-        if failed is not None:
-            raise failed
+        """Detach all layers: first no layer has an adapter, then memory and weights are given back.
+
+        Raises:
+            LoraError: the weights of a layer cannot be restored; all others are.
+        """
+        with ExitStack() as stack:
+            for layer in self._snapshot():
+                executor = self._take_off(layer)
+                if executor is not None:
+                    stack.callback(executor.release, layer)
+
+    def close(self) -> None:
+        """Detach all layers; where no engine is left, restore the classes."""
+        try:
+            self.detach()
+        finally:
+            with _lock:
+                _engines.discard(self)
+            _take_patches_off()
 
     def _restore(self, executors: Mapping[nn.Module, Executor | None]) -> None:
-        for layer, slot in self._slots().items():
+        for layer, slot in self._snapshot().items():
             if slot.executor is not None and slot.executor is not executors.get(layer):
                 slot.executor.release(layer)
             if layer not in executors:
-                detach(layer)
+                self._take_off(layer)
         for layer, executor in executors.items():
-            self._slot(layer).executor = executor
+            self._attached_slot(layer).executor = executor
             if executor is not None:
                 move_to_layer(executor, layer, now=executor.merges)
 
-    def _slots(self) -> dict[nn.Module, Slot]:
-        found = {layer: layer.__dict__.get(SLOT) for layer in list(_hooked)}
-        return {layer: slot for layer, slot in found.items() if slot is not None and slot.owner is self._token}
+    def _snapshot(self) -> dict[nn.Module, Slot]:
+        with _lock:
+            return {layer: slot for layer, slot in self._slots.items() if layer.__dict__.get(SLOT) is slot}
 
-    def _slot(self, layer: nn.Module) -> Slot:
-        slot = slot_of(layer)
-        if slot is None or slot.owner is not self._token:
-            if slot is not None and slot.executor is not None:
+    def _attached_slot(self, layer: nn.Module) -> Slot:
+        with _lock:
+            slot = slot_of(layer)
+            if slot is not None and slot is not self._slots.get(layer):
                 raise ComponentError(f"a {type(layer).__name__} is served by another Engine; deactivate that one first")
-            slot = Slot(self._token, layer)
-        elif is_attached(layer, slot):
+            if slot is None:
+                slot = self._slots[layer] = Slot(layer)
+            if not is_attached(layer, slot):
+                patch = patch_of(defining_class(type(layer)))
+                _attach(layer, slot, patch or ClassPatch(defining_class(type(layer))))
             return slot
-        attach(layer, slot)
-        return slot
+
+    def _take_off(self, layer: nn.Module) -> Executor | None:
+        """Remove the slot, so that the layer is as it was, and return the executor that it had."""
+        with _lock:
+            if layer not in self._slots:
+                return None
+            slot = self._slots.pop(layer)
+            if layer.__dict__.get(SLOT) is slot:
+                delattr(layer, SLOT)
+            executor, slot.executor = slot.executor, None
+            _withdraw(layer, slot)
+            return executor
+
+
+def _clear_out(leaving: Mapping[nn.Module, Executor | None], *, keep: bool) -> None:
+    """Release executors, or where they may `keep` their tensors, leave these where there is room for them."""
+    for layer, executor in leaving.items():
+        if executor is not None and keep and not executor.reads_base:  # others may write to base weights meanwhile
+            executor.rest(layer)
+        elif executor is not None:
+            executor.release(layer)
 
 
 def move_to_layer(

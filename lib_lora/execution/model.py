@@ -43,11 +43,10 @@ class Model:
     def layer_classes(self) -> set[type[nn.Module]]:
         """Return the classes whose forward runs for layers that adapters can change.
 
-        They are patched when the engine gets the model. A later patch would make the compiler forget all compiled code,
-        of other models, too.
+        They are patched when the engine gets the model: what is compiled later need not be compiled again.
         """
-        one_of_each = {type(one): one for component in self.components.values() for one in every(component)}
-        return {hooks.owner(cls) for cls, one in one_of_each.items() if targets_of("", one)}
+        samples = {type(layer): layer for component in self.components.values() for layer in every(component)}
+        return {hooks.defining_class(cls) for cls, layer in samples.items() if targets_of("", layer)}
 
     def check_names(self, stack: Stack) -> None:
         """Raise StackError if a multiplier of a stack names an unknown component."""

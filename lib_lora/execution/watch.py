@@ -1,8 +1,8 @@
 """What calls of a model show: which layers with adapters are never called, and when an output was first not finite.
 
-Every slot notes that its layer was called. After the first call of a component that ends, the layers that were not
-called have no effect: other code computes in their place, such as a fused kernel or a forward that was replaced. Models
-that torch compiles are trusted: their calls are decided when they are compiled.
+Every slot notes that its layer was called. After the first call of a component, the layers that were not called have no
+effect: other code computes in their place, such as a fused kernel or a forward that was replaced. Models that torch
+compiles are trusted: their calls are decided when they are compiled.
 
 A strength that is too high makes the numbers of a half precision dtype overflow, and the picture black. Each output of
 a denoiser is looked at on its device: nothing waits for the device until the report is asked for.
@@ -16,7 +16,8 @@ import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -48,7 +49,7 @@ class Watch:
     def __init__(self) -> None:
         self.stops = ExitStack()
         """Takes the hooks off."""
-        self._of: dict[str, _Calls] = {}
+        self._watched: dict[str, _Calls] = {}
 
     def begin(self, components: Mapping[str, nn.Module], layers: Layers | None) -> None:
         """Watch the calls from now on, and forget the calls before.
@@ -57,105 +58,120 @@ class Watch:
             components: of the model, by name.
             layers: report after the first call which of these were not called; None keeps the layers as they were.
         """
-        if not self._of and not has_compiled():
-            self._of = {name: _Calls(name) for name in components}
-            for name, calls in self._of.items():
-                hook = hook_of(components[name], calls.watch, compiled=True)
-                self.stops.callback(components[name].register_forward_hook(hook).remove)
-        for calls in self._of.values():
-            calls.wanted, calls.number, calls.first_not_finite = True, 0, None
-            if layers is not None:
-                own = {place: layer for place, layer in layers.items() if place[0] == calls.name}
-                calls.layers = weakref.WeakValueDictionary(own)
+        if not self._watched and not has_compiled():
+            self._watched = {name: _Calls(name) for name in components}
+            for name, calls in self._watched.items():
+                component = components[name]
+                begin, end = (hook_of(component, note, compiled=True) for note in (calls.begin, calls.end))
+                self.stops.callback(component.register_forward_pre_hook(begin).remove)
+                self.stops.callback(component.register_forward_hook(end).remove)
+        self.end_calls()  # or one that runs would miss the layers that it called
         for layer in () if layers is None else layers.values():
             slot = hooks.slot_of(layer)
             if slot is not None:  # perhaps of a plan before
                 slot.called = False
+        for calls in self._watched.values():
+            if layers is not None:
+                of_component = {key: layer for key, layer in layers.items() if key[0] == calls.name}
+                calls.layers = weakref.WeakValueDictionary(of_component)
+            calls.number, calls.first_not_finite, calls.activation = 0, None, object()
+
+    def end_calls(self) -> None:
+        """Note no call any more, nor the end of one that runs."""
+        for calls in self._watched.values():
+            calls.activation = None
 
     def end(self) -> None:
         """Stop watching."""
+        self.end_calls()
         if not has_compiled():
             self.stop()
-        for calls in self._of.values():
-            calls.wanted = False
 
     def stop(self) -> None:
         """Take the hooks off, and forget all calls."""
-        self._of = {}
+        self._watched = {}
         self.stops.close()
 
     def not_finite(self) -> dict[str, int]:
         """Return component -> number of the first call with an output that is not finite; waits for the device."""
-        found = {name: calls.first_not_finite for name, calls in self._of.items()}
-        firsts = {name: int(first) for name, first in found.items() if first is not None}
+        tensors = {name: calls.first_not_finite for name, calls in self._watched.items()}
+        firsts = {name: int(first) for name, first in tensors.items() if first is not None}
         return {name: first for name, first in firsts.items() if first != _NEVER}
 
     def uncalled(self, components: Mapping[str, nn.Module], layers: Layers) -> tuple[Uncalled, ...]:
         """Return the layers that were not called in any call of their component that ended."""
-        reached = self._reached(layers)
-        called = {name for name in components if (self._of[name].number if name in self._of else name in reached)}
-        parts = {name: part for name, part in components.items() if name in called and not is_compiled(part)}
-        return tuple(one for name, part in sorted(parts.items()) for one in _of(name, part, layers))
+        reached = _reached(layers)
+        watched = {name: calls.number > 0 for name, calls in self._watched.items()}
+        called = {name: part for name, part in components.items() if watched.get(name, name in reached)}
+        parts = sorted((name, part) for name, part in called.items() if not is_compiled(part))
+        return tuple(layer for name, part in parts for layer in _uncalled_in(name, part, layers))
 
     def silent(self, components: Mapping[str, nn.Module], layers: Layers) -> frozenset[str]:
         """Return the denoisers that were called while no layer of theirs with adapters was."""
-        uncalled = {one.component for one in self.uncalled(components, layers) if is_denoiser(one.component)}
-        return frozenset(uncalled - self._reached(layers))
-
-    @staticmethod
-    def _reached(layers: Layers) -> set[str]:
-        """Return the components of which a layer was called."""
-        slots = [(name, hooks.slot_of(layer)) for (name, _), layer in layers.items()]
-        return {name for name, slot in slots if slot is not None and slot.called}
+        uncalled = {layer.component for layer in self.uncalled(components, layers) if is_denoiser(layer.component)}
+        return frozenset(uncalled - _reached(layers))
 
 
 @dataclass(eq=False)
 class _Calls:
-    """The calls of one component that ended."""
+    """The calls of one component, of which those are noted that begin and end in one activation."""
 
     name: str
     layers: Layers | None = None
     """The layers to report on after the next call; held weakly."""
-    wanted: bool = False
+    activation: object | None = None
+    """Another object for each activation; None while none is in force."""
+    began: dict[int, object | None] = field(default_factory=dict)
+    """Thread -> the activation in which its present call began."""
     number: int = 0
     first_not_finite: Tensor | None = None
 
-    def watch(self, component: nn.Module, _: tuple[Any, ...], output: object) -> None:
+    def begin(self, component: nn.Module, _: tuple[Any, ...]) -> None:
+        """Note a call that begins; a forward pre-hook."""
+        if not (compiling() or tracing()):
+            self.began[get_ident()] = self.activation
+
+    def end(self, component: nn.Module, _: tuple[Any, ...], output: object) -> None:
         """Note a call that ended; a forward hook."""
-        if compiling() or tracing() or not self.wanted:
+        if compiling() or tracing():
+            return
+        activation = self.began.pop(get_ident(), None)
+        if activation is None or activation is not self.activation:
             return
         self.number += 1
         layers, self.layers = dict(self.layers or {}), None
         if layers and not is_compiled(component):
-            found = tuple(_of(self.name, component, layers))
-            if any(not one.expected for one in found):
-                logger.warning("%s", ActivationReport((), uncalled=found, changed=len(layers)).silence)
+            uncalled = tuple(_uncalled_in(self.name, component, layers))
+            if not all(layer.expected for layer in uncalled) and activation is self.activation:
+                logger.warning("%s", ActivationReport((), uncalled=uncalled, changed=len(layers)).silence)
         tensor = _numbers(output) if is_denoiser(self.name) else None
         if tensor is not None:
             with torch.no_grad():
-                now = torch.where(torch.isfinite(tensor).all(), _NEVER, self.number)
-                known = self.first_not_finite
-                if known is not None and known.device == now.device:
-                    now = torch.minimum(known, now)
-                self.first_not_finite = now
+                first, known = torch.where(torch.isfinite(tensor).all(), _NEVER, self.number), self.first_not_finite
+                is_later = known is not None and known.device == first.device
+                self.first_not_finite = torch.minimum(known, first) if is_later else first  # type: ignore[arg-type]
 
 
-def _of(name: str, component: nn.Module, layers: Layers) -> Iterator[Uncalled]:
-    own = {path: layer for (of, path), layer in layers.items() if of == name}
-    slots = {path: hooks.slot_of(layer) for path, layer in own.items()}
-    silent = [path for path, slot in slots.items() if slot is not None and not slot.called]
-    reached = [path for path in slots if path not in silent]
-    modules = dict(component.named_modules()) if silent else {}
-    for path in silent:
-        slot, parts = slots[path], path.split(".")
+def _reached(layers: Layers) -> set[str]:
+    """Return the components of which a layer was called."""
+    slots = [(name, hooks.slot_of(layer)) for (name, _), layer in layers.items()]
+    return {name for name, slot in slots if slot is not None and slot.called}
+
+
+def _uncalled_in(name: str, component: nn.Module, layers: Layers) -> Iterator[Uncalled]:
+    slots = {path: (layer, hooks.slot_of(layer)) for (owner, path), layer in layers.items() if owner == name}
+    uncalled = {path: (layer, slot) for path, (layer, slot) in slots.items() if slot is not None and not slot.called}
+    modules = dict(component.named_modules()) if uncalled else {}
+    for path, (layer, slot) in uncalled.items():
+        parts = path.split(".")
         uppers = (".".join(parts[:count]) for count in range(len(parts) - 1, -1, -1))  # the nearest first
         above = [modules[upper] for upper in uppers if upper in modules]
         is_behind = False
-        if (slot is not None and not hooks.is_attached(own[path], slot)) or hooks.has_foreign_forward(own[path]):
+        if not hooks.is_attached(layer, slot) or hooks.has_foreign_forward(layer):
             why = "its forward was replaced by other code"
-        elif any(isinstance(one, _FAST_PATH) for one in above):
+        elif any(isinstance(module, _FAST_PATH) for module in above):
             why = "torch's fast path of TransformerEncoderLayer computes it in one kernel"
-        elif is_behind := name.startswith("text_encoder") and _is_behind(path, reached):
+        elif is_behind := name.startswith("text_encoder") and _is_behind(path, [*slots.keys() - uncalled.keys()]):
             why = "the text encoder ends before it, as with CLIP skip"
         else:
             parent = type(above[0]).__name__ if above else "model"
@@ -165,11 +181,10 @@ def _of(name: str, component: nn.Module, layers: Layers) -> Iterator[Uncalled]:
 
 def _is_behind(path: str, reached: Sequence[str]) -> bool:
     """Tell whether a layer lies behind all called blocks of its list."""
-    own = _BLOCK.match(f"{path}.")
-    if own is None:
-        return False
-    others = [found for one in reached if (found := _BLOCK.match(f"{one}.")) and found["list"] == own["list"]]
-    return bool(others) and max(int(other["number"]) for other in others) < int(own["number"])
+    block = _BLOCK.match(f"{path}.")
+    matches = [match for other in reached if (match := _BLOCK.match(f"{other}."))]
+    numbers = [int(match["number"]) for match in matches if block is not None and match["list"] == block["list"]]
+    return block is not None and bool(numbers) and max(numbers) < int(block["number"])
 
 
 def _numbers(output: object) -> Tensor | None:

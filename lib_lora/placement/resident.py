@@ -156,8 +156,8 @@ class Resident(ABC, Generic[P]):
             dtype = placed.dtype if device.type not in ("cpu", "meta") else None
         if dtype is None and now:
             weight = getattr(layer, "weight", None)
-            if isinstance(weight, Tensor) and weight.device == device and weight.dtype in _COMPUTING:
-                dtype = weight.dtype
+            if isinstance(weight, Tensor) and weight.device == device:
+                dtype = computing_dtype(layer, weight)
         if dtype is None or device.type == "meta" or (device.type != budget.UNLIMITED and device in self._budget.full):
             return
         if waiting is not None and device.type != budget.UNLIMITED and self._budget.is_free(device):
@@ -416,6 +416,13 @@ def device_of(layer: nn.Module) -> torch.device | None:
         if tensor is not None:
             return tensor.device
     return None
+
+
+def computing_dtype(layer: nn.Module, weight: Tensor) -> torch.dtype | None:
+    """Return the dtype in which a layer computes with its weight, as far as they tell without a call."""
+    sdnq, state = getattr(layer, "sdnq_dequantizer", None), getattr(weight, "quant_state", None)
+    told = getattr(layer, "compute_dtype", None), getattr(sdnq, "result_dtype", None), getattr(state, "dtype", None)
+    return next((dtype for dtype in (*told, weight.dtype) if dtype in _COMPUTING), None)
 
 
 def _read(layer: nn.Module, target: Target, weights: dict[str, Tensor]) -> Tensor:

@@ -7,14 +7,12 @@ step and the noise; `SchedulerClock` is one. Rows of a layer inside the call fol
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from inspect import CO_GENERATOR
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -42,7 +40,7 @@ class ModelCall:
     """The arguments of one call of a model, read as late as possible: a number on a device waits for it."""
 
     args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    kwargs: Mapping[str, Any]
     model: object = None
 
     @property
@@ -53,24 +51,31 @@ class ModelCall:
     @property
     def rows(self) -> int | None:
         """Return the rows of the batch; None where the arguments do not tell."""
-        found = self.denoised
-        is_batch = isinstance(found, list | tuple) or (isinstance(found, Tensor) and found.ndim > 0)
-        return len(found) if is_batch else None  # type: ignore[arg-type]
+        denoised = self.denoised
+        if isinstance(denoised, Tensor):
+            return len(denoised) if denoised.ndim else None
+        return len(denoised) if isinstance(denoised, list | tuple) else None
 
     @property
     def timestep(self) -> float | None:
         """Return the timestep, between 0 and 1000; None where there is none. Flow models call it with a fraction."""
-        found = timestep_in(self.args, self.kwargs)
-        if isinstance(found, Tensor):
-            if found.numel() == 0 or found.is_complex():
+        timestep = timestep_in(self.args, self.kwargs)
+        if isinstance(timestep, Tensor):
+            if timestep.numel() == 0 or timestep.is_complex():
                 return None
-            found = found.flatten()[0].item()  # all images of a batch are at one step
-            if isinstance(found, float) and 0.0 < found < 1.0:
-                found *= _PURE_NOISE
-        return float(found) if isinstance(found, int | float) else None
+            timestep = timestep.flatten()[0].item()  # all images of a batch are at one step
+            if isinstance(timestep, float) and 0.0 < timestep < 1.0:
+                timestep *= _PURE_NOISE
+        return float(timestep) if isinstance(timestep, int | float) else None
 
 
-class _Hook(partial[None]):
+class CallArguments(dict[str, Any]):
+    """The keyword arguments of a call of a model. Only torch's frame of the call holds them, so they go with it."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _Hook(partial[Any]):
     """A hook of one module; in a copy of the module, a pickled one too, it does nothing."""
 
     def __deepcopy__(self, memo: dict[int, object]) -> Callable[..., None]:
@@ -80,18 +85,18 @@ class _Hook(partial[None]):
         return getattr, (nullcontext(), "__exit__")  # no name of ours: it is read where we are not installed
 
 
-def hook_of(module: nn.Module, function: Callable[..., None], *, compiled: bool = False) -> Callable[..., None]:
+def hook_of(module: nn.Module, function: Callable[..., object], *, compiled: bool = False) -> Callable[..., Any]:
     """Make a hook that calls `function` for calls of `module`, and not of its copies.
 
     Where `compiled`, the compiler may see it: a hook in front of a compiled model is called outside of the graph, and
     one behind it is a part of the graph.
     """
-    own = weakref.ref(module)
+    hooked = weakref.ref(module)
 
-    def call(called: nn.Module, *args: Any) -> None:
+    def call(called: nn.Module, *args: Any) -> object:
         # the replicas of DataParallel have the hooks of the module, and are called in its place
-        if own() is called or getattr(called, "_is_replica", False):
-            function(called, *args)
+        is_call = hooked() is called or getattr(called, "_is_replica", False)
+        return function(called, *args) if is_call else None
 
     return _Hook(call if compiled else uncompiled(call))
 
@@ -99,12 +104,19 @@ def hook_of(module: nn.Module, function: Callable[..., None], *, compiled: bool 
 def hook_calls(component: nn.Module, begin: Callable[[ModelCall], None], end: Callable[[], None]) -> Callable[[], None]:
     """Call `begin` before each call of a UNet or a transformer, and `end` after it, also where it fails.
 
+    torch calls no hook after an exception that is no `Exception`.
+
     Returns:
         A function that removes the hooks.
     """
-    before = hook_of(component, lambda model, args, kwargs: begin(ModelCall(args, kwargs, model)))
+
+    def before(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, CallArguments]:
+        held = kwargs if isinstance(kwargs, CallArguments) else CallArguments(kwargs)  # one for all hooks of a call
+        begin(ModelCall(args, held, model))
+        return args, held
+
     hooks = ExitStack()
-    hooks.callback(component.register_forward_pre_hook(before, with_kwargs=True).remove)
+    hooks.callback(component.register_forward_pre_hook(hook_of(component, before), with_kwargs=True).remove)
     hooks.callback(component.register_forward_hook(hook_of(component, lambda *_: end()), always_call=True).remove)
     return hooks.close
 
@@ -148,8 +160,8 @@ class CallSettings:
         if not noise:
             return now
         if now.timestep is None or self.clock is None:
-            own = noise_timestep(call.model, call.timestep, flow=flow)
-            now = now if own is None else replace(now, timestep=own, sigma=None)
+            timestep = noise_timestep(call.model, call.timestep, flow=flow)
+            now = now if timestep is None else replace(now, timestep=timestep, sigma=None)
         if now.sigma is None and now.timestep is not None:
             now = replace(now, sigma=sigma_of(now.timestep, flow=flow))
         return now
@@ -167,19 +179,7 @@ class CallSettings:
         count, halves = call.rows, halves_in(call.kwargs, call.rows)
         if count is None:
             raise RowsError(f"the rows of a model call are unknown, and the stack has {images} images")
-        given = None if self.rows is None else self.rows(count)
-        if given is None:
-            if count % images:
-                raise RowsError(f"a model call of {count} rows holds no whole batches of the stack's {images} images")
-            given = [row % images for row in range(count)]
-        elif len(given) != count:
-            raise RowsError(f"a model call has {count} rows, and {len(given)} were told")
-        if halved and halves is None and not all(isinstance(one, Row) for one in given):
-            raise RowsError(
-                "a LoRA is for the positive or the negative prompt only, but it is unknown which of the "
-                f"{count} rows of a model call belong to which"
-            )
-        rows = [one if isinstance(one, Row) else Row(one) for one in given]
+        rows = self._told_rows(count, images, halves=not halved or halves is not None)
         if halves is not None:
             rows = [row._replace(negative=half) for row, half in zip(rows, halves, strict=True)]
         if images == 1:  # all images have the same, whatever the host counts
@@ -189,6 +189,22 @@ class CallSettings:
             raise RowsError(f"a row is said to be of image {strange}; the stack has {images}")
         variants = tuple([row.image * (1 + halved) + (halved and row.negative) for row in rows])
         return variants, tuple([row.part for row in rows])
+
+    def _told_rows(self, count: int, images: int, *, halves: bool) -> list[Row]:
+        """Return the rows of a call as the host tells them; `halves` is whether the prompts of images alone will do."""
+        told = None if self.rows is None else self.rows(count)
+        if told is None:
+            if count % images:
+                raise RowsError(f"a model call of {count} rows holds no whole batches of the stack's {images} images")
+            told = [row % images for row in range(count)]
+        elif len(told) != count:
+            raise RowsError(f"a model call has {count} rows, and {len(told)} were told")
+        if not halves and not all(isinstance(row, Row) for row in told):
+            raise RowsError(
+                "a LoRA is for the positive or the negative prompt only, but it is unknown which of the "
+                f"{count} rows of a model call belong to which"
+            )
+        return [row if isinstance(row, Row) else Row(row) for row in told]
 
 
 class SchedulerClock:
@@ -211,12 +227,12 @@ class SchedulerClock:
             return Moment()
         index = getattr(scheduler, "step_index", None)
         if timesteps is not self._timesteps:
-            self._timesteps, self._values = timesteps, [float(one) for one in timesteps.tolist()]
+            self._timesteps, self._values = timesteps, list(map(float, timesteps.tolist()))
             begin = getattr(scheduler, "begin_index", None)  # img2img leaves out the first timesteps
             known = begin if isinstance(begin, int) else index
-            self._first = self._place(timestep) if known is None else known
+            self._first = self._index(timestep) if known is None else known
         if index is None:
-            index = self._first if hasattr(scheduler, "step_index") else self._place(timestep)
+            index = self._first if hasattr(scheduler, "step_index") else self._index(timestep)
         order = max(int(getattr(scheduler, "order", 1)), 1)
         steps = -(-(len(self._values) - self._first) // order)
         sigmas: Any = getattr(scheduler, "sigmas", None)
@@ -224,7 +240,7 @@ class SchedulerClock:
         readable = known and not getattr(sigmas, "is_cuda", False)  # reading waits for the device
         return Moment((index - self._first) // order, steps, float(sigmas[index]) if readable else None)
 
-    def _place(self, timestep: Callable[[], float | None]) -> int:
+    def _index(self, timestep: Callable[[], float | None]) -> int:
         """Return the index of the call's timestep; of the first one if the call tells none."""
         now = timestep()
         if now is None:
@@ -253,45 +269,45 @@ def repeats_per_row(layer: nn.Module, x: Tensor, rows: int, least: int, dim: int
     return x.shape[dim] // rows
 
 
-_CALLING = {function.__code__ for function in (nn.Module._call_impl, nn.Module._wrapped_call_impl)}
-_PATIENCE = 0.5  # seconds until a thread that waits looks whether the other one still computes
+_PATIENCE = 0.5  # seconds until a thread that waits looks whether the other one still lives
 
 
 class CallLock:
     """Lets one thread at a time call a model, as strengths that are set for a call are set for all threads.
 
-    A call that ends by an exception that is no `Exception` runs no hook; the lock looks at the thread's stack instead.
+    A call is over when its hook says so, when its arguments are gone, as after an exception without hooks, when its
+    thread calls the same model again, or when its thread has ended.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._thread: int | None = None
-        self._inside: set[str] = set()
+        self._thread: threading.Thread | None = None
+        self._calls: dict[str, weakref.ref[CallArguments]] = {}
+        """Model -> the arguments of the call of it that runs, in the thread that has the lock."""
 
-    def begin(self, model: str) -> None:
+    def begin(self, model: str, arguments: CallArguments) -> None:
         """Wait until no other thread calls the model."""
+        thread = threading.current_thread()
         with self._changed:
-            while self._thread not in (None, threading.get_ident()) and self._computes():
+            while self._thread is not None and self._thread is not thread and self._thread.is_alive():
                 self._changed.wait(_PATIENCE)
-            if self._thread != threading.get_ident():
-                self._thread, self._inside = threading.get_ident(), set()
-            self._inside.add(model)
+            if self._thread is not thread:
+                self._thread, self._calls = thread, {}
+            self._calls[model] = weakref.ref(arguments, partial(self._close, model))
 
     def end(self, model: str) -> None:
         """Let other threads call the model."""
         with self._changed:
-            if self._thread == threading.get_ident():
-                self._inside.discard(model)
-                if not self._inside:
+            if self._thread is threading.current_thread() and model in self._calls:
+                self._close(model, self._calls[model])
+
+    def _close(self, model: str, call: weakref.ref[CallArguments]) -> None:
+        with self._changed:
+            if self._calls.get(model) is call:
+                del self._calls[model]
+                if not self._calls:
                     self._thread = None
                     self._changed.notify()
-
-    def _computes(self) -> bool:
-        frame = outermost = sys._current_frames().get(self._thread or 0)
-        while frame is not None and frame.f_code not in _CALLING:
-            outermost, frame = frame, frame.f_back
-        # the thread goes on meanwhile: a generator that has just yielded shows no frame behind it
-        return frame is not None or (outermost is not None and bool(outermost.f_code.co_flags & CO_GENERATOR))
 
 
 def hook_strengths(
@@ -314,48 +330,70 @@ def hook_strengths(
     for name, component in components.items():
         if is_denoiser(name):
             patch = patch_of(component) if name.startswith("transformer") else 0
-            yield _hook_model(component, table, settings, lock, patch, flow=table.by_noise and flow(name))
+            flows = table.by_noise and flow(name)
+            setter = _TableSetter(
+                type(component).__name__, is_image_first(component), table, settings, lock, patch, flows
+            )
+            yield hook_calls(component, setter.begin, setter.end)
 
 
-def _hook_model(
-    component: nn.Module, table: StrengthTable, settings: CallSettings, lock: CallLock, patch: int, *, flow: bool
-) -> Callable[[], None]:
-    """Set the table to each call of a model, and after it to calls outside a denoiser; the hooks hold no model."""
-    name, image_first, warned = type(component).__name__, is_image_first(component), False
+@dataclass(eq=False)
+class _TableSetter:
+    """Sets the table to each call of a model, and after it to calls outside a denoiser; it holds no model."""
 
-    def begin(call: ModelCall) -> None:
-        lock.begin(name)
+    name: str
+    """Of the model's class."""
+    image_first: bool
+    table: StrengthTable
+    settings: CallSettings
+    lock: CallLock
+    patch: int
+    flow: bool
+    warned: bool = False
+
+    def begin(self, call: ModelCall) -> None:
+        """Set the latents, the moment and the rows of a call.
+
+        Raises:
+            RegionError: the call does not show where its tokens are.
+            RowsError: its rows do not fit the stack.
+            MomentError: it does not tell what a strength depends on.
+        """
+        table = self.table
+        assert isinstance(call.kwargs, CallArguments)  # `hook_calls` made them
+        self.lock.begin(self.name, call.kwargs)
         with plain_mode(_CPU):
             if table.has_regions:
-                latents = LatentGrid.from_input(call.denoised, call.kwargs, patch, image_first=image_first)
-                if latents is None:
-                    raise RegionError(
-                        f"a LoRA is for a part of the picture, and a call of this {name} does not show where "
-                        "its tokens lie in the picture; remove the region"
-                    )
-                table.set_latents(latents)
+                table.set_latents(self._latents(call))
             if table.varying:
-                table.set_moment(settings.moment_of(call, noise=table.by_noise, flow=flow))
+                table.set_moment(self.settings.moment_of(call, noise=table.by_noise, flow=self.flow))
             if len(table.values) > 1 or table.has_parts:
                 images, halved = table.stack_strengths.images, table.stack_strengths.halved
-                variants, parts = settings.rows_of(call, images, halved=halved)
+                variants, parts = self.settings.rows_of(call, images, halved=halved)
                 if repeats_rows(call.kwargs) and len(set(variants)) > 1:
                     text = "regions by attention repeat the rows of a call, and its images have LoRA of their own"
                     raise RowsError(f"{text}; make them in batches of one")
                 table.set_rows(variants, parts)
 
-    def end() -> None:
-        nonlocal warned
+    def _latents(self, call: ModelCall) -> LatentGrid:
+        latents = LatentGrid.from_input(call.denoised, call.kwargs, self.patch, image_first=self.image_first)
+        if latents is None:
+            raise RegionError(
+                f"a LoRA is for a part of the picture, and a call of this {self.name} does not show where "
+                "its tokens lie in the picture; remove the region"
+            )
+        return latents
+
+    def end(self) -> None:
+        """Set the table to calls of text encoders."""
         with plain_mode(_CPU):
-            if table.latents is not None and not table.was_placed and not warned:
-                warned = True
+            if self.table.latents is not None and not self.table.was_placed and not self.warned:
+                self.warned = True
                 logger.warning(
                     "no layer of this %s has tokens that lie in the picture as expected; "
                     "LoRA for a part of it act everywhere, by its share",
-                    name,
+                    self.name,
                 )
-            table.set_rows((settings.chosen,))
-            table.latents = None
-        lock.end(name)
-
-    return hook_calls(component, begin, end)
+            self.table.set_rows((self.settings.chosen,))
+            self.table.latents = None
+        self.lock.end(self.name)

@@ -61,7 +61,7 @@ def test_ranks_act_by_the_timestep_of_the_call(tmp_path, tensors, spell, in_orde
             assert (got - cut(model, tensors, x, rank)).abs().max() < 1e-5, (timestep, rank)
     engine.deactivate()
     assert torch.equal(model(x, 500), plain)
-    assert not model._forward_pre_hooks
+    assert not model._forward_pre_hooks_with_kwargs
     assert not model._forward_hooks
 
 
@@ -92,7 +92,7 @@ def test_other_files_of_the_stack_are_not_concerned(tmp_path, tensors):
     files = [save(tmp_path / "a.safetensors", tensors, METADATA), save(tmp_path / "b.safetensors", other)]
     engine = Engine({"unet": model})
     engine.activate(Stack([Entry(files[1])]))
-    assert not model._forward_pre_hooks, "nothing to listen for"
+    assert not model._forward_pre_hooks_with_kwargs, "nothing to listen for"
     alone = model(x, 999) - cut(model, tensors, x, 0)
     engine.activate(Stack([Entry(file) for file in files]))
     assert (model(x, 999) - alone - cut(model, tensors, x, 1)).abs().max() < 1e-5
@@ -185,5 +185,5 @@ def test_nothing_listens_once_the_engine_is_gone(tmp_path: Path, tensors):
     engine.activate(Stack([Entry(save(tmp_path / "a.safetensors", tensors, METADATA))]))
     del engine
     gc.collect()
-    assert not model._forward_pre_hooks
+    assert not model._forward_pre_hooks_with_kwargs
     assert torch.isfinite(model(torch.randn(1, 8, 5, 5), 3)).all()

@@ -14,6 +14,7 @@ from torch import nn
 from lib_lora import Engine, Entry, PerImage, Region, Stack, Strength, install, uninstall
 from lib_lora.compiler import compiling, uncompiled
 from tests.conftest import TORCH
+from tests.fakes import quantized
 from tests.fakes.files import pair, save
 
 testing = pytest.importorskip("torch._dynamo.testing")
@@ -281,6 +282,46 @@ def eager_twin(model):
     twin = Denoiser(lambda net: net)
     twin.load_state_dict({name.replace("_orig_mod.", ""): value for name, value in model.state_dict().items()})
     return twin.requires_grad_(False)
+
+
+QUANTIZED = {
+    "bitsandbytes nf4": 1,
+    "SDNQ int8": 1,
+    "SDNQ uint4 with SVD": 1,
+    "GGUF Q4_0": 1,
+    "torchao int8": 1,
+    "torchao fp8": 1,
+    "Forge GGUF": 2,  # which does not tell the dtype that it computes in, so that its first call decides
+    "Forge manual cast": 2,
+}
+"""A storage -> how often a model is compiled for its first LoRA."""
+
+
+@torch.no_grad()
+@pytest.mark.skipif(TORCH < (2, 4), reason="before, the graph is broken where a layer is computed eagerly")
+@pytest.mark.parametrize("compiled_first", [False, True], ids=["the LoRA first", "compiled first"])
+@pytest.mark.parametrize("storage", QUANTIZED)
+def test_a_quantized_layer_stays_in_one_graph(tmp_path, storage, compiled_first):
+    torch._dynamo.reset()
+    install()
+    model, x = quantized.made(storage), torch.randn(3, quantized.INSIDE)
+    twin = quantized.made(storage)
+    counter = testing.CompileCounter()
+    compiled = torch.compile(model, backend=counter, fullgraph=True)
+    if compiled_first:
+        compiled(x)
+    frames = counter.frame_count
+    tensors = pair("lora_unet_layer", (quantized.OUT, quantized.INSIDE), 4)
+    stack = Stack([Entry(save(tmp_path / "a.safetensors", tensors), 0.5)])
+    engine, eager_engine = Engine({"unet": model}), Engine({"unet": twin})
+    engine.activate(stack)
+    eager_engine.activate(stack)
+    for strength in (0.5, -1.0, 0.0):
+        engine.set_multiplier(0, strength)
+        eager_engine.set_multiplier(0, strength)
+        for _ in range(2):
+            assert (compiled(x) - twin(x)).abs().max() < 1e-5
+    assert counter.frame_count == frames + QUANTIZED[storage]
 
 
 def test_what_is_uncompiled_is_called_as_it_is_by_compiled_code() -> None:

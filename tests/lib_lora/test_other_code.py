@@ -37,7 +37,6 @@ from lib_lora import (
     uninstall,
 )
 from lib_lora.placement import scratch
-from lib_lora.strengths.model_call import CallLock
 from tests.fakes.files import pair, save
 
 MANY = 400  # tokens, for which the LoRA is added to the weight
@@ -413,21 +412,6 @@ def test_two_threads_with_a_strength_for_each_image_compute_as_one(path):
     assert not wrong
 
 
-def test_a_thread_whose_generator_has_just_yielded_is_taken_to_compute(monkeypatch):
-    """Its frames are looked at while it goes on: the frame behind a generator is gone then."""
-
-    def numbers():
-        yield 1
-
-    turn, generator = CallLock(), numbers()
-    next(generator)
-    turn._thread = -1
-    monkeypatch.setattr(sys, "_current_frames", lambda: {-1: generator.gi_frame})
-    assert turn._computes()
-    monkeypatch.setattr(sys, "_current_frames", dict)
-    assert not turn._computes(), "the thread has ended"
-
-
 def test_rows_of_a_call_that_began_under_another_stack_end_no_call(path):
     model, x = net(), torch.randn(2, 4, 8)
     engine = Engine({"unet": model})
@@ -471,6 +455,46 @@ def test_a_thread_whose_call_ended_without_its_hooks_keeps_no_other_waiting(path
             done.set()
 
     _in_threads(lambda number: (interrupted, other)[number](), 2)
+
+
+@pytest.mark.parametrize("ends", ["its thread ends", "its thread calls again"])
+def test_a_call_whose_interrupt_is_kept_keeps_no_other_waiting(path, ends):
+    """Whoever keeps an exception keeps the frames of the call, with its arguments."""
+    model, x = net(), torch.randn(2, 4, 8)
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(path, PerImage((0.2, 1.5)))]))
+    want, kept, ended = model(x), list[BaseException](), threading.Event()
+
+    def interrupt(*_: object) -> None:
+        raise Interrupt
+
+    def interrupted() -> None:
+        hook = model.first.register_forward_pre_hook(interrupt)
+        try:
+            model(x)
+        except Interrupt as error:
+            kept.append(error)
+        hook.remove()
+        if ends == "its thread calls again":
+            assert torch.equal(model(x), want)
+        ended.set()
+
+    def other() -> None:
+        ended.wait(30)
+        assert torch.equal(model(x), want)
+
+    _in_threads(lambda number: (interrupted, other)[number](), 2)
+    assert len(kept) == 1
+
+
+def test_no_thread_is_looked_into(path, monkeypatch):
+    model, x = net(), torch.randn(2, 4, 8)
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(path, PerImage((0.2, 1.5)))]))
+    want = model(x)
+    monkeypatch.setattr(sys, "_current_frames", None)
+    _in_threads(lambda _: [model(x) for _ in range(50)], 2)
+    assert torch.equal(model(x), want)
 
 
 def test_strengths_of_a_ui_win_over_the_moment_of_a_call_that_runs(path, monkeypatch):

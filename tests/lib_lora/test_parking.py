@@ -315,7 +315,7 @@ def test_a_class_that_was_put_back_meanwhile_is_patched_again(model, files, monk
     own.activate(stack(files[0]))
     want = model(x)
     own.activate(stack(files[1]))
-    monkeypatch.setattr(nn.Linear, "forward", hooks._patches[nn.Linear].base_forward)
+    monkeypatch.setattr(nn.Linear, "forward", hooks.patch_of(nn.Linear).base_forward)
     own.activate(stack(files[0]))
     assert torch.equal(model(x), want)
     assert "patched again" in caplog.text
@@ -324,7 +324,7 @@ def test_a_class_that_was_put_back_meanwhile_is_patched_again(model, files, monk
 @torch.no_grad()
 def test_a_class_that_another_engine_patched_again_meanwhile_calls_what_was_parked(model, files, monkeypatch):
     own, x = left(model, files), torch.randn(3, WIDTH)
-    original = hooks._patches[nn.Linear].base_forward
+    original = hooks.patch_of(nn.Linear).base_forward
     monkeypatch.setattr(nn.Linear, "forward", lambda layer, given: original(layer, given))
     second = nn.Sequential(nn.Linear(WIDTH, WIDTH))
     other = Engine({"unet": second})

@@ -266,7 +266,7 @@ def test_uniform_after_mixed_has_the_bits_of_a_fresh_run(entries):
     mixed = model(x)
     engine.activate(Stack([Entry(entry.path, 0.7) for entry in entries]))
     assert torch.equal(model(x), fresh)
-    assert not model._forward_pre_hooks
+    assert not model._forward_pre_hooks_with_kwargs
     engine.activate(Stack(entries))
     assert torch.equal(model(x), mixed)
     engine.set_rows(lambda rows: [1] * rows)
@@ -724,7 +724,7 @@ def test_nothing_listens_once_the_engine_is_gone(entries):
     engine.activate(Stack(entries))
     del engine
     gc.collect()
-    assert not model._forward_pre_hooks
+    assert not model._forward_pre_hooks_with_kwargs
     assert not model._forward_hooks
     assert model(input_for(1)).isfinite().all()
 
@@ -801,7 +801,7 @@ def test_a_strength_of_one_half_alone_leaves_the_other_to_the_bit(tmp_path):
         got = model(**inputs)[0]
         assert worst(got[1], plain[1]) < 1e-6
         served.set_multiplier(0, 0.0)
-        assert not model._forward_pre_hooks
+        assert not model._forward_pre_hooks_with_kwargs
         assert torch.equal(model(**inputs)[0], plain)
 
 

@@ -127,7 +127,7 @@ def test_strengths_of_rows_are_too(model: nn.Sequential, files: list[Path]) -> N
     for file, strengths in ((0, (0.8, -1.0)), (1, (0.0, 0.3)), (0, (0.1, 0.2))):
         stack = Stack([Entry(files[file], PerImage(strengths))])
         engine.activate(stack)
-        assert model._forward_pre_hooks, "it is heard which rows there are"
+        assert model._forward_pre_hooks_with_kwargs, "it is heard which rows there are"
         got = model._call_impl(x.to(device())).cpu()
         apart = [want(Stack([Entry(files[file], one)]), x[i : i + 1]) for i, one in enumerate(strengths)]
         assert worst(got, torch.cat(apart).double()) < 1e-5

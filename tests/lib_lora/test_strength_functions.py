@@ -253,7 +253,7 @@ def test_changing_block_weights_or_a_schedule_touches_no_layer(path, unet):
     ):
         served.activate(Stack([Entry(path, strength)]))
         assert served._plan is kept
-    assert not unet._forward_pre_hooks  # nothing listens where nothing depends on the moment
+    assert not unet._forward_pre_hooks_with_kwargs  # nothing listens where nothing depends on the moment
     assert torch.equal(run(unet), fixed(path, 0.7))
 
 

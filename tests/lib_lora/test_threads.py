@@ -1,0 +1,348 @@
+"""Engines that threads use at the same time, and what an engine leaves in the process."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from lib_lora.tuning import Tuner
+from torch import Tensor, nn
+
+from lib_lora import Engine, Entry, Stack, install, uninstall
+from lib_lora.execution import hooks
+from tests.conftest import TORCH
+from tests.fakes.files import pair, save
+
+
+@pytest.fixture(autouse=True)
+def unpatched() -> Iterator[None]:
+    gc.collect()
+    uninstall()
+    yield
+    uninstall()
+
+
+@pytest.fixture
+def _quick_switches() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def in_threads(*works: Callable[[], None]) -> None:
+    failed: list[BaseException] = []
+
+    def run(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001  # it is raised again below
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(300)
+        assert not thread.is_alive()
+    if failed:
+        raise failed[0]
+
+
+def net(count: int = 1, layer: type[nn.Linear] = nn.Linear) -> nn.Sequential:
+    return nn.Sequential(*(layer(4, 4, bias=False) for _ in range(count))).requires_grad_(False)
+
+
+def lora(path: Path, count: int = 1) -> Path:
+    tensors: dict[str, Tensor] = {}
+    for i in range(count):
+        tensors |= pair(f"lora_unet_{i}", (4, 4), 1, seed=i)
+    return save(path, tensors)
+
+
+def class_attributes() -> dict[type[nn.Module], dict[str, object]]:
+    return {cls: dict(cls.__dict__) for cls in hooks.CLASSES}
+
+
+# two engines ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("_quick_switches")
+def test_two_engines_in_two_threads_never_meet(tmp_path: Path) -> None:
+    count, turns = 800, 12
+    file = lora(tmp_path / "a.safetensors", count)
+
+    def work() -> None:
+        model, x = net(count), torch.randn(2, 4)
+        plain = model(x)
+        with Engine({"unet": model}) as engine:
+            for _ in range(turns):
+                engine.activate(Stack([Entry(file, 0.5)]))
+                assert all(hooks.slot_of(layer) is not None for layer in model)
+                engine.deactivate()
+                assert all(hooks.slot_of(layer) is None for layer in model)
+        assert torch.equal(model(x), plain)
+
+    in_threads(work, work)
+
+
+@pytest.mark.usefixtures("_quick_switches")
+def test_engines_that_come_and_go_in_threads_leave_all_others_served(tmp_path: Path) -> None:
+    file, before = lora(tmp_path / "a.safetensors"), class_attributes()
+
+    def work() -> None:
+        for turn in range(200):
+            model, x = net(), torch.randn(2, 4)
+            plain = model(x)
+            engine = Engine({"unet": model})
+            engine.activate(Stack([Entry(file)]))
+            assert not torch.equal(model(x), plain)
+            if turn % 2:
+                engine.close()
+            del engine
+            assert torch.equal(model(x), plain)
+
+    in_threads(work, work)
+    gc.collect()
+    assert class_attributes() == before
+
+
+def test_a_deactivation_that_fails_leaves_no_lora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = net(4), torch.randn(2, 4)
+    plain = model(x)
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(lora(tmp_path / "a.safetensors", 4))]))
+    assert engine._plan is not None
+    executor = next(iter(engine._plan.executors.values()))
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(type(executor), "release", fail)
+    monkeypatch.setattr(type(executor), "move", fail)
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        engine.deactivate()
+    assert torch.equal(model(x), plain)
+    assert all(hooks.slot_of(layer) is None for layer in model)
+
+
+# what stays in the process --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["closed", "collected"])
+def test_the_last_engine_takes_the_patches_off(tmp_path: Path, how: str) -> None:
+    before = class_attributes()
+    models = [net() for _ in range(2)]
+    engines = [Engine({"unet": model}) for model in models]
+    for engine in engines:
+        assert nn.Linear.forward is not before[nn.Linear]["forward"]
+        engine.activate(Stack([Entry(lora(tmp_path / "a.safetensors"))]))
+        if how == "closed":
+            engine.close()
+    del engine
+    engines.clear()
+    assert class_attributes() == before
+
+
+def test_an_engine_that_was_closed_can_be_used_again(tmp_path: Path) -> None:
+    model, x = net(), torch.randn(2, 4)
+    plain = model(x)
+    engine = Engine({"unet": model})
+    engine.close()
+    engine.activate(Stack([Entry(lora(tmp_path / "a.safetensors"))]))
+    assert not torch.equal(model(x), plain)
+
+
+def test_patches_that_a_host_installed_stay_until_it_takes_them_off() -> None:
+    before = class_attributes()
+    install()
+    installed = class_attributes()
+    Engine({"unet": net()}).close()
+    assert class_attributes() == installed
+    uninstall()
+    assert class_attributes() == before
+
+
+def test_a_patch_of_others_on_top_stays_when_the_last_engine_goes() -> None:
+    original = nn.Linear.forward
+    engine = Engine({"unet": net()})
+    ours = nn.Linear.forward
+
+    def theirs(self: nn.Module, x: Tensor) -> Tensor:
+        return ours(self, x) + 1
+
+    nn.Linear.forward = theirs  # type: ignore[method-assign,assignment]
+    try:
+        engine.close()
+        assert nn.Linear.forward is theirs
+        assert torch.equal(net()(torch.zeros(2, 4)), torch.ones(2, 4))
+    finally:
+        nn.Linear.forward = original  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("installed", [False, True], ids=["", "installed by a host"])
+def test_patched_classes_are_freed(tmp_path: Path, installed: bool) -> None:
+    file, kept = lora(tmp_path / "a.safetensors"), Engine({"unet": net()})
+    if installed:
+        install()
+
+    def serve() -> weakref.ref[type]:
+        class Layer(nn.Linear):
+            def forward(self, x: Tensor) -> Tensor:
+                return super().forward(x)
+
+        model = net(layer=Layer)
+        engine = Engine({"unet": model})
+        engine.activate(Stack([Entry(file)]))
+        model(torch.randn(2, 4))
+        return weakref.ref(Layer)
+
+    classes = [serve() for _ in range(5)]
+    gc.collect()
+    assert [ref() for ref in classes] == [None] * 5
+    kept.close()
+
+
+@pytest.mark.parametrize("mode", ["live", "auto"])
+def test_nothing_draws_from_the_global_generator(tmp_path: Path, mode: Any) -> None:
+    model, ours = net(2), nn.Linear.forward
+    file = lora(tmp_path / "a.safetensors", 2)
+
+    def theirs(self: nn.Module, x: Tensor) -> Tensor:
+        return ours(self, x)
+
+    engine, before = Engine({"unet": model}, tuner=Tuner()), torch.get_rng_state()
+    ours = nn.Linear.forward
+    nn.Linear.forward = theirs  # type: ignore[method-assign,assignment]
+    try:
+        engine.activate(Stack([Entry(file)], mode=mode, calls=20))
+        for _ in range(3):
+            model(torch.zeros(2, 4))
+        engine.deactivate()
+    finally:
+        nn.Linear.forward = ours  # type: ignore[method-assign]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# an activation beside a call ------------------------------------------------------------------------------------------
+
+
+def test_an_executor_that_is_taken_off_during_a_call_is_run_once_more(tmp_path: Path) -> None:
+    """The forward reads which executor a slot has once: it may be gone at the second time."""
+    model, x = net(), torch.randn(2, 4)
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(lora(tmp_path / "a.safetensors"))]))
+    want, slot = model(x), hooks.slot_of(model[0])
+    assert slot is not None
+    assert slot.executor is not None
+    reads = [slot.executor]
+
+    class Taken(hooks.Slot):
+        executor = property(lambda _: reads.pop() if reads else None, lambda *_: None)  # type: ignore[assignment]
+
+    taken = Taken.__new__(Taken)
+    taken.patch, taken.called = slot.patch, False
+    model[0]._remora_slot = taken
+    assert torch.equal(model(x), want)
+    model[0]._remora_slot = slot
+
+
+def test_a_call_that_began_before_an_activation_tells_nothing_of_its_layers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, x = net(3), torch.randn(2, 4)
+    engine = Engine({"unet": model})
+    files = [lora(tmp_path / f"{i}.safetensors", 3) for i in range(2)]
+    engine.activate(Stack([Entry(files[0])]))
+    model(x)
+    inside, activated = threading.Event(), threading.Event()
+
+    def pause(*_: object) -> None:
+        inside.set()
+        assert activated.wait(30)
+
+    hook = model[2].register_forward_pre_hook(pause)
+
+    def activate() -> None:
+        assert inside.wait(30)
+        engine.activate(Stack([Entry(files[1])]))
+        activated.set()
+
+    with caplog.at_level(logging.WARNING):
+        in_threads(lambda: model(x), activate)
+        assert not engine.report.uncalled, "of the activation that is in force no call has ended"
+        hook.remove()
+        model(x)
+    assert not engine.report.uncalled
+    assert not caplog.records
+
+
+# compiled code --------------------------------------------------------------------------------------------------------
+
+
+def compiled(model: nn.Module) -> tuple[Callable[[Tensor], Tensor], list[int]]:
+    """Compile a model; return it, and a list that grows with each compilation."""
+    compilations: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+        compilations.append(len(compilations))
+        return graph.forward
+
+    call: Callable[[Tensor], Tensor] = torch.compile(model, backend=backend)
+    return call, compilations
+
+
+@pytest.mark.skipif(TORCH < (2, 6), reason="torch forgets all compiled code")
+@torch._dynamo.config.patch(recompile_limit=64)  # all models here share their code
+@torch.no_grad()
+def test_a_new_class_compiles_models_that_have_it_again_and_no_other(tmp_path: Path) -> None:
+    torch.compiler.reset()
+    install()
+    other, compilations = compiled(net(2))
+    x = torch.randn(2, 4)
+    other(x)
+    for i in range(4):
+
+        class Layer(nn.Linear):
+            def forward(self, x: Tensor) -> Tensor:
+                return nn.functional.linear(x, self.weight)
+
+        model = net(layer=Layer)
+        call, own_compilations = compiled(model)
+        plain = call(x)
+        engine = Engine({"unet": model})
+        engine.activate(Stack([Entry(lora(tmp_path / f"{i}.safetensors"))]))
+        assert torch.allclose(call(x), model(x))
+        assert not torch.equal(call(x), plain)
+        assert len(own_compilations) == 2, "once before the engine, and once with the LoRA"
+        engine.close()
+        assert torch.equal(call(x), plain)
+        other(x)
+    assert len(compilations) == 1
+
+
+@torch.no_grad()
+def test_an_engine_more_or_less_compiles_nothing_of_another_model(tmp_path: Path) -> None:
+    torch.compiler.reset()
+    first = Engine({"unet": net()})
+    other, compilations = compiled(net(2))
+    x = torch.randn(2, 4)
+    want = other(x)
+    first.close()
+    model = net()
+    for _ in range(3):
+        with Engine({"unet": model}) as engine:
+            engine.activate(Stack([Entry(lora(tmp_path / "a.safetensors"))]))
+            assert torch.equal(other(x), want)
+        assert torch.equal(other(x), want)
+    assert len(compilations) == 1
+    torch.compiler.reset()
