@@ -166,7 +166,7 @@ def _windows(target: Target, rows: Mapping[str, int]) -> Iterator[Target]:
     """Yield the windows of a fused layer under the names of the layers it was made of."""
     parent = target.path.rpartition(".")[0]
     for (name, count), stop in zip(rows.items(), accumulate(rows.values()), strict=True):
-        yield replace(target.window(stop - count, stop), name=f"{parent}.{name}" if parent else name)
+        yield replace(target.window(stop - count, stop), name=f"{parent}.{name}" if parent else name, base=None)
 
 
 class LayerIndex:
@@ -213,7 +213,7 @@ class LayerIndex:
     def _names(self) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
         for name, place in self.dotted.items():
-            for path in dict.fromkeys([segment.target.path for segment in place.segments]):
+            for path in dict.fromkeys([window.path for window in place.windows]):
                 found.setdefault(path, []).append(name)
         return found
 
@@ -228,7 +228,7 @@ def parameter_of(index: LayerIndex, key: str) -> tuple[str, str] | None:
         if key.startswith(prefix):
             path, _, param = key.removeprefix(prefix).rpartition(".")
             place = index.find(path)
-            target = None if place is None else place.target
+            target = None if place is None or len(place.windows) > 1 else place.windows[0]
             if target is not None and target.rows is None and target.name == target.path:
                 return target.path, param
     return None
@@ -274,10 +274,10 @@ def _name_tables(
 ) -> tuple[Mapping[str, Place], Mapping[str, Place]]:
     own: dict[str, Place] = {}
     for target in targets:
-        own.setdefault(target.name, Place.of(target))
+        own.setdefault(target.name, Place((target,)))
     for target in targets:
         if target.param == "in_proj_weight" and target.rows is None:  # PEFT calls it by the attention's own name
-            own.setdefault(target.path, Place.of(target))
+            own.setdefault(target.path, Place((target,)))
     dotted = aliases.places(component, own)
     dotted |= {name: place for name, place in joint_projections(dotted).items() if name not in dotted}
     return dotted, {name.replace(".", "_"): place for name, place in reversed(dotted.items())}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 
@@ -57,10 +57,6 @@ def key_formats() -> Mapping[str, KeyFormat]:
     return {name: one.with_params(params) for name, one in discover(formats, KeyFormat).items()}
 
 
-Miss = tuple[Cause, str, str]
-"""Why a layer of a file acts on nothing: cause, reason and detail, see `report.Unused`."""
-
-
 @dataclass(slots=True)
 class Group:
     """The parameters of one layer in a file."""
@@ -78,13 +74,14 @@ class Group:
     reads: tuple[str, ...] = ()
     """The keys of its own parameters, and of the shared ones that the algorithm reads."""
 
-    def unread(self) -> Miss:
+    @property
+    def unread(self) -> Unused:
         """Return that no algorithm reads its parameters."""
-        return "unknown_parameters", f"no adapter kind reads {', '.join(sorted(self.keys))} together", ""
+        return Unused("", "unknown_parameters", f"no adapter kind reads {', '.join(sorted(self.keys))} together")
 
-    def unused(self, miss: Miss) -> list[Unused]:
-        """Return all keys as unused for a reason."""
-        return [Unused(key, *miss) for key in self.keys.values()]
+    def unused(self, why: Unused) -> list[Unused]:
+        """Return all keys as unused for the reason of a record that names no key."""
+        return [replace(why, key=key) for key in self.keys.values()]
 
     def is_zero(self, file: AdapterFile) -> bool:
         """Return whether it is a LoRA whose `up` is zero, as training begins; `file` has checked its numbers."""
@@ -92,17 +89,13 @@ class Group:
         return self.recipe is not None and self.recipe.name == "lora" and all(map(file.is_zero, ups))
 
 
-def misfit(error: ValueError, where: str = "") -> Miss:
-    """Return why the parameters of a layer cannot be used.
-
-    Args:
-        error: that making an adapter of them raised.
-        where: the layer of the model.
-    """
-    detail = f"{where}: {error}" if where else str(error)
+def misfit(error: ValueError, where: str = "") -> Unused:
+    """Return why an adapter of a layer raised an error where it was made, for a layer of the model or without one."""
     if isinstance(error, UnsupportedError):
-        return "unsupported", str(error), where
-    return ("not_finite", NOT_FINITE, detail) if isinstance(error, NumberError) else ("shape", SHAPE_DIFFERS, detail)
+        return Unused("", "unsupported", str(error), where)
+    cause: Cause = "not_finite" if isinstance(error, NumberError) else "shape"
+    detail = f"{where}: {error}" if where else str(error)
+    return Unused("", cause, NOT_FINITE if cause == "not_finite" else SHAPE_DIFFERS, detail)
 
 
 class ParsedFile:
@@ -139,7 +132,7 @@ class ParsedFile:
         """
         assert group.recipe is not None
         numbers, (tensors, shared), key = self.file.numbers, self._tensors, group.keys.get("alpha")
-        params = {param: tensors[own] for param, own in group.keys.items()}
+        params = {param: tensors[name] for param, name in group.keys.items()}
         module = f"{group.module.replace('.base_layer', '')}.{own}" if own else group.module  # as in PEFT's patterns
         try:
             config = {} if self.config.empty else self.config.values(group.component, module)
@@ -202,7 +195,7 @@ class ParsedFile:
         misfits: list[Unused] = []
         for group in self.groups if idle is None else idle:
             if group.recipe is None:
-                misfits += group.unused(group.unread())
+                misfits += group.unused(group.unread)
             elif group.own_site is not None:  # what does not fit even the shape that it claims fits no model
                 adapter = self.adapter(group, group.own_site)
                 if isinstance(adapter, ValueError):
