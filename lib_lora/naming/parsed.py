@@ -221,17 +221,14 @@ class ParsedFile:
 
     def _grouped(self) -> list[Group]:
         # by format and name, so that nothing depends on the order of keys in the file
-        order = {name: i for i, name in enumerate(("", *key_formats()))}
-        known = list(key_formats().values())
-        parsed = []
-        for key in self.file.infos:
-            name, one = parse_key(known, key, self.file.metadata.get(key))
-            parsed.append((order[name], key, name, one))
-        parsed.sort()
+        known = key_formats()
+        order = {name: i for i, name in enumerate(("", *known))}
+        parsed = [(key, *parse_key(known.values(), key, self.file.metadata.get(key))) for key in self.file.infos]
+        parsed.sort(key=lambda one: (order[one[1]], one[0]))
         names = {one.adapter for *_, one in parsed if one is not None and one.adapter is not None}
         wanted = "default" if "default" in names else min(names, default=None)
         groups: dict[tuple[str | None, str], Group] = {}
-        for _, key, name, one in parsed:
+        for key, name, one in parsed:
             if one is None:
                 self.unused.append(Unused(key, "unknown_key", "not understood by any key format"))
                 continue
@@ -273,7 +270,7 @@ class ParsedFile:
         if companions.issuperset([group.format for group in self.groups]):
             text = f"it is not a known adapter: none of its {len(keys)} keys is known ({seen}, …){guess(keys)}"
             raise UnknownFormatError(self.file.path, text, keys[:4])
-        if not [group for group in self.groups if group.recipe is not None]:
+        if all(group.recipe is None for group in self.groups):
             params = ", ".join(sorted({param for group in self.groups for param in group.keys}))
             text = f"it contains adapters of an unsupported kind, with the parameters {params} (keys {seen}, …)"
             raise UnknownAdapterError(self.file.path, text, keys[:4])
