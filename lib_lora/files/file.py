@@ -231,9 +231,7 @@ class AdapterFile:
         offset = tensor.data_ptr() - self._address
         if self._map is None or not tensor.numel() or tensor.device.type != "cpu" or not 0 <= offset < self.stamp[0]:
             return tensor
-        last = 0  # the last element, from the first
-        for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-            last += (size - 1) * stride
+        last = sum([(size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)])
         content = self._bytes(stream, offset, (last + 1) * tensor.element_size())
         return torch.frombuffer(content, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride())
 

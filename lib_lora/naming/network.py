@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..adapters._narrow import Narrow
 from ..adapters._part import part_of
 from ..adapters._refitted import Refitted
 from ..adapters.base import Adapter, At
@@ -254,7 +253,7 @@ class Network:
         adapter = self._parsed.adapter(group, replace(place.site, shape=(out, inputs, *kernel)), self._reading)
         if isinstance(adapter, ValueError) or adapter.reads_base:
             raise error
-        return Narrow(adapter, inputs, place.shape[1]) if basis is None else Refitted(adapter, basis.float().cpu())
+        return Refitted(adapter, inputs, place.shape[1], None if basis is None else basis.float().cpu())
 
 
 def _add(

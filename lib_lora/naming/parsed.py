@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -279,19 +280,13 @@ class ParsedFile:
         """Return whether PEFT's configuration is missing, without which nothing tells the scale of its files."""
         for one in self.groups:
             if one.format == "peft" and "alpha" not in one.keys and one.recipe and one.recipe.kind.name in _SCALED:
-                try:
+                with suppress(NumberError):  # else the layer is left out, and says so
                     if configured_alpha(self.config.values(one.component, one.module)) == Alpha():
                         return True
-                except NumberError:
-                    continue  # the layer is left out, and says so
         return False
 
 
 def _bytes_of(adapters: Iterable[Adapter]) -> int:
-    """Return the bytes of all their tensors; several adapters may have one of them."""
-    sizes: dict[int, int] = {}
-    for adapter in adapters:
-        for _, tensor in adapter.tensors():
-            start = tensor.data_ptr()
-            sizes[start] = max(tensor.numel() * tensor.element_size(), sizes.get(start, 0))
-    return sum(sizes.values())
+    """Return the bytes of all their tensors; of several that begin alike, as views of one, the largest counts."""
+    tensors = [tensor for adapter in adapters for _, tensor in adapter.tensors()]
+    return sum(dict(sorted([(one.data_ptr(), one.nbytes) for one in tensors])).values())
