@@ -72,7 +72,7 @@ def load(path: Path, index: LayerIndex) -> list[torch.Tensor]:
 def place(path: Path, index: LayerIndex) -> list[torch.Tensor]:
     """Load the file and copy each layer's factors beside the layer: q, k and v get a copy of `down` each."""
     found = []
-    for one in resolve(path, index).bound:
+    for one in resolve(path, index).bindings:
         factors = one.adapter.factors()
         found += [factors.down.clone(), factors.up.clone()]
     return found

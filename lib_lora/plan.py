@@ -21,14 +21,14 @@ from .execution.dense import DenseExecutor
 from .execution.hooks import Executor, move_to_layer
 from .execution.low_rank import LowRankExecutor
 from .execution.merged import MergedExecutor, refuse_spoiled, why_not_merged
+from .naming.binding import Binding, FusedWeight
 from .naming.blocks import BlockNames, Element
 from .naming.index import LayerIndex, blocks_of
 from .naming.network import Network
 from .naming.places import Place, Target
-from .naming.whole import Whole
 from .placement import schemes, trace
 from .placement.arena import Arena
-from .placement.resident import Binding, PlacementPolicy
+from .placement.resident import PlacementPolicy
 from .report import ActivationReport
 from .stack import Entry, Stack
 from .strengths.stack_strengths import StackStrengths, StrengthGroup, block_and_side, block_rules
@@ -138,7 +138,7 @@ class Plan:
     def places(self) -> dict[tuple[str, str], nn.Module]:
         """Return (component, path) -> the layer that must be called for its adapters to act: none that is merged."""
         indexes = {index.component: index for index in self.key.indexes}
-        names = sorted({(one.component, one.target.path) for network in self.key.networks for one in network.bound})
+        names = sorted({(one.component, one.target.path) for network in self.key.networks for one in network.bindings})
         found = {(name, path): indexes[name].get(path) for name, path in names}
         merged = {layer for layer, executor in list(self.executors.items()) if executor.merges}
         return {place: layer for place, layer in found.items() if layer is not None and layer not in merged}
@@ -302,26 +302,24 @@ def _bindings(
     by_component = {index.component: index for index in key.indexes}
     # by module: one that has two names still is one layer
     found: dict[nn.Module, tuple[tuple[bool, str, str], nn.Module, list[Binding]]] = {}
-    wholes: dict[tuple[str, Place], Whole] = {}
+    wholes: dict[tuple[str, Place], FusedWeight] = {}
     numbered = list(zip(range(len(stack.entries)), stack.entries, key.networks, strict=True))
     if not stack.in_order:  # sums have the same bits only if they are made in the same order
         numbered.sort(key=lambda one: (str(one[1].path), one[1].rank or 0))
     for i, entry, network in numbered:
-        rules = key.patterns[i]
-        for one in network.bound:
-            index, own, whole = by_component[one.component], tuple[Element, ...](), None
-            block, side = block_and_side(one.component, one.target.path)
-            if rules:
-                names = index.names_of(one.target)
-                own = tuple([rule for rule in rules if rule.suits(block, names, model)])
-            group = groups.setdefault(StrengthGroup(i, one.component, block, side, own), len(groups))
+        for one in network.bindings:
+            index, component, path = by_component[one.component], one.component, one.target.path
+            block, side = block_and_side(component, path)
+            names = index.names_of(one.target) if key.patterns[i] else ()
+            rules = tuple([rule for rule in key.patterns[i] if rule.suits(block, names, model)])
+            group = groups.setdefault(StrengthGroup(i, component, block, side, rules), len(groups))
+            whole = None
             if one.adapter.reads_whole:
-                place = one.component, one.place
-                whole = wholes[place] = wholes.get(place) or Whole(one.place, index)
-            binding = Binding(one.adapter, one.target, network.file, group, entry.rank, whole)
-            layer, order = index.module(one.target.path), (one.component.startswith("text_encoder"), one.component)
-            found.setdefault(layer, ((*order, one.target.path), layer, []))[2].append(binding)
-    return [(component, layer, bound) for (_, component, _), layer, bound in sorted(found.values(), key=itemgetter(0))]
+                whole = wholes.setdefault((component, one.place), FusedWeight(one.place, index))
+            binding = Binding(one.adapter, one.target, one.file, component, one.place, group, entry.rank, whole)
+            layer, order = index.module(path), (component.startswith("text_encoder"), component, path)
+            found.setdefault(layer, (order, layer, []))[2].append(binding)
+    return [(component, layer, own) for (_, component, _), layer, own in sorted(found.values(), key=itemgetter(0))]
 
 
 def live_executor(

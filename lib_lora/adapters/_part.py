@@ -2,43 +2,45 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from .base import Adapter, At, Form, Origin, Params, Rows, Site, taken, within
+from ._modifier import Modifier
+from .base import Adapter, At, Form, Origin, Params, Rows, Site, taken
 
 
 def part_of(adapter: Adapter, rows: Rows) -> Adapter:
     """Return the adapter for some rows of its weight, whether they depend on the others or not."""
-    return adapter.take(rows) or (RowsOf if adapter.by_rows else PartOf)(adapter, rows)
+    return adapter.take(rows) or PartOf(adapter, rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Part(Adapter):
-    """Some rows of an adapter."""
+class PartOf(Modifier):
+    """Rows that are known once the whole base weight is: its norms, its singular vectors, its other rows.
+
+    `on` needs the whole weight of the file's layer, see `reads_whole`.
+    """
 
     inner: Adapter
     rows: Rows
+    read: Callable[[], Tensor] | None = None
+    """Gives the whole base weight; known where the rows depend on the others' weights themselves."""
 
+    name: ClassVar[str] = "part"
     params: ClassVar[Params] = Params(frozenset())
+    reads_whole: ClassVar[bool] = True
+    reads_base: ClassVar[bool] = True
+    by_rows: ClassVar[bool] = False
+    by_columns: ClassVar[bool] = False
+    dense_for_many: ClassVar[bool] = False
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
-        raise TypeError("a part is made of another adapter")
-
-    @property
-    def rank(self) -> int | None:
-        return self.inner.rank
-
-    @property
-    def has_bias(self) -> bool:
-        return self.inner.has_bias
+    def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+        raise TypeError("it has no parameters of its own")
 
     def delta_bias(self) -> Tensor:
         return taken(self.inner.delta_bias(), self.rows)
@@ -47,50 +49,6 @@ class _Part(Adapter):
     def bias_excess(self) -> Tensor | None:
         excess = self.inner.bias_excess
         return None if excess is None else taken(excess, self.rows)
-
-    @abstractmethod
-    def delta_weight(self, at: At) -> Tensor: ...
-
-
-class RowsOf(_Part):
-    """Rows that need no more of the base weight than themselves."""
-
-    __slots__ = ()
-
-    name: ClassVar[str] = "rows"
-    by_rows: ClassVar[bool] = True
-
-    @property
-    def reads_base(self) -> bool:
-        return self.inner.reads_base
-
-    def delta_weight(self, at: At) -> Tensor:
-        found, start = [], 0
-        for first, last in self.rows if at.rows is None else within(self.rows, (at.rows,)):
-            stop = start + last - first
-            weight = None if at.weight is None else at.weight[start:stop]
-            found.append(self.inner.delta_weight(replace(at, rows=(first, last), weight=weight)))
-            start = stop
-        return torch.cat(found)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PartOf(_Part):
-    """Rows that are known once the whole base weight is: its norms, its singular vectors, its other rows.
-
-    `on` needs the whole weight of the file's layer, see `reads_whole`.
-    """
-
-    read: Callable[[], Tensor] | None = None
-    """Gives the whole base weight; known where the rows depend on the others' weights themselves."""
-
-    name: ClassVar[str] = "part"
-    reads_whole: ClassVar[bool] = True
-    reads_base: ClassVar[bool] = True
-
-    @property
-    def prefers_dense(self) -> bool:
-        return self.inner.prefers_dense
 
     def form(self, rank: int | None = None) -> Form | None:
         outline = self.inner.outlined(self.rows)

@@ -69,7 +69,7 @@ def cayley(q: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Bound:
+class NormLimit:
     """The largest Frobenius norm of Q = B - B^T over all blocks of the file's layer, used or not."""
 
     limit: float
@@ -82,7 +82,7 @@ class Bound:
         return (self.limit / norm.clamp_min(_TINY)).clamp_max(1.0).to(like.device)
 
 
-def bounded(q: Tensor, bound: Bound | None) -> Tensor:
+def bounded(q: Tensor, bound: NormLimit | None) -> Tensor:
     """Return Q or some of its blocks, shrunk to the bound, if there is one."""
     return q if bound is None else q * bound.factor(q)
 

@@ -20,7 +20,7 @@ from typing_extensions import Self
 
 from ._operation import Operation
 from ._rotation import (
-    Bound,
+    NormLimit,
     OutputTurn,
     Turn,
     bounded,
@@ -82,7 +82,7 @@ class BOFT(OutputTurn):
         return _ButterflyOutput(self.turn.effect(device, dtype), excess_of(self.rescale, device, dtype))
 
 
-def _solve(source: Tensor, bound: Bound | None) -> Tensor:
+def _solve(source: Tensor, bound: NormLimit | None) -> Tensor:
     """R - I with the channels of the two halves of a block one after the other, in the file they alternate."""
     turned = cayley(bounded(source - source.transpose(-1, -2), bound))
     size = source.shape[-1]

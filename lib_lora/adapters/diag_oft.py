@@ -18,7 +18,7 @@ from typing import ClassVar
 from torch import Tensor
 from typing_extensions import Self
 
-from ._rotation import Bound, OutputRotation, Turn, bounded, cayley, check_blocks, number, scale_for
+from ._rotation import NormLimit, OutputRotation, Turn, bounded, cayley, check_blocks, number, scale_for
 from .base import Origin, Params, Site
 
 
@@ -42,12 +42,12 @@ class DiagOFT(OutputRotation):
         return cls((skew_turn(blocks, bound),), scale_for(out, params.get("rescale")))
 
 
-def skew_turn(blocks: Tensor, bound: Bound | None) -> Turn:
+def skew_turn(blocks: Tensor, bound: NormLimit | None) -> Turn:
     """R^T - I of parameters B (k, n, n)."""
     return Turn(blocks, partial(_solve, bound=bound))
 
 
-def bound_of(blocks: Tensor, alpha: float | None, width: int, *, always: bool) -> Bound | None:
+def bound_of(blocks: Tensor, alpha: float | None, width: int, *, always: bool) -> NormLimit | None:
     """Return the bound on the norm of Q; None if it has none.
 
     Args:
@@ -58,9 +58,9 @@ def bound_of(blocks: Tensor, alpha: float | None, width: int, *, always: bool) -
     """
     if alpha is None or (alpha <= 0 and not always):
         return None
-    return Bound(max(alpha, 0.0) * width, blocks)
+    return NormLimit(max(alpha, 0.0) * width, blocks)
 
 
-def _solve(source: Tensor, bound: Bound | None) -> Tensor:
+def _solve(source: Tensor, bound: NormLimit | None) -> Tensor:
     # R^T is the R of -Q
     return cayley(bounded(source.transpose(-1, -2) - source, bound))

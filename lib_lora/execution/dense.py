@@ -25,9 +25,10 @@ from ..adapters.base import Adapter, HeadSchedule, at_strength
 from ..compiler import compiling, uncompiled
 from ..errors import ComponentError, RegionError
 from ..naming.architectures._arguments import is_of_text
+from ..naming.binding import Binding
 from ..naming.places import Target
 from ..placement import scratch
-from ..placement.resident import Binding, PlacementPolicy, Resident
+from ..placement.resident import PlacementPolicy, Resident, strength_ranges
 from ..placement.storage import Placement, store
 from ..strengths.model_call import repeats_per_row
 from ..strengths.regions import ALL_PLACES, RegionPart, TokenLayout, region_on_row, token_layout
@@ -173,7 +174,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         self._in_order = in_order
         self._of_text = is_of_text(bindings[0].target.path)
         self._params = tuple(dict.fromkeys(binding.target.param for binding in self._bindings))
-        ranges = [binding.ranges for binding in self._bindings]
+        ranges = [strength_ranges(binding) for binding in self._bindings]
         strengths.register(*ranges)
         self._scheduled = any(own[0].schedule is not None for own in ranges)
         self._readers: dict[str, tuple[tuple[object, ...], type[WeightReader]]] = {}
@@ -376,7 +377,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         """Return the strength of a binding; a tensor where it is several numbers, or a captured graph reads it."""
         strengths = self._strengths
         if capturing(device) or isinstance(binding.adapter.schedule_of_parts, HeadSchedule):
-            return strengths.for_variant(binding.ranges, device, wide(dtype), image)
+            return strengths.for_variant(strength_ranges(binding), device, wide(dtype), image)
         return strengths.values[strengths.shown if image is None else image][binding.group]
 
     def _change_bias(self, call: _Call, binding: Binding, adapter: Adapter, found: dict[str, Tensor]) -> None:

@@ -25,7 +25,8 @@ from ..adapters._operation import Operation
 from ..adapters.base import Form, InputEffect, OutputEffect
 from ..compiler import compiling, tracing
 from ..naming.architectures._arguments import is_of_text
-from ..placement.resident import Binding, PlacementPolicy, Resident
+from ..naming.binding import Binding
+from ..placement.resident import PlacementPolicy, Resident, strength_ranges
 from ..placement.static import padded_rank
 from ..placement.storage import Placement, store
 from ..strengths.model_call import repeats_per_row
@@ -116,10 +117,10 @@ class LowRankExecutor(Resident[Placed]):
                 of_biases.append(FactorRange(binding.group))
             if form.on_input:
                 self._inputs.append(i)
-                of_inputs.append(binding.ranges)
+                of_inputs.append(strength_ranges(binding))
             if form.on_output:
                 self._outputs.append(i)
-                of_outputs.append(binding.ranges)
+                of_outputs.append(strength_ranges(binding))
         rank = padded_rank(self._rank, policy.buckets) if of_pairs and policy.buckets else self._rank
         if rank > self._rank:
             of_pairs.append(FactorRange(of_pairs[0].group, rank - self._rank, 0.0))

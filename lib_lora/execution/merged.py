@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from ..adapters.base import Adapter
 from ..errors import ComponentError, FileError
-from ..placement.resident import Binding, Waiting
+from ..naming.binding import Binding
+from ..placement.resident import Waiting
 from ..strengths.table import StrengthTable
 from ..tensors import plain_mode, wide
 from ..weights.originals import Checkpoint, OriginalWeight, WeightMark, copied, kept, mark_weight

@@ -14,7 +14,7 @@ import math
 import mmap
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -147,11 +147,11 @@ class AdapterFile:
 
         The first check of a tensor reads it whole; all tensors of one element are read at once, see `numbers`.
         """
-        keys = list(dict.fromkeys(keys))
-        new = [key for key in keys if key not in self._ranges]
+        keys = set(keys)
+        new = keys - self._ranges.keys()
 
         def check(stream: BinaryIO) -> None:
-            for key in new:
+            for key in sorted(new, key=lambda key: self.infos[key].start):
                 dtype, _, start, end = self.infos[key]
                 least = most = self.numbers.get(key, float(start < end))
                 if key not in self.numbers and dtype.is_floating_point and start < end:
@@ -231,9 +231,7 @@ class AdapterFile:
         offset = tensor.data_ptr() - self._address
         if self._map is None or not tensor.numel() or tensor.device.type != "cpu" or not 0 <= offset < self.stamp[0]:
             return tensor
-        last = 0  # the last element, from the first
-        for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-            last += (size - 1) * stride
+        last = sum([(size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)])
         content = self._bytes(stream, offset, (last + 1) * tensor.element_size())
         return torch.frombuffer(content, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride())
 
@@ -324,42 +322,36 @@ def _parse_header(path: Path, raw: bytes, size: int) -> tuple[dict[str, TensorIn
     if raw.count(b'"data_offsets"') > MOST_TENSORS:  # no text in the metadata has its quotes without a backslash
         raise FileError(path, f"it has more than {MOST_TENSORS:,} tensors, which no adapter has; it is not read")
     try:
-        header = json.loads(raw.decode("utf-8"), object_pairs_hook=tuple)
+        header = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise FileError(path, f"header is not JSON: {error}") from error
-    if not isinstance(header, tuple):
+    if not isinstance(header, dict):
         raise FileError(path, "header is not a JSON object")
-    entries = _unique(path, header)
-    pairs = entries.pop("__metadata__", ())
-    if not isinstance(pairs, tuple) or not all(isinstance(value, str) for _, value in pairs):
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise FileError(path, "header's __metadata__ is not an object of strings")
-    metadata = _unique(path, pairs)
-    tensors = _tensor_infos(path, entries, 8 + len(raw))
+    tensors = _tensor_infos(path, header, 8 + len(raw))
     _check_layout(path, tensors, 8 + len(raw), size)
     return tensors, metadata
 
 
-def _unique(path: Path, pairs: tuple[tuple[str, object], ...]) -> dict[str, Any]:  # equal keys are still there
+def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
     unique = dict(pairs)
     if len(unique) != len(pairs):
-        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise FileError(path, f"header has the key {twice!r} twice")
+        raise ValueError(f"it has the key {Counter(key for key, _ in pairs).most_common(1)[0][0]!r} twice")
     return unique
 
 
 def _tensor_infos(path: Path, entries: Mapping[str, Any], base: int) -> dict[str, TensorInfo]:
     """Check every entry of a header, in plain steps, as a list of ten thousand files has ten million entries."""
     found = {}
-    for key, pairs in entries.items():
+    for key, fields in entries.items():
         try:
-            fields = dict(pairs)
             code, shape, (start, end) = fields["dtype"], fields["shape"], fields["data_offsets"]
         except (TypeError, KeyError, ValueError):
             code = shape = None
-        if type(pairs) is not tuple or type(code) is not str or type(shape) is not list:
+        if type(code) is not str or type(shape) is not list:
             raise FileError(path, f"header entry {key!r} lacks dtype, shape or data_offsets")
-        if len(fields) != len(pairs):
-            _unique(path, pairs)
         if code not in _DTYPES:
             raise FileError(path, f"tensor {key!r} has the unknown dtype {code!r}")
         size = extent = 1

@@ -98,7 +98,7 @@ class _Pattern:
         """Return whether the model itself has such a name, and not another program."""
         place = next(iter(self.places.values()))[0]
         numbers = next(iter(self.places))
-        own = place.segments[0].target.name
+        own = (place.windows[0].base or place.windows[0]).name
         return self.name.format(*numbers) == (own.replace(".", "_") if flat else own)
 
     def fit(self, groups: Mapping[_Numbers, Group], taken: _Taken) -> int:

@@ -42,26 +42,22 @@ def are_fused(attention: nn.Module) -> bool:
     return type(getattr(attention, "processor", None)).__name__.startswith("Fused")
 
 
-def fused(attention: nn.Module) -> Iterator[tuple[str, dict[str, nn.Module]]]:
-    """Yield the name of each fused projection that is in use, and its layers, in the order of its rows."""
-    below = attention._modules
-    for name, parts in PARTS.items() if are_fused(attention) else ():
-        found = {part: layer for part in parts if (layer := below.get(part)) is not None}
-        if below.get(name) is not None and len(found) == len(parts):
-            yield name, found
+def _fused_rows(attention: nn.Module) -> Iterator[tuple[str, dict[str, int]]]:
+    """Yield the name of each fused projection that is in use, and the rows of the layers it was made of, in order.
 
-
-def fused_alone(attention: nn.Module) -> Iterator[tuple[str, dict[str, int]]]:
-    """Yield the name of each fused projection without the layers it was made of, and their rows, which are equal.
-
+    These layers may be gone; then their rows are equal.
     Source: nunchaku-tech/nunchaku nunchaku/models/unets/unet_sdxl.py at 3a3cc3d, `NunchakuSDXLAttention`.
     """
-    below = attention._modules
-    inner = _linear_shape(to_out[0]) if isinstance(to_out := below.get("to_out"), nn.ModuleList) else None
-    for name, parts in PARTS.items() if inner is not None else ():
-        rows = getattr(below.get(name), "out_features", None)
-        if inner is not None and rows == inner[1] * len(parts) and below.keys().isdisjoint(parts):
-            yield name, dict.fromkeys(parts, inner[1])
+    below, in_use = attention._modules, are_fused(attention)
+    output = to_out[0] if isinstance(to_out := below.get("to_out"), nn.ModuleList) else None
+    for name, parts in PARTS.items() if in_use or output is not None else ():
+        layers = [layer for part in parts if (layer := below.get(part)) is not None]
+        if in_use and below.get(name) is not None and len(layers) == len(parts):
+            yield name, {part: targets_of(part, layer)[0].shape[0] for part, layer in zip(parts, layers, strict=True)}
+        elif output is not None and below.keys().isdisjoint(parts):
+            shape = _linear_shape(output)
+            if shape is not None and getattr(below.get(name), "out_features", None) == shape[1] * len(parts):
+                yield name, dict.fromkeys(parts, shape[1])
 
 
 def targets_of(path: str, module: nn.Module) -> tuple[Target, ...]:
@@ -144,20 +140,18 @@ def walk(component: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[Target, .
     Paths are without what torch and PEFT put into them.
     """
     inside_attention: set[int] = set()
-    fused_rows: dict[str, dict[str, int]] = {}
+    fused: dict[str, dict[str, int]] = {}
     for path, module in _named(component):
         if id(module) in inside_attention:
             continue
         if isinstance(module, nn.MultiheadAttention):
             inside_attention.update(id(child) for child in module.children())
-        for name, parts in fused(module):
-            inside_attention.update(map(id, parts.values()))  # they are there, and never called
-            rows = {part: targets_of(part, layer)[0].shape[0] for part, layer in parts.items()}
-            fused_rows[f"{path}.{name}" if path else name] = rows
-        fused_rows.update((f"{path}.{name}" if path else name, rows) for name, rows in fused_alone(module))
+        for name, rows in _fused_rows(module):
+            inside_attention.update(id(module._modules.get(part)) for part in rows)  # if there, never called
+            fused[f"{path}.{name}" if path else name] = rows
         targets = targets_of(path, module) if _INNER.isdisjoint(module._modules) else ()  # no wrapper's
-        if path in fused_rows:
-            targets = (*targets, *_windows(targets[0], fused_rows[path]))
+        if path in fused:
+            targets = (*targets, *_windows(targets[0], fused[path]))
         if targets:
             yield path, module, targets
 
@@ -166,7 +160,7 @@ def _windows(target: Target, rows: Mapping[str, int]) -> Iterator[Target]:
     """Yield the windows of a fused layer under the names of the layers it was made of."""
     parent = target.path.rpartition(".")[0]
     for (name, count), stop in zip(rows.items(), accumulate(rows.values()), strict=True):
-        yield replace(target.window(stop - count, stop), name=f"{parent}.{name}" if parent else name)
+        yield replace(target.window(stop - count, stop), name=f"{parent}.{name}" if parent else name, base=None)
 
 
 class LayerIndex:
@@ -189,6 +183,12 @@ class LayerIndex:
         """Equal for components with the same layers, shapes and names."""
         self.dotted, self.flat = _name_tables(component, self.targets, aliases)
         """Every name that a layer is found by, in any spelling the architectures know, and its meaning."""
+
+    @cached_property
+    def facts(self) -> list[str]:
+        """Return what signs of families are searched in; see `architectures.base.fact`."""
+        shapes = [(target.name, target.shape) for target in self.targets]
+        return [fact(self.component, name, shape[1] if len(shape) > 1 else None) for name, shape in shapes]
 
     def holds(self, module: nn.Module) -> bool:
         """Return whether `module` is built as it was when it was indexed, layer by layer the same objects."""
@@ -213,7 +213,7 @@ class LayerIndex:
     def _names(self) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
         for name, place in self.dotted.items():
-            for path in dict.fromkeys([segment.target.path for segment in place.segments]):
+            for path in dict.fromkeys([window.path for window in place.windows]):
                 found.setdefault(path, []).append(name)
         return found
 
@@ -228,7 +228,7 @@ def parameter_of(index: LayerIndex, key: str) -> tuple[str, str] | None:
         if key.startswith(prefix):
             path, _, param = key.removeprefix(prefix).rpartition(".")
             place = index.find(path)
-            target = None if place is None else place.target
+            target = None if place is None or len(place.windows) > 1 else place.windows[0]
             if target is not None and target.rows is None and target.name == target.path:
                 return target.path, param
     return None
@@ -243,23 +243,15 @@ def alias_table() -> AliasTable:
 
 def blocks_of(indexes: Iterable[LayerIndex]) -> BlockNames:
     """Return the blocks of the model that has these components."""
-    return _blocks_and_family(tuple([(index.component, index.targets) for index in indexes]))[0]
+    return names_of([(index.component, [target.path for target in index.targets]) for index in indexes])
 
 
 def family_of_model(indexes: Iterable[LayerIndex]) -> Family | None:
     """Return the family of a model, by the names and widths of its own layers."""
-    return _blocks_and_family(tuple([(index.component, index.targets) for index in indexes]))[1]
+    return _family(tuple([one for index in indexes for one in index.facts]))
 
 
-@cached
-def _blocks_and_family(components: tuple[tuple[str, tuple[Target, ...]], ...]) -> tuple[BlockNames, Family | None]:
-    facts = [
-        fact(component, target.name, target.shape[1] if len(target.shape) > 1 else None)
-        for component, targets in components
-        for target in targets
-    ]
-    names = ((component, [target.path for target in targets]) for component, targets in components)
-    return names_of(names), family_of(facts)
+_family = cached(family_of)
 
 
 def _structure(module: nn.Module) -> list[int]:
@@ -274,10 +266,10 @@ def _name_tables(
 ) -> tuple[Mapping[str, Place], Mapping[str, Place]]:
     own: dict[str, Place] = {}
     for target in targets:
-        own.setdefault(target.name, Place.of(target))
+        own.setdefault(target.name, Place((target,)))
     for target in targets:
         if target.param == "in_proj_weight" and target.rows is None:  # PEFT calls it by the attention's own name
-            own.setdefault(target.path, Place.of(target))
+            own.setdefault(target.path, Place((target,)))
     dotted = aliases.places(component, own)
     dotted |= {name: place for name, place in joint_projections(dotted).items() if name not in dotted}
     return dotted, {name.replace(".", "_"): place for name, place in reversed(dotted.items())}
@@ -336,18 +328,17 @@ def check_named(components: object, call: str) -> None:
             example = "Engine.for_pipeline(pipe)" if call == "Engine({})" else named
         taken = f"{call.partition('(')[0]} takes the model's components by name"
         raise ComponentError(f"{taken}, not a {type(components).__name__}; write {example}")
-    for name in components:
+    wrong = {}
+    for name, part in components.items():
         if not isinstance(name, str):
             raise ComponentError(f"a component has a name, as 'unet', and not {name!r}; write {example}")
-    wrong = [name for name, part in components.items() if not isinstance(part, nn.Module)]
+        if not isinstance(part, nn.Module):
+            wrong[name] = "None" if part is None else f"a {type(part).__name__}"
     if len(wrong) == 1:
-        part = components[wrong[0]]
-        what = "None" if part is None else f"a {type(part).__name__}"
-        raise ComponentError(f"component {wrong[0]!r} is {what}, not a torch module; leave it out")
+        name, what = wrong.popitem()
+        raise ComponentError(f"component {name!r} is {what}, not a torch module; leave it out")
     if wrong:
-        good = [name for name in (*filter(is_denoiser, components), *components) if name not in wrong]
-        name = good[0] if good else "unet"
-        example = call.format(f"{{{name!r}: pipe.{name}, …}}")
-        raise ComponentError(
-            f"components {', '.join(map(repr, wrong))} are not torch modules; leave them out: {example}"
-        )
+        good = [name for name in (*filter(is_denoiser, components), *components, "unet") if name not in wrong]
+        example = call.format(f"{{{good[0]!r}: pipe.{good[0]}, …}}")
+        names = ", ".join(map(repr, wrong))
+        raise ComponentError(f"components {names} are not torch modules; leave them out: {example}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
@@ -13,12 +13,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..adapters._narrow import Narrow
 from ..adapters._part import part_of
-from ..adapters._recipe import Recipe
 from ..adapters._refitted import Refitted
 from ..adapters.base import Adapter, At
-from ..errors import ComponentError, FileError, NoMatchError, UnsupportedError
+from ..errors import ComponentError, FileError, NoMatchError
 from ..files.components import EXACT, candidates, noise_of
 from ..files.file import AdapterFile, Stamp, stamp_of
 from ..files.formats.base import BUNDLED, NumberingError
@@ -27,11 +25,11 @@ from ..registry import version
 from ..report import Family, NetworkReport, Unused
 from ..weights.readers.base import read_base_weight
 from .architectures.base import input_basis, input_layers
+from .binding import Binding, FusedWeight
 from .blocks import BlockNames
 from .index import LayerIndex, alias_table, blocks_of, check_named, family_of_model
-from .parsed import NOT_FINITE, Group, Miss, ParsedFile, key_formats, misfit
-from .places import Place, Target
-from .whole import Whole
+from .parsed import NOT_FINITE, Group, ParsedFile, key_formats, misfit
+from .places import Place
 
 _PLURAL = {
     "linear": "linear layers",
@@ -47,56 +45,36 @@ _MODELS = 4
 """Models, or ways of reading it, for which one file is kept resolved."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """An adapter and where it acts."""
-
-    component: str
-    target: Target
-    adapter: Adapter
-    place: Place
-    """The file's layer, of which `target` is the whole, or one of several."""
-
-
-_Fit = tuple[int, Group, list[Bound], Miss]
-"""A layer of the file: its turn, its parameters, its adapters in the model, and why it acts on nothing without any.
-
-The turn is 0 for a layer that the file has fused, which comes first, 2 for a part of a layer of the model, else 1. A
-file may have a fused layer and its parts, too: SimpleTuner's are empty then, others say the same twice.
-"""
-
-
 class Network:
     """One file, resolved against the layers of a model; attached to nothing."""
 
     def __init__(self, parsed: ParsedFile, indexes: Sequence[LayerIndex], reading: Reading = USUAL) -> None:
         self.file = parsed.file
-        self._parsed = parsed
-        self._reading = reading
+        self._parsed, self._reading = parsed, reading
         self._indexes = {index.component: index for index in indexes}
         self._family = family_of_model(indexes)
         self._scopes = {component: self._scope(component) for component in {one.component for one in parsed.groups}}
-        self._numbered: dict[tuple[str | None, ...], dict[str, Place | NumberingError | None] | NumberingError] = {}
+        self._names: dict[tuple[str | None, ...], Mapping[str, str | NumberingError]] = {}
         fits = sorted([self._fit(group) for group in parsed.groups], key=itemgetter(0))
         bad = parsed.file.not_finite([key for _, group, found, _ in fits if found for key in group.reads])
         unused: list[Unused] = []
-        by_weight: dict[tuple[str, str, str], list[Bound]] = {}
+        by_weight: dict[tuple[str, str, str], list[Binding]] = {}
         acting: list[Group] = []
         idle: list[Group] = []
-        for _, group, found, why in fits:
-            miss = _add(group, found, by_weight, bad) if found else why
-            if miss is None:
+        for _, group, found, miss in fits:
+            why = _add(group, found, by_weight, bad) if found else miss
+            if why is None:
                 acting.append(group)
             else:
                 idle.append(group)
-                unused += group.unused(miss)
+                unused += group.unused(why)
         self.changes_nothing = bool(acting) and all(group.is_zero(parsed.file) for group in acting)
-        self.bound: tuple[Bound, ...] = tuple([one for own in by_weight.values() for one in own])
-        components = frozenset([one.component for one in self.bound])
+        self.bindings = tuple([binding for bindings in by_weight.values() for binding in bindings])
+        components = frozenset([one.component for one in self.bindings])
         self.report = replace(
-            parsed.report(idle, [one.adapter for one in self.bound]),
+            parsed.report(idle, [one.adapter for one in self.bindings]),
             hit=len(acting),
-            changed=len({(one.component, one.target.path) for one in self.bound}),
+            changed=len({(one.component, one.target.path) for one in self.bindings}),
             unused=(*parsed.unused, *unused, *parsed.unshared(acting)),
             resolved=True,
             components=components,
@@ -109,9 +87,9 @@ class Network:
         """Raise NoMatchError where nothing fits the model, or less than half of what the file has for it."""
         report, text = self.report, ""
         meant = report.layers - report.absent
-        if not self.bound and any(one.cause == "not_finite" for one in report.unused):
+        if not self.bindings and any(one.cause == "not_finite" for one in report.unused):
             text = f"has numbers that are NaN or infinite in every layer that fits the loaded model; {_AGAIN}"
-        elif not self.bound:
+        elif not self.bindings:
             made_for = "" if report.family is None else f", being made for {report.family.titles}"
             text = f"{report.warning or f'fits no layer of the loaded model{made_for}'}: {report.why()}"
         elif 2 * report.hit < meant and not self._reading.fragments:
@@ -139,7 +117,7 @@ class Network:
         """
         most = 0.0
         try:
-            for one in self.bound:
+            for one in self.bindings:
                 found = getattr(one.adapter, "scale", 1.0)
                 for _, tensor in self.file.private(one.adapter).tensors():
                     if tensor.is_floating_point() and tensor.numel():
@@ -153,7 +131,7 @@ class Network:
     def adapters(self) -> dict[str, dict[str, Adapter]]:
         """Return {component: {layer name in the model: adapter}}."""
         found: dict[str, dict[str, Adapter]] = {}
-        for one in self.bound:
+        for one in self.bindings:
             found.setdefault(one.component, {})[one.target.name] = one.adapter
         return found
 
@@ -168,59 +146,56 @@ class Network:
         """
         index = self._indexes.get(component)
         place = None if index is None else index.find(path)
-        weights = {(component, at.target.path, at.target.param) for at in (() if place is None else place.segments)}
-        found = [one for one in self.bound if (one.component, one.target.path, one.target.param) in weights]
-        if index is None or place is None or not found:
+        windows = () if place is None else place.windows
+        totals = {
+            (component, one.path, one.param): torch.zeros(one.outputs or one.shape[0], *one.shape[1:], dtype=dtype)
+            for one in windows
+        }
+        found = [one for one in self.bindings if one.weight in totals]
+        if index is None or not found:
             raise ComponentError(f"{self.file.path.name} does not change {component}.{path}")
         self.file.verify()
-        total = torch.zeros(place.shape, dtype=dtype)
         for one in found:
-            target, adapter, weight = one.target, one.adapter, None
+            target, adapter, base = one.target, one.adapter, None
             if adapter.reads_whole:
-                adapter = adapter.on(Whole(one.place, index).weight)
+                adapter = adapter.on(FusedWeight(one.place, index).read)
             if adapter.reads_base:
-                weight = read_base_weight(index.module(target.path), target.param).to("cpu", dtype)
-                weight = weight if target.rows is None else weight[slice(*target.rows)]
-            delta = adapter.delta_weight(At(torch.device("cpu"), dtype, weight=weight)).reshape(target.shape)
-            for rows, own in place.rows_of(target):
-                total[rows] += delta[own]
-        return total
+                base = read_base_weight(index.module(target.path), target.param).to("cpu", dtype)[target.slice]
+            delta = adapter.delta_weight(At(torch.device("cpu"), dtype, weight=base))
+            totals[one.weight][target.slice] += delta.reshape(target.shape)
+        return torch.cat([totals[component, one.path, one.param][one.slice] for one in windows])
 
-    def _scope(self, component: str | None) -> tuple[list[tuple[str, ...]], Sequence[str], Miss]:
-        """Return the tiers of components for keys of one, the components they speak of, and the miss if none fits."""
+    def _scope(self, component: str | None) -> tuple[list[tuple[str, ...]], Sequence[str], Unused]:
+        """Return the tiers of components for keys of one, the components they speak of, and why none fits."""
         tiers = candidates(component, list(self._indexes), self._parsed.experts)
-        meant: Sequence[str] = [name for tier in tiers for name in tier]
-        if component in EXACT:
-            meant = tiers[0] if component in self._indexes and tiers else ()
+        count = int(component in self._indexes) if component in EXACT else len(tiers)
+        meant = [name for tier in tiers[:count] for name in tier]
         if not meant:
-            return tiers, meant, ("no_component", f"component {component} is absent in this model", "")
-        return tiers, meant, ("no_module", f"no module of that name in {', '.join(meant)}", "")
+            return tiers, meant, Unused("", "no_component", f"component {component} is absent in this model")
+        return tiers, meant, Unused("", "no_module", f"no module of that name in {', '.join(meant)}")
 
-    def _fit(self, group: Group) -> _Fit:
-        """Make a layer's adapters in the likeliest components that it fits, or tell why it fits nowhere."""
-        tiers, meant, miss = self._scopes[group.component]
+    def _fit(self, group: Group) -> tuple[int, Group, list[Binding], Unused]:
+        """Bind a layer of the file in the likeliest components that it fits, or tell why it fits nowhere."""
+        tiers, meant, why = self._scopes[group.component]
         if group.recipe is None:
-            return 1, group, [], group.unread()
-        found: list[Bound] = []
+            return 1, group, [], group.unread
+        found: list[Binding] = []
         first: Place | None = None
         for tier in tiers:
             for component in tier:
                 place = self._place(group, self._indexes[component])
                 if isinstance(place, NumberingError):
-                    miss = "no_module", place.reason, place.detail
+                    why = Unused("", "no_module", place.reason, place.detail)
                 elif place is not None:
                     first = first or place
-                    bound = self._bound(group, group.recipe, component, place)
-                    if isinstance(bound, list):
-                        found += bound
+                    bindings = self._bind(group, component, place)
+                    if isinstance(bindings, list):
+                        found += bindings
                     elif component in meant:  # in another component, only what fits counts
-                        miss = bound
+                        why = bindings
             if found:
                 break
-        turn = 1
-        if first is not None and first.target is None:
-            turn = 0 if len({one.target.name for one in first.segments}) > 1 else 2
-        return turn, group, found, miss
+        return 1 if first is None else first.turn, group, found, why
 
     def _place(self, group: Group, index: LayerIndex) -> Place | NumberingError | None:
         """Return a group's place in a component by the name that its format has for layers."""
@@ -228,71 +203,71 @@ class Network:
         if names_of is None:
             return index.find(group.module, flattened=group.flattened)
         alike = group.format, group.component, index.component
-        if alike not in self._numbered:
+        if alike not in self._names:
             shapes = {
                 one.module: None if one.own_site is None else one.own_site.shape
                 for one in self._parsed.groups
-                if (one.format, one.component) == (group.format, group.component)
+                if (one.format, one.component) == alike[:2]
             }
             said = self.file.metadata.get(group.component or ""), self._parsed.config.values(group.component)
             try:
-                names = names_of(index.component, shapes, index.dotted, index.find, *said)
-                self._numbered[alike] = {
-                    number: index.find(name) if isinstance(name, str) else name for number, name in names.items()
-                }
+                self._names[alike] = names_of(index.component, shapes, index.dotted, index.find, *said)
             except NumberingError as error:
-                self._numbered[alike] = error
-        numbered = self._numbered[alike]
-        return numbered if isinstance(numbered, NumberingError) else numbered.get(group.module)
+                self._names[alike] = dict.fromkeys(shapes, error)
+        name = self._names[alike].get(group.module)
+        return index.find(name) if isinstance(name, str) else name
 
-    def _bound(self, group: Group, recipe: Recipe, component: str, place: Place) -> list[Bound] | Miss:
-        """Make a layer's adapters at a place, or tell why they cannot act there."""
-        if place.site.kind not in recipe.kinds:
-            return "layer_kind", f"not defined for {_PLURAL[place.site.kind]}", f"{component}.{place.name}"
-        own = place.segments[0].target.param if place.kind == "experts" else ""
-        adapter = self._parsed.adapter(group, place.site, self._reading, own)
-        if isinstance(adapter, ValueError):
-            widened = self._widened(group, component, place)
-            if widened is None:
-                return misfit(adapter, f"{component}.{place.name}")
-            adapter = widened
+    def _bind(self, group: Group, component: str, place: Place) -> list[Binding] | Unused:
+        """Bind the adapters of a layer of the file at a place, or tell why they cannot act there."""
+        assert group.recipe is not None
+        if place.kind not in group.recipe.kinds:
+            return Unused("", "layer_kind", f"not defined for {_PLURAL[place.kind]}", f"{component}.{place.name}")
+        own = place.windows[0].param if place.kind == "experts" else ""
+        made = self._parsed.adapter(group, place.site, self._reading, own)
         try:
-            parts = [(at, adapter if rows is None else part_of(adapter, rows)) for at, rows in place.pieces]
-        except UnsupportedError as error:
+            adapter = made if isinstance(made, Adapter) else self._widened(group, component, place, made)
+            parts = [(target, adapter if rows is None else part_of(adapter, rows)) for target, rows in place.pieces]
+        except ValueError as error:
             return misfit(error, f"{component}.{place.name}")
-        return [Bound(component, target, own, place) for target, own in parts]
+        return [Binding(part, target, self.file, component, place) for target, part in parts]
 
-    def _widened(self, group: Group, component: str, place: Place) -> Adapter | None:
-        """Make an adapter of a layer that has other inputs than when it was trained; None where it is not just that."""
+    def _widened(self, group: Group, component: str, place: Place, error: ValueError) -> Adapter:
+        """Make an adapter of a layer that has other inputs than when it was trained; where it is not just that, raise.
+
+        Args:
+            group: the parameters.
+            component: of the model.
+            place: there.
+            error: which an adapter for the layer as it is raised.
+        """
         index, made_for = self._indexes[component], self._parsed.family
         if group.own_site is None or (made_for and self._family and made_for.name != self._family.name):
-            return None
-        basis = input_basis(index.root(), place.segments[0].target.path)
+            raise error
+        basis = input_basis(index.root(), place.windows[0].path)
         if basis is None and not any(index.find(name) == place for name in input_layers(self._family)):
-            return None
+            raise error
         out, kernel = place.shape[0], place.shape[2:]
         inputs = math.prod(group.own_site.shape[1:]) // math.prod(kernel)  # a kernel may be flattened into the inputs
         if inputs >= place.shape[1] if basis is None else tuple(basis.shape) != (place.shape[1], inputs):
-            return None
-        site = replace(place.site, shape=(out, inputs, *kernel))
-        adapter = self._parsed.adapter(group, site, self._reading)
+            raise error
+        adapter = self._parsed.adapter(group, replace(place.site, shape=(out, inputs, *kernel)), self._reading)
         if isinstance(adapter, ValueError) or adapter.reads_base:
-            return None  # the report says what does not fit the layer as it is
-        return Narrow(adapter, inputs, place.shape[1]) if basis is None else Refitted(adapter, basis.float().cpu())
+            raise error
+        return Refitted(adapter, inputs, place.shape[1], None if basis is None else basis.float().cpu())
 
 
 def _add(
-    group: Group, found: Sequence[Bound], by_weight: dict[tuple[str, str, str], list[Bound]], bad: Collection[str]
-) -> Miss | None:
-    """Add a group's adapters, unless a number is not finite or others change these rows already."""
+    group: Group, found: Sequence[Binding], by_weight: dict[tuple[str, str, str], list[Binding]], bad: Collection[str]
+) -> Unused | None:
+    """Add the bindings of a group, unless a number is not finite or others change these rows already."""
     if bad and (spoilt := [key for key in group.reads if key in bad]):
-        return "not_finite", NOT_FINITE, f"{spoilt[0]} has numbers that are NaN or infinite; {_AGAIN}"
+        detail = f"{spoilt[0]} has numbers that are NaN or infinite; {_AGAIN}"
+        return Unused("", "not_finite", NOT_FINITE, detail)
     for one in found:
-        for other in by_weight.get((one.component, one.target.path, one.target.param), ()):
-            if one.target.overlaps(other.target):
-                return "second_adapter", f"a second adapter for {one.component}.{one.target.name}", ""
+        if any(one.target.overlaps(other.target) for other in by_weight.get(one.weight, ())):
+            return Unused("", "second_adapter", f"a second adapter for {one.component}.{one.target.name}")
     for one in found:
-        by_weight.setdefault((one.component, one.target.path, one.target.param), []).append(one)
+        by_weight.setdefault(one.weight, []).append(one)
     return None
 
 

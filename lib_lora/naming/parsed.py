@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 
@@ -57,10 +58,6 @@ def key_formats() -> Mapping[str, KeyFormat]:
     return {name: one.with_params(params) for name, one in discover(formats, KeyFormat).items()}
 
 
-Miss = tuple[Cause, str, str]
-"""Why a layer of a file acts on nothing: cause, reason and detail, see `report.Unused`."""
-
-
 @dataclass(slots=True)
 class Group:
     """The parameters of one layer in a file."""
@@ -78,13 +75,14 @@ class Group:
     reads: tuple[str, ...] = ()
     """The keys of its own parameters, and of the shared ones that the algorithm reads."""
 
-    def unread(self) -> Miss:
+    @property
+    def unread(self) -> Unused:
         """Return that no algorithm reads its parameters."""
-        return "unknown_parameters", f"no adapter kind reads {', '.join(sorted(self.keys))} together", ""
+        return Unused("", "unknown_parameters", f"no adapter kind reads {', '.join(sorted(self.keys))} together")
 
-    def unused(self, miss: Miss) -> list[Unused]:
-        """Return all keys as unused for a reason."""
-        return [Unused(key, *miss) for key in self.keys.values()]
+    def unused(self, why: Unused) -> list[Unused]:
+        """Return all keys as unused for the reason of a record that names no key."""
+        return [replace(why, key=key) for key in self.keys.values()]
 
     def is_zero(self, file: AdapterFile) -> bool:
         """Return whether it is a LoRA whose `up` is zero, as training begins; `file` has checked its numbers."""
@@ -92,17 +90,13 @@ class Group:
         return self.recipe is not None and self.recipe.name == "lora" and all(map(file.is_zero, ups))
 
 
-def misfit(error: ValueError, where: str = "") -> Miss:
-    """Return why the parameters of a layer cannot be used.
-
-    Args:
-        error: that making an adapter of them raised.
-        where: the layer of the model.
-    """
-    detail = f"{where}: {error}" if where else str(error)
+def misfit(error: ValueError, where: str = "") -> Unused:
+    """Return why an adapter of a layer raised an error where it was made, for a layer of the model or without one."""
     if isinstance(error, UnsupportedError):
-        return "unsupported", str(error), where
-    return ("not_finite", NOT_FINITE, detail) if isinstance(error, NumberError) else ("shape", SHAPE_DIFFERS, detail)
+        return Unused("", "unsupported", str(error), where)
+    cause: Cause = "not_finite" if isinstance(error, NumberError) else "shape"
+    detail = f"{where}: {error}" if where else str(error)
+    return Unused("", cause, NOT_FINITE if cause == "not_finite" else SHAPE_DIFFERS, detail)
 
 
 class ParsedFile:
@@ -139,7 +133,7 @@ class ParsedFile:
         """
         assert group.recipe is not None
         numbers, (tensors, shared), key = self.file.numbers, self._tensors, group.keys.get("alpha")
-        params = {param: tensors[own] for param, own in group.keys.items()}
+        params = {param: tensors[name] for param, name in group.keys.items()}
         module = f"{group.module.replace('.base_layer', '')}.{own}" if own else group.module  # as in PEFT's patterns
         try:
             config = {} if self.config.empty else self.config.values(group.component, module)
@@ -202,7 +196,7 @@ class ParsedFile:
         misfits: list[Unused] = []
         for group in self.groups if idle is None else idle:
             if group.recipe is None:
-                misfits += group.unused(group.unread())
+                misfits += group.unused(group.unread)
             elif group.own_site is not None:  # what does not fit even the shape that it claims fits no model
                 adapter = self.adapter(group, group.own_site)
                 if isinstance(adapter, ValueError):
@@ -228,17 +222,14 @@ class ParsedFile:
 
     def _grouped(self) -> list[Group]:
         # by format and name, so that nothing depends on the order of keys in the file
-        order = {name: i for i, name in enumerate(("", *key_formats()))}
-        known = list(key_formats().values())
-        parsed = []
-        for key in self.file.infos:
-            name, one = parse_key(known, key, self.file.metadata.get(key))
-            parsed.append((order[name], key, name, one))
-        parsed.sort()
+        known = key_formats()
+        order = {name: i for i, name in enumerate(("", *known))}
+        parsed = [(key, *parse_key(known.values(), key, self.file.metadata.get(key))) for key in self.file.infos]
+        parsed.sort(key=lambda one: (order[one[1]], one[0]))
         names = {one.adapter for *_, one in parsed if one is not None and one.adapter is not None}
         wanted = "default" if "default" in names else min(names, default=None)
         groups: dict[tuple[str | None, str], Group] = {}
-        for _, key, name, one in parsed:
+        for key, name, one in parsed:
             if one is None:
                 self.unused.append(Unused(key, "unknown_key", "not understood by any key format"))
                 continue
@@ -280,7 +271,7 @@ class ParsedFile:
         if companions.issuperset([group.format for group in self.groups]):
             text = f"it is not a known adapter: none of its {len(keys)} keys is known ({seen}, …){guess(keys)}"
             raise UnknownFormatError(self.file.path, text, keys[:4])
-        if not [group for group in self.groups if group.recipe is not None]:
+        if all(group.recipe is None for group in self.groups):
             params = ", ".join(sorted({param for group in self.groups for param in group.keys}))
             text = f"it contains adapters of an unsupported kind, with the parameters {params} (keys {seen}, …)"
             raise UnknownAdapterError(self.file.path, text, keys[:4])
@@ -289,19 +280,13 @@ class ParsedFile:
         """Return whether PEFT's configuration is missing, without which nothing tells the scale of its files."""
         for one in self.groups:
             if one.format == "peft" and "alpha" not in one.keys and one.recipe and one.recipe.kind.name in _SCALED:
-                try:
+                with suppress(NumberError):  # else the layer is left out, and says so
                     if configured_alpha(self.config.values(one.component, one.module)) == Alpha():
                         return True
-                except NumberError:
-                    continue  # the layer is left out, and says so
         return False
 
 
 def _bytes_of(adapters: Iterable[Adapter]) -> int:
-    """Return the bytes of all their tensors; several adapters may have one of them."""
-    sizes: dict[int, int] = {}
-    for adapter in adapters:
-        for _, tensor in adapter.tensors():
-            start = tensor.data_ptr()
-            sizes[start] = max(tensor.numel() * tensor.element_size(), sizes.get(start, 0))
-    return sum(sizes.values())
+    """Return the bytes of all their tensors; of several that begin alike, as views of one, the largest counts."""
+    tensors = [tensor for adapter in adapters for _, tensor in adapter.tensors()]
+    return sum(dict(sorted([(one.data_ptr(), one.nbytes) for one in tensors])).values())

@@ -8,8 +8,8 @@ join, cut and swap such lists, see `architectures/_names.py`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 
@@ -18,7 +18,7 @@ from ..adapters.base import Kind, Rows, Site
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A weight that an adapter can change: a layer's own, or a window of a fused one."""
+    """A weight that an adapter can change: a layer's own, or a window of one."""
 
     path: str
     """Dotted path of the module whose forward is patched."""
@@ -44,6 +44,8 @@ class Target:
     outputs: int = 0
     """Rows of the whole of `param`, of which `rows` is a window; 0 where it is no window."""
     transposed: bool = False
+    base: Target | None = field(default=None, compare=False)
+    """What it is a window of, if that has a name of its own."""
 
     @property
     def batched_ndim(self) -> int:
@@ -51,6 +53,16 @@ class Target:
         if self.kind == "experts":
             return sys.maxsize  # tokens come in the order of their experts
         return {"embedding": 1, "attention": 3, "norm": len(self.shape) + 1}.get(self.kind, len(self.shape))
+
+    @property
+    def first(self) -> int:
+        """Return its first row inside `param`."""
+        return 0 if self.rows is None else self.rows[0]
+
+    @property
+    def slice(self) -> slice:
+        """Return its rows inside `param`, as an index."""
+        return slice(None) if self.rows is None else slice(*self.rows)
 
     def overlaps(self, other: Target) -> bool:
         """Return whether it has rows in common with another one of the same parameter."""
@@ -62,117 +74,91 @@ class Target:
         """Return some of its rows."""
         if (start, stop) == (0, self.shape[0]):
             return self
-        first, bias_first = (0 if rows is None else rows[0] for rows in (self.rows, self.bias_rows))
+        if self.base is not None:
+            first = self.first - self.base.first
+            return self.base.window(first + start, first + stop)
+        bias_first = 0 if self.bias_rows is None else self.bias_rows[0]
         return replace(
             self,
             name=f"{self.name}[{start}:{stop}]",
             shape=(stop - start, *self.shape[1:]),
-            rows=(first + start, first + stop),
+            rows=(self.first + start, self.first + stop),
             bias_rows=(bias_first + start, bias_first + stop),
             outputs=self.outputs or self.shape[0],
+            base=self,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Neighbouring rows of one weight."""
-
-    target: Target
-    start: int
-    stop: int
-
-    @property
-    def count(self) -> int:
-        """Return how many rows it has."""
-        return self.stop - self.start
 
 
 @dataclass(frozen=True)
 class Place:
-    """Rows of weights, in the order in which a file has them: the meaning of a name."""
+    """Windows of weights of one kind, in the order in which a file has them as one layer: the meaning of a name."""
 
-    segments: tuple[Segment, ...]
-
-    @classmethod
-    def of(cls, target: Target) -> Place:
-        """Return the whole of one weight."""
-        return cls((Segment(target, 0, target.shape[0]),))
-
-    @cached_property
-    def target(self) -> Target | None:
-        """Return the weight it is the whole of; None where it is not just one."""
-        first = self.segments[0]
-        alone = len(self.segments) == 1 and first.count == first.target.shape[0]
-        return first.target if alone else None
+    windows: tuple[Target, ...]
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
         """Return the shape of the layer as the file has it."""
-        return (sum(one.count for one in self.segments), *self.segments[0].target.shape[1:])
+        return (sum([one.shape[0] for one in self.windows]), *self.windows[0].shape[1:])
 
     @property
     def kind(self) -> Kind:
         """Return the kind of its weights."""
-        return self.segments[0].target.kind
+        return self.windows[0].kind
 
     @property
     def name(self) -> str:
         """Return a name for messages."""
-        return "+".join(target.name for target, _ in self.pieces)
+        return "+".join([target.name for target, _ in self.pieces])
+
+    @cached_property
+    def turn(self) -> int:
+        """Return which of a file's layers act where two change the same rows: 0 comes first.
+
+        A file may have a fused layer and its parts, too: SimpleTuner's are empty then, others say the same twice.
+        """
+        if len({one.path for one in self.windows}) > 1:
+            return 0
+        return 1 if self.windows[0].rows is None else 2
 
     @cached_property
     def site(self) -> Site:
-        """Return what an adapter must fit; all segments are of one kind."""
-        first = self.segments[0].target
+        """Return what an adapter must fit."""
+        first = self.windows[0]
         return Site(self.shape, first.kind, first.groups, first.takes_bias, first.transposed)
 
     def window(self, start: int, stop: int) -> Place:
         """Return some of its rows."""
-        found = []
-        for one, offset in self._offsets():
-            low, high = max(start - offset, 0), min(stop - offset, one.count)
+        found, first = [], 0
+        for one in self.windows:
+            low, high = max(start - first, 0), min(stop - first, one.shape[0])
             if low < high:
-                found.append(Segment(one.target, one.start + low, one.start + high))
+                found.append(one.window(low, high))
+            first += one.shape[0]
         return Place(tuple(found))
-
-    def _offsets(self) -> Iterator[tuple[Segment, int]]:
-        """Return each segment with the row of the file's layer at which it begins."""
-        return zip(self.segments, accumulate([one.count for one in self.segments], initial=0), strict=False)
 
     def swapped(self) -> Place:
         """Return the same with its two halves the other way round."""
         half = self.shape[0] // 2
-        return Place((*self.window(half, 2 * half).segments, *self.window(0, half).segments))
+        return Place((*self.window(half, 2 * half).windows, *self.window(0, half).windows))
 
     @cached_property
     def pieces(self) -> tuple[tuple[Target, Rows | None], ...]:
-        """Return the windows of weights it consists of, as large as can be, and the file's rows for each.
-
-        Rows are None for the whole of the file's layer in its order.
-        """
-        if self.target is not None:
-            return ((self.target, None),)
-        order = list(dict.fromkeys([one.target.name for one in self.segments]))
-        runs: list[tuple[Segment, Rows]] = []  # neighbouring segments of one weight, and the file's rows for them
-        for one, offset in sorted(self._offsets(), key=lambda part: (order.index(part[0].target.name), part[0].start)):
-            rows = (offset, offset + one.count)
-            if runs and runs[-1][0].target == one.target and runs[-1][0].stop == one.start:
-                before, own = runs.pop()
-                runs.append((replace(before, stop=one.stop), (*own, rows)))
-            else:
-                runs.append((one, (rows,)))
-        whole = ((0, self.shape[0]),)
-        return tuple((run.target.window(run.start, run.stop), None if own == whole else own) for run, own in runs)
-
-    def rows_of(self, target: Target) -> Iterator[tuple[slice, slice]]:
-        """Yield rows of the file's layer that are a target's, and the target's rows for them."""
-        first = 0 if target.rows is None else target.rows[0]
-        for one, offset in self._offsets():
-            if (one.target.path, one.target.param) == (target.path, target.param):
-                start = one.start + (one.target.rows or (0,))[0] - first
-                low, high = max(start, 0), min(start + one.count, target.shape[0])
-                if low < high:
-                    yield slice(offset + low - start, offset + high - start), slice(low, high)
+        """Return its windows, neighbours as one, weight by weight, and the file's rows for each; None for all."""
+        if len(self.windows) == 1:
+            return ((self.windows[0], None),)
+        order = list(dict.fromkeys([(one.base or one).name for one in self.windows]))
+        parts: list[tuple[Target, int, int, Rows]] = []  # a weight, its first and last row, the file's rows for them
+        for one, stop in zip(self.windows, accumulate([one.shape[0] for one in self.windows]), strict=True):
+            base, count = one.base or one, one.shape[0]
+            low = one.first - base.first
+            parts.append((base, low, low + count, ((stop - count, stop),)))
+        runs: list[tuple[Target, int, int, Rows]] = []
+        for base, low, high, rows in sorted(parts, key=lambda part: (order.index(part[0].name), part[1])):
+            if runs and runs[-1][0] == base and runs[-1][2] == low:
+                _, low, _, before = runs.pop()
+                rows = (*before, *rows)
+            runs.append((base, low, high, rows))
+        return tuple([(base.window(low, high), rows) for base, low, high, rows in runs])
 
 
 def joined(places: Sequence[Place | None]) -> Place | None:
@@ -180,4 +166,4 @@ def joined(places: Sequence[Place | None]) -> Place | None:
     found = [place for place in places if place is not None]
     if len(found) < len(places) or len({place.shape[1:] for place in found}) > 1:
         return None
-    return Place(tuple(segment for place in found for segment in place.segments))
+    return Place(tuple([window for place in found for window in place.windows]))

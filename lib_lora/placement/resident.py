@@ -1,7 +1,7 @@
 """Tensors beside a layer: placed when first needed, moved with the layer, dropped with it.
 
 Moving to a device is a copy of what the file has; leaving it is a drop, without a copy back. Where the device has no
-room for all layers, some are placed again for each call, see `budget.py`. A `Binding` is one adapter on one layer.
+room for all layers, some are placed again for each call, see `budget.py`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from torch import Tensor, nn
 
 from ..adapters.base import Adapter
 from ..compiler import uncompiled
-from ..files.file import AdapterFile
+from ..naming.binding import Binding
 from ..naming.places import Target
-from ..naming.whole import Whole
 from ..strengths.table import FactorRange, FactorRanges, StrengthTable
 from ..tensors import TensorFields, plain_mode
 from ..weights.originals import WeightMark, mark_weight
@@ -34,26 +33,10 @@ from .static import StaticMemory
 from .storage import Placement, Storage
 
 
-@dataclass(frozen=True, slots=True)
-class Binding:
-    """An adapter, where it acts, and which strength it obeys."""
-
-    adapter: Adapter
-    target: Target
-    file: AdapterFile
-    """The adapter's tensors are views of it, and are read through `AdapterFile.private`, which checks it."""
-    group: int
-    """The strength group that multiplies it."""
-    rank: int | None = None
-    """Use only the first so many rank components."""
-    whole: Whole | None = None
-    """The layers that are one in the file, where the adapter depends on all of them."""
-
-    @property
-    def ranges(self) -> FactorRanges:
-        """Return the range of factors of the strength alone, as one number, or one for each head of a bank."""
-        schedule = self.adapter.schedule_of_parts
-        return (FactorRange(self.group, 1 if schedule is None else schedule.numbers, schedule=schedule),)
+def strength_ranges(binding: Binding) -> FactorRanges:
+    """Return the range of factors of the strength alone, as one number, or one for each head of a bank."""
+    schedule = binding.adapter.schedule_of_parts
+    return (FactorRange(binding.group, 1 if schedule is None else schedule.numbers, schedule=schedule),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,7 +413,7 @@ def _read(layer: nn.Module, target: Target, weights: dict[str, Tensor]) -> Tenso
     weight = weights.get(target.param)
     if weight is None:
         weight = weights[target.param] = read_base_weight(layer, target.param)
-    return (weight if target.rows is None else weight[slice(*target.rows)]).reshape(target.shape)
+    return weight[target.slice].reshape(target.shape)
 
 
 _COMPUTING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})

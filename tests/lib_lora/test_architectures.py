@@ -271,7 +271,7 @@ def test_omi_of_sdxl(tmp_path):
     network = load_network(path, models()["sdxl", "diffusers"])
     assert network.report.unused == ()
     assert (network.report.format, network.report.architecture) == ("omi+diffusers", "sdxl")
-    assert [(one.component, one.target.path.removeprefix("text_model.")) for one in network.bound] == [
+    assert [(one.component, one.target.path.removeprefix("text_model.")) for one in network.bindings] == [
         ("text_encoder_2", "encoder.layers.3.mlp.fc1"),
         ("text_encoder", "encoder.layers.3.mlp.fc1"),
         ("unet", "down_blocks.1.attentions.0.transformer_blocks.0.attn2.to_k"),

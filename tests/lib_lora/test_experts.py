@@ -205,7 +205,7 @@ def test_rows_and_regions_are_refused_where_tokens_are_in_the_order_of_experts(t
 def hit(path: Path, base: nn.Module) -> tuple[set[str], list[tuple[str, str]]]:
     """Return the weights of experts that a file changes, and why keys are unused."""
     network = load_network(path, {"transformer": base})
-    names = {one.target.name.rpartition(".")[2] for one in network.bound if one.target.kind == "experts"}
+    names = {one.target.name.rpartition(".")[2] for one in network.bindings if one.target.kind == "experts"}
     return names, sorted({(one.reason, one.detail) for one in network.report.unused})
 
 

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from lib_lora import load_network
 from lib_lora.inspection.skeleton import skeleton
 from lib_lora.naming.architectures.base import fact, known_architectures, recognise
+from lib_lora.naming.binding import Binding
 from lib_lora.naming.index import LayerIndex, alias_table
-from lib_lora.naming.network import Bound, Network
+from lib_lora.naming.network import Network
 from lib_lora.naming.parsed import SHAPE_DIFFERS
 from lib_lora.naming.places import Place
 from lib_lora.report import NetworkReport
@@ -105,9 +106,8 @@ def _runs(numbers: Tensor, starts: dict[str, tuple[float, float]]) -> list[Origi
 def native_rows(place: Place, name: str) -> list[Origin]:
     """Return the native rows of a place in diffusers' tree, in order."""
     found: list[Origin] = []
-    for segment in place.segments:
-        offset = segment.start + (segment.target.rows or (0,))[0]
-        found += _cut(origins(name)[segment.target.path], offset, offset + segment.count)
+    for window in place.windows:
+        found += _cut(origins(name)[window.path], window.first, window.first + window.shape[0])
     merged: list[Origin] = []
     for one in found:
         if merged and merged[-1][0] == one[0] and merged[-1][2] == one[1]:
@@ -149,7 +149,7 @@ def test_the_native_tree_has_the_names_of_diffusers(name):
     for layer, rows in origins(name).items():
         place = native.find(layer)
         assert place is not None, layer
-        assert [(one.target.path, one.start, one.stop) for one in place.segments] == rows, layer
+        assert [(one.path, one.first, one.first + one.shape[0]) for one in place.windows] == rows, layer
         assert place.shape[1:] == own[f"{rows[0][0]}.weight"][1:], layer
 
 
@@ -265,7 +265,7 @@ def test_what_a_trainer_writes_comes_back(name, writer, tmp_path):
     assert (report.format, report.architecture) == (how.format, family.known_as if how.tells else None)
     layers = layers_of(family, how)
     assert (report.hit, report.layers) == (len(layers), len(layers))
-    assert {one.component for one in network.bound} == {how.component or family.component}
+    assert {one.component for one in network.bindings} == {how.component or family.component}
     check(network, family, how, layers)
 
 
@@ -275,7 +275,7 @@ def check(network: Network, family: Family, how: Writer, layers: dict[str, list[
     made = factors(family.name, how.component)
     scale = 1.0 if how.key(next(iter(layers)), "alpha") is None else ALPHA / RANK
     met: dict[str, int] = {}
-    for one in network.bound:
+    for one in network.bindings:
         rows = bound_rows(family, one)
         assert one.adapter.form().pair.scale == scale
         found = one.adapter.factors()
@@ -290,7 +290,7 @@ def check(network: Network, family: Family, how: Writer, layers: dict[str, list[
     assert met == wanted
 
 
-def bound_rows(family: Family, one: Bound) -> list[Origin]:
+def bound_rows(family: Family, one: Binding) -> list[Origin]:
     """Return the native rows that an adapter of diffusers' model changes."""
     target = one.target
     start, stop = target.rows or (0, layers_in(module(family, one.component))[target.path][0])
@@ -314,7 +314,7 @@ def test_what_a_trainer_writes_is_found_in_the_native_tree(name, writer, tmp_pat
     report = native.report
     assert report.unused == ()
     assert (report.format, report.hit, report.layers) == (how.format, *(len(layers_of(family, how)),) * 2)
-    for one in native.bound:
+    for one in native.bindings:
         found, start = one.adapter.factors().up.flatten(1), (one.target.rows or (0,))[0]
         made = factors(name, "")[one.target.path][1].flatten(1)
         assert torch.equal(found, made[start : start + len(found)]), one.target.name
@@ -339,7 +339,7 @@ def test_one_adapter_is_the_same_in_every_format(name, tmp_path):
             continue
         # one `down` where others have several is another adapter
         other = {path for file in shared for path in how.fuse[file]}
-        for one in load_network(write(family, how, tmp_path, RANK), {family.component: model(name)}).bound:
+        for one in load_network(write(family, how, tmp_path, RANK), {family.component: model(name)}).bindings:
             if one.target.path in other:
                 continue
             pair = one.adapter.factors()

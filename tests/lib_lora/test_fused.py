@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lib_lora import ComponentError, Engine, Entry, PerImage, Stack, install, load_network, plan
-from lib_lora.adapters._part import PartOf, RowsOf, part_of
+from lib_lora.adapters._part import PartOf, part_of
 from lib_lora.adapters.base import Adapter, At, within
 from lib_lora.execution.dense import DenseExecutor
 from lib_lora.execution.hooks import slot_of
@@ -184,7 +184,7 @@ class TestApart:
 
     def bound(self, folder: Path, sample: Sample, scenario: Scenario) -> list[Adapter]:
         network = load_network(write(folder, sample, scenario).path, {"transformer": Blocks(scenario.model)})
-        return [one.adapter for one in network.bound]
+        return [one.adapter for one in network.bindings]
 
     @pytest.mark.parametrize("sample", [one for one in LINEAR if one.name not in BLOCKS], ids=ids)
     @pytest.mark.parametrize("scenario", [QKV, UNEVEN, SWAPPED], ids=ids)
@@ -192,7 +192,6 @@ class TestApart:
         adapters = self.bound(tmp_path, sample, scenario)
         assert len(adapters) == len(scenario.model)
         assert {adapter.reads_whole for adapter in adapters} == {sample.name in WHOLE}
-        assert not any(isinstance(adapter, RowsOf) for adapter in adapters)
 
     @pytest.mark.parametrize(
         ("name", "scenario"),
@@ -221,7 +220,7 @@ class TestApart:
     def test_the_whole_is_found_out_once_for_all_its_parts(self, tmp_path, sample, monkeypatch):
         read: list[nn.Module] = []
         monkeypatch.setattr(
-            "lib_lora.naming.whole.read_base_weight", lambda *args: read.append(args[0]) or read_base_weight(*args)
+            "lib_lora.naming.binding.read_base_weight", lambda *args: read.append(args[0]) or read_base_weight(*args)
         )
         model, written = Blocks(QKV.model), write(tmp_path, sample, QKV)
         engine = engine_for(model)
@@ -546,7 +545,7 @@ class TestRows:
             write(tmp_path, sample, Scenario("", {native: 3 * IN}, {native: ((native, 0, 3 * IN),)})).path,
             {"transformer": model},
         )
-        (bound,) = network.bound
+        (bound,) = network.bindings
         adapter = bound.adapter
         want = delta(adapter, weight)
         chosen = torch.cat([torch.arange(start, stop) for start, stop in rows])
@@ -560,21 +559,10 @@ class TestRows:
                 row = chosen[:1]
                 assert worst(delta(known(first, weight, row), weight[row]), want[row]) < 1e-12
 
-    def test_a_kind_that_gives_rows_alone_needs_no_more_of_the_weight(self, tmp_path, monkeypatch):
-        from lib_lora.adapters.ia3 import IA3
-
-        monkeypatch.setattr(IA3, "take", lambda self, rows: None)
-        adapter = TestApart().bound(tmp_path, NAMED["ia3 on the output"], QKV)[0]
-        assert isinstance(adapter, RowsOf)
-        (tmp_path / "output").mkdir()
-        for scenario in (QKV, SWAPPED, UNEVEN):
-            check(tmp_path / "output", replace(NAMED["ia3 on the output"], name=scenario.name), scenario, linear)
-
     def test_a_kind_that_says_nothing_gets_the_whole_weight(self, tmp_path, monkeypatch):
         from lib_lora.adapters.ia3 import IA3
 
         monkeypatch.setattr(IA3, "take", lambda self, rows: None)
-        monkeypatch.setattr(IA3, "by_rows", False)
         adapter = TestApart().bound(tmp_path, NAMED["ia3 on the output"], QKV)[0]
         assert isinstance(adapter, PartOf)
         with pytest.raises(TypeError, match="known only once"):

@@ -53,6 +53,6 @@ def test_parameters_of_any_shape_are_taken_or_refused(tmp_path, sample, pytestco
             renamed = {key.replace(sample.prefix, prefix): value for key, value in tensors.items()}
             with suppress(LoraError):
                 network = load_network(save(path, renamed, sample.metadata), {"unet": model})
-                assert len(network.report.unused) == (0 if network.bound else len(renamed)), renamed
-                for one in network.bound:
+                assert len(network.report.unused) == (0 if network.bindings else len(renamed)), renamed
+                for one in network.bindings:
                     assert network.delta_weight("unet", name).shape == one.target.shape

@@ -140,7 +140,7 @@ def test_a_part_of_a_delta_is_that_part_of_it(tmp_path, sample, layer):
     base, _ = make(layer)
     weight = weight_of(base, layer)
     path, _ = write(tmp_path, sample, layer, tuple(weight.shape))
-    (bound,) = load_network(path, {"unet": base}).bound
+    (bound,) = load_network(path, {"unet": base}).bindings
     adapter = bound.adapter.on(lambda: weight)
     at = At(torch.device("cpu"), torch.float64, 0.7, weight=weight)
     whole = adapter.delta_weight(at).reshape(weight.shape)

@@ -171,7 +171,7 @@ def test_numbers_that_cannot_be_trusted_are_not_used(tmp_path, metadata, tree, c
     trained = unet("sd1", early=True)
     made = tensors_of(trained, counted(trained, ATTENTION, (nn.Linear,))) | change
     network = load_network(save(tmp_path / "a.safetensors", made, metadata), models()[tree, "diffusers"])
-    assert (network.bound, list(reasons(network))) == ((), [(reason, detail, len(made))])
+    assert (network.bindings, list(reasons(network))) == ((), [(reason, detail, len(made))])
 
 
 def test_a_number_that_may_be_either_of_two_layers_is_not_used(tmp_path):
@@ -179,7 +179,7 @@ def test_a_number_that_may_be_either_of_two_layers_is_not_used(tmp_path):
     made = {"unet:6:up": torch.ones(320, 1), "unet:6:down": torch.ones(1, 768)}
     path = save(tmp_path / "a.safetensors", made)
     network = load_network(path, models()["sd1", "diffusers"])
-    assert network.bound == ()
+    assert network.bindings == ()
     assert list(reasons(network)) == [("numbered in a way that means more than one layer", "unet", 2)]
 
 

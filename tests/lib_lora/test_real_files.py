@@ -64,7 +64,7 @@ def test_supported_files_resolve_wholly(real_loras, start, tree):
     assert (report.hit, report.layers, report.unused) == (layers, layers, ())
     assert (report.format, report.architecture, dict(report.kinds)) == (spelled, "sd1", {kind: layers})
     assert {component: len(adapters) for component, adapters in network.adapters.items()} == components
-    tensors = sum(1 for one in network.bound for _ in one.adapter.tensors())
+    tensors = sum(1 for one in network.bindings for _ in one.adapter.tensors())
     alphas = sum(1 for key in network.file.infos if key.endswith(".alpha"))
     assert network.embeddings.keys() == EMBEDDINGS.get(start, set())
     assert tensors + alphas + len(network.embeddings) == len(network.file.infos), "every key is used"

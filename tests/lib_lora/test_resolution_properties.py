@@ -183,7 +183,7 @@ def used(case: Case, network: Network) -> dict[Target, dict[str, set[str]]]:
         one.target: {
             name: {case.key(value) for value in tensor.unique().tolist()} for name, tensor in one.adapter.tensors()
         }
-        for one in network.bound
+        for one in network.bindings
     }
 
 
@@ -213,7 +213,7 @@ def test_every_key_is_used_or_spoken_of_and_no_layer_gets_anothers_numbers(case)
     try:
         with resolved(case, name) as network:
             check_accounts(case, network)
-            targets = {one.target: bound_rows(FAMILIES[name], one) for one in network.bound}
+            targets = {one.target: bound_rows(FAMILIES[name], one) for one in network.bindings}
             for target, tensors in used(case, network).items():
                 for key in {key for keys in tensors.values() for key in keys} - case.junk.keys():
                     for made in case.owners[key]:
@@ -242,7 +242,7 @@ def changed_by(made: Made) -> set[str]:
     assert parsed is not None
     place = index(made.family).find(parsed.module, flattened=parsed.flattened)
     assert place is not None, made
-    return {one.target.path for one in place.segments}
+    return {one.path for one in place.windows}
 
 
 @given(files(), st.randoms(use_true_random=False))
@@ -335,7 +335,7 @@ def test_parameters_of_any_shape_are_used_or_spoken_of(infos):
         assert parsed.report().summary()
         network = Network(parsed, [index("sd1")])
         left = {one.key for one in network.report.unused}
-        changed = {segment.target.path for one in network.bound for segment in one.place.segments}
+        changed = {window.path for one in network.bindings for window in one.place.windows}
         for key in infos.keys() - left:
             one = parse_key(key)[1]
             assert one is not None, key
@@ -377,6 +377,6 @@ def test_a_kind_with_a_parameter_gone_or_of_another_shape_is_whole_or_not_there(
             Path(folder, "adapter_config.json").write_text(json.dumps(sample.config))
         renamed = {key.replace(sample.prefix, prefix): value for key, value in tensors.items()}
         network = load_network(save(Path(folder, "a.safetensors"), renamed, sample.metadata), {"unet": model})
-        assert len(network.report.unused) == (0 if network.bound else len(renamed))
-        for one in network.bound:
+        assert len(network.report.unused) == (0 if network.bindings else len(renamed))
+        for one in network.bindings:
             assert network.delta_weight("unet", name).shape == one.target.shape

@@ -24,13 +24,12 @@ def test_torchs_attention_has_the_names_of_diffusers():
         for name in (f"{BLOCK}.to_{part}", f"{BLOCK}.attn.to_{part}"):
             place = index.find(name)
             assert place is not None, name
-            (segment,) = place.segments
-            assert (segment.target.param, segment.start, segment.stop) == ("in_proj_weight", 8 * i, 8 * i + 8)
+            (window,) = place.windows
+            assert (window.param, window.rows) == ("in_proj_weight", (8 * i, 8 * i + 8))
     for name in (f"{BLOCK}.to_out.0", f"{BLOCK}.attn.out_proj"):
         place = index.find(name)
         assert place is not None
-        assert place.target is not None
-        assert place.target.param == "out_proj.weight"
+        assert [one.param for one in place.windows] == ["out_proj.weight"]
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def first(weight: Tensor) -> Tensor:
 
 
 def rows(place: Place, converted: dict[str, Tensor]) -> Tensor:
-    parts = [first(converted[f"{one.target.path}.weight"])[one.start : one.stop] for one in place.segments]
+    parts = [first(converted[f"{one.path}.weight"])[one.slice] for one in place.windows]
     return torch.cat(parts)
 
 

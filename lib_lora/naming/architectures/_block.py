@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from functools import lru_cache
 from typing import Literal
 
 from ...files.components import DENOISER, role
@@ -45,6 +46,7 @@ _LETTERS = {
 _OUT = re.compile(r"^(?:norm_out|proj_out|final_layer|final_layernorm|out_layer|head|out)(?:\.|$)")
 
 
+@lru_cache(maxsize=16384)
 def block_of(component: str, name: str) -> str:
     """Return the block of a layer, by its dotted name in any tree; empty for a layer in no block."""
     if role(component) != DENOISER:
