@@ -375,9 +375,9 @@ def why_not_merged(layer: nn.Module, bindings: Sequence[Binding], shared: frozen
                 return f"there is no {leaf} to merge into"
             if parameter.device.type == "meta":
                 return "the weight is elsewhere (offloaded) between two calls"
+            is_packed = not holds_values(layer, param)  # such a tensor need not know `empty_like`
             # no two entries in one place
-            is_dense = torch.empty_like(parameter, device="meta").stride() == parameter.stride()
-            if not holds_values(layer, param) or not is_dense:
+            if is_packed or torch.empty_like(parameter, device="meta").stride() != parameter.stride():
                 return f"a {type(layer).__name__} keeps its weight in a form that cannot be put back exactly"
             if id(parameter) in shared:
                 return "the weight belongs to several layers"

@@ -563,6 +563,25 @@ def test_casts_of_a_merged_model_are_those_of_one_without(file, casts, first, wh
         assert bits(model) == bits(want)
 
 
+@pytest.mark.parametrize("config", ["Int8WeightOnlyConfig", "Float8WeightOnlyConfig"])
+def test_weights_of_torchao_are_computed_live(tmp_path, config):
+    quantization = pytest.importorskip("torchao.quantization")
+    model = nn.Sequential(nn.Linear(32, 32)).requires_grad_(False)
+    quantization.quantize_(model, getattr(quantization, config)())
+    x = torch.randn(3, 32)
+    plain = model(x)
+    path = save(tmp_path / "a.safetensors", pair("lora_unet_0", (32, 32), 4))
+    engine = Engine({"unet": model})
+    report = engine.activate(merged([Entry(path)]))
+    assert dict(report.live) == {"a Linear keeps its weight in a form that cannot be put back exactly": 1}
+    merged_output = model(x)
+    engine.activate(Stack([Entry(path)]))
+    assert torch.equal(model(x), merged_output)
+    assert not torch.equal(merged_output, plain)
+    engine.deactivate()
+    assert torch.equal(model(x), plain)
+
+
 @pytest.mark.parametrize("mode", ["live", "merged", "parked"])
 def test_a_weight_with_a_lora_that_cannot_come_off_is_not_served_again(file, mode):
     model = Model()
