@@ -1,4 +1,7 @@
-"""Hooks on layers: `forward` and `_apply` of the layer classes, replaced once per class and undone exactly.
+"""Hooks on layers: methods of the layer classes, replaced once per class and undone exactly.
+
+`forward` calls the executor, `_apply` tells it of conversions, and before `_load_from_state_dict` a merged weight is
+restored.
 
 The class is patched and not each layer, because accelerate and diffusers restore the instance attributes that they
 found. A layer without adapters pays one attribute look-up. A few layers have a forward of their own, which is called
@@ -11,6 +14,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 from operator import is_
 from types import FunctionType, MethodType, SimpleNamespace
@@ -24,6 +28,7 @@ from ..errors import ComponentError, LoraError
 from ..placement import schemes
 from ..placement.resident import Resident, device_of
 from .arguments import BaseForward
+from .merged import MergedExecutor
 from .opaque import key_for
 
 logger = logging.getLogger(__name__)
@@ -171,27 +176,34 @@ class ClassPatch:
 
     def __init__(self, cls: type[nn.Module]) -> None:
         self.cls = cls
-        self._owned = {name: cls.__dict__[name] for name in ("forward", "_apply", SLOT) if name in cls.__dict__}
         self.base_forward: BaseForward = cls.forward
         self.forward = patched(self, self.base_forward)
         base_apply: Callable[..., nn.Module] = cls._apply
+        base_load: Callable[..., None] = cls._load_from_state_dict
 
         def _apply(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-            moved = base_apply(self, *args, **kwargs)
-            slot: Slot | None = getattr(self, "_remora_slot", None)
-            if slot is not None and slot.executor is not None:  # of any patch: the second move does nothing
-                move_to_layer(slot.executor, self)
+            executor = executor_of(self)  # of any patch: the second move does nothing
+            with executor.converting(self) if isinstance(executor, MergedExecutor) else nullcontext():
+                moved = base_apply(self, *args, **kwargs)
+            if executor is not None:
+                move_to_layer(executor, self)
             return moved
 
-        self.apply = _apply
+        def _load_from_state_dict(self: nn.Module, state: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+            executor = executor_of(self)
+            if isinstance(executor, MergedExecutor):
+                executor.before_load(self, state, prefix)
+            base_load(self, state, prefix, *args, **kwargs)
+
+        self._ours: dict[str, Any] = {"forward": self.forward, SLOT: None}
+        self._ours |= {"_apply": _apply, "_load_from_state_dict": _load_from_state_dict}
+        self._owned = {name: cls.__dict__[name] for name in self._ours if name in cls.__dict__}
         self.put()
 
     def put(self) -> None:
         """Put the patch in place, on top of what the class had when the patch was made."""
-        # read as a plain attribute with a class-level default: dynamo guards that, but not a missing dict key
-        setattr(self.cls, SLOT, None)
-        self.cls.forward = self.forward
-        self.cls._apply = self.apply  # type: ignore[method-assign]
+        for name, ours in self._ours.items():  # of them `SLOT`: dynamo guards a default, but not a missing dict key
+            setattr(self.cls, name, ours)
         forget_compiled()
 
     def in_force(self) -> bool:
@@ -209,7 +221,7 @@ class ClassPatch:
 
     def undo(self) -> None:
         """Restore the class as it was found; patches that others put on top stay."""
-        for name, ours in (("forward", self.forward), ("_apply", self.apply), (SLOT, None)):
+        for name, ours in self._ours.items():
             if self.cls.__dict__.get(name, self) is ours:
                 delattr(self.cls, name)
                 if name in self._owned:
@@ -311,6 +323,12 @@ def slot_of(layer: nn.Module) -> Slot | None:
     """Return the slot of a layer; None where it has none."""
     slot: Slot | None = getattr(layer, SLOT, None)
     return slot
+
+
+def executor_of(layer: nn.Module) -> Executor | None:
+    """Return the executor of a layer; None where it has none."""
+    slot = slot_of(layer)
+    return None if slot is None else slot.executor
 
 
 def _ensure(cls: type[nn.Module]) -> ClassPatch:

@@ -11,8 +11,6 @@ import math
 import torch
 from torch import Tensor
 
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_WIDTH, _BLOCK = 1024, 1 << 17
 _RANDOM = frozenset({"cpu", "cuda", "xpu", "mps"})
 
 
@@ -46,38 +44,3 @@ def generator_for(device: torch.device, seed: int) -> torch.Generator:
     generator = torch.Generator(device if device.type in _RANDOM else "cpu")
     generator.manual_seed(seed)
     return generator
-
-
-def digest(tensor: Tensor) -> tuple[int, ...]:
-    """Return position-weighted sums over the bits of a tensor, by row and by column; equal on every device.
-
-    Words of 64 bits form rows, and rows form blocks that fit a processor's cache. The sums of each row, and of each
-    column of a block, are summed times their places; their upper halves, too, as sums of whole words overflow.
-    """
-    words = _words(tensor.detach())
-    whole = words.numel() // _WIDTH * _WIDTH
-    rows, columns = [words[whole:].to(torch.int64)], []
-    for block in torch.split(words[:whole].view(whole // _WIDTH, _WIDTH), _BLOCK // _WIDTH):
-        rows.append(block.sum(1, dtype=torch.int64))
-        columns.append(block.sum(0, dtype=torch.int64))
-    sums = [_placed(torch.cat(one)) for one in (rows, columns) if one]
-    return tuple(torch.stack([one for pair in sums for one in pair]).tolist())
-
-
-def _words(tensor: Tensor) -> Tensor:
-    """View the bits of a tensor as words of 64 bits, or of its dtype's if they do not divide."""
-    flat = tensor.contiguous().flatten()
-    size = flat.element_size()
-    if flat.numel() * size % 8:
-        return _bits(flat)
-    return (flat if flat.storage_offset() * size % 8 == 0 else flat.clone()).view(torch.int64)
-
-
-def _placed(numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sum of numbers times their places, and the same sum of their upper halves."""
-    places = torch.arange(1, numbers.numel() + 1, device=numbers.device)
-    return (numbers * places).sum(), ((numbers >> 32) * places).sum()
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.view(_BITS[tensor.element_size()])
