@@ -132,24 +132,32 @@ class ClassPatch(Patch):
     def __init__(self, cls: type[nn.Module]) -> None:
         super().__init__(cls.forward)
         self.cls = cls
-        self._former: dict[str, Any] = {"_apply": cls.__dict__["_apply"]} if "_apply" in cls.__dict__ else {}
-        if "forward" in cls.__dict__:
-            self._former["forward"] = self.base_forward
         base_apply: Callable[..., nn.Module] = cls._apply
+        base_load: Callable[..., None] = cls._load_from_state_dict
 
         def _apply(layer: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-            moved = base_apply(layer, *args, **kwargs)
-            slot = slot_of(layer)
-            executor = None if slot is None else slot.executor  # of any patch: the second move does nothing
-            if executor is not None:
-                move_to_layer(executor, layer)
+            executor = executor_of(layer)
+            if executor is None:
+                return base_apply(layer, *args, **kwargs)
+            with executor.converting(layer):
+                moved = base_apply(layer, *args, **kwargs)
+            move_to_layer(executor, layer)  # of any patch: the second move does nothing
             return moved
 
-        self.apply = cast("Any", _apply)
-        self.apply.patch = self  # which the class keeps, also where other code puts back the forward
-        # read as a plain attribute with a class-level default: dynamo guards that, but not a missing dict key
-        setattr(cls, SLOT, None)
-        cls.forward, cls._apply = self.forward, self.apply  # type: ignore[method-assign]
+        def _load_from_state_dict(layer: nn.Module, state: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+            executor = executor_of(layer)
+            if executor is not None:
+                executor.before_load(layer, state, prefix)
+            base_load(layer, state, prefix, *args, **kwargs)
+
+        apply: Any = _apply
+        apply.patch = self  # which the class keeps, also where other code puts back the forward
+        # the slot is read as a plain attribute with a class-level default: dynamo guards that, but not a missing key
+        self._ours: dict[str, Any] = {SLOT: None, "forward": self.forward, "_apply": apply}
+        self._ours["_load_from_state_dict"] = _load_from_state_dict
+        self._former = {name: cls.__dict__[name] for name in self._ours if name in cls.__dict__}
+        for name, ours in self._ours.items():
+            setattr(cls, name, ours)
         _patches[cls] = weakref.ref(self)
 
     def is_in_force(self) -> bool:
@@ -164,7 +172,7 @@ class ClassPatch(Patch):
     def undo(self) -> None:
         """Restore the class as it was found; patches that others put on top stay."""
         with _lock:
-            for name, ours in (("forward", self.forward), ("_apply", self.apply), (SLOT, None)):
+            for name, ours in self._ours.items():
                 if self.cls.__dict__.get(name, self) is ours:
                     delattr(self.cls, name)
                     if name in self._former:
@@ -295,6 +303,12 @@ def slot_of(layer: nn.Module) -> Slot | None:
     """Return the slot of a layer; None where it has none."""
     slot: Slot | None = getattr(layer, SLOT, None)
     return slot
+
+
+def executor_of(layer: nn.Module) -> Executor | None:
+    """Return the executor of a layer; None where it has none."""
+    slot = slot_of(layer)
+    return None if slot is None else slot.executor
 
 
 def _kept_forwards(layer: nn.Module) -> Iterator[tuple[object, str]]:

@@ -1,65 +1,80 @@
 """The merged executor, opt-in: the deltas are written into the base weight, which costs nothing per call.
 
-They are added to the original weight, never to a merged one. The sum is computed in fp32, and rounded stochastically
-where the weight has fewer bits. The original is restored bit for bit. A weight that other code wrote to is left alone,
-and is the original from then on. A weight that was cast becomes the original after the same casts.
+The sum is computed in fp32 from the original weight, and rounded stochastically where the weight has fewer bits. The
+original is restored bit for bit while the parameter has the memory and the version that were noted when it was written:
+then no other code wrote to it. Conversions of the layer are followed, and the original is cast as the parameter was.
 """
 
 from __future__ import annotations
 
-import logging
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..adapters.base import Adapter
-from ..errors import ComponentError, FileError
+from ..errors import ComponentError, FileError, LoraError
 from ..naming.binding import Binding
 from ..placement.resident import Waiting
 from ..strengths.table import StrengthTable
 from ..tensors import plain_mode, wide
-from ..weights.originals import Checkpoint, OriginalWeight, WeightMark, copied, kept, mark_weight
-from ..weights.readers.base import check_present, holds_values, with_numbers
-from ..weights.rounding import digest, generator_for, round_stochastically
+from ..weights.originals import Checkpoint, OriginalWeight, kept, samples_of, version_of
+from ..weights.readers.base import check_present, holds_values, stored, with_numbers
+from ..weights.rounding import generator_for, round_stochastically
 from .arguments import BaseForward
 from .dense import DenseExecutor, bias_of
 
-logger = logging.getLogger(__name__)
-
-_CASTS = tuple(
-    getattr(torch, name)
-    for name in ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
-    if hasattr(torch, name)  # torch 2.1 and later
-)
-"""Dtypes that a model may be cast to and back."""
-_MOST_CASTS = 3
-_SAMPLES = 1024
-
-_spoiled: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[int, ...]]] = weakref.WeakKeyDictionary()
-"""Digests of the parameters that could not be restored; their layers are refused from then on."""
+_spoiled: weakref.WeakKeyDictionary[nn.Module, dict[str, bytes]] = weakref.WeakKeyDictionary()
+"""Samples of the parameters that could not be restored; their layers are refused while they have these numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """A parameter that adapters were merged into."""
+    """A parameter with adapters, as it was written, or as the last conversion of its layer left it."""
 
-    original: OriginalWeight
-    before: tuple[int, ...] | None
-    """Digest of the original; None where the original is still in memory of its own."""
-    after: tuple[int, ...] = ()
-    """Digest of the merged weight."""
-    held: Tensor | None = None
-    """The memory of the merged weight, where the parameter's own memory holds the original."""
-    mark: WeightMark | None = None
-    """Tells without a digest whether the parameter is still the merged weight."""
+    memory: tuple[torch.device, int, torch.dtype, tuple[int, ...]]
+    version: int | None
+    samples: bytes | None
+    """Some of its numbers, by which other code may have moved it; None where a conversion changed them."""
+    casts: tuple[torch.dtype, ...] = ()
+    """The dtypes that conversions of the layer have cast it to, in order."""
+    change: str = ""
+    """What other code did to it before a conversion of the layer."""
+
+    def converted(self, parameter: Tensor) -> _Written:
+        """Return what is known after a conversion of the layer."""
+        memory, casts = _memory_of(parameter), self.casts
+        if memory[2] != self.memory[2]:
+            casts = (*casts, memory[2])
+            if casts[-4:-2] == casts[-2:]:  # there and back once more, as A1111 casts in each call, rounds nothing
+                casts = casts[:-2]
+        samples = self.samples if memory[2:] == self.memory[2:] else None
+        return _Written(memory, version_of(parameter), samples, casts)
+
+    def change_of(self, parameter: Tensor, *, waits: bool = True) -> str:
+        """Return what other code did to the parameter; empty where it did nothing, or moved it.
+
+        A write that its version does not count, through `data` or in inference mode, is seen only if this `waits`.
+        """
+        is_there = _memory_of(parameter) == self.memory
+        if self.change:
+            return self.change
+        if is_there and version_of(parameter) != self.version:
+            return "written to"
+        if is_there and (self.samples is None or not waits):
+            return ""
+        is_same = self.samples is not None and samples_of(parameter) == self.samples
+        return "" if is_same else "written to" if is_there else "replaced"
+
+
+def _memory_of(parameter: Tensor) -> tuple[torch.device, int, torch.dtype, tuple[int, ...]]:
+    return parameter.device, parameter.data_ptr(), parameter.dtype, parameter.stride()
 
 
 class MergedExecutor(DenseExecutor):
@@ -85,6 +100,7 @@ class MergedExecutor(DenseExecutor):
     ) -> None:
         super().__init__(bindings, strengths, in_order=in_order)
         self._checkpoint = checkpoint
+        self._originals: dict[str, OriginalWeight] = {}
         self._written: dict[str, _Written] = {}
         self._values: dict[int, float] = {}
         """The strength of each group in the merged weights."""
@@ -92,7 +108,7 @@ class MergedExecutor(DenseExecutor):
     @property
     def backup_bytes(self) -> int:
         """Return the bytes of the copies of replaced weights."""
-        return sum(written.original.nbytes for written in self._written.values())
+        return sum(original.nbytes for original in self._originals.values())
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute the layer's forward; its weight has the adapters."""
@@ -104,95 +120,129 @@ class MergedExecutor(DenseExecutor):
         """Merge for the present strengths when the plan becomes active; a merged layer moves by itself.
 
         Raises:
-            ComponentError: another program wrote a part of the weight; the model must be loaded again.
+            ComponentError: other code changed a weight that has adapters; the model must be loaded again.
             FileError: a checkpoint that holds the original was overwritten; the same.
         """
         if not now:
             return
         (values,) = self._strengths.values  # images that differ are not merged
         wanted = {group: values[group] for group in self._groups}
-        with plain_mode(next(layer.parameters()).device):
-            if any(one.mark is None or one.mark != mark_weight(layer, param) for param, one in self._written.items()):
-                self._forget_replaced(layer)
-            if self._written and wanted == self._values:
+        with plain_mode(device):
+            if wanted == self._values and all(map(partial(self._is_ours, layer), self._written)):
                 return
-            check_present(layer, self._written or self._params)
+            check_present(layer, self._originals or self._params)
+            refuse_spoiled([layer])
             try:
+                self._put_back(layer)
                 self._merge(layer, wanted)
             except BaseException:
                 self.release(layer)
                 raise
 
+    @contextmanager
+    def converting(self, layer: nn.Module) -> Iterator[None]:
+        """Follow the parameters through a conversion of the layer, such as `to`, even where it fails half-way."""
+        for param, written in self._written.items():
+            parameter = with_numbers(layer, param)
+            if parameter is not None:
+                self._written[param] = replace(written, change=written.change_of(parameter, waits=False))
+        try:
+            yield
+        finally:
+            for param, written in self._written.items():
+                parameter = stored(layer, param)
+                if parameter is not None and parameter.device.type != "meta" and not written.change:
+                    self._written[param] = written.converted(parameter)
+
+    def before_load(self, layer: nn.Module, state: Mapping[str, Any], prefix: str) -> None:
+        """Restore the parameters before `load_state_dict` replaces one of them: what it loads is an original."""
+        if any(prefix + param in state for param in self._written):
+            with suppress(LoraError):  # what is not loaded either is refused at the next activation
+                self.release(layer)
+
     def release(self, layer: nn.Module) -> None:
         """Restore every parameter, bit for bit.
 
         Raises:
-            FileError: a checkpoint that holds an original was overwritten; the model must be loaded again.
-            ComponentError: a restored parameter differs from its original; the same.
+            ComponentError: other code changed a weight that has adapters; the model must be loaded again.
+            FileError: a checkpoint that holds an original was overwritten; the same.
         """
+        try:
+            self._put_back(layer)
+        finally:
+            self._originals.clear()
+            super().release(layer)
+
+    def _put_back(self, layer: nn.Module) -> None:
+        """Restore every parameter, and keep the originals for the next strengths."""
         failed: FileError | ComponentError | None = None
+        self._values = {}
         while self._written:
             param, written = self._written.popitem()
             try:
                 self._restore(layer, param, written)
             except (FileError, ComponentError) as error:  # the other parameters are restored all the same
+                parameter = stored(layer, param)
+                samples = None if parameter is None else samples_of(parameter)
+                _spoiled.setdefault(layer, {})[param] = samples or b""
                 failed = failed or error
-        self._values = {}
-        super().release(layer)
         if failed is not None:
             raise failed
 
-    def _forget_replaced(self, layer: nn.Module) -> dict[str, tuple[Tensor, bool]]:
-        """Restore all parameters if other code wrote to one of them; else return `_original` of each."""
-        found: dict[str, tuple[Tensor, bool]] = {}
-        for param, written in self._written.items():
-            parameter = with_numbers(layer, param)
-            if parameter is None:
-                continue
-            original = self._original(layer, param, parameter, written)
-            if original is None:
-                self.release(layer)
-                self._known = None  # computed from the weight before
-                return {}
-            found[param] = original
-        return found
+    def _restore(self, layer: nn.Module, param: str, written: _Written) -> None:
+        parameter = with_numbers(layer, param)
+        if parameter is None:
+            return  # the model was unloaded: there is nothing left to restore
+        change, original = written.change_of(parameter), self._originals[param]
+        if not change:
+            value = original.read().to(parameter.device)
+            for dtype in written.casts:
+                value = value.to(dtype)
+            _fill(parameter, value, original)
+            if written.casts:
+                del self._originals[param]
+                self._known = None  # computed from the weight before the casts
+            again = with_numbers(layer, param)
+            change = "" if again is not None and again.data_ptr() == parameter.data_ptr() else "moved to a disk"
+        if change:
+            text = f"{param} of a {type(layer).__name__} was {change} by other code while a LoRA was merged into it"
+            raise ComponentError(f"{text}, so that the LoRA cannot be taken off; load the model again")
+
+    def _is_ours(self, layer: nn.Module, param: str) -> bool:
+        parameter = with_numbers(layer, param)
+        return parameter is not None and not self._written[param].change_of(parameter)
 
     def _merge(self, layer: nn.Module, values: dict[int, float]) -> None:
-        refuse_spoiled([layer])
-        for param, (original, cast) in self._forget_replaced(layer).items():
-            if cast:
-                now = digest(layer.get_parameter(param))
-                self._written[param] = _Written(copied(original), digest(original), now)
-        self._values = values
+        """Write the adapters into a layer that has its original parameters."""
+        self._values, path = values, self._bindings[0].target.path
         adapters = self._adapters(layer)  # norms of the base weight among them: read before anything is written
-        read = partial(self._original_weight, layer)
-        weights = [(param, layer.get_parameter(param)) for param in self._params]
-        totals = {param: self._sum(param, adapters, read(param, weight), weight) for param, weight in weights}
-        for param, total in (totals | self._bias_sums(layer, adapters, read)).items():
-            self._write(layer, param, total)
+        totals = {param: self._sum(param, adapters, layer.get_parameter(param).data) for param in self._params}
+        for param, total in (totals | self._bias_sums(layer, adapters)).items():
+            parameter, original = layer.get_parameter(param), self._originals.get(param)
+            if original is None and self._checkpoint is not None:
+                original = self._checkpoint.find(path, param, parameter)
+            self._originals[param] = original = original or kept(parameter)
+            _fill(parameter, total.to(parameter.dtype), original)
+            self._written[param] = _Written(_memory_of(parameter), version_of(parameter), samples_of(parameter))
 
-    def _sum(self, param: str, adapters: Sequence[Adapter], base: Tensor, like: Tensor) -> Tensor:
-        """Return a weight with its deltas, on the device of `base` and as `like`; the same bits each time."""
-        total, write = torch.empty_like(like), None
-        if like.element_size() < 4:
+    def _sum(self, param: str, adapters: Sequence[Adapter], base: Tensor) -> Tensor:
+        """Return a weight with its deltas; the same bits each time."""
+        total, write = torch.empty_like(base), None
+        if base.element_size() < 4:
             seed = zlib.crc32(f"{self._bindings[0].target.path}.{param}".encode())
-            write = partial(round_stochastically, generator=generator_for(like.device, seed))
+            write = partial(round_stochastically, generator=generator_for(base.device, seed))
         pairs = zip(self._bindings, [adapter.placed(base.device) for adapter in adapters], strict=True)
         self._sum_of(param, pairs, (base.device, base.dtype)).build(total, base, write)
         return total
 
-    def _bias_sums(
-        self, layer: nn.Module, adapters: Sequence[Adapter], original: Callable[[str, Tensor], Tensor]
-    ) -> dict[str, Tensor]:
-        """Return the biases with their changes, by parameter."""
+    def _bias_sums(self, layer: nn.Module, adapters: Sequence[Adapter]) -> dict[str, Tensor]:
+        """Return the biases with their changes, by parameter, in fp32 or fp64."""
         totals: dict[str, Tensor] = {}
         for binding, adapter in zip(self._bindings, adapters, strict=True):
-            bias = _changed_bias(layer, binding)
+            bias, target = _changed_bias(layer, binding), binding.target
             if bias is None:
                 continue
-            target = binding.target
-            own = original(target.bias, bias)
-            own = own.to(wide(own.dtype))
+            own = bias.data.to(wide(bias.dtype))
             total = totals.setdefault(target.bias, own.clone())
             rows = slice(None) if target.bias_rows is None else slice(*target.bias_rows)
             delta = adapter.change_of_bias((total if self._in_order else own)[rows])
@@ -200,109 +250,19 @@ class MergedExecutor(DenseExecutor):
                 total[rows].add_(delta.to(total) * self._strength(binding, total.device, total.dtype))
         return totals
 
-    def _original_weight(self, layer: nn.Module, param: str, parameter: Tensor) -> Tensor:
-        """Return the original of a parameter on its device; the first call decides where the original is kept."""
-        written = self._written.get(param)
-        if written is None:
-            path = self._bindings[0].target.path
-            found = None if self._checkpoint is None else self._checkpoint.find(path, param, parameter)
-            original = found or kept(parameter)
-            before = None if original.source == "memory" else digest(parameter)
-            written = self._written[param] = _Written(original, before)
-        return written.original.read().to(parameter.device)
 
-    def _write(self, layer: nn.Module, param: str, total: Tensor) -> None:
-        """Set a parameter to `total`, in other memory where its own memory holds the original."""
-        parameter, written, held = layer.get_parameter(param), self._written[param], None
-        total = total.to(parameter.dtype)
-        with _writing(parameter):
-            if written.original.source == "memory" and parameter.device == total.device:
-                parameter.data = held = total
-            else:
-                parameter.detach().copy_(total)
-            self._written[param] = replace(written, after=digest(total), held=held, mark=mark_weight(layer, param))
+def _fill(parameter: Tensor, value: Tensor, original: OriginalWeight) -> None:
+    """Write a parameter; exchange its memory instead where the original is in memory that it has, or had.
 
-    def _restore(self, layer: nn.Module, param: str, written: _Written) -> None:
-        parameter = with_numbers(layer, param)
-        if parameter is None:
-            return  # the model was unloaded: there is nothing left to restore
-        with _writing(parameter):
-            try:
-                found = self._original(layer, param, parameter, written)
-            except (FileError, ComponentError):
-                _spoiled.setdefault(layer, {})[param] = digest(parameter)
-                raise
-            if found is None:
-                name = f"{type(layer).__name__}.{param}"
-                logger.warning("%s was changed by other code while adapters were merged into it; left alone", name)
-                return
-            original, cast = found
-            if _has_memory(parameter, written.held) and not cast:
-                parameter.data = original.to(parameter.device)
-                return
-            parameter.detach().copy_(original)
-            now = with_numbers(layer, param)  # read again: of one on a disk, a copy was written
-            if now is None or digest(now) != (digest(original) if cast else _before(written)):
-                text = f"{param} of a {type(layer).__name__} is not what it was"
-                raise ComponentError(f"{text}; load the model again")
-
-    def _original(
-        self, layer: nn.Module, param: str, parameter: Tensor, written: _Written
-    ) -> tuple[Tensor, bool] | None:
-        """Return a parameter without adapters, and whether it was cast; None where other code wrote to it.
-
-        Raises:
-            ComponentError: it still has adapters, and how it was changed is unknown; the model must be loaded again.
-            FileError: a checkpoint that holds the original was overwritten; the same.
-        """
-        original, now = written.original.read(), digest(parameter)
-        if now == written.after or now == _before(written):  # the second takes time
-            return original, False
-        if not written.after or _has_memory(parameter, written.held):
-            return None  # a cast would have made other memory
-        total, exact = self._merged_weight(layer, param, parameter, written)
-        total, value = total.cpu(), parameter.detach().cpu()
-        for casts in _casts_to(value, total) if exact else ():
-            if digest(_cast(total, casts)) == now:
-                return _cast(original.cpu(), casts), True
-        if not exact and parameter.dtype != original.dtype and _rounds_to(total, value, original.dtype):
-            return original.cpu().to(parameter.dtype), True
-        if _has_adapters(value, total, original.cpu()):
-            text = f"{param} of a {type(layer).__name__} was changed while a LoRA was merged into it, and still has it"
-            raise ComponentError(f"{text}; load the model again")
-        return None
-
-    def _merged_weight(self, layer: nn.Module, param: str, parameter: Tensor, written: _Written) -> tuple[Tensor, bool]:
-        """Return a merged weight as it was written, or computed again, and whether it has the same bits.
-
-        Raises:
-            ComponentError: a file of an adapter changed on disk, so that the weight cannot be computed.
-        """
-        if written.held is not None and digest(written.held) == written.after:
-            return written.held, True
-        base = written.original.read().to(parameter.device)
-        try:
-            adapters = self._adapters(layer)
-            if param in self._params:
-                total = self._sum(param, adapters, base, base)
-            else:
-                total = self._bias_sums(layer, adapters, lambda name, bias: base)[param].to(base.dtype)
-        except FileError as error:
-            text = f"{param} of a {type(layer).__name__} was changed while {error.path.name} was merged into it"
-            text = f"{text}, and that file has changed, too, so that the weight cannot be restored"
-            raise ComponentError(f"{text}; load the model again") from error
-        return total, digest(total) == written.after
-
-    def _strength(self, binding: Binding, device: torch.device, dtype: torch.dtype, image: int | None = None) -> Tensor:
-        return torch.full((1,), self._values[binding.group], device=device, dtype=wide(dtype))
-
-
-def _has_memory(parameter: Tensor, memory: Tensor | None) -> bool:
-    return memory is not None and (parameter.device, parameter.data_ptr()) == (memory.device, memory.data_ptr())
-
-
-def _before(written: _Written) -> tuple[int, ...]:
-    return digest(written.original.read()) if written.before is None else written.before
+    The version stays, as parameters that were cut from one tensor share it.
+    """
+    is_like = value.dtype == parameter.dtype and value.stride() == parameter.stride()
+    is_plain = parameter.device.type == "cpu" and not (parameter.is_inference() or value.is_inference())
+    with torch.inference_mode() if parameter.is_inference() else torch.no_grad():
+        if original.source == "memory" and is_like and is_plain:
+            parameter.data = value
+        else:
+            parameter.data.copy_(value)
 
 
 def refuse_spoiled(modules: Iterable[nn.Module]) -> None:
@@ -313,53 +273,17 @@ def refuse_spoiled(modules: Iterable[nn.Module]) -> None:
     """
     layers = (layer for module in modules for layer in module.modules()) if _spoiled else ()
     for layer in layers:
-        for param, spoiled in _spoiled.get(layer, {}).items():
-            parameter = dict(layer.named_parameters()).get(param)
-            if parameter is not None and parameter.device.type != "meta" and digest(parameter) == spoiled:
+        for param, samples in _spoiled.get(layer, {}).items():
+            parameter = stored(layer, param)
+            if parameter is not None and samples_of(parameter) == samples:
                 text = f"{param} of a {type(layer).__name__} still has a LoRA that could not be taken off"
                 raise ComponentError(f"{text}; load the model again")
-
-
-def _cast(tensor: Tensor, dtypes: Iterable[torch.dtype]) -> Tensor:
-    for dtype in dtypes:
-        tensor = tensor.to(dtype)
-    return tensor
-
-
-def _casts_to(value: Tensor, total: Tensor) -> Iterator[tuple[torch.dtype, ...]]:
-    """Yield the casts, the fewest first, that turn samples of `total` into the same samples of `value`."""
-    step = max(1, total.numel() // _SAMPLES)
-    some, want = total.flatten()[::step], digest(value.flatten()[::step])
-    for count in range(_MOST_CASTS):
-        for between in product(_CASTS, repeat=count):
-            casts = (*between, value.dtype)
-            if digest(_cast(some, casts)) == want:
-                yield casts
-
-
-def _rounds_to(total: Tensor, value: Tensor, dtype: torch.dtype) -> bool:
-    """Tell whether `value` may be `total`, rounded up or down at random to a dtype, and then to its own."""
-    limits = [torch.finfo(one) for one in (value.dtype, dtype)]
-    least, share = sum(one.tiny for one in limits), 2 * sum(one.eps for one in limits)
-    want = total.to(wide(total.dtype))
-    return bool(((value.to(want.dtype) - want).abs() <= share * want.abs() + least).all())
-
-
-def _has_adapters(value: Tensor, total: Tensor, original: Tensor) -> bool:
-    """Tell whether a weight is nearer to the merged weight than to the original one."""
-    value, total, original = (one.to(torch.float32) for one in (value, total, original))
-    return bool(torch.dist(value, total) < torch.minimum(0.5 * total.norm(), torch.dist(value, original)))
 
 
 def _changed_bias(layer: nn.Module, binding: Binding) -> Tensor | None:
     """Return the bias that an adapter changes; None where it changes none, or the layer has none."""
     changes = binding.adapter.has_bias or binding.adapter.bias_excess is not None
     return bias_of(layer, binding.target) if changes else None
-
-
-def _writing(parameter: Tensor) -> AbstractContextManager[None]:
-    """Return the mode in which a parameter may be written: one made in inference mode only in that mode."""
-    return torch.inference_mode() if parameter.is_inference() else torch.no_grad()
 
 
 def why_not_merged(layer: nn.Module, bindings: Sequence[Binding], shared: frozenset[int]) -> str | None:
@@ -378,9 +302,9 @@ def why_not_merged(layer: nn.Module, bindings: Sequence[Binding], shared: frozen
                 return f"there is no {leaf} to merge into"
             if parameter.device.type == "meta":
                 return "the weight is elsewhere (offloaded) between two calls"
+            is_packed = not holds_values(layer, param)  # such a tensor need not know `empty_like`
             # no two entries in one place
-            is_dense = torch.empty_like(parameter, device="meta").stride() == parameter.stride()
-            if not holds_values(layer, param) or not is_dense:
+            if is_packed or torch.empty_like(parameter, device="meta").stride() != parameter.stride():
                 return f"a {type(layer).__name__} keeps its weight in a form that cannot be put back exactly"
             if id(parameter) in shared:
                 return "the weight belongs to several layers"

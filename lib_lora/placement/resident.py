@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
@@ -153,6 +154,13 @@ class Resident(ABC, Generic[P]):
         self._is_guess = placed is None
         if self._account.streams:
             self.evict("there is no room to wait")
+
+    def converting(self, layer: nn.Module) -> AbstractContextManager[None]:
+        """Return a context in which the layer's own `_apply` converts its parameters."""
+        return nullcontext()
+
+    def before_load(self, layer: nn.Module, state: Mapping[str, Any], prefix: str) -> None:
+        """Get ready for other weights, which `load_state_dict` is about to write."""
 
     def is_stale(self, layer: nn.Module) -> bool:
         """Tell whether a base weight has changed since something was computed from it, such as by `load_state_dict`."""

@@ -30,18 +30,13 @@ class OriginalWeight:
     """Bytes of memory that it occupies."""
 
 
-def copied(parameter: Tensor) -> OriginalWeight:
-    """Copy a parameter to the CPU."""
-    copy = parameter.detach().to("cpu", copy=True)
-    return OriginalWeight("copy", lambda: copy, copy.nbytes)
-
-
 def kept(parameter: Tensor) -> OriginalWeight:
     """Keep a parameter: on the CPU its own memory, so that the parameter must get other memory; else a copy."""
-    if parameter.device.type != "cpu" or parameter.is_inference():
-        return copied(parameter)
-    own = parameter.data
-    return OriginalWeight("memory", lambda: own, own.nbytes)
+    if parameter.device.type == "cpu" and not parameter.is_inference():
+        own = parameter.data
+        return OriginalWeight("memory", lambda: own, own.nbytes)
+    copy = parameter.data.to("cpu", copy=True)
+    return OriginalWeight("copy", lambda: copy, copy.nbytes)
 
 
 class Checkpoint:
@@ -77,7 +72,7 @@ class Checkpoint:
         if info.dtype != like.dtype or info.shape != tuple(like.shape):
             return None
         found = OriginalWeight("file", partial(self._tensor, key))
-        return found if torch.equal(found.read(), like.detach().cpu()) else None
+        return found if torch.equal(found.read(), like.data.cpu()) else None
 
     def _tensor(self, key: str) -> Tensor:
         file, stream = self._owner[key]
@@ -96,9 +91,20 @@ WeightMark = tuple[int | None, bytes]
 def mark_weight(layer: nn.Module, param: str) -> WeightMark | None:
     """Return the mark of a weight as it is stored now; None if its numbers are elsewhere."""
     weight = stored(layer, param)
-    if weight is None:
+    samples = None if weight is None else samples_of(weight)
+    return None if weight is None or samples is None else (version_of(weight), samples)
+
+
+def version_of(weight: Tensor) -> int | None:
+    """Return how often a tensor was written to in place; None where torch does not count that."""
+    try:
+        return weight._version
+    except RuntimeError:  # made in inference mode, though `is_inference` may say no after its memory was exchanged
         return None
-    version = None if weight.is_inference() else weight._version
+
+
+def samples_of(weight: Tensor) -> bytes | None:
+    """Return some of the numbers of a weight, which waits for its device; None if they are elsewhere."""
     while is_wrapper(weight):
         inner: Any = weight
         weight = getattr(inner, inner.__tensor_flatten__()[0][0])
@@ -107,5 +113,5 @@ def mark_weight(layer: nn.Module, param: str) -> WeightMark | None:
         return None
     span = 1 + sum((size - 1) * stride for size, stride in zip(weight.shape, weight.stride(), strict=True))
     count = min(span, _SAMPLES)
-    samples = weight.detach().as_strided((count,), (span // count,), weight.storage_offset())
-    return version, bytes(samples.to("cpu", copy=True).view(torch.uint8).tolist())
+    samples = weight.data.as_strided((count,), (span // count,), weight.storage_offset())
+    return bytes(samples.to("cpu", copy=True).view(torch.uint8).tolist())

@@ -6,13 +6,11 @@ its expectation the number itself.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_DROPPED = {torch.bfloat16: 16, torch.float16: 13}
-"""Bits of fp32 that other dtypes have not."""
-_WIDTH, _BLOCK = 1024, 1 << 17
 _RANDOM = frozenset({"cpu", "cuda", "xpu", "mps"})
 
 
@@ -21,44 +19,24 @@ def round_stochastically(out: Tensor, value: Tensor, generator: torch.Generator)
 
     Args:
         out: floating, of the shape of `value`.
-        value: in fp32 or fp64; numbers outside of the range of `out` are rounded as torch does.
+        value: in fp32; numbers outside of the range of `out` are rounded as torch does.
         generator: where the randomness comes from; on the device of `value`, or on the CPU.
     """
-    dropped = _DROPPED.get(out.dtype)
-    # False where something is NaN
-    small = value.numel() > 0 and bool(value.abs().amax() < torch.finfo(out.dtype).max)
-    if dropped is None or value.dtype != torch.float32 or not small:
-        _round_to_neighbour(out, value, generator)
-    elif out.dtype == torch.float16:
-        # below 2^-14 numbers of fp16 are as far apart as those behind it, and those are made of bits of fp32
-        least = torch.finfo(out.dtype).tiny
-        lifted = torch.where(value.abs() < least, torch.copysign(torch.full_like(value, least), value), 0.0)
-        out.copy_(_cut(value + lifted, dropped, generator) - lifted)
-    else:
-        out.copy_(_cut(value, dropped, generator))
+    limits = torch.finfo(out.dtype)
+    # below the smallest normal number, numbers are as far apart as those above it, which are made of bits of fp32
+    lift = torch.where(value.abs() < limits.tiny, torch.full_like(value, limits.tiny).copysign_(value), 0.0)
+    rounded = _cut(value + lift, 23 + round(math.log2(limits.eps)), generator) - lift
+    out.copy_(torch.where(value.abs() < limits.max, rounded, value))
 
 
 def _cut(value: Tensor, dropped: int, generator: torch.Generator) -> Tensor:
     """Clear the last bits of fp32 after adding a random number of as many bits, so that they carry or not."""
-    # four numbers of 16 bits from each draw of 64, as drawing takes the time
-    drawn = torch.empty(-(-value.numel() // 4), dtype=torch.int64, device=generator.device)
-    short = drawn.random_(-(1 << 63), None, generator=generator).view(torch.int16)[: value.numel()]
-    random = short.to(value.device, torch.int32).bitwise_and_((1 << dropped) - 1).view(value.shape)
+    # several numbers from each draw of 64 bits, as drawing takes the time
+    kind, each = (torch.int16, 4) if dropped <= 16 else (torch.int32, 2)
+    drawn = torch.empty(-(-value.numel() // each), dtype=torch.int64, device=generator.device)
+    bits = drawn.random_(-(1 << 63), None, generator=generator).view(kind)[: value.numel()]
+    random = bits.to(value.device, torch.int32).bitwise_and_((1 << dropped) - 1).view(value.shape)
     return ((value.view(torch.int32) + random) & -(1 << dropped)).view(torch.float32)
-
-
-def _round_to_neighbour(out: Tensor, value: Tensor, generator: torch.Generator) -> None:
-    """Round stochastically in every dtype, infinite numbers and NaN included."""
-    nearest = value.to(out.dtype)
-    error = value - nearest.to(value.dtype)
-    neighbour = _neighbour(nearest, error)
-    gap = (neighbour.to(value.dtype) - nearest.to(value.dtype)).abs()
-    random = torch.rand(value.shape, generator=generator, device=generator.device, dtype=torch.float32)
-    # beyond the largest number the neighbour is infinite or no number, and the comparison false
-    other = random.to(value.device) * gap < error.abs()
-    taken = other & neighbour.to(value.dtype).isfinite()
-    # as bits: before torch 2.3 there is no `where` for float8
-    out.copy_(torch.where(taken, _bits(neighbour), _bits(nearest)).view(out.dtype))
 
 
 def generator_for(device: torch.device, seed: int) -> torch.Generator:
@@ -66,48 +44,3 @@ def generator_for(device: torch.device, seed: int) -> torch.Generator:
     generator = torch.Generator(device if device.type in _RANDOM else "cpu")
     generator.manual_seed(seed)
     return generator
-
-
-def digest(tensor: Tensor) -> tuple[int, ...]:
-    """Return position-weighted sums over the bits of a tensor, by row and by column; equal on every device.
-
-    Words of 64 bits form rows, and rows form blocks that fit a processor's cache. The sums of each row, and of each
-    column of a block, are summed times their places; their upper halves, too, as sums of whole words overflow.
-    """
-    words = _words(tensor.detach())
-    whole = words.numel() // _WIDTH * _WIDTH
-    rows, columns = [words[whole:].to(torch.int64)], []
-    for block in torch.split(words[:whole].view(whole // _WIDTH, _WIDTH), _BLOCK // _WIDTH):
-        rows.append(block.sum(1, dtype=torch.int64))
-        columns.append(block.sum(0, dtype=torch.int64))
-    sums = [_placed(torch.cat(one)) for one in (rows, columns) if one]
-    return tuple(torch.stack([one for pair in sums for one in pair]).tolist())
-
-
-def _words(tensor: Tensor) -> Tensor:
-    """View the bits of a tensor as words of 64 bits, or of its dtype's if they do not divide."""
-    flat = tensor.contiguous().flatten()
-    size = flat.element_size()
-    if flat.numel() * size % 8:
-        return _bits(flat)
-    return (flat if flat.storage_offset() * size % 8 == 0 else flat.clone()).view(torch.int64)
-
-
-def _placed(numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sum of numbers times their places, and the same sum of their upper halves."""
-    places = torch.arange(1, numbers.numel() + 1, device=numbers.device)
-    return (numbers * places).sum(), ((numbers >> 32) * places).sum()
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.view(_BITS[tensor.element_size()])
-
-
-def _neighbour(nearest: Tensor, error: Tensor) -> Tensor:
-    """Return the next number of the same dtype on the side of the rounding error."""
-    bits = _bits(nearest)
-    away = (error > 0) == (nearest.to(error.dtype) > 0)  # from zero: one more in the bits, whatever the sign
-    stepped = torch.where(away, bits + 1, bits - 1)
-    sign = 128 if bits.dtype == torch.uint8 else torch.iinfo(bits.dtype).min
-    smallest = torch.where(error > 0, torch.ones_like(bits), torch.ones_like(bits) | sign)
-    return torch.where(nearest.to(error.dtype) == 0, smallest, stepped).view(nearest.dtype)

@@ -5,6 +5,7 @@ A picture under a scheme has the bits of a model that lies on the device, and th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -135,6 +136,34 @@ def test_parts_move_in_the_middle_of_a_generation(
     assert_same(call(model, inputs, device), mixed_base)
     part.to(device)
     assert_same(call(model, inputs, device), resident.base)
+
+
+MOVES: dict[str, Callable[[nn.Module, torch.device], object]] = {
+    "there": lambda model, device: model.to(device),
+    "there and back": lambda model, device: model.to(device).to(CPU),
+    "there, cast and back": lambda model, device: model.to(device).to(torch.bfloat16).to(CPU),
+    "by new memory": lambda model, device: [setattr(one, "data", one.data.to(device)) for one in model.parameters()],
+}
+
+
+@pytest.mark.filterwarnings("ignore:torchvulkan")  # it computes bf16 on the CPU
+@pytest.mark.parametrize("moves", MOVES)
+@pytest.mark.parametrize("merged_on", ["cpu", "device"])
+def test_a_merged_model_that_moves_is_restored(
+    moves: str, merged_on: str, dtype: torch.dtype, file: Path, device: torch.device
+) -> None:
+    model, want = net().to(dtype), net().to(dtype)
+    engine = Engine({"unet": model})
+    if merged_on == "device":
+        model.to(device)
+    assert engine.activate(Stack([Entry(file, 1.0)], mode="merged")).merged
+    for one in (model, want):
+        MOVES[moves](one, device)
+    engine.set_multiplier(0, 0.5)
+    assert fingerprint(model.to(CPU)) != fingerprint(want.to(CPU))
+    model.to(device)
+    engine.deactivate()
+    assert fingerprint(model.to(CPU)) == fingerprint(want)
 
 
 @pytest.fixture(scope="module", params=[ForgeOperations, ManualCast], ids=["forge", "reforge"])

@@ -8,6 +8,7 @@ the CPU with no hooks, and those are held against weights merged in fp64.
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 import torch
@@ -80,6 +81,31 @@ def test_scheme_changes_no_bit(scheme: str, order: str, expected: Expected, acce
         assert_same(call(unet, expected.inputs, accelerator), expected.full)
     assert_same(call(unet, expected.inputs), expected.full)
     engine.deactivate()
+    assert_same(call(unet, expected.inputs), expected.base)
+    assert fingerprint(unet) == before
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_merged_weights_come_off_under_each_scheme(
+    scheme: str, order: str, expected: Expected, accelerator: torch.device
+) -> None:
+    unet = tiny_unet(0)
+    before = fingerprint(unet)
+    engine = Engine({"unet": unet})
+    stack = replace(expected.stack, mode="merged")
+    with ExitStack() as hooks:
+        if order == "adapters first":
+            engine.activate(stack)
+        hooks.enter_context(SCHEMES[scheme](unet, accelerator))
+        if order == "hooks first":
+            assert_same(call(unet, expected.inputs, accelerator), expected.base)
+            engine.activate(stack)
+        for _ in range(2):
+            got = call(unet, expected.inputs, accelerator)
+            assert (got - expected.full).abs().max() < 1e-5 * expected.full.abs().max()
+        engine.deactivate()
+        assert_same(call(unet, expected.inputs, accelerator), expected.base)
     assert_same(call(unet, expected.inputs), expected.base)
     assert fingerprint(unet) == before
 
