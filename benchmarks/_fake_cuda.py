@@ -48,6 +48,8 @@ c10::impl::DeviceGuardImplRegistrar registrar(c10::DeviceType::CUDA, new Guard()
 """
 _NO_KERNELS = ("empty", "new_empty", "detach", "alias", "lift_fresh", "_unsafe_view", "_reshape_alias", "sym_", "prim")
 _WAITS = ("_local_scalar_dense", "nonzero", "equal", "is_nonzero", "_unique", "unique", "masked_select")
+_FREE = 24 << 30
+"""Bytes of the card that are free."""
 _PAGEABLE = {"pin_memory": False}
 OTHERS = "others"
 _OURS, _TORCH, _MODULES = "/lib_lora/", "/torch/", "/torch/nn/modules/"
@@ -290,11 +292,13 @@ def fake_cuda() -> Iterator[FakeCuda]:
     register_guard()
     count = FakeCuda()
     capturing = patch.object(torch.cuda, "is_current_stream_capturing", bool)
+    memory = patch.object(torch.cuda, "mem_get_info", lambda device=None: (_FREE, _FREE))
     attention = patch.object(nn.functional, "scaled_dot_product_attention", _attention)
     moving = patch.object(torch.utils, "swap_tensors", _swap)
     making = patch.object(FakeTensor, "__new__", _new)
     data = patch.object(FakeTensor, "data", property(_DATA.__get__, _set_data), create=True)
-    with capturing, attention, moving, making, data, FakeTensorMode(allow_non_fake_inputs=True), count, torch.no_grad():
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with capturing, memory, attention, moving, making, data, mode, count, torch.no_grad():
         yield count
 
 

@@ -15,7 +15,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from operator import is_
 from types import FunctionType, MethodType, SimpleNamespace
@@ -273,7 +273,9 @@ def _reaches(patch: ClassPatch) -> bool:
     slot = Slot(layer)
     slot.patch = patch
     # A1111's manual cast also moves the layer
-    slot.executor = cast(Executor, SimpleNamespace(run=lambda *call: calls.append(call), move=lambda *_, **__: None))
+    stand_in = SimpleNamespace(run=lambda *call: calls.append(call), move=lambda *_, **__: None)
+    stand_in.converting = lambda _: nullcontext()
+    slot.executor = cast(Executor, stand_in)
     setattr(layer, SLOT, slot)
     try:
         patch.cls.forward(layer, torch.empty(0, device=_CPU))

@@ -261,7 +261,8 @@ class Resident(ABC, Generic[P]):
         if device.type != budget.UNLIMITED:
             self._budget.make_room(self._account, device)
         placed: P | None = None
-        source = "file" if self._piece is None else "the computer's memory"
+        is_here = device.type != budget.UNLIMITED and self._piece is not None
+        source = "the computer's memory" if is_here else "file"
         for may_fail in (True, False):
             try:
                 with plain_mode(device):

@@ -21,8 +21,6 @@ pytestmark = pytest.mark.full  # the program takes a minute
 PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "count.py"
 LAYERS = 48
 """Linear layers in the tiny SDXL's transformers."""
-REORDERED = 4
-"""Layers whose input is no contiguous tensor, which is copied for the pair."""
 FEW = 8
 Row = dict[str, Any]
 
@@ -68,14 +66,14 @@ def quiet(row: Row) -> bool:
 
 def test_a_steady_step_of_one_lora_is_two_kernels_a_layer(rows) -> None:
     row = sdxl(rows, "steady step")
-    assert row["kernels_beside"] == 2 * LAYERS + REORDERED
-    assert row["operations_beside"] == {"mm": LAYERS, "addmm_": LAYERS, "clone": REORDERED}
+    assert row["kernels_beside"] == 2 * LAYERS
+    assert row["operations_beside"] == {"mm": LAYERS, "addmm_": LAYERS}
     assert quiet(row)
 
 
 def test_a_steady_step_of_unlike_strengths_is_three_kernels_a_layer(rows) -> None:
     row = sdxl(rows, "steady step", "ours, unlike", 2)
-    assert row["kernels_beside"] == 3 * LAYERS + REORDERED
+    assert row["kernels_beside"] == 3 * LAYERS
     assert quiet(row)
 
 
@@ -109,23 +107,19 @@ def test_placed_pairs_of_a_plan_make_one_placement_in_half_precision(rows) -> No
     assert all(row["in_place"] == row["layers"] == LAYERS for row in every)
 
 
-@missed("the strengths of several LoRA are a vector even where all are equal")
 def test_a_steady_step_of_equal_strengths_is_two_kernels_a_layer(rows) -> None:
-    assert sdxl(rows, "steady step", "ours, equal", 2)["kernels_beside"] <= 2 * LAYERS + REORDERED
+    assert sdxl(rows, "steady step", "ours, equal", 2)["kernels_beside"] <= 2 * LAYERS
 
 
-@missed("the input of a pair is made contiguous where the layer's own product takes it as it is")
 def test_an_input_that_is_not_contiguous_is_not_copied(rows) -> None:
     assert "clone" not in sdxl(rows, "steady step")["operations_beside"]
 
 
-@missed("the vector of strengths is copied from pageable memory, even where no layer reads it")
 @pytest.mark.parametrize("phase", ["change of strength", "moment of a schedule"])
 def test_a_change_of_strength_makes_no_waiting_copy(rows, phase) -> None:
     assert sdxl(rows, phase)["copies_waiting"] == 0
 
 
-@missed("every factor of every file is a copy from pageable memory of its own")
 @pytest.mark.parametrize("loras", [1, 2])
 def test_first_use_makes_a_few_copies(rows, loras) -> None:
     row = sdxl(rows, "activation", "ours" if loras == 1 else "ours, unlike", loras)
@@ -137,7 +131,6 @@ def test_a_former_stack_comes_back_without_a_copy(rows) -> None:
     assert quiet(sdxl(rows, "the former again and a step"))
 
 
-@missed("an adapter on a layer that is away is made from its file again at each call, by two waiting copies")
 def test_layers_that_an_offload_scheme_brings_for_one_call_make_one_passing_copy_without_a_budget(rows) -> None:
     row = one(rows, "offload", "offload sequential", "ours, no budget", "steady step")
     assert row["copies_waiting"] == 0
@@ -150,19 +143,16 @@ def test_page_locked_memory_and_strengths_are_counted_at_all(rows) -> None:
     assert {row["case"] for row in rows} >= {"page-locked", "strengths"}
 
 
-@missed("the error of page-locked memory that is refused is not caught")
 def test_a_step_needs_no_page_locked_memory(rows) -> None:
     (row,) = (row for row in rows if row["case"] == "page-locked" and row["refused"])
     assert row["error"] == ""
 
 
-@missed("the copy of each layer is a piece of page-locked memory of its own")
 def test_page_locked_memory_is_asked_for_in_a_few_pieces(rows) -> None:
     (row,) = (row for row in rows if row["case"] == "page-locked" and not row["refused"])
     assert row["pieces"] <= FEW
 
 
-@missed("a LoHa's weight is built in blocks of 65,536 entries, and its factors are balanced at each call")
 @pytest.mark.parametrize("layer", ["linear", "conv"])
 def test_a_loha_is_no_more_kernels_than_its_trainers_forward(rows, layer) -> None:
     ours, theirs = (call(rows, "kinds", f"loha, {layer}", way) for way in ("ours", "LyCORIS"))
@@ -170,10 +160,9 @@ def test_a_loha_is_no_more_kernels_than_its_trainers_forward(rows, layer) -> Non
 
 
 def test_a_full_difference_of_one_block_is_nine_kernels(rows) -> None:
-    assert call(rows, "kinds", "full, conv")["kernels"] == 9
+    assert call(rows, "kinds", "full, conv")["kernels"] <= 9
 
 
-@missed("a weight of more than 65,536 entries is built in blocks, each with kernels of its own")
 def test_a_full_difference_of_a_large_weight_is_no_more_kernels_than_of_a_small_one(rows) -> None:
     assert call(rows, "kinds", "full, linear")["kernels"] <= 9
 
@@ -187,25 +176,27 @@ def test_in_hosts_a_layer_is_no_more_kernels_and_memory_than_on_its_own(rows, ca
     assert ours["bytes_beside"] <= on_its_own["bytes_beside"]
 
 
-@missed("where the input's dtype is not the one placed, calls take the general way, with a cast of the input")
 def test_under_autocast_no_layer_takes_the_general_way(rows) -> None:
     assert one(rows, "dtypes", "SDXL, fp16, autocast, fp16 input", "ours", "steady step")["slow_calls"] == 0
 
 
-@missed("the pairs of a layer in fp32 are placed in its weight's dtype first, and kept beside those in half precision")
 def test_a_pair_is_placed_once_under_autocast(rows) -> None:
     assert one(rows, "dtypes", "SDXL, fp32, autocast", "ours", "steady step")["placements"] == 1
 
 
-@missed("storage other than that of the file keeps the strength as a vector, and widens each matrix at each call")
-@pytest.mark.parametrize("way", ["storage bfloat16", "storage float8"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "storage bfloat16",
+        pytest.param("storage float8", marks=missed("each matrix is widened and scaled at each call")),
+    ],
+)
 def test_a_smaller_storage_is_no_more_than_two_kernels_more(rows, way) -> None:
     plain = call(rows, "layers", "torch's linear")["kernels_beside"]
     more = {"storage bfloat16": 0, "storage float8": 2}[way]
     assert call(rows, "layers", "torch's linear", way)["kernels_beside"] <= plain + more
 
 
-@missed("each range of strengths begins at the next free entry of the table")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("buckets", [[], [8, 16, 32]])
 def test_strengths_begin_at_multiples_of_16_entries(rows, buckets, dtype) -> None:

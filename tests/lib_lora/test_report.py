@@ -252,18 +252,16 @@ def test_where_no_layer_fits_the_error_says_for_what_the_file_was_made(tmp_path)
     ) in str(caught.value)
 
 
-def test_the_family_of_a_model_is_found_out_once(tmp_path, monkeypatch):
+def test_the_family_of_a_model_is_found_out_once(tmp_path):
     parts = {"unet": Unet()}
     paths = [save(tmp_path / f"{i}.safetensors", pair("lora_unet_proj", (12, 8), 2, seed=i)) for i in range(3)]
-    asked = []
-    family_of = lib_lora.naming.index.family_of
-    monkeypatch.setattr(lib_lora.naming.index, "family_of", lambda facts: asked.append(1) or family_of(facts))
-    lib_lora.naming.index._blocks_and_family.cache_clear()
+    known = lib_lora.naming.index._family
+    known.cache_clear()
     engine = Engine(parts)
     for path in (*paths, *paths):
         engine.activate(Stack([Entry(path)]))
     assert load_network(paths[0], parts).report.hit == 1
-    assert len(asked) == 1
+    assert known.cache_info().misses == 1
 
 
 # --- the model it was made from ---------------------------------------------------------------------------------------
