@@ -348,7 +348,7 @@ def _exchange(layer: nn.Module, is_old: Callable[[object], bool], new: BaseForwa
     return replaced
 
 
-def _attach(layer: nn.Module, slot: Slot, patch: ClassPatch) -> None:
+def attach(layer: nn.Module, slot: Slot, patch: ClassPatch) -> None:
     """Give `layer` its slot, and make sure that calls of the layer reach it; `patch` is its class's."""
     _withdraw(layer, slot)
     method = _own_method(layer, patch)
@@ -493,7 +493,7 @@ class HookedLayers:
 
     def _snapshot(self) -> dict[nn.Module, Slot]:
         with _lock:
-            return {layer: slot for layer, slot in self._slots.items() if layer.__dict__.get(SLOT) is slot}
+            return dict(self._slots.items())
 
     def _attached_slot(self, layer: nn.Module) -> Slot:
         with _lock:
@@ -504,7 +504,7 @@ class HookedLayers:
                 slot = self._slots[layer] = Slot(layer)
             if not is_attached(layer, slot):
                 patch = patch_of(defining_class(type(layer)))
-                _attach(layer, slot, patch or ClassPatch(defining_class(type(layer))))
+                attach(layer, slot, patch or ClassPatch(defining_class(type(layer))))
             return slot
 
     def _take_off(self, layer: nn.Module) -> Executor | None:

@@ -110,7 +110,9 @@ def hook_calls(component: nn.Module, begin: Callable[[ModelCall], None], end: Ca
         A function that removes the hooks.
     """
 
-    def before(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, CallArguments]:
+    def before(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> object:
+        if kwargs is None:  # another thread is removing the hook, in two steps
+            return None
         held = kwargs if isinstance(kwargs, CallArguments) else CallArguments(kwargs)  # one for all hooks of a call
         begin(ModelCall(args, held, model))
         return args, held
