@@ -67,7 +67,9 @@ def quiet(row: Row) -> bool:
 def test_a_steady_step_of_one_lora_is_two_kernels_a_layer(rows) -> None:
     row = sdxl(rows, "steady step")
     assert row["kernels_beside"] == 2 * LAYERS
-    assert row["operations_beside"] == {"mm": LAYERS, "addmm_": LAYERS}
+    products = row["operations_beside"]
+    assert products.pop("addmm_") == LAYERS
+    assert products.keys() == {"mm", "bmm"}, "an input that is not contiguous is multiplied as it is"
     assert quiet(row)
 
 
