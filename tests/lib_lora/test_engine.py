@@ -232,7 +232,7 @@ def test_a_failure_in_the_middle_of_publishing_is_rolled_back(net, x, both, only
             raise error("in the middle")
         return original(*args, **kwargs)
 
-    target = (LowRankExecutor, "_place") if at == "place" else (lib_lora.execution.hooks, "_attach")
+    target = (LowRankExecutor, "_place") if at == "place" else (lib_lora.execution.hooks, "attach")
     original = getattr(*target)
     with monkeypatch.context() as context:
         context.setattr(*target, failing)
