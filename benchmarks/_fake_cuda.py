@@ -319,7 +319,7 @@ def fake(shape: Iterable[int], dtype: torch.dtype, device: str | torch.device = 
 
 
 def to_fake(model: nn.Module, device: str | torch.device = CUDA, dtype: torch.dtype | None = None) -> nn.Module:
-    """Replace all parameters and buffers by fake ones on a device; those of floating point get `dtype`."""
+    """Replace all parameters and buffers by fake ones on a device, and give floating-point ones `dtype`."""
 
     def like(one: Tensor) -> Tensor:
         return fake(one.shape, dtype if dtype is not None and one.is_floating_point() else one.dtype, device)

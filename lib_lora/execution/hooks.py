@@ -85,7 +85,7 @@ def _calling_executor(patch: Patch, base_forward: BaseForward) -> BaseForward:
     Bound methods that were captured still call the forwards of patches that were undone. As each acts for its own
     slots alone, no chain of wrappers adds a delta twice.
     """
-    is_compiling, in_operation = compiling, opaque.call  # no globals: `made` has those of another module
+    is_compiling, in_operation = compiling, opaque.call  # no globals: `made` has the globals of another module
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         slot: Slot | None = getattr(self, "_remora_slot", None)  # the default is for calls captured before an undo
@@ -238,7 +238,7 @@ def _all_patches() -> list[ClassPatch]:
 
 
 def _patch_classes(classes: Iterable[type[nn.Module]]) -> None:
-    """Patch torch's layer classes, and those of `classes` that define a forward, unless they are patched."""
+    """Patch torch's layer classes and each of `classes` that defines a forward; leave patched ones as they are."""
     with _lock:
         missing = [cls for cls in {*CLASSES, *classes} if "forward" in cls.__dict__ and patch_of(cls) is None]
         for cls in missing:

@@ -268,9 +268,10 @@ class LowRankExecutor(Resident[Placed]):
         Raises:
             RowsError: the layer's input has no rows that belong to the model call's.
         """
-        mixed = self._strengths.mixed
+        rows = own.rows  # read once: another thread may have activated meanwhile, and then there are none
+        mixed = self._strengths.mixed and bool(rows)
         # by the number of rows: a graph must not guard which rows they are
-        repeats = repeats_per_row(layer, x, own.rows[0].shape[0], self._bindings[0].target.batched_ndim) if mixed else 1
+        repeats = repeats_per_row(layer, x, rows[0].shape[0], self._bindings[0].target.batched_ndim) if mixed else 1
         if self.is_regional:
             return own.for_places(self._token_layout(changed))
         return own.for_rows(repeats, changed.ndim) if mixed else own.alike

@@ -293,7 +293,7 @@ class Resident(ABC, Generic[P]):
     _place_for_call = uncompiled(_place)  # it reads files and keeps accounts
 
     def settle(self, layer: nn.Module, content: Any, device: torch.device, dtype: torch.dtype) -> None:
-        """Take tensors that were placed together with those of other layers."""
+        """Keep tensors that `place_together` has placed."""
         assert self._piece is not None
         placed = self._placement(content, device, dtype, dtype, packed=self._piece[2])
         self._keep(layer, placed, "the layer is there")
@@ -370,7 +370,7 @@ class Resident(ABC, Generic[P]):
 
 
 class Waiting(NamedTuple):
-    """A layer whose tensors are in the arena, and are to be placed together with those of others."""
+    """A layer that `place_together` is to place; its tensors are in the arena."""
 
     resident: Resident[Any]
     layer: nn.Module

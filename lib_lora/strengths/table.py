@@ -162,7 +162,6 @@ class StrengthTable:
         self._height = 1  # rows of each
         self.stale = False
         """Whether the matrices lack the latest strengths; who reads one calls `refresh` before."""
-        self._is_read_unseen = False
         self._layers: weakref.WeakSet[LayerStrengths] = weakref.WeakSet()
         self._scheduled: list[tuple[int, FactorRange, Schedule]] = []
         self.moment = Moment()
@@ -276,14 +275,14 @@ class StrengthTable:
         with self._lock:
             if max(rows, default=0) >= len(self.values):  # another stack came since the call began
                 rows = (0,)
-            former = self.shown, self.rows
-            self.mixed = len(set(rows)) > 1
-            if self.mixed:
+            former, mixed = (self.shown, self.rows), len(set(rows)) > 1
+            if mixed:
                 self.rows = rows
             elif rows:
                 self.shown = rows[0]
             if former != (self.shown, self.rows):
                 self._changed()
+            self.mixed = mixed  # last, for threads that read it
             self._set_numbers()
 
     def set_latents(self, latents: LatentGrid) -> None:
@@ -315,11 +314,6 @@ class StrengthTable:
         if self._kept is not None:
             self._matrices.clear()
 
-    def read_unseen(self) -> None:
-        """Write each change at once from now on, as code reads the matrices that does not ask: a captured graph."""
-        self._is_read_unseen = True
-        self.refresh()
-
     def refresh(self) -> None:
         """Write the latest strengths into the matrices, without waiting for a device."""
         if self.stale:
@@ -329,7 +323,7 @@ class StrengthTable:
     def rewrite(self) -> None:
         """Write all strengths again, where others have written to the memory of the matrices."""
         with self._lock:
-            self.stale, height = False, 1 + len(self.rows)
+            height = 1 + len(self.rows)
             grown, self._height = height != self._height, height
             factors = self._host_factors() if self._matrices else None
             for (device, dtype), matrix in list(self._matrices.items()):
@@ -341,11 +335,12 @@ class StrengthTable:
                 for layer in list(self._layers):
                     if layer.device_dtype == (device, dtype):
                         layer.view(matrix, height)
+            self.stale = False
 
     def _changed(self) -> None:
-        """Note that the matrices lack something; code that was compiled reads them without asking."""
+        """Note that the matrices lack something; compiled code and CUDA graphs read them without asking."""
         self.stale = True
-        if self._is_read_unseen or may_compile():
+        if may_compile() or any(device.type == "cuda" for device, _ in self._matrices):
             self.refresh()
 
     def _set_values(self, values: Values) -> None:

@@ -279,6 +279,22 @@ def test_uniform_after_mixed_has_the_bits_of_a_fresh_run(entries):
     assert torch.equal(model(x), plain)
 
 
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_strengths_on_cuda_are_written_at_once_as_a_captured_graph_does_not_ask(entries, monkeypatch, kind):
+    monkeypatch.setattr("lib_lora.strengths.table.may_compile", bool)
+    model = Denoiser()
+    engine = Engine({"unet": model})
+    engine.activate(Stack(entries))
+    model(input_for(3))
+    table = engine._plan.strengths
+    table._matrices = {(torch.device(kind), dtype): one for (_, dtype), one in table._matrices.items()}
+    before = [one.clone() for one in table._matrices.values()]
+    engine.set_multiplier(0, 1.1)
+    pairs = zip(table._matrices.values(), before, strict=True)
+    assert [torch.equal(now, one) for now, one in pairs] == [kind == "cpu"] * len(before)
+    assert table.stale == (kind == "cpu")
+
+
 def test_a_strength_in_a_mixed_batch_is_numbers_only(entries):
     model, x = Denoiser(), input_for(3)
     engine = Engine({"unet": model})

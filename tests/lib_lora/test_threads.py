@@ -320,7 +320,7 @@ def test_a_new_class_compiles_models_that_have_it_again_and_no_other(tmp_path: P
         plain = call(x)
         engine = Engine({"unet": model})
         engine.activate(Stack([Entry(lora(tmp_path / f"{i}.safetensors"))]))
-        assert torch.allclose(call(x), model(x))
+        assert (call(x) - model(x)).abs().max() < 1e-6
         assert not torch.equal(call(x), plain)
         assert len(own_compilations) == 2, "once before the engine, and once with the LoRA"
         engine.close()
