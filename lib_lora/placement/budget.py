@@ -104,8 +104,6 @@ class Budget:
 
     def has_headroom(self, device: torch.device) -> bool:
         """Tell whether a device has so much free memory that plans may stay there which are not in force."""
-        if device.type == UNLIMITED:
-            return True
         memory_of = getattr(getattr(torch, device.type, None), "mem_get_info", None)
         return self.is_free(device) and memory_of is not None and memory_of(device)[0] > HEADROOM
 

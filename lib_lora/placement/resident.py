@@ -182,9 +182,9 @@ class Resident(ABC, Generic[P]):
         placed = self._placed
         if self._dense is not None:
             self._dense.rest(layer)
-        if placed is not None and not (
-            self._static is None and self._stays and self._budget.has_headroom(placed.device)
-        ):
+        if placed is None or placed.device.type == budget.UNLIMITED:
+            return
+        if self._static is not None or not (self._stays and self._budget.has_headroom(placed.device)):
             self.move(layer, _CPU)
 
     def leave_device(self) -> None:

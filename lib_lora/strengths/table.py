@@ -12,6 +12,8 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import starmap
 from typing import TypeAlias
 
 import torch
@@ -69,10 +71,12 @@ class LayerStrengths:
     def view(self, matrix: Tensor, height: int) -> None:
         """Look at this layer's part of the matrix, see `StrengthTable`."""
         # each an own tensor: graphs know it by its shape, and not by where it begins
-        parts = [_part(matrix, height, *layout) for layout in self.layouts]
-        self.factors = tuple([part[0] for part in parts])
+        if height == 1:
+            self.factors, self.rows = tuple(starmap(partial(matrix.narrow, 0), self.layouts)), ()
+        else:
+            parts = [_part(matrix, height, *layout) for layout in self.layouts]
+            self.factors, self.rows = tuple([part[0] for part in parts]), tuple([part[1:] for part in parts])
         self.alike = tuple([_per_channel(one, self.spatial) for one in self.factors]) if self.spatial else self.factors
-        self.rows = tuple([part[1:] for part in parts]) if height > 1 else ()
 
     def for_rows(self, repeats: int, ndim: int) -> tuple[Tensor, ...]:
         """Return the strengths of each row, (rows, …, n, *ones).
