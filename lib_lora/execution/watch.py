@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..compiler import compiling, has_compiled, is_compiled, tracing
+from ..compiler import compiling, has_compiled, is_compiled, is_in_compiled, tracing
 from ..files.components import is_denoiser
 from ..report import ActivationReport, Uncalled
 from ..strengths.model_call import hook_of
@@ -58,8 +58,8 @@ class Watch:
             components: of the model, by name.
             layers: report after the first call which of these were not called; None keeps the layers as they were.
         """
-        if not self._watched and not has_compiled():
-            self._watched = {name: _Calls(name) for name in components}
+        if not self._watched:
+            self._watched = {name: _Calls(name) for name, part in components.items() if not _has_compiled(part)}
             for name, calls in self._watched.items():
                 component = components[name]
                 begin, end = (hook_of(component, note, compiled=True) for note in (calls.begin, calls.end))
@@ -150,6 +150,11 @@ class _Calls:
                 first, known = torch.where(torch.isfinite(tensor).all(), _NEVER, self.number), self.first_not_finite
                 is_later = known is not None and known.device == first.device
                 self.first_not_finite = torch.minimum(known, first) if is_later else first  # type: ignore[arg-type]
+
+
+def _has_compiled(component: nn.Module) -> bool:
+    """Tell whether there may be compiled code of a component, which its hooks would make torch compile again."""
+    return has_compiled() and (is_compiled(component) or is_in_compiled(type(component)))
 
 
 def _reached(layers: Layers) -> set[str]:

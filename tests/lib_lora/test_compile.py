@@ -368,3 +368,22 @@ def test_hooks_from_before_the_compiler_was_imported_stay_out_of_graphs(tmp_path
     command = [sys.executable, "-c", _LATE, str(tmp_path / "a.safetensors")]
     done = subprocess.run(command, cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_another_model_that_was_compiled_hides_no_layer_that_is_never_called(tmp_path):
+    torch.compile(nn.Sequential(nn.Linear(4, 4)), backend="eager")(torch.zeros(2, 4))
+
+    class Fused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.layer.weight.t()
+
+    engine = Engine({"unet": (model := Fused())})
+    engine.activate(Stack([Entry(save(tmp_path / "a.safetensors", pair("lora_unet_layer", (4, 4), 2)))]))
+    model(torch.zeros(2, 4))
+    assert engine.silent == {"unet"}
+    assert [layer.path for layer in engine.report.uncalled] == ["layer"]
+    engine.close()
