@@ -86,7 +86,7 @@ def test_that_is_too_slow(): time.sleep(1.6)
 def test_that_is_wanted(): time.sleep(1.6)
 
 @pytest.mark.parametrize("case", range(8))
-def test_of_many_cases(case): time.sleep(0.3)
+def test_of_many_cases(case): time.sleep(0.15)
 
 @pytest.fixture(scope="module")
 def shared(): time.sleep(1.6)

@@ -390,16 +390,15 @@ def place_together(waiting: Iterable[Waiting]) -> None:
     for one in waiting:
         by_device.setdefault(one.device, []).append(one)
     for device, group in by_device.items():
-        resident = group[0].resident
+        failed = False
         try:
             with plain_mode(device):
-                contents = list(all_to_device([one.piece for one in group], device))
+                for one, content in zip(group, [*all_to_device([one.piece for one in group], device)], strict=True):
+                    one.resident.settle(one.layer, content, device, one.dtype)
         except OUT_OF_MEMORY:
-            contents = []
-        if not contents:  # only here are the failure and all that it held gone
-            resident._budget.shrink(device)
-        for one, content in zip(group, contents, strict=False):
-            one.resident.settle(one.layer, content, device, one.dtype)
+            failed = True
+        if failed:  # only here are the failure and all that it held gone
+            group[0].resident._budget.shrink(device)
 
 
 def device_of(layer: nn.Module) -> torch.device | None:

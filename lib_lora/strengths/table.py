@@ -314,9 +314,13 @@ class StrengthTable:
                 self._changed()
 
     def take_memory_again(self) -> None:
-        """Let the next placement take the memory that plans share, after another plan had it."""
+        """Let the next placement take the memory that plans share, after another plan had it.
+
+        A matrix that layers still read stays: it is on the CPU, where each plan has its own.
+        """
         if self._kept is not None:
-            self._matrices.clear()
+            read = {layer.device_dtype for layer in list(self._layers)}
+            self._matrices = {key: matrix for key, matrix in self._matrices.items() if key in read}
 
     def refresh(self) -> None:
         """Write the latest strengths into the matrices, without waiting for a device."""
