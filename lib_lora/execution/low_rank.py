@@ -288,9 +288,6 @@ class LowRankExecutor(Resident[Placed]):
 
     def _changed_input(self, layer: nn.Module, x: Tensor, op: Operation, *, alike: bool) -> Tensor:
         placed = self._placed
-        if self._other is not None and placed is not None and placed.input_dtype != x.dtype:
-            self._placed, self._other = self._other, placed
-            placed = self._placed
         if placed is None or placed.device != x.device or placed.input_dtype != x.dtype:
             # the dtype of the output is not known before the base call; the last call's is the best guess
             placed = self._place_for_call(layer, x.device, x.dtype if placed is None else placed.dtype, x.dtype)

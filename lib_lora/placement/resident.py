@@ -80,11 +80,9 @@ class Resident(ABC, Generic[P]):
         self._strengths = strengths
         self._static: StaticMemory | None = None
         self._placed: P | None = None
-        self._other: P | None = None  # of another dtype, for layers that are called in two by turns
         self._dense: Resident[Any] | None = None  # for calls of many tokens, where that is cheaper
         self._views: Any = None  # of the placed tensors, as calls need them; made by the first call
         self._stays = True
-        self._is_guess = False  # placed before any call told the dtype
         self._known: tuple[Adapter, ...] | None = None
         self.reads_base = False
         """Whether the placed tensors were computed from the base weight."""
@@ -169,7 +167,6 @@ class Resident(ABC, Generic[P]):
                 return
         # the first call places it, if there is no room now
         self._budget.attempt(device, partial(self._place, layer, device, dtype, why="the layer is there"))
-        self._is_guess = placed is None
         if self._account.streams:
             self.evict("there is no room to wait")
 
@@ -239,7 +236,7 @@ class Resident(ABC, Generic[P]):
             self._trace_move(
                 placed, why, str(placed.device), "file" if self._piece is None else "the computer's memory"
             )
-        self._placed = self._other = self._views = None
+        self._placed = self._views = None
         self._budget.free(self._account)
 
     def _placed_at(
@@ -247,11 +244,7 @@ class Resident(ABC, Generic[P]):
     ) -> P:
         placed = self._placed
         if placed is None or placed.device != device or placed.dtype != dtype:
-            other = self._other
-            if other is None or other.device != device or other.dtype != dtype:
-                return self._place_for_call(layer, device, dtype, input_dtype)
-            self._placed, self._other = other, placed
-            return other
+            return self._place_for_call(layer, device, dtype, input_dtype)
         return placed
 
     def _place(
@@ -268,13 +261,7 @@ class Resident(ABC, Generic[P]):
             FileError: a file changed on disk.
             RuntimeError: the device has no room for it; nothing is placed.
         """
-        former, other = self._placed, None
-        if former is not None:
-            was_called = not self._is_guess or self._views is not None
-            may_wait = was_called and self._stays and not self._budget.has_limit(device)
-            if may_wait and former.device == device and former.dtype != dtype:
-                other = former
-            self.evict("another place or dtype is needed")  # never more at once than may stay
+        self.evict("another place or dtype is needed")  # never more at once than may stay
         where = device, dtype, input_dtype or dtype
         if device.type != budget.UNLIMITED:
             self._budget.make_room(self._account, device)
@@ -282,21 +269,19 @@ class Resident(ABC, Generic[P]):
         source = "the computer's memory" if is_here else "file"
         with plain_mode(device):
             placed = self._placed_now(layer, *where)
-        return self._keep(layer, placed, why, other, source)
+        return self._keep(layer, placed, why, source)
 
-    def _keep(self, layer: nn.Module, placed: P, why: str, other: P | None = None, source: str = "file") -> P:
+    def _keep(self, layer: nn.Module, placed: P, why: str, source: str = "file") -> P:
         """Count what was placed, and find out how long it may stay."""
         device = placed.device
-        nbytes = placed.content.nbytes + (0 if other is None else other.content.nbytes)
-        may_stay = self._budget.charge(self._account, device, nbytes)
-        self._other = other if may_stay else None
+        may_stay = self._budget.charge(self._account, device, placed.content.nbytes)
         if trace.moves:
             told = why if may_stay else f"{why}, for this call only: no room"
             self._trace_move(placed, told, source, str(device))
         self._stays = may_stay and stays(layer)
         if self._static is not None and self._stays:
             placed = self._static.settled(layer, placed)
-        self._placed, self._is_guess = placed, False
+        self._placed = placed
         return placed
 
     _place_for_call = uncompiled(_place)  # it reads files and keeps accounts
@@ -306,7 +291,6 @@ class Resident(ABC, Generic[P]):
         assert self._piece is not None
         placed = self._placement(content, device, dtype, dtype, packed=self._piece[2])
         self._keep(layer, placed, "the layer is there")
-        self._is_guess = True
 
     def _placed_now(self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype) -> P:
         """Place from the arena, which gets the tensors first; on the CPU, and from base weights, make them in place."""
