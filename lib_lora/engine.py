@@ -87,7 +87,7 @@ class Engine:
         rank_buckets: Sequence[int] = (),
         parked_bytes: int = PARKED_BYTES,
     ) -> None:
-        check_named(components, "Engine({})")
+        check_named(components, "Engine({}) or Engine.for_pipeline(pipe)")
         check_storage(storage)
         self._budget = Budget(device_budget)
         self._static = StaticMemory() if rank_buckets and device_budget is None else None
@@ -140,7 +140,7 @@ class Engine:
         Raises:
             ComponentError: it is no mapping of names to modules.
         """
-        check_named(components, "Engine({})")
+        check_named(components, "Engine({}) or Engine.for_pipeline(pipe)")
         with self._lock:
             self._clear()
             self._model = Model(components, self._sources)

@@ -164,9 +164,9 @@ class AdapterFile:
             self._with_stream(check)
         return {key for key in keys if not all(abs(one) <= LARGEST for one in self._ranges[key])}  # NaN goes through
 
-    def is_zero(self, key: str) -> bool:
-        """Return whether every number of a tensor that `not_finite` has checked is 0."""
-        return self._ranges[key] == (0.0, 0.0)
+    def largest(self, key: str) -> float:
+        """Return the largest number of a tensor that `not_finite` has checked, without its sign."""
+        return max(map(abs, self._ranges[key]))
 
     def private(self, adapter: A) -> A:
         """Return the adapter with copies of its tensors in the file, read from disk and not from the map."""

@@ -11,7 +11,7 @@ attention_processor.py, `Attention.fuse_projections`; `pipe.fuse_qkv_projections
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -20,7 +20,6 @@ from typing import cast
 from torch import nn
 
 from ..errors import ComponentError
-from ..files.components import is_denoiser
 from ..registry import cached
 from ..report import Family
 from ..tensors import every
@@ -28,7 +27,6 @@ from ..weights.readers.base import has_plain_weight, reader_of
 from .architectures._checkpoint import prefixes_of
 from .architectures._names import PARTS, AliasTable, joint_projections
 from .architectures.base import fact, family_of, input_basis, known_architectures
-from .blocks import BlockNames, names_of
 from .places import Place, Target
 
 
@@ -67,16 +65,17 @@ def targets_of(path: str, module: nn.Module) -> tuple[Target, ...]:
     if hasattr(module, "_conv_forward") and not getattr(module, "transposed", False):
         conv = cast(nn.Conv2d, module)  # or a host's own class
         shape = (conv.out_channels, conv.in_channels // conv.groups, *conv.kernel_size)
-        return (Target(path, path, "conv", "weight", shape, groups=conv.groups),)
+        return (Target(shape, "conv", conv.groups, path=path, name=path),)
     entries, width = getattr(module, "num_embeddings", None), getattr(module, "embedding_dim", None)
     if isinstance(entries, int) and isinstance(width, int):
-        return (Target(path, path, "embedding", "weight", (entries, width)),)
+        return (Target((entries, width), "embedding", path=path, name=path),)
     norm = _norm_param(module)
     if norm is not None:
         takes_bias = "bias" in module._parameters
-        return (Target(path, path, "norm", norm, tuple(module.get_parameter(norm).shape), takes_bias=takes_bias),)
+        shape = tuple(module.get_parameter(norm).shape)
+        return (Target(shape, "norm", takes_bias=takes_bias, path=path, name=path, param=norm),)
     linear = _linear_shape(module)
-    return tuple(_experts(path, module)) if linear is None else (Target(path, path, "linear", "weight", linear),)
+    return tuple(_experts(path, module)) if linear is None else (Target(linear, path=path, name=path),)
 
 
 def _experts(path: str, module: nn.Module) -> Iterator[Target]:
@@ -87,7 +86,8 @@ def _experts(path: str, module: nn.Module) -> Iterator[Target]:
     transposed = getattr(module, "is_transposed", False) is True
     for name, weight in module._parameters.items() if path and not hasattr(module, "kernel_size") else ():
         if weight is not None and weight.ndim == 3 and weight.shape[0] > 1 and has_plain_weight(module, name):
-            yield Target(path, f"{path}.{name}", "experts", name, tuple(weight.shape), transposed=transposed)
+            shape = tuple(weight.shape)
+            yield Target(shape, "experts", transposed=transposed, path=path, name=f"{path}.{name}", param=name)
 
 
 def _linear_shape(module: nn.Module) -> tuple[int, ...] | None:
@@ -119,19 +119,18 @@ def _norm_param(module: nn.Module) -> str | None:
 
 def _attention_targets(path: str, module: nn.MultiheadAttention) -> tuple[Target, ...]:
     """Return the weights of torch's attention, one layer: it multiplies by them itself and never calls `out_proj`."""
-    width = module.embed_dim
-    dot = f"{path}." if path else ""
-    targets = [Target(path, f"{dot}out_proj", "attention", "out_proj.weight", (width, width), bias="out_proj.bias")]
-    packed = module.in_proj_weight is not None
+    width, packed, dot = module.embed_dim, module.in_proj_weight is not None, f"{path}." if path else ""
+    of_layer = Target((width, width), "attention", path=path, name=f"{dot}out_proj", bias="out_proj.bias")
+    found = [replace(of_layer, param="out_proj.weight")]
     if packed:
-        shape = (3 * width, width)
-        targets.append(Target(path, f"{dot}in_proj", "attention", "in_proj_weight", shape, bias="in_proj_bias"))
+        shape, name = (3 * width, width), f"{dot}in_proj"
+        found.append(replace(of_layer, shape=shape, name=name, param="in_proj_weight", bias="in_proj_bias"))
     for i, (name, size) in enumerate((("q_proj", width), ("k_proj", module.kdim), ("v_proj", module.vdim))):
+        target = replace(of_layer, shape=(width, size), name=dot + name, bias="in_proj_bias")
         rows = (i * width, (i + 1) * width)
         param, own = ("in_proj_weight", rows) if packed else (f"{name}_weight", None)
-        target = Target(path, dot + name, "attention", param, (width, size), own, bias="in_proj_bias", bias_rows=rows)
-        targets.append(target)
-    return tuple(targets)
+        found.append(replace(target, param=param, rows=own, bias_rows=rows))
+    return tuple(found)
 
 
 def walk(component: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[Target, ...]]]:
@@ -175,20 +174,16 @@ class LayerIndex:
         self.root = weakref.ref(module)
         self._modules: dict[str, weakref.ref[nn.Module]] = {}
         targets: list[Target] = []
-        for path, layer, own in walk(module):
+        for path, layer, of_layer in walk(module):
             self._modules[path] = weakref.ref(layer)
-            targets.extend(own)
+            targets.extend(of_layer)
         self.targets = tuple(targets)
+        self.facts = [fact(component, one.name, one.shape[1] if len(one.shape) > 1 else None) for one in targets]
+        """What signs of families are searched in; see `architectures.base.fact`."""
         self.signature = component, hash((self.targets, input_basis(module)))
         """Equal for components with the same layers, shapes and names."""
         self.dotted, self.flat = _name_tables(component, self.targets, aliases)
         """Every name that a layer is found by, in any spelling the architectures know, and its meaning."""
-
-    @cached_property
-    def facts(self) -> list[str]:
-        """Return what signs of families are searched in; see `architectures.base.fact`."""
-        shapes = [(target.name, target.shape) for target in self.targets]
-        return [fact(self.component, name, shape[1] if len(shape) > 1 else None) for name, shape in shapes]
 
     def holds(self, module: nn.Module) -> bool:
         """Return whether `module` is built as it was when it was indexed, layer by layer the same objects."""
@@ -205,12 +200,9 @@ class LayerIndex:
         """Return the layer at `path`; None where it is gone."""
         return self._modules[path]()
 
-    def names_of(self, target: Target) -> Sequence[str]:
-        """Return every name of a layer, or of the whole it is a part of, in any spelling."""
-        return self._names.get(target.path, [target.path])
-
     @cached_property
-    def _names(self) -> dict[str, list[str]]:
+    def names(self) -> dict[str, list[str]]:
+        """Return the path of each layer -> every name of it, or of the whole it is a part of, in any spelling."""
         found: dict[str, list[str]] = {}
         for name, place in self.dotted.items():
             for path in dict.fromkeys([window.path for window in place.windows]):
@@ -239,11 +231,6 @@ def alias_table() -> AliasTable:
     """Return every name every known family has for its modules."""
     known = known_architectures()
     return AliasTable((alias for architecture in known for alias in architecture.aliases), known)
-
-
-def blocks_of(indexes: Iterable[LayerIndex]) -> BlockNames:
-    """Return the blocks of the model that has these components."""
-    return names_of([(index.component, [target.path for target in index.targets]) for index in indexes])
 
 
 def family_of_model(indexes: Iterable[LayerIndex]) -> Family | None:
@@ -296,17 +283,13 @@ def modules_of(pipeline: object) -> dict[str, nn.Module]:
     Raises:
         ComponentError: it has no components, or none of them is a module; the text says what to write.
     """
-    modules = _modules(pipeline)
+    parts = getattr(pipeline, "components", None)
+    named = parts.items() if isinstance(parts, Mapping) else ()
+    modules = {str(name): part for name, part in named if isinstance(part, nn.Module)}
     if not modules:
         wrong = f"for_pipeline takes a diffusers pipeline that is loaded, not a {type(pipeline).__name__}"
         raise ComponentError(f"{wrong}; of a single model write Engine({{'unet': model}})")
     return modules
-
-
-def _modules(pipeline: object) -> dict[str, nn.Module]:
-    parts = getattr(pipeline, "components", None)
-    named = parts.items() if isinstance(parts, Mapping) else ()
-    return {str(name): part for name, part in named if isinstance(part, nn.Module)}
 
 
 def check_named(components: object, call: str) -> None:
@@ -317,28 +300,13 @@ def check_named(components: object, call: str) -> None:
         call: what the user writes, with `{}` where the components are.
 
     Raises:
-        ComponentError: it is a model, a pipeline or something else, or holds something else; the text says what to
-            write.
+        ComponentError: it is something else, or holds something else; the text says what to write.
     """
-    example = call.format("{'unet': model}")
-    if not isinstance(components, Mapping):
-        denoiser = next(filter(is_denoiser, _modules(components)), None)
-        if denoiser is not None:  # it is a pipeline
-            named = call.format(f"{{{denoiser!r}: pipe.{denoiser}}}")
-            example = "Engine.for_pipeline(pipe)" if call == "Engine({})" else named
-        taken = f"{call.partition('(')[0]} takes the model's components by name"
-        raise ComponentError(f"{taken}, not a {type(components).__name__}; write {example}")
-    wrong = {}
-    for name, part in components.items():
-        if not isinstance(name, str):
-            raise ComponentError(f"a component has a name, as 'unet', and not {name!r}; write {example}")
-        if not isinstance(part, nn.Module):
-            wrong[name] = "None" if part is None else f"a {type(part).__name__}"
-    if len(wrong) == 1:
-        name, what = wrong.popitem()
-        raise ComponentError(f"component {name!r} is {what}, not a torch module; leave it out")
+    wrong = f"a {type(components).__name__}"
+    if isinstance(components, Mapping):
+        named = components.items()
+        others = [repr(name) for name, part in named if not (isinstance(name, str) and isinstance(part, nn.Module))]
+        wrong = ", ".join(others)
     if wrong:
-        good = [name for name in (*filter(is_denoiser, components), *components, "unet") if name not in wrong]
-        example = call.format(f"{{{good[0]!r}: pipe.{good[0]}, …}}")
-        names = ", ".join(map(repr, wrong))
-        raise ComponentError(f"components {names} are not torch modules; leave them out: {example}")
+        name, example = call.partition("(")[0], call.format("{'unet': pipe.unet}")
+        raise ComponentError(f"{name} takes the model's torch modules by name, not {wrong}; write {example}")

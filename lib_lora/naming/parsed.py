@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -58,6 +59,13 @@ def key_formats() -> Mapping[str, KeyFormat]:
     return {name: one.with_params(params) for name, one in discover(formats, KeyFormat).items()}
 
 
+@cached
+def _recipe(shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> tuple[Recipe | None, Site | None]:
+    """Return the algorithm that reads parameters of these names and shapes, and the weight that they were made for."""
+    recipe = recipe_of(dict(shapes))
+    return recipe, None if recipe is None else recipe.own_site(dict(shapes))
+
+
 @dataclass(slots=True)
 class Group:
     """The parameters of one layer in a file."""
@@ -84,10 +92,14 @@ class Group:
         """Return all keys as unused for the reason of a record that names no key."""
         return [replace(why, key=key) for key in self.keys.values()]
 
+    def largest(self, file: AdapterFile) -> float:
+        """Return the product of the largest numbers of its parameters, alpha aside; `file` has checked its numbers."""
+        return math.prod([file.largest(key) for param, key in self.keys.items() if param != "alpha"])
+
     def is_zero(self, file: AdapterFile) -> bool:
         """Return whether it is a LoRA whose `up` is zero, as training begins; `file` has checked its numbers."""
         ups = [key for param, key in self.keys.items() if param.startswith("lora_up.")]
-        return self.recipe is not None and self.recipe.name == "lora" and all(map(file.is_zero, ups))
+        return self.recipe is not None and self.recipe.name == "lora" and not any(map(file.largest, ups))
 
 
 def misfit(error: ValueError, where: str = "") -> Unused:
@@ -116,7 +128,11 @@ class ParsedFile:
         self.embeddings: dict[str, dict[str, str]] = {}
         """Textual inversions that came in the file -> their parts -> keys."""
         self.groups = self._grouped()
-        self._find_recipes()
+        for group in self.groups:
+            shapes = tuple([(param, file.infos[key].shape) for param, key in group.keys.items()])
+            group.recipe, group.own_site = _recipe(shapes)
+            shared = () if group.recipe is None else group.recipe.kind.shared
+            group.reads = (*group.keys.values(), *[key for param, key in self.shared.items() if param in shared])
         self._refuse_strangers()
         self.config = PeftConfig.of(file, beside="peft" in [group.format for group in self.groups])
         try:  # they are matched once, here, as they may take too long
@@ -184,36 +200,35 @@ class ParsedFile:
         reason = "shared by layers of which none acts"
         return [Unused(key, "unread", reason) for key in self.shared.values() if key not in read]
 
-    def report(self, idle: Sequence[Group] | None = None, acting: Sequence[Adapter] = ()) -> NetworkReport:
+    def report(self, acting: Sequence[Adapter] | None = None) -> NetworkReport:
         """Sum up what the file says of itself; `Network` adds what became of it on a model.
 
         Args:
-            idle: groups that act on nothing on the model; None without a model.
-            acting: the adapters that act.
+            acting: the adapters that act on the model; None without a model.
         """
-        kinds = Counter([group.recipe for group in self.groups if group.recipe is not None])
-        own: list[Adapter] = []
-        misfits: list[Unused] = []
-        for group in self.groups if idle is None else idle:
+        unused = [*self.unused, *self.unshared(self.groups)]
+        adapters = list(acting or ())
+        for group in self.groups if acting is None else ():
             if group.recipe is None:
-                misfits += group.unused(group.unread)
+                unused += group.unused(group.unread)
             elif group.own_site is not None:  # what does not fit even the shape that it claims fits no model
-                adapter = self.adapter(group, group.own_site)
-                if isinstance(adapter, ValueError):
-                    misfits += group.unused(misfit(adapter))
+                made = self.adapter(group, group.own_site)
+                if isinstance(made, ValueError):
+                    unused += group.unused(misfit(made))
                 else:
-                    own.append(adapter)
-        ranks = {rank for adapter in (*own, *acting) if (rank := adapter.rank) is not None}
+                    adapters.append(made)
+        kinds = Counter([group.recipe.name for group in self.groups if group.recipe is not None])
+        ranks = {rank for adapter in adapters if (rank := adapter.rank) is not None}
         return NetworkReport(
             path=self.file.path,
             format="+".join([name for name, _ in Counter([group.format for group in self.groups]).most_common()]),
             family=self.family,
-            kinds=MappingProxyType({recipe.name: count for recipe, count in kinds.items()}),
+            kinds=MappingProxyType(kinds),
             ranks=(min(ranks), max(ranks)) if ranks else None,
             hit=0,
             layers=len(self.groups),
-            nbytes=_bytes_of(own if idle is None else acting),
-            unused=(*self.unused, *misfits, *self.unshared(self.groups)),
+            nbytes=_bytes_of(adapters),
+            unused=tuple(unused),
             metadata=self.file.metadata,
             resolved=False,
             notes=(_NO_SCALE,) if self._lacks_scale() else (),
@@ -249,20 +264,6 @@ class ParsedFile:
             else:
                 keys[one.param] = key
         return list(groups.values())
-
-    def _find_recipes(self) -> None:
-        """Find the algorithm of each group; groups of equal names and shapes have the same."""
-        known: dict[tuple[tuple[str, tuple[int, ...]], ...], tuple[Recipe | None, Site | None]] = {}
-        for group in self.groups:
-            same = tuple([(param, self.file.infos[key].shape) for param, key in group.keys.items()])
-            if same not in known:
-                recipe = recipe_of(dict(same))
-                known[same] = recipe, None if recipe is None else recipe.own_site(dict(same))
-            recipe, group.own_site = known[same]
-            group.recipe = recipe
-            group.reads = tuple(group.keys.values())
-            if self.shared and recipe is not None:
-                group.reads += tuple([key for param, key in self.shared.items() if param in recipe.kind.shared])
 
     def _refuse_strangers(self) -> None:
         keys = list(self.file.infos)

@@ -14,7 +14,7 @@ from lib_lora.files.file import AdapterFile
 from lib_lora.naming.index import LayerIndex, alias_table
 from lib_lora.naming.network import Network
 from lib_lora.naming.parsed import ParsedFile
-from tests.fakes.files import pair, save
+from tests.fakes.files import adapters_of, pair, save
 
 
 class Unet(nn.Module):
@@ -79,7 +79,7 @@ def test_a_parameter_nobody_reads_keeps_its_layer_out(tmp_path, components):
     tensors = pair("lora_unet_mid_block_proj_in", (12, 8), 4) | pair("lora_unet_mid_block_conv", (6, 4, 3, 3), 4)
     tensors["lora_unet_mid_block_proj_in.bora_r_scale"] = torch.ones(1, 8)
     network = load_network(save(tmp_path / "a.safetensors", tensors), components)
-    assert set(network.adapters["unet"]) == {"mid_block.conv"}
+    assert set(adapters_of(network)["unet"]) == {"mid_block.conv"}
     assert "no adapter kind reads bora_r_scale, lora_down.weight, lora_up.weight together" in reasons(network).values()
 
 
@@ -108,7 +108,7 @@ def test_a_checkpoint_is_no_adapter_though_some_of_its_keys_could_be_ones(tmp_pa
 def test_component_is_found_by_name_and_shape_where_the_key_does_not_say(tmp_path, components):
     tensors = peft("base_model.model.text_model.encoder.fc1", (32, 16), 4)
     network = load_network(save(tmp_path / "a.safetensors", tensors), components)
-    assert set(network.adapters) == {"text_encoder_2"}
+    assert set(adapters_of(network)) == {"text_encoder_2"}
 
 
 SCALES = {
@@ -233,11 +233,11 @@ def test_report_as_text_and_json(tmp_path, components):
     tensors |= pair("lora_unet_gone", (6, 4), 8)
     network = load_network(save(tmp_path / "style.safetensors", tensors, {"ss_network_dim": "4"}), components)
     assert network.report.summary() == (
-        "style: 2 of 3 layers (3 lora, rank 2 to 8; kohya, unknown architecture); "
+        "style: 2 of 3 layers (3 lora, rank 2 to 4; kohya, unknown architecture); "
         "2 keys unused: no module of that name in unet (2 keys)"
     )
     data = json.loads(json.dumps(network.report.to_json()))
-    assert (data["hit"], data["layers"], data["ranks"], data["metadata"]) == (2, 3, [2, 8], {"ss_network_dim": "4"})
+    assert (data["hit"], data["layers"], data["ranks"], data["metadata"]) == (2, 3, [2, 4], {"ss_network_dim": "4"})
     assert data["bytes"] == 4 * (4 * (12 + 8) + 2 * (6 + 36))
 
 
