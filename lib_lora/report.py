@@ -102,7 +102,7 @@ class NetworkReport:
     kinds: Mapping[str, int]
     """Adapter algorithm -> number of layers in the file."""
     ranks: tuple[int, int] | None
-    """Smallest and largest rank of the adapters that act, without a model of all; None where none has one."""
+    """Smallest and largest rank in the file; None where no adapter has one."""
     hit: int
     """Layers of the file that act."""
     layers: int

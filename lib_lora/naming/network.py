@@ -57,27 +57,27 @@ class Network:
         unused: list[Unused] = []
         by_weight: dict[tuple[str, str, str], list[Binding]] = {}
         self._acting: list[tuple[Group, Adapter]] = []
-        absent = 0
+        idle: list[Group] = []
         for group, bindings, misfitting in fits:
             why = _add(group, bindings, by_weight, bad) if bindings else misfitting
             if why is None:
                 self._acting.append((group, bindings[0].adapter))
             else:
+                idle.append(group)
                 unused += group.unused(why)
-                absent += why.cause == "no_component"
         acting = [group for group, _ in self._acting]
         self.changes_nothing = bool(acting) and all(group.is_zero(parsed.file) for group in acting)
         self.bindings = tuple([binding for bindings in by_weight.values() for binding in bindings])
         components = frozenset([binding.component for binding in self.bindings])
         self.report = replace(
-            parsed.report([binding.adapter for binding in self.bindings]),
+            parsed.report([binding.adapter for binding in self.bindings], idle),
             hit=len(acting),
             changed=len({(binding.component, binding.target.path) for binding in self.bindings}),
             unused=(*parsed.unused, *unused, *parsed.unshared(acting)),
             resolved=True,
             components=components,
             noise=noise_of(components, self._indexes),
-            absent=absent,
+            absent=len([group for group in idle if not self._tiers[group.component][1]]),
             model=self._family,
         )
 

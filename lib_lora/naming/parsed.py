@@ -200,15 +200,16 @@ class ParsedFile:
         reason = "shared by layers of which none acts"
         return [Unused(key, "unread", reason) for key in self.shared.values() if key not in read]
 
-    def report(self, acting: Sequence[Adapter] | None = None) -> NetworkReport:
+    def report(self, acting: Sequence[Adapter] | None = None, idle: Sequence[Group] = ()) -> NetworkReport:
         """Sum up what the file says of itself; `Network` adds what became of it on a model.
 
         Args:
             acting: the adapters that act on the model; None without a model.
+            idle: the groups that act on nothing there.
         """
         unused = [*self.unused, *self.unshared(self.groups)]
-        adapters = list(acting or ())
-        for group in self.groups if acting is None else ():
+        adapters: list[Adapter] = []
+        for group in self.groups if acting is None else idle:
             if group.recipe is None:
                 unused += group.unused(group.unread)
             elif group.own_site is not None:  # what does not fit even the shape that it claims fits no model
@@ -218,7 +219,7 @@ class ParsedFile:
                 else:
                     adapters.append(made)
         kinds = Counter([group.recipe.name for group in self.groups if group.recipe is not None])
-        ranks = {rank for adapter in adapters if (rank := adapter.rank) is not None}
+        ranks = {rank for adapter in (*adapters, *(acting or ())) if (rank := adapter.rank) is not None}
         return NetworkReport(
             path=self.file.path,
             format="+".join([name for name, _ in Counter([group.format for group in self.groups]).most_common()]),
@@ -227,7 +228,7 @@ class ParsedFile:
             ranks=(min(ranks), max(ranks)) if ranks else None,
             hit=0,
             layers=len(self.groups),
-            nbytes=_bytes_of(adapters),
+            nbytes=_bytes_of(adapters if acting is None else acting),
             unused=tuple(unused),
             metadata=self.file.metadata,
             resolved=False,
