@@ -30,7 +30,7 @@ from .architectures.base import fact, family_of, input_basis, known_architecture
 from .places import Place, Target
 
 
-def are_fused(attention: nn.Module) -> bool:
+def _are_fused(attention: nn.Module) -> bool:
     """Return whether a module calls its fused projections now."""
     if attention.__dict__.get("fused_projections") is not True:
         return False
@@ -46,7 +46,7 @@ def _fused_rows(attention: nn.Module) -> Iterator[tuple[str, dict[str, int]]]:
     These layers may be gone; then their rows are equal.
     Source: nunchaku-tech/nunchaku nunchaku/models/unets/unet_sdxl.py at 3a3cc3d, `NunchakuSDXLAttention`.
     """
-    below, in_use = attention._modules, are_fused(attention)
+    below, in_use = attention._modules, _are_fused(attention)
     output = to_out[0] if isinstance(to_out := below.get("to_out"), nn.ModuleList) else None
     for name, parts in PARTS.items() if in_use or output is not None else ():
         layers = [layer for part in parts if (layer := below.get(part)) is not None]
@@ -119,18 +119,16 @@ def _norm_param(module: nn.Module) -> str | None:
 
 def _attention_targets(path: str, module: nn.MultiheadAttention) -> tuple[Target, ...]:
     """Return the weights of torch's attention, one layer: it multiplies by them itself and never calls `out_proj`."""
-    width, packed, dot = module.embed_dim, module.in_proj_weight is not None, f"{path}." if path else ""
-    of_layer = Target((width, width), "attention", path=path, name=f"{dot}out_proj", bias="out_proj.bias")
-    found = [replace(of_layer, param="out_proj.weight")]
-    if packed:
-        shape, name = (3 * width, width), f"{dot}in_proj"
-        found.append(replace(of_layer, shape=shape, name=name, param="in_proj_weight", bias="in_proj_bias"))
-    for i, (name, size) in enumerate((("q_proj", width), ("k_proj", module.kdim), ("v_proj", module.vdim))):
-        target = replace(of_layer, shape=(width, size), name=dot + name, bias="in_proj_bias")
-        rows = (i * width, (i + 1) * width)
-        param, own = ("in_proj_weight", rows) if packed else (f"{name}_weight", None)
-        found.append(replace(target, param=param, rows=own, bias_rows=rows))
-    return tuple(found)
+    width, dot = module.embed_dim, f"{path}." if path else ""
+    output = Target((width, width), "attention", path=path, name=f"{dot}out_proj", bias="out_proj.bias")
+    inputs = replace(output, shape=(3 * width, width), name=f"{dot}in_proj", param="in_proj_weight", bias="in_proj_bias")
+    output = replace(output, param="out_proj.weight")
+    sizes = {"q_proj": width, "k_proj": module.kdim, "v_proj": module.vdim}
+    parts = _windows(inputs, dict.fromkeys(sizes, width))
+    if module.in_proj_weight is not None:
+        return (output, inputs, *parts)
+    apart = [(part, (width, size), f"{name}_weight") for part, (name, size) in zip(parts, sizes.items(), strict=True)]
+    return (output, *[replace(part, shape=shape, param=param, rows=None, outputs=0) for part, shape, param in apart])
 
 
 def walk(component: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[Target, ...]]]:
@@ -157,7 +155,7 @@ def walk(component: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[Target, .
 
 def _windows(target: Target, rows: Mapping[str, int]) -> Iterator[Target]:
     """Yield the windows of a fused layer under the names of the layers it was made of."""
-    parent = target.path.rpartition(".")[0]
+    parent = target.name.rpartition(".")[0]
     for (name, count), stop in zip(rows.items(), accumulate(rows.values()), strict=True):
         yield replace(target.window(stop - count, stop), name=f"{parent}.{name}" if parent else name, base=None)
 
@@ -243,8 +241,8 @@ _family = cached(family_of)
 
 def _structure(module: nn.Module) -> list[int]:
     """Return the identity of every module of a tree, in order, and which of them call fused projections."""
-    found = every(module)
-    return [*map(id, found), *[i for i, one in enumerate(found) if are_fused(one)]]
+    modules = every(module)
+    return [*map(id, modules), *[i for i, below in enumerate(modules) if _are_fused(below)]]
 
 
 @lru_cache(maxsize=32)
