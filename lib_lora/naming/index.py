@@ -121,8 +121,8 @@ def _attention_targets(path: str, module: nn.MultiheadAttention) -> tuple[Target
     """Return the weights of torch's attention, one layer: it multiplies by them itself and never calls `out_proj`."""
     width, dot = module.embed_dim, f"{path}." if path else ""
     output = Target((width, width), "attention", path=path, name=f"{dot}out_proj", bias="out_proj.bias")
-    inputs = replace(output, shape=(3 * width, width), name=f"{dot}in_proj", param="in_proj_weight", bias="in_proj_bias")
-    output = replace(output, param="out_proj.weight")
+    inputs = replace(output, shape=(3 * width, width), name=f"{dot}in_proj", bias="in_proj_bias")
+    inputs, output = replace(inputs, param="in_proj_weight"), replace(output, param="out_proj.weight")
     sizes = {"q_proj": width, "k_proj": module.kdim, "v_proj": module.vdim}
     parts = _windows(inputs, dict.fromkeys(sizes, width))
     if module.in_proj_weight is not None:

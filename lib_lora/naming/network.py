@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -182,10 +183,8 @@ class Network:
             return None
         if place.kind not in group.recipe.kinds:
             return Unused("", "layer_kind", f"not defined for {_PLURAL[place.kind]}", f"{component}.{place.name}")
-        param = place.windows[0].param if place.kind == "experts" else ""
-        made = self.parsed.adapter(group, place.site, self._reading, param)
         try:
-            adapter = made if isinstance(made, Adapter) else self._widened(group, component, place, made)
+            adapter = self._adapter(group, component, place)
             parts = [(target, adapter if rows is None else part_of(adapter, rows)) for target, rows in place.pieces]
         except ValueError as error:
             return misfit(error, f"{component}.{place.name}")
@@ -211,28 +210,36 @@ class Network:
         name = self._names[alike].get(group.module)
         return index.find(name) if isinstance(name, str) else name
 
-    def _widened(self, group: Group, component: str, place: Place, error: ValueError) -> Adapter:
-        """Make an adapter of a layer that has other inputs than when it was trained; where it is not just that, raise.
+    def _adapter(self, group: Group, component: str, place: Place) -> Adapter:
+        """Make the adapter of a layer at a place, which may have other inputs than when the file was trained.
 
-        Args:
-            group: the parameters.
-            component: of the model.
-            place: there.
-            error: which an adapter for the layer as it is raised.
+        Raises:
+            ValueError: the tensors do not fit each other or the layer.
         """
+        param = place.windows[0].param if place.kind == "experts" else ""
+        try:
+            return self.parsed.adapter(group, place.site, self._reading, param)
+        except ValueError:
+            with suppress(ValueError):  # the first error tells more
+                if (refitted := self._refitted(group, component, place)) is not None:
+                    return refitted
+            raise
+
+    def _refitted(self, group: Group, component: str, place: Place) -> Adapter | None:
+        """Make an adapter of a layer that has more inputs, or less by a basis, than in training; None without one."""
         index, made_for = self._indexes[component], self.parsed.family
         if group.own_site is None or (made_for and self._family and made_for.name != self._family.name):
-            raise error
+            return None
         basis = input_basis(index.root(), place.windows[0].path)
         if basis is None and not any(index.find(name) == place for name in input_layers(self._family)):
-            raise error
+            return None
         out, kernel = place.shape[0], place.shape[2:]
         inputs = math.prod(group.own_site.shape[1:]) // math.prod(kernel)  # a kernel may be flattened into the inputs
         if inputs >= place.shape[1] if basis is None else tuple(basis.shape) != (place.shape[1], inputs):
-            raise error
+            return None
         adapter = self.parsed.adapter(group, replace(place.site, shape=(out, inputs, *kernel)), self._reading)
-        if isinstance(adapter, ValueError) or adapter.reads_base:
-            raise error
+        if adapter.reads_base:
+            return None
         return Refitted(adapter, inputs, place.shape[1], None if basis is None else basis.float().cpu())
 
 

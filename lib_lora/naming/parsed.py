@@ -10,8 +10,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 
-from torch import Tensor
-
 from ..adapters._config import configured_alpha
 from ..adapters._recipe import Recipe, known_kinds, known_modifiers, recipe_of
 from ..adapters.base import Adapter, Alpha, Origin, Site
@@ -140,37 +138,31 @@ class ParsedFile:
                 self.config.values(group.component, group.module)
         except ValueError as error:
             raise FileError(file.path, str(error)) from error
+        self._numbers = file.numbers
+        self._shared_tensors = file.tensors(self.shared)
+        self._tensors = file.tensors({key: key for group in self.groups for key in group.keys.values()})  # only mapped
 
-    def adapter(self, group: Group, site: Site, reading: Reading = USUAL, own: str = "") -> Adapter | ValueError:
+    def adapter(self, group: Group, site: Site, reading: Reading = USUAL, own: str = "") -> Adapter:
         """Build the adapter of a group that has a recipe, for one weight, or the parameter `own` of a module.
 
-        Returns:
-            For tensors that do not fit each other or the weight, an error, whose text says want and got.
+        Raises:
+            ValueError: the tensors do not fit each other or the weight; the text says want and got.
         """
         assert group.recipe is not None
-        numbers, (tensors, shared), key = self.file.numbers, self._tensors, group.keys.get("alpha")
-        params = {param: tensors[name] for param, name in group.keys.items()}
+        numbers, shared, key = self._numbers, self._shared_tensors, group.keys.get("alpha")
+        params = {param: self._tensors[name] for param, name in group.keys.items()}
         module = f"{group.module.replace('.base_layer', '')}.{own}" if own else group.module  # as in PEFT's patterns
-        try:
-            config = {} if self.config.empty else self.config.values(group.component, module)
-            if key is None:
-                alpha = configured_alpha(config)
-            elif key not in numbers:
-                raise ValueError(f"want one number as alpha, got {self.file.infos[key].shape}")
-            elif not abs(numbers[key]) <= LARGEST:  # nan is neither
-                raise NumberError(f"want a finite number as alpha, got {numbers[key]}")
-            else:
-                alpha = Alpha(numbers[key])
-            origin = Origin(alpha, group.format, config, self.file.metadata, shared, group.module, reading)
-            return group.recipe.build(params, site, origin)
-        except ValueError as error:
-            return error
-
-    @cached_property
-    def _tensors(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
-        """Return the tensors of all layers by key, and those that layers share by parameter; they are only mapped."""
-        keys = {key: key for group in self.groups for key in group.keys.values()}
-        return self.file.tensors(keys), self.file.tensors(self.shared)
+        config = {} if self.config.empty else self.config.values(group.component, module)
+        if key is None:
+            alpha = configured_alpha(config)
+        elif key not in numbers:
+            raise ValueError(f"want one number as alpha, got {self.file.infos[key].shape}")
+        elif not abs(numbers[key]) <= LARGEST:  # nan is neither
+            raise NumberError(f"want a finite number as alpha, got {numbers[key]}")
+        else:
+            alpha = Alpha(numbers[key])
+        origin = Origin(alpha, group.format, config, self.file.metadata, shared, group.module, reading)
+        return group.recipe.build(params, site, origin)
 
     @property
     def facts(self) -> list[str]:
@@ -213,11 +205,10 @@ class ParsedFile:
             if group.recipe is None:
                 unused += group.unused(group.unread)
             elif group.own_site is not None:  # what does not fit even the shape that it claims fits no model
-                made = self.adapter(group, group.own_site)
-                if isinstance(made, ValueError):
-                    unused += group.unused(misfit(made))
-                else:
-                    adapters.append(made)
+                try:
+                    adapters.append(self.adapter(group, group.own_site))
+                except ValueError as error:
+                    unused += group.unused(misfit(error))
         kinds = Counter([group.recipe.name for group in self.groups if group.recipe is not None])
         ranks = {rank for adapter in (*adapters, *(acting or ())) if (rank := adapter.rank) is not None}
         return NetworkReport(
