@@ -18,7 +18,6 @@ from functools import cached_property, partial
 from io import BufferedReader
 from pathlib import Path
 from stat import S_ISREG
-from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -65,16 +64,13 @@ _MISTAKEN: dict[bytes, str] = {
     b"version ": "it is a Git LFS pointer, not the file itself; fetch it with `git lfs pull`",
     b"gguf": "it is a GGUF file; only safetensors adapters can be read",
 }
-
 _MOST = 1 << 48  # entries of a tensor
-
 
 Stamp = tuple[int, int]
 """Bytes and time in nanoseconds of a file: two states of it differ in one of them."""
 
 
 def stamp_of(stat: os.stat_result) -> Stamp:
-    """Return the stamp of a file."""
     return stat.st_size, stat.st_mtime_ns
 
 
@@ -99,8 +95,8 @@ class AdapterFile:
 
     def __init__(self, path: Path, infos: dict[str, TensorInfo], metadata: dict[str, str], stamp: Stamp) -> None:
         self.path = path
-        self.infos: Mapping[str, TensorInfo] = MappingProxyType(infos)
-        self.metadata: Mapping[str, str] = MappingProxyType(metadata)
+        self.infos: Mapping[str, TensorInfo] = infos
+        self.metadata: Mapping[str, str] = metadata
         self.stamp = stamp
         self._map: mmap.mmap | None = None
         self._address = 0  # of the map
@@ -196,7 +192,7 @@ class AdapterFile:
             now = self.path.stat()
         except OSError as error:
             raise FileError(self.path, f"it vanished from disk while in use: {error.strerror or error}") from error
-        if (now.st_size, now.st_mtime_ns) != self.stamp:
+        if stamp_of(now) != self.stamp:
             raise FileError(self.path, "it changed on disk while in use; activate it again to use the new content")
 
     def _with_stream(self, read: Callable[[BufferedReader], T]) -> T:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..adapters._part import part_of
 from ..adapters._refitted import Refitted
 from ..adapters.base import Adapter, At
-from ..errors import ComponentError, FileError, NoMatchError
+from ..errors import ComponentError, FileError, NoMatchError, NumberError
 from ..files.components import EXACT, candidates, noise_of
 from ..files.file import AdapterFile, Stamp, stamp_of
 from ..files.formats.base import BUNDLED, NumberingError
@@ -27,17 +27,9 @@ from .architectures.base import input_basis, input_layers
 from .binding import Binding, FusedWeight
 from .blocks import BlockNames, blocks_of
 from .index import LayerIndex, alias_table, check_named, family_of_model
-from .parsed import NOT_FINITE, Group, ParsedFile, key_formats, misfit
+from .parsed import Group, ParsedFile, key_formats, misfit
 from .places import Place
 
-_PLURAL = {
-    "linear": "linear layers",
-    "conv": "convolutions",
-    "embedding": "embeddings",
-    "norm": "norms",
-    "attention": "fused attention",
-    "experts": "weights of experts in one tensor",
-}
 _AGAIN = "download it again, or train it again"
 _GO_ON = "if it is meant for this model, allow files that fit in part (Reading(fragments=True), or the setting)"
 
@@ -182,7 +174,7 @@ class Network:
         if place is None:
             return None
         if place.kind not in group.recipe.kinds:
-            return Unused("", "layer_kind", f"not defined for {_PLURAL[place.kind]}", f"{component}.{place.name}")
+            return Unused("", "layer_kind", f"not defined for {place.kind} layers", f"{component}.{place.name}")
         try:
             adapter = self._adapter(group, component, place)
             parts = [(target, adapter if rows is None else part_of(adapter, rows)) for target, rows in place.pieces]
@@ -248,8 +240,7 @@ def _add(
 ) -> Unused | None:
     """Add the bindings of a group, unless a number is not finite or others change these rows already."""
     if bad and (spoilt := [key for key in group.reads if key in bad]):
-        detail = f"{spoilt[0]} has numbers that are NaN or infinite; {_AGAIN}"
-        return Unused("", "not_finite", NOT_FINITE, detail)
+        return misfit(NumberError(f"{spoilt[0]} has numbers that are NaN or infinite; {_AGAIN}"))
     for one in found:
         if any(one.target.overlaps(other.target) for other in by_weight.get(one.weight, ())):
             return Unused("", "second_adapter", f"a second adapter for {one.component}.{one.target.name}")
@@ -303,7 +294,6 @@ class NetworkCache:
         return network in self._networks.values()
 
     def clear(self) -> None:
-        """Forget all."""
         self._networks.clear()
 
     @property

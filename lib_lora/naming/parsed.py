@@ -36,7 +36,7 @@ from ..tensors import LARGEST
 from .architectures.base import experts_named, fact, family_of
 
 SHAPE_DIFFERS = "of another shape"
-NOT_FINITE = "of a layer with numbers that are NaN or infinite"
+_NOT_FINITE = "of a layer with numbers that are NaN or infinite"
 _SCALED = frozenset({"lora", "dora", "loha", "lokr"})
 _NO_SCALE = "its scale is unknown and taken as 1, as it has neither alpha nor adapter_config.json beside it"
 
@@ -106,7 +106,7 @@ def misfit(error: ValueError, where: str = "") -> Unused:
         return Unused("", "unsupported", str(error), where)
     cause: Cause = "not_finite" if isinstance(error, NumberError) else "shape"
     detail = f"{where}: {error}" if where else str(error)
-    return Unused("", cause, NOT_FINITE if cause == "not_finite" else SHAPE_DIFFERS, detail)
+    return Unused("", cause, _NOT_FINITE if cause == "not_finite" else SHAPE_DIFFERS, detail)
 
 
 class ParsedFile:

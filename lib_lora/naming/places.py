@@ -46,7 +46,6 @@ class Target(Site):
 
     @property
     def first(self) -> int:
-        """Return its first row inside `param`."""
         return 0 if self.rows is None else self.rows[0]
 
     @property
@@ -92,7 +91,6 @@ class Place:
 
     @property
     def kind(self) -> Kind:
-        """Return the kind of its weights."""
         return self.windows[0].kind
 
     @property
