@@ -52,8 +52,8 @@ class Engine:
 
     Args:
         components: diffusers' component name (`unet`, `transformer`, `text_encoder`, `text_encoder_2`, …) -> module.
-        cache_size: how many files are kept open and resolved after use. A file that is kept costs address space, and
-            memory only as far as the system likes to cache it.
+        cache_size: how many files are kept open after use, counted once for each model. A file that is kept costs
+            address space, and memory only as far as the system likes to cache it.
         cache_bytes: how many bytes the tensors of these files may have together; None for any. Of both limits, files
             that are in force are never dropped.
         checkpoints: component -> the safetensors files it was loaded from. Weights that are merged into are put back

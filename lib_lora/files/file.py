@@ -192,7 +192,7 @@ class AdapterFile:
             now = self.path.stat()
         except OSError as error:
             raise FileError(self.path, f"it vanished from disk while in use: {error.strerror or error}") from error
-        if stamp_of(now) != self.stamp:
+        if (now.st_size, now.st_mtime_ns) != self.stamp:
             raise FileError(self.path, "it changed on disk while in use; activate it again to use the new content")
 
     def _with_stream(self, read: Callable[[BufferedReader], T]) -> T:

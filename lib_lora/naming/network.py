@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -47,30 +48,31 @@ class Network:
         fits = [(group, *self._fit(group)) for group in parsed.groups]
         fits.sort(key=lambda fit: fit[1][0].place.turn if fit[1] else 1)
         bad = parsed.file.not_finite([key for group, bindings, _ in fits if bindings for key in group.reads])
-        unused: list[Unused] = []
         by_weight: dict[tuple[str, str, str], list[Binding]] = {}
         self._acting: list[tuple[Group, Adapter]] = []
-        idle: list[Group] = []
+        idle: list[tuple[Group, Unused]] = []
         for group, bindings, misfitting in fits:
             why = _add(group, bindings, by_weight, bad) if bindings else misfitting
             if why is None:
                 self._acting.append((group, bindings[0].adapter))
             else:
-                idle.append(group)
-                unused += group.unused(why)
-        acting = [group for group, _ in self._acting]
-        self.changes_nothing = bool(acting) and all(group.is_zero(parsed.file) for group in acting)
+                idle.append((group, why))
         self.bindings = tuple([binding for bindings in by_weight.values() for binding in bindings])
+        self.report = self._report(idle)
+
+    def _report(self, idle: Sequence[tuple[Group, Unused]]) -> NetworkReport:
+        """Return what became of the file, some of whose groups act on nothing for a reason."""
+        acting, unused = [group for group, _ in self._acting], [key for group, why in idle for key in group.unused(why)]
         components = frozenset([binding.component for binding in self.bindings])
-        self.report = replace(
-            parsed.report([binding.adapter for binding in self.bindings], idle),
+        return replace(
+            self.parsed.report([binding.adapter for binding in self.bindings], [group for group, _ in idle]),
             hit=len(acting),
             changed=len({(binding.component, binding.target.path) for binding in self.bindings}),
-            unused=(*parsed.unused, *unused, *parsed.unshared(acting)),
+            unused=(*self.parsed.unused, *unused, *self.parsed.unshared(acting)),
             resolved=True,
             components=components,
             noise=noise_of(components, self._indexes),
-            absent=len([group for group in idle if not self._tiers[group.component][1]]),
+            absent=len([group for group, _ in idle if not self._tiers[group.component][1]]),
             model=self._family,
         )
 
@@ -99,6 +101,11 @@ class Network:
             parts = self.file.tensors({param.removeprefix(BUNDLED): key for param, key in keys.items()})
             found[name] = {part: vectors[None] if vectors.ndim == 1 else vectors for part, vectors in parts.items()}
         return found
+
+    @cached_property
+    def changes_nothing(self) -> bool:
+        """Return whether the layers that act are LoRA whose `up` is zero."""
+        return bool(self._acting) and all(group.is_zero(self.file) for group, _ in self._acting)
 
     @property
     def largest_change(self) -> float:
@@ -236,16 +243,19 @@ class Network:
 
 
 def _add(
-    group: Group, found: Sequence[Binding], by_weight: dict[tuple[str, str, str], list[Binding]], bad: Collection[str]
+    group: Group,
+    bindings: Sequence[Binding],
+    by_weight: dict[tuple[str, str, str], list[Binding]],
+    bad: Collection[str],
 ) -> Unused | None:
     """Add the bindings of a group, unless a number is not finite or others change these rows already."""
     if bad and (spoilt := [key for key in group.reads if key in bad]):
         return misfit(NumberError(f"{spoilt[0]} has numbers that are NaN or infinite; {_AGAIN}"))
-    for one in found:
-        if any(one.target.overlaps(other.target) for other in by_weight.get(one.weight, ())):
-            return Unused("", "second_adapter", f"a second adapter for {one.component}.{one.target.name}")
-    for one in found:
-        by_weight.setdefault(one.weight, []).append(one)
+    for binding in bindings:
+        if any(binding.target.overlaps(other.target) for other in by_weight.get(binding.weight, ())):
+            return Unused("", "second_adapter", f"a second adapter for {binding.component}.{binding.target.name}")
+    for binding in bindings:
+        by_weight.setdefault(binding.weight, []).append(binding)
     return None
 
 
@@ -253,7 +263,7 @@ class NetworkCache:
     """Networks by file and model: the least recently used go first, those in force never.
 
     Args:
-        count: how many to keep.
+        count: how many to keep; one file has a network for each model, and each way of reading it.
         nbytes: how many bytes the tensors of the files may have together; None for any.
     """
 
@@ -285,8 +295,9 @@ class NetworkCache:
     def trim(self, in_force: Collection[Network] = ()) -> None:
         """Forget networks beyond the limits, the least recently used first, but none that is in force."""
         for key, network in list(self._networks.items()):
-            within = self._limit is None or self.nbytes <= self._limit
-            if (len(self._networks) > self._count or not within) and network not in in_force:
+            if len(self._networks) <= self._count and (self._limit is None or self.nbytes <= self._limit):
+                return
+            if network not in in_force:
                 del self._networks[key]
 
     def holds(self, network: Network) -> bool:
