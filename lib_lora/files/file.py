@@ -13,7 +13,6 @@ import math
 import mmap
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from io import BufferedReader
 from pathlib import Path
@@ -64,8 +63,6 @@ _MISTAKEN: dict[bytes, str] = {
     b"version ": "it is a Git LFS pointer, not the file itself; fetch it with `git lfs pull`",
     b"gguf": "it is a GGUF file; only safetensors adapters can be read",
 }
-_MOST = 1 << 48  # entries of a tensor
-
 Stamp = tuple[int, int]
 """Bytes and time in nanoseconds of a file: two states of it differ in one of them."""
 
@@ -125,18 +122,18 @@ class AdapterFile:
 
     def tensors(self, keys: Mapping[str, str]) -> dict[str, Tensor]:
         """Map tensors, on the CPU, in the file's dtypes; `keys` has the key of each name in the result."""
-        found = {}
+        tensors = {}
         for name, key in keys.items():
             dtype, shape, start, end = self.infos[key]
             if start == end:
-                found[name] = torch.empty(shape, dtype=dtype)
+                tensors[name] = torch.empty(shape, dtype=dtype)
             elif start % dtype.itemsize:  # allowed by the format, and torch wants alignment
                 content = self._with_stream(partial(self._bytes, offset=start, nbytes=end - start))
-                found[name] = torch.frombuffer(content, dtype=dtype).view(shape)
+                tensors[name] = torch.frombuffer(content, dtype=dtype).view(shape)
             else:
                 buffer, count = self._map or self._mapped(), (end - start) // dtype.itemsize
-                found[name] = torch.frombuffer(buffer, dtype=dtype, count=count, offset=start).view(shape)
-        return found
+                tensors[name] = torch.frombuffer(buffer, dtype=dtype, count=count, offset=start).view(shape)
+        return tensors
 
     def not_finite(self, keys: Iterable[str]) -> set[str]:
         """Return the keys whose tensors have a NaN or a number beyond float32.
@@ -238,8 +235,7 @@ class AdapterFile:
         return self._map
 
 
-@dataclass(frozen=True, slots=True)
-class Glance:
+class Glance(NamedTuple):
     """The metadata of a file and a digest of the rest of its header, for which no tensor is looked at."""
 
     metadata: Mapping[str, str]
@@ -322,6 +318,6 @@ def _parse_header(path: Path, raw: bytes) -> tuple[dict[str, TensorInfo], dict[s
 def _tensor_info(base: int, dtype: str, shape: Sequence[int], data_offsets: tuple[int, int]) -> TensorInfo:
     if dtype not in _DTYPES:
         raise ValueError(f"a tensor has the unknown dtype {dtype}")
-    if math.prod(filter(None, shape)) > _MOST:  # strides are as large, of a tensor without entries, too
+    if math.prod(filter(None, shape)) > 1 << 48:  # strides are as large, of a tensor without entries, too
         raise ValueError(f"no tensor can have the shape {str(shape)[:60]}")
     return TensorInfo(_DTYPES[dtype], tuple(shape), base + data_offsets[0], base + data_offsets[1])

@@ -302,9 +302,8 @@ def check_named(components: object, call: str) -> None:
     """
     wrong = f"a {type(components).__name__}"
     if isinstance(components, Mapping):
-        named = components.items()
-        others = [repr(name) for name, part in named if not (isinstance(name, str) and isinstance(part, nn.Module))]
-        wrong = ", ".join(others)
+        others = [one for one in components.items() if not (isinstance(one[0], str) and isinstance(one[1], nn.Module))]
+        wrong = ", ".join([f"{name!r}: {type(part).__name__}" for name, part in others])
     if wrong:
         name, example = call.partition("(")[0], call.format("{'unet': pipe.unet}")
         raise ComponentError(f"{name} takes the model's torch modules by name, not {wrong}; write {example}")

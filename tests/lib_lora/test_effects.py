@@ -439,8 +439,8 @@ class Pipe:
 FIRST = {
     "a pipeline": (Pipe, "takes the model's torch modules by name, not a Pipe; write Engine({'unet': pipe.unet})"),
     "a model": (Model, "not a Model; write Engine({'unet': pipe.unet}) or Engine.for_pipeline(pipe)"),
-    "a missing part": (lambda: {"unet": None}, "takes the model's torch modules by name, not 'unet'; write"),
-    "another object": (lambda: {"tokenizer": 3}, "by name, not 'tokenizer'; write"),
+    "a missing part": (lambda: {"unet": None}, "takes the model's torch modules by name, not 'unet': NoneType; write"),
+    "another object": (lambda: {"tokenizer": 3}, "by name, not 'tokenizer': int; write"),
 }
 
 

@@ -409,7 +409,7 @@ class Pipe:
 
 
 WRITE = r"write Stack\(\[Entry\(path, 0\.8\)\]\)$"
-PARTS = r"takes the model's torch modules by name, not 'tokenizer', 'safety_checker'; write "
+PARTS = r"takes the model's torch modules by name, not 'tokenizer': object, 'safety_checker': NoneType; write "
 FIRST: dict[str, tuple[Callable[[Path], object], str]] = {
     "Stack of paths": (lambda path: Stack([path]), f"Stack holds entries, not a \\w+Path; {WRITE}"),  # type: ignore[list-item]
     "Stack of names": (lambda path: Stack(["a.safetensors"]), f"Stack holds entries, not a str; {WRITE}"),  # type: ignore[list-item]
@@ -436,7 +436,7 @@ FIRST: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "Engine(number)": (
         lambda path: Engine({0: Net()}),  # type: ignore[dict-item]
-        r"by name, not 0; write Engine\(\{'unet': pipe\.unet\}\) or Engine\.for_pipeline\(pipe\)$",
+        r"by name, not 0: Net; write Engine\(\{'unet': pipe\.unet\}\) or Engine\.for_pipeline\(pipe\)$",
     ),
     "Engine(parts)": (
         lambda path: Engine(Pipe().components),  # type: ignore[arg-type]
