@@ -52,8 +52,8 @@ class Engine:
 
     Args:
         components: diffusers' component name (`unet`, `transformer`, `text_encoder`, `text_encoder_2`, …) -> module.
-        cache_size: how many files are kept open and resolved after use. A file that is kept costs address space, and
-            memory only as far as the system likes to cache it.
+        cache_size: how many files are kept open after use, counted once for each model. A file that is kept costs
+            address space, and memory only as far as the system likes to cache it.
         cache_bytes: how many bytes the tensors of these files may have together; None for any. Of both limits, files
             that are in force are never dropped.
         checkpoints: component -> the safetensors files it was loaded from. Weights that are merged into are put back
@@ -88,7 +88,7 @@ class Engine:
         rank_buckets: Sequence[int] = (),
         parked_bytes: int = PARKED_BYTES,
     ) -> None:
-        check_named(components, "Engine({})")
+        check_named(components, "Engine({}) or Engine.for_pipeline(pipe)")
         check_storage(storage)
         self._budget = Budget(device_budget)
         self._static = StaticMemory() if rank_buckets and device_budget is None else None
@@ -140,7 +140,7 @@ class Engine:
         Raises:
             ComponentError: it is no mapping of names to modules.
         """
-        check_named(components, "Engine({})")
+        check_named(components, "Engine({}) or Engine.for_pipeline(pipe)")
         with self._lock:
             self._clear()
             self._model = Model(components, self._sources)

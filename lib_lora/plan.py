@@ -22,8 +22,8 @@ from .execution.hooks import Executor, move_to_layer
 from .execution.low_rank import LowRankExecutor
 from .execution.merged import MergedExecutor, refuse_spoiled, why_not_merged
 from .naming.binding import Binding, FusedWeight
-from .naming.blocks import BlockNames, Element
-from .naming.index import LayerIndex, blocks_of
+from .naming.blocks import BlockNames, Element, blocks_of
+from .naming.index import LayerIndex
 from .naming.network import Network
 from .naming.places import Place, Target
 from .placement import schemes, trace
@@ -302,7 +302,7 @@ def _bindings(
     by_component = {index.component: index for index in key.indexes}
     # by module: one that has two names still is one layer
     found: dict[nn.Module, tuple[tuple[bool, str, str], nn.Module, list[Binding]]] = {}
-    wholes: dict[tuple[str, Place], FusedWeight] = {}
+    wholes: dict[tuple[int, str, Place], FusedWeight] = {}
     numbered = list(zip(range(len(stack.entries)), stack.entries, key.networks, strict=True))
     if not stack.in_order:  # sums have the same bits only if they are made in the same order
         numbered.sort(key=lambda one: (str(one[1].path), one[1].rank or 0))
@@ -310,12 +310,12 @@ def _bindings(
         for one in network.bindings:
             index, component, path = by_component[one.component], one.component, one.target.path
             block, side = block_and_side(component, path)
-            names = index.names_of(one.target) if key.patterns[i] else ()
+            names = index.names.get(path, [path]) if key.patterns[i] else ()
             rules = tuple([rule for rule in key.patterns[i] if rule.suits(block, names, model)])
             group = groups.setdefault(StrengthGroup(i, component, block, side, rules), len(groups))
             whole = None
             if one.adapter.reads_whole:
-                whole = wholes.setdefault((component, one.place), FusedWeight(one.place, index))
+                whole = wholes.setdefault((i, component, one.place), FusedWeight(one.place, index))
             binding = Binding(one.adapter, one.target, one.file, component, one.place, group, entry.rank, whole)
             layer, order = index.module(path), (component.startswith("text_encoder"), component, path)
             found.setdefault(layer, (order, layer, []))[2].append(binding)
