@@ -309,15 +309,18 @@ def _parse_header(path: Path, raw: bytes) -> tuple[dict[str, TensorInfo], dict[s
         with safe_open(path, "np"):  # every byte belongs to one tensor, as its dtype and shape say
             header = json.loads(raw.decode("utf-8"))
         metadata = header.pop("__metadata__", None) or {}
-        infos = {key: _tensor_info(8 + len(raw), **fields) for key, fields in header.items()}
+        return {key: _tensor_info(path, key, 8 + len(raw), **fields) for key, fields in header.items()}, metadata
+    except FileError:
+        raise
     except (SafetensorError, OSError, ValueError, TypeError) as error:  # the last two where it has just changed
         raise FileError(path, f"it is truncated or damaged: {error}; download it again") from error
-    return infos, metadata
 
 
-def _tensor_info(base: int, dtype: str, shape: Sequence[int], data_offsets: tuple[int, int]) -> TensorInfo:
+def _tensor_info(
+    path: Path, key: str, base: int, dtype: str, shape: Sequence[int], data_offsets: tuple[int, int]
+) -> TensorInfo:
     if dtype not in _DTYPES:
-        raise ValueError(f"a tensor has the unknown dtype {dtype}")
+        raise FileError(path, f"tensor {key!r} has the dtype {dtype}, which Remora cannot read")
     if math.prod(filter(None, shape)) > 1 << 48:  # strides are as large, of a tensor without entries, too
-        raise ValueError(f"no tensor can have the shape {str(shape)[:60]}")
+        raise FileError(path, f"tensor {key!r} has a shape that no tensor can have: {str(shape)[:60]}")
     return TensorInfo(_DTYPES[dtype], tuple(shape), base + data_offsets[0], base + data_offsets[1])
