@@ -20,7 +20,10 @@ from .compiler import is_compiled
 from .execution.dense import DenseExecutor
 from .execution.hooks import Executor, move_to_layer
 from .execution.low_rank import LowRankExecutor
+from .execution.low_rank_products import EXACT
 from .execution.merged import MergedExecutor, refuse_spoiled, why_not_merged
+from .files.components import is_denoiser
+from .naming.architectures.base import is_of_text
 from .naming.binding import Binding, FusedWeight
 from .naming.blocks import BlockNames, Element
 from .naming.index import LayerIndex, blocks_of
@@ -341,14 +344,23 @@ def live_executor(
     in_order = in_order and len(bindings) > 1 and reads
     if in_order or len(forms) < len(bindings):
         return DenseExecutor(bindings, strengths, policy, in_order=in_order)
-    by_blocks = by_rows or by_columns
-    dense_is_free = (prefers_dense or dense_for_many) and all(
-        has_plain_weight(layer, binding.target.param) for binding in bindings
-    )
-    if prefers_dense and dense_is_free and (by_blocks or len(bindings) == 1):
+    prefers_dense |= dense_for_many and _has_many_tokens(bindings[0]) and _is_exact(layer)
+    by_blocks = by_rows or by_columns or len(bindings) == 1
+    if prefers_dense and by_blocks and all(has_plain_weight(layer, binding.target.param) for binding in bindings):
         return DenseExecutor(bindings, strengths, policy)
-    many = dense_for_many and dense_is_free and by_blocks and bindings[0].target.kind == "linear"
-    return LowRankExecutor(bindings, forms, strengths, policy, dense_for_many=many)
+    return LowRankExecutor(bindings, forms, strengths, policy)
+
+
+def _has_many_tokens(binding: Binding) -> bool:
+    """Tell whether a linear layer is given the tokens of the picture: neither the prompt nor the timestep."""
+    path, kind = binding.target.path, binding.target.kind
+    return kind == "linear" and is_denoiser(binding.component) and not is_of_text(path)
+
+
+def _is_exact(layer: nn.Module) -> bool:
+    """Tell whether a small change is not lost in the rounding of the sum of weight and change."""
+    weight = layer._parameters.get("weight")
+    return weight is not None and weight.dtype in EXACT
 
 
 def _can_be_beside(layer: nn.Module, target: Target, form: Form) -> bool:

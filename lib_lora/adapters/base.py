@@ -24,7 +24,7 @@ from torch import Tensor
 from ..errors import MomentError
 from ..files.reading import USUAL, Reading
 from ..tensors import TensorFields
-from ._operation import Operation
+from ._operation import Operation as Operation
 
 Kind = Literal["linear", "conv", "embedding", "norm", "attention", "experts"]
 Rows = tuple[tuple[int, int], ...]

@@ -20,11 +20,10 @@ import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ..adapters._operation import Operation
-from ..adapters.base import Adapter, HeadSchedule, at_strength
+from ..adapters.base import Adapter, HeadSchedule, Operation, at_strength
 from ..compiler import compiling, uncompiled
 from ..errors import ComponentError, RegionError
-from ..naming.architectures._arguments import is_of_text
+from ..naming.architectures.base import is_of_text
 from ..naming.binding import Binding
 from ..naming.places import Target
 from ..placement import scratch
