@@ -23,12 +23,12 @@ from ..errors import ComponentError, FileError, LoraError
 from ..naming.binding import Binding
 from ..placement.resident import Waiting
 from ..strengths.table import StrengthTable
-from ..tensors import plain_mode, wide
+from ..tensors import plain_mode
 from ..weights.originals import Checkpoint, OriginalWeight, kept, samples_of, version_of
 from ..weights.readers.base import check_present, holds_values, stored, with_numbers
 from ..weights.rounding import generator_for, round_stochastically
 from .arguments import BaseForward
-from .dense import DenseExecutor, bias_of
+from .dense import DenseExecutor
 
 _spoiled: weakref.WeakKeyDictionary[nn.Module, dict[str, bytes]] = weakref.WeakKeyDictionary()
 """Samples of the parameters that could not be restored; their layers are refused while they have these numbers."""
@@ -216,8 +216,10 @@ class MergedExecutor(DenseExecutor):
         """Write the adapters into a layer that has its original parameters."""
         self._values, path = values, self._bindings[0].target.path
         adapters = self._adapters(layer)  # norms of the base weight among them: read before anything is written
-        totals = {param: self._sum(param, adapters, layer.get_parameter(param).data) for param in self._params}
-        for param, total in (totals | self._bias_sums(layer, adapters)).items():
+        weights = {param: layer.get_parameter(param).data for param in self._params}
+        totals = {param: self._sum(param, adapters, weight) for param, weight in weights.items()}
+        totals |= self._biases(layer, zip(self._bindings, adapters, strict=True), weights)
+        for param, total in totals.items():
             parameter, original = layer.get_parameter(param), self._originals.get(param)
             if original is None and self._checkpoint is not None:
                 original = self._checkpoint.find(path, param, parameter)
@@ -234,21 +236,6 @@ class MergedExecutor(DenseExecutor):
         pairs = zip(self._bindings, [adapter.placed(base.device) for adapter in adapters], strict=True)
         self._sum_of(param, pairs, (base.device, base.dtype)).build(total, base, write)
         return total
-
-    def _bias_sums(self, layer: nn.Module, adapters: Sequence[Adapter]) -> dict[str, Tensor]:
-        """Return the biases with their changes, by parameter, in fp32 or fp64."""
-        totals: dict[str, Tensor] = {}
-        for binding, adapter in zip(self._bindings, adapters, strict=True):
-            bias, target = _changed_bias(layer, binding), binding.target
-            if bias is None:
-                continue
-            own = bias.data.to(wide(bias.dtype))
-            total = totals.setdefault(target.bias, own.clone())
-            rows = slice(None) if target.bias_rows is None else slice(*target.bias_rows)
-            delta = adapter.change_of_bias((total if self._in_order else own)[rows])
-            if delta is not None:
-                total[rows].add_(delta.to(total) * self._strength(binding, total.device, total.dtype))
-        return totals
 
 
 def _fill(parameter: Tensor, value: Tensor, original: OriginalWeight) -> None:
@@ -280,12 +267,6 @@ def refuse_spoiled(modules: Iterable[nn.Module]) -> None:
                 raise ComponentError(f"{text}; load the model again")
 
 
-def _changed_bias(layer: nn.Module, binding: Binding) -> Tensor | None:
-    """Return the bias that an adapter changes; None where it changes none, or the layer has none."""
-    changes = binding.adapter.has_bias or binding.adapter.bias_excess is not None
-    return bias_of(layer, binding.target) if changes else None
-
-
 def why_not_merged(layer: nn.Module, bindings: Sequence[Binding], shared: frozenset[int]) -> str | None:
     """Return why these adapters cannot be merged into the layer; None where they can.
 
@@ -294,8 +275,9 @@ def why_not_merged(layer: nn.Module, bindings: Sequence[Binding], shared: frozen
     for binding in bindings:
         if binding.adapter.schedule_of_parts is not None:
             return "its ranks or heads change from step to step"
-        bias = binding.adapter.has_bias or _changed_bias(layer, binding) is not None
-        for param in (binding.target.param, *((binding.target.bias,) if bias else ())):
+        adapter, target = binding.adapter, binding.target
+        scales = adapter.bias_excess is not None and stored(layer, target.bias) is not None
+        for param in (target.param, target.bias) if adapter.has_bias or scales else (target.param,):
             owner, _, leaf = param.rpartition(".")
             parameter = layer.get_submodule(owner)._parameters.get(leaf)
             if parameter is None:
