@@ -103,6 +103,10 @@ class Guest:
         """Make the text encoders use the LoRA of this image of the batch."""
         self._session.use_image(index)
 
+    def bytes_to_place(self) -> int:
+        """Return the bytes of the GPU that the active LoRA will take beside what they take now."""
+        return self._session.bytes_to_place()
+
     def rows(self, rows: Rows | None) -> None:
         """Set which image each row of a denoiser call belongs to; None means whole batches one after the other."""
         self._session.set_rows(rows)

@@ -6,7 +6,7 @@ import logging
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -60,7 +60,8 @@ class Engine:
             from there where they are in it bit for bit, instead of from a copy in memory.
         storage: how adapters are stored on a device: `file`, in the dtype they are computed in; `bfloat16` or
             `float8`, in fewer bytes, at some cost in precision and time. See `storage.py`.
-        device_budget: how many bytes of each device but the CPU adapters may take; None for any number. Layers for
+        device_budget: how many bytes of each device but the CPU adapters may take; None for what is free there when
+            they are placed, less 1 GiB, where the device tells how much is free, else for any number. Layers for
             which that is not enough are placed for each call and dropped after it, to the same result. See `budget.py`.
         rank_buckets: sizes to which the ranks of each layer are rounded up, for models that are compiled: stacks whose
             ranks come to the same sizes on the same layers share compiled code, and on devices memory, which is kept
@@ -100,14 +101,13 @@ class Engine:
         self._plans = PlanCache(parked_bytes)
         self._call_hooks = ExitStack()  # takes the hooks on model calls off
         self._calls = CallSettings()
-        self._budget.relief.append(self._plans.leave_devices)
+        self._budget.leave_at_rest = self._plans.leave_devices
         self._hooked = HookedLayers()
-        self._watch = Watch()
+        self._watch = Watch(self._budget.make_way)
         self._model = Model({}, self._sources)
         self._stack = Stack()
         self._plan: Plan | None = None
-        ends = [self._call_hooks, self._watch.stops]
-        self._finalizer = weakref.finalize(self, _clear, self._hooked, ends)
+        self._finalizer = weakref.finalize(self, _clear, self._hooked, self._watch, self._call_hooks)
         self.components = dict(components)
 
     @classmethod
@@ -399,7 +399,7 @@ class Engine:
         self._stack, former, self._plan = Stack(), self._plan, None
         self._calls.chosen = 0
         try:
-            self._watch.end()
+            self._watch.end(self.components)
             self._hook_calls()
             if former is not None and self._plans.has_room(former):
                 self._hooked.swap({}, self._budget.reset, self._model.resting, keep=True)
@@ -487,8 +487,8 @@ class Engine:
                 self._call_hooks.callback(remove)
 
 
-def _clear(hooked: HookedLayers, hooks: Iterable[ExitStack]) -> None:
+def _clear(hooked: HookedLayers, watch: Watch, call_hooks: ExitStack) -> None:
     """Leave nothing on a model whose engine is gone."""
-    for one in hooks:
-        one.close()
+    call_hooks.close()
+    watch.stop()
     hooked.close()

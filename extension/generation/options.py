@@ -113,7 +113,7 @@ TABLE: tuple[Option, ...] = (
         DEVICE_BUDGET,
         0,
         "Room for LoRA on the GPU, in MB",
-        "0 is no limit; LoRA that do not fit are copied at each call, and the picture stays the same",
+        "0 leaves 1 GB of the free memory to others; LoRA that do not fit are copied at each call, to the same picture",
         minimum=0,
         maximum=_MAX_MB,
         expert=True,

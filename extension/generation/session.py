@@ -306,6 +306,14 @@ class Session:
             self._blocks = model_blocks(self.host.components())
         return self._blocks
 
+    def bytes_to_place(self) -> int:
+        """Return the bytes of the GPU that the active LoRA will take beside what they take now, by their files."""
+        if self._engine is None:
+            return 0
+        needed, budget = sum(one.file.size for one in self.last.active), self._memory.device_budget
+        placed = sum(nbytes for device, nbytes in self._engine.memory().placed.items() if device != "cpu")
+        return max(0, (needed if budget is None else min(needed, budget)) - placed)
+
     def follow_model(self, at: str | None = None) -> bool:
         """Activate the latest batch on the host's present model; tell whether the model is another one.
 

@@ -19,7 +19,7 @@ import inspect
 import logging
 import sys
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -50,6 +50,8 @@ class ForgeFamilyHost(A1111FamilyHost):
     """Module and function that make conditions of a prompt's parts, where the host's sampling looks it up."""
     joins: ClassVar[tuple[str, str]]
     """The same for the function that joins conditions for one call."""
+    loader: ClassVar[str]
+    """The module whose `load_models_gpu` moves models to the GPU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,6 +109,19 @@ class ForgeFamilyHost(A1111FamilyHost):
                 self.wraps.put(owner, function, around)
             else:
                 logger.warning("remora: without %s.%s, regions do not know the parts of a prompt", name, function)
+        management = module(self.loader)
+        if management is not None and hasattr(management, "load_models_gpu"):
+            self.wraps.put(management, "load_models_gpu", self._leaving_room)
+
+    def _leaving_room(
+        self, load: Callable[..., Any], models: Sequence[Any], memory_required: float = 0, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Load models, and leave room for LoRA beside a denoiser, which the host would fill with its weights."""
+        needed = self.remora.bytes_to_place() if any(map(_has_denoiser, models)) else 0
+        least = kwargs.get("minimum_memory_required")
+        if needed and least is not None:
+            kwargs["minimum_memory_required"] = least + needed
+        return load(models, memory_required + needed, *args, **kwargs)
 
     def put_in_force(self, batch: Batch) -> Outcome:
         outcome = super().put_in_force(batch)
@@ -134,6 +149,10 @@ class ForgeFamilyHost(A1111FamilyHost):
     @abstractmethod
     def unmerge(self, model: Any) -> None:
         """Make the host restore the weights that its own LoRA are merged into."""
+
+
+def _has_denoiser(patcher: object) -> bool:
+    return hasattr(getattr(patcher, "model", None), "diffusion_model")
 
 
 def _load_none(networks: ModuleType) -> None:

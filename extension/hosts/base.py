@@ -132,6 +132,9 @@ class Remora(Protocol):
     def image(self, index: int) -> None:
         """Make the text encoders use the LoRA of this image of the batch."""
 
+    def bytes_to_place(self) -> int:
+        """Return the bytes of the GPU that the active LoRA will take beside what they take now."""
+
     def rows(self, rows: Rows | None) -> None:
         """Set which image each row of a denoiser call belongs to; None means whole batches one after the other."""
 

@@ -19,6 +19,7 @@ class ForgeHost(ForgeFamilyHost):
     conditions = "backend.sampling.sampling_function", "compile_weighted_conditions"
     shows_info_of_options = True
     joins = "backend.sampling.sampling_function", "cond_cat"
+    loader = "backend.memory_management"
 
     def is_current(self) -> bool:
         return defines("modules.sd_models", "forge_model_reload") and defines("backend.operations", "ForgeOperations")

@@ -20,6 +20,7 @@ class ForgeClassicHost(ForgeFamilyHost):
     name: ClassVar[str] = "forge_classic"
     conditions = "modules_forge.forge_sampler", "cond_from_a1111_to_patched_ldm_weighted"
     joins = "ldm_patched.modules.samplers", "cond_cat"
+    loader = "ldm_patched.modules.model_management"
 
     def is_current(self) -> bool:
         return self.has_ldm_patched() and not defines(_OPS, "CastWeightBiasOp")

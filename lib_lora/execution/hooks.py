@@ -27,6 +27,7 @@ from torch import nn
 from ..compiler import compiling, forget_compiled, is_in_compiled
 from ..errors import ComponentError
 from ..placement import schemes
+from ..placement.budget import is_out_of_memory
 from ..placement.resident import Resident, Waiting, device_of, place_together
 from . import opaque
 from .arguments import BaseForward
@@ -83,21 +84,29 @@ def _calling_executor(patch: Patch, base_forward: BaseForward) -> BaseForward:
     Bound methods that were captured still call the forwards of patches that were undone. As each acts for its own
     slots alone, no chain of wrappers adds a delta twice.
     """
-    is_compiling, in_operation = compiling, opaque.call  # no globals: `made` has the globals of another module
+    # no globals: `made` has the globals of another module
+    is_compiling, in_operation, has_run_out = compiling, opaque.call, is_out_of_memory
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         slot: Slot | None = getattr(self, "_remora_slot", None)  # the default is for calls captured before an undo
         # the executor is read once: another thread may take it off
         if slot is None or slot.patch is not patch or (executor := slot.executor) is None:
             return base_forward(self, *args, **kwargs)
-        if not is_compiling():  # first, so that a graph does not guard `called`
-            if not slot.called:
-                slot.called = True
-        elif executor.device is None and not executor.merges:  # to place its tensors would break the graph
-            y = in_operation(self, base_forward, args, kwargs)
-            if y is not None:
-                return y
-        return executor.run(self, base_forward, args, kwargs)
+        if is_compiling():  # first, so that a graph does not guard `called`
+            if executor.device is None and not executor.merges:  # to place its tensors would break the graph
+                y = in_operation(self, base_forward, args, kwargs)
+                if y is not None:
+                    return y
+            return executor.run(self, base_forward, args, kwargs)
+        if not slot.called:
+            slot.called = True
+        try:
+            return executor.run(self, base_forward, args, kwargs)
+        except RuntimeError as error:
+            if not has_run_out(error):
+                raise
+        # only here are the failure and all that it held gone
+        return executor.run_in_less_memory(self, base_forward, args, kwargs)
 
     # `torch.jit.script` reads the source behind `__wrapped__` and looks its names up in the globals of our function
     scope = getattr(base_forward, "__globals__", forward.__globals__)

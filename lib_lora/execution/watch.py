@@ -14,9 +14,9 @@ import logging
 import re
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from threading import get_ident
 from typing import Any
 
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from ..compiler import compiling, has_compiled, is_compiled, is_in_compiled, tracing
 from ..files.components import is_denoiser
+from ..placement.budget import is_out_of_memory
 from ..report import ActivationReport, Uncalled
 from ..strengths.model_call import hook_of
 from . import hooks
@@ -42,13 +43,15 @@ _NEVER = 1 << 40  # no call has this number
 class Watch:
     """Watches the calls of the components of a model that have adapters.
 
-    Code that is compiled has the hooks of its model, and is compiled again where these come or go. So once something
-    was compiled, none comes or goes.
+    Code that is compiled has the hooks of its model, and is compiled again where these come or go. So none comes to a
+    compiled component, and none leaves it.
+
+    Args:
+        out_of_memory: called when a call of a component failed by it, so that the next one has more room.
     """
 
-    def __init__(self) -> None:
-        self.stops = ExitStack()
-        """Takes the hooks off."""
+    def __init__(self, out_of_memory: Callable[[], None]) -> None:
+        self._out_of_memory = out_of_memory
         self._watched: dict[str, _Calls] = {}
 
     def begin(self, components: Mapping[str, nn.Module], layers: Layers | None) -> None:
@@ -58,13 +61,9 @@ class Watch:
             components: of the model, by name.
             layers: report after the first call which of these were not called; None keeps the layers as they were.
         """
-        if not self._watched:
-            self._watched = {name: _Calls(name) for name, part in components.items() if not _has_compiled(part)}
-            for name, calls in self._watched.items():
-                component = components[name]
-                begin, end = (hook_of(component, note, compiled=True) for note in (calls.begin, calls.end))
-                self.stops.callback(component.register_forward_pre_hook(begin).remove)
-                self.stops.callback(component.register_forward_hook(end).remove)
+        for name, component in components.items():
+            if name not in self._watched and not _has_compiled(component):
+                self._watched[name] = _Calls(name, component, self._out_of_memory)
         self.end_calls()  # or one that runs would miss the layers that it called
         for layer in () if layers is None else layers.values():
             slot = hooks.slot_of(layer)
@@ -81,16 +80,16 @@ class Watch:
         for calls in self._watched.values():
             calls.activation = None
 
-    def end(self) -> None:
-        """Stop watching."""
+    def end(self, components: Mapping[str, nn.Module]) -> None:
+        """Stop watching; the hooks of components that were compiled meanwhile stay."""
         self.end_calls()
-        if not has_compiled():
-            self.stop()
+        for name in list(self._watched):
+            if name not in components or not _has_compiled(components[name]):
+                self._watched.pop(name).unhook.close()
 
     def stop(self) -> None:
-        """Take the hooks off, and forget all calls."""
-        self._watched = {}
-        self.stops.close()
+        """Take all hooks off, and forget all calls."""
+        self.end({})
 
     def not_finite(self) -> dict[str, int]:
         """Return component -> number of the first call with an output that is not finite; waits for the device."""
@@ -117,6 +116,8 @@ class _Calls:
     """The calls of one component, of which those are noted that begin and end in one activation."""
 
     name: str
+    component: InitVar[nn.Module]
+    out_of_memory: Callable[[], None]
     layers: Layers | None = None
     """The layers to report on after the next call; held weakly."""
     activation: object | None = None
@@ -125,6 +126,13 @@ class _Calls:
     """Thread -> the activation in which its present call began."""
     number: int = 0
     first_not_finite: Tensor | None = None
+    unhook: ExitStack = field(default_factory=ExitStack)
+    """Takes the hooks off."""
+
+    def __post_init__(self, component: nn.Module) -> None:
+        begin, end = (hook_of(component, note, compiled=True) for note in (self.begin, self.end))
+        self.unhook.callback(component.register_forward_pre_hook(begin).remove)
+        self.unhook.callback(component.register_forward_hook(end, always_call=True).remove)
 
     def begin(self, component: nn.Module, _: tuple[Any, ...]) -> None:
         """Note a call that begins; a forward pre-hook."""
@@ -132,11 +140,14 @@ class _Calls:
             self.began[get_ident()] = self.activation
 
     def end(self, component: nn.Module, _: tuple[Any, ...], output: object) -> None:
-        """Note a call that ended; a forward hook."""
+        """Note a call that ended; a forward hook, which is called where the call failed, too."""
         if compiling() or tracing():
             return
         activation = self.began.pop(get_ident(), None)
-        if activation is None or activation is not self.activation:
+        error = sys.exc_info()[1] if output is None else None  # an outer one, where the component returns nothing
+        if is_out_of_memory(error):
+            self.out_of_memory()
+        if error is not None or activation is None or activation is not self.activation:
             return
         self.number += 1
         layers, self.layers = dict(self.layers or {}), None

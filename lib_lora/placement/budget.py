@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import threading
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -29,8 +31,13 @@ logger = logging.getLogger(__name__)
 OUT_OF_MEMORY: type[RuntimeError] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
 """The first name came with torch 2.5."""
 
-HEADROOM = 2 << 30
-"""Bytes of a device's memory that are left to the host before anything is kept there which is not in force."""
+_OUT_OF_MEMORY = re.compile(r"out of memory|not enough GPU video memory|STATUS_ALLOC_FAILED")
+"""The errors of MPS, DirectML and CUDA's libraries are plain RuntimeErrors."""
+
+_RESERVE = 1 << 30
+"""Bytes of a device's memory that adapters leave to the host, where the engine was given no limit."""
+_RESERVE_AT_REST = 2 << 30
+"""Likewise, before adapters stay on a device that are not in force."""
 UNLIMITED = "cpu"  # the computer's own memory
 Evict = Callable[[str], None]
 """Drops the placed tensors of an executor; the argument is for the trace."""
@@ -55,11 +62,17 @@ class Account:
     streams: bool = False
 
 
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Tell whether an error says that a device has run out of memory."""
+    is_plain = isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
+    return is_plain or isinstance(error, OUT_OF_MEMORY)
+
+
 class Budget:
     """The memory of all layers of an engine.
 
     Args:
-        limit: bytes for each device but the CPU; None for any number.
+        limit: bytes for each device but the CPU; None for what is free on a device, less a reserve for the host.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -67,9 +80,13 @@ class Budget:
         """Whether something streams, so that it matters who is called when."""
         self.relief: list[Callable[[], None]] = []
         """Called first where a device has run out of memory: gives back memory that is not in use."""
+        self.leave_at_rest: Callable[[], None] = lambda: None
+        """Has adapters leave their devices that are not in force."""
         self._limit = limit
         self._fitted: dict[torch.device, int] = {}
         """Lower limits, found by running out of memory."""
+        self._measured: dict[torch.device, int] = {}
+        """Limits from the free memory of devices without any other."""
         self._lock = threading.RLock()
         self._accounts: dict[Account, weakref.WeakMethod[Evict]] = {}
         self._gone: deque[Account] = deque()
@@ -98,14 +115,23 @@ class Budget:
             self._clock += 1
             account.before, account.used = account.used, self._clock
 
-    def is_free(self, device: torch.device) -> bool:
-        """Tell whether any number of bytes may be placed on a device."""
-        return device.type == UNLIMITED or self._fitted.get(device, self._limit) is None
+    def room(self, device: torch.device) -> float:
+        """Return how many more bytes may be placed on a device."""
+        if device.type == UNLIMITED:
+            return math.inf
+        limit = self._fitted.get(device, self._limit)
+        if limit is None and device not in self._measured:
+            free = _free_memory(device)
+            if free is None:
+                return math.inf
+            self._measured[device] = self._placed[device] + max(0, free - _RESERVE)
+        return (self._measured[device] if limit is None else limit) - self._placed[device]
 
     def has_headroom(self, device: torch.device) -> bool:
         """Tell whether a device has so much free memory that plans may stay there which are not in force."""
-        memory_of = getattr(getattr(torch, device.type, None), "mem_get_info", None)
-        return self.is_free(device) and memory_of is not None and memory_of(device)[0] > HEADROOM
+        is_limited = device.type == UNLIMITED or self._fitted.get(device, self._limit) is not None
+        free = None if is_limited else _free_memory(device)
+        return free is not None and free > _RESERVE_AT_REST
 
     def make_room(self, account: Account, device: torch.device) -> None:
         """Drop stale layers of a device with a limit as far as this one needs their room."""
@@ -146,15 +172,35 @@ class Budget:
                 self.full.discard(account.device)
             account.device, account.nbytes = None, 0
 
-    def shrink(self, device: torch.device) -> None:
-        """Give some memory back after a device ran out of it, and make the rest the limit."""
-        for relieve in self.relief:
+    def attempt(self, device: torch.device, place: Callable[[], object]) -> None:
+        """Call `place`, and give some memory back where the device runs out of it."""
+        try:
+            place()
+            return
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+        self.shrink(device)  # only here are the failure and all that it held gone
+
+    def make_way(self) -> None:
+        """Give memory back after code of others failed as a device ran out of it, in the middle of a model call."""
+        for device in list(self._placed):
+            if device.type != UNLIMITED and self._placed[device]:
+                self.shrink(device, share=2)
+
+    def shrink(self, device: torch.device, share: int = _GIVEN_BACK) -> bool:
+        """Give one part of `share` back after a device ran out of memory, and make the rest the limit.
+
+        Returns:
+            Whether adapters had any.
+        """
+        for relieve in (self.leave_at_rest, *self.relief):
             relieve()
         with self._lock:
             self._count_gone()
             there = sorted(self._residents(device), key=lambda one: one[0].used)
             placed = self._placed[device]
-            goal = placed - max([placed // _GIVEN_BACK, *(2 * account.nbytes for account, _ in there)])
+            goal = placed - max([placed // share, *(2 * account.nbytes for account, _ in there)])
             for _, evict in there:
                 if self._placed[device] > goal:
                     evict("the device is out of memory")
@@ -167,6 +213,7 @@ class Budget:
         empty_cache = getattr(getattr(torch, device.type, None), "empty_cache", None)
         if empty_cache is not None:
             empty_cache()
+        return placed > 0
 
     def reset(self) -> None:
         """Forget which devices are full, as other adapters come, or none."""
@@ -174,6 +221,7 @@ class Budget:
             self._count_gone()
             self.full.clear()
             self._scan_at.clear()
+            self._measured.clear()
             self.contended = False
 
     def forget(self) -> None:
@@ -190,19 +238,18 @@ class Budget:
             return placed, sum(one.streams for one in accounts), sum(one.host for one in accounts)
 
     def _fits(self, account: Account, device: torch.device, nbytes: int) -> bool:
-        limit = None if device.type == UNLIMITED else self._fitted.get(device, self._limit)
-        if limit is None or self._placed[device] + nbytes <= limit:
-            return True
-        if self._clock >= self._scan_at.get(device, 0):
-            self._evict_stale(account, device, limit - nbytes)
-        return self._placed[device] + nbytes <= limit
+        if nbytes > self.room(device) and self._clock >= self._scan_at.get(device, 0):
+            self.leave_at_rest()
+            self._measured.pop(device, None)  # others may have given memory back
+            self._evict_stale(account, device, nbytes)
+        return nbytes <= self.room(device)
 
-    def _evict_stale(self, account: Account, device: torch.device, goal: int) -> None:
-        """Drop layers that are not called any more, the longest unused first, until no more than `goal` is placed."""
+    def _evict_stale(self, account: Account, device: torch.device, nbytes: int) -> None:
+        """Drop layers that are not called any more, the longest unused first, until there is room for `nbytes`."""
         there = sorted(self._residents(device), key=lambda one: one[0].used)
         turns = self._clock - 2 * len(self._accounts)  # in a pass that calls some layers twice, no layer is stale
         for other, evict in there:
-            if self._placed[device] <= goal or other.used >= min(account.before, turns):
+            if nbytes <= self.room(device) or other.used >= min(account.before, turns):
                 break
             evict("others need the room")
         oldest = min((other.used for other, _ in there if other.device == device), default=0)
@@ -218,3 +265,13 @@ class Budget:
             account = self._gone.popleft()
             self.free(account)
             del self._accounts[account]
+
+
+def _free_memory(device: torch.device) -> int | None:
+    """Return the bytes of a device that are free, or that torch keeps unused; None where it does not tell."""
+    module: Any = getattr(torch, device.type, None)
+    if not hasattr(module, "mem_get_info"):
+        return None
+    reserved, used = (getattr(module, name, None) for name in ("memory_reserved", "memory_allocated"))
+    kept = reserved(device) - used(device) if reserved is not None and used is not None else 0
+    return int(module.mem_get_info(device)[0]) + max(0, kept)

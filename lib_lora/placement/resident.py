@@ -28,7 +28,7 @@ from ..weights.originals import WeightMark, mark_weight
 from ..weights.readers.base import read_base_weight
 from . import budget, trace
 from .arena import Arena, Piece, all_to_device
-from .budget import OUT_OF_MEMORY, Budget
+from .budget import Budget, is_out_of_memory
 from .schemes import stays
 from .static import StaticMemory
 from .storage import Placement, Storage
@@ -80,10 +80,8 @@ class Resident(ABC, Generic[P]):
         self._strengths = strengths
         self._static: StaticMemory | None = None
         self._placed: P | None = None
-        self._other: P | None = None  # of another dtype, for layers that are called in two by turns
         self._views: Any = None  # of the placed tensors, as calls need them; made by the first call
         self._stays = True
-        self._is_guess = False  # placed before any call told the dtype
         self._known: tuple[Adapter, ...] | None = None
         self.reads_base = False
         """Whether the placed tensors were computed from the base weight."""
@@ -99,6 +97,23 @@ class Resident(ABC, Generic[P]):
         self, layer: nn.Module, base_forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Compute the layer's forward with its adapters."""
+
+    def run_in_less_memory(
+        self, layer: nn.Module, base_forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Compute the forward again after it ran out of memory, with ever fewer adapters on the layer's device.
+
+        Raises:
+            RuntimeError: it fails by something else, or with no adapter on the device.
+        """
+        device = device_of(layer) or _CPU
+        while True:
+            had_any = device.type != budget.UNLIMITED and self._budget.shrink(device)
+            try:
+                return self.run(layer, base_forward, args, kwargs)
+            except RuntimeError as error:
+                if not (had_any and is_out_of_memory(error)):
+                    raise
 
     @abstractmethod
     def _content(
@@ -138,14 +153,14 @@ class Resident(ABC, Generic[P]):
                 dtype = computing_dtype(layer, weight)
         if dtype is None or device.type == "meta" or (device.type != budget.UNLIMITED and device in self._budget.full):
             return
-        if waiting is not None and device.type != budget.UNLIMITED and self._budget.is_free(device):
+        if waiting is not None and device.type != budget.UNLIMITED:
             with plain_mode(_CPU):
                 is_ready = self._static is None and self._fill_piece(layer, device, dtype, dtype)
             if is_ready:
                 waiting.append(Waiting(self, layer, device, dtype))
                 return
-        self._place(layer, device, dtype, why="the layer is there")
-        self._is_guess = placed is None
+        # the first call places it, if there is no room now
+        self._budget.attempt(device, partial(self._place, layer, device, dtype, why="the layer is there"))
         if self._account.streams:
             self.evict("there is no room to wait")
 
@@ -203,7 +218,7 @@ class Resident(ABC, Generic[P]):
             self._trace_move(
                 placed, why, str(placed.device), "file" if self._piece is None else "the computer's memory"
             )
-        self._placed = self._other = self._views = None
+        self._placed = self._views = None
         self._budget.free(self._account)
 
     def _placed_at(
@@ -211,11 +226,7 @@ class Resident(ABC, Generic[P]):
     ) -> P:
         placed = self._placed
         if placed is None or placed.device != device or placed.dtype != dtype:
-            other = self._other
-            if other is None or other.device != device or other.dtype != dtype:
-                return self._place_for_call(layer, device, dtype, input_dtype)
-            self._placed, self._other = other, placed
-            return other
+            return self._place_for_call(layer, device, dtype, input_dtype)
         return placed
 
     def _place(
@@ -230,46 +241,29 @@ class Resident(ABC, Generic[P]):
 
         Raises:
             FileError: a file changed on disk.
-            torch.OutOfMemoryError: there is not even room for this layer alone; nothing is placed.
+            RuntimeError: the device has no room for it; nothing is placed.
         """
-        former, other = self._placed, None
-        if former is not None:
-            was_called = not self._is_guess or self._views is not None
-            may_wait = was_called and self._stays and self._budget.is_free(device)
-            if may_wait and former.device == device and former.dtype != dtype:
-                other = former
-            self.evict("another place or dtype is needed")  # never more at once than may stay
+        self.evict("another place or dtype is needed")  # never more at once than may stay
         where = device, dtype, input_dtype or dtype
         if device.type != budget.UNLIMITED:
             self._budget.make_room(self._account, device)
-        placed: P | None = None
         is_here = device.type != budget.UNLIMITED and self._piece is not None
         source = "the computer's memory" if is_here else "file"
-        for may_fail in (True, False):
-            try:
-                with plain_mode(device):
-                    placed = self._placed_now(layer, *where)
-                break
-            except OUT_OF_MEMORY:
-                if not may_fail:
-                    raise
-            self._budget.shrink(device)  # only here are the failure and all that it held gone
-        assert placed is not None
-        return self._keep(layer, placed, why, other, source)
+        with plain_mode(device):
+            placed = self._placed_now(layer, *where)
+        return self._keep(layer, placed, why, source)
 
-    def _keep(self, layer: nn.Module, placed: P, why: str, other: P | None = None, source: str = "file") -> P:
+    def _keep(self, layer: nn.Module, placed: P, why: str, source: str = "file") -> P:
         """Count what was placed, and find out how long it may stay."""
         device = placed.device
-        nbytes = placed.content.nbytes + (0 if other is None else other.content.nbytes)
-        may_stay = self._budget.charge(self._account, device, nbytes)
-        self._other = other if may_stay else None
+        may_stay = self._budget.charge(self._account, device, placed.content.nbytes)
         if trace.moves:
             told = why if may_stay else f"{why}, for this call only: no room"
             self._trace_move(placed, told, source, str(device))
         self._stays = may_stay and stays(layer)
         if self._static is not None and self._stays:
             placed = self._static.settled(layer, placed)
-        self._placed, self._is_guess = placed, False
+        self._placed = placed
         return placed
 
     _place_for_call = uncompiled(_place)  # it reads files and keeps accounts
@@ -279,7 +273,6 @@ class Resident(ABC, Generic[P]):
         assert self._piece is not None
         placed = self._placement(content, device, dtype, dtype, packed=self._piece[2])
         self._keep(layer, placed, "the layer is there")
-        self._is_guess = True
 
     def _placed_now(self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype) -> P:
         """Place from the arena, which gets the tensors first; on the CPU, and from base weights, make them in place."""
@@ -372,15 +365,19 @@ def place_together(waiting: Iterable[Waiting]) -> None:
     for one in waiting:
         by_device.setdefault(one.device, []).append(one)
     for device, group in by_device.items():
-        failed = False
-        try:
-            with plain_mode(device):
-                for one, content in zip(group, [*all_to_device([one.piece for one in group], device)], strict=True):
-                    one.resident.settle(one.layer, content, device, one.dtype)
-        except OUT_OF_MEMORY:
-            failed = True
-        if failed:  # only here are the failure and all that it held gone
-            group[0].resident._budget.shrink(device)
+        of_engine = group[0].resident._budget
+        room, fitting = of_engine.room(device), list[Waiting]()
+        for one in group:
+            if one.piece.content.nbytes <= room:
+                room -= one.piece.content.nbytes
+                fitting.append(one)
+        of_engine.attempt(device, partial(_place_group, fitting, device))
+
+
+def _place_group(group: Sequence[Waiting], device: torch.device) -> None:
+    with plain_mode(device):
+        for one, content in zip(group, [*all_to_device([one.piece for one in group], device)], strict=True):
+            one.resident.settle(one.layer, content, device, one.dtype)
 
 
 def device_of(layer: nn.Module) -> torch.device | None:

@@ -127,8 +127,9 @@ def _is_ours(frame: Any) -> bool:
     while frame is not None:
         file = frame.f_code.co_filename.replace("\\", "/")
         if file.endswith(("torch/nn/modules/linear.py", "torch/nn/modules/conv.py")):
-            return False
-        if "/lib_lora/" in file:
+            if frame.f_code.co_name == "forward":  # and not the product of a convolution, which Remora calls, too
+                return False
+        elif "/lib_lora/" in file:
             return True
         frame = frame.f_back
     return False
@@ -196,11 +197,6 @@ def test_memory_that_runs_out_at_each_allocation(budget: int | None, tmp_path: P
     assert handled > 5
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=OutOfMemoryError,
-    reason="adapters stay on the device when an allocation of other code fails",
-)
 def test_adapters_make_room_for_other_code(tmp_path: Path, device: torch.device) -> None:
     """As long as adapters lie on the device, nothing else has room there."""
     small = Small(tmp_path, device)

@@ -33,6 +33,8 @@ from torch import Tensor, nn
 WIDTH, CHANNELS, SIDE = 8, 4, 4
 KINDS = ("forge", "forge_neo", "forge_classic", "reforge")
 WITH_BACKEND = ("forge", "forge_neo")
+SAMPLING = 1 << 30
+"""Bytes that sampling asks the loader for."""
 
 
 class SamplerError(Exception):
@@ -377,6 +379,8 @@ class FakeForge:
         self.ops: Any = ForgeOperations if self.kind in WITH_BACKEND else ManualCast
         self.callbacks: dict[str, list[Callable[..., Any]]] = defaultdict(list)
         self.loaded: list[Loaded] = []
+        self.reserved: list[float] = []
+        """The memory for which sampling asked the loader, in bytes."""
         self.cached: dict[str, list[Any]] = {}
         self.modules = self._modules()
 
@@ -417,6 +421,7 @@ class FakeForge:
             modules["backend.patcher"], modules["backend.patcher.base"] = {}, {"ModelPatcher": patcher}
             modules["modules.sd_models"]["forge_model_reload"] = self.reload
             modules["backend"] = {}
+            modules["backend.memory_management"] = {"load_models_gpu": self.load_models_gpu}
             modules["backend.args"] = {"dynamic_args": SimpleNamespace(nunchaku=False)}
             operations = {"ForgeOperations": ForgeOperations, "ForgeOperationsGGUF": ForgeOperationsGGUF}
             modules["backend.operations"] = operations
@@ -430,7 +435,10 @@ class FakeForge:
             modules["ldm_patched"] = modules["ldm_patched.modules"] = {}
             modules["ldm_patched.modules.samplers"] = {"cond_cat": _cond_cat}
             modules["ldm_patched.modules.ops"] = {"disable_weight_init": Ops, "manual_cast": ManualCast}
-            modules["ldm_patched.modules.model_management"] = {"current_loaded_models": self.loaded}
+            modules["ldm_patched.modules.model_management"] = {
+                "current_loaded_models": self.loaded,
+                "load_models_gpu": self.load_models_gpu,
+            }
         if self.kind == "reforge":
             modules["ldm_patched.modules.ops"]["CastWeightBiasOp"] = CastWeightBiasOp
         made = {}
@@ -599,8 +607,20 @@ class FakeForge:
                 self.model.get_learned_conditioning([""])
         return self.model
 
+    @property
+    def management(self) -> ModuleType:
+        """Where `load_models_gpu` is, looked up as the host's sampling does."""
+        return self.modules[
+            "backend.memory_management" if self.kind in WITH_BACKEND else "ldm_patched.modules.model_management"
+        ]
+
+    def load_models_gpu(self, models: Sequence[Patcher], memory_required: float = 0) -> None:
+        self.reserved.append(memory_required)
+        for patcher in models:
+            self.load(patcher)
+
     def load(self, patcher: Patcher) -> None:
-        """`load_models_gpu`: another patcher of the same module is another model."""
+        """One model of `load_models_gpu`: another patcher of the same module is another model."""
         if isinstance(patcher, NeoPatcher):
             patcher.partially_load()
             return
@@ -713,7 +733,7 @@ def _processing(host: FakeForge) -> type:
             return x
 
         def sample(self, x: Tensor) -> Tensor:
-            host.load(host.model.forge_objects.unet)
+            host.management.load_models_gpu([host.model.forge_objects.unet], memory_required=SAMPLING)
             for step in range(self.steps):
                 if step == self.refine_at:
                     host.checkpoint = "refiner"

@@ -24,6 +24,7 @@ from tests.fakes.files import pair, save
 
 @pytest.fixture(autouse=True)
 def unpatched() -> Iterator[None]:
+    torch._dynamo.reset()  # compiled code of other tests keeps the patches of its classes
     gc.collect()
     uninstall()
     yield

@@ -28,7 +28,7 @@ from lib_lora import Row
 from lib_lora.execution import hooks
 from tests.fakes import forge
 from tests.fakes.files import pair, save
-from tests.fakes.forge import CHANNELS, WIDTH, Condition, FakeForge
+from tests.fakes.forge import CHANNELS, SAMPLING, WIDTH, Condition, FakeForge
 
 SINGLE = 2e-6
 """Largest difference of a picture made alone and made in a batch, of the largest number: other kernels, other sums."""
@@ -140,6 +140,15 @@ def test_a_lora_is_applied_and_removed_to_the_bit(web: FakeForge) -> None:
     assert torch.equal(pictures(web.generate("cat<lora:a:1.0>")), with_lora)
     assert torch.equal(pictures(web.generate("cat")), before)
     assert not web.printed
+
+
+@ALL
+def test_the_loader_leaves_room_for_what_the_lora_will_take_on_the_gpu(web: FakeForge) -> None:
+    web.generate("cat")
+    web.generate("cat<lora:a:1.0>")
+    web.generate("cat<lora:a:1.0><lora:unet:1.0>")
+    sizes = {name: next(web.lora_dir.rglob(f"{name}.safetensors")).stat().st_size for name in ("a", "unet")}
+    assert web.reserved == [SAMPLING, SAMPLING + sizes["a"], SAMPLING + sizes["a"] + sizes["unet"]]
 
 
 @ALL

@@ -320,6 +320,46 @@ class TestReleased:
         assert engine.memory().placed == {}
 
 
+class TestFreeMemory:
+    """Without a budget, adapters leave 1 GiB of a device's free memory to others."""
+
+    def test_what_is_free_is_the_limit_when_a_stack_comes_into_force(
+        self, expected: Expected, accelerator: torch.device, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        unet = tiny_unet(0).to(accelerator)
+        engine = Engine({"unet": unet})
+        engine.activate(expected.stack)
+        every = engine.memory().placed[str(accelerator)]
+        for share in (0.5, 0.0, 1.0):
+            engine.deactivate()
+
+            def free(*_: object, at_first: float = share * every) -> tuple[int, int]:
+                return (1 << 30) + int(at_first) - engine.memory().placed.get(str(accelerator), 0), 1 << 34
+
+            monkeypatch.setattr("torch.lazy.mem_get_info", free)
+            engine.activate(expected.stack)
+            for _ in range(2):
+                assert_same(call(unet, expected.inputs, accelerator), expected.full)
+                assert engine.memory().placed.get(str(accelerator), 0) <= share * every
+            assert (engine.memory().streaming > 0) == (share < 1)
+
+    def test_a_stack_that_is_not_in_force_makes_room(
+        self, expected: Expected, accelerator: torch.device, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        unet = tiny_unet(0).to(accelerator)
+        engine, other = Engine({"unet": unet}), Stack([Entry(expected.file, 1.0, rank=2)])
+        engine.activate(other)
+        engine.activate(expected.stack)
+        engine.activate(other)
+        placed = engine._budget.usage()[0][accelerator]
+        assert placed > placed_bytes(unet), "both are there"
+        monkeypatch.setattr("torch.lazy.mem_get_info", lambda *_: (1 << 30, 1 << 34))
+        engine._budget.reset()
+        engine.activate(expected.stack)
+        call(unet, expected.inputs, accelerator)
+        assert engine._budget.usage()[0].get(accelerator, 0) == placed_bytes(unet)
+
+
 class TestOutOfMemory:
     """Running out of memory while adapters are placed."""
 
@@ -339,6 +379,38 @@ class TestOutOfMemory:
         assert engine.memory().placed.get(str(accelerator), 0) == placed_bytes(unet)
         engine.deactivate()
         assert_same(call(unet, expected.inputs, accelerator), expected.base)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "MPS backend out of memory (MPS allocated: 18.05 GB, other allocations: 1.02 GB, max allowed: 18.13 GB).",
+            "Could not allocate tensor with 52428800 bytes. There is not enough GPU video memory available!",
+            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        ],
+    )
+    def test_a_layer_that_runs_out_of_it_is_computed_again_with_fewer_adapters_there(
+        self, text: str, tmp_path: Path, accelerator: torch.device
+    ) -> None:
+        class Large(nn.Linear):
+            def forward(self, x: Tensor) -> Tensor:
+                if engine.memory().placed.get(str(accelerator), 0) > 100:
+                    raise RuntimeError(text)
+                return super().forward(x)
+
+        model = nn.Sequential(*(Large(8, 8) for _ in range(4))).requires_grad_(False).to(accelerator)
+        tensors = {}
+        for i in range(4):
+            tensors |= pair(f"lora_unet_{i}", (8, 8), 4, seed=i)
+        stack, x = Stack([Entry(save(tmp_path / "a.safetensors", tensors))]), torch.randn(2, 8).to(accelerator)
+        engine = Engine({"unet": model}, device_budget=0)
+        engine.activate(stack)
+        full = model(x).cpu()
+        engine.close()
+        engine = Engine({"unet": model})
+        engine.activate(stack)
+        assert_same(model(x).cpu(), full)
+        assert_same(model(x).cpu(), full)
+        assert engine.memory().streaming > 0
 
     def test_an_activation_needs_no_memory_of_the_device(self, expected: Expected, accelerator: torch.device) -> None:
         unet = tiny_unet(0).to(accelerator)
