@@ -313,8 +313,10 @@ def _bindings(
         for one in network.bindings:
             index, component, path = by_component[one.component], one.component, one.target.path
             block, side = block_and_side(component, path)
-            names = index.names_of(one.target) if key.patterns[i] else ()
-            rules = tuple([rule for rule in key.patterns[i] if rule.suits(block, names, model)])
+            rules: tuple[Element, ...] = ()
+            if key.patterns[i]:
+                names = index.names_of(one.target)
+                rules = tuple([rule for rule in key.patterns[i] if rule.suits(block, names, model)])
             group = groups.setdefault(StrengthGroup(i, component, block, side, rules), len(groups))
             whole = None
             if one.adapter.reads_whole:

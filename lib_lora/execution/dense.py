@@ -34,7 +34,7 @@ from ..strengths.table import StrengthTable, shaped_by_places
 from ..tensors import TensorFields, capturing, plain_mode, wide
 from ..weights.readers.base import WeightReader, stored, weight_reader
 from . import opaque
-from .arguments import BaseForward, named_arguments, output_in, place_of_input, with_output
+from .arguments import BaseForward, output_in, place_of_input, with_output
 from .dense_products import Part, Sum
 from .low_rank_products import TORCHS
 
@@ -62,7 +62,7 @@ def _in_passes(call: _Call, passes: Sequence[Sequence[int]], least: int, run: Ca
     Raises:
         RowsError: the input has no batch, or one that is no multiple of the rows.
     """
-    layer, named = call.layer, named_arguments(call.args, call.kwargs)
+    layer, named = call.layer, dict[int | str, Any](enumerate(call.args)) | call.kwargs
     place, rows = place_of_input(layer, call.args, call.kwargs), sum(map(len, passes))
     dims = _dims_of_rows(layer, named, place)
     dim = dims[place]
@@ -127,18 +127,13 @@ class Adapters(TensorFields):
 
 
 class _Ready(NamedTuple):
-    """What calls need of placed adapters, while rows and places have the same strengths and all ranks act."""
+    """What calls need of placed adapters, while base weights are alike, and all strengths and ranks the same."""
 
     placed: object
-    """The placement that it is made from."""
     like: tuple[torch.device, torch.dtype]
-    """The device and the dtype of the base weights."""
     numbers: object
-    """The strengths of all groups that it is made for."""
     sums: dict[str, Sum]
-    """By parameter."""
     biased: list[tuple[Binding, Adapter]]
-    """The adapters that change the bias."""
 
 
 class DenseExecutor(Resident[Placement[Adapters]]):
@@ -324,13 +319,14 @@ class DenseExecutor(Resident[Placement[Adapters]]):
 
     def _make_ready(self, call: _Call, placed: Placement[Adapters], like: tuple[torch.device, torch.dtype]) -> _Ready:
         """Put together what a pass needs, and keep that for calls in which nothing differs."""
-        bound = list(zip(self._bindings, placed.get().all, strict=True))
-        pairs = bound if call.acting is None else [bound[i] for i in sorted(call.acting)]
+        pairs = list(zip(self._bindings, placed.get().all, strict=True))
+        if call.acting is not None:
+            pairs = [pairs[i] for i in sorted(call.acting)]
         sums = {param: self._sum_of(param, pairs, like, call.image) for param in self._params}
-        biased = [(one, own) for one, own in pairs if own.has_bias or own.bias_excess is not None]
+        biased = [pair for pair in pairs if pair[1].has_bias or pair[1].bias_excess is not None]
         ready = _Ready(placed, like, self._strengths.numbers, sums, biased)
-        plain = call.image is None and call.acting is None and ready.numbers is not None
-        if plain and not (self._scheduled or placed.packed or capturing(like[0])):
+        is_special = call.image is not None or call.acting is not None or ready.numbers is None
+        if not (is_special or self._scheduled or placed.packed or capturing(like[0])):
             self._views = ready
         return ready
 
@@ -342,11 +338,8 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         image: int | None = None,
     ) -> Sum:
         """Return the deltas of one parameter by these bindings with their adapters, at the present strengths."""
-        parts = [
-            Part(adapter, self._strength(binding, *like, image), self._rank(binding), binding.target.rows)
-            for binding, adapter in pairs
-            if binding.target.param == param
-        ]
+        own = [(binding, adapter) for binding, adapter in pairs if binding.target.param == param]
+        parts = [Part(one, self._strength(to, *like, image), self._rank(to), to.target.rows) for to, one in own]
         return Sum(parts, in_order=self._in_order)
 
     def _rank(self, binding: Binding) -> int | None:

@@ -198,7 +198,8 @@ class ClassPatch(Patch):
                     delattr(self.cls, name)
                     if name in self._former:
                         setattr(self.cls, name, self._former[name])
-            _patches.discard(self.cls)
+            if patch_of(self.cls) is None:
+                _patches.discard(self.cls)
 
 
 CLASSES: tuple[type[nn.Module], ...] = (
@@ -277,17 +278,6 @@ def _take_patches_off() -> None:
                 patch.undo()
 
 
-def _renew(patch: ClassPatch) -> None:
-    """Install a patch again that other code undid."""
-    with _lock:
-        if patch_of(patch.cls) is not patch:
-            return  # another thread did
-        patch.undo()  # or the next patch would take `_apply` for the class's own
-        ClassPatch(patch.cls)
-    logger.warning("%s.forward was put back by another extension; patched again", patch.cls.__name__)
-    forget_compiled([patch.cls])
-
-
 def defining_class(cls: type[nn.Module]) -> type[nn.Module]:
     """Return the class whose `forward` a layer of class `cls` runs."""
     return next(base for base in cls.__mro__ if "forward" in base.__dict__)
@@ -305,23 +295,20 @@ def executor_of(layer: nn.Module) -> Executor | None:
     return None if slot is None else slot.executor
 
 
-def _kept_forwards(layer: nn.Module) -> list[tuple[object, str]]:
-    """List (object, attribute) of every place where a forward of `layer` is kept, the outermost first."""
-    return [(layer, "forward"), *schemes.captured(layer)] if "forward" in layer.__dict__ else []
+def _kept_forwards(layer: nn.Module) -> list[tuple[object, str, MethodType]]:
+    """List (object, attribute, method) of every place where a forward of `layer` is kept, the outermost first.
+
+    Any other callable there (a hook's partial, a closure, another object's method) calls the forward that it found.
+    """
+    places = [(layer, "forward"), *schemes.captured(layer)] if "forward" in layer.__dict__ else []
+    found = [(holder, attribute, getattr(holder, attribute)) for holder, attribute in places]
+    return [one for one in found if isinstance(one[2], MethodType) and one[2].__self__ is layer]
 
 
 def _own_forward(layer: nn.Module, patch: ClassPatch) -> BaseForward | None:
-    """Return the function of the outermost forward that is a method bound to `layer`, and that its class never had.
-
-    Any other callable (a hook's partial, a closure, another object's method) calls the forward that it found.
-    """
-    for holder, attribute in _kept_forwards(layer):
-        method = getattr(holder, attribute)
-        if isinstance(method, MethodType) and method.__self__ is layer:
-            function = method.__func__
-            if function is not patch.cls.forward and not patch.replaces(function):
-                return function
-    return None
+    """Return the function of the outermost forward that `layer` keeps and that its class never had."""
+    functions = [method.__func__ for *_, method in _kept_forwards(layer)]
+    return next((one for one in functions if one is not patch.cls.forward and not patch.replaces(one)), None)
 
 
 def _exchange(layer: nn.Module, is_old: Callable[[object], bool], new: BaseForward) -> None:
@@ -329,18 +316,20 @@ def _exchange(layer: nn.Module, is_old: Callable[[object], bool], new: BaseForwa
 
     A hook that is removed moves its captured method to the layer itself, so no place is remembered.
     """
-    for holder, attribute in _kept_forwards(layer):
-        method = getattr(holder, attribute)
-        if isinstance(method, MethodType) and is_old(method.__func__):
+    for holder, attribute, method in _kept_forwards(layer):
+        if is_old(method.__func__):
             setattr(holder, attribute, MethodType(new, layer))
 
 
 def attach(layer: nn.Module, slot: Slot, patch: ClassPatch) -> None:
     """Give `layer` its slot, and make sure that calls of the layer reach it; `patch` is its class's."""
-    _withdraw(layer, slot)
-    own = _own_forward(layer, patch)
-    slot.patch = patch if own is None else Patch(own)
-    _exchange(layer, patch.replaces if own is None else partial(is_, own), slot.patch.forward)
+    if "forward" not in layer.__dict__:
+        slot.patch = patch
+    elif not is_attached(layer, slot):
+        _withdraw(layer, slot)
+        own = _own_forward(layer, patch)
+        slot.patch = patch if own is None else Patch(own)
+        _exchange(layer, patch.replaces if own is None else partial(is_, own), slot.patch.forward)
     setattr(layer, SLOT, slot)
 
 
@@ -353,11 +342,10 @@ def _withdraw(layer: nn.Module, slot: Slot) -> None:
 
 def is_attached(layer: nn.Module, slot: Slot) -> bool:
     """Tell whether `layer` has `slot`, under the patch that calls of the layer reach."""
-    if slot.patch is None or layer.__dict__.get(SLOT) is not slot:
-        return False
     patch = patch_of(defining_class(type(layer)))
     own = None if patch is None else _own_forward(layer, patch)
-    return slot.patch is (patch if own is None else patch_in(own))
+    reached = patch if own is None else patch_in(own)
+    return reached is not None and slot.patch is reached and layer.__dict__.get(SLOT) is slot
 
 
 def has_foreign_forward(layer: nn.Module) -> bool:
@@ -383,11 +371,17 @@ class HookedLayers:
 
         A layer may also have got a forward of its own or another class meanwhile.
         """
-        for patch in _all_patches():
-            if not patch.is_in_force():
-                _renew(patch)
-        for layer, slot in self._snapshot().items():
-            if not is_attached(layer, slot):
+        undone = [patch for patch in _all_patches() if not patch.is_in_force()]
+        for patch in undone:
+            patch.undo()  # or the next patch would take `_apply` for the class's own
+            logger.warning("%s.forward was put back by another extension; patched again", patch.cls.__name__)
+        if undone:
+            _patch_classes([patch.cls for patch in undone])
+        slots = self._snapshot()
+        patches = {cls: patch_of(defining_class(cls)) for cls in {type(layer) for layer in slots}}
+        for layer, slot in slots.items():
+            own = layer.__dict__
+            if "forward" in own or own.get(SLOT) is not slot or slot.patch is not patches[type(layer)]:
                 self._attach(layer)
 
     def swap(
@@ -482,7 +476,7 @@ class HookedLayers:
     def _attach(self, layer: nn.Module) -> Slot:
         """Have calls of a layer reach its slot, which is made where there is none."""
         with _lock:
-            slot, present, cls = self._slots.get(layer), slot_of(layer), defining_class(type(layer))
+            slot, present, cls = self._slots.get(layer), layer.__dict__.get(SLOT), defining_class(type(layer))
             if present is not None and present is not slot:
                 raise ComponentError(f"a {type(layer).__name__} is served by another Engine; deactivate that one first")
             if slot is None:

@@ -38,7 +38,7 @@ _spoiled: weakref.WeakKeyDictionary[nn.Module, dict[str, bytes]] = weakref.WeakK
 class _Written:
     """A parameter with adapters, as it was written, or as the last conversion of its layer left it."""
 
-    memory: tuple[torch.device, int, torch.dtype, tuple[int, ...]]
+    memory: tuple[torch.dtype, tuple[int, ...], torch.device, int]
     version: int | None
     samples: bytes | None
     """Some of its numbers, by which other code may have moved it; None where a conversion changed them."""
@@ -50,11 +50,11 @@ class _Written:
     def converted(self, parameter: Tensor) -> _Written:
         """Return what is known after a conversion of the layer."""
         memory, casts = _memory_of(parameter), self.casts
-        if memory[2] != self.memory[2]:
-            casts = (*casts, memory[2])
+        if memory[0] != self.memory[0]:
+            casts = (*casts, memory[0])
             if casts[-4:-2] == casts[-2:]:  # there and back once more, as A1111 casts in each call, rounds nothing
                 casts = casts[:-2]
-        samples = self.samples if memory[2:] == self.memory[2:] else None
+        samples = self.samples if memory[:2] == self.memory[:2] else None
         return _Written(memory, version_of(parameter), samples, casts)
 
     def change_of(self, parameter: Tensor, *, waits: bool = True) -> str:
@@ -73,8 +73,8 @@ class _Written:
         return "" if is_same else "written to" if is_there else "replaced"
 
 
-def _memory_of(parameter: Tensor) -> tuple[torch.device, int, torch.dtype, tuple[int, ...]]:
-    return parameter.device, parameter.data_ptr(), parameter.dtype, parameter.stride()
+def _memory_of(parameter: Tensor) -> tuple[torch.dtype, tuple[int, ...], torch.device, int]:
+    return parameter.dtype, parameter.stride(), parameter.device, parameter.data_ptr()
 
 
 class MergedExecutor(DenseExecutor):
@@ -120,15 +120,14 @@ class MergedExecutor(DenseExecutor):
         """Merge for the present strengths when the plan becomes active; a merged layer moves by itself.
 
         Raises:
-            ComponentError: other code changed a weight that has adapters; the model must be loaded again.
-            FileError: a checkpoint that holds the original was overwritten; the same.
+            ComponentError, FileError: see `release`.
         """
         if not now:
             return
         (values,) = self._strengths.values  # images that differ are not merged
         wanted = {group: values[group] for group in self._groups}
         with plain_mode(device):
-            if wanted == self._values and all(map(partial(self._is_ours, layer), self._written)):
+            if wanted == self._values and self._is_in_force(layer):
                 return
             check_present(layer, self._originals or self._params)
             refuse_spoiled([layer])
@@ -208,18 +207,19 @@ class MergedExecutor(DenseExecutor):
             text = f"{param} of a {type(layer).__name__} was {change} by other code while a LoRA was merged into it"
             raise ComponentError(f"{text}, so that the LoRA cannot be taken off; load the model again")
 
-    def _is_ours(self, layer: nn.Module, param: str) -> bool:
-        parameter = with_numbers(layer, param)
-        return parameter is not None and not self._written[param].change_of(parameter)
+    def _is_in_force(self, layer: nn.Module) -> bool:
+        """Tell whether no other code changed a parameter since it was written."""
+        pairs = [(with_numbers(layer, param), written) for param, written in self._written.items()]
+        return all(parameter is not None and not written.change_of(parameter) for parameter, written in pairs)
 
     def _merge(self, layer: nn.Module, values: dict[int, float]) -> None:
         """Write the adapters into a layer that has its original parameters."""
         self._values, path = values, self._bindings[0].target.path
         adapters = self._adapters(layer)  # norms of the base weight among them: read before anything is written
+        pairs = list(zip(self._bindings, adapters, strict=True))
         weights = {param: layer.get_parameter(param).data for param in self._params}
-        totals = {param: self._sum(param, adapters, weight) for param, weight in weights.items()}
-        totals |= self._biases(layer, zip(self._bindings, adapters, strict=True), weights)
-        for param, total in totals.items():
+        totals = {param: self._sum(param, pairs, weight) for param, weight in weights.items()}
+        for param, total in (totals | self._biases(layer, pairs, weights)).items():
             parameter, original = layer.get_parameter(param), self._originals.get(param)
             if original is None and self._checkpoint is not None:
                 original = self._checkpoint.find(path, param, parameter)
@@ -227,14 +227,14 @@ class MergedExecutor(DenseExecutor):
             _fill(parameter, total.to(parameter.dtype), original)
             self._written[param] = _Written(_memory_of(parameter), version_of(parameter), samples_of(parameter))
 
-    def _sum(self, param: str, adapters: Sequence[Adapter], base: Tensor) -> Tensor:
+    def _sum(self, param: str, pairs: Iterable[tuple[Binding, Adapter]], base: Tensor) -> Tensor:
         """Return a weight with its deltas; the same bits each time."""
         total, write = torch.empty_like(base), None
         if base.element_size() < 4:
             seed = zlib.crc32(f"{self._bindings[0].target.path}.{param}".encode())
             write = partial(round_stochastically, generator=generator_for(base.device, seed))
-        pairs = zip(self._bindings, [adapter.placed(base.device) for adapter in adapters], strict=True)
-        self._sum_of(param, pairs, (base.device, base.dtype)).build(total, base, write)
+        placed = [(binding, adapter.placed(base.device)) for binding, adapter in pairs]
+        self._sum_of(param, placed, (base.device, base.dtype)).build(total, base, write)
         return total
 
 

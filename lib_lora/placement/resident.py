@@ -243,7 +243,8 @@ class Resident(ABC, Generic[P]):
             FileError: a file changed on disk.
             RuntimeError: the device has no room for it; nothing is placed.
         """
-        self.evict("another place or dtype is needed")  # never more at once than may stay
+        if self._placed is not None:
+            self.evict("another place or dtype is needed")  # never more at once than may stay
         where = device, dtype, input_dtype or dtype
         if device.type != budget.UNLIMITED:
             self._budget.make_room(self._account, device)
@@ -392,7 +393,10 @@ def computing_dtype(layer: nn.Module, weight: Tensor) -> torch.dtype | None:
     """Return the dtype in which a layer computes with its weight, as far as they tell without a call."""
     sdnq, state = getattr(layer, "sdnq_dequantizer", None), getattr(weight, "quant_state", None)
     told = getattr(layer, "compute_dtype", None), getattr(sdnq, "result_dtype", None), getattr(state, "dtype", None)
-    return next((dtype for dtype in (*told, weight.dtype) if dtype in _COMPUTING), None)
+    for dtype in (*told, weight.dtype):
+        if dtype in _COMPUTING:
+            return dtype
+    return None
 
 
 def _read(layer: nn.Module, target: Target, weights: dict[str, Tensor]) -> Tensor:
