@@ -48,12 +48,14 @@ class Slot:
     fp8 cast or an offload map. Copies of the layer start without one.
     """
 
-    __slots__ = ("__weakref__", "called", "executor", "key", "layer", "patch")
+    __slots__ = ("__weakref__", "called", "executor", "key", "layer", "patch", "replaced")
 
     def __init__(self, layer: nn.Module) -> None:
         self.layer = weakref.ref(layer)
         self.key = opaque.key_for(self)
         self.patch: Patch | None = None
+        self.replaced: BaseForward | None = None
+        """The function that the layer, or a hook of it, had in place of the patch's; a method would keep the layer."""
         self.executor: Executor | None = None
         self.called = False
         """Whether the layer was called since `Watch.begin`, calls of compiled code aside."""
@@ -198,7 +200,7 @@ class ClassPatch(Patch):
                     delattr(self.cls, name)
                     if name in self._former:
                         setattr(self.cls, name, self._former[name])
-            if patch_of(self.cls) is None:
+            if _PATCH not in self.cls.__dict__:
                 _patches.discard(self.cls)
 
 
@@ -221,9 +223,17 @@ _engines: weakref.WeakSet[HookedLayers] = weakref.WeakSet()
 _stays_installed = False
 
 
+def defining_class(cls: type[nn.Module]) -> type[nn.Module]:
+    """Return the class whose `forward` a layer of class `cls` runs."""
+    for base in cls.__mro__:
+        if "forward" in base.__dict__:
+            return base
+    return nn.Module
+
+
 def patch_of(cls: type[nn.Module]) -> ClassPatch | None:
-    """Return the patch of a class; None where it has none."""
-    patch: ClassPatch | None = cls.__dict__.get(_PATCH)
+    """Return the patch of the forward that layers of class `cls` run; None where it has none."""
+    patch: ClassPatch | None = defining_class(cls).__dict__.get(_PATCH)
     return patch
 
 
@@ -256,13 +266,13 @@ def uninstall() -> None:
 
 def _all_patches() -> list[ClassPatch]:
     with _lock:
-        return [patch for cls in list(_patches) if (patch := patch_of(cls)) is not None]
+        return [cls.__dict__[_PATCH] for cls in list(_patches)]
 
 
 def _patch_classes(classes: Iterable[type[nn.Module]]) -> None:
     """Patch torch's layer classes and each of `classes` that defines a forward; leave patched ones as they are."""
     with _lock:
-        missing = [cls for cls in {*CLASSES, *classes} if "forward" in cls.__dict__ and patch_of(cls) is None]
+        missing = [cls for cls in {*CLASSES, *classes} if "forward" in cls.__dict__ and _PATCH not in cls.__dict__]
         for cls in missing:
             ClassPatch(cls)
     forget_compiled(missing)
@@ -276,11 +286,6 @@ def _take_patches_off() -> None:
         for patch in _all_patches():
             if not is_in_compiled(patch.cls):  # or that code would be compiled again
                 patch.undo()
-
-
-def defining_class(cls: type[nn.Module]) -> type[nn.Module]:
-    """Return the class whose `forward` a layer of class `cls` runs."""
-    return next(base for base in cls.__mro__ if "forward" in base.__dict__)
 
 
 def slot_of(layer: nn.Module) -> Slot | None:
@@ -311,38 +316,46 @@ def _own_forward(layer: nn.Module, patch: ClassPatch) -> BaseForward | None:
     return next((one for one in functions if one is not patch.cls.forward and not patch.replaces(one)), None)
 
 
-def _exchange(layer: nn.Module, is_old: Callable[[object], bool], new: BaseForward) -> None:
-    """Replace the methods of `layer` wherever one is kept whose function `is_old`.
+def _exchange(layer: nn.Module, is_old: Callable[[object], bool], new: BaseForward) -> BaseForward | None:
+    """Replace the methods of `layer` wherever one is kept whose function `is_old`; return the function of one of them.
 
     A hook that is removed moves its captured method to the layer itself, so no place is remembered.
     """
+    replaced: BaseForward | None = None
     for holder, attribute, method in _kept_forwards(layer):
         if is_old(method.__func__):
+            replaced = method.__func__
             setattr(holder, attribute, MethodType(new, layer))
+    return replaced
 
 
 def attach(layer: nn.Module, slot: Slot, patch: ClassPatch) -> None:
     """Give `layer` its slot, and make sure that calls of the layer reach it; `patch` is its class's."""
     if "forward" not in layer.__dict__:
-        slot.patch = patch
+        slot.patch, slot.replaced = patch, None
     elif not is_attached(layer, slot):
         _withdraw(layer, slot)
         own = _own_forward(layer, patch)
-        slot.patch = patch if own is None else Patch(own)
-        _exchange(layer, patch.replaces if own is None else partial(is_, own), slot.patch.forward)
+        if own is None:
+            slot.patch = patch
+            slot.replaced = _exchange(layer, lambda it: it is not patch.forward and patch.replaces(it), patch.forward)
+        else:
+            slot.patch = Patch(own)
+            slot.replaced = slot.patch.base_forward
+            _exchange(layer, partial(is_, own), slot.patch.forward)
     setattr(layer, SLOT, slot)
 
 
 def _withdraw(layer: nn.Module, slot: Slot) -> None:
     """Restore the forwards of the layer and its hooks that the slot's patch replaced."""
-    if slot.patch is not None:
-        _exchange(layer, partial(is_, slot.patch.forward), slot.patch.base_forward)
-    slot.patch = None
+    if slot.patch is not None and slot.replaced is not None:
+        _exchange(layer, partial(is_, slot.patch.forward), slot.replaced)
+    slot.patch = slot.replaced = None
 
 
 def is_attached(layer: nn.Module, slot: Slot) -> bool:
     """Tell whether `layer` has `slot`, under the patch that calls of the layer reach."""
-    patch = patch_of(defining_class(type(layer)))
+    patch = patch_of(type(layer))
     own = None if patch is None else _own_forward(layer, patch)
     reached = patch if own is None else patch_in(own)
     return reached is not None and slot.patch is reached and layer.__dict__.get(SLOT) is slot
@@ -378,7 +391,7 @@ class HookedLayers:
         if undone:
             _patch_classes([patch.cls for patch in undone])
         slots = self._snapshot()
-        patches = {cls: patch_of(defining_class(cls)) for cls in {type(layer) for layer in slots}}
+        patches = {cls: patch_of(cls) for cls in set(map(type, slots))}
         for layer, slot in slots.items():
             own = layer.__dict__
             if "forward" in own or own.get(SLOT) is not slot or slot.patch is not patches[type(layer)]:
@@ -392,10 +405,10 @@ class HookedLayers:
         *,
         keep: bool,
     ) -> None:
-        """Replace the executors of all layers; on any error the old ones are restored.
+        """Replace the executors of all layers, except where one stays; on any error the old ones are restored.
 
         Args:
-            executors: by layer; an executor that its layer has already stays as it is.
+            executors: by layer.
             reset: called when nothing is placed, unless an executor stays.
             resting: returns the offloaded layers, beside which nothing is placed before their first call.
             keep: leave the tensors of the old executors where they are, for later, as far as there is room.
@@ -404,13 +417,12 @@ class HookedLayers:
             ComponentError: another engine serves one of the layers.
         """
         after, before = dict(executors.items()), self._executors()
-        self.patch({defining_class(cls) for cls in {type(layer) for layer in after}})
+        self.patch(map(defining_class, set(map(type, after))))
         leaving = {layer: old for layer, old in before.items() if old is not after.get(layer)}
         new = {layer: executor for layer, executor in after.items() if executor is not before.get(layer)}
         try:
-            for layer in new:
-                if layer not in before:
-                    self._attach(layer)
+            for layer in [layer for layer in new if layer not in before]:
+                self._attach(layer)
             for layer, old in leaving.items():  # before the new ones are placed, so that a device never has both
                 if old is not None:
                     # others may write to base weights meanwhile
@@ -476,12 +488,12 @@ class HookedLayers:
     def _attach(self, layer: nn.Module) -> Slot:
         """Have calls of a layer reach its slot, which is made where there is none."""
         with _lock:
-            slot, present, cls = self._slots.get(layer), layer.__dict__.get(SLOT), defining_class(type(layer))
+            slot, present, cls = self._slots.get(layer), layer.__dict__.get(SLOT), type(layer)
             if present is not None and present is not slot:
-                raise ComponentError(f"a {type(layer).__name__} is served by another Engine; deactivate that one first")
+                raise ComponentError(f"a {cls.__name__} is served by another Engine; deactivate that one first")
             if slot is None:
                 slot = self._slots[layer] = Slot(layer)
-            attach(layer, slot, patch_of(cls) or ClassPatch(cls))
+            attach(layer, slot, patch_of(cls) or ClassPatch(defining_class(cls)))
             return slot
 
     def _take_off(self, layer: nn.Module) -> Executor | None:
