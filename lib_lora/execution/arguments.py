@@ -26,7 +26,7 @@ def place_of_input(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     """
     if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
         return 0
-    arguments: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+    arguments = dict[int | str, Any](enumerate(args)) | kwargs
     tensors = [key for key, value in arguments.items() if isinstance(value, Tensor)]
     if not tensors:
         raise TypeError("a layer with adapters was called without a tensor; remove the LoRA from this model")

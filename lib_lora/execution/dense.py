@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
@@ -409,7 +409,7 @@ def _is_kept(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 def _stand_in(layer: nn.Module, params: Mapping[str, Tensor]) -> nn.Module | None:
     """Make a copy of `layer` that shares everything with it except `params`; None where its class overrides these."""
     own = {name: value for name, value in params.items() if "." not in name}
-    children, stand_in = dict(layer._modules), cast(nn.Module, object.__new__(type(layer)))
+    children, stand_in = dict(layer._modules), object.__new__(type(layer))
     stand_in.__dict__.update(layer.__dict__)
     if parametrize.is_parametrized(layer):  # the class has a property for each tensor that is computed from others
         stand_in.__class__ = parametrize.type_before_parametrizations(layer)

@@ -161,7 +161,7 @@ class ClassPatch(Patch):
 
         # the slot is read as a plain attribute with a class-level default: dynamo guards that, but not a missing key
         self._ours: dict[str, Any] = {SLOT: None, _PATCH: self, "forward": self.forward, "_apply": _apply}
-        self._ours["_load_from_state_dict"] = _load_from_state_dict
+        self._ours |= {"_load_from_state_dict": _load_from_state_dict}
         self._former = {name: cls.__dict__[name] for name in self._ours if name in cls.__dict__}
         for name, ours in self._ours.items():
             setattr(cls, name, ours)
@@ -204,17 +204,18 @@ class ClassPatch(Patch):
                 _patches.discard(self.cls)
 
 
-CLASSES: tuple[type[nn.Module], ...] = (
-    nn.Linear,
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.MultiheadAttention,
-    nn.Embedding,
-    nn.LayerNorm,
-    nn.GroupNorm,
-    *((nn.RMSNorm,) if hasattr(nn, "RMSNorm") else ()),  # torch 2.4 and later
-)
+_TORCHS = [
+    "Linear",
+    "Conv1d",
+    "Conv2d",
+    "Conv3d",
+    "MultiheadAttention",
+    "Embedding",
+    "LayerNorm",
+    "GroupNorm",
+    "RMSNorm",
+]
+CLASSES: tuple[type[nn.Module], ...] = tuple(getattr(nn, name) for name in _TORCHS if hasattr(nn, name))
 """Patched with the first engine, or at `install`; other classes when an engine gets a model that has them."""
 
 _lock = threading.RLock()
@@ -276,16 +277,6 @@ def _patch_classes(classes: Iterable[type[nn.Module]]) -> None:
         for cls in missing:
             ClassPatch(cls)
     forget_compiled(missing)
-
-
-def _take_patches_off() -> None:
-    """Restore the classes when no engine is left, except for those that compiled code has the patch of."""
-    with _lock:
-        if _stays_installed or len(_engines):
-            return
-        for patch in _all_patches():
-            if not is_in_compiled(patch.cls):  # or that code would be compiled again
-                patch.undo()
 
 
 def slot_of(layer: nn.Module) -> Slot | None:
@@ -355,17 +346,13 @@ def _withdraw(layer: nn.Module, slot: Slot) -> None:
 
 def is_attached(layer: nn.Module, slot: Slot) -> bool:
     """Tell whether `layer` has `slot`, under the patch that calls of the layer reach."""
-    patch = patch_of(type(layer))
+    patch, forward = patch_of(type(layer)), layer.__dict__.get("forward")
     own = None if patch is None else _own_forward(layer, patch)
     reached = patch if own is None else patch_in(own)
-    return reached is not None and slot.patch is reached and layer.__dict__.get(SLOT) is slot
-
-
-def has_foreign_forward(layer: nn.Module) -> bool:
-    """Tell whether a layer has a forward that is neither ours nor a hook's, so that ours may never be called."""
-    forward = layer.__dict__.get("forward")
-    ours = forward is None or patch_in(getattr(forward, "__func__", forward)) is not None
-    return not ours and not any(schemes.captured(layer))
+    if reached is None or slot.patch is not reached or layer.__dict__.get(SLOT) is not slot:
+        return False
+    is_ours = forward is None or patch_in(getattr(forward, "__func__", forward)) is not None
+    return is_ours or any(schemes.captured(layer))  # a forward that is no hook's either may never call ours
 
 
 class HookedLayers:
@@ -465,7 +452,9 @@ class HookedLayers:
         finally:
             with _lock:
                 _engines.discard(self)
-            _take_patches_off()
+                for patch in () if _stays_installed or len(_engines) else _all_patches():
+                    if not is_in_compiled(patch.cls):  # or that code would be compiled again
+                        patch.undo()
 
     def _restore(self, executors: Mapping[nn.Module, Executor | None]) -> None:
         for layer, executor in self._executors().items():

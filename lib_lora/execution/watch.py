@@ -179,7 +179,7 @@ def _uncalled_in(name: str, component: nn.Module, layers: Layers) -> Iterator[Un
         uppers = (".".join(parts[:count]) for count in range(len(parts) - 1, -1, -1))  # the nearest first
         above = [modules[upper] for upper in uppers if upper in modules]
         is_behind = False
-        if not hooks.is_attached(layer, slot) or hooks.has_foreign_forward(layer):
+        if not hooks.is_attached(layer, slot):
             why = "its forward was replaced by other code"
         elif any(isinstance(module, _FAST_PATH) for module in above):
             why = "torch's fast path of TransformerEncoderLayer computes it in one kernel"
