@@ -204,18 +204,10 @@ class ClassPatch(Patch):
                 _patches.discard(self.cls)
 
 
-_TORCHS = [
-    "Linear",
-    "Conv1d",
-    "Conv2d",
-    "Conv3d",
-    "MultiheadAttention",
-    "Embedding",
-    "LayerNorm",
-    "GroupNorm",
-    "RMSNorm",
-]
-CLASSES: tuple[type[nn.Module], ...] = tuple(getattr(nn, name) for name in _TORCHS if hasattr(nn, name))
+CLASSES: tuple[type[nn.Module], ...] = (
+    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAttention, nn.Embedding, nn.LayerNorm, nn.GroupNorm),
+    *((nn.RMSNorm,) if hasattr(nn, "RMSNorm") else ()),  # torch 2.4 and later
+)
 """Patched with the first engine, or at `install`; other classes when an engine gets a model that has them."""
 
 _lock = threading.RLock()
