@@ -218,9 +218,8 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             raise RegionError(f"{text}, whose tokens have no order; remove its region")
 
         def run(region: RegionPart) -> Any:
-            return self._run(
-                call._replace(acting=frozenset(i for i, own in enumerate(regions) if own in (ALL_PLACES, region)))
-            )
+            acting = frozenset(i for i, own in enumerate(regions) if own in (ALL_PLACES, region))
+            return self._run(call._replace(acting=acting))
 
         returned = run(ALL_PLACES)  # attention's output and weights; the weights stay the ones without the region
         total = y = output_in(call.layer, returned)
@@ -251,7 +250,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             reader = self._reader(layer, param)
             readers.append(reader)
             packed |= not reader.holds_values
-        if (packed or call.image is not None or call.acting is not None) and not self._acts(call):
+        if (packed or call.image is not None or call.acting is not None) and not self._acts(call, x.device):
             # a product with the decoded weight has other bits than the layer's own product
             return base_forward(layer, *args, **kwargs)
         kept = _is_kept(layer, args, kwargs)
@@ -265,11 +264,11 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             return self._product(layer, x, effective)
         return base_forward(stand_in, *args, **kwargs)
 
-    def _acts(self, call: _Call) -> bool:
-        """Tell whether any binding has a strength other than 0."""
+    def _acts(self, call: _Call, device: torch.device) -> bool:
+        """Tell whether any binding has a strength other than 0, or may have one when a captured graph is replayed."""
         values = self._strengths.values[self._strengths.shown if call.image is None else call.image]
         acting = range(len(self._bindings)) if call.acting is None else call.acting
-        return any(values[self._bindings[i].group] for i in acting)
+        return bool(acting) if capturing(device) else any(values[self._bindings[i].group] for i in acting)
 
     def _reader(self, layer: nn.Module, param: str) -> type[WeightReader]:
         """Return the reader of a parameter, which is looked for again where its signs have changed."""
