@@ -209,7 +209,7 @@ class Engine:
     def _put_in_force(self, stack: Stack) -> ActivationReport:
         """Resolve the files, put the plan of their key on the layers, or leave it there, and write the strengths."""
         self._model.check_names(stack)
-        patched_again = self._hooked.ensure_in_force()
+        self._hooked.ensure_in_force()
         indexes = self._model.indexes()
         networks, failed = list[Network](), dict[int, LoraError]()
         for i, entry in enumerate(stack.entries):
@@ -221,8 +221,8 @@ class Engine:
         if failed:
             raise ActivationError([entry.name for entry in stack.entries], failed) from next(iter(failed.values()))
         key, plan = PlanKey.of(stack, networks, indexes), self._plan
-        kept = not patched_again and plan is not None and plan.key == key and self._hooked.hold(plan.executors)
-        plan = self._rewrite(stack) if kept else self._replace(stack, key, checked=not patched_again)
+        kept = plan is not None and plan.key == key and self._hooked.hold(plan.executors)
+        plan = self._rewrite(stack) if kept else self._replace(stack, key)
         if trace.decisions:
             trace.files(network.report for network in networks)
         self._stack, self._calls.chosen = stack, 0
@@ -240,7 +240,7 @@ class Engine:
         self._write(stack)
         return plan
 
-    def _replace(self, stack: Stack, key: PlanKey, *, checked: bool) -> Plan:
+    def _replace(self, stack: Stack, key: PlanKey) -> Plan:
         """Put the plan of a key in force in place of the present one, or leave all as it was."""
         plan = self._plans.take(key)
         if trace.decisions:
@@ -253,7 +253,7 @@ class Engine:
         former, reset, resting = self._plan, self._budget.reset, self._model.resting
         keep = former is not None and self._plans.has_room(former)
         try:
-            self._hooked.swap(plan.executors, reset, resting, keep=keep, checked=checked)
+            self._hooked.swap(plan.executors, reset, resting, keep=keep)
         except BaseException:
             if former is not None and self._static is not None:
                 former.strengths.rewrite()  # both had them in the same memory
@@ -373,8 +373,8 @@ class Engine:
     def reattach(self) -> None:
         """Serve layers again that others have given another class or forward since the activation; else do nothing."""
         with self._lock, plain_mode(_CPU):
-            if self._plan is not None and self._hooked.ensure_in_force():
-                self._hooked.swap(self._plan.executors, self._budget.reset, self._model.resting, keep=False)
+            if self._plan is not None:
+                self._hooked.ensure_in_force()
 
     def deactivate(self) -> None:
         """Take everything off, and keep nothing for later: the model is as if nothing had ever been applied.

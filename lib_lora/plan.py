@@ -310,8 +310,10 @@ def _bindings(
         for one in network.bindings:
             index, component, path = by_component[one.component], one.component, one.target.path
             block, side = block_and_side(component, path)
-            names = index.names.get(path, [path]) if key.patterns[i] else ()
-            rules = tuple([rule for rule in key.patterns[i] if rule.suits(block, names, model)])
+            rules: tuple[Element, ...] = ()
+            if key.patterns[i]:
+                names = index.names.get(path, [path])
+                rules = tuple([rule for rule in key.patterns[i] if rule.suits(block, names, model)])
             group = groups.setdefault(StrengthGroup(i, component, block, side, rules), len(groups))
             whole = None
             if one.adapter.reads_whole:
@@ -326,7 +328,7 @@ def live_executor(
     layer: nn.Module, bindings: Sequence[Binding], strengths: StrengthTable, *, policy: PlacementPolicy, in_order: bool
 ) -> Executor:
     """Choose the executor of a layer whose weight is not written to."""
-    reads = prefers_dense = dense_for_many = False
+    reads = prefers_dense = False
     by_rows = by_columns = True
     forms = list[Form]()
     for binding in bindings:
@@ -336,19 +338,14 @@ def live_executor(
             forms.append(form)
         reads |= adapter.reads_base
         prefers_dense |= adapter.prefers_dense
-        dense_for_many |= adapter.dense_for_many
         by_rows, by_columns = by_rows and adapter.by_rows, by_columns and adapter.by_columns
     in_order = in_order and len(bindings) > 1 and reads
     if in_order or len(forms) < len(bindings):
         return DenseExecutor(bindings, strengths, policy, in_order=in_order)
-    by_blocks = by_rows or by_columns
-    dense_is_free = (prefers_dense or dense_for_many) and all(
-        has_plain_weight(layer, binding.target.param) for binding in bindings
-    )
-    if prefers_dense and dense_is_free and (by_blocks or len(bindings) == 1):
+    by_blocks = by_rows or by_columns or len(bindings) == 1
+    if prefers_dense and by_blocks and all(has_plain_weight(layer, binding.target.param) for binding in bindings):
         return DenseExecutor(bindings, strengths, policy)
-    many = dense_for_many and dense_is_free and by_blocks and bindings[0].target.kind == "linear"
-    return LowRankExecutor(bindings, forms, strengths, policy, dense_for_many=many)
+    return LowRankExecutor(bindings, forms, strengths, policy)
 
 
 def _can_be_beside(layer: nn.Module, target: Target, form: Form) -> bool:

@@ -41,10 +41,7 @@ class Model:
         return {name: module for name, ref in self._refs.items() if (module := ref()) is not None}
 
     def layer_classes(self) -> set[type[nn.Module]]:
-        """Return the classes whose forward runs for layers that adapters can change.
-
-        They are patched when the engine gets the model: what is compiled later need not be compiled again.
-        """
+        """Return the classes whose forward runs for layers that adapters can change."""
         samples = {type(layer): layer for component in self.components.values() for layer in every(component)}
         return {hooks.defining_class(cls) for cls, layer in samples.items() if targets_of("", layer)}
 
@@ -74,9 +71,8 @@ class Model:
 
     def resting(self) -> set[nn.Module]:
         """Return the layers of offloaded components; their adapters are placed at the first call."""
-        return {
-            layer for component in self.components.values() if schemes.rests(component) for layer in every(component)
-        }
+        offloaded = [component for component in self.components.values() if schemes.rests(component)]
+        return {layer for component in offloaded for layer in every(component)}
 
     def checkpoints(self, indexes: Sequence[LayerIndex], merging: Collection[str]) -> Mapping[str, Checkpoint]:
         """Return the checkpoint of each component, to read original weights from; open those of `merging`."""

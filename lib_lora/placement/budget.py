@@ -153,7 +153,7 @@ class Budget:
         with self._lock:
             if self._gone:
                 self._count_gone()
-            stays = self._fits(account, device, nbytes)
+            stays = device.type == UNLIMITED or self._fits(account, device, nbytes)
             account.device, account.nbytes, account.known, account.streams = device, nbytes, nbytes, not stays
             account.used = max(account.used, self._clock)
             self._placed[device] += nbytes

@@ -80,7 +80,6 @@ class Resident(ABC, Generic[P]):
         self._strengths = strengths
         self._static: StaticMemory | None = None
         self._placed: P | None = None
-        self._dense: Resident[Any] | None = None  # for calls of many tokens, where that is cheaper
         self._views: Any = None  # of the placed tensors, as calls need them; made by the first call
         self._stays = True
         self._known: tuple[Adapter, ...] | None = None
@@ -141,11 +140,6 @@ class Resident(ABC, Generic[P]):
             waiting: gets this layer, if it is to be placed by `place_together`.
         """
         placed, dtype = self._placed, None
-        if self._dense is not None:
-            if self._dense.device is not None:
-                self._dense.move(layer, device, now=now, waiting=waiting)
-            if placed is None:
-                return  # the first call tells which of the two is needed
         if self._static is not None and device_of(layer) == device:
             self._static.forget(layer, device)
         if placed is not None:
@@ -179,15 +173,11 @@ class Resident(ABC, Generic[P]):
 
     def is_stale(self, layer: nn.Module) -> bool:
         """Tell whether a base weight has changed since something was computed from it, such as by `load_state_dict`."""
-        if self._dense is not None and self._dense.is_stale(layer):
-            return True
         pairs = zip(self._marks, self._marks_of(layer), strict=False) if self.reads_base else ()
         return not all(None in (before, now) or before == now for before, now in pairs)
 
     def release(self, layer: nn.Module) -> None:
         """Drop the placed tensors; the file's own tensors stay."""
-        if self._dense is not None:
-            self._dense.release(layer)
         self._known, self._marks, self.reads_base = None, (), False
         self.evict("it is taken off")
         self._drop_piece()
@@ -195,8 +185,6 @@ class Resident(ABC, Generic[P]):
     def rest(self, layer: nn.Module) -> None:
         """Stay where it is until its plan is in force again, if memory allows that; else leave the device."""
         placed = self._placed
-        if self._dense is not None:
-            self._dense.rest(layer)
         if placed is None or placed.device.type == budget.UNLIMITED:
             return
         if self._static is not None or not (self._stays and self._budget.has_headroom(placed.device)):
@@ -204,24 +192,18 @@ class Resident(ABC, Generic[P]):
 
     def leave_device(self) -> None:
         """Drop what is placed on any device but the CPU; the tensors in the arena stay."""
-        if self._dense is not None:
-            self._dense.leave_device()
         if self._placed is not None and self._placed.device.type != budget.UNLIMITED:
             self.evict("others need the room")
 
     @property
     def placed_bytes(self) -> Counter[torch.device]:
         """Return how many bytes are placed on each device."""
-        total = Counter[torch.device]() if self._dense is None else self._dense.placed_bytes
-        if self._placed is not None:
-            total[self._placed.device] += self._account.nbytes
-        return total
+        return Counter() if self._placed is None else Counter({self._placed.device: self._account.nbytes})
 
     @property
     def kept_bytes(self) -> int:
         """Return how many bytes it keeps: the ones that are placed, or if none are, the ones in the arena."""
-        others = 0 if self._dense is None else self._dense.kept_bytes
-        return others + (self._account.host if self._placed is None else self._account.nbytes)
+        return self._account.host if self._placed is None else self._account.nbytes
 
     def evict(self, why: str = "the call is over") -> None:
         """Drop the placed tensors; the next call places them again.
@@ -261,7 +243,8 @@ class Resident(ABC, Generic[P]):
             FileError: a file changed on disk.
             RuntimeError: the device has no room for it; nothing is placed.
         """
-        self.evict("another place or dtype is needed")  # never more at once than may stay
+        if self._placed is not None:
+            self.evict("another place or dtype is needed")  # never more at once than may stay
         where = device, dtype, input_dtype or dtype
         if device.type != budget.UNLIMITED:
             self._budget.make_room(self._account, device)
@@ -410,7 +393,10 @@ def computing_dtype(layer: nn.Module, weight: Tensor) -> torch.dtype | None:
     """Return the dtype in which a layer computes with its weight, as far as they tell without a call."""
     sdnq, state = getattr(layer, "sdnq_dequantizer", None), getattr(weight, "quant_state", None)
     told = getattr(layer, "compute_dtype", None), getattr(sdnq, "result_dtype", None), getattr(state, "dtype", None)
-    return next((dtype for dtype in (*told, weight.dtype) if dtype in _COMPUTING), None)
+    for dtype in (*told, weight.dtype):
+        if dtype in _COMPUTING:
+            return dtype
+    return None
 
 
 def _read(layer: nn.Module, target: Target, weights: dict[str, Tensor]) -> Tensor:

@@ -112,7 +112,7 @@ FRAMES = {
     "lokr full, full": (16, 16),
     "glora": (18, 18),
     "ia3 on the output": (17, 17),
-    "diag-oft": (20, 39),
+    "diag-oft": (20, 20),
     "lora with bias": (15, 15),
     "full": (24, 24),
     "loha, many ranks": (31, 31),
