@@ -32,7 +32,7 @@ from ..placement.resident import PlacementPolicy, Resident, strength_ranges
 from ..placement.storage import Placement, store
 from ..strengths.model_call import repeats_per_row
 from ..strengths.regions import ALL_PLACES, RegionPart, TokenLayout, region_on_row, token_layout
-from ..strengths.table import StrengthTable, shaped_by_places
+from ..strengths.table import CallStrengths, StrengthTable, shaped_by_places
 from ..tensors import TensorFields, capturing, plain_mode, wide
 from ..weights.readers.base import WeightReader, weight_reader
 from . import opaque
@@ -48,6 +48,7 @@ class _Call(NamedTuple):
     base_forward: BaseForward
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    now: CallStrengths
     image: int | None = None
     """The variant of its rows; None is the one that is shown."""
     rows: Sequence[int] = ()
@@ -175,7 +176,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         self._of_text = is_of_text(bindings[0].target.path)
         self._params = tuple(dict.fromkeys(binding.target.param for binding in self._bindings))
         ranges = [strength_ranges(binding) for binding in self._bindings]
-        strengths.register(*ranges)
+        self._columns = dict(zip(ranges, strengths.register(*ranges), strict=True))
         self._scheduled = any(own[0].schedule is not None for own in ranges)
         self._readers: dict[str, tuple[tuple[object, ...], type[WeightReader]]] = {}
 
@@ -183,7 +184,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         """Compute the layer's forward with effective weights in place of its own."""
         if compiling() and (y := opaque.call(layer, base_forward, args, kwargs)) is not None:
             return y
-        return self._run_now(_Call(layer, base_forward, args, kwargs))
+        return self._run_now(_Call(layer, base_forward, args, kwargs, self._strengths.now))
 
     # a graph must not hold scratch memory, which other layers and other graphs use, too
     @uncompiled
@@ -191,9 +192,9 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         if self._budget.contended:
             self._budget.note(self._account)
         try:
-            if self._strengths.numbers is not None:  # all rows and places have the same strengths
+            if call.now.numbers is not None:  # all rows and places have the same strengths
                 return self._run(call)
-            return self._run_apart(call) if self._strengths.mixed else self._run_regions(call)
+            return self._run_apart(call) if call.now.mixed else self._run_regions(call)
         finally:
             if not self._stays:
                 self.evict()
@@ -201,13 +202,13 @@ class DenseExecutor(Resident[Placement[Adapters]]):
     def _run_apart(self, call: _Call) -> Any:
         """Make one pass for each group of rows with equal strengths; rows at strength 0 get the base forward."""
         groups: dict[tuple[object, ...], list[int]] = {}
-        values = [tuple(own[binding.group] for binding in self._bindings) for own in self._strengths.values]
-        for row, image in enumerate(self._strengths.rows):
-            groups.setdefault((values[image], self._regions(image)), []).append(row)
+        values = [tuple(own[binding.group] for binding in self._bindings) for own in call.now.values]
+        for row, image in enumerate(call.now.rows):
+            groups.setdefault((values[image], self._regions(call.now, image)), []).append(row)
         passes = list(groups.values())
 
         def run(own: _Call) -> Any:
-            image = self._strengths.rows[own.rows[0]]
+            image = own.now.rows[own.rows[0]]
             if not any(values[image]):
                 return own.base_forward(own.layer, *own.args, **own.kwargs)
             return self._run_regions(own._replace(image=image))
@@ -216,17 +217,14 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             return run(call._replace(rows=passes[0]))
         return _in_passes(call, passes, self._bindings[0].target.batched_ndim, run)
 
-    def _regions(self, image: int | None) -> tuple[RegionPart, ...]:
+    def _regions(self, now: CallStrengths, image: int | None) -> tuple[RegionPart, ...]:
         """Return the region of each binding, with its part of the prompt."""
-        strengths = self._strengths
-        if strengths.regional_groups.isdisjoint(self._groups):
-            return (ALL_PLACES,) * len(self._bindings)
-        regions = strengths.stack_strengths.group_regions[strengths.shown if image is None else image]
-        return tuple(regions[binding.group] for binding in self._bindings)
+        variant = now.shown if image is None else image
+        return tuple([now.stack.region(binding.group, variant) for binding in self._bindings])
 
     def _run_regions(self, call: _Call) -> Any:
         """Make one pass with the bindings that act everywhere, and one for each region that adds its bindings."""
-        regions = self._regions(call.image)
+        regions = self._regions(call.now, call.image)
         if all(region == ALL_PLACES for region in regions):
             return self._run(call)
         if self._bindings[0].target.kind == "experts":
@@ -249,17 +247,16 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         if not isinstance(y, Tensor):  # attention's output and weights; the weights stay the ones without the region
             whole, own, others = (output_in(call.layer, one) for one in (total, y, other))
             return with_output(total, self._blended(call, whole, own, others, region))
-        strengths = self._strengths
-        layout = self._token_layout(y, call.rows)
-        parts = [strengths.parts[row] for row in call.rows] if strengths.parts and call.rows else strengths.parts
-        which = tuple((region_on_row(region, layout.grid, part),) for part in parts or (None,))
-        weights = strengths.region_weights(layout.grid, which, y, channels_first=layout.channels_first)
+        layout, parts = self._token_layout(call, y), call.now.parts
+        parts = tuple([parts[row] for row in call.rows]) if parts and call.rows else parts
+        rows = tuple([(region_on_row(region, layout.grid, part),) for part in parts or (None,)])
+        weights = self._strengths.region_weights(layout, rows, y, (1,))
         return total + (other - y) * shaped_by_places(weights, layout)
 
-    def _token_layout(self, y: Tensor, rows: Sequence[int]) -> TokenLayout:
-        target, latents = self._bindings[0].target, self._strengths.latents
-        if latents is not None and rows:
-            latents = replace(latents, rows=len(rows))
+    def _token_layout(self, call: _Call, y: Tensor) -> TokenLayout:
+        target, latents = self._bindings[0].target, call.now.latents
+        if latents is not None and call.rows:
+            latents = replace(latents, rows=len(call.rows))
         nowhere = self._of_text or target.kind in ("embedding", "attention")
         maps = target.kind == "conv" or (target.kind == "norm" and y.ndim > 3 and y.shape[1] == target.shape[0])
         return token_layout(y.shape, latents, spatial=y.ndim - 2 if maps else 0, of_text=nowhere)
@@ -275,7 +272,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             readers.append(reader)
             packed |= not reader.holds_values
         if packed:
-            values = self._strengths.values[self._strengths.shown if call.image is None else call.image]
+            values = call.now.of(call.image)
             acting = range(len(self._bindings)) if call.acting is None else call.acting
             if not any(values[self._bindings[i].group] for i in acting):
                 # a product with the decoded weight has other bits than the layer's own product
@@ -327,7 +324,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         found: dict[str, Tensor] = {}
         bases = [reader.read(call.layer, param) for reader, param in zip(readers, self._params, strict=True)]
         ready: _Ready | None = self._views if call.image is None and call.acting is None else None
-        like, numbers = (bases[0].device, wide(bases[0].dtype)), self._strengths.numbers
+        like, numbers = (bases[0].device, wide(bases[0].dtype)), call.now.numbers
         if ready is None or ready.placed is not placed or ready.like != like or ready.numbers is not numbers:
             ready = self._make_ready(call, placed, like)
         for param, reader, base in zip(self._params, readers, bases, strict=True):
@@ -343,9 +340,9 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         """Put together what a pass needs, and keep that for calls in which nothing differs."""
         bound = list(zip(self._bindings, placed.get().all, strict=True))
         pairs = bound if call.acting is None else [bound[i] for i in sorted(call.acting)]
-        sums = {param: self._sum_of(param, pairs, like, call.image) for param in self._params}
+        sums = {param: self._sum_of(param, pairs, like, call.now, call.image) for param in self._params}
         biased = [(one, own) for one, own in pairs if own.has_bias or own.bias_excess is not None]
-        ready = _Ready(placed, like, self._strengths.numbers, sums, biased)
+        ready = _Ready(placed, like, call.now.numbers, sums, biased)
         plain = call.image is None and call.acting is None and ready.numbers is not None
         if plain and not (self._scheduled or placed.packed or capturing(like[0])):
             self._views = ready
@@ -356,36 +353,37 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         param: str,
         pairs: Iterable[tuple[Binding, Adapter]],
         like: tuple[torch.device, torch.dtype],
+        now: CallStrengths,
         image: int | None = None,
     ) -> Sum:
-        """Return the deltas of one parameter by these bindings with their adapters, at the present strengths."""
+        """Return the deltas of one parameter by these bindings with their adapters, at the strengths of a call."""
         parts = [
-            Part(adapter, self._strength(binding, *like, image), self._rank(binding), binding.target.rows)
+            Part(adapter, self._strength(binding, *like, now, image), _rank(binding, now), binding.target.rows)
             for binding, adapter in pairs
             if binding.target.param == param
         ]
         return Sum(parts, in_order=self._in_order)
 
-    def _rank(self, binding: Binding) -> int | None:
-        """Return how many rank components act at the present timestep; None is all."""
-        schedule = binding.adapter.schedule_of_parts
-        return binding.rank if schedule is None else schedule.ranks(binding.rank, self._strengths.moment)
-
     def _strength(
-        self, binding: Binding, device: torch.device, dtype: torch.dtype, image: int | None = None
+        self,
+        binding: Binding,
+        device: torch.device,
+        dtype: torch.dtype,
+        now: CallStrengths,
+        image: int | None = None,
     ) -> Tensor | float:
         """Return the strength of a binding; a tensor where it is several numbers, or a captured graph reads it."""
-        strengths = self._strengths
         if capturing(device) or isinstance(binding.adapter.schedule_of_parts, HeadSchedule):
-            return strengths.for_variant(strength_ranges(binding), device, wide(dtype), image)
-        return strengths.values[strengths.shown if image is None else image][binding.group]
+            columns = self._columns[strength_ranges(binding)]
+            return self._strengths.for_variant(columns, device, wide(dtype), image)
+        return now.of(image)[binding.group]
 
     def _change_bias(self, call: _Call, binding: Binding, adapter: Adapter, found: dict[str, Tensor]) -> None:
         target, weight = binding.target, found[binding.target.param]
         bias, total = bias_of(call.layer, target), found.get(target.bias)
         rows = slice(None) if target.bias_rows is None else slice(*target.bias_rows)
         own = total if self._in_order and total is not None else bias
-        strength = self._strength(binding, weight.device, weight.dtype, call.image)
+        strength = self._strength(binding, weight.device, weight.dtype, call.now, call.image)
         exact = wide(weight.dtype)
         delta = adapter.change_of_bias(None if own is None else own.detach()[rows].to(weight.device, exact))
         if delta is None:
@@ -409,6 +407,12 @@ class DenseExecutor(Resident[Placement[Adapters]]):
 
 _ANY = torch.float32
 """Adapters are placed in the dtypes of their files, so the dtype of a placement makes no difference."""
+
+
+def _rank(binding: Binding, now: CallStrengths) -> int | None:
+    """Return how many rank components act at the timestep of a call; None is all."""
+    schedule = binding.adapter.schedule_of_parts
+    return binding.rank if schedule is None else schedule.ranks(binding.rank, now.moment)
 
 
 def bias_of(layer: nn.Module, target: Target) -> Tensor | None:

@@ -126,10 +126,8 @@ class LowRankExecutor(Resident[Placed]):
             of_pairs.append(FactorRange(of_pairs[0].group, rank - self._rank, 0.0))
             self._rank = rank
         self._ranges = tuple(of_pairs)
-        self._layouts, self._input_layouts = strengths.register(self._ranges, tuple(of_biases), own=True), []
-        if of_inputs or of_outputs:
-            self._input_layouts = strengths.register(*of_inputs)
-            self._layouts += strengths.register(*of_outputs)
+        self._columns = strengths.register(self._ranges, tuple(of_biases), *of_outputs)
+        self._input_columns = strengths.register(*of_inputs)
         self._only_pairs = bool(of_pairs) and not self._inputs and not self._outputs
         is_kept = policy.static is not None
         self._is_plain = self._only_pairs and not (of_biases or is_kept or target.kind == "embedding")
@@ -139,7 +137,7 @@ class LowRankExecutor(Resident[Placed]):
         plain: PlainPair | None = None if compiling() or tracing() else self._views  # a graph must not guard it
         if plain is None or plain.placed is not self._placed or len(args) != 1 or kwargs or self._budget.contended:
             return self._run_any(layer, base_forward, args, kwargs)
-        x, numbers = args[0], self._strengths.numbers
+        x, numbers = args[0], self._strengths.now.numbers
         placed = plain.placed
         if numbers is None or not isinstance(x, Tensor) or x.device != placed.device:
             return self._run_any(layer, base_forward, args, kwargs)
@@ -165,11 +163,11 @@ class LowRankExecutor(Resident[Placed]):
         returned: Any = None,
     ) -> Any:
         """Compute any call; `returned` is the result of the base forward, if it was called already."""
-        if self._strengths.has_regions and (y := opaque.call(layer, base_forward, args, kwargs)) is not None:
+        if self._strengths.now.stack.has_regions and (y := opaque.call(layer, base_forward, args, kwargs)) is not None:
             return y
         place = place_of_input(layer, args, kwargs)
         x: Tensor = args[place] if isinstance(place, int) else kwargs[place]
-        alike = not self._strengths.mixed and not self.is_regional  # or an effective weight takes a pass for each
+        alike = not self._strengths.now.mixed and not self.is_regional  # or an effective weight takes a pass for each
         dense = self._dense
         if dense is not None and alike and x.dtype in EXACT and x.numel() >= x.shape[-1] ** 2:
             y = dense.run(layer, base_forward, args, kwargs)
@@ -253,7 +251,7 @@ class LowRankExecutor(Resident[Placed]):
         """
         if compiling() or tracing() or not self._is_plain:  # first, so that a graph does not guard numbers
             return None
-        numbers = self._strengths.numbers
+        numbers = self._strengths.now.numbers
         if numbers is None or placed.packed or capturing(placed.device):
             return None
         plain: PlainPair | None = self._views
@@ -262,29 +260,30 @@ class LowRankExecutor(Resident[Placed]):
             self._views = plain = PlainPair(placed, placed.content.pair, self._ranges, placed.strengths)
         return plain, plain.strength(numbers)
 
-    def _live(self, layer: nn.Module, own: LayerStrengths, x: Tensor, changed: Tensor) -> tuple[Tensor, ...]:
+    def _live(self, layer: nn.Module, strengths: LayerStrengths, x: Tensor, changed: Tensor) -> tuple[Tensor, ...]:
         """Return the strengths of the changes of `changed`, by row of the batch and by place where these differ.
 
         Raises:
             RowsError: the layer's input has no rows that belong to the model call's.
         """
-        rows = own.rows  # read once: another thread may have activated meanwhile, and then there are none
-        mixed = self._strengths.mixed and bool(rows)
-        # by the number of rows: a graph must not guard which rows they are
-        repeats = repeats_per_row(layer, x, rows[0].shape[0], self._bindings[0].target.batched_ndim) if mixed else 1
+        # both read once: another thread may activate meanwhile, and then there are no rows
+        now, rows, repeats = self._strengths.now, strengths.rows, 1
+        if now.mixed and rows:  # by their number: a graph must not guard which rows they are
+            repeats = repeats_per_row(layer, x, rows[0].shape[0], self._bindings[0].target.batched_ndim)
         if self.is_regional:
-            return own.for_places(self._token_layout(changed))
-        return own.for_rows(repeats, changed.ndim) if mixed else own.alike
+            return strengths.at(self._token_layout(changed), now, regional=True)
+        layout = TokenLayout(None, (1,) * (changed.ndim - 2), repeats, channels_first=self._spatial > 0)
+        return strengths.at(layout, now, regional=False) if now.mixed else strengths.alike
 
     @property
     def is_regional(self) -> bool:
         """Tell whether some of its strengths differ from place to place."""
-        regional = self._strengths.regional_groups
+        regional = self._strengths.now.stack.regional_groups
         return bool(regional) and not regional.isdisjoint(self._groups)  # without regions, a graph guards no groups
 
     def _token_layout(self, tensor: Tensor) -> TokenLayout:
         nowhere = self._of_text or self._kind == "embedding"
-        return token_layout(tensor.shape, self._strengths.latents, spatial=self._spatial, of_text=nowhere)
+        return token_layout(tensor.shape, self._strengths.now.latents, spatial=self._spatial, of_text=nowhere)
 
     def _changed_input(self, layer: nn.Module, x: Tensor, op: Operation, *, alike: bool) -> Tensor:
         placed = self._placed
@@ -345,8 +344,8 @@ class LowRankExecutor(Resident[Placed]):
     def _placement(
         self, content: Parts, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype, *, packed: bool
     ) -> Placed:
-        strengths, of_inputs = self._strengths.for_layer(self._layouts, device, dtype, self._spatial), None
+        strengths, of_inputs = self._strengths.for_layer(self._columns, device, dtype, self._spatial), None
         if self._inputs:
-            of_inputs = self._strengths.for_layer(self._input_layouts, device, input_dtype, self._spatial)
+            of_inputs = self._strengths.for_layer(self._input_columns, device, input_dtype, self._spatial)
         reads = any(effect.reads_output for effect in content.outputs)
         return Placed(device, dtype, input_dtype, content, packed, strengths, of_inputs, reads)

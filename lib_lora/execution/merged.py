@@ -125,7 +125,7 @@ class MergedExecutor(DenseExecutor):
         """
         if not now:
             return
-        (values,) = self._strengths.values  # images that differ are not merged
+        (values,) = self._strengths.now.values  # images that differ are not merged
         wanted = {group: values[group] for group in self._groups}
         with plain_mode(device):
             if wanted == self._values and all(map(partial(self._is_ours, layer), self._written)):
@@ -232,7 +232,7 @@ class MergedExecutor(DenseExecutor):
             seed = zlib.crc32(f"{self._bindings[0].target.path}.{param}".encode())
             write = partial(round_stochastically, generator=generator_for(base.device, seed))
         pairs = zip(self._bindings, [adapter.placed(base.device) for adapter in adapters], strict=True)
-        self._sum_of(param, pairs, (base.device, base.dtype)).build(total, base, write)
+        self._sum_of(param, pairs, (base.device, base.dtype), self._strengths.now).build(total, base, write)
         return total
 
     def _bias_sums(self, layer: nn.Module, adapters: Sequence[Adapter]) -> dict[str, Tensor]:
@@ -247,7 +247,8 @@ class MergedExecutor(DenseExecutor):
             rows = slice(None) if target.bias_rows is None else slice(*target.bias_rows)
             delta = adapter.change_of_bias((total if self._in_order else own)[rows])
             if delta is not None:
-                total[rows].add_(delta.to(total) * self._strength(binding, total.device, total.dtype))
+                strength = self._strength(binding, total.device, total.dtype, self._strengths.now)
+                total[rows].add_(delta.to(total) * strength)
         return totals
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,6 +26,7 @@ from ..naming.architectures._noise import noise_timestep, sigma_of
 from ..naming.architectures.base import is_image_first
 from ..tensors import plain_mode
 from .regions import LatentGrid
+from .stack_strengths import StackStrengths
 from .strength import Clock, Moment
 from .table import StrengthTable
 
@@ -78,11 +79,8 @@ class CallArguments(dict[str, Any]):
 class _Hook(partial[Any]):
     """A hook of one module; in a copy of the module, a pickled one too, it does nothing."""
 
-    def __deepcopy__(self, memo: dict[int, object]) -> Callable[..., None]:
-        return nullcontext().__exit__  # which takes anything and returns None
-
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
-        return getattr, (nullcontext(), "__exit__")  # no name of ours: it is read where we are not installed
+        return getattr, (nullcontext(), "__exit__")  # takes anything; no name of ours, to be read without this package
 
 
 def hook_of(module: nn.Module, function: Callable[..., object], *, compiled: bool = False) -> Callable[..., Any]:
@@ -101,28 +99,6 @@ def hook_of(module: nn.Module, function: Callable[..., object], *, compiled: boo
     return _Hook(call if compiled else uncompiled(call))
 
 
-def hook_calls(component: nn.Module, begin: Callable[[ModelCall], None], end: Callable[[], None]) -> Callable[[], None]:
-    """Call `begin` before each call of a UNet or a transformer, and `end` after it, also where it fails.
-
-    torch calls no hook after an exception that is no `Exception`.
-
-    Returns:
-        A function that removes the hooks.
-    """
-
-    def before(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> object:
-        if kwargs is None:  # another thread is removing the hook, in two steps
-            return None
-        held = kwargs if isinstance(kwargs, CallArguments) else CallArguments(kwargs)  # one for all hooks of a call
-        begin(ModelCall(args, held, model))
-        return args, held
-
-    hooks = ExitStack()
-    hooks.callback(component.register_forward_pre_hook(hook_of(component, before), with_kwargs=True).remove)
-    hooks.callback(component.register_forward_hook(hook_of(component, lambda *_: end()), always_call=True).remove)
-    return hooks.close
-
-
 class Row(NamedTuple):
     """The image and the prompt of one row of a model call."""
 
@@ -137,6 +113,41 @@ class Row(NamedTuple):
 Rows: TypeAlias = Callable[[int], "Sequence[int | Row] | None"]
 """From the number of rows of a model call to the `Row` or the image of each; None for whole batches in a row."""
 
+_PATIENCE = 0.5  # seconds until a thread that waits looks whether the other one still lives
+
+
+class CallLock:
+    """Lets one thread at a time call a model, as strengths that are set for a call are set for all threads.
+
+    A call is over when its hook says so, when its arguments are gone, as after an exception without hooks, when its
+    thread calls a model again, or when its thread has ended.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._call: weakref.ref[CallArguments] | None = None
+
+    def begin(self, arguments: CallArguments) -> None:
+        """Wait until no other thread calls a model."""
+        thread = threading.current_thread()
+        with self._changed:
+            while self._thread is not None and self._thread is not thread and self._thread.is_alive():
+                self._changed.wait(_PATIENCE)
+            self._thread, self._call = thread, weakref.ref(arguments, self._close)
+
+    def end(self) -> None:
+        """Let other threads call a model."""
+        with self._changed:
+            if self._thread is threading.current_thread():
+                self._close(self._call)
+
+    def _close(self, call: weakref.ref[CallArguments] | None) -> None:
+        with self._changed:
+            if call is self._call:
+                self._thread = self._call = None
+                self._changed.notify()
+
 
 @dataclass
 class CallSettings:
@@ -149,6 +160,7 @@ class CallSettings:
     """None for the layout of all known hosts: whole batches one after the other."""
     chosen: int = 0
     """The variant of calls without known rows, such as calls of a text encoder."""
+    lock: CallLock = field(default_factory=CallLock)
 
     def moment_of(self, call: ModelCall, *, noise: bool, flow: bool) -> Moment:
         """Return the moment of a call that begins.
@@ -224,23 +236,22 @@ class SchedulerClock:
 
     def __call__(self, timestep: Callable[[], float | None]) -> Moment:
         scheduler = self._scheduler()
-        timesteps = getattr(scheduler, "timesteps", None)
+        timesteps, index = getattr(scheduler, "timesteps", None), getattr(scheduler, "step_index", None)
         if timesteps is None or len(timesteps) == 0:
             return Moment()
-        index = getattr(scheduler, "step_index", None)
         if timesteps is not self._timesteps:
             self._timesteps, self._values = timesteps, list(map(float, timesteps.tolist()))
             begin = getattr(scheduler, "begin_index", None)  # img2img leaves out the first timesteps
-            known = begin if isinstance(begin, int) else index
-            self._first = self._index(timestep) if known is None else known
+            begin = index if begin is None else begin
+            self._first = self._index(timestep) if begin is None else begin
         if index is None:
             index = self._first if hasattr(scheduler, "step_index") else self._index(timestep)
         order = max(int(getattr(scheduler, "order", 1)), 1)
         steps = -(-(len(self._values) - self._first) // order)
-        sigmas: Any = getattr(scheduler, "sigmas", None)
-        known = sigmas is not None and 0 <= index < len(sigmas)
-        readable = known and not getattr(sigmas, "is_cuda", False)  # reading waits for the device
-        return Moment((index - self._first) // order, steps, float(sigmas[index]) if readable else None)
+        sigmas: Any = getattr(scheduler, "sigmas", ())
+        # reading from a device would wait
+        sigma = None if getattr(sigmas, "is_cuda", False) or index >= len(sigmas) else float(sigmas[index])
+        return Moment((index - self._first) // order, steps, sigma)
 
     def _index(self, timestep: Callable[[], float | None]) -> int:
         """Return the index of the call's timestep; of the first one if the call tells none."""
@@ -271,111 +282,75 @@ def repeats_per_row(layer: nn.Module, x: Tensor, rows: int, least: int, dim: int
     return x.shape[dim] // rows
 
 
-_PATIENCE = 0.5  # seconds until a thread that waits looks whether the other one still lives
+def hook_calls(
+    components: Mapping[str, nn.Module],
+    table: StrengthTable,
+    settings: CallSettings,
+    flow: Callable[[str], bool],
+    stops: ExitStack,
+) -> None:
+    """Put hooks on the denoisers that set a strength table to each of their calls, if it depends on calls.
 
-
-class CallLock:
-    """Lets one thread at a time call a model, as strengths that are set for a call are set for all threads.
-
-    A call is over when its hook says so, when its arguments are gone, as after an exception without hooks, when its
-    thread calls the same model again, or when its thread has ended.
-    """
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._calls: dict[str, weakref.ref[CallArguments]] = {}
-        """Model -> the arguments of the call of it that runs, in the thread that has the lock."""
-
-    def begin(self, model: str, arguments: CallArguments) -> None:
-        """Wait until no other thread calls the model."""
-        thread = threading.current_thread()
-        with self._changed:
-            while self._thread is not None and self._thread is not thread and self._thread.is_alive():
-                self._changed.wait(_PATIENCE)
-            if self._thread is not thread:
-                self._thread, self._calls = thread, {}
-            self._calls[model] = weakref.ref(arguments, partial(self._close, model))
-
-    def end(self, model: str) -> None:
-        """Let other threads call the model."""
-        with self._changed:
-            if self._thread is threading.current_thread() and model in self._calls:
-                self._close(model, self._calls[model])
-
-    def _close(self, model: str, call: weakref.ref[CallArguments]) -> None:
-        with self._changed:
-            if self._calls.get(model) is call:
-                del self._calls[model]
-                if not self._calls:
-                    self._thread = None
-                    self._changed.notify()
-
-
-def hook_strengths(
-    components: Mapping[str, nn.Module], table: StrengthTable, settings: CallSettings, flow: Callable[[str], bool]
-) -> Iterator[Callable[[], None]]:
-    """Put hooks on the denoisers if any strength depends on the moment, the rows or the places of a call.
+    torch calls no hook after an exception that is no `Exception`.
 
     Args:
         components: of the model, by name.
         table: of the plan in force.
         settings: of the host.
         flow: whether the timesteps of a component are fractions of noise.
-
-    Yields:
-        A function that removes the hooks, for each component that has some.
+        stops: gets what takes the hooks off.
     """
-    if not (table.varying or table.has_regions or len(table.values) > 1):
-        return
-    lock = CallLock()
-    for name, component in components.items():
+    for name, component in components.items() if table.by_call else ():
         if is_denoiser(name):
             patch = patch_of(component) if name.startswith("transformer") else 0
-            flows = table.by_noise and flow(name)
-            setter = _TableSetter(
-                type(component).__name__, is_image_first(component), table, settings, lock, patch, flows
-            )
-            yield hook_calls(component, setter.begin, setter.end)
+            calls = _Calls(type(component).__name__, is_image_first(component), table, settings, patch, flow(name))
+            begin, end = hook_of(component, calls.begin), hook_of(component, calls.end)
+            stops.callback(component.register_forward_pre_hook(begin, with_kwargs=True).remove)
+            stops.callback(component.register_forward_hook(end, always_call=True).remove)
 
 
 @dataclass(eq=False)
-class _TableSetter:
-    """Sets the table to each call of a model, and after it to calls outside a denoiser; it holds no model."""
+class _Calls:
+    """The calls of a denoiser, to which the table is set; after each it is set to calls of text encoders."""
 
     name: str
-    """Of the model's class."""
+    """Of the model's class; the model itself is not held."""
     image_first: bool
     table: StrengthTable
     settings: CallSettings
-    lock: CallLock
     patch: int
     flow: bool
+    stack: StackStrengths | None = None
+    """Of the call that runs."""
     warned: bool = False
 
-    def begin(self, call: ModelCall) -> None:
-        """Set the latents, the moment and the rows of a call.
+    def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> object:
+        """Set the moment, the rows and the latents of a call; a forward pre-hook.
 
         Raises:
             RegionError: the call does not show where its tokens are.
             RowsError: its rows do not fit the stack.
             MomentError: it does not tell what a strength depends on.
         """
-        table = self.table
-        assert isinstance(call.kwargs, CallArguments)  # `hook_calls` made them
-        self.lock.begin(self.name, call.kwargs)
+        if kwargs is None:  # another thread is removing the hook, in two steps
+            return None
+        held = kwargs if isinstance(kwargs, CallArguments) else CallArguments(kwargs)  # one for all hooks of a call
+        self.settings.lock.begin(held)
+        call, table, moment = ModelCall(args, held, model), self.table, None
+        self.stack = stack = table.now.stack
         with plain_mode(_CPU):
-            if table.has_regions:
-                table.set_latents(self._latents(call))
-            if table.varying:
-                table.set_moment(self.settings.moment_of(call, noise=table.by_noise, flow=self.flow))
-            if len(table.values) > 1 or table.has_parts:
-                images, halved = table.stack_strengths.images, table.stack_strengths.halved
-                variants, parts = self.settings.rows_of(call, images, halved=halved)
-                if repeats_rows(call.kwargs) and len(set(variants)) > 1:
-                    text = "regions by attention repeat the rows of a call, and its images have LoRA of their own"
-                    raise RowsError(f"{text}; make them in batches of one")
-                table.set_rows(variants, parts)
+            latents = self._latents(call) if stack.has_regions else None
+            if table.scheduled or stack.varies:
+                noise = bool(table.scheduled) or stack.by_noise
+                moment = self.settings.moment_of(call, noise=noise, flow=self.flow)
+            variants, parts = tuple[int, ...](), tuple[int | None, ...]()
+            if stack.images > 1 or stack.halved or stack.has_parts:
+                variants, parts = self.settings.rows_of(call, stack.images, halved=stack.halved)
+            if repeats_rows(held) and len(set(variants)) > 1:
+                text = "regions by attention repeat the rows of a call, and its images have LoRA of their own"
+                raise RowsError(f"{text}; make them in batches of one")
+            table.begin_call(stack, moment, variants, parts, latents)
+        return args, held
 
     def _latents(self, call: ModelCall) -> LatentGrid:
         latents = LatentGrid.from_input(call.denoised, call.kwargs, self.patch, image_first=self.image_first)
@@ -386,16 +361,17 @@ class _TableSetter:
             )
         return latents
 
-    def end(self) -> None:
-        """Set the table to calls of text encoders."""
+    def end(self, *_: object) -> None:
+        """Set the table to calls of text encoders; a forward hook."""
+        table, now = self.table, self.table.now
+        is_lost = now.latents is not None and not table.was_placed
+        if is_lost and now.stack is self.stack and not self.warned:  # of another stack, layers may have been passed
+            self.warned = True
+            logger.warning(
+                "no layer of this %s has tokens that lie in the picture as expected; "
+                "LoRA for a part of it act everywhere, by its share",
+                self.name,
+            )
         with plain_mode(_CPU):
-            if self.table.latents is not None and not self.table.was_placed and not self.warned:
-                self.warned = True
-                logger.warning(
-                    "no layer of this %s has tokens that lie in the picture as expected; "
-                    "LoRA for a part of it act everywhere, by its share",
-                    self.name,
-                )
-            self.table.set_rows((self.settings.chosen,))
-            self.table.latents = None
-        self.lock.end(self.name)
+            table.show(self.settings.chosen)
+        self.settings.lock.end()

@@ -45,6 +45,9 @@ class Region:
     cells: bytes
     """Row by row from the top, a byte for each; 255 is 1."""
 
+    def __hash__(self) -> int:  # a layer asks for it at each call, and bytes keep theirs
+        return hash(self.cells)
+
     def __post_init__(self) -> None:
         if not (0 < self.width <= _MOST and 0 < self.height <= _MOST):
             raise StackError(f"a region of {self.width} x {self.height} cells; each may be from 1 to {_MOST}")
@@ -253,46 +256,44 @@ def token_layout(shape: tuple[int, ...], latents: LatentGrid | None, *, spatial:
     return nowhere
 
 
-EVERYWHERE, NOWHERE = 0, -1
-"""In place of a region's number."""
-RegionPart: TypeAlias = "tuple[int, int | None]"
-"""A region's number, from 1, and the part of the prompt that describes it; None where none does."""
-ALL_PLACES: RegionPart = (EVERYWHERE, None)
-RowRegions: TypeAlias = tuple[tuple[int, ...], ...]
-"""For each row, the numbers of the regions of some factors."""
+RegionPart: TypeAlias = "tuple[Region | None, int | None]"
+"""A region, None for the whole picture, and the part of the prompt that describes it, None where none does."""
+ALL_PLACES: RegionPart = (None, None)
+_NOWHERE = Region(1, 1, bytes(1))
+RowRegions: TypeAlias = "tuple[tuple[Region | None, ...], ...]"
+"""For each row, the region of each range of factors."""
 
 
-def region_on_row(region: RegionPart, grid: TokenGrid | None, part: int | None) -> int:
-    """Return the number of the region that weighs a row; by the part of the prompt where a layer is given the prompt.
+def region_on_row(region: RegionPart, grid: TokenGrid | None, part: int | None) -> Region | None:
+    """Return the region that weighs a row; by the part of the prompt where a layer is given the prompt.
 
     Args:
         region: in which the strength acts.
         grid: None where the layer's tokens have no place.
         part: of the prompt that the row is of; None where it is not known, as for a negative one.
     """
-    number, described = region
+    place, described = region
     if grid is not None or described is None or part is None:
-        return number
-    return EVERYWHERE if described == part else NOWHERE
+        return place
+    return None if described == part else _NOWHERE
 
 
-def weights_at(grid: TokenGrid | None, rows: RowRegions, regions: Sequence[Region]) -> Tensor:
-    """Return the weights of regions at each place, (rows, n, places), in fp64.
+def weights_at(grid: TokenGrid | None, rows: RowRegions, counts: Sequence[int]) -> Tensor:
+    """Return the weights of regions at each place, (rows, sum of counts, places), in fp64.
 
     Args:
         grid: of the places; None is a single one outside the picture.
-        rows: for each row, n numbers of regions.
-        regions: in the order of their numbers.
+        rows: for each row, a region for each range of factors.
+        counts: how many factors the ranges have.
     """
-    numbers = sorted({number for row in rows for number in row})
-    weights = []
-    for number in numbers:
-        region = regions[number - 1] if number > EVERYWHERE else None
-        share = float(number == EVERYWHERE) if region is None else region.share  # of places outside the picture
+    regions, weights = list(dict.fromkeys([region for row in rows for region in row])), []
+    for region in regions:
+        share = 1.0 if region is None else region.share  # of places outside the picture
         places = 1 if grid is None else grid.before + grid.height * grid.width * grid.frames + grid.behind
-        own = torch.full((places,), share, dtype=torch.float64, device="cpu")
+        of_region = torch.full((places,), share, dtype=torch.float64, device="cpu")
         if region is not None and grid is not None:
             picture = region.weights(grid.height, grid.width).flatten().repeat(grid.frames)
-            own[grid.before : grid.before + picture.shape[0]] = picture
-        weights.append(own)
-    return torch.stack(weights)[torch.tensor([[numbers.index(number) for number in row] for row in rows], device="cpu")]
+            of_region[grid.before : grid.before + picture.shape[0]] = picture
+        weights.append(of_region)
+    which = [[i for region, n in zip(row, counts, strict=True) for i in [regions.index(region)] * n] for row in rows]
+    return torch.stack(weights)[torch.tensor(which, device="cpu")]

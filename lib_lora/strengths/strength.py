@@ -268,9 +268,9 @@ class Strength:
         return (self.during.high, self.during.low) != (None, None) or any(curve.unit != "step" for curve in curves)
 
     @property
-    def largest(self) -> float:
-        """Return the largest absolute value that it has anywhere at any moment."""
-        return max(map(largest_of, self.amounts), default=0.0) * (1.0 if self.blocks is None else self.blocks.largest)
+    def largest_amount(self) -> float:
+        """Return the largest absolute value that it has anywhere at any moment, before block weights."""
+        return max(map(largest_of, self.amounts), default=0.0)
 
 
 Multiplier: TypeAlias = float | Mapping[str, float] | Strength
@@ -336,12 +336,13 @@ def all_multipliers(multiplier: AnyMultiplier) -> tuple[Multiplier, ...]:
 
 def is_off(multiplier: AnyMultiplier) -> bool:
     """Tell whether it is 0 for everything and at any moment, which equals no entry."""
-    return not any(map(largest_of, [own for one in all_multipliers(multiplier) for own in as_strength(one).amounts]))
+    return not any(as_strength(one).largest_amount for one in all_multipliers(multiplier))
 
 
 def largest(multiplier: AnyMultiplier) -> float:
     """Return the largest absolute strength that it has anywhere at any moment."""
-    return max(as_strength(one).largest for one in all_multipliers(multiplier))
+    strengths = [as_strength(one) for one in all_multipliers(multiplier)]
+    return max(one.largest_amount * (1.0 if one.blocks is None else one.blocks.largest) for one in strengths)
 
 
 def named_components(multiplier: AnyMultiplier) -> tuple[str, ...]:
@@ -356,17 +357,12 @@ def check_multiplier(multiplier: AnyMultiplier, name: str) -> AnyMultiplier:
     Raises:
         StackError: a number is not finite.
     """
-    if isinstance(multiplier, PerImage):
-        frozen = tuple([_frozen_image(one, f"{name}, image {i}") for i, one in enumerate(multiplier.multipliers)])
-        return PerImage(frozen) if any(one != frozen[0] for one in frozen) else frozen[0]
-    return _frozen_image(multiplier, name)
-
-
-def _frozen_image(multiplier: Multiplier | Halves, name: str) -> Multiplier | Halves:
-    if isinstance(multiplier, Halves):
-        positive, negative = _frozen(multiplier.positive, name), _frozen(multiplier.negative, name)
-        return positive if positive == negative else Halves(positive, negative)
-    return _frozen(multiplier, name)
+    images = list[Multiplier | Halves]()
+    for i, halves in enumerate(multipliers_by_image(multiplier)):
+        what = f"{name}, image {i}" if isinstance(multiplier, PerImage) else name
+        frozen = [_frozen(one, what) for one in halves]
+        images.append(frozen[0] if frozen[0] == frozen[-1] else Halves(*frozen))
+    return images[0] if all(one == images[0] for one in images) else PerImage(tuple(images))
 
 
 def _frozen(multiplier: Multiplier, name: str) -> Multiplier:
