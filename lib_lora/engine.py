@@ -226,7 +226,7 @@ class Engine:
         if trace.decisions:
             trace.files(network.report for network in networks)
         self._stack, self._calls.chosen = stack, 0
-        plan.strengths.show(0)
+        plan.strengths.set_call(plan.strengths.now.stack, rows=(0,))
         self._watch.begin(self.components, None if kept else plan.places)
         return plan.report
 
@@ -327,7 +327,7 @@ class Engine:
         """
         with self._lock, plain_mode(_CPU):
             if self._plan is not None:
-                self._plan.strengths.set_moment(moment)
+                self._plan.strengths.set_call(self._plan.strengths.now.stack, moment=moment)
             self._calls.moment = moment
 
     def set_clock(self, clock: Clock | None) -> None:
@@ -368,7 +368,8 @@ class Engine:
                 raise RowsError(f"there is no image {index}; the stack has {images}")
             self._calls.chosen = index * (1 + self._stack.halved) if images > 1 else 0
             if self._plan is not None:
-                self._plan.strengths.show(self._calls.chosen)
+                strengths = self._plan.strengths
+                strengths.set_call(strengths.now.stack, rows=(self._calls.chosen,))
 
     def reattach(self) -> None:
         """Serve layers again that others have given another class or forward since the activation; else do nothing."""

@@ -126,8 +126,8 @@ class LowRankExecutor(Resident[Placed]):
             of_pairs.append(FactorRange(of_pairs[0].group, rank - self._rank, 0.0))
             self._rank = rank
         self._ranges = tuple(of_pairs)
-        self._columns = strengths.register(self._ranges, tuple(of_biases), *of_outputs)
-        self._input_columns = strengths.register(*of_inputs)
+        columns = strengths.register(self._ranges, tuple(of_biases), *of_outputs, *of_inputs)
+        self._columns, self._input_columns = columns[: 2 + len(of_outputs)], columns[2 + len(of_outputs) :]
         self._only_pairs = bool(of_pairs) and not self._inputs and not self._outputs
         is_kept = policy.static is not None
         self._is_plain = self._only_pairs and not (of_biases or is_kept or target.kind == "embedding")
@@ -191,7 +191,7 @@ class LowRankExecutor(Resident[Placed]):
             if alike and self._only_pairs and self._kind == "linear" and pays(layer, base_forward, x):
                 placed = self._placed_at(layer, x.device, x.dtype)
                 if self._strengths.stale:  # compiled code reads them without asking
-                    self._strengths.refresh()
+                    self._strengths.rewrite()
                 parts, plain = placed.get(), self._plain(placed)
                 assert parts.pair is not None
                 of_pair, of_bias = placed.strengths.alike
@@ -216,7 +216,7 @@ class LowRankExecutor(Resident[Placed]):
         placed = self._placed_at(layer, y.device, y.dtype, x.dtype)
         plain = self._plain(placed) if self._is_plain else None
         if plain is None and self._strengths.stale:  # compiled code reads them without asking
-            self._strengths.refresh()
+            self._strengths.rewrite()
         of_pair, of_bias, *of_outputs = placed.strengths.alike if alike else self._live(layer, placed.strengths, x, y)
         parts = placed.get()
         deltas = (
@@ -295,7 +295,7 @@ class LowRankExecutor(Resident[Placed]):
             placed = self._place_for_call(layer, x.device, x.dtype if placed is None else placed.dtype, x.dtype)
         assert placed.inputs is not None
         if self._strengths.stale:  # compiled code reads them without asking
-            self._strengths.refresh()
+            self._strengths.rewrite()
         changed, strengths = x, placed.inputs.alike if alike else self._live(layer, placed.inputs, x, x)
         for effect, strength in zip(placed.get().inputs, strengths, strict=True):
             changed = changed + effect.delta(x, strength.to(x.dtype), op)

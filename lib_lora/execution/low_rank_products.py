@@ -130,7 +130,7 @@ class PlainPair:
         if self.number is not None:
             return self.number
         if self._strengths.table.stale:
-            self._strengths.table.refresh()
+            self._strengths.table.rewrite()
         return self._strengths.alike[0]
 
 

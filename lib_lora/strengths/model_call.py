@@ -349,7 +349,7 @@ class _Calls:
             if repeats_rows(held) and len(set(variants)) > 1:
                 text = "regions by attention repeat the rows of a call, and its images have LoRA of their own"
                 raise RowsError(f"{text}; make them in batches of one")
-            table.begin_call(stack, moment, variants, parts, latents)
+            table.set_call(stack, moment=moment, rows=variants, parts=parts, latents=latents)
         return args, held
 
     def _latents(self, call: ModelCall) -> LatentGrid:
@@ -364,7 +364,7 @@ class _Calls:
     def end(self, *_: object) -> None:
         """Set the table to calls of text encoders; a forward hook."""
         table, now = self.table, self.table.now
-        is_lost = now.latents is not None and not table.was_placed
+        is_lost = now.latents is not None and not table.is_placed
         if is_lost and now.stack is self.stack and not self.warned:  # of another stack, layers may have been passed
             self.warned = True
             logger.warning(
@@ -373,5 +373,5 @@ class _Calls:
                 self.name,
             )
         with plain_mode(_CPU):
-            table.show(self.settings.chosen)
+            table.set_call(table.now.stack, rows=(self.settings.chosen,))
         self.settings.lock.end()

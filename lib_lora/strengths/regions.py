@@ -55,7 +55,6 @@ class Region:
             raise StackError(f"a region of {self.width} x {self.height} cells with {len(self.cells)} weights")
 
     @classmethod
-    @lru_cache(maxsize=256)  # prompts are read again for every picture
     def rectangle(cls, left: float, top: float, right: float, bottom: float) -> Region:
         """Return a rectangle, in shares of the picture; the weight of a cell is the part of it that is covered.
 
@@ -75,20 +74,19 @@ class Region:
         cells = (weights * _FULL).round().clamp(0, _FULL).to(torch.uint8)
         return cls(weights.shape[1], weights.shape[0], bytes(cells.flatten().tolist()))
 
-    @lru_cache(maxsize=256)  # noqa: B019  # regions are values, and small
     def weights(self, height: int, width: int) -> Tensor:
         """Return the mean weight of each place of a picture, (height, width), in fp64."""
-        own = torch.tensor(list(self.cells), dtype=torch.float64, device="cpu").view(self.height, self.width)
+        cells = torch.tensor(list(self.cells), dtype=torch.float64, device="cpu").view(self.height, self.width)
         down = _overlaps(_edges(height), _edges(self.height)) * height
         across = _overlaps(_edges(width), _edges(self.width)) * width
-        return down @ (own / _FULL) @ across.t()
+        return down @ (cells / _FULL) @ across.t()
 
     @property
     def share(self) -> float:
         """Return the share of the picture that the region covers."""
         return sum(self.cells) / (_FULL * len(self.cells))
 
-    @lru_cache(maxsize=256)  # noqa: B019
+    @lru_cache(maxsize=256)  # noqa: B019  # a wide edge of a large region is slow, and prompts are read again
     def feathered(self, width: float) -> Region:
         """Return the region with edges that fade over a share of the picture; not at the picture's own edge.
 

@@ -12,7 +12,9 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeAlias
+from functools import partial
+from itertools import starmap
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -48,12 +50,8 @@ class FactorRange:
 FactorRanges: TypeAlias = tuple[FactorRange, ...]
 
 
-class Columns(NamedTuple):
-    """The columns of the matrix that a layer reads as one vector."""
-
-    start: int
-    width: int
-    ranges: FactorRanges
+Columns: TypeAlias = tuple[int, int]
+"""The columns of the matrix that a layer reads as one vector: the first, and how many."""
 
 
 @dataclass(eq=False)  # not frozen: the compiler would guard all fields
@@ -103,21 +101,22 @@ class LayerStrengths:
     def view(self, matrix: Tensor) -> None:
         """Look at this layer's columns of the matrix."""
         first, rows = matrix[0], matrix[1:]
-        alike = [first.narrow(0, start, width) for start, width, _ in self.columns]
-        self.alike = tuple([_per_channel(one, self.spatial) for one in alike] if self.spatial else alike)
-        self.rows = tuple([rows.narrow(1, start, width) for start, width, _ in self.columns]) if len(rows) else ()
+        self.alike = tuple(starmap(partial(first.narrow, 0), self.columns))
+        if self.spatial:
+            self.alike = tuple([_per_channel(one, self.spatial) for one in self.alike])
+        self.rows = tuple(starmap(partial(rows.narrow, 1), self.columns)) if len(rows) else ()
 
     def at(self, layout: TokenLayout, now: CallStrengths, *, regional: bool) -> tuple[Tensor, ...]:
         """Return the strengths for the rows and places of a tensor, with its dimensions, or as `alike`."""
         shaped_factors, rows, channels_first = [], self.rows if now.mixed else (), layout.channels_first
         for i, columns in enumerate(self.columns):
-            if not columns.width:
+            if not self.alike[i].numel():
                 shaped_factors.append(self.alike[i])
                 continue
             factors = rows[i] if rows else self.alike[i].view(1, -1)
             factors = factors.unsqueeze(2 if channels_first else 1)
             if regional:
-                factors = factors * self.table.weights(now, columns.ranges, layout, factors, mixed=bool(rows))
+                factors = factors * self.table.weights(now, columns, layout, factors, mixed=bool(rows))
             shaped = shaped_by_places(factors, layout)
             shaped_factors.append(_per_channel(shaped, self.spatial) if shaped.ndim == 1 else shaped)
         return tuple(shaped_factors)
@@ -153,11 +152,10 @@ class StrengthTable:
         self._lock = threading.RLock()
         self.now = CallStrengths(strengths, strengths.values(None))
         """Read once for a call of a layer, as another thread may activate meanwhile."""
-        self.was_placed = False
-        """Whether any layer had tokens with a place in the latents."""
         self._weights: dict[tuple[object, ...], Tensor] = {}  # see `region_weights`
         self._weighed: LatentGrid | None = None  # the latents that these are for
         self._columns: dict[FactorRanges, Columns] = {}
+        self._ranges: dict[Columns, FactorRanges] = {}
         self._groups: list[int] = []  # of each column
         self._scales: list[float] = []  # likewise
         self._gather: tuple[Tensor, Tensor] | None = None  # both as tensors
@@ -165,7 +163,7 @@ class StrengthTable:
         """The first column of factors that depend on the moment, and their schedule."""
         self._matrices: dict[tuple[torch.device, torch.dtype], Tensor] = {}
         self.stale = False
-        """Whether the matrices lack the latest strengths; who reads one calls `refresh` before."""
+        """Whether the matrices lack the latest strengths; who reads one calls `rewrite` before."""
         self._layers: weakref.WeakSet[LayerStrengths] = weakref.WeakSet()
 
     def register(self, *every: FactorRanges) -> list[Columns]:
@@ -187,7 +185,8 @@ class StrengthTable:
                         self.scheduled.append((len(self._groups), part, part.schedule))
                     self._groups += [part.group] * part.count
                     self._scales += [part.scale] * part.count
-                columns = self._columns[ranges] = Columns(start, len(self._groups) - start, ranges)
+                columns = self._columns[ranges] = start, len(self._groups) - start
+                self._ranges[columns] = ranges
                 self._groups += [0] * (-len(self._groups) % ALIGNMENT)
                 self._scales += [0.0] * (-len(self._scales) % ALIGNMENT)
             found.append(columns)
@@ -211,18 +210,19 @@ class StrengthTable:
     def for_variant(self, columns: Columns, device: torch.device, dtype: torch.dtype, variant: int | None) -> Tensor:
         """Return the factors of a layer for one variant of the present call, (n,); None is the one that is shown."""
         with self._lock:
-            self.refresh()
+            if self.stale:
+                self.rewrite()
             rows = self.now.rows  # without the variant where another stack came since the call began
             row = 1 + rows.index(variant) if variant in rows else 0
-            return self._matrix(device, dtype)[row].narrow(0, columns.start, columns.width)
+            return self._matrix(device, dtype)[row].narrow(0, *columns)
 
     # a graph must not guard rows, regions or cached weights
     @uncompiled
     def weights(
-        self, now: CallStrengths, ranges: FactorRanges, layout: TokenLayout, like: Tensor, *, mixed: bool
+        self, now: CallStrengths, columns: Columns, layout: TokenLayout, like: Tensor, *, mixed: bool
     ) -> Tensor:
-        """Return how far the factors of some ranges act at each place; see `region_weights`."""
-        parts = now.parts or (None,)
+        """Return how far the factors of a layer act at each place; see `region_weights`."""
+        parts, ranges = now.parts or (None,), self._ranges[columns]
         variants = now.rows if mixed else (now.shown,) * len(parts)
         parts = parts if len(parts) == len(variants) else (None,) * len(variants)
         rows = [
@@ -234,7 +234,6 @@ class StrengthTable:
     def region_weights(self, layout: TokenLayout, rows: RowRegions, like: Tensor, counts: tuple[int, ...]) -> Tensor:
         """Return the weights of regions, see `weights_at`: (rows, places, n), or (rows, n, places) by the layout."""
         rows, grid = rows[:1] if len(set(rows)) == 1 else rows, layout.grid
-        self.was_placed |= grid is not None
         key = grid, rows, counts, like.device, like.dtype, layout.channels_first
         known = self._weights.get(key)
         if known is None:
@@ -255,54 +254,47 @@ class StrengthTable:
             else:
                 self._set(CallStrengths(strengths, values, now.moment, latents=now.latents))
 
-    def show(self, variant: int) -> None:
-        """Set the variant of calls whose rows are alike, such as calls of text encoders."""
-        with self._lock:
-            shown = variant if variant < len(self.now.values) else 0  # another stack came meanwhile
-            self._set(replace(self.now, shown=shown, mixed=False, parts=(), latents=None))
+    def set_call(
+        self,
+        stack: StackStrengths,
+        *,
+        moment: Moment | None = None,
+        rows: tuple[int, ...] = (),
+        parts: tuple[int | None, ...] = (),
+        latents: LatentGrid | None = None,
+    ) -> None:
+        """Set the strengths to a model call; do nothing where another stack came since the arguments were read.
 
-    def set_moment(self, moment: Moment) -> None:
-        """Set the moment of the next model call.
+        Args:
+            stack: that the arguments are for.
+            moment: None is the one before.
+            rows: the variant of each row; one of another number of rows is of all, and none is the one that is shown.
+            parts: the part of the prompt of each row.
+            latents: None where nothing depends on places.
 
         Raises:
             MomentError: the moment lacks what a strength depends on; all is as before then.
         """
         with self._lock:
-            for *_, schedule in self.scheduled:
-                schedule.check(moment)
-            stack = self.now.stack
-            values = stack.values(moment) if stack.varies else self.now.values
-            self._set(replace(self.now, moment=moment, values=values))
-
-    def begin_call(
-        self,
-        stack: StackStrengths,
-        moment: Moment | None,
-        rows: tuple[int, ...],
-        parts: tuple[int | None, ...],
-        latents: LatentGrid | None,
-    ) -> None:
-        """Set the strengths to a model call; do nothing where another stack came since the arguments were read.
-
-        Args:
-            stack: by which they were read.
-            moment: of the call; None where nothing depends on it.
-            rows: the variant of each row; none where all variants are alike.
-            parts: the part of the prompt of each row.
-            latents: of the call; None where nothing depends on places.
-        """
-        with self._lock:
-            if stack is not self.now.stack:
-                return
-            if moment is not None:
-                self.set_moment(moment)
-            if latents is not None and latents != self._weighed:
-                self._weighed, self.was_placed = latents, False
-                self._weights.clear()
             now, mixed = self.now, len(set(rows)) > 1
-            shown = now.shown if mixed or not rows else rows[0]
+            if stack is not now.stack:
+                return
+            values = now.values
+            if moment is not None:
+                for *_, schedule in self.scheduled:
+                    schedule.check(moment)
+                values = stack.values(moment) if stack.varies else values
+            if latents not in (None, self._weighed):
+                self._weighed = latents
+                self._weights.clear()
+            shown = rows[0] if rows and not mixed and rows[0] < len(values) else now.shown
             rows = rows if mixed else now.rows
-            self._set(replace(now, shown=shown, mixed=mixed, rows=rows, parts=parts, latents=latents))
+            self._set(CallStrengths(stack, values, moment or now.moment, shown, mixed, rows, parts, latents))
+
+    @property
+    def is_placed(self) -> bool:
+        """Return whether any layer had tokens with a place in the latents."""
+        return any(grid is not None for grid, *_ in list(self._weights))
 
     def _set(self, now: CallStrengths) -> None:
         """Have other strengths in force; compiled code and CUDA graphs read the matrices without asking."""
@@ -312,7 +304,7 @@ class StrengthTable:
             return
         self.stale = True
         if may_compile() or any(device.type == "cuda" for device, _ in self._matrices):
-            self.refresh()
+            self.rewrite()
 
     def begin_again(self) -> None:
         """Forget the moment, and take the memory that plans share at the next placement, after another plan had it.
@@ -324,14 +316,9 @@ class StrengthTable:
             read = {layer.device_dtype for layer in list(self._layers)}
             self._matrices = {key: matrix for key, matrix in self._matrices.items() if key in read}
 
-    def refresh(self) -> None:
-        """Write the latest strengths into the matrices, without waiting for a device."""
-        if self.stale:
-            self.rewrite()
-
     @uncompiled
     def rewrite(self) -> None:
-        """Write all strengths again, where others have written to the memory of the matrices."""
+        """Write the latest strengths into the matrices, without waiting for a device."""
         with self._lock:
             factors = self._host_factors() if self._matrices else None
             for key, former in list(self._matrices.items()):

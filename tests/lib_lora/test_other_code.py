@@ -421,7 +421,7 @@ def test_rows_of_a_call_that_began_under_another_stack_end_no_call(path):
     former = table.now.stack
     engine.set_multiplier(0, 0.7)
     want = model(x)
-    table.begin_call(former, None, (0, 1), (), None)
+    table.set_call(former, rows=(0, 1))
     assert torch.equal(model.second(torch.tanh(model.first(x))), want)
 
 
