@@ -32,7 +32,7 @@ from .placement.resident import PlacementPolicy
 from .report import ActivationReport
 from .stack import Entry, Stack
 from .strengths.stack_strengths import StackStrengths, StrengthGroup, block_and_side, block_rules
-from .strengths.strength import all_multipliers, as_strength
+from .strengths.strength import all_strengths
 from .strengths.table import StrengthTable
 from .tensors import every
 from .weights.originals import Checkpoint
@@ -96,7 +96,7 @@ class PlanKey:
 
 def _why_live(entry: Entry) -> str:
     """Return why one weight cannot hold an entry at all steps and places; empty where it can."""
-    strengths = [as_strength(one) for one in all_multipliers(entry.multiplier)]
+    strengths = all_strengths(entry.multiplier)
     if any(one.varies for one in strengths):
         return _VARIES
     return _REGIONAL if any(one.region is not None for one in strengths) else ""

@@ -45,14 +45,9 @@ class ModelCall:
     model: object = None
 
     @property
-    def denoised(self) -> object:
-        """Return the first argument, or the one with a known name: a tensor (rows, …), or a list of one per image."""
-        return denoised_in(self.args, self.kwargs)
-
-    @property
     def rows(self) -> int | None:
         """Return the rows of the batch; None where the arguments do not tell."""
-        denoised = self.denoised
+        denoised = denoised_in(self.args, self.kwargs)  # a tensor (rows, …), or a list of one for each image
         if isinstance(denoised, Tensor):
             return len(denoised) if denoised.ndim else None
         return len(denoised) if isinstance(denoised, list | tuple) else None
@@ -163,12 +158,9 @@ class CallSettings:
     lock: CallLock = field(default_factory=CallLock)
 
     def moment_of(self, call: ModelCall, *, noise: bool, flow: bool) -> Moment:
-        """Return the moment of a call that begins.
+        """Return the moment of a call, with timestep and sigma if they are needed: reading waits for a device.
 
-        Args:
-            call: of a model.
-            noise: whether the timestep and the noise are needed; reading them waits for the device.
-            flow: whether the model's timesteps are fractions of noise.
+        `flow` is whether the model's timesteps are fractions of noise.
         """
         now = self.moment if self.clock is None else self.clock(lambda: call.timestep)
         if not noise:
@@ -193,32 +185,25 @@ class CallSettings:
         count, halves = call.rows, halves_in(call.kwargs, call.rows)
         if count is None:
             raise RowsError(f"the rows of a model call are unknown, and the stack has {images} images")
-        rows = self._told_rows(count, images, halves=not halved or halves is not None)
-        if halves is not None:
-            rows = [row._replace(negative=half) for row, half in zip(rows, halves, strict=True)]
-        if images == 1:  # all images have the same, whatever the host counts
-            rows = [row._replace(image=0) for row in rows]
-        strange = next((row.image for row in rows if not 0 <= row.image < images), None)
-        if strange is not None:
-            raise RowsError(f"a row is said to be of image {strange}; the stack has {images}")
-        variants = tuple([row.image * (1 + halved) + (halved and row.negative) for row in rows])
-        return variants, tuple([row.part for row in rows])
-
-    def _told_rows(self, count: int, images: int, *, halves: bool) -> list[Row]:
-        """Return the rows of a call as the host tells them; `halves` is whether the prompts of images alone will do."""
         told = None if self.rows is None else self.rows(count)
-        if told is None:
-            if count % images:
-                raise RowsError(f"a model call of {count} rows holds no whole batches of the stack's {images} images")
-            told = [row % images for row in range(count)]
-        elif len(told) != count:
+        if told is None and count % images:
+            raise RowsError(f"a model call of {count} rows holds no whole batches of the stack's {images} images")
+        told = [row % images for row in range(count)] if told is None else told
+        if len(told) != count:
             raise RowsError(f"a model call has {count} rows, and {len(told)} were told")
-        if not halves and not all(isinstance(row, Row) for row in told):
-            raise RowsError(
-                "a LoRA is for the positive or the negative prompt only, but it is unknown which of the "
-                f"{count} rows of a model call belong to which"
-            )
-        return [row if isinstance(row, Row) else Row(row) for row in told]
+        if halved and halves is None and not all(isinstance(row, Row) for row in told):
+            text = "a LoRA is for the positive or the negative prompt only, but it is unknown which of the"
+            raise RowsError(f"{text} {count} rows of a model call belong to which")
+        variants, parts = list[int](), list[int | None]()
+        for i, row in enumerate(told):
+            number, negative, part = row if isinstance(row, Row) else Row(row)
+            image = 0 if images == 1 else number  # all images have the same, whatever the host counts
+            if not 0 <= image < images:
+                raise RowsError(f"a row is said to be of image {image}; the stack has {images}")
+            negative = negative if halves is None else halves[i]
+            variants.append(image * (1 + halved) + (halved and negative))
+            parts.append(part)
+        return tuple(variants), tuple(parts)
 
 
 class SchedulerClock:
@@ -264,21 +249,12 @@ class SchedulerClock:
 def repeats_per_row(layer: nn.Module, x: Tensor, rows: int, least: int, dim: int = 0) -> int:
     """Return how many rows of a layer's input make one row of the model's: windows, heads and frames follow the image.
 
-    Args:
-        layer: for the message.
-        x: its input.
-        rows: of the model call.
-        least: dimensions that a batched input has at least.
-        dim: of the batch.
-
     Raises:
-        RowsError: the input has no batch, or another one.
+        RowsError: along `dim` the input has no multiple of these rows, or it has less than `least` dimensions.
     """
     if x.ndim < least or x.shape[dim] % rows:
-        raise RowsError(
-            f"the images of the batch have LoRA of their own, and the input {tuple(x.shape)} of a "
-            f"{type(layer).__name__} cannot be divided among {rows} rows"
-        )
+        text = f"the images of the batch have LoRA of their own, and the input {tuple(x.shape)} of a"
+        raise RowsError(f"{text} {type(layer).__name__} cannot be divided among {rows} rows")
     return x.shape[dim] // rows
 
 
@@ -291,14 +267,8 @@ def hook_calls(
 ) -> None:
     """Put hooks on the denoisers that set a strength table to each of their calls, if it depends on calls.
 
+    `flow` tells whether the timesteps of a component are fractions of noise; `stops` gets what takes the hooks off.
     torch calls no hook after an exception that is no `Exception`.
-
-    Args:
-        components: of the model, by name.
-        table: of the plan in force.
-        settings: of the host.
-        flow: whether the timesteps of a component are fractions of noise.
-        stops: gets what takes the hooks off.
     """
     for name, component in components.items() if table.by_call else ():
         if is_denoiser(name):
@@ -353,12 +323,11 @@ class _Calls:
         return args, held
 
     def _latents(self, call: ModelCall) -> LatentGrid:
-        latents = LatentGrid.from_input(call.denoised, call.kwargs, self.patch, image_first=self.image_first)
+        x, image_first = denoised_in(call.args, call.kwargs), self.image_first
+        latents = LatentGrid.from_input(x, call.kwargs, self.patch, image_first=image_first)
         if latents is None:
-            raise RegionError(
-                f"a LoRA is for a part of the picture, and a call of this {self.name} does not show where "
-                "its tokens lie in the picture; remove the region"
-            )
+            text = f"a LoRA is for a part of the picture, and a call of this {self.name} does not show where"
+            raise RegionError(f"{text} its tokens lie in the picture; remove the region")
         return latents
 
     def end(self, *_: object) -> None:

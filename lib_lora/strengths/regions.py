@@ -225,13 +225,9 @@ class TokenLayout(NamedTuple):
 @uncompiled
 @lru_cache(maxsize=4096)
 def token_layout(shape: tuple[int, ...], latents: LatentGrid | None, *, spatial: int, of_text: bool) -> TokenLayout:
-    """Return how tokens lie in a layer's input or output.
+    """Return how tokens lie in a layer's input or output of a shape.
 
-    Args:
-        shape: of the tensor.
-        latents: of the model call; None where it does not tell.
-        spatial: dimensions behind the channels, of convolutions.
-        of_text: whether no token of the layer has a place in the picture.
+    `spatial` is the number of dimensions behind the channels, and `of_text` whether no token has a place.
     """
     middle = shape[2:] if spatial else shape[1:-1]
     repeats, left = (1, 1) if latents is None else divmod(shape[0], latents.rows)
@@ -265,10 +261,7 @@ RowRegions: TypeAlias = "tuple[tuple[Region | None, ...], ...]"
 def region_on_row(region: RegionPart, grid: TokenGrid | None, part: int | None) -> Region | None:
     """Return the region that weighs a row; by the part of the prompt where a layer is given the prompt.
 
-    Args:
-        region: in which the strength acts.
-        grid: None where the layer's tokens have no place.
-        part: of the prompt that the row is of; None where it is not known, as for a negative one.
+    The part of a row is None where it is not known, as for a negative one.
     """
     place, described = region
     if grid is not None or described is None or part is None:
@@ -277,12 +270,9 @@ def region_on_row(region: RegionPart, grid: TokenGrid | None, part: int | None) 
 
 
 def weights_at(grid: TokenGrid | None, rows: RowRegions, counts: Sequence[int]) -> Tensor:
-    """Return the weights of regions at each place, (rows, sum of counts, places), in fp64.
+    """Return the weights of the regions of ranges of so many factors, (rows, factors, places), in fp64.
 
-    Args:
-        grid: of the places; None is a single one outside the picture.
-        rows: for each row, a region for each range of factors.
-        counts: how many factors the ranges have.
+    Without a grid, there is a single place outside the picture.
     """
     regions, weights = list(dict.fromkeys([region for row in rows for region in row])), []
     for region in regions:

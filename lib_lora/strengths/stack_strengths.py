@@ -17,7 +17,7 @@ from ..files.components import DENOISER, role
 from ..naming.architectures._block import Side, block_of, side_of
 from ..naming.blocks import BlockNames, Element
 from .regions import ALL_PLACES, RegionPart
-from .strength import AnyMultiplier, Moment, Strength, all_multipliers, as_strength, image_multiplier, largest_of
+from .strength import AnyMultiplier, Moment, all_strengths, largest_of, strengths_by_image
 
 Values: TypeAlias = tuple[tuple[float, ...], ...]
 """For each variant, the strength of every group."""
@@ -26,10 +26,8 @@ _NOWHERE = "its region has no place in the picture"
 
 def block_rules(multiplier: AnyMultiplier) -> tuple[Element, ...]:
     """Return the rules for some layers in the block weights of all images, without their weights."""
-    if isinstance(multiplier, float | int):
-        return ()
-    blocks = [one.blocks for one in all_multipliers(multiplier) if isinstance(one, Strength)]
-    return tuple(dict.fromkeys(element.unweighted for one in blocks if one is not None for element in one.elements))
+    blocks = [one.blocks for one in all_strengths(multiplier) if one.blocks is not None]
+    return tuple(dict.fromkeys([element.unweighted for one in blocks for element in one.elements]))
 
 
 class StrengthGroup(NamedTuple):
@@ -75,11 +73,9 @@ class StackStrengths:
     ) -> None:
         self._names, self.model, self.groups = [name for name, _ in wishes], model, groups
         self.images, self.halved = images, halved
-        self._variants = [
-            [as_strength(image_multiplier(multiplier, image, negative=negative)) for _, multiplier in wishes]
-            for image in range(images)
-            for negative in ((False, True) if halved else (False,))
-        ]
+        entries = [strengths_by_image(multiplier) for _, multiplier in wishes]
+        halves = [[own[image % len(own)] for own in entries] for image in range(images)]  # one stands for all
+        self._variants = [[one[half % len(one)] for one in own] for own in halves for half in range(1 + halved)]
         every = [(entry, one) for variant in self._variants for entry, one in enumerate(variant)]
         denoising = {group.entry for group in groups if group.side is not None}
         self._acted, self._moments = set[int](), 0  # groups that were other than 0 at one of so many moments

@@ -135,15 +135,11 @@ def change_of_bias(strengths: Tensor, bias: Tensor, spatial: int) -> Tensor:
 
 
 class StrengthTable:
-    """The strengths of one plan.
+    """The strengths of one plan: on each device and in each dtype in which a layer computes, rows x factors.
 
-    On each device and in each dtype in which a layer computes, they are a matrix of rows x factors. Its first row has
-    the factors of the variant that is shown, and the further rows have those of the rows of a call that is mixed. A
-    layer's columns begin at a multiple of `ALIGNMENT` entries.
-
-    Args:
-        strengths: of the stack.
-        kept: gives matrices on devices the memory of the plan before; None where each plan has its own.
+    The first row has the factors of the variant that is shown, and the further rows have those of the rows of a call
+    that is mixed. A layer's columns begin at a multiple of `ALIGNMENT` entries. `kept` gives matrices on devices the
+    memory of the plan before; without it each plan has its own.
     """
 
     def __init__(self, strengths: StackStrengths, kept: KeepVector | None = None) -> None:
@@ -167,12 +163,9 @@ class StrengthTable:
         self._layers: weakref.WeakSet[LayerStrengths] = weakref.WeakSet()
 
     def register(self, *every: FactorRanges) -> list[Columns]:
-        """Reserve columns for a layer's factors, before the first `for_layer`.
+        """Reserve columns for factors of a layer that are read together, before the first `for_layer`.
 
         Equal ranges have the same columns, unless plans share memory: then a layer's addresses depend on no other.
-
-        Args:
-            every: each the ranges of factors that are read together.
         """
         found = []
         for ranges in every:
@@ -265,12 +258,7 @@ class StrengthTable:
     ) -> None:
         """Set the strengths to a model call; do nothing where another stack came since the arguments were read.
 
-        Args:
-            stack: that the arguments are for.
-            moment: None is the one before.
-            rows: the variant of each row; one of another number of rows is of all, and none is the one that is shown.
-            parts: the part of the prompt of each row.
-            latents: None where nothing depends on places.
+        Without a moment it stays. `rows` are variants, of which a single one is for all rows; without any, it stays.
 
         Raises:
             MomentError: the moment lacks what a strength depends on; all is as before then.
@@ -363,13 +351,9 @@ class StrengthTable:
 
 
 def shaped_by_places(weights: Tensor, layout: TokenLayout) -> Tensor:
-    """Give numbers for the rows of a call and the places of a tensor the dimensions of the tensor.
+    """Give the dimensions of a tensor to numbers (rows, places, n), or (rows, n, places) where its channels are first.
 
     A single place for all rows gets none: a product with one number is cheaper.
-
-    Args:
-        weights: (rows, places, n), or (rows, n, places) where channels are first.
-        layout: of the tensor.
     """
     if layout.repeats > 1 and weights.shape[0] > 1:
         weights = weights.repeat_interleave(layout.repeats, 0)
