@@ -18,7 +18,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor
 
 from ..compiler import uncompiled
@@ -65,9 +64,9 @@ class Region:
         if not all(math.isfinite(edge) and 0 <= edge <= 1 for edge in edges) or left >= right or top >= bottom:
             text = ", ".join(f"{edge:g}" for edge in edges)
             raise StackError(f"a rectangle is left, top, right and bottom, in shares of the picture, not {text}")
-        cells, sides = _edges(SIZE), torch.tensor([[left, right], [top, bottom]], dtype=torch.float64, device="cpu")
-        across, down = (_overlaps(cells, side).flatten() * SIZE for side in sides)
-        return Region._from_weights(torch.outer(down, across))
+        cells, sides = _edges(SIZE), ((left, right), (top, bottom))
+        across, down = ((cells[1:].clamp(max=stop) - cells[:-1].clamp(min=start)) * SIZE for start, stop in sides)
+        return Region._from_weights(torch.outer(down.clamp(min=0), across.clamp(min=0)))
 
     @classmethod
     def _from_weights(cls, weights: Tensor) -> Region:
@@ -77,9 +76,7 @@ class Region:
     def weights(self, height: int, width: int) -> Tensor:
         """Return the mean weight of each place of a picture, (height, width), in fp64."""
         cells = torch.tensor(list(self.cells), dtype=torch.float64, device="cpu").view(self.height, self.width)
-        down = _overlaps(_edges(height), _edges(self.height)) * height
-        across = _overlaps(_edges(width), _edges(self.width)) * width
-        return down @ (cells / _FULL) @ across.t()
+        return _means(height, self.height) @ (cells / _FULL) @ _means(width, self.width).t()
 
     @property
     def share(self) -> float:
@@ -97,10 +94,8 @@ class Region:
             raise StackError(f"a region's edge can fade over 0 to 1 of the picture, not {width:g}")
         if width == 0:
             return self
-        weights = self.weights(max(self.height, SIZE), max(self.width, SIZE))
-        for dim in (0, 1):
-            weights = _faded(weights, width * weights.shape[dim], dim)
-        return Region._from_weights(weights)
+        down, across = (_means(count, count, width) for count in (max(self.height, SIZE), max(self.width, SIZE)))
+        return Region._from_weights(down @ self.weights(len(down), len(across)) @ across.t())
 
     def __or__(self, other: Region) -> Region:
         """Return the union: the larger one of both weights."""
@@ -116,23 +111,16 @@ def _edges(count: int) -> Tensor:
     return torch.arange(count + 1, dtype=torch.float64, device="cpu") / count
 
 
-def _overlaps(first: Tensor, second: Tensor) -> Tensor:
-    """Return how long the parts are that intervals between two lists of edges share, (intervals, intervals)."""
-    stop = torch.minimum(first[1:, None], second[None, 1:])
-    start = torch.maximum(first[:-1, None], second[None, :-1])
-    return (stop - start).clamp(min=0)
+def _means(places: int, cells: int, width: float = 0.0) -> Tensor:
+    """Return the part of each cell in the mean over each place of a side, (places, cells).
 
-
-def _faded(weights: Tensor, cells: float, dim: int) -> Tensor:
-    """Average over so many cells along a dimension; the outermost cells are repeated beyond the picture's edge."""
-    reach = math.ceil(max(cells - 1, 0) / 2)
-    if reach == 0:
-        return weights
-    box = torch.ones(2 * reach + 1, dtype=torch.float64, device="cpu")
-    box[0] = box[-1] = (cells - (2 * reach - 1)) / 2  # the outer ones in part, so that any width is one
-    lines = weights.movedim(dim, -1)
-    padded = F.pad(lines.unsqueeze(0), (reach, reach), mode="replicate").squeeze(0)
-    return F.conv1d(padded.unsqueeze(1), (box / box.sum()).view(1, 1, -1)).squeeze(1).movedim(-1, dim)
+    A mean is over a share of the side around the place, at least over the place; beyond the side its last cell goes on.
+    """
+    pad, places_at, cells_at = max(width - 1 / places, 0) / 2, _edges(places), _edges(cells)
+    cells_at[0], cells_at[-1] = -1, 2
+    stop = torch.minimum(places_at[1:, None] + pad, cells_at[None, 1:])
+    start = torch.maximum(places_at[:-1, None] - pad, cells_at[None, :-1])
+    return (stop - start).clamp(min=0) * (places / (1 + 2 * pad * places))
 
 
 _SCALES = tuple(2**i for i in range(8))
