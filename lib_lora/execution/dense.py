@@ -177,7 +177,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         self._params = tuple(dict.fromkeys(binding.target.param for binding in self._bindings))
         ranges = [strength_ranges(binding) for binding in self._bindings]
         self._columns = dict(zip(ranges, strengths.register(*ranges), strict=True))
-        self._scheduled = any(own[0].schedule is not None for own in ranges)
+        self._scheduled = any(pair.schedule is not None for ((_, pair),) in ranges)
         self._readers: dict[str, tuple[tuple[object, ...], type[WeightReader]]] = {}
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -22,7 +22,7 @@ import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor, nn
 
 from ..adapters._operation import Operation
-from ..adapters.base import Form, InputEffect, OutputEffect
+from ..adapters.base import Form, InputEffect, OutputEffect, Pair
 from ..compiler import compiling, tracing
 from ..naming.architectures._arguments import is_of_text
 from ..naming.binding import Binding
@@ -31,7 +31,7 @@ from ..placement.static import padded_rank
 from ..placement.storage import Placement, store
 from ..strengths.model_call import repeats_per_row
 from ..strengths.regions import TokenLayout, token_layout
-from ..strengths.table import FactorRange, FactorRanges, LayerStrengths, StrengthTable, change_of_bias
+from ..strengths.table import FactorRanges, LayerStrengths, StrengthTable, change_of_bias
 from ..tensors import TensorFields, capturing
 from . import opaque
 from .arguments import BaseForward, output_in, place_of_input, with_output
@@ -105,16 +105,16 @@ class LowRankExecutor(Resident[Placed]):
         self._of_text = is_of_text(target.path)
         self._forms, self._biased, self._rank = forms, list[int](), 0
         self._inputs, self._outputs = list[int](), list[int]()
-        of_pairs, of_biases = list[FactorRange](), list[FactorRange]()
+        of_pairs, of_biases = list[tuple[int, Pair]](), list[tuple[int, Pair]]()
         of_inputs, of_outputs = list[FactorRanges](), list[FactorRanges]()
         for i, (binding, form) in enumerate(zip(self._bindings, forms, strict=True)):
             pair = form.pair
             if pair is not None:
-                of_pairs.append(FactorRange(binding.group, pair.rank, pair.scale, pair.schedule, pair.per_rank))
+                of_pairs.append((binding.group, pair))
                 self._rank += pair.rank
             if binding.adapter.has_bias:
                 self._biased.append(i)
-                of_biases.append(FactorRange(binding.group))
+                of_biases.append((binding.group, Pair(1, 1.0)))
             if form.on_input:
                 self._inputs.append(i)
                 of_inputs.append(strength_ranges(binding))
@@ -123,7 +123,7 @@ class LowRankExecutor(Resident[Placed]):
                 of_outputs.append(strength_ranges(binding))
         rank = padded_rank(self._rank, policy.buckets) if of_pairs and policy.buckets else self._rank
         if rank > self._rank:
-            of_pairs.append(FactorRange(of_pairs[0].group, rank - self._rank, 0.0))
+            of_pairs.append((of_pairs[0][0], Pair(rank - self._rank, 0.0)))
             self._rank = rank
         self._ranges = tuple(of_pairs)
         columns = strengths.register(self._ranges, tuple(of_biases), *of_outputs, *of_inputs)

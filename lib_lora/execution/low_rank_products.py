@@ -119,8 +119,8 @@ class PlainPair:
         """The strength of all components at these, if it is one number."""
         self._sources: Collection[tuple[int, float]] = ()  # group and scale of each component
         # MPS compiles a graph for each new number
-        if all(part.schedule is None for part in ranges) and pair.up.device.type != "mps":
-            self._sources = {(part.group, part.scale) for part in ranges if part.scale}
+        if all(one.schedule is None for _, one in ranges) and pair.up.device.type != "mps":
+            self._sources = {(group, one.scale) for group, one in ranges if one.scale}
 
     def strength(self, numbers: Sequence[float]) -> Tensor | float:
         """Return the strength of all components at the present numbers of all groups: one number or a vector."""

@@ -19,7 +19,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from ..adapters.base import Schedule
+from ..adapters.base import Pair, Schedule
 from ..compiler import may_compile, uncompiled
 from ..tensors import page_locked
 from .regions import LatentGrid, RowRegions, TokenLayout, region_on_row, weights_at
@@ -32,24 +32,8 @@ KeepVector: TypeAlias = Callable[[str, Tensor], Tensor]
 """Copies a vector into the memory that one of that name had before, and returns it."""
 
 
-@dataclass(frozen=True, slots=True)
-class FactorRange:
-    """The factors of one binding in a layer, adjacent in its vector."""
-
-    group: int
-    """Which strength multiplies it."""
-    count: int = 1
-    """Number of rank components."""
-    scale: float = 1.0
-    schedule: Schedule | None = None
-    """Which of its ranks or heads act when."""
-    per_rank: int = 1
-    """Adjacent components that make one rank of the schedule."""
-
-
-FactorRanges: TypeAlias = tuple[FactorRange, ...]
-
-
+FactorRanges: TypeAlias = tuple[tuple[int, Pair], ...]
+"""For each binding of a layer the strength group of its factors, and their number, scale and schedule."""
 Columns: TypeAlias = tuple[int, int]
 """The columns of the matrix that a layer reads as one vector: the first, and how many."""
 
@@ -155,8 +139,8 @@ class StrengthTable:
         self._groups: list[int] = []  # of each column
         self._scales: list[float] = []  # likewise
         self._gather: tuple[Tensor, Tensor] | None = None  # both as tensors
-        self.scheduled: list[tuple[int, FactorRange, Schedule]] = []
-        """The first column of factors that depend on the moment, and their schedule."""
+        self.scheduled: list[tuple[int, Pair, Schedule]] = []
+        """The first column of factors that depend on the moment, and what they depend on."""
         self._matrices: dict[tuple[torch.device, torch.dtype], Tensor] = {}
         self.stale = False
         """Whether the matrices lack the latest strengths; who reads one calls `rewrite` before."""
@@ -173,11 +157,11 @@ class StrengthTable:
             if columns is None:
                 assert not self._matrices, "views must never move"
                 start = len(self._groups)
-                for part in ranges:
-                    if part.schedule is not None:
-                        self.scheduled.append((len(self._groups), part, part.schedule))
-                    self._groups += [part.group] * part.count
-                    self._scales += [part.scale] * part.count
+                for group, pair in ranges:
+                    if pair.schedule is not None:
+                        self.scheduled.append((len(self._groups), pair, pair.schedule))
+                    self._groups += [group] * pair.rank
+                    self._scales += [pair.scale] * pair.rank
                 columns = self._columns[ranges] = start, len(self._groups) - start
                 self._ranges[columns] = ranges
                 self._groups += [0] * (-len(self._groups) % ALIGNMENT)
@@ -196,8 +180,9 @@ class StrengthTable:
     ) -> LayerStrengths:
         """Return the strengths of a layer, a vector for each of the columns; see `LayerStrengths`."""
         layer = LayerStrengths(self, (device, dtype), spatial, columns)
-        layer.view(self._matrix(device, dtype))
-        self._layers.add(layer)
+        with self._lock:  # or a matrix that is replaced meanwhile would miss the layer
+            layer.view(self._matrix(device, dtype))
+            self._layers.add(layer)
         return layer
 
     def for_variant(self, columns: Columns, device: torch.device, dtype: torch.dtype, variant: int | None) -> Tensor:
@@ -219,10 +204,10 @@ class StrengthTable:
         variants = now.rows if mixed else (now.shown,) * len(parts)
         parts = parts if len(parts) == len(variants) else (None,) * len(variants)
         rows = [
-            tuple([region_on_row(now.stack.region(one.group, variant), layout.grid, part) for one in ranges])
+            tuple([region_on_row(now.stack.region(group, variant), layout.grid, part) for group, _ in ranges])
             for variant, part in zip(variants, parts, strict=True)
         ]
-        return self.region_weights(layout, tuple(rows), like, tuple([one.count for one in ranges]))
+        return self.region_weights(layout, tuple(rows), like, tuple([pair.rank for _, pair in ranges]))
 
     def region_weights(self, layout: TokenLayout, rows: RowRegions, like: Tensor, counts: tuple[int, ...]) -> Tensor:
         """Return the weights of regions, see `weights_at`: (rows, places, n), or (rows, n, places) by the layout."""
@@ -299,10 +284,11 @@ class StrengthTable:
 
         A matrix that layers still read stays: it is on the CPU, where each plan has its own.
         """
-        self.now = replace(self.now, moment=Moment())
         if self._kept is not None:
             read = {layer.device_dtype for layer in list(self._layers)}
             self._matrices = {key: matrix for key, matrix in self._matrices.items() if key in read}
+        with self._lock:
+            self._set(replace(self.now, moment=Moment()))
 
     @uncompiled
     def rewrite(self) -> None:
@@ -345,8 +331,8 @@ class StrengthTable:
         now, (groups, scales) = self.now, self._gather
         values = torch.tensor(now.values, dtype=torch.float64, device="cpu")[[now.shown, *now.rows]]
         factors = values.index_select(1, groups).mul_(scales)
-        for start, part, schedule in self.scheduled:
-            schedule.write(factors[:, start : start + part.count], now.moment, part.per_rank)
+        for start, pair, schedule in self.scheduled:
+            schedule.write(factors[:, start : start + pair.rank], now.moment, pair.per_rank)
         return factors
 
 
