@@ -233,10 +233,10 @@ class SchedulerClock:
             index = self._first if hasattr(scheduler, "step_index") else self._index(timestep)
         order = max(int(getattr(scheduler, "order", 1)), 1)
         steps = -(-(len(self._values) - self._first) // order)
-        sigmas: Any = getattr(scheduler, "sigmas", ())
-        # reading from a device would wait
-        sigma = None if getattr(sigmas, "is_cuda", False) or index >= len(sigmas) else float(sigmas[index])
-        return Moment((index - self._first) // order, steps, sigma)
+        sigmas: Any = getattr(scheduler, "sigmas", None)
+        known = sigmas is not None and 0 <= index < len(sigmas)
+        readable = known and not getattr(sigmas, "is_cuda", False)  # reading waits for the device
+        return Moment((index - self._first) // order, steps, float(sigmas[index]) if readable else None)
 
     def _index(self, timestep: Callable[[], float | None]) -> int:
         """Return the index of the call's timestep; of the first one if the call tells none."""
