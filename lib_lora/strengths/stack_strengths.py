@@ -17,11 +17,15 @@ from ..files.components import DENOISER, role
 from ..naming.architectures._block import Side, block_of, side_of
 from ..naming.blocks import BlockNames, Element
 from .regions import ALL_PLACES, RegionPart
-from .strength import AnyMultiplier, Moment, all_strengths, largest_of, strengths_by_image
+from .strength import AnyMultiplier, Moment, Strength, all_strengths, largest_of, strengths_by_image
 
 Values: TypeAlias = tuple[tuple[float, ...], ...]
 """For each variant, the strength of every group."""
 _NOWHERE = "its region has no place in the picture"
+
+
+def _region_part(strength: Strength) -> RegionPart:
+    return ALL_PLACES if strength.region is None else (strength.region, strength.part)
 
 
 def block_rules(multiplier: AnyMultiplier) -> tuple[Element, ...]:
@@ -84,22 +88,18 @@ class StackStrengths:
         """Whether the moment makes a difference."""
         self.by_noise = self.varies and any(one.by_noise for _, one in every)
         """Whether the timestep or the noise makes a difference."""
-        self._block_weights = self._weigh() if any(one.blocks is not None for _, one in every) else None
+        self._block_weights = self._weigh() if [one for _, one in every if one.blocks is not None] else None
+        regional = {entry for entry, one in every if one.region is not None and entry in denoising}
         self.regions: tuple[tuple[RegionPart, ...], ...] = ()
         """For each variant, the region of each entry and the part of the prompt that describes it; or nothing."""
-        if any(one.region is not None and entry in denoising for entry, one in every):
-            pairs = [
-                [ALL_PLACES if one.region is None else (one.region, one.part) for one in own] for own in self._variants
-            ]
-            self.regions = tuple(map(tuple, pairs))
-        regional = {entry for own in self.regions for entry, pair in enumerate(own) if pair != ALL_PLACES}
-        self.regional_groups = frozenset(
-            [i for i, group in enumerate(groups if regional else ()) if group.side and group.entry in regional]
-        )
+        if regional:
+            self.regions = tuple([tuple(map(_region_part, own)) for own in self._variants])
+        numbered = enumerate(groups) if regional else ()
+        self.regional_groups = frozenset([i for i, group in numbered if group.side and group.entry in regional])
         """The groups that have a region, in any variant."""
-        self.has_regions = bool(self.regional_groups)
+        self.has_regions = bool(regional)
         """Whether there are any; a graph knows nothing else of regions."""
-        self.has_parts = bool({part for own in self.regions for _, part in own} - {None})
+        self.has_parts = bool([part for own in self.regions for _, part in own if part is not None])
         """Whether the part of the prompt that a row is of makes a difference."""
 
     def values(self, moment: Moment | None) -> Values:
@@ -129,7 +129,8 @@ class StackStrengths:
 
     def effects(self) -> tuple[dict[int, str], dict[int, str], dict[int, str]]:
         """Return why entries had no effect so far, on which of their parts and why, and what does not limit them."""
-        texts = [self._effect_of(entry, self.values(None)) for entry in range(len(self._names))]
+        beginning = self.values(None)
+        texts = [self._effect_of(entry, beginning) for entry in range(len(self._names))]
         idle, partly, unlimited = ({i: text for i, text in enumerate(own) if text} for own in zip(*texts, strict=True))
         return idle, partly, unlimited
 
@@ -137,9 +138,10 @@ class StackStrengths:
         strengths = [variant[entry] for variant in self._variants]
         groups = [i for i, group in enumerate(self.groups) if group.entry == entry]
         denoising = [i for i in groups if self.groups[i].side is not None]
-        is_outside = all(one.region is not None and not one.region.share for one in strengths)
+        regions = [one.region for one in strengths if one.region is not None]
+        is_outside = len(regions) == len(strengths) and not [region for region in regions if region.share]
         doubtful = denoising if is_outside or entry in self._varying else []
-        acts = any(values[i] for values in beginning for i in groups if i not in doubtful)
+        acts = bool([i for i in groups if i not in doubtful for values in beginning if values[i]])
         wanted = [i for i in doubtful if self._is_wanted(i)]
         never, reason = [one.during.why_empty for one in strengths], ""
         if is_outside:
@@ -151,8 +153,7 @@ class StackStrengths:
         if not acts and not wanted and entry not in self._varying:
             layers = f"its strength is 0 for all layers that it changes, which are in {self._components(groups)}"
             reason = layers if any(one.largest_amount for one in strengths) else ""
-        limits = ["region"] * any(one.region is not None for one in strengths)
-        limits += ["schedule"] * any(one.varies for one in strengths)
+        limits = ["region"] * bool(regions) + ["schedule"] * bool([one for one in strengths if one.varies])
         unlimited = ""
         if limits and not denoising and (acts or not reason):
             unlimited = f"no {' and '.join(limits)} limits it: all its layers are in {self._components(groups)}"
