@@ -179,20 +179,25 @@ class StrengthTable:
         self, columns: Sequence[Columns], device: torch.device, dtype: torch.dtype, spatial: int
     ) -> LayerStrengths:
         """Return the strengths of a layer, a vector for each of the columns; see `LayerStrengths`."""
-        layer = LayerStrengths(self, (device, dtype), spatial, columns)
+        key = device, dtype
+        layer = LayerStrengths(self, key, spatial, columns)
         with self._lock:  # or a matrix that is replaced meanwhile would miss the layer
-            layer.view(self._matrix(device, dtype))
+            matrix = self._matrices.get(key)
+            layer.view(self._written(key, self._host_factors()) if matrix is None else matrix)
             self._layers.add(layer)
         return layer
 
     def for_variant(self, columns: Columns, device: torch.device, dtype: torch.dtype, variant: int | None) -> Tensor:
         """Return the factors of a layer for one variant of the present call, (n,); None is the one that is shown."""
+        key = device, dtype
         with self._lock:
-            if self.stale:
+            if key not in self._matrices:
+                self._written(key, self._host_factors())
+            elif self.stale:
                 self.rewrite()
             rows = self.now.rows  # without the variant where another stack came since the call began
             row = 1 + rows.index(variant) if variant in rows else 0
-            return self._matrix(device, dtype)[row].narrow(0, *columns)
+            return self._matrices[key][row].narrow(0, *columns)
 
     # a graph must not guard rows, regions or cached weights
     @uncompiled
@@ -302,11 +307,6 @@ class StrengthTable:
                     if layer.device_dtype == key:
                         layer.view(matrix)
             self.stale = False
-
-    def _matrix(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Return the matrix of a device and dtype, which is made where there is none."""
-        matrix = self._matrices.get((device, dtype))
-        return self._written((device, dtype), self._host_factors()) if matrix is None else matrix
 
     def _written(self, key: tuple[torch.device, torch.dtype], factors: Tensor) -> Tensor:
         """Write the factors into the matrix of a device and dtype, from page-locked memory where that saves waiting."""
