@@ -32,7 +32,7 @@ from .placement.storage import Storage, check_storage
 from .plan import Plan, PlanCache, PlanKey, make_plan
 from .report import ActivationReport, MemoryReport
 from .stack import Stack
-from .strengths.model_call import CallSettings, Rows, SchedulerClock, hook_strengths
+from .strengths.model_call import CallSettings, Rows, SchedulerClock, hook_calls
 from .strengths.stack_strengths import block_rules
 from .strengths.strength import Clock, Halves, Moment, Multiplier, PerImage, largest
 from .tensors import plain_mode
@@ -226,7 +226,7 @@ class Engine:
         if trace.decisions:
             trace.files(network.report for network in networks)
         self._stack, self._calls.chosen = stack, 0
-        plan.strengths.set_rows((0,))
+        plan.strengths.set_call(plan.strengths.now.stack, rows=(0,))
         self._watch.begin(self.components, None if kept else plan.places)
         return plan.report
 
@@ -327,7 +327,7 @@ class Engine:
         """
         with self._lock, plain_mode(_CPU):
             if self._plan is not None:
-                self._plan.strengths.set_moment(moment)
+                self._plan.strengths.set_call(self._plan.strengths.now.stack, moment=moment)
             self._calls.moment = moment
 
     def set_clock(self, clock: Clock | None) -> None:
@@ -368,7 +368,8 @@ class Engine:
                 raise RowsError(f"there is no image {index}; the stack has {images}")
             self._calls.chosen = index * (1 + self._stack.halved) if images > 1 else 0
             if self._plan is not None:
-                self._plan.strengths.set_rows((self._calls.chosen,))
+                strengths = self._plan.strengths
+                strengths.set_call(strengths.now.stack, rows=(self._calls.chosen,))
 
     def reattach(self) -> None:
         """Serve layers again that others have given another class or forward since the activation; else do nothing."""
@@ -450,13 +451,12 @@ class Engine:
         """Give the plan in force the strengths of a stack that it serves."""
         assert self._plan is not None
         strengths, rows = self._plan.strengths, (self._stack.images, self._stack.halved)
-        before = strengths.varying, strengths.by_noise, strengths.has_regions
+        before = strengths.by_call
         self._plan.write(stack)
         if rows != (stack.images, stack.halved):
             self._calls.chosen = 0
-        elif before == (strengths.varying, strengths.by_noise, strengths.has_regions):
-            return
-        self._hook_calls()
+        if before != strengths.by_call:
+            self._hook_calls()
 
     def _too_strong(self) -> dict[int, str]:
         """Name the entries in force that change most, where the output of a denoiser is not finite, and since when."""
@@ -483,8 +483,7 @@ class Engine:
             def flow(name: str) -> bool:
                 return is_flow(family_of_model(self._model.indexes()), name)
 
-            for remove in hook_strengths(components, strengths, self._calls, flow):
-                self._call_hooks.callback(remove)
+            hook_calls(components, strengths, self._calls, flow, self._call_hooks)
 
 
 def _clear(hooked: HookedLayers, watch: Watch, call_hooks: ExitStack) -> None:

@@ -32,7 +32,7 @@ from .placement.resident import PlacementPolicy
 from .report import ActivationReport
 from .stack import Entry, Stack
 from .strengths.stack_strengths import StackStrengths, StrengthGroup, block_and_side, block_rules
-from .strengths.strength import Moment, all_multipliers, as_strength
+from .strengths.strength import all_strengths
 from .strengths.table import StrengthTable
 from .tensors import every
 from .weights.originals import Checkpoint
@@ -96,7 +96,7 @@ class PlanKey:
 
 def _why_live(entry: Entry) -> str:
     """Return why one weight cannot hold an entry at all steps and places; empty where it can."""
-    strengths = [as_strength(one) for one in all_multipliers(entry.multiplier)]
+    strengths = all_strengths(entry.multiplier)
     if any(one.varies for one in strengths):
         return _VARIES
     return _REGIONAL if any(one.region is not None for one in strengths) else ""
@@ -120,10 +120,9 @@ class Plan:
         """Return what became of the stack by now."""
         merged = sum(one.merges for one in list(self.executors.values())) if self.key.merging else 0
         reports = tuple(network.report for network in self.key.networks)
-        strengths = self.strengths.stack_strengths
-        idle, partly_idle = strengths.idle()
+        idle, partly_idle, unlimited = self.strengths.now.stack.effects()
         idle.update((i, _ZERO) for i, one in enumerate(self.key.networks) if one.changes_nothing)
-        unlimited = {i: why for i, why in strengths.unlimited().items() if i not in idle}
+        unlimited = {i: why for i, why in unlimited.items() if i not in idle}
         return ActivationReport(
             reports,
             merged,
@@ -149,8 +148,8 @@ class Plan:
         Raises:
             StackError: the model takes no list of block weights as long as an entry's.
         """
-        former = self.strengths.stack_strengths
-        self.strengths.write(_strengths_of(stack, former.groups, former.model, former))
+        former = self.strengths.now.stack
+        self.strengths.write(_strengths_of(stack, former.groups, former.model))
         if not self.key.merging:
             return
         try:
@@ -180,8 +179,7 @@ class Plan:
             ComponentError: a layer has a weight that a LoRA could not be taken off.
         """
         refuse_spoiled(list(self.executors))
-        self.strengths.moment = Moment()
-        self.strengths.take_memory_again()
+        self.strengths.begin_again()
         self.write(stack)
 
     @property
@@ -241,11 +239,9 @@ def make_plan(
     return plan
 
 
-def _strengths_of(
-    stack: Stack, groups: Sequence[StrengthGroup], model: BlockNames, former: StackStrengths | None = None
-) -> StackStrengths:
+def _strengths_of(stack: Stack, groups: Sequence[StrengthGroup], model: BlockNames) -> StackStrengths:
     wishes = [(entry.name, entry.multiplier) for entry in stack.entries]
-    return StackStrengths(wishes, stack.images, stack.halved, groups, model, former)
+    return StackStrengths(wishes, stack.images, stack.halved, groups, model)
 
 
 def _choose(

@@ -268,8 +268,8 @@ class Pair:
 
     rank: int
     scale: float
-    schedule: RankSchedule | None = None
-    """Which ranks act when; without a timestep all do."""
+    schedule: Schedule | None = None
+    """Which ranks or heads act when; without a timestep all ranks do."""
     per_rank: int = 1
     """How many components of the pair make one rank of the schedule; they are adjacent."""
 

@@ -30,7 +30,7 @@ from ..placement.resident import PlacementPolicy, Resident, strength_ranges
 from ..placement.storage import Placement, store
 from ..strengths.model_call import repeats_per_row
 from ..strengths.regions import ALL_PLACES, RegionPart, region_on_row, token_layout
-from ..strengths.table import StrengthTable, shaped_by_places
+from ..strengths.table import CallStrengths, StrengthTable, shaped_by_places
 from ..tensors import TensorFields, capturing, plain_mode, wide
 from ..weights.readers.base import WeightReader, stored, weight_reader
 from . import opaque
@@ -46,6 +46,7 @@ class _Call(NamedTuple):
     base_forward: BaseForward
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    now: CallStrengths
     image: int | None = None
     """The variant of its rows; None is the one that is shown."""
     rows: Sequence[int] = ()
@@ -160,15 +161,15 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         self._in_order = in_order
         self._params = tuple(dict.fromkeys(binding.target.param for binding in self._bindings))
         ranges = [strength_ranges(binding) for binding in self._bindings]
-        strengths.register(*ranges)
-        self._scheduled = any(own[0].schedule is not None for own in ranges)
+        self._columns = dict(zip(ranges, strengths.register(*ranges), strict=True))
+        self._scheduled = any(pair.schedule is not None for ((_, pair),) in ranges)
         self._readers: dict[str, tuple[object, type[WeightReader]]] = {}
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute the layer's forward with effective weights in place of its own."""
         if compiling() and (y := opaque.call(layer, base_forward, args, kwargs)) is not None:
             return y
-        return self._run_now(_Call(layer, base_forward, args, kwargs))
+        return self._run_now(_Call(layer, base_forward, args, kwargs, self._strengths.now))
 
     # a graph must not hold scratch memory, which other layers and other graphs use, too
     @uncompiled
@@ -176,9 +177,9 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         if self._budget.contended:
             self._budget.note(self._account)
         try:
-            if self._strengths.numbers is not None:  # all rows and places have the same strengths
+            if call.now.numbers is not None:  # all rows and places have the same strengths
                 return self._run(call)
-            return self._run_apart(call) if self._strengths.mixed else self._run_regions(call)
+            return self._run_apart(call) if call.now.mixed else self._run_regions(call)
         finally:
             if not self._stays:
                 self.evict()
@@ -186,30 +187,27 @@ class DenseExecutor(Resident[Placement[Adapters]]):
     def _run_apart(self, call: _Call) -> Any:
         """Make one pass for each group of rows with equal strengths."""
         groups: dict[tuple[object, ...], list[int]] = {}
-        rows, variants = self._strengths.rows, self._strengths.values
-        for row, image in enumerate(rows):
-            values = tuple(variants[image][binding.group] for binding in self._bindings)
-            groups.setdefault((values, self._regions(image)), []).append(row)
+        now = call.now
+        for row, image in enumerate(now.rows):
+            values = tuple([now.values[image][binding.group] for binding in self._bindings])
+            groups.setdefault((values, self._regions(now, image)), []).append(row)
         passes = list(groups.values())
 
         def run(part: _Call) -> Any:
-            return self._run_regions(part._replace(image=rows[part.rows[0]]))
+            return self._run_regions(part._replace(image=now.rows[part.rows[0]]))
 
         if len(passes) == 1:
             return run(call._replace(rows=passes[0]))
         return _in_passes(call, passes, self._bindings[0].target.batched_ndim, run)
 
-    def _regions(self, image: int | None) -> tuple[RegionPart, ...]:
+    def _regions(self, now: CallStrengths, image: int | None) -> tuple[RegionPart, ...]:
         """Return the region of each binding, with its part of the prompt."""
-        strengths = self._strengths
-        if strengths.regional_groups.isdisjoint(self._groups):
-            return (ALL_PLACES,) * len(self._bindings)
-        regions = strengths.stack_strengths.group_regions[strengths.shown if image is None else image]
-        return tuple(regions[binding.group] for binding in self._bindings)
+        variant = now.shown if image is None else image
+        return tuple([now.stack.region(binding.group, variant) for binding in self._bindings])
 
     def _run_regions(self, call: _Call) -> Any:
         """Make one pass with the bindings that act everywhere, and one for each region that adds its bindings."""
-        regions = self._regions(call.image)
+        regions = self._regions(call.now, call.image)
         others = [region for region in dict.fromkeys(regions) if region != ALL_PLACES]
         if not others:
             return self._run(call)
@@ -224,20 +222,20 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         returned = run(ALL_PLACES)  # attention's output and weights; the weights stay the ones without the region
         total = y = output_in(call.layer, returned)
         for region in others:
-            total = total + (output_in(call.layer, run(region)) - y) * self._weights(region, y, call.rows)
+            total = total + (output_in(call.layer, run(region)) - y) * self._weights(region, y, call)
         return with_output(returned, total)
 
-    def _weights(self, region: RegionPart, y: Tensor, rows: Sequence[int]) -> Tensor:
-        """Return the weights of a region at the places of an output with some rows of the model call."""
-        strengths, target, latents = self._strengths, self._bindings[0].target, self._strengths.latents
-        if latents is not None and rows:
-            latents = replace(latents, rows=len(rows))
+    def _weights(self, region: RegionPart, y: Tensor, call: _Call) -> Tensor:
+        """Return the weights of a region at the places of an output with the rows of a pass."""
+        target, latents, parts = self._bindings[0].target, call.now.latents, call.now.parts
+        if latents is not None and call.rows:
+            latents = replace(latents, rows=len(call.rows))
         nowhere = target.kind in ("embedding", "attention") or is_of_text(target.path)
         maps = target.kind == "conv" or (target.kind == "norm" and y.ndim > 3 and y.shape[1] == target.shape[0])
         layout = token_layout(y.shape, latents, spatial=y.ndim - 2 if maps else 0, of_text=nowhere)
-        parts = [strengths.parts[row] for row in rows] if strengths.parts and rows else strengths.parts
-        which = tuple((region_on_row(region, layout.grid, part),) for part in parts or (None,))
-        weights = strengths.region_weights(layout.grid, which, y, channels_first=layout.channels_first)
+        parts = tuple([parts[row] for row in call.rows]) if parts and call.rows else parts
+        rows = tuple([(region_on_row(region, layout.grid, part),) for part in parts or (None,)])
+        weights = self._strengths.region_weights(layout, rows, y, (1,))
         return shaped_by_places(weights, layout)
 
     def _run(self, call: _Call) -> Any:
@@ -266,7 +264,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
 
     def _acts(self, call: _Call, device: torch.device) -> bool:
         """Tell whether any binding has a strength other than 0, or may have one when a captured graph is replayed."""
-        values = self._strengths.values[self._strengths.shown if call.image is None else call.image]
+        values = call.now.of(call.image)
         acting = range(len(self._bindings)) if call.acting is None else call.acting
         return bool(acting) if capturing(device) else any(values[self._bindings[i].group] for i in acting)
 
@@ -304,7 +302,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         params: dict[str, Tensor] = {}
         bases = [reader.read(call.layer, param) for reader, param in zip(readers, self._params, strict=True)]
         ready: _Ready | None = self._views if call.image is None and call.acting is None else None
-        like, numbers = (bases[0].device, wide(bases[0].dtype)), self._strengths.numbers
+        like, numbers = (bases[0].device, wide(bases[0].dtype)), call.now.numbers
         if ready is None or ready.placed is not placed or ready.like != like or ready.numbers is not numbers:
             ready = self._make_ready(call, placed, like)
         for param, reader, base in zip(self._params, readers, bases, strict=True):
@@ -312,7 +310,8 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             total = torch.empty_like(base, dtype=dtype) if kept else scratch.take(param, base, dtype)
             ready.sums[param].build(total, base)
             params[param] = total
-        for name, bias in self._biases(call.layer, ready.biased, params, call.image).items() if ready.biased else ():
+        biases = self._biases(call.layer, ready.biased, params, call.now, call.image) if ready.biased else {}
+        for name, bias in biases.items():
             params[name] = bias.to(params[self._params[0]].dtype)
         return params
 
@@ -321,9 +320,9 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         pairs = list(zip(self._bindings, placed.get().all, strict=True))
         if call.acting is not None:
             pairs = [pairs[i] for i in sorted(call.acting)]
-        sums = {param: self._sum_of(param, pairs, like, call.image) for param in self._params}
+        sums = {param: self._sum_of(param, pairs, like, call.now, call.image) for param in self._params}
         biased = [pair for pair in pairs if pair[1].has_bias or pair[1].bias_excess is not None]
-        ready = _Ready(placed, like, self._strengths.numbers, sums, biased)
+        ready = _Ready(placed, like, call.now.numbers, sums, biased)
         is_special = call.image is not None or call.acting is not None or ready.numbers is None
         if not (is_special or self._scheduled or placed.packed or capturing(like[0])):
             self._views = ready
@@ -334,32 +333,34 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         param: str,
         pairs: Iterable[tuple[Binding, Adapter]],
         like: tuple[torch.device, torch.dtype],
+        now: CallStrengths,
         image: int | None = None,
     ) -> Sum:
-        """Return the deltas of one parameter by these bindings with their adapters, at the present strengths."""
+        """Return the deltas of one parameter by these bindings with their adapters, at the strengths of a call."""
         own = [(binding, adapter) for binding, adapter in pairs if binding.target.param == param]
-        parts = [Part(one, self._strength(to, *like, image), self._rank(to), to.target.rows) for to, one in own]
+        parts = [Part(one, self._strength(to, *like, now, image), _rank(to, now), to.target.rows) for to, one in own]
         return Sum(parts, in_order=self._in_order)
 
-    def _rank(self, binding: Binding) -> int | None:
-        """Return how many rank components act at the present timestep; None is all."""
-        schedule = binding.adapter.schedule_of_parts
-        return binding.rank if schedule is None else schedule.ranks(binding.rank, self._strengths.moment)
-
     def _strength(
-        self, binding: Binding, device: torch.device, dtype: torch.dtype, image: int | None = None
+        self,
+        binding: Binding,
+        device: torch.device,
+        dtype: torch.dtype,
+        now: CallStrengths,
+        image: int | None = None,
     ) -> Tensor | float:
         """Return the strength of a binding; a tensor where it is several numbers, or a captured graph reads it."""
-        strengths = self._strengths
         if capturing(device) or isinstance(binding.adapter.schedule_of_parts, HeadSchedule):
-            return strengths.for_variant(strength_ranges(binding), device, wide(dtype), image)
-        return strengths.values[strengths.shown if image is None else image][binding.group]
+            columns = self._columns[strength_ranges(binding)]
+            return self._strengths.for_variant(columns, device, wide(dtype), image)
+        return now.of(image)[binding.group]
 
     def _biases(
         self,
         layer: nn.Module,
         pairs: Iterable[tuple[Binding, Adapter]],
         weights: Mapping[str, Tensor],
+        now: CallStrengths,
         image: int | None = None,
     ) -> dict[str, Tensor]:
         """Return the biases that adapters change, with their changes, by parameter, in fp32 or fp64."""
@@ -377,7 +378,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
                 width = 3 * weight.shape[0] if target.bias_rows and target.rows is None else weight.shape[0]
                 total = torch.zeros(width, device=where[0], dtype=where[1]) if base is None else base.clone()
                 totals[target.bias] = total
-            total[rows].add_(at_strength(delta.to(*where), self._strength(binding, *where, image)))
+            total[rows].add_(at_strength(delta.to(*where), self._strength(binding, *where, now, image)))
         return totals
 
     def _content(
@@ -393,6 +394,12 @@ class DenseExecutor(Resident[Placement[Adapters]]):
 
 _ANY = torch.float32
 """Adapters are placed in the dtypes of their files, so the dtype of a placement makes no difference."""
+
+
+def _rank(binding: Binding, now: CallStrengths) -> int | None:
+    """Return how many rank components act at the timestep of a call; None is all."""
+    schedule = binding.adapter.schedule_of_parts
+    return binding.rank if schedule is None else schedule.ranks(binding.rank, now.moment)
 
 
 def _is_kept(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor, nn
 
-from ..adapters.base import Form, InputEffect, Operation, OutputEffect
+from ..adapters.base import Form, InputEffect, Operation, OutputEffect, Pair
 from ..compiler import compiling, tracing
 from ..naming.architectures.base import is_of_text
 from ..naming.binding import Binding
@@ -27,7 +27,7 @@ from ..placement.static import padded_rank
 from ..placement.storage import Placement, store
 from ..strengths.model_call import repeats_per_row
 from ..strengths.regions import TokenLayout, token_layout
-from ..strengths.table import FactorRange, LayerStrengths, StrengthTable, change_of_bias
+from ..strengths.table import LayerStrengths, StrengthTable, change_of_bias
 from ..tensors import TensorFields, capturing
 from . import opaque
 from .arguments import BaseForward, output_in, place_of_input, with_output
@@ -89,12 +89,11 @@ class LowRankExecutor(Resident[Placed]):
         self._kind, self._spatial = target.kind, len(target.shape) - 2
         self._nowhere = target.kind == "embedding" or is_of_text(target.path)
         self._biased, self._inputs, self._outputs = list[int](), list[int](), list[int]()
-        pairs = list[FactorRange]()
+        pairs = list[tuple[int, Pair]]()
         for i, (binding, form) in enumerate(zip(self._bindings, forms, strict=True)):
-            pair = form.pair
-            if pair is not None:
-                pairs.append(FactorRange(binding.group, pair.rank, pair.scale, pair.schedule, pair.per_rank))
-                self._rank += pair.rank
+            if form.pair is not None:
+                pairs.append((binding.group, form.pair))
+                self._rank += form.pair.rank
             if binding.adapter.has_bias:
                 self._biased.append(i)
             if form.on_input:
@@ -103,14 +102,14 @@ class LowRankExecutor(Resident[Placed]):
                 self._outputs.append(i)
         if pairs and policy.buckets:
             rank = padded_rank(self._rank, policy.buckets)
-            pairs.append(FactorRange(pairs[0].group, rank - self._rank, 0.0))
+            pairs.append((pairs[0][0], Pair(rank - self._rank, 0.0)))
             self._rank = rank
         self._ranges = tuple(pairs)
-        biases = tuple([FactorRange(bindings[i].group) for i in self._biased]) if self._biased else ()
-        self._layouts = strengths.register(self._ranges, biases, own=True)
+        biases = tuple([(bindings[i].group, Pair(1, 1.0)) for i in self._biased]) if self._biased else ()
+        self._columns = strengths.register(self._ranges, biases)
         if self._inputs or self._outputs:
-            self._input_layouts = strengths.register(*[strength_ranges(bindings[i]) for i in self._inputs])
-            self._layouts += strengths.register(*[strength_ranges(bindings[i]) for i in self._outputs])
+            self._input_columns = strengths.register(*[strength_ranges(bindings[i]) for i in self._inputs])
+            self._columns += strengths.register(*[strength_ranges(bindings[i]) for i in self._outputs])
         self._only_pairs = bool(pairs) and not self._inputs and not self._outputs
         self._is_plain = self._only_pairs and not (biases or policy.static is not None or target.kind == "embedding")
 
@@ -119,7 +118,7 @@ class LowRankExecutor(Resident[Placed]):
         plain: PlainPair | None = None if compiling() or tracing() else self._views  # a graph must not guard it
         if plain is None or plain.placed is not self._placed or len(args) != 1 or kwargs or self._budget.contended:
             return self._run_any(layer, base_forward, args, kwargs)
-        x, numbers = args[0], self._strengths.numbers
+        x, numbers = args[0], self._strengths.now.numbers
         placed = plain.placed
         if numbers is None or not isinstance(x, Tensor) or x.device != placed.device:
             return self._run_any(layer, base_forward, args, kwargs)
@@ -145,11 +144,11 @@ class LowRankExecutor(Resident[Placed]):
         returned: Any = None,
     ) -> Any:
         """Compute any call; `returned` is the result of the base forward, if it was called already."""
-        if self._strengths.has_regions and (y := opaque.call(layer, base_forward, args, kwargs)) is not None:
+        if self._strengths.now.stack.has_regions and (y := opaque.call(layer, base_forward, args, kwargs)) is not None:
             return y
         place = place_of_input(layer, args, kwargs)
         x: Tensor = args[place] if isinstance(place, int) else kwargs[place]
-        alike = not self._strengths.mixed and not self.is_regional
+        alike = not self._strengths.now.mixed and not self.is_regional
         if self._budget.contended:
             self._budget.note(self._account)
         of_base: Any = None
@@ -178,7 +177,7 @@ class LowRankExecutor(Resident[Placed]):
         placed = self._placed_at(layer, x.device, x.dtype)
         parts, plain = placed.get(), self._plain(placed)
         if self._strengths.stale:  # compiled code reads them without asking
-            self._strengths.refresh()
+            self._strengths.rewrite()
         of_pair, of_bias = placed.strengths.alike
         assert parts.pair is not None
         strength = of_pair if plain is None else plain[1]
@@ -197,7 +196,7 @@ class LowRankExecutor(Resident[Placed]):
         if plain is not None:
             return add_plain(*plain, layer, own, y, fresh=is_fresh(layer, y, base_forward, held=2))
         if self._strengths.stale:  # compiled code reads them without asking
-            self._strengths.refresh()
+            self._strengths.rewrite()
         of_pair, of_bias, *of_outputs = placed.strengths.alike if alike else self._live(layer, placed.strengths, x, y)
         parts = placed.get()
         deltas = self._output_deltas(of_outputs, placed, parts, x, y, op) if parts.outputs else ()
@@ -224,7 +223,7 @@ class LowRankExecutor(Resident[Placed]):
         """
         if compiling() or tracing() or not self._is_plain:  # first, so that a graph does not guard numbers
             return None
-        numbers = self._strengths.numbers
+        numbers = self._strengths.now.numbers
         if numbers is None or placed.packed or capturing(placed.device):
             return None
         plain: PlainPair | None = self._views
@@ -233,28 +232,29 @@ class LowRankExecutor(Resident[Placed]):
             self._views = plain = PlainPair(placed, placed.content.pair, self._ranges, placed.strengths)
         return plain, plain.strength(numbers)
 
-    def _live(self, layer: nn.Module, own: LayerStrengths, x: Tensor, changed: Tensor) -> tuple[Tensor, ...]:
+    def _live(self, layer: nn.Module, strengths: LayerStrengths, x: Tensor, changed: Tensor) -> tuple[Tensor, ...]:
         """Return the strengths of the changes of `changed`, by row of the batch and by place where these differ.
 
         Raises:
             RowsError: the layer's input has no rows that belong to the model call's.
         """
-        rows = own.rows  # read once: another thread may have activated meanwhile, and then there are none
-        mixed = self._strengths.mixed and bool(rows)
-        # by the number of rows: a graph must not guard which rows they are
-        repeats = repeats_per_row(layer, x, rows[0].shape[0], self._bindings[0].target.batched_ndim) if mixed else 1
+        # both read once: another thread may activate meanwhile, and then there are no rows
+        now, rows, repeats = self._strengths.now, strengths.rows, 1
+        if now.mixed and rows:  # by their number: a graph must not guard which rows they are
+            repeats = repeats_per_row(layer, x, rows[0].shape[0], self._bindings[0].target.batched_ndim)
         if self.is_regional:
-            return own.for_places(self._token_layout(changed))
-        return own.for_rows(repeats, changed.ndim) if mixed else own.alike
+            return strengths.at(self._token_layout(changed), now, regional=True)
+        layout = TokenLayout(None, (1,) * (changed.ndim - 2), repeats, channels_first=self._spatial > 0)
+        return strengths.at(layout, now, regional=False) if now.mixed else strengths.alike
 
     @property
     def is_regional(self) -> bool:
         """Tell whether some of its strengths differ from place to place."""
-        regional = self._strengths.regional_groups
+        regional = self._strengths.now.stack.regional_groups
         return bool(regional) and not regional.isdisjoint(self._groups)  # without regions, a graph guards no groups
 
     def _token_layout(self, tensor: Tensor) -> TokenLayout:
-        latents = self._strengths.latents
+        latents = self._strengths.now.latents
         return token_layout(tensor.shape, latents, spatial=self._spatial, of_text=self._nowhere)
 
     def _changed_input(self, layer: nn.Module, x: Tensor, op: Operation, *, alike: bool) -> Tensor:
@@ -264,7 +264,7 @@ class LowRankExecutor(Resident[Placed]):
             placed = self._place_for_call(layer, x.device, x.dtype if placed is None else placed.dtype, x.dtype)
         assert placed.inputs is not None
         if self._strengths.stale:  # compiled code reads them without asking
-            self._strengths.refresh()
+            self._strengths.rewrite()
         changed, strengths = x, placed.inputs.alike if alike else self._live(layer, placed.inputs, x, x)
         for effect, strength in zip(placed.get().inputs, strengths, strict=True):
             changed = changed + effect.delta(x, strength.to(x.dtype), op)
@@ -311,8 +311,8 @@ class LowRankExecutor(Resident[Placed]):
     def _placement(
         self, content: Parts, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype, *, packed: bool
     ) -> Placed:
-        strengths, of_inputs = self._strengths.for_layer(self._layouts, device, dtype, self._spatial), None
+        strengths, of_inputs = self._strengths.for_layer(self._columns, device, dtype, self._spatial), None
         if self._inputs:
-            of_inputs = self._strengths.for_layer(self._input_layouts, device, input_dtype, self._spatial)
+            of_inputs = self._strengths.for_layer(self._input_columns, device, input_dtype, self._spatial)
         reads = bool(content.outputs) and any(effect.reads_output for effect in content.outputs)
         return Placed(device, dtype, input_dtype, content, packed, strengths, of_inputs, reads)

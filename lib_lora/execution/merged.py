@@ -124,7 +124,7 @@ class MergedExecutor(DenseExecutor):
         """
         if not now:
             return
-        (values,) = self._strengths.values  # images that differ are not merged
+        (values,) = self._strengths.now.values  # images that differ are not merged
         wanted = {group: values[group] for group in self._groups}
         with plain_mode(device):
             if wanted == self._values and self._is_in_force(layer):
@@ -219,7 +219,7 @@ class MergedExecutor(DenseExecutor):
         pairs = list(zip(self._bindings, adapters, strict=True))
         weights = {param: layer.get_parameter(param).data for param in self._params}
         totals = {param: self._sum(param, pairs, weight) for param, weight in weights.items()}
-        for param, total in (totals | self._biases(layer, pairs, weights)).items():
+        for param, total in (totals | self._biases(layer, pairs, weights, self._strengths.now)).items():
             parameter, original = layer.get_parameter(param), self._originals.get(param)
             if original is None and self._checkpoint is not None:
                 original = self._checkpoint.find(path, param, parameter)
@@ -234,7 +234,7 @@ class MergedExecutor(DenseExecutor):
             seed = zlib.crc32(f"{self._bindings[0].target.path}.{param}".encode())
             write = partial(round_stochastically, generator=generator_for(base.device, seed))
         placed = [(binding, adapter.placed(base.device)) for binding, adapter in pairs]
-        self._sum_of(param, placed, (base.device, base.dtype)).build(total, base, write)
+        self._sum_of(param, placed, (base.device, base.dtype), self._strengths.now).build(total, base, write)
         return total
 
 

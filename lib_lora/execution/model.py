@@ -13,7 +13,7 @@ from ..errors import ComponentError, StackError
 from ..naming.index import LayerIndex, alias_table, parameter_of, targets_of
 from ..placement import schemes
 from ..stack import Stack
-from ..strengths.strength import named_components
+from ..strengths.strength import all_strengths
 from ..tensors import every
 from ..weights.originals import Checkpoint
 from . import hooks
@@ -49,7 +49,8 @@ class Model:
         """Raise StackError if a multiplier of a stack names an unknown component."""
         known = {*self._refs, *_KNOWN}
         for i, entry in enumerate(stack.entries):
-            for name in named_components(entry.multiplier):
+            strengths = all_strengths(entry.multiplier)
+            for name in [name for one in strengths if isinstance(one.of, Mapping) for name in one.of]:
                 if name not in known and name.rstrip("0123456789").rstrip("_") not in known:
                     raise StackError(f"{entry.name}: no component {name!r}; there are {', '.join(self._refs)}", i)
 

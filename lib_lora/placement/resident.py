@@ -18,11 +18,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..adapters.base import Adapter
+from ..adapters.base import Adapter, Pair
 from ..compiler import uncompiled
 from ..naming.binding import Binding
 from ..naming.places import Target
-from ..strengths.table import FactorRange, FactorRanges, StrengthTable
+from ..strengths.table import FactorRanges, StrengthTable
 from ..tensors import TensorFields, plain_mode
 from ..weights.originals import WeightMark, mark_weight
 from ..weights.readers.base import read_base_weight
@@ -37,7 +37,7 @@ from .storage import Placement, Storage
 def strength_ranges(binding: Binding) -> FactorRanges:
     """Return the range of factors of the strength alone, as one number, or one for each head of a bank."""
     schedule = binding.adapter.schedule_of_parts
-    return (FactorRange(binding.group, 1 if schedule is None else schedule.numbers, schedule=schedule),)
+    return ((binding.group, Pair(1 if schedule is None else schedule.numbers, 1.0, schedule)),)
 
 
 @dataclass(frozen=True, slots=True)

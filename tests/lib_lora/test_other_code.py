@@ -416,11 +416,12 @@ def test_rows_of_a_call_that_began_under_another_stack_end_no_call(path):
     model, x = net(), torch.randn(2, 4, 8)
     engine = Engine({"unet": model})
     engine.activate(Stack([Entry(path, PerImage((0.2, 1.5)))]))
-    plan = engine._plan
-    assert plan is not None
+    assert engine._plan is not None
+    table = engine._plan.strengths
+    former = table.now.stack
     engine.set_multiplier(0, 0.7)
     want = model(x)
-    plan.strengths.set_rows((0, 1))
+    table.set_call(former, rows=(0, 1))
     assert torch.equal(model.second(torch.tanh(model.first(x))), want)
 
 
@@ -504,7 +505,7 @@ def test_strengths_of_a_ui_win_over_the_moment_of_a_call_that_runs(path, monkeyp
     engine.activate(Stack([Entry(path, FUNCTIONS["a schedule"])]))
     x, computed, written = torch.randn(3, 8), threading.Event(), threading.Event()
     assert engine._plan is not None
-    source = engine._plan.strengths.stack_strengths
+    source = engine._plan.strengths.now.stack
     assert source.varies
     values = source.values
 
