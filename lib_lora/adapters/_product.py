@@ -125,14 +125,24 @@ def product(
     return Product(b, a.t(), t.flatten(2) if t.ndim > 2 else t.unsqueeze(2))
 
 
-def balanced(up: Tensor, down: Tensor, shape: Sequence[int]) -> Factors:
+def balanced(up: Tensor, down: Tensor, shape: Sequence[int], *, above: float = 0.0) -> Factors:
     """Return the pair (out, r), (r, columns) with each rank component spread evenly over its two sides.
 
-    A product of four small numbers on one side would be lost below fp16's 6e-5, though the whole is not small.
+    A product of four small numbers on one side would be lost below fp16's 6e-5, though the whole is not small; a large
+    one on one side would pass fp16's 65,504. Components are moved by powers of two, which keep all bits.
+
+    Args:
+        up: in fp32 or better.
+        down: in fp32 or better.
+        shape: of `down` in the result, whose first entry is not read.
+        above: leave components as they are that have no larger entry.
     """
     left, right = up.abs().amax(0), down.abs().amax(1)
-    ratio = torch.where((left > 0) & (right > 0), (right / left).sqrt(), torch.ones_like(left))
-    return Factors((down / ratio.unsqueeze(1)).reshape(-1, *shape[1:]), up * ratio)
+    ratio = (right / left).sqrt()
+    power = ratio / torch.frexp(ratio).mantissa  # exact on every device, unlike its powers
+    moved = (left > 0) & (right > 0) & (torch.maximum(left, right) > above)
+    power = torch.where(moved, power, torch.ones_like(power))
+    return Factors((down / power.unsqueeze(1)).reshape(-1, *shape[1:]), up * power)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ from .arguments import BaseForward, output_in, place_of_input, with_output
 from .dense import DenseExecutor
 from .low_rank_products import (
     EXACT,
+    USUAL,
     FusedPair,
     PlainPair,
     add_pair,
@@ -47,6 +48,7 @@ from .low_rank_products import (
     pays,
     shared_cast,
     stacked,
+    within_half,
 )
 
 
@@ -327,6 +329,8 @@ class LowRankExecutor(Resident[Placed]):
         for i, (adapter, binding) in enumerate(zip(adapters, self._bindings, strict=True)):
             if self._forms[i].pair is not None:
                 factors = adapter.factors(binding.rank)
+                if dtype is torch.float16 and binding.file.largest > USUAL:
+                    factors = within_half(factors)
                 downs.append(factors.down)
                 ups.append(factors.up)
                 rows_of_pairs.append(binding.target.rows)

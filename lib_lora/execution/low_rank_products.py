@@ -19,11 +19,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor, nn
 
+from ..adapters._product import balanced
+from ..adapters.base import Factors
 from ..compiler import compiling
 from ..placement import scratch
 from ..placement.storage import Placement
 from ..strengths.table import FactorRanges, LayerStrengths
-from ..tensors import TensorFields, autocasts
+from ..tensors import TensorFields, autocasts, wide
 from .arguments import BaseForward
 
 EXACT = frozenset({torch.float32, torch.float64})
@@ -34,6 +36,8 @@ TORCHS = frozenset(
     if cls.forward.__globals__ is vars(sys.modules[cls.__module__])
 )
 """torch's own forwards, unless other code had replaced them; a wrapper may have their names and their module."""
+USUAL = 4.0
+"""Entries of factors up to this one neither pass float16's range nor let `down x` do so."""
 MARGIN = 1.5
 """How much cheaper the sum must be, as it is written to memory and read again; measured on a CPU, 320 to 2560 wide."""
 
@@ -260,6 +264,13 @@ def _add_conv(h: Tensor, y: Tensor, up: Tensor, strength: float, spatial: int, *
         return y
     convolve = (F.conv1d, F.conv2d, F.conv3d)[spatial - 1]
     return torch.add(y, convolve(h, up.view(out, rank, *(1,) * spatial)), alpha=strength)
+
+
+def within_half(factors: Factors) -> Factors:
+    """Move components with unusually large entries between the factors, so that float16 holds them and `down x`."""
+    up, down = factors.up, factors.down.flatten(1)
+    exact = wide(up.dtype, down.dtype)
+    return balanced(up.to(exact), down.to(exact), factors.down.shape, above=USUAL)
 
 
 def stacked(

@@ -105,6 +105,8 @@ class AdapterFile:
         self._map: mmap.mmap | None = None
         self._address = 0  # of the map
         self._ranges: dict[str, tuple[float, float]] = {}
+        self.largest = 0.0
+        """The magnitude of the largest number that `not_finite` has seen in tensors of more than one element."""
 
     @classmethod
     def open(cls, path: str | Path) -> AdapterFile:
@@ -158,6 +160,7 @@ class AdapterFile:
                     tensor = torch.frombuffer(self._bytes(stream, start, end - start), dtype=dtype)
                     wide = dtype.itemsize > 1 and (dtype is not torch.half or torch.__version__ >= "2.2")
                     least, most = torch.stack(torch.aminmax(tensor if wide else tensor.float())).tolist()
+                    self.largest = max(self.largest, -least, most)
                 self._ranges[key] = least, most
 
         if new:
