@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from typing_extensions import Self
 
 from ..tensors import TensorFields, wide
 from ._operation import Operation
-from .base import Adapter, At, Factors, InputEffect, OutputEffect, Rows, shape_text, taken
+from .base import Adapter, At, Factors, InputEffect, ProductEffect, Rows, shape_text, taken
 
 _BLOCK = 1 << 20
 """Entries of a dense delta that a CPU builds at a time in the forward; a device builds it in one piece."""
@@ -157,14 +156,13 @@ class LowRankInput(InputEffect):
 
 
 @dataclass(frozen=True, slots=True)
-class BuiltEffect(OutputEffect):
+class BuiltEffect(ProductEffect):
     """A dense delta as a product of its own, built in each forward from the small parameters."""
 
     adapter: Adapter  # which can give some rows alone
     shape: tuple[int, ...]
-    reads_output: ClassVar[bool] = False
 
-    def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
+    def product(self, x: Tensor, op: Operation) -> Tensor:
         dtype = wide(x.dtype)
         rows, inside = self.shape[0], math.prod(self.shape[1:])
         step = max(_BLOCK // inside, 1) if x.device.type == "cpu" else rows
@@ -173,4 +171,4 @@ class BuiltEffect(OutputEffect):
             at = At(x.device, dtype, rows=(start, min(start + step, rows)))
             weight = self.adapter.delta_weight(at).to(x.dtype)
             parts.append(op.apply(x, weight.reshape(-1, *self.shape[1:])))
-        return (parts[0] if len(parts) == 1 else torch.cat(parts, op.channels)) * multiplier
+        return parts[0] if len(parts) == 1 else torch.cat(parts, op.channels)

@@ -61,7 +61,7 @@ class _ScaledOutput(OutputEffect):
         if self.inner is None:
             return change
         whole = multiplier.new_ones(1)
-        return change + self.inner.delta(x, y, whole, op) * (op.per_channel(self.sigma) * multiplier)
+        return change + self.inner.delta_of_product(x, y, whole, op) * (op.per_channel(self.sigma) * multiplier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class _OnScaledInput(OutputEffect):
 
     def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
         x = x * op.per_channel(self.sigma)
-        return self.inner.delta(x, op.base(x) if self.inner.reads_output else y, multiplier, op)
+        return self.inner.delta_of_product(x, op.base(x) if self.inner.reads_output else y, multiplier, op)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -387,14 +387,17 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         own = total if self._in_order and total is not None else bias
         strength = self._strength(binding, weight.device, weight.dtype, call.image)
         exact = wide(weight.dtype)
-        delta = adapter.change_of_bias(None if own is None else own.detach()[rows].to(weight.device, exact))
+        delta = adapter.change_of_bias(None if own is None else own.detach()[rows].to(weight.device))
         if delta is None:
             return
         if total is None:
             width = 3 * weight.shape[0] if target.bias_rows and target.rows is None else weight.shape[0]
             total = weight.new_zeros(width) if bias is None else bias.detach().to(weight, copy=True)
             found[target.bias] = total
-        total[rows].add_(at_strength(delta.to(weight.device, exact), strength))
+        delta = delta.to(weight.device, exact)
+        if delta.ndim > 1 or isinstance(strength, Tensor):
+            delta, strength = at_strength(delta, strength), 1.0
+        total[rows].add_(delta, alpha=strength)
 
     def _content(
         self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype

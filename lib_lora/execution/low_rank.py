@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
@@ -31,7 +31,7 @@ from ..placement.static import padded_rank
 from ..placement.storage import Placement, store
 from ..strengths.model_call import repeats_per_row
 from ..strengths.regions import TokenLayout, token_layout
-from ..strengths.table import FactorRange, FactorRanges, LayerStrengths, StrengthTable, change_of_bias
+from ..strengths.table import FactorRange, FactorRanges, LayerStrengths, StrengthTable, with_change_of_bias
 from ..tensors import TensorFields, capturing
 from . import opaque
 from .arguments import BaseForward, output_in, place_of_input, with_output
@@ -40,6 +40,7 @@ from .low_rank_products import (
     EXACT,
     USUAL,
     FusedPair,
+    PackedPair,
     PlainPair,
     add_pair,
     add_plain,
@@ -47,8 +48,8 @@ from .low_rank_products import (
     is_fresh,
     pays,
     shared_cast,
+    spread,
     stacked,
-    within_half,
 )
 
 
@@ -73,7 +74,9 @@ class Placed(Placement[Parts]):
     inputs: LayerStrengths | None
     """Strengths of each change of the input, in the dtype of the input."""
     reads_output: bool
-    """Whether any change of the output needs the output without the bias."""
+    """Whether any change of the output reads the output."""
+    reads_product: bool
+    """Whether any reads it without the bias."""
 
 
 class LowRankExecutor(Resident[Placed]):
@@ -156,7 +159,8 @@ class LowRankExecutor(Resident[Placed]):
             return self._run_any(layer, base_forward, args, kwargs, y)
         if x.dtype is not y.dtype:  # under autocast, or with a host that casts inside its forward
             x = shared_cast(x, y.dtype)
-        return add_plain(plain, strength, layer, x, y, fresh=is_fresh(layer, y, base_forward))
+        fresh = is_fresh(layer, y, base_forward)  # among the arguments of another call, `y` would be held once more
+        return add_plain(plain, strength, layer, x, y, fresh=fresh)
 
     def _run_any(
         self,
@@ -196,7 +200,8 @@ class LowRankExecutor(Resident[Placed]):
                 placed = self._placed_at(layer, x.device, x.dtype)
                 if self._strengths.stale:  # compiled code reads them without asking
                     self._strengths.refresh()
-                parts, plain = placed.get(), self._plain(placed)
+                parts = placed.get()
+                plain = self._plain(placed, parts)
                 assert parts.pair is not None
                 of_pair, of_bias = placed.strengths.alike
                 strength = of_pair if plain is None else plain[1]
@@ -204,7 +209,7 @@ class LowRankExecutor(Resident[Placed]):
             else:
                 y, of_bias, parts = self._beside(layer, base_forward, base, x, alike=alike)
             if parts.bias is not None:
-                y = y + change_of_bias(of_bias, parts.bias, self._spatial)
+                y = with_change_of_bias(y, of_bias, parts.bias, self._spatial)
             return y if isinstance(of_base, Tensor) else with_output(of_base, y)
         finally:
             if not self._stays:
@@ -218,50 +223,49 @@ class LowRankExecutor(Resident[Placed]):
         changed = self._changed_input(layer, x, op, alike=alike) if self._inputs else x
         y = base(changed)
         placed = self._placed_at(layer, y.device, y.dtype, x.dtype)
-        plain = self._plain(placed) if self._is_plain else None
+        parts = placed.get()
+        plain = self._plain(placed, parts) if self._is_plain else None
         if plain is None and self._strengths.stale:  # compiled code reads them without asking
             self._strengths.refresh()
         of_pair, of_bias, *of_outputs = placed.strengths.alike if alike else self._live(layer, placed.strengths, x, y)
-        parts = placed.get()
-        deltas = (
-            () if not parts.outputs else self._output_deltas(of_outputs, parts, x, y, op, reads=placed.reads_output)
-        )
+        y, deltas = self._with_outputs(y, x, of_outputs, parts, placed, op) if parts.outputs else (y, [])
+        is_new = len(deltas) < len(parts.outputs)
         if parts.pair is not None:
             if self._kind == "embedding" or (x.dtype is y.dtype and x.device == y.device):
                 own = x
             else:  # under autocast, or with a host that casts or moves inside its forward
                 own = shared_cast(x.to(y.device), y.dtype)
-            fresh = is_fresh(layer, y, base_forward, held=2)  # `base` holds it, too
+            # `base` holds its output, too
+            fresh = (is_new and not y.requires_grad) or is_fresh(layer, y, base_forward, held=2)
             if plain is not None:
                 y = add_plain(*plain, layer, own, y, fresh=fresh)
             elif self._kind == "embedding":
                 y = y + (F.embedding(own, parts.pair.up) * of_pair) @ parts.pair.down
             else:
                 y = add_pair(layer, own, y, parts.pair, of_pair, fresh=fresh)
-        fresh = parts.pair is not None or is_fresh(layer, y, base_forward, held=2)
+            is_new = True
         for delta, own_op in deltas:
-            if own_op is op:
-                y, fresh = y + delta, True
-                continue
-            if not fresh or y.requires_grad:
-                y, fresh = y.clone(), True
+            if y.requires_grad or not (is_new or is_fresh(layer, y, base_forward, held=2)):
+                y = y.clone()
             own_op.outputs(y).add_(delta)
+            is_new = True
         return y, of_bias, parts
 
-    def _plain(self, placed: Placed) -> tuple[PlainPair, Tensor | float] | None:
+    def _plain(self, placed: Placed, parts: Parts) -> tuple[PlainPair, Tensor | float] | None:
         """Return the pair and the strength of a plain call; None for any other call.
 
-        All ways through the executor use it, so that they have the same bits.
+        All ways through the executor use it, so that they have the same bits. `parts` are the unpacked ones.
         """
         if compiling() or tracing() or not self._is_plain:  # first, so that a graph does not guard numbers
             return None
         numbers = self._strengths.numbers
-        if numbers is None or placed.packed or capturing(placed.device):
+        if numbers is None or capturing(placed.device):
             return None
         plain: PlainPair | None = self._views
         if plain is None or plain.placed is not placed:
-            assert placed.content.pair is not None
-            self._views = plain = PlainPair(placed, placed.content.pair, self._ranges, placed.strengths)
+            assert parts.pair is not None
+            plain = PlainPair(placed, parts.pair, self._ranges, placed.strengths)
+            self._views = None if placed.packed else plain  # which would keep what is unpacked for one call
         return plain, plain.strength(numbers)
 
     def _live(self, layer: nn.Module, own: LayerStrengths, x: Tensor, changed: Tensor) -> tuple[Tensor, ...]:
@@ -301,28 +305,34 @@ class LowRankExecutor(Resident[Placed]):
             self._strengths.refresh()
         changed, strengths = x, placed.inputs.alike if alike else self._live(layer, placed.inputs, x, x)
         for effect, strength in zip(placed.get().inputs, strengths, strict=True):
-            changed = changed + effect.delta(x, strength.to(x.dtype), op)
+            changed = effect.added(changed, x, strength.to(x.dtype), op)
         return changed
 
-    def _output_deltas(
-        self, strengths: Sequence[Tensor], parts: Parts, x: Tensor, y: Tensor, op: Operation, *, reads: bool
-    ) -> list[tuple[Tensor, Operation]]:
-        """Compute the changes of the output, each with the operation of the outputs that it changes."""
-        pristine = y
-        if reads:
-            pristine = op.base(x) if self._inputs else op.without_bias(y)
-        x, deltas = x.to(device=y.device, dtype=y.dtype), []
+    def _with_outputs(
+        self, y: Tensor, x: Tensor, strengths: Sequence[Tensor], parts: Parts, placed: Placed, op: Operation
+    ) -> tuple[Tensor, list[tuple[Tensor, Operation]]]:
+        """Return the output with changes of all outputs, in new memory; and each change of some, with their operation.
+
+        `y` is the base output.
+        """
+        whole = op.whole(x) if self._inputs and placed.reads_output else y
+        pristine = op.without_bias(whole) if placed.reads_product else whole
+        x, total, deltas = x.to(device=y.device, dtype=y.dtype), y, []
         for i, effect, strength in zip(self._outputs, parts.outputs, strengths, strict=True):
-            window = self._bindings[i].target.rows
-            own = op if window is None else op.window(window)
-            seen = pristine if window is None else own.outputs(pristine)
-            deltas.append((effect.delta(x, seen, strength, own), own))
-        return deltas
+            window, seen = self._bindings[i].target.rows, whole if effect.reads_bias else pristine
+            if window is None:
+                total = effect.added(total, x, seen, strength, op)
+            else:
+                own = op.window(window)
+                deltas.append((effect.delta(x, own.outputs(seen), strength, own), own))
+        return total, deltas
 
     def _content(
         self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype
     ) -> tuple[Parts, bool]:
-        adapters, target, pair, bias = self._adapters(layer), self._bindings[0].target, None, None
+        adapters, target = self._adapters(layer), self._bindings[0].target
+        pair: FusedPair | PackedPair | None = None
+        bias: Tensor | None = None
         width = target.outputs or target.shape[0]
         downs, ups, rows_of_pairs = list[Tensor](), list[Tensor](), list[tuple[int, int] | None]()
         biases, rows_of_biases = list[Tensor](), list[tuple[int, int] | None]()
@@ -330,7 +340,7 @@ class LowRankExecutor(Resident[Placed]):
             if self._forms[i].pair is not None:
                 factors = adapter.factors(binding.rank)
                 if dtype is torch.float16 and binding.file.largest > USUAL:
-                    factors = within_half(factors)
+                    factors = spread(factors, USUAL)
                 downs.append(factors.down)
                 ups.append(factors.up)
                 rows_of_pairs.append(binding.target.rows)
@@ -340,11 +350,14 @@ class LowRankExecutor(Resident[Placed]):
         if downs:
             down = stacked(downs, 0, device, dtype, length=self._rank)
             pair = FusedPair(down, stacked(ups, 1, device, dtype, rows_of_pairs, width, length=self._rank))
+            pair = PackedPair.of(pair) if self._storage == "float8" else pair
         if biases:
             bias = stacked(biases, 1, device, dtype, rows_of_biases, width).t()
         inputs = tuple([adapters[i].input_effect(device, input_dtype) for i in self._inputs]) if self._inputs else ()
         outputs = tuple([adapters[i].output_effect(device, dtype) for i in self._outputs]) if self._outputs else ()
-        return store(Parts(pair, inputs, outputs, bias), self._storage)
+        # a packed pair is there to be unpacked, as any packed tensor
+        content, is_packed = store(Parts(cast(FusedPair | None, pair), inputs, outputs, bias), self._storage)
+        return content, is_packed or isinstance(pair, PackedPair)
 
     def _placement(
         self, content: Parts, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype, *, packed: bool
@@ -352,5 +365,5 @@ class LowRankExecutor(Resident[Placed]):
         strengths, of_inputs = self._strengths.for_layer(self._layouts, device, dtype, self._spatial), None
         if self._inputs:
             of_inputs = self._strengths.for_layer(self._input_layouts, device, input_dtype, self._spatial)
-        reads = any(effect.reads_output for effect in content.outputs)
-        return Placed(device, dtype, input_dtype, content, packed, strengths, of_inputs, reads)
+        reads = [effect.reads_bias for effect in content.outputs if effect.reads_output]
+        return Placed(device, dtype, input_dtype, content, packed, strengths, of_inputs, bool(reads), not all(reads))

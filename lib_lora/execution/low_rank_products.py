@@ -23,7 +23,7 @@ from ..adapters._product import balanced
 from ..adapters.base import Factors
 from ..compiler import compiling
 from ..placement import scratch
-from ..placement.storage import Placement
+from ..placement.storage import Packed, Placement, pack
 from ..strengths.table import FactorRanges, LayerStrengths
 from ..tensors import TensorFields, autocasts, wide
 from .arguments import BaseForward
@@ -85,6 +85,28 @@ class FusedPair(TensorFields):
 
     down: Tensor  # (R, in, *kernel), R = sum of ranks
     up: Tensor  # (out, R)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedPair(Packed):
+    """A pair in float8, (R, in * kernel + out), which one kernel widens: a rank component has one scale."""
+
+    shape: tuple[int, ...]
+    """Of `down`."""
+
+    @classmethod
+    def of(cls, pair: FusedPair) -> PackedPair:
+        """Pack a pair, whose components it spreads evenly over both factors first."""
+        even = spread(Factors(pair.down, pair.up))
+        packed = pack(torch.cat((even.down.flatten(1), even.up.t()), 1).to(pair.up.dtype), "float8")
+        assert isinstance(packed, Packed)
+        return cls(packed.data, packed.scale, packed.dtype, tuple(pair.down.shape))
+
+    def get(self) -> FusedPair:
+        """Return the pair, in new memory."""
+        both: Tensor = Packed.get(self)
+        inside = math.prod(self.shape[1:])
+        return FusedPair(both[:, :inside].reshape(self.shape), both[:, inside:].t())
 
 
 class PlainPair:
@@ -266,11 +288,11 @@ def _add_conv(h: Tensor, y: Tensor, up: Tensor, strength: float, spatial: int, *
     return torch.add(y, convolve(h, up.view(out, rank, *(1,) * spatial)), alpha=strength)
 
 
-def within_half(factors: Factors) -> Factors:
-    """Move components with unusually large entries between the factors, so that float16 holds them and `down x`."""
+def spread(factors: Factors, above: float = 0.0) -> Factors:
+    """Spread components with larger entries than `above` evenly over the factors, in fp32 or better; see `balanced`."""
     up, down = factors.up, factors.down.flatten(1)
     exact = wide(up.dtype, down.dtype)
-    return balanced(up.to(exact), down.to(exact), factors.down.shape, above=USUAL)
+    return balanced(up.to(exact), down.to(exact), factors.down.shape, above=above)
 
 
 def stacked(

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from lib_lora import Engine, Entry, Stack
+from lib_lora.adapters.base import Factors
+from lib_lora.execution.low_rank_products import USUAL, spread
 from tests.fakes.files import pair, save
 from tests.fakes.layers import Model
 from tests.fakes.models import dense_deltas, kohya_lora, merged, tiny_text_encoder, tiny_unet, unet_inputs
@@ -92,3 +94,14 @@ def test_a_large_and_a_small_factor_stay_finite_in_fp16(tmp_path, dtype, large, 
         pytest.fail("baking must be finite")
     engine.activate(Stack([Entry(path)]))
     assert error(model(x), baked.double()) < 2e-2
+
+
+def test_only_components_with_large_entries_are_spread_for_fp16():
+    factors = Factors(torch.randn(3, 8) * 0.1, torch.randn(6, 3) * 0.1)
+    factors.down[1] *= 1e6
+    moved = spread(factors, USUAL)
+    assert float(moved.down.abs().max()) < 1e3
+    assert torch.equal(moved.up @ moved.down, factors.up @ factors.down)
+    for i in (0, 2):
+        assert torch.equal(moved.down[i], factors.down[i])
+        assert torch.equal(moved.up[:, i], factors.up[:, i])
