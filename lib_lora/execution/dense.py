@@ -37,7 +37,7 @@ from ..tensors import TensorFields, capturing, plain_mode, wide
 from ..weights.readers.base import WeightReader, weight_reader
 from . import opaque
 from .arguments import BaseForward, named_arguments, output_in, place_of_input, with_output
-from .dense_products import Part, Sum
+from .dense_products import SUMMED, Part, Sum
 from .low_rank_products import TORCHS
 
 
@@ -387,7 +387,9 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         own = total if self._in_order and total is not None else bias
         strength = self._strength(binding, weight.device, weight.dtype, call.image)
         exact = wide(weight.dtype)
-        delta = adapter.change_of_bias(None if own is None else own.detach()[rows].to(weight.device))
+        if own is not None:
+            own = own.detach()[rows].to(weight.device, own.dtype if own.dtype in SUMMED else exact)
+        delta = adapter.change_of_bias(own)
         if delta is None:
             return
         if total is None:

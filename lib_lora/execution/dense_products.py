@@ -87,7 +87,7 @@ class Sum:
 
     def _build_at_once(self, total: Tensor, base: Tensor, dtype: torch.dtype, write: Round | None) -> None:
         """Write `base` plus all deltas of the whole weight into `total`, with as few kernels as there can be."""
-        running = original = base if base.dtype in _SUMMED else base.to(dtype)
+        running = original = base if base.dtype in SUMMED else base.to(dtype)
         count = len(self._others) + bool(self._pairs)
         for i, (delta, factor) in enumerate(self._terms(original, dtype), 1):
             if isinstance(factor, Tensor):
@@ -155,7 +155,7 @@ class Sum:
         return [(0, None, base, total)]
 
 
-_SUMMED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+SUMMED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 """Dtypes that torch adds to wider ones in one kernel, which computes in the wider one."""
 
 

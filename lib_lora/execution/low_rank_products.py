@@ -37,7 +37,7 @@ TORCHS = frozenset(
 )
 """torch's own forwards, unless other code had replaced them; a wrapper may have their names and their module."""
 USUAL = 4.0
-"""Entries of factors up to this one neither pass float16's range nor let `down x` do so."""
+"""Rank components with no larger entry are placed in float16 as they are; of others `down x` may pass its range."""
 MARGIN = 1.5
 """How much cheaper the sum must be, as it is written to memory and read again; measured on a CPU, 320 to 2560 wide."""
 
@@ -104,8 +104,8 @@ class PackedPair(Packed):
 
     def get(self) -> FusedPair:
         """Return the pair, in new memory."""
-        both: Tensor = Packed.get(self)
-        inside = math.prod(self.shape[1:])
+        both, inside = Packed.get(self), math.prod(self.shape[1:])
+        assert isinstance(both, Tensor)
         return FusedPair(both[:, :inside].reshape(self.shape), both[:, inside:].t())
 
 

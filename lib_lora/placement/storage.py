@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, ClassVar, Generic, Literal, TypeVar, cast, get_args
+from typing import ClassVar, Generic, Literal, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ class Packed(TensorFields):
 
     exact: ClassVar[frozenset[str]] = frozenset({"data", "scale"})
 
-    def get(self) -> Any:
+    def get(self) -> Tensor | TensorFields:
         """Return what was packed, in new memory: a tensor in the dtype it had."""
         wide = self.data.to(self.dtype)
         return wide if self.scale is None else wide.mul_(self.scale)
