@@ -31,7 +31,7 @@ class ScaledOutput(OutputEffect):
     """The change of y by a scale of 1 + excess, with the bias or without."""
 
     excess: Tensor  # (out,)
-    with_bias: bool
+    with_bias: bool = False
 
     @property
     def reads_bias(self) -> bool:
