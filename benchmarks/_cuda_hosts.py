@@ -56,7 +56,7 @@ def of_kinds(count: FakeCuda, folder: Path, options: argparse.Namespace) -> Iter
 
 def _every_kind(count: FakeCuda, folder: Path, options: argparse.Namespace) -> Iterator[Record]:
     for shape, (build, size) in _layers(tiny=options.tiny).items():
-        for name, kind in kinds.KINDS.items() if options.tiny else (*kinds.KINDS.items(), *kinds.OF_PEFT.items()):
+        for name, kind in (*kinds.KINDS.items(), *kinds.OF_PEFT.items()):
             if shape in kind.layers:
                 with TemporaryDirectory(dir=folder) as own:
                     yield from _of_kind(count, Path(own), (f"{name}, {shape}", kind), build, size, options.rank)

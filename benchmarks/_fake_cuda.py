@@ -289,6 +289,8 @@ def fake_cuda() -> Iterator[FakeCuda]:
     Raises:
         NoGuardError: see `register_guard`.
     """
+    from lib_lora.execution import low_rank_products  # only now: forwards are replaced before it is imported
+
     register_guard()
     count = FakeCuda()
     capturing = patch.object(torch.cuda, "is_current_stream_capturing", bool)
@@ -299,7 +301,10 @@ def fake_cuda() -> Iterator[FakeCuda]:
     data = patch.object(FakeTensor, "data", property(_DATA.__get__, _set_data), create=True)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with capturing, memory, attention, moving, making, data, mode, count, torch.no_grad():
-        yield count
+        # the base of a fake view is referred to once more than a device's, which shows whether others hold an output
+        uses = low_rank_products._uses_of_base(fake((1,), torch.float32).view(1))
+        with patch.object(low_rank_products, "_USES_OF_BASE", uses):
+            yield count
 
 
 def replace_forwards() -> None:

@@ -78,7 +78,11 @@ class Operation:
 
     def base(self, x: Tensor) -> Tensor:
         """Call the layer's own forward with another input and subtract the bias."""
-        return self.without_bias(self.outputs(self._base(x)))
+        return self.without_bias(self.whole(x))
+
+    def whole(self, x: Tensor) -> Tensor:
+        """Call the layer's own forward with another input."""
+        return self.outputs(self._base(x))
 
     def without_bias(self, y: Tensor) -> Tensor:
         """Subtract the layer's bias from a base output."""

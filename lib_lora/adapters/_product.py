@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from typing_extensions import Self
 
 from ..tensors import TensorFields, wide
 from ._operation import Operation
-from .base import Adapter, At, Factors, InputEffect, OutputEffect, Rows, shape_text, taken
+from .base import Adapter, At, Factors, InputEffect, ProductEffect, Rows, shape_text, taken
 
 _BLOCK = 1 << 20
 """Entries of a dense delta that a CPU builds at a time in the forward; a device builds it in one piece."""
@@ -125,14 +124,24 @@ def product(
     return Product(b, a.t(), t.flatten(2) if t.ndim > 2 else t.unsqueeze(2))
 
 
-def balanced(up: Tensor, down: Tensor, shape: Sequence[int]) -> Factors:
+def balanced(up: Tensor, down: Tensor, shape: Sequence[int], *, above: float = 0.0) -> Factors:
     """Return the pair (out, r), (r, columns) with each rank component spread evenly over its two sides.
 
-    A product of four small numbers on one side would be lost below fp16's 6e-5, though the whole is not small.
+    A product of four small numbers on one side would be lost below fp16's 6e-5, though the whole is not small; a large
+    one on one side would pass fp16's 65,504. Components are moved by powers of two, which keep all bits.
+
+    Args:
+        up: in fp32 or better.
+        down: in fp32 or better.
+        shape: of `down` in the result, whose first entry is not read.
+        above: leave components as they are that have no larger entry.
     """
     left, right = up.abs().amax(0), down.abs().amax(1)
-    ratio = torch.where((left > 0) & (right > 0), (right / left).sqrt(), torch.ones_like(left))
-    return Factors((down / ratio.unsqueeze(1)).reshape(-1, *shape[1:]), up * ratio)
+    ratio = (right / left).sqrt()
+    power = ratio / torch.frexp(ratio).mantissa  # exact on every device, unlike its powers
+    moved = (left > 0) & (right > 0) & (torch.maximum(left, right) > above)
+    power = torch.where(moved, power, torch.ones_like(power))
+    return Factors((down / power.unsqueeze(1)).reshape(-1, *shape[1:]), up * power)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,14 +156,13 @@ class LowRankInput(InputEffect):
 
 
 @dataclass(frozen=True, slots=True)
-class BuiltEffect(OutputEffect):
+class BuiltEffect(ProductEffect):
     """A dense delta as a product of its own, built in each forward from the small parameters."""
 
     adapter: Adapter  # which can give some rows alone
     shape: tuple[int, ...]
-    reads_output: ClassVar[bool] = False
 
-    def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
+    def product(self, x: Tensor, op: Operation) -> Tensor:
         dtype = wide(x.dtype)
         rows, inside = self.shape[0], math.prod(self.shape[1:])
         step = max(_BLOCK // inside, 1) if x.device.type == "cpu" else rows
@@ -163,4 +171,4 @@ class BuiltEffect(OutputEffect):
             at = At(x.device, dtype, rows=(start, min(start + step, rows)))
             weight = self.adapter.delta_weight(at).to(x.dtype)
             parts.append(op.apply(x, weight.reshape(-1, *self.shape[1:])))
-        return (parts[0] if len(parts) == 1 else torch.cat(parts, op.channels)) * multiplier
+        return parts[0] if len(parts) == 1 else torch.cat(parts, op.channels)

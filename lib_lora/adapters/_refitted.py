@@ -36,6 +36,10 @@ class _OfFirst(OutputEffect):
     def reads_output(self) -> bool:
         return self.inner.reads_output
 
+    @property
+    def reads_bias(self) -> bool:
+        return self.inner.reads_bias
+
     def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
         return self.inner.delta(x.narrow(op.channels, 0, self.inputs), y, multiplier, op)
 

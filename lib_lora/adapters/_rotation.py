@@ -192,11 +192,12 @@ def _two_levels(lower: Tensor, upper: Tensor, level: int, *, descending: bool) -
     split = (count // (2 * apart), 2, apart, 2, half, 2, half)
     shape = (split[0], apart, 2, 2, half, 2, 2, half)
     # the half blocks are numbered (upper's, lower's): each factor leaves the other's number as it is
-    first, second = lower.new_zeros(shape), lower.new_zeros(shape)
+    first, second = lower.new_zeros((2, *shape))
     first.diagonal(dim1=2, dim2=5).copy_(lower.view(split).permute(0, 2, 3, 4, 5, 6, 1))
     second.diagonal(dim1=3, dim2=6).copy_(upper.view(split).permute(0, 2, 3, 4, 5, 6, 1))
     first, second = (one.view(count // 2, 2 * size, 2 * size) for one in (first, second))
-    return first + second + (first @ second if descending else second @ first)
+    left, right = (first, second) if descending else (second, first)
+    return torch.baddbmm(first + second, left, right)
 
 
 def _mix_level(x: Tensor, blocks: Tensor, level: int, half: int, dim: int) -> Tensor:

@@ -10,7 +10,7 @@ from typing_extensions import Self
 
 from ..tensors import wide
 from ._operation import Operation
-from .base import Adapter, At, Form, InputEffect, OutputEffect, Rows, Site, placed, shape_text, taken
+from .base import At, Form, InputEffect, OutputEffect, Proportional, Rows, Site, placed, shape_text, taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,20 +22,30 @@ class ScaledInput(InputEffect):
     def delta(self, x: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
         return x * (op.per_channel(self.excess) * multiplier)
 
+    def added(self, total: Tensor, x: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
+        return torch.addcmul(total, x, op.per_channel(self.excess) * multiplier)
+
 
 @dataclass(frozen=True, slots=True)
 class ScaledOutput(OutputEffect):
     """The change of y by a scale of 1 + excess, with the bias or without."""
 
     excess: Tensor  # (out,)
-    with_bias: bool
+    with_bias: bool = False
+
+    @property
+    def reads_bias(self) -> bool:
+        return self.with_bias
 
     def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
-        return (op.with_bias(y) if self.with_bias else y) * (op.per_channel(self.excess) * multiplier)
+        return y * (op.per_channel(self.excess) * multiplier)
+
+    def added(self, total: Tensor, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
+        return torch.addcmul(total, y, op.per_channel(self.excess) * multiplier)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Scale(Adapter):
+class Scale(Proportional):
     """W' = W * (1 + m e), along the inputs or the outputs; b' = b * (1 + m e) where the bias is meant too."""
 
     vector: Tensor  # (in,), (groups * in / groups,) or (out,)
@@ -47,6 +57,10 @@ class Scale(Adapter):
 
     @property
     def reads_base(self) -> bool:
+        return True
+
+    @property
+    def widens_base(self) -> bool:
         return True
 
     @property
@@ -63,7 +77,7 @@ class Scale(Adapter):
         vector = self.vector if self.on_input else taken(self.vector, rows)
         return replace(self, vector=vector, site=self.site.take(rows))
 
-    def delta_weight(self, at: At) -> Tensor:
+    def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
         shape = at.base.shape
         excess = at.put(self.vector) - self.one
         rows = slice(None) if at.rows is None else slice(*at.rows)
@@ -74,7 +88,7 @@ class Scale(Adapter):
         else:  # each group of outputs has inputs of its own
             groups = self.site.groups
             factor = excess.view(groups, -1).repeat_interleave(self.site.shape[0] // groups, 0)[rows]
-        return at.base * (factor * at.multiplier).reshape(*factor.shape, *(1,) * (len(shape) - 2))
+        return at.base * factor.reshape(*factor.shape, *(1,) * (len(shape) - 2)), at.multiplier
 
     def form(self, rank: int | None = None) -> Form:
         return Form(on_input=self.on_input, on_output=not self.on_input)

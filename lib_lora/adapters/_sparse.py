@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from .base import Adapter, At, Rows, shape_of
+from .base import At, Proportional, Rows, shape_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sparse(Adapter):
+class Sparse(Proportional):
     """Values that are added to entries of the weight."""
 
     places: Tensor  # (n,), in the flattened weight
@@ -33,9 +33,8 @@ class Sparse(Adapter):
             offset += stop - start
         return replace(self, places=torch.cat(places), values=torch.cat(values), shape=shape_of(self.shape, rows))
 
-    def delta_weight(self, at: At) -> Tensor:
+    def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
         dense = torch.zeros(self.shape, device=at.device, dtype=at.dtype)
-        values = at.put(self.values) * at.multiplier
         # added up where a place occurs twice, as sparse tensors are
-        dense.view(-1).index_put_((self.places.to(at.device),), values, accumulate=True)
-        return dense
+        dense.view(-1).index_put_((self.places.to(at.device),), at.put(self.values), accumulate=True)
+        return dense, at.multiplier

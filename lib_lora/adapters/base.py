@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..errors import MomentError
 from ..files.reading import USUAL, Reading
-from ..tensors import TensorFields
+from ..tensors import TensorFields, wide
 from ._operation import Operation as Operation
 
 Kind = Literal["linear", "conv", "embedding", "norm", "attention", "experts"]
@@ -127,7 +127,7 @@ class At:
     weight: Tensor | None = None
     """The base weight (its `rows`, or its `columns` as a matrix) in `dtype`, not to be written to.
 
-    Given to adapters that say `reads_base`.
+    Given to adapters that say `reads_base`; in the layer's own dtype to those that say `widens_base`, too.
     """
 
     def put(self, tensor: Tensor) -> Tensor:
@@ -305,14 +305,26 @@ class InputEffect(TensorFields, ABC):
             op: the layer's product.
         """
 
+    def added(self, total: Tensor, x: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
+        """Return `total`, in which other changes of `x` may be, with this one in new memory."""
+        return total + self.delta(x, multiplier, op)
+
 
 class OutputEffect(TensorFields, ABC):
     """A change of a layer's output on the layer's device."""
 
-    @property
-    def reads_output(self) -> bool:
-        """Return False if `delta` reads `x` alone, which spares a layer with input effects a second base call."""
-        return True
+    if TYPE_CHECKING:  # at run time these are plain attributes, as of an adapter
+
+        @property
+        def reads_output(self) -> bool:
+            """Return False if `delta` reads `x` alone, which spares a layer with input effects a second base call."""
+
+        @property
+        def reads_bias(self) -> bool:
+            """Return True if the `y` of `delta` has the layer's bias."""
+
+    else:
+        reads_output, reads_bias = True, False
 
     @abstractmethod
     def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
@@ -320,10 +332,36 @@ class OutputEffect(TensorFields, ABC):
 
         Args:
             x: the layer's input.
-            y: the base output without the bias, W x, not to be written to; only where `reads_output`.
+            y: the base output, not to be written to, only where `reads_output`: W x, without the bias, or with it where
+                `reads_bias`.
             multiplier: of one element, or one for each row of the batch, as with an input effect.
             op: the layer's product.
         """
+
+    def added(self, total: Tensor, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
+        """Return `total`, in which other changes of the output may be, with this one in new memory."""
+        return total + self.delta(x, y, multiplier, op)
+
+    def delta_of_product(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
+        """Return `delta` for an output without the bias."""
+        return self.delta(x, op.with_bias(y) if self.reads_bias else y, multiplier, op)
+
+
+class ProductEffect(OutputEffect):
+    """A change of a layer's output that is a product of its input, times the multiplier."""
+
+    __slots__ = ()
+    reads_output: ClassVar[bool] = False
+
+    @abstractmethod
+    def product(self, x: Tensor, op: Operation) -> Tensor:
+        """Return the change at multiplier 1."""
+
+    def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
+        return self.product(x, op) * multiplier
+
+    def added(self, total: Tensor, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
+        return torch.addcmul(total, self.product(x, op), multiplier)
 
 
 class Adapter(TensorFields, ABC):
@@ -370,6 +408,10 @@ class Adapter(TensorFields, ABC):
             """Return whether `delta_weight` needs the base weight, so that stacking in order differs from adding up."""
 
         @property
+        def widens_base(self) -> bool:
+            """Return whether `delta_weight` only adds and multiplies entries of the base weight, which widens them."""
+
+        @property
         def reads_whole(self) -> bool:
             """Return whether `on` needs the whole weight of the file's layer, not only some rows of it."""
 
@@ -391,11 +433,18 @@ class Adapter(TensorFields, ABC):
 
     else:
         rank = None
-        reads_base = reads_whole = by_rows = by_columns = prefers_dense = has_bias = False
+        reads_base = widens_base = reads_whole = by_rows = by_columns = prefers_dense = has_bias = False
 
     @abstractmethod
     def delta_weight(self, at: At) -> Tensor:
         """Return the dense change of the weight at `at.multiplier`, in new memory; zero at multiplier 0."""
+
+    def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
+        """Return the dense change of the weight without a factor, and that factor, which a sum takes as it adds up.
+
+        The tensor may be the adapter's own, and is not to be written to.
+        """
+        return self.delta_weight(at), 1.0
 
     def delta_bias(self) -> Tensor:
         """Return the change of the bias at multiplier 1, (out,); only with `has_bias`."""
@@ -415,10 +464,10 @@ class Adapter(TensorFields, ABC):
         Of a bank of heads it is (heads, out).
 
         Args:
-            bias: the layer's own (out,), where the change is computed and in the dtype for that; None if it has none.
+            bias: the layer's own (out,), where the change is computed, in any floating dtype; None if it has none.
         """
         excess = None if bias is None else self.bias_excess
-        scaled = None if bias is None or excess is None else bias * excess.to(bias)
+        scaled = None if bias is None or excess is None else bias * widened(excess, bias)
         if not self.has_bias:
             return scaled
         delta = self.delta_bias()
@@ -476,15 +525,28 @@ class Adapter(TensorFields, ABC):
         raise TypeError(f"{self.name} does not change the output")
 
 
+class Proportional(Adapter):
+    """An adapter whose change of the weight is a tensor at all multipliers, times a factor."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
+        """Return the tensor, which may be the adapter's own, and the factor."""
+
+    def delta_weight(self, at: At) -> Tensor:
+        delta, factor = self.delta_and_factor(at)
+        return delta * factor
+
+
 @dataclass(frozen=True, slots=True)
-class DenseEffect(OutputEffect):
+class DenseEffect(ProductEffect):
     """A dense delta as a product of its own, for layers whose weight cannot be added to."""
 
     delta_weight: Tensor  # (out, in, *kernel)
-    reads_output: ClassVar[bool] = False
 
-    def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
-        return op.apply(x, self.delta_weight) * multiplier
+    def product(self, x: Tensor, op: Operation) -> Tensor:
+        return op.apply(x, self.delta_weight)
 
 
 def at_strength(change: Tensor, strength: Tensor | float) -> Tensor:
@@ -492,6 +554,11 @@ def at_strength(change: Tensor, strength: Tensor | float) -> Tensor:
     if change.ndim == 1 or not isinstance(strength, Tensor):
         return change * strength
     return (change * strength.unsqueeze(1)).sum(0)
+
+
+def widened(tensor: Tensor, like: Tensor) -> Tensor:
+    """Copy a parameter to where another tensor is, in a dtype in which their sums and products are exact enough."""
+    return tensor.to(like.device, wide(tensor.dtype, like.dtype))
 
 
 def bias_for(site: Site, name: str, bias: Tensor | None) -> Tensor | None:

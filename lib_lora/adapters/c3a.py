@@ -15,11 +15,11 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ._product import BuiltEffect
-from .base import Adapter, At, Form, Kind, Origin, OutputEffect, Params, Rows, Site, shape_text, within
+from .base import At, Form, Kind, Origin, OutputEffect, Params, Proportional, Rows, Site, shape_text, within
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class C3A(Adapter):
+class C3A(Proportional):
     """Circulant blocks."""
 
     kernel: Tensor  # (out / b, in / b, b)
@@ -56,10 +56,11 @@ class C3A(Adapter):
         rows = sum(stop - start for start, stop in self.rows)
         return BuiltEffect(self.placed(device), (rows, self.kernel.shape[1] * self.kernel.shape[2]))
 
-    def delta_weight(self, at: At) -> Tensor:
+    def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
         size, chosen = self.kernel.shape[2], self.rows if at.rows is None else within(self.rows, (at.rows,))
-        rows = torch.cat([torch.arange(start, stop, device=at.device) for start, stop in chosen])
+        windows = [torch.arange(start, stop, device=at.device) for start, stop in chosen]
+        rows = windows[0] if len(windows) == 1 else torch.cat(windows)
         turn = (torch.arange(size, device=at.device) - rows.unsqueeze(1)) % size
         kernel = at.put(self.kernel)[rows // size]  # (rows, in / b, b)
         turned = kernel.gather(2, turn.unsqueeze(1).expand(kernel.shape))
-        return turned.flatten(1).mul_(at.multiplier / (self.kernel.shape[1] * size))
+        return turned.flatten(1), at.multiplier / (self.kernel.shape[1] * size)

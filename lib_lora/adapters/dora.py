@@ -23,7 +23,7 @@ from typing_extensions import Self
 from ..tensors import wide
 from ._modifier import Modifier
 from ._operation import Operation
-from ._scale import ScaledInput
+from ._scale import ScaledInput, ScaledOutput
 from .base import (
     Adapter,
     At,
@@ -50,18 +50,15 @@ _TINY = torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True, slots=True)
 class _ScaledOutput(OutputEffect):
-    """s * (y + inner) - y, without the inner pair."""
+    """s * (y + inner) - y, without an inner pair."""
 
     sigma: Tensor  # (out,)
     excess: Tensor  # (out,), sigma - 1, computed before it was rounded
-    inner: OutputEffect | None
+    inner: OutputEffect
 
     def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
-        change = y * (op.per_channel(self.excess) * multiplier)
-        if self.inner is None:
-            return change
-        whole = multiplier.new_ones(1)
-        return change + self.inner.delta(x, y, whole, op) * (op.per_channel(self.sigma) * multiplier)
+        change, whole = y * (op.per_channel(self.excess) * multiplier), multiplier.new_ones(1)
+        return change + self.inner.delta_of_product(x, y, whole, op) * (op.per_channel(self.sigma) * multiplier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +71,7 @@ class _OnScaledInput(OutputEffect):
 
     def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
         x = x * op.per_channel(self.sigma)
-        return self.inner.delta(x, op.base(x) if self.inner.reads_output else y, multiplier, op)
+        return self.inner.delta_of_product(x, op.base(x) if self.inner.reads_output else y, multiplier, op)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -171,7 +168,8 @@ class DoRA(Modifier):
         inner = self.inner.output_effect(device, dtype) if form is not None and form.on_output else None
         sigma = self._known()
         if self.axis == "row":
-            return _ScaledOutput(placed(sigma, device, dtype), placed(sigma - 1, device, dtype), inner)
+            excess = placed(sigma - 1, device, dtype)
+            return ScaledOutput(excess) if inner is None else _ScaledOutput(placed(sigma, device, dtype), excess, inner)
         assert inner is not None
         return _OnScaledInput(placed(sigma, device, dtype), inner)
 

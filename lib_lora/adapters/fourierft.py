@@ -17,11 +17,11 @@ from typing_extensions import Self
 from ..tensors import wide
 from ._config import configured, configured_count
 from ._places import places
-from .base import Adapter, At, Kind, Origin, Params, Rows, Site, shape_text, taken, within
+from .base import At, Kind, Origin, Params, Proportional, Rows, Site, shape_text, taken, within
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FourierFT(Adapter):
+class FourierFT(Proportional):
     """A sparse spectrum."""
 
     spectrum: Tensor  # (n,)
@@ -46,10 +46,10 @@ class FourierFT(Adapter):
     def take(self, rows: Rows) -> Self:
         return replace(self, rows=rows if self.rows is None else within(self.rows, rows))
 
-    def delta_weight(self, at: At) -> Tensor:
+    def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
         dtype = wide(at.dtype)
         dense = torch.zeros(self.shape, device=at.device, dtype=dtype)
         dense.view(-1)[self.places.to(at.device)] = self.spectrum.to(at.device, dtype)
         delta = torch.fft.ifft2(dense).real
         delta = delta if self.rows is None else taken(delta, self.rows)
-        return delta.to(at.dtype) * (self.scale * at.multiplier)
+        return delta.to(at.dtype), self.scale * at.multiplier

@@ -15,13 +15,13 @@ from torch import Tensor
 from typing_extensions import Self
 
 from .base import (
-    Adapter,
     At,
     DenseEffect,
     Form,
     Kind,
     Origin,
     Params,
+    Proportional,
     Rows,
     Site,
     bias_for,
@@ -33,7 +33,7 @@ from .base import (
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Full(Adapter):
+class Full(Proportional):
     """dW as it is."""
 
     diff: Tensor | None  # (out, in, *kernel)
@@ -78,11 +78,9 @@ class Full(Adapter):
         diff, bias = (None if one is None else taken(one, rows) for one in (self.diff, self.bias))
         return replace(self, diff=diff, bias=bias, shape=shape_of(self.shape, rows))
 
-    def delta_weight(self, at: At) -> Tensor:
+    def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
         diff = torch.zeros(()).expand(self.shape) if self.diff is None else self.diff
-        if at.columns is None:
-            return at.cut(diff) * at.multiplier
-        return at.across(diff) * at.multiplier
+        return at.cut(diff) if at.columns is None else at.across(diff), at.multiplier
 
     def form(self, rank: int | None = None) -> Form:
         return Form(on_output=self.diff is not None)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from .base import Adapter, At, HeadSchedule, Kind, Origin, Params, Rows, Site, shape_text, taken
+from .base import Adapter, At, HeadSchedule, Kind, Origin, Params, Rows, Site, shape_text, taken, widened
 
 _WEIGHT, _BIAS = "heads.weight", "heads.bias"
 _SHIFTS = {"audio": 3.0, "": 12.0}
@@ -87,7 +87,7 @@ class Heads(Adapter):
         return self.schedule
 
     def change_of_bias(self, bias: Tensor | None) -> Tensor | None:
-        return self.bias if self.bias is None or bias is None else self.bias.to(bias) - bias
+        return self.bias if self.bias is None or bias is None else widened(self.bias, bias) - bias
 
     def take(self, rows: Rows) -> Self:
         bias = None if self.bias is None else taken(self.bias, rows, 1)

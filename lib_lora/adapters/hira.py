@@ -12,11 +12,11 @@ from typing import ClassVar
 from torch import Tensor
 from typing_extensions import Self
 
-from .base import Adapter, At, Kind, Origin, Params, Rows, Site, shape_text, taken
+from .base import At, Kind, Origin, Params, Proportional, Rows, Site, shape_text, taken
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class HiRA(Adapter):
+class HiRA(Proportional):
     """Hadamard product of the weight with a low-rank matrix."""
 
     down: Tensor  # (r, in * kernel)
@@ -25,6 +25,7 @@ class HiRA(Adapter):
     name: ClassVar[str] = "hira"
     params: ClassVar[Params] = Params(frozenset({"hira_A", "hira_B"}))
     reads_base: ClassVar[bool] = True
+    widens_base: ClassVar[bool] = True
     by_rows: ClassVar[bool] = True
     by_columns: ClassVar[bool] = True
 
@@ -56,9 +57,9 @@ class HiRA(Adapter):
     def take(self, rows: Rows) -> Self:
         return replace(self, up=taken(self.up, rows))
 
-    def delta_weight(self, at: At) -> Tensor:
+    def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
         factor = at.cut(self.up)[:, : at.rank] @ at.across(self.down)[: at.rank]
-        return at.base * factor.mul_(at.multiplier).reshape(at.base.shape)
+        return at.base * factor.reshape(at.base.shape), at.multiplier
 
 
 @dataclass(frozen=True, slots=True, eq=False)

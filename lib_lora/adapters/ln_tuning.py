@@ -15,13 +15,13 @@ from typing import ClassVar
 from torch import Tensor
 from typing_extensions import Self
 
-from .base import Adapter, At, Kind, Origin, Params, Rows, Site, bias_for, shape_text, taken
+from .base import At, Kind, Origin, Params, Proportional, Rows, Site, bias_for, shape_text, taken, widened
 
 _WEIGHT, _BIAS = "ln_tuning_layers.weight", "ln_tuning_layers.bias"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LNTuning(Adapter):
+class LNTuning(Proportional):
     """Another weight and another bias."""
 
     value: Tensor  # as the weight
@@ -31,6 +31,7 @@ class LNTuning(Adapter):
     params: ClassVar[Params] = Params(frozenset({_WEIGHT}), frozenset({_BIAS}))
     kinds: ClassVar[frozenset[Kind]] = frozenset({"norm", "linear", "conv", "attention", "embedding"})
     reads_base: ClassVar[bool] = True
+    widens_base: ClassVar[bool] = True
     by_rows: ClassVar[bool] = True
     exact: ClassVar[frozenset[str]] = frozenset({"value", "bias"})
 
@@ -52,12 +53,12 @@ class LNTuning(Adapter):
     def change_of_bias(self, bias: Tensor | None) -> Tensor | None:
         if self.bias is None or bias is None:
             return self.bias
-        return self.bias.to(bias) - bias
+        return widened(self.bias, bias) - bias
 
     def take(self, rows: Rows) -> Self:
         bias = None if self.bias is None else taken(self.bias, rows)
         return replace(self, value=taken(self.value, rows), bias=bias)
 
-    def delta_weight(self, at: At) -> Tensor:
+    def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
         value = at.cut(self.value)
-        return (value - at.base.reshape(value.shape)).mul_(at.multiplier)
+        return value - at.base.reshape(value.shape), at.multiplier

@@ -23,13 +23,13 @@ from typing_extensions import Self
 
 from ._product import BuiltEffect, Product, balanced, product
 from ._trainer import lycoris_scale
-from .base import Adapter, At, Factors, Form, Origin, OutputEffect, Pair, Params, Rows, Site, shape_of
+from .base import At, Factors, Form, Origin, OutputEffect, Pair, Params, Proportional, Rows, Site, shape_of
 
 _CORES = frozenset({"hada_t1", "hada_t2"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LoHa(Adapter):
+class LoHa(Proportional):
     """Two low-rank matrices, multiplied entry by entry."""
 
     first: Product  # (out, in * kernel)
@@ -98,8 +98,8 @@ class LoHa(Adapter):
     def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
         return BuiltEffect(self.placed(device), self.shape)
 
-    def delta_weight(self, at: At) -> Tensor:
+    def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
         rows = None if at.rows is None else slice(*at.rows)
         columns = None if at.columns is None else slice(*at.columns)
         first, second = (half.dense(at.device, at.dtype, rows, columns) for half in (self.first, self.second))
-        return at.shaped(first.mul_(second).mul_(self.scale * at.multiplier), self.shape)
+        return at.shaped(first.mul_(second), self.shape), self.scale * at.multiplier

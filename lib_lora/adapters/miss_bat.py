@@ -13,12 +13,12 @@ from typing import ClassVar
 from torch import Tensor
 from typing_extensions import Self
 
-from .base import Adapter, At, Kind, Origin, Params, Rows, Site, shape_text
+from .base import At, Kind, Origin, Params, Proportional, Rows, Site, shape_text
 from .miss import MiSS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MiSSBat(Adapter):
+class MiSSBat(Proportional):
     """A matrix for each block of outputs, which multiplies the weight's blocks and is added to them."""
 
     block: Tensor  # (out / r, r, r)
@@ -55,9 +55,9 @@ class MiSSBat(Adapter):
         chosen = [i for start, stop in rows for i in range(start // size, stop // size)]
         return replace(self, block=self.block[chosen])
 
-    def delta_weight(self, at: At) -> Tensor:
+    def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
         size, block = self.rank, at.put(self.block).unsqueeze(1)
         weight = at.base
         tiles = weight.reshape(weight.shape[0] // size, size, weight.shape[1] // size, size).transpose(1, 2)
         delta = tiles @ block + block
-        return delta.transpose(1, 2).reshape(weight.shape).mul_(at.multiplier)
+        return delta.transpose(1, 2).reshape(weight.shape), at.multiplier

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from .base import Adapter, At, Kind, Origin, Params, Rows, Site, bias_for, shape_of, shape_text, taken
+from .base import At, Kind, Origin, Params, Proportional, Rows, Site, bias_for, shape_of, shape_text, taken
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Norm(Adapter):
+class Norm(Proportional):
     """Change of a norm's weight and bias."""
 
     weight: Tensor | None  # (channels,)
@@ -56,7 +56,7 @@ class Norm(Adapter):
         weight, bias = (None if one is None else taken(one, rows) for one in (self.weight, self.bias))
         return replace(self, weight=weight, bias=bias, shape=shape_of(self.shape, rows))
 
-    def delta_weight(self, at: At) -> Tensor:
+    def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
         if self.weight is None:
-            return torch.zeros(self.shape, device=at.device, dtype=at.dtype)
-        return at.put(self.weight) * at.multiplier
+            return torch.zeros(self.shape, device=at.device, dtype=at.dtype), 1.0
+        return at.put(self.weight), at.multiplier

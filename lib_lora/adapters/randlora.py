@@ -20,13 +20,13 @@ from typing_extensions import Self
 from ..errors import UnsupportedError
 from ._config import configured
 from ._product import BuiltEffect
-from .base import Adapter, At, Form, Kind, Origin, OutputEffect, Params, Rows, Site, shape_text, taken
+from .base import At, Form, Kind, Origin, OutputEffect, Params, Proportional, Rows, Site, shape_text, taken
 
 _RANDOM = frozenset({"randlora_A", "randlora_B"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RandLoRA(Adapter):
+class RandLoRA(Proportional):
     """Random bases with trained diagonals."""
 
     a: Tensor  # (r, 1, least)
@@ -82,9 +82,9 @@ class RandLoRA(Adapter):
         shape = (self.a.shape[2], self.b.shape[0])
         return BuiltEffect(self.placed(device), shape if self.wide else shape[::-1])
 
-    def delta_weight(self, at: At) -> Tensor:
+    def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
         a = at.put(self.outer).unsqueeze(2) * at.put(self.a) * at.put(self.inner)  # (r, bases, least)
         small, large = a.flatten(0, 1), at.put(self.b).flatten(1)
         up, down = (small.T, large.T) if self.wide else (large, small)
         up = up if at.rows is None else up[slice(*at.rows)]
-        return (up @ down).mul_(self.scale * at.multiplier)
+        return up @ down, self.scale * at.multiplier

@@ -27,7 +27,7 @@ class _Sparse(OutputEffect):
 
     def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
         own = op.apply(x, self.residual) * multiplier
-        return own if self.inner is None else own + self.inner.delta(x, y, multiplier, op)
+        return own if self.inner is None else own + self.inner.delta_of_product(x, y, multiplier, op)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

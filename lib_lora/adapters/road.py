@@ -20,7 +20,7 @@ from ..errors import UnsupportedError
 from ..tensors import wide
 from ._config import configured_count
 from ._operation import Operation
-from .base import Adapter, At, Form, Kind, Origin, OutputEffect, Params, Rows, Site, placed, shape_text, taken
+from .base import Adapter, At, Form, Kind, Origin, OutputEffect, Params, Rows, Site, placed, shape_text, taken, widened
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ class _Turned(OutputEffect):
     excess: Tensor  # (out,), the factor of the output itself less 1
     other: Tensor  # (out,), the factor of the one that it is paired with
     size: int
+    reads_bias: ClassVar[bool] = True
 
     def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
-        whole = op.with_bias(y)
-        return (whole * self.excess + _paired(whole, self.size) * self.other) * multiplier
+        return torch.addcmul(y * self.excess, _paired(y, self.size), self.other) * multiplier
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,7 +74,8 @@ class RoAd(Adapter):
     def change_of_bias(self, bias: Tensor | None) -> Tensor | None:
         if bias is None:
             return None
-        return bias * (self.own.to(bias) - 1) + _paired(bias, self.size) * self.other.to(bias)
+        own, other = widened(self.own, bias) - 1, widened(self.other, bias)
+        return bias * own + _paired(bias, self.size) * other
 
     def take(self, rows: Rows) -> Self:
         if any(end % self.size for window in rows for end in window):

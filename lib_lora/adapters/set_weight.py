@@ -25,12 +25,14 @@ from .base import (
     Origin,
     OutputEffect,
     Params,
+    Proportional,
     Rows,
     Site,
     bias_for,
     placed,
     shape_text,
     taken,
+    widened,
 )
 from .heads import Heads
 
@@ -46,7 +48,7 @@ class _Instead(OutputEffect):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SetWeight(Adapter):
+class SetWeight(Proportional):
     """Another weight, another bias, or both."""
 
     value: Tensor | None  # (out, in, *kernel)
@@ -56,6 +58,7 @@ class SetWeight(Adapter):
     params: ClassVar[Params] = Params(frozenset(), frozenset({"set_weight", "set_bias"}))
     kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "conv", "attention", "embedding", "norm"})
     reads_base: ClassVar[bool] = True
+    widens_base: ClassVar[bool] = True
     by_rows: ClassVar[bool] = True
     by_columns: ClassVar[bool] = True
     prefers_dense: ClassVar[bool] = True
@@ -85,17 +88,17 @@ class SetWeight(Adapter):
         return self.bias is not None
 
     def change_of_bias(self, bias: Tensor | None) -> Tensor | None:
-        return self.bias if self.bias is None or bias is None else self.bias.to(bias) - bias
+        return self.bias if self.bias is None or bias is None else widened(self.bias, bias) - bias
 
     def take(self, rows: Rows) -> Self:
         value, bias = (None if one is None else taken(one, rows) for one in (self.value, self.bias))
         return replace(self, value=value, bias=bias)
 
-    def delta_weight(self, at: At) -> Tensor:
+    def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
         if self.value is None:
-            return torch.zeros_like(at.base)
+            return torch.zeros_like(at.base), 1.0
         value = at.cut(self.value) if at.columns is None else at.across(self.value)
-        return (value - at.base.reshape(value.shape)).mul_(at.multiplier)
+        return value - at.base.reshape(value.shape), at.multiplier
 
     def form(self, rank: int | None = None) -> Form | None:
         return Form(on_output=True) if self.bias is None else None  # beside its layer it would not know the bias

@@ -67,9 +67,9 @@ class Supertuning(Sparse):
         entries = Sparse.take(self, rows)
         return entries if self.up is None else replace(entries, up=taken(self.up, rows))
 
-    def delta_weight(self, at: At) -> Tensor:
-        dense = Sparse.delta_weight(self, at)
-        if self.down is None or self.up is None:
-            return dense
-        pair = (at.put(self.up)[:, : at.rank] @ at.put(self.down)[: at.rank]).mul_(self.scale * at.multiplier)
-        return dense.add_(pair.reshape(dense.shape))
+    def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
+        dense, factor = Sparse.delta_and_factor(self, at)
+        if self.down is not None and self.up is not None:
+            up, down = at.put(self.up)[:, : at.rank], at.put(self.down)[: at.rank]
+            dense.flatten(1).addmm_(up, down, alpha=self.scale)
+        return dense, factor

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -17,22 +18,36 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ..errors import UnsupportedError
-from ..tensors import wide
+from ..tensors import TensorFields
 from ._config import configured, configured_count
 from ._places import places
 from ._wavelets import FILTERS
-from .base import Adapter, At, Kind, Origin, Params, Rows, Site, shape_text, taken, within
+from .base import At, Kind, Origin, Params, Proportional, Rows, Site, shape_text, taken, within
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WaveFT(Adapter):
+class _Reach(TensorFields):
+    """What each of n numbers is added to, in a delta with a margin: so that none reaches outside."""
+
+    begins: Tensor  # (n,), the first entry, in the flattened delta
+    quarters: Tensor  # (n,)
+    offsets: Tensor  # (l * l,), from the first entry
+    factors: Tensor  # (4, l * l), for each quarter
+    shape: tuple[int, int]
+    """Of the delta with its margin."""
+    margin: int
+    """Rows and columns before the delta."""
+
+    exact: ClassVar[frozenset[str]] = frozenset({"factors"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WaveFT(Proportional):
     """A sparse wavelet transform."""
 
     spectrum: Tensor  # (n,)
-    places: Tensor  # (n,), in the flattened weight
+    reach: _Reach
     shape: tuple[int, ...]
-    wavelet: str
-    """Name of the filters; empty where the numbers are entries of the delta."""
     scale: float
     rows: Rows | None = None
     """The rows of the delta that are meant; None for all."""
@@ -40,7 +55,6 @@ class WaveFT(Adapter):
     name: ClassVar[str] = "waveft"
     params: ClassVar[Params] = Params(frozenset({"waveft_spectrum"}))
     kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "attention"})
-    exact: ClassVar[frozenset[str]] = frozenset({"places"})
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
@@ -55,38 +69,48 @@ class WaveFT(Adapter):
             raise UnsupportedError(
                 f"of WaveFT with the wavelet {wavelet[:20]}, which is not among {', '.join(FILTERS)}"
             )
-        return cls(spectrum, places(entries, seed, spectrum.shape[0]), site.shape, wavelet, scale)
+        return cls(spectrum, _reach(site.shape[0], site.inside, seed, spectrum.shape[0], wavelet), site.shape, scale)
 
     def take(self, rows: Rows) -> Self:
         return replace(self, rows=rows if self.rows is None else within(self.rows, rows))
 
-    def delta_weight(self, at: At) -> Tensor:
-        dtype = wide(at.dtype)
-        delta = torch.zeros(self.shape, device=at.device, dtype=dtype)
-        spectrum, own = self.spectrum.to(at.device, dtype), self.places.to(at.device)
-        row, column = own // self.shape[1], own % self.shape[1]
-        if self.wavelet:
-            low = torch.tensor(FILTERS[self.wavelet], device=at.device, dtype=dtype)
-            signs = torch.ones_like(low)
-            signs[1::2] = -1
-            filters = torch.stack([low, signs * low.flip(0)])
-            down, first = _targets(row, self.shape[0], len(low))
-            across, second = _targets(column, self.shape[1], len(low))
-            # of the horizontal detail, at the top and right, the filter of the rows is the high one
-            values = spectrum[:, None, None] * filters[second].unsqueeze(2) * filters[first].unsqueeze(1)
-            down, across = (one.expand(values.shape) for one in (down.unsqueeze(2), across.unsqueeze(1)))
-            inside = (down >= 0) & (down < self.shape[0]) & (across >= 0) & (across < self.shape[1])
-            row, column, spectrum = down[inside], across[inside], values[inside]
-        delta.index_put_((row, column), spectrum, accumulate=True)
-        delta = delta if self.rows is None else taken(delta, self.rows)
-        return delta.to(at.dtype) * (self.scale * at.multiplier)
+    def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
+        reach = self.reach
+        delta = torch.zeros(reach.shape, device=at.device, dtype=at.dtype)
+        values = at.put(reach.factors)[reach.quarters.to(at.device)] * at.put(self.spectrum).unsqueeze(1)
+        entries = reach.begins.to(at.device).unsqueeze(1) + reach.offsets.to(at.device)
+        delta.view(-1).index_put_((entries,), values, accumulate=True)
+        delta = delta[reach.margin :, reach.margin :][: self.shape[0], : self.shape[1]]
+        return delta if self.rows is None else taken(delta, self.rows), self.scale * at.multiplier
 
 
-def _targets(index: Tensor, size: int, length: int) -> tuple[Tensor, Tensor]:
-    """Return which rows (n, length) of the delta a coefficient reaches, and whether it is of the second half."""
+@lru_cache(maxsize=64)  # layers of one shape have the same
+def _reach(height: int, width: int, seed: int, count: int, wavelet: str) -> _Reach:
+    """Return what numbers reach whose places are drawn from a seed; without a wavelet each is an entry."""
+    drawn = places(height * width, seed, count)
+    row, column = drawn // width, drawn % width
+    low = torch.tensor(FILTERS[wavelet] if wavelet else (1.0,), dtype=torch.float64)
+    length, margin = len(low), max(len(low) - 2, 0)
+    high = low.flip(0)
+    high[1::2] *= -1
+    filters = torch.stack([low, high])
+    first = second = torch.zeros_like(row)
+    if wavelet:
+        row, first = _begins(row, height, length)
+        column, second = _begins(column, width, length)
+    full = height + 2 * margin + 1, width + 2 * margin + 1
+    steps = torch.arange(length)
+    offsets = (steps.unsqueeze(1) * full[1] + steps).flatten()
+    # of the horizontal detail, at the top and right, the filter of the rows is the high one
+    pairs = ((0, 0), (0, 1), (1, 0), (1, 1))
+    factors = torch.stack([torch.outer(filters[across], filters[down]).flatten() for down, across in pairs])
+    return _Reach(row * full[1] + column, 2 * first + second, offsets, factors, full, margin)
+
+
+def _begins(index: Tensor, size: int, length: int) -> tuple[Tensor, Tensor]:
+    """Return the first row (n,) that a coefficient reaches, behind a margin, and whether it is of the second half."""
     padded = size + length - 2
     padded += padded % 2
     index = index + (padded - size) // 2
     half = padded // 2
-    begin = 2 * (index % half) - (length - 2) - (padded - (length - 2) - size) // 2
-    return begin.unsqueeze(1) + torch.arange(length, device=index.device), index // half
+    return 2 * (index % half), index // half

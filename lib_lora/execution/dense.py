@@ -35,7 +35,7 @@ from ..tensors import TensorFields, capturing, plain_mode, wide
 from ..weights.readers.base import WeightReader, stored, weight_reader
 from . import opaque
 from .arguments import BaseForward, output_in, place_of_input, with_output
-from .dense_products import Part, Sum
+from .dense_products import SUMMED, Part, Sum
 from .low_rank_products import TORCHS
 
 
@@ -368,17 +368,22 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         for binding, adapter in pairs:
             target, weight = binding.target, weights[binding.target.param]
             where, bias = (weight.device, wide(weight.dtype)), stored(layer, target.bias)
-            base = None if bias is None else bias.data.to(*where)
             total, rows = totals.get(target.bias), slice(*(target.bias_rows or (None,)))
-            before = total if self._in_order and total is not None else base
-            delta = adapter.change_of_bias(None if before is None else before[rows])
+            before = total if self._in_order and total is not None else None if bias is None else bias.data
+            if before is not None:  # the sum may take it as it is
+                before = before[rows].to(where[0], before.dtype if before.dtype in SUMMED else where[1])
+            delta = adapter.change_of_bias(before)
             if delta is None:
                 continue
             if total is None:
                 width = 3 * weight.shape[0] if target.bias_rows and target.rows is None else weight.shape[0]
-                total = torch.zeros(width, device=where[0], dtype=where[1]) if base is None else base.clone()
+                exact = None if bias is None else bias.data.to(*where, copy=True)
+                total = torch.zeros(width, device=where[0], dtype=where[1]) if exact is None else exact
                 totals[target.bias] = total
-            total[rows].add_(at_strength(delta.to(*where), self._strength(binding, *where, now, image)))
+            delta, strength = delta.to(*where), self._strength(binding, *where, now, image)
+            if delta.ndim > 1 or isinstance(strength, Tensor):
+                delta, strength = at_strength(delta, strength), 1.0
+            total[rows].add_(delta, alpha=strength)
         return totals
 
     def _content(

@@ -7,8 +7,8 @@ costs it a launch for every operation. Low-rank pairs alone are one product into
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -87,22 +87,28 @@ class Sum:
 
     def _build_at_once(self, total: Tensor, base: Tensor, dtype: torch.dtype, write: Round | None) -> None:
         """Write `base` plus all deltas of the whole weight into `total`, with as few kernels as there can be."""
-        original = base if base.dtype in _SUMMED else base.to(dtype)
-        whole = original.to(dtype) if self._reads else None
-        delta: Tensor | None = None
+        running = original = base if base.dtype in SUMMED else base.to(dtype)
+        count = len(self._others) + bool(self._pairs)
+        for i, (delta, factor) in enumerate(self._terms(original, dtype), 1):
+            if isinstance(factor, Tensor):
+                delta, factor = delta * factor, 1.0
+            out = total if i == count and write is None else None
+            running = torch.add(running, delta.reshape(base.shape), alpha=factor, out=out)
+        if write is not None:
+            write(total, running)
+
+    def _terms(self, original: Tensor, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor | float]]:
+        """Yield the deltas of the whole weight, each with its factor."""
+        whole: Tensor | None = None
         for part in self._others:
-            at = At(base.device, dtype, _as(part.multiplier, dtype), part.rank, weight=whole)
-            change = part.adapter.delta_weight(at).reshape(base.shape)
-            delta = change if delta is None else delta.add_(change)
+            weight, adapter = original, part.adapter
+            if adapter.reads_base and not adapter.widens_base:
+                weight = whole = original.to(dtype) if whole is None else whole
+            at = At(original.device, dtype, _as(part.multiplier, dtype), part.rank)
+            yield adapter.delta_and_factor(replace(at, weight=weight) if adapter.reads_base else at)
         if self._pairs:
-            up, down = (fused := self._fused(base.device, dtype)).up, fused.down
-            flat = None if delta is None else delta.view(base.shape[0], -1)
-            delta = (up @ down if flat is None else flat.addmm_(up, down)).view(base.shape)
-        assert delta is not None  # a sum has parts
-        if write is None:
-            torch.add(original, delta, out=total)
-        else:
-            write(total, delta.add_(original))
+            fused = self._fused(original.device, dtype)
+            yield fused.up @ fused.down, 1.0
 
     def _fused(self, device: torch.device, dtype: torch.dtype) -> Factors:
         """Return the pairs as one, (R, in * kernel) and (out, R), with their strengths."""
@@ -129,7 +135,10 @@ class Sum:
         if isinstance(multiplier, Tensor):
             multiplier = multiplier.to(block.dtype)
         at = At(block.device, block.dtype, multiplier, part.rank, rows, columns, weight)
-        window.add_(adapter.delta_weight(at).reshape(window.shape))
+        delta, factor = adapter.delta_and_factor(at)
+        if isinstance(factor, Tensor):
+            delta, factor = delta * factor, 1.0
+        window.add_(delta.reshape(window.shape), alpha=factor)
 
     def _blocks(self, base: Tensor, total: Tensor, *, contiguous: bool) -> list[_Block]:
         if base.device.type != "cpu" or base.numel() <= _SMALLEST:
@@ -146,7 +155,7 @@ class Sum:
         return [(0, None, base, total)]
 
 
-_SUMMED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+SUMMED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 """Dtypes that torch adds to wider ones in one kernel, which computes in the wider one."""
 
 

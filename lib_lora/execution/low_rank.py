@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
@@ -27,12 +27,14 @@ from ..placement.static import padded_rank
 from ..placement.storage import Placement, store
 from ..strengths.model_call import repeats_per_row
 from ..strengths.regions import TokenLayout, token_layout
-from ..strengths.table import LayerStrengths, StrengthTable, change_of_bias
+from ..strengths.table import LayerStrengths, StrengthTable, with_change_of_bias
 from ..tensors import TensorFields, capturing
 from . import opaque
 from .arguments import BaseForward, output_in, place_of_input, with_output
 from .low_rank_products import (
+    USUAL,
     FusedPair,
+    PackedPair,
     PlainPair,
     add_pair,
     add_plain,
@@ -40,6 +42,7 @@ from .low_rank_products import (
     is_fresh,
     pays,
     shared_cast,
+    spread,
     stacked,
 )
 
@@ -65,7 +68,9 @@ class Placed(Placement[Parts]):
     inputs: LayerStrengths | None
     """Strengths of each change of the input, in the dtype of the input."""
     reads_output: bool
-    """Whether any change of the output needs the output without the bias."""
+    """Whether any change of the output reads the output."""
+    reads_product: bool
+    """Whether any reads it without the bias."""
 
 
 class LowRankExecutor(Resident[Placed]):
@@ -133,7 +138,8 @@ class LowRankExecutor(Resident[Placed]):
             return self._run_any(layer, base_forward, args, kwargs, y)
         if x.dtype is not y.dtype:  # under autocast, or with a host that casts inside its forward
             x = shared_cast(x, y.dtype)
-        return add_plain(plain, strength, layer, x, y, fresh=is_fresh(layer, y, base_forward))
+        fresh = is_fresh(layer, y, base_forward)  # among the arguments of another call, `y` would be held once more
+        return add_plain(plain, strength, layer, x, y, fresh=fresh)
 
     def _run_any(
         self,
@@ -175,14 +181,15 @@ class LowRankExecutor(Resident[Placed]):
     def _in_weight(self, layer: nn.Module, x: Tensor) -> Tensor:
         """Compute a linear layer with its pairs in an effective weight."""
         placed = self._placed_at(layer, x.device, x.dtype)
-        parts, plain = placed.get(), self._plain(placed)
+        parts = placed.get()
+        plain = self._plain(placed, parts)
         if self._strengths.stale:  # compiled code reads them without asking
             self._strengths.rewrite()
         of_pair, of_bias = placed.strengths.alike
         assert parts.pair is not None
         strength = of_pair if plain is None else plain[1]
         y = effective_linear(layer, x, parts.pair.down, parts.pair.up, strength)
-        return y if parts.bias is None else y + change_of_bias(of_bias, parts.bias, self._spatial)
+        return y if parts.bias is None else with_change_of_bias(y, of_bias, parts.bias, self._spatial)
 
     def _beside(
         self, layer: nn.Module, base_forward: BaseForward, base: Callable[[Tensor], Tensor], x: Tensor, *, alike: bool
@@ -190,46 +197,47 @@ class LowRankExecutor(Resident[Placed]):
         op = Operation(layer, self._spatial, base)
         y = base(self._changed_input(layer, x, op, alike=alike) if self._inputs else x)
         placed = self._placed_at(layer, y.device, y.dtype, x.dtype)
-        own, plain = x, self._plain(placed) if self._is_plain else None
+        own, parts = x, placed.get()
+        plain = self._plain(placed, parts) if self._is_plain else None
         if self._kind != "embedding" and (x.dtype is not y.dtype or x.device != y.device):
             own = shared_cast(x.to(y.device), y.dtype)  # a host casts, as autocast does, or moves inside its forward
         if plain is not None:
-            return add_plain(*plain, layer, own, y, fresh=is_fresh(layer, y, base_forward, held=2))
+            fresh = is_fresh(layer, y, base_forward, held=2)  # `base` holds it, too
+            return add_plain(*plain, layer, own, y, fresh=fresh)
         if self._strengths.stale:  # compiled code reads them without asking
             self._strengths.rewrite()
         of_pair, of_bias, *of_outputs = placed.strengths.alike if alike else self._live(layer, placed.strengths, x, y)
-        parts = placed.get()
-        deltas = self._output_deltas(of_outputs, placed, parts, x, y, op) if parts.outputs else ()
-        fresh = is_fresh(layer, y, base_forward, held=2)  # `base` holds it, too
+        y, deltas = self._with_outputs(y, x, of_outputs, parts, placed, op) if parts.outputs else (y, [])
+        is_new = len(deltas) < len(parts.outputs)
         if parts.pair is not None:
             if self._kind == "embedding":
                 y = y + (F.embedding(own, parts.pair.up) * of_pair) @ parts.pair.down
             else:
+                fresh = (is_new and not y.requires_grad) or is_fresh(layer, y, base_forward, held=2)
                 y = add_pair(layer, own, y, parts.pair, of_pair, fresh=fresh)
-            fresh = True
+            is_new = True
         for delta, window in deltas:
-            if window is op:
-                y = y + delta
-            else:
-                y = y if fresh and not y.requires_grad else y.clone()
-                window.outputs(y).add_(delta)
-            fresh = True
-        return y if parts.bias is None else y + change_of_bias(of_bias, parts.bias, self._spatial)
+            if y.requires_grad or not (is_new or is_fresh(layer, y, base_forward, held=2)):
+                y = y.clone()
+            window.outputs(y).add_(delta)
+            is_new = True
+        return y if parts.bias is None else with_change_of_bias(y, of_bias, parts.bias, self._spatial)
 
-    def _plain(self, placed: Placed) -> tuple[PlainPair, Tensor | float] | None:
+    def _plain(self, placed: Placed, parts: Parts) -> tuple[PlainPair, Tensor | float] | None:
         """Return the pair and the strength of a plain call; None for any other call.
 
-        All ways through the executor use it, so that they have the same bits.
+        All ways through the executor use it, so that they have the same bits. `parts` are the unpacked ones.
         """
         if compiling() or tracing() or not self._is_plain:  # first, so that a graph does not guard numbers
             return None
         numbers = self._strengths.now.numbers
-        if numbers is None or placed.packed or capturing(placed.device):
+        if numbers is None or capturing(placed.device):
             return None
         plain: PlainPair | None = self._views
         if plain is None or plain.placed is not placed:
-            assert placed.content.pair is not None
-            self._views = plain = PlainPair(placed, placed.content.pair, self._ranges, placed.strengths)
+            assert parts.pair is not None
+            plain = PlainPair(placed, parts.pair, self._ranges, placed.strengths)
+            self._views = None if placed.packed else plain  # which would keep what is unpacked for one call
         return plain, plain.strength(numbers)
 
     def _live(self, layer: nn.Module, strengths: LayerStrengths, x: Tensor, changed: Tensor) -> tuple[Tensor, ...]:
@@ -267,46 +275,57 @@ class LowRankExecutor(Resident[Placed]):
             self._strengths.rewrite()
         changed, strengths = x, placed.inputs.alike if alike else self._live(layer, placed.inputs, x, x)
         for effect, strength in zip(placed.get().inputs, strengths, strict=True):
-            changed = changed + effect.delta(x, strength.to(x.dtype), op)
+            changed = effect.added(changed, x, strength.to(x.dtype), op)
         return changed
 
-    def _output_deltas(
-        self, strengths: Sequence[Tensor], placed: Placed, parts: Parts, x: Tensor, y: Tensor, op: Operation
-    ) -> list[tuple[Tensor, Operation]]:
-        """Compute the changes of the output, each with the operation of the outputs that it changes."""
-        pristine = y
-        if placed.reads_output:
-            pristine = op.base(x) if self._inputs else op.without_bias(y)
-        x, deltas = x.to(device=y.device, dtype=y.dtype), []
+    def _with_outputs(
+        self, y: Tensor, x: Tensor, strengths: Sequence[Tensor], parts: Parts, placed: Placed, op: Operation
+    ) -> tuple[Tensor, list[tuple[Tensor, Operation]]]:
+        """Return the output with changes of all outputs, in new memory; and each change of some, with their operation.
+
+        `y` is the base output.
+        """
+        whole = op.whole(x) if self._inputs and placed.reads_output else y
+        pristine = op.without_bias(whole) if placed.reads_product else whole
+        x, total, deltas = x.to(device=y.device, dtype=y.dtype), y, []
         for i, effect, strength in zip(self._outputs, parts.outputs, strengths, strict=True):
-            rows = self._bindings[i].target.rows
-            window = op if rows is None else op.window(rows)
-            seen = pristine if rows is None else window.outputs(pristine)
-            deltas.append((effect.delta(x, seen, strength, window), window))
-        return deltas
+            rows, seen = self._bindings[i].target.rows, whole if effect.reads_bias else pristine
+            if rows is None:
+                total = effect.added(total, x, seen, strength, op)
+            else:
+                window = op.window(rows)
+                deltas.append((effect.delta(x, window.outputs(seen), strength, window), window))
+        return total, deltas
 
     def _content(
         self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype
     ) -> tuple[Parts, bool]:
-        adapters, target, pair, bias = self._adapters(layer), self._bindings[0].target, None, None
+        adapters, target = self._adapters(layer), self._bindings[0].target
+        pair: FusedPair | PackedPair | None = None
+        bias: Tensor | None = None
         width = target.outputs or target.shape[0]
         downs, ups, rows = list[Tensor](), list[Tensor](), list[tuple[int, int] | None]()
         for i, (adapter, binding) in enumerate(zip(adapters, self._bindings, strict=True)):
             if self._forms[i].pair is not None:
                 factors = adapter.factors(binding.rank)
+                if dtype is torch.float16 and binding.file.largest > USUAL:
+                    factors = spread(factors, USUAL)
                 downs.append(factors.down)
                 ups.append(factors.up)
                 rows.append(binding.target.rows)
         if downs:
             down = stacked(downs, 0, device, dtype, length=self._rank)
             pair = FusedPair(down, stacked(ups, 1, device, dtype, rows, width, length=self._rank))
+            pair = PackedPair.of(pair) if self._storage == "float8" else pair
         if self._biased:
             changes = [adapters[i].delta_bias().unsqueeze(1) for i in self._biased]
             windows = [self._bindings[i].target.rows for i in self._biased]
             bias = stacked(changes, 1, device, dtype, windows, width).t()
         inputs = tuple([adapters[i].input_effect(device, input_dtype) for i in self._inputs]) if self._inputs else ()
         outputs = tuple([adapters[i].output_effect(device, dtype) for i in self._outputs]) if self._outputs else ()
-        return store(Parts(pair, inputs, outputs, bias), self._storage)
+        # a packed pair is there to be unpacked, as any packed tensor
+        content, is_packed = store(Parts(cast(FusedPair | None, pair), inputs, outputs, bias), self._storage)
+        return content, is_packed or isinstance(pair, PackedPair)
 
     def _placement(
         self, content: Parts, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype, *, packed: bool
@@ -314,5 +333,5 @@ class LowRankExecutor(Resident[Placed]):
         strengths, of_inputs = self._strengths.for_layer(self._columns, device, dtype, self._spatial), None
         if self._inputs:
             of_inputs = self._strengths.for_layer(self._input_columns, device, input_dtype, self._spatial)
-        reads = bool(content.outputs) and any(effect.reads_output for effect in content.outputs)
-        return Placed(device, dtype, input_dtype, content, packed, strengths, of_inputs, reads)
+        reads = [effect.reads_bias for effect in content.outputs if effect.reads_output] if content.outputs else ()
+        return Placed(device, dtype, input_dtype, content, packed, strengths, of_inputs, bool(reads), not all(reads))

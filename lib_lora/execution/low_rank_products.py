@@ -19,11 +19,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor, nn
 
+from ..adapters._product import balanced
+from ..adapters.base import Factors
 from ..compiler import compiling
 from ..placement import scratch
-from ..placement.storage import Placement
+from ..placement.storage import Packed, Placement, pack
 from ..strengths.table import FactorRanges, LayerStrengths
-from ..tensors import TensorFields, autocasts
+from ..tensors import TensorFields, autocasts, wide
 from .arguments import BaseForward
 
 EXACT = frozenset({torch.float32, torch.float64})
@@ -34,6 +36,8 @@ TORCHS = frozenset(
     if cls.forward.__globals__ is vars(sys.modules[cls.__module__])
 )
 """torch's own forwards, unless other code had replaced them; a wrapper may have their names and their module."""
+USUAL = 4.0
+"""Rank components with no larger entry are placed in float16 as they are; of others `down x` may pass its range."""
 MARGIN = 1.5
 """How much cheaper the sum must be, as it is written to memory and read again; measured on a CPU, 320 to 2560 wide."""
 
@@ -81,6 +85,28 @@ class FusedPair(TensorFields):
 
     down: Tensor  # (R, in, *kernel), R = sum of ranks
     up: Tensor  # (out, R)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedPair(Packed):
+    """A pair in float8, (R, in * kernel + out), which one kernel widens: a rank component has one scale."""
+
+    shape: tuple[int, ...]
+    """Of `down`."""
+
+    @classmethod
+    def of(cls, pair: FusedPair) -> PackedPair:
+        """Pack a pair, whose components it spreads evenly over both factors first."""
+        even = spread(Factors(pair.down, pair.up))
+        packed = pack(torch.cat((even.down.flatten(1), even.up.t()), 1).to(pair.up.dtype), "float8")
+        assert isinstance(packed, Packed)
+        return cls(packed.data, packed.scale, packed.dtype, tuple(pair.down.shape))
+
+    def get(self) -> FusedPair:
+        """Return the pair, in new memory."""
+        both, inside = Packed.get(self), math.prod(self.shape[1:])
+        assert isinstance(both, Tensor)
+        return FusedPair(both[:, :inside].reshape(self.shape), both[:, inside:].t())
 
 
 class PlainPair:
@@ -260,6 +286,13 @@ def _add_conv(h: Tensor, y: Tensor, up: Tensor, strength: float, spatial: int, *
         return y
     convolve = (F.conv1d, F.conv2d, F.conv3d)[spatial - 1]
     return torch.add(y, convolve(h, up.view(out, rank, *(1,) * spatial)), alpha=strength)
+
+
+def spread(factors: Factors, above: float = 0.0) -> Factors:
+    """Spread components with larger entries than `above` evenly over the factors, in fp32 or better; see `balanced`."""
+    up, down = factors.up, factors.down.flatten(1)
+    exact = wide(up.dtype, down.dtype)
+    return balanced(up.to(exact), down.to(exact), factors.down.shape, above=above)
 
 
 def stacked(

@@ -98,6 +98,8 @@ class AdapterFile:
         self._map: mmap.mmap | None = None
         self._address = 0  # of the map
         self._ranges: dict[str, tuple[float, float]] = {}
+        self.largest = 0.0
+        """The magnitude of the largest number that `not_finite` has seen in tensors of more than one element."""
 
     @classmethod
     def open(cls, path: str | Path) -> AdapterFile:
@@ -151,13 +153,14 @@ class AdapterFile:
                     tensor = torch.frombuffer(self._bytes(stream, start, end - start), dtype=dtype)
                     wide = dtype.itemsize > 1 and (dtype is not torch.half or torch.__version__ >= "2.2")
                     least, most = torch.stack(torch.aminmax(tensor if wide else tensor.float())).tolist()
+                    self.largest = max(self.largest, -least, most)
                 self._ranges[key] = least, most
 
         if new:
             self._with_stream(check)
         return {key for key in keys if not all(abs(one) <= LARGEST for one in self._ranges[key])}  # NaN goes through
 
-    def largest(self, key: str) -> float:
+    def magnitude(self, key: str) -> float:
         """Return the largest number of a tensor that `not_finite` has checked, without its sign."""
         return max(map(abs, self._ranges[key]))
 

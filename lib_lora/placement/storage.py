@@ -8,14 +8,15 @@ what has 16 bits already: nothing would be won.
 `float8` is e4m3, https://arxiv.org/abs/2209.05433: 3 bits of mantissa, so an entry is off by at most 1/16 of itself,
 down to 2^-14 of the largest entry of its line. A line is what belongs to one index of the shorter one of the first two
 dimensions, in a low-rank pair one rank component, so that entries of a stack never share a scale. Scales are powers of
-two: a floating format gains nothing from finer ones, and widening is exact in every dtype.
+two: a floating format gains nothing from finer ones, and widening is exact in every dtype. A low-rank pair is one
+matrix, whose components are spread over both factors first, see `execution/low_rank_products.py`.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Generic, Literal, TypeVar, cast, get_args
+from typing import ClassVar, Generic, Literal, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor
@@ -38,8 +39,10 @@ class Packed(TensorFields):
     scale: Tensor | None  # powers of two in the wide dtype, to be broadcast
     dtype: torch.dtype  # the wide one
 
-    def get(self) -> Tensor:
-        """Return the tensor in the dtype it had, in new memory."""
+    exact: ClassVar[frozenset[str]] = frozenset({"data", "scale"})
+
+    def get(self) -> Tensor | TensorFields:
+        """Return what was packed, in new memory: a tensor in the dtype it had."""
         wide = self.data.to(self.dtype)
         return wide if self.scale is None else wide.mul_(self.scale)
 
@@ -57,13 +60,13 @@ def store(content: T, storage: Storage) -> tuple[T, bool]:
         return content, False
     is_packed = False
 
-    def pack(tensor: Tensor) -> Tensor | Packed:
+    def store_one(tensor: Tensor) -> Tensor | Packed:
         nonlocal is_packed
-        stored = _packed(tensor, storage)
+        stored = pack(tensor, storage)
         is_packed |= stored is not tensor
         return stored
 
-    return content.mapped(pack, exact=False), is_packed
+    return content.mapped(store_one, exact=False), is_packed
 
 
 def check_storage(storage: str) -> None:
@@ -78,7 +81,8 @@ def check_storage(storage: str) -> None:
         raise StorageError(f"torch {torch.__version__} has no float8; use storage 'bfloat16', or a newer torch")
 
 
-def _packed(tensor: Tensor, storage: Storage) -> Tensor | Packed:
+def pack(tensor: Tensor, storage: Storage) -> Tensor | Packed:
+    """Return a tensor in fewer bytes, or itself where it is left as it is."""
     size = 2 if storage == "bfloat16" else 1
     if tensor.ndim < 2 or not tensor.is_floating_point() or tensor.element_size() <= size or not tensor.numel():
         return tensor

@@ -110,12 +110,14 @@ def _per_channel(factors: Tensor, spatial: int) -> Tensor:
     return factors.view(-1, *(1,) * spatial) if factors.shape[0] > 1 else factors
 
 
-def change_of_bias(strengths: Tensor, bias: Tensor, spatial: int) -> Tensor:
-    """Return the change of an output by changes of the bias, (n, out), at strengths of a layer."""
-    if strengths.ndim == 1:
-        return (strengths @ bias).view(-1, *(1,) * spatial)
+def with_change_of_bias(y: Tensor, strengths: Tensor, bias: Tensor, spatial: int) -> Tensor:
+    """Return an output with changes of the bias, (n, out), at strengths of a layer, in new memory."""
     channels = -spatial - 1
-    return (strengths.movedim(channels, -1) @ bias).movedim(-1, channels)
+    if bias.shape[0] == 1:
+        return torch.addcmul(y, bias.view(-1, *(1,) * spatial), strengths)
+    if strengths.ndim == 1:
+        return y + (strengths @ bias).view(-1, *(1,) * spatial)
+    return y + (strengths.movedim(channels, -1) @ bias).movedim(-1, channels)
 
 
 class StrengthTable:

@@ -181,7 +181,7 @@ class TestBias:
         op = Operation(layer, 0)
         y = layer(x)
         effect = made.output_effect(x.device, x.dtype)
-        return y + effect.delta(x, op.without_bias(y), torch.tensor([multiplier], dtype=x.dtype), op)
+        return y + effect.delta_of_product(x, op.without_bias(y), torch.tensor([multiplier], dtype=x.dtype), op)
 
     @pytest.mark.parametrize(
         ("params", "spelling", "metadata", "scaled"),

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from lib_lora import Engine, Entry, Stack
+from lib_lora.adapters.base import Factors
+from lib_lora.execution.low_rank_products import USUAL, spread
 from tests.fakes.files import pair, save
 from tests.fakes.layers import Model
 from tests.fakes.models import dense_deltas, kohya_lora, merged, tiny_text_encoder, tiny_unet, unet_inputs
@@ -75,13 +77,15 @@ def test_half_precision_is_no_worse_than_twice_a_careful_bake(files, dtype):
     assert error(unet(**inputs)[0], wanted) <= 2 * error(baked(**inputs)[0], wanted)
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the first product of a pair is rounded to fp16")
-def test_a_large_down_and_a_small_up_stay_finite_in_fp16(tmp_path):
+@pytest.mark.parametrize(("large", "small"), [("down", "up"), ("up", "down")])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_a_large_and_a_small_factor_stay_finite_in_fp16(tmp_path, dtype, large, small):
     """Baking multiplies the pair first, in fp32, and is finite."""
     tensors = pair("lora_unet_layer", (64, 64), 4, size=1.0)
-    tensors["lora_unet_layer.lora_down.weight"] *= 8000
-    tensors["lora_unet_layer.lora_up.weight"] /= 80000
-    path = save(tmp_path / "a.safetensors", {key: one.half() for key, one in tensors.items()})
+    factor = 8000 if dtype is torch.float16 else 8e6  # which float16 does not hold
+    tensors[f"lora_unet_layer.lora_{large}.weight"] *= factor
+    tensors[f"lora_unet_layer.lora_{small}.weight"] /= 10 * factor
+    path = save(tmp_path / "a.safetensors", {key: one.to(dtype) for key, one in tensors.items()})
     model, x = Model(nn.Linear(64, 64)).half().requires_grad_(False), torch.randn(8, 64).half()
     engine = Engine({"unet": model})
     engine.activate(Stack([Entry(path)], mode="merged"))
@@ -90,3 +94,14 @@ def test_a_large_down_and_a_small_up_stay_finite_in_fp16(tmp_path):
         pytest.fail("baking must be finite")
     engine.activate(Stack([Entry(path)]))
     assert error(model(x), baked.double()) < 2e-2
+
+
+def test_only_components_with_large_entries_are_spread_for_fp16():
+    factors = Factors(torch.randn(3, 8) * 0.1, torch.randn(6, 3) * 0.1)
+    factors.down[1] *= 1e6
+    moved = spread(factors, USUAL)
+    assert float(moved.down.abs().max()) < 1e3
+    assert torch.equal(moved.up @ moved.down, factors.up @ factors.down)
+    for i in (0, 2):
+        assert torch.equal(moved.down[i], factors.down[i])
+        assert torch.equal(moved.up[:, i], factors.up[:, i])
