@@ -173,12 +173,12 @@ class Budget:
             account.device, account.nbytes = None, 0
 
     def attempt(self, device: torch.device, place: Callable[[], object]) -> None:
-        """Call `place`, and give some memory back where the device runs out of it."""
+        """Call `place`, and give some memory back where the device runs out of it; the CPU has none to give."""
         try:
             place()
             return
         except RuntimeError as error:
-            if not is_out_of_memory(error):
+            if device.type == UNLIMITED or not is_out_of_memory(error):
                 raise
         self.shrink(device)  # only here are the failure and all that it held gone
 

@@ -20,10 +20,9 @@ from tests.gpu.report import markdown
 KNOWN: dict[str, dict[tuple[str, str], str]] = {
     "cpu": {},
     "vulkan": {
-        ("waits", "a change of strength, 1 LoRA"): "strengths are copied from pageable memory, which waits",
+        ("waits", "a change of strength, 1 LoRA"): "the device grants no page-locked memory, so a copy waits",
         ("waits", "a change of strength, region"): "the same",
         ("waits", "the next step of a schedule"): "the same, at each step",
-        ("memory", "out of memory in other code, then another try"): "adapters make room for each other alone",
     },
 }
 """Device -> (section, check) that fails there -> the fault of Remora that it shows."""
