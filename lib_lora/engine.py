@@ -41,18 +41,16 @@ _CPU = torch.device("cpu")
 
 
 class Engine:
-    """Applies stacks of adapters to the components of one model. A context manager, which closes it at the end.
+    """Applies stacks of adapters to the components of one model. As a context manager it closes itself at the end.
 
-    Components are held weakly: an engine keeps no model alive. Its adapters go when the engine does. Any thread may
-    call it; calls wait for each other. It may activate a stack while another thread calls the model, as far as the
-    model itself may be changed then.
+    Components are held weakly, so an engine keeps no model alive. Any thread may call an engine; calls wait for each
+    other. A thread may activate a stack while another one calls the model, if the model itself may be changed then.
 
     Args:
         components: diffusers' component name (`unet`, `transformer`, `text_encoder`, `text_encoder_2`, …) -> module.
-        cache_size: how many files are kept open and resolved after use. A kept file takes address space, and only as
-            much memory as the system caches of it.
-        cache_bytes: how many bytes the tensors of these files may have together; None for any. Neither limit drops a
-            file that is in force.
+        cache_size: how many files stay open and resolved after use. An open file takes address space, and only as much
+            memory as the system caches of it.
+        cache_bytes: how many bytes the tensors of these files may have together; None for any.
         checkpoints: component -> the safetensors files it was loaded from. A merged weight that is in them bit for bit
             is restored from there, and not from a copy in memory.
         storage: how adapters are stored on a device: `file`, in the dtype they are computed in; `bfloat16` or
@@ -60,11 +58,10 @@ class Engine:
         device_budget: how many bytes of each device but the CPU adapters may take; None for what is free there when
             they are placed, less 1 GiB, where the device tells how much is free, else for any number. Layers for
             which that is not enough are placed for each call and dropped after it, to the same result. See `budget.py`.
-        rank_buckets: sizes to which the ranks of each layer are rounded up, for models that are compiled: stacks with
-            the same sizes on the same layers share compiled code, and memory on devices. That memory is kept until
-            `deactivate`, unless there is a `device_budget`. Without sizes, nothing is rounded. See `static.py`.
+        rank_buckets: sizes to which ranks are rounded up, so that stacks share compiled code, and without a
+            `device_budget` also memory on devices. See `static.py`.
         parked_bytes: how many bytes of the computer's memory the adapters of former stacks may take, which makes it
-            fast to go back to such a stack. See `plan.py`.
+            fast to go back to one. See `plan.py`.
 
     Raises:
         ComponentError: the components are no mapping of names to modules.
@@ -87,11 +84,9 @@ class Engine:
         check_storage(storage)
         self._lock = threading.RLock()
         self._sources = dict(checkpoints or {})
-        self._cache = NetworkCache(cache_size, cache_bytes)
-        self._plans = PlanCache(parked_bytes)
-        self._budget = Budget(device_budget)
+        self._cache, self._plans = NetworkCache(cache_size, cache_bytes), PlanCache(parked_bytes)
+        self._budget, self._static = Budget(device_budget), StaticMemory()
         self._budget.leave_at_rest = self._plans.leave_devices
-        self._static = StaticMemory()
         self._budget.relief.append(self._static.give_up)
         static = self._static if rank_buckets and device_budget is None else None
         self._policy = PlacementPolicy(storage, self._budget, check_buckets(rank_buckets), static)
@@ -99,8 +94,7 @@ class Engine:
         self._calls, self._call_hooks = CallSettings(), ExitStack()
         self._hooked_for: tuple[object, ...] | None = None
         """The strength table that the hooks on model calls serve, and what of a call it depends on."""
-        self._model = Model({}, self._sources)
-        self._stack = Stack()
+        self._model, self._stack = Model({}, self._sources), Stack()
         self._plan: Plan | None = None
         leave = ExitStack()  # in reverse
         for take_off in (self._hooked.close, self._watch.stop, self._call_hooks.close):
@@ -120,7 +114,6 @@ class Engine:
 
         Raises:
             ComponentError: it is no pipeline; the text says what to write.
-            StorageError: see `Engine`.
         """
         engine, held = cls(modules_of(pipeline), **options), weakref.ref(pipeline)
         engine.set_clock(SchedulerClock(lambda: getattr(held(), "scheduler", None)))
@@ -223,11 +216,9 @@ class Engine:
                 self._plans.keep_only(self._cache.holds)
 
     def _swap(self, plan: Plan, *, checked: bool = False) -> None:
-        """Put the executors of a plan on the layers in place of the former plan's, which is kept if there is room.
+        """Put the executors of a plan on the layers, and keep the former plan if there is room; on an error do neither.
 
-        Args:
-            plan: with the strengths of its stack.
-            checked: whether `ensure_in_force` has just found that calls reach all slots.
+        `checked` tells that `ensure_in_force` has just found that calls reach all slots.
         """
         former, reset, resting = self._plan, self._budget.reset, self._model.resting
         keep = former is not None and former.key != plan.key and self._plans.has_room(former)
@@ -246,21 +237,19 @@ class Engine:
 
         Hooks that serve already stay, as torch compiles a model again when hooks come or go.
         """
-        table = None if self._plan is None else self._plan.strengths
-        needs = None
+        table, needs = None if self._plan is None else self._plan.strengths, None
         if table is not None:
             needs = table, table.varying, table.by_noise, table.has_regions, len(table.values) > 1
         if needs == self._hooked_for:
             return
+
+        def has_flow(name: str) -> bool:
+            return is_flow(family_of_model(self._model.indexes()), name)
+
         self._call_hooks.close()
         self._hooked_for = needs
-        if table is not None:
-
-            def flow(name: str) -> bool:
-                return is_flow(family_of_model(self._model.indexes()), name)
-
-            for remove in hook_strengths(self.components, table, self._calls, flow):
-                self._call_hooks.callback(remove)
+        for remove in hook_strengths(self.components, table, self._calls, has_flow) if table is not None else ():
+            self._call_hooks.callback(remove)
 
     @contextmanager
     def active(self, stack: Stack) -> Iterator[ActivationReport]:
@@ -398,7 +387,7 @@ class Engine:
         """Count what adapters take now, and where."""
         with self._lock:
             placed, streaming, host_copies = self._budget.usage()
-            in_force = Counter(placed) - self._plans.placed  # the plan cache's share stays placed
+            in_force = Counter(placed) - self._plans.placed
             return MemoryReport(
                 placed={str(device): nbytes for device, nbytes in in_force.items()},
                 streaming=streaming,

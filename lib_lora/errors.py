@@ -11,17 +11,11 @@ class LoraError(Exception):
 
 
 class FileError(LoraError, ValueError):
-    """An adapter file cannot be read.
-
-    Attributes:
-        path: the file.
-        reason: what is wrong with it, without the file's name.
-    """
+    """An adapter file at `path` cannot be read, for a `reason` that does not name the file."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path.name}: {reason}")
-        self.path = path
-        self.reason = reason
+        self.path, self.reason = path, reason
 
 
 class PickleError(FileError):
@@ -29,11 +23,7 @@ class PickleError(FileError):
 
 
 class UnknownFormatError(FileError):
-    """No key format claims any key of the file.
-
-    Attributes:
-        keys: the first few keys seen.
-    """
+    """No key format claims any key of the file; `keys` has the first few."""
 
     def __init__(self, path: Path, reason: str, keys: Sequence[str]) -> None:
         super().__init__(path, reason)
@@ -57,7 +47,7 @@ class UnsupportedError(ValueError):
 
 
 class StackError(LoraError, ValueError):
-    """An invalid stack."""
+    """An invalid stack; `index` is the position of the entry at fault, if there is one."""
 
     def __init__(self, message: str, index: int | None = None) -> None:
         super().__init__(message)
@@ -65,11 +55,7 @@ class StackError(LoraError, ValueError):
 
 
 class ActivationError(LoraError):
-    """Entries of a stack failed, so the whole activation did; the previous plan stays in force.
-
-    Attributes:
-        causes: position of each of these entries in the stack, from 0 -> its error.
-    """
+    """Entries of a stack failed, so the former stack stays in force; `causes` has the error of each by position."""
 
     def __init__(self, names: Sequence[str], causes: Mapping[int, LoraError]) -> None:
         super().__init__("; ".join(f"entry {i + 1} ({names[i]}) was not applied: {causes[i]}" for i in causes))

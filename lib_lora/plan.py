@@ -71,13 +71,7 @@ class PlanKey:
 
     @classmethod
     def of(cls, stack: Stack, networks: Iterable[Network], indexes: Iterable[LayerIndex]) -> PlanKey:
-        """Return the key of a stack.
-
-        Args:
-            stack: what the user wants.
-            networks: the files of its entries, in order.
-            indexes: the layers of the model's components.
-        """
+        """Return the key of a stack, with the files of its entries in order, on a model with these layers."""
         ranks = tuple([entry.rank for entry in stack.entries])
         rules = tuple([block_rules(entry.multiplier) for entry in stack.entries])
         why_live = tuple([_why_live(stack, entry) for entry in stack.entries]) if stack.mode == "merged" else ()
@@ -143,18 +137,20 @@ class Plan:
         Raises:
             StackError: the model takes no list of block weights as long as an entry's.
         """
-        wishes, former = [(entry.name, entry.multiplier) for entry in stack.entries], self.strengths.stack_strengths
+        former, wishes = self.strengths.stack_strengths, [(entry.name, entry.multiplier) for entry in stack.entries]
         shared = former if former.groups else None
         self.strengths.write(StackStrengths(wishes, stack.images, stack.halved, self.groups, former.model, shared))
+        if not (in_force and self.key.why_live):
+            return
         try:
-            self._merge_again(in_force)
+            self._merge_again()
         except BaseException:
             self.strengths.write(former)
-            self._merge_again(in_force)
+            self._merge_again()
             raise
 
-    def _merge_again(self, in_force: bool) -> None:
-        for layer, executor in list(self.executors.items()) if in_force and self.key.why_live else ():
+    def _merge_again(self) -> None:
+        for layer, executor in list(self.executors.items()):
             if executor.merges:
                 move_to_layer(executor, layer, now=True)
 
@@ -183,12 +179,7 @@ class Plan:
 
 
 def make_plan(key: PlanKey, model: Model, policy: PlacementPolicy) -> Plan:
-    """Choose an executor for every layer that the networks of a key change; the strengths are yet to be written.
-
-    Args:
-        key: of a stack on the model.
-        model: its components, and the files with their original weights.
-        policy: how the layers keep what they place.
+    """Choose an executor for every layer that a key's networks change. The strengths are yet to be written.
 
     Raises:
         ComponentError: a layer has a weight that a LoRA could not be taken off.
@@ -259,7 +250,7 @@ def _bindings(key: PlanKey, blocks: BlockNames, groups: dict[StrengthGroup, int]
             index, component, path = indexes[one.component], one.component, one.target.path
             block, side = block_and_side(component, path)
             names = index.names_of(one.target) if rules else ()
-            matching = tuple([rule for rule in rules if rule.suits(block, names, blocks)])
+            matching = tuple([rule for rule in rules if rule.suits(block, names, blocks)]) if rules else ()
             group = groups.setdefault(StrengthGroup(i, component, block, side, matching), len(groups))
             whole = None
             if one.adapter.reads_whole:

@@ -45,35 +45,10 @@ from .placement.schemes.base import Scheme
 from .weights import readers
 from .weights.readers.base import WeightReader
 
-__all__ = [
-    "DENOISER",
-    "Adapter",
-    "Alias",
-    "Architecture",
-    "At",
-    "Factors",
-    "Form",
-    "InputEffect",
-    "KeyFormat",
-    "Kind",
-    "Modifier",
-    "Operation",
-    "Origin",
-    "OutputEffect",
-    "Pair",
-    "Params",
-    "RegistryError",
-    "Rows",
-    "Scheme",
-    "Sign",
-    "Site",
-    "WeightReader",
-    "aliases",
-    "named",
-    "register",
-    "taken",
-    "unregister",
-]
+__all__ = ["RegistryError", "register", "unregister"]
+__all__ += ["Adapter", "At", "Factors", "Form", "InputEffect", "Kind", "Modifier", "Operation", "Origin"]
+__all__ += ["OutputEffect", "Pair", "Params", "Rows", "Site", "taken"]
+__all__ += ["DENOISER", "Alias", "Architecture", "KeyFormat", "Scheme", "Sign", "WeightReader", "aliases", "named"]
 
 GROUP = "lib_lora.plugins"
 """The group of entry points."""
