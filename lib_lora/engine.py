@@ -145,10 +145,9 @@ class Engine:
 
     @property
     def report(self) -> ActivationReport:
-        """Return what became of the stack in force.
+        """Return what became of the stack in force; waits for the device to tell whether outputs were finite.
 
-        The first call of a component shows which of its layers are never called. To tell whether a denoiser's output
-        was finite, this waits for the device.
+        The first call of a component shows which of its layers are never called.
         """
         with self._lock:
             plan = self._plan
@@ -160,10 +159,9 @@ class Engine:
 
     @property
     def silent(self) -> frozenset[str]:
-        """Return the denoisers that were called while none of their layers with adapters was.
+        """Return the denoisers, compiled ones aside, that were called while none of their layers with adapters was.
 
-        Other code, such as a compiled engine, computes in place of these layers. A component that torch compiles is
-        never listed.
+        Other code, such as a TensorRT engine, computes in place of these layers.
         """
         with self._lock:
             return frozenset() if self._plan is None else self._watch.silent(self.components, self._plan.places)
@@ -246,10 +244,11 @@ class Engine:
         def has_flow(name: str) -> bool:
             return is_flow(family_of_model(self._model.indexes()), name)
 
+        self._hooked_for = None
         self._call_hooks.close()
-        self._hooked_for = needs
         for remove in hook_strengths(self.components, table, self._calls, has_flow) if table is not None else ():
             self._call_hooks.callback(remove)
+        self._hooked_for = needs
 
     @contextmanager
     def active(self, stack: Stack) -> Iterator[ActivationReport]:
@@ -272,8 +271,8 @@ class Engine:
     def set_multiplier(self, index: int, multiplier: AnyMultiplier) -> None:
         """Change the strength of one entry of the active stack; writes numbers and touches no layer.
 
-        The stack is activated again only if the multiplier has rules for other blocks, or if the stack is merged and
-        other layers can be merged now.
+        The stack is activated again only if the multiplier names other blocks, or lets a merged stack merge other
+        layers.
 
         Raises:
             StackError: no such entry, no finite number, or another number of images than other entries have.
@@ -303,7 +302,7 @@ class Engine:
         Calls of a component named `unet`, `transformer` or `prior` tell their timestep, and the clock if there is one.
 
         Raises:
-            MomentError: the stack in force depends on a time that the moment does not tell.
+            MomentError: a strength depends on a time that the moment does not tell.
         """
         with self._lock, plain_mode(_CPU):
             if self._plan is not None:
@@ -324,13 +323,12 @@ class Engine:
     def set_rows(self, rows: Rows | None) -> None:
         """Set the function that tells the image and the prompt of each row of a model call.
 
-        It is needed only while images, or positive and negative prompts, have strengths of their own. A call that does
-        not fit the stack raises RowsError before the model computes anything.
+        It is asked while images, or positive and negative prompts, have strengths of their own. A call that does not
+        fit the stack raises RowsError before the model computes anything.
 
         Args:
-            rows: called with the number of rows of each call of a component named `unet`, `transformer` or `prior`;
-                returns a `Row` for each, or the number of its image. None stands for whole batches one after the
-                other, row % images, as all known hosts call their models.
+            rows: called with the number of rows of a call of `unet`, `transformer` or `prior`; returns a `Row` for
+                each, or the number of its image. None stands for whole batches one after the other: row % images.
         """
         self._calls.rows = rows
 
@@ -376,7 +374,7 @@ class Engine:
                 self._plans.put(plan)
         finally:
             if not keep:
-                self._plans.clear()
+                self._plans.keep_only(lambda _: False)
                 self._static.clear()
                 self._cache.trim()
             self._hooked.detach()
@@ -416,11 +414,7 @@ class Engine:
 
 
 def _resolved(stack: Stack, cache: NetworkCache, indexes: Sequence[LayerIndex]) -> list[Network]:
-    """Return the file of each entry on the layers of a model.
-
-    Raises:
-        ActivationError: files cannot be used; it has all the causes.
-    """
+    """Return the file of each entry on the layers of a model, or raise ActivationError with all the causes."""
     networks, failed = list[Network](), dict[int, LoraError]()
     for i, entry in enumerate(stack.entries):
         try:
@@ -436,13 +430,7 @@ def _resolved(stack: Stack, cache: NetworkCache, indexes: Sequence[LayerIndex]) 
 
 
 def _too_strong(stack: Stack, networks: Sequence[Network], not_finite: Mapping[str, int]) -> dict[int, str]:
-    """Name the entries that change most, if the output of a denoiser is not finite.
-
-    Args:
-        stack: in force.
-        networks: the files of its entries.
-        not_finite: component -> the number of the first call with such an output.
-    """
+    """Name the entries that change most, if a component's output is `not_finite` since a call with some number."""
     if not not_finite:
         return {}
     strengths = [largest(entry.multiplier) for entry in stack]

@@ -164,18 +164,18 @@ class Plan:
     @property
     def kept_bytes(self) -> int:
         """Return the bytes that stay where the plan is kept."""
-        return sum([executor.kept_bytes for executor in list(self.executors.values()) if not executor.reads_base])
+        return sum([executor.kept_bytes for executor in self.executors.values() if not executor.reads_base])
 
     @property
     def placed_bytes(self) -> Counter[torch.device]:
         """Return the bytes that are placed on each device."""
-        return sum([executor.placed_bytes for executor in list(self.executors.values())], Counter[torch.device]())
+        return sum([executor.placed_bytes for executor in self.executors.values()], Counter[torch.device]())
 
     @property
     def backup_bytes(self) -> int:
         """Return the bytes of the copies of weights that were merged into."""
-        executors = list(self.executors.values())
-        return sum([executor.backup_bytes for executor in executors if isinstance(executor, MergedExecutor)])
+        merged = [executor for executor in self.executors.values() if isinstance(executor, MergedExecutor)]
+        return sum([executor.backup_bytes for executor in merged])
 
 
 def make_plan(key: PlanKey, model: Model, policy: PlacementPolicy) -> Plan:
@@ -189,34 +189,30 @@ def make_plan(key: PlanKey, model: Model, policy: PlacementPolicy) -> Plan:
     blocks, components, groups = blocks_of(key.indexes), model.components, dict[StrengthGroup, int]()
     bindings = _bindings(key, blocks, groups)
     refuse_spoiled([layer for _, layer, _ in bindings])
-    static = policy.static  # only compiled components need memory that stays in place
+    static, arena = policy.static, Arena()  # only compiled components need memory that stays in place
     compiled = [name for name, module in components.items() if static is not None and is_compiled(module)]
-    policy = replace(policy, arena=Arena(), static=None)
-    policies = {name: replace(policy, static=static) if name in compiled else policy for name in components}
+    policies = {name: replace(policy, arena=arena, static=static if name in compiled else None) for name in components}
     vector = static.vector if compiled and static is not None else None
     table = StrengthTable(StackStrengths((), 1, False, (), blocks), vector)
-    fused = {layer for *_, bound in bindings for one in bound if one.whole is not None for layer in one.whole.layers}
+    wholes = [binding.whole for *_, bound in bindings for binding in bound if binding.whole is not None]
+    fused = {layer for whole in wholes for layer in whole.layers}
     plan = Plan(key, tuple(groups), table, can_rest=not key.why_live and not fused)
     reasons = _reasons(plan, components, bindings, fused) if key.why_live else {}
-    checkpoints = model.checkpoints(key.indexes, components if key.why_live else ())
+    checkpoints = model.checkpoints(key.indexes, components) if key.why_live else {}
     for component, layer, bound in bindings:
-        why, executor = reasons.get(layer), None
+        why = reasons.get(layer)
+        executor: Executor
         if why == "":
-            checkpoint = checkpoints.get(component)
-            executor = MergedExecutor(bound, table, in_order=key.in_order, checkpoint=checkpoint)
-        plan.executors[layer] = executor or live_executor(
-            layer, bound, table, policy=policies[component], in_order=key.in_order
-        )
+            executor = MergedExecutor(bound, table, in_order=key.in_order, checkpoint=checkpoints.get(component))
+        else:
+            executor = live_executor(layer, bound, table, policy=policies[component], in_order=key.in_order)
+        plan.executors[layer] = executor
         if trace.decisions:
-            _trace(plan.executors[layer], component, bound, why)
+            adapters = ", ".join([f"{binding.file.path.name} ({type(binding.adapter).__name__})" for binding in bound])
+            path, reason = bound[0].target.path, f"; live: {why}" if why else ""
+            trace.decision("%s.%s: %s: %s%s", component, path, executor.name, adapters, reason)
     plan.live.update(filter(None, reasons.values()))
     return plan
-
-
-def _trace(executor: Executor, component: str, bindings: Sequence[Binding], why_live: str | None) -> None:
-    adapters = ", ".join([f"{one.file.path.name} ({type(one.adapter).__name__})" for one in bindings])
-    reason = f"; live: {why_live}" if why_live else ""
-    trace.decision("%s.%s: %s: %s%s", component, bindings[0].target.path, executor.name, adapters, reason)
 
 
 def _reasons(
@@ -230,7 +226,7 @@ def _reasons(
     shared = frozenset(number for number, count in owners.items() if count > 1)
     reasons: dict[nn.Module, str] = {}
     for component, layer, bound in bindings:
-        of_entries = max([plan.key.why_live[plan.groups[one.group].entry] for one in bound])
+        of_entries = max([plan.key.why_live[plan.groups[binding.group].entry] for binding in bound])
         of_layer = _SWAPPED if component in swapped else _FUSED if layer in fused else ""
         reasons[layer] = of_entries or of_layer or why_not_merged(layer, bound, shared) or ""
     return reasons
@@ -246,18 +242,17 @@ def _bindings(key: PlanKey, blocks: BlockNames, groups: dict[StrengthGroup, int]
     if not key.in_order:  # sums have the same bits only if they are made in the same order
         entries.sort(key=lambda entry: (str(entry[1].file.path), entry[2] or 0))
     for i, network, rank, rules in entries:
-        for one in network.bindings:
-            index, component, path = indexes[one.component], one.component, one.target.path
-            block, side = block_and_side(component, path)
-            names = index.names_of(one.target) if rules else ()
+        for binding in network.bindings:
+            adapter, target, component, place = binding.adapter, binding.target, binding.component, binding.place
+            index, (block, side) = indexes[component], block_and_side(component, target.path)
+            names = index.names_of(target) if rules else ()
             matching = tuple([rule for rule in rules if rule.suits(block, names, blocks)]) if rules else ()
             group = groups.setdefault(StrengthGroup(i, component, block, side, matching), len(groups))
-            whole = None
-            if one.adapter.reads_whole:
-                whole = fused.setdefault((component, one.place), FusedWeight(one.place, index))
-            layer, order = index.module(path), (component.startswith("text_encoder"), component, path)
-            binding = Binding(one.adapter, one.target, one.file, component, one.place, group, rank, whole)
-            layers.setdefault(layer, (order, layer, []))[2].append(binding)
+            whole = fused.setdefault((component, place), FusedWeight(place, index)) if adapter.reads_whole else None
+            layer = index.module(target.path)
+            order = component.startswith("text_encoder"), component, target.path
+            bound = Binding(adapter, target, binding.file, component, place, group, rank, whole)
+            layers.setdefault(layer, (order, layer, []))[2].append(bound)
     return [(order[1], layer, bound) for order, layer, bound in sorted(layers.values(), key=itemgetter(0))]
 
 
@@ -341,10 +336,6 @@ class PlanCache:
         for key in list(self._plans):
             if not all(map(is_known, key.networks)):
                 self._drop(key)
-
-    def clear(self) -> None:
-        """Drop all plans."""
-        self.keep_only(lambda _: False)
 
     @property
     def nbytes(self) -> int:

@@ -83,7 +83,8 @@ def register(*plugins: Plugin) -> None:
             known = ", ".join(kind.__name__ for kind in _FOLDERS)
             raise RegistryError(f"{plugin!r} is not a plug-in: want a subclass or an instance of {known}")
         if inspect.isabstract(plugin):
-            raise RegistryError(f"{plugin!r} lacks {', '.join(sorted(plugin.__abstractmethods__))}")
+            lacking = ", ".join(sorted(getattr(plugin, "__abstractmethods__", ())))
+            raise RegistryError(f"{plugin!r} lacks {lacking}")
         registry.change(_FOLDERS[kinds[0]], kinds, plugin, wanted=True)
 
 

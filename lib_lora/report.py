@@ -232,7 +232,8 @@ class ActivationReport:
     def silence(self) -> str:
         """Return which layers with adapters were never called, and why; empty where all were."""
         parts, were = [], "was" if len(self.uncalled) == 1 else "were"
-        for reason, paths in _grouped((one.reason, f"{one.component}.{one.path}") for one in self.uncalled).items():
+        by_reason = _grouped((layer.reason, f"{layer.component}.{layer.path}") for layer in self.uncalled)
+        for reason, paths in by_reason.items():
             more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
             parts.append(f"{', '.join(paths[:_SHOWN])}{more} ({reason})")
         return f"{len(self.uncalled)} of {self.changed} layers {were} never called: {'; '.join(parts)}" if parts else ""
