@@ -196,13 +196,12 @@ class Engine:
                 patched_again = self._hooked.ensure_in_force()
                 indexes = self._model.indexes()
                 networks = _resolved(stack, self._cache, indexes)
-                key, plan, former = PlanKey.of(stack, networks, indexes), self._plan, self._plan
+                key = PlanKey.of(stack, networks, indexes)
+                plan = former = self._plan
                 if plan is None or plan.key != key or patched_again:
                     plan = self._plans.take(key) or make_plan(key, self._model, self._policy)
-                elif trace.decisions:
-                    trace.decision("the same files and layers: strengths written")
                 plan.drop_stale()
-                plan.write(stack, in_force=plan is former)
+                plan.write(stack, in_force=plan is former)  # first, as layers are placed and merged by these numbers
                 self._swap(plan, checked=not patched_again)
                 self._stack, self._calls.chosen = stack, 0
                 plan.strengths.set_rows((0,))

@@ -14,8 +14,11 @@ class FileError(LoraError, ValueError):
     """An adapter file at `path` cannot be read, for a `reason` that does not name the file."""
 
     def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"{path.name}: {reason}")
+        super().__init__(path, reason)  # by which it is pickled
         self.path, self.reason = path, reason
+
+    def __str__(self) -> str:
+        return f"{self.path.name}: {self.reason}"
 
 
 class PickleError(FileError):
@@ -23,11 +26,7 @@ class PickleError(FileError):
 
 
 class UnknownFormatError(FileError):
-    """No key format claims any key of the file; `keys` has the first few."""
-
-    def __init__(self, path: Path, reason: str, keys: Sequence[str]) -> None:
-        super().__init__(path, reason)
-        self.keys = tuple(keys)
+    """No key format claims any key of the file."""
 
 
 class UnknownAdapterError(UnknownFormatError):
@@ -58,8 +57,12 @@ class ActivationError(LoraError):
     """Entries of a stack failed, so the former stack stays in force; `causes` has the error of each by position."""
 
     def __init__(self, names: Sequence[str], causes: Mapping[int, LoraError]) -> None:
-        super().__init__("; ".join(f"entry {i + 1} ({names[i]}) was not applied: {causes[i]}" for i in causes))
+        super().__init__(names, causes)
         self.causes = causes
+
+    def __str__(self) -> str:
+        names, causes = self.args
+        return "; ".join(f"entry {i + 1} ({names[i]}) was not applied: {causes[i]}" for i in causes)
 
 
 class RowsError(LoraError, ValueError):

@@ -137,6 +137,8 @@ class Plan:
         Raises:
             StackError: the model takes no list of block weights as long as an entry's.
         """
+        if trace.decisions and in_force:
+            trace.decision("the same files and layers: strengths written")
         former, wishes = self.strengths.stack_strengths, [(entry.name, entry.multiplier) for entry in stack.entries]
         shared = former if former.groups else None
         self.strengths.write(StackStrengths(wishes, stack.images, stack.halved, self.groups, former.model, shared))

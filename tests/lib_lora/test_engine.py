@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import os
+import pickle
 import shutil
 import weakref
 from collections.abc import Callable
@@ -456,6 +457,15 @@ def test_what_is_written_wrong_is_told_in_one_sentence(what, both):
     wrong, text = FIRST[what]
     with pytest.raises(LoraError, match=text):
         wrong(both)
+
+
+def test_errors_reach_another_process(net, both):
+    """A process pool ends if an error cannot be unpickled."""
+    with pytest.raises(ActivationError) as caught:
+        Engine({"unet": net}).activate(Stack([Entry(both), Entry("absent.safetensors")]))
+    for error in (caught.value, caught.value.causes[1], StackError("no entry", 3), ComponentError("gone")):
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), str(again), vars(again).keys()) == (type(error), str(error), vars(error).keys())
 
 
 def test_a_stack_that_cannot_come_back_after_a_block_is_told(net, x, both, only_a):
