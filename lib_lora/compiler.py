@@ -37,7 +37,7 @@ def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
         return (disabled or function)(*args, **kwargs)
 
     made, frames = cast("Any", call), cast("Any", torch._C._dynamo.eval_frame)
-    made._torchdynamo_disable = True  # what the compiler looks for in a graph; outside of graphs, it compiles frames
+    made._torchdynamo_disable = True  # the compiler's mark in graphs; outside of graphs, it compiles frames
     if hasattr(frames, "skip_code"):  # to torch 2.6
         frames.skip_code(made.__code__)
     else:
@@ -47,7 +47,7 @@ def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def forget_compiled(classes: Collection[type[nn.Module]]) -> None:
-    """Have the compiler forget the code that calls layers of these classes.
+    """Have the compiler forget the code that calls layers of some classes.
 
     Compiled code has the forwards that the classes had, and the compiler does not guard these. If a class is patched
     later, compiled models would ignore their adapters.
@@ -72,7 +72,7 @@ def is_in_compiled(cls: type[nn.Module]) -> bool:
 
 
 def _compiled_with(classes: Iterable[type[nn.Module]]) -> Iterator[tuple[CodeType, list[Any], int]]:
-    """Yield code that was compiled with layers of these classes, its guards of them, and how many other guards it has.
+    """Yield code that was compiled with layers of some classes, its guards of such layers, and how many others it has.
 
     Compiled code guards the type of each of its modules.
     """

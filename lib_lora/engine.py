@@ -36,7 +36,6 @@ from .strengths.stack_strengths import block_rules
 from .strengths.strength import AnyMultiplier, Clock, Moment, largest
 from .tensors import plain_mode
 
-PARKED_BYTES = 1 << 30
 _CPU = torch.device("cpu")
 
 
@@ -50,7 +49,7 @@ class Engine:
         components: diffusers' component name (`unet`, `transformer`, `text_encoder`, `text_encoder_2`, …) -> module.
         cache_size: how many files stay open and resolved after use. An open file takes address space, and only as much
             memory as the system caches of it.
-        cache_bytes: how many bytes the tensors of these files may have together; None for any.
+        cache_bytes: how many bytes the tensors of open files may have together; None for any.
         checkpoints: component -> the safetensors files it was loaded from. A merged weight that is in them bit for bit
             is restored from there, and not from a copy in memory.
         storage: how adapters are stored on a device: `file`, in the dtype they are computed in; `bfloat16` or
@@ -78,7 +77,7 @@ class Engine:
         storage: Storage = "file",
         device_budget: int | None = None,
         rank_buckets: Sequence[int] = (),
-        parked_bytes: int = PARKED_BYTES,
+        parked_bytes: int = 1 << 30,
     ) -> None:
         check_named(components, "Engine({})")
         check_storage(storage)
@@ -93,7 +92,7 @@ class Engine:
         self._hooked, self._watch = HookedLayers(), Watch(self._budget.make_way)
         self._calls, self._call_hooks = CallSettings(), ExitStack()
         self._hooked_for: tuple[object, ...] | None = None
-        """The strength table that the hooks on model calls serve, and what of a call it depends on."""
+        """The strength table that the hooks on model calls serve, and the properties by which they were chosen."""
         self._model, self._stack = Model({}, self._sources), Stack()
         self._plan: Plan | None = None
         leave = ExitStack()  # in reverse
@@ -113,7 +112,7 @@ class Engine:
             options: see the arguments of `Engine`.
 
         Raises:
-            ComponentError: it is no pipeline; the text says what to write.
+            ComponentError: it is no pipeline; the text shows an example.
         """
         engine, held = cls(modules_of(pipeline), **options), weakref.ref(pipeline)
         engine.set_clock(SchedulerClock(lambda: getattr(held(), "scheduler", None)))
@@ -145,7 +144,7 @@ class Engine:
 
     @property
     def report(self) -> ActivationReport:
-        """Return what became of the stack in force; waits for the device to tell whether outputs were finite.
+        """Return which files, keys and layers act; waits for the device to tell whether outputs were finite.
 
         The first call of a component shows which of its layers are never called.
         """
@@ -200,9 +199,11 @@ class Engine:
                 plan = former = self._plan
                 if plan is None or plan.key != key or patched_again:
                     plan = self._plans.take(key) or make_plan(key, self._model, self._policy)
-                plan.drop_stale()
+                else:
+                    plan.drop_stale()
                 plan.write(stack, in_force=plan is former)  # first, as layers are placed and merged by these numbers
-                self._swap(plan, checked=not patched_again)
+                if plan is not former or not self._hooked.hold(plan.executors):
+                    self._swap(plan, checked=not patched_again)
                 self._stack, self._calls.chosen = stack, 0
                 plan.strengths.set_rows((0,))
                 self._hook_calls()
@@ -215,7 +216,7 @@ class Engine:
     def _swap(self, plan: Plan, *, checked: bool = False) -> None:
         """Put the executors of a plan on the layers, and keep the former plan if there is room; on an error do neither.
 
-        `checked` tells that `ensure_in_force` has just found that calls reach all slots.
+        `checked` tells that calls reach all slots, as `ensure_in_force` has just found.
         """
         former, reset, resting = self._plan, self._budget.reset, self._model.resting
         keep = former is not None and former.key != plan.key and self._plans.has_room(former)
@@ -311,7 +312,7 @@ class Engine:
     def set_clock(self, clock: Clock | None) -> None:
         """Have each call of a component named `unet`, `transformer` or `prior` ask for its moment.
 
-        A call that does not tell what a strength depends on raises MomentError before the model computes anything.
+        A call that does not tell a time that a strength depends on raises MomentError before the model computes.
 
         Args:
             clock: called with a function that reads the timestep off the call, which waits for the device, or gives
@@ -323,7 +324,7 @@ class Engine:
         """Set the function that tells the image and the prompt of each row of a model call.
 
         It is asked while images, or positive and negative prompts, have strengths of their own. A call that does not
-        fit the stack raises RowsError before the model computes anything.
+        fit the stack raises RowsError before the model computes.
 
         Args:
             rows: called with the number of rows of a call of `unet`, `transformer` or `prior`; returns a `Row` for
@@ -381,7 +382,7 @@ class Engine:
         self._budget.reset()
 
     def memory(self) -> MemoryReport:
-        """Count what adapters take now, and where."""
+        """Count the memory that adapters take now."""
         with self._lock:
             placed, streaming, host_copies = self._budget.usage()
             in_force = Counter(placed) - self._plans.placed
@@ -429,7 +430,10 @@ def _resolved(stack: Stack, cache: NetworkCache, indexes: Sequence[LayerIndex]) 
 
 
 def _too_strong(stack: Stack, networks: Sequence[Network], not_finite: Mapping[str, int]) -> dict[int, str]:
-    """Name the entries that change most, if a component's output is `not_finite` since a call with some number."""
+    """Return the positions of the entries that change most, with a sentence; none while all outputs are finite.
+
+    `not_finite` has the number of the first call whose output was not, by component.
+    """
     if not not_finite:
         return {}
     strengths = [largest(entry.multiplier) for entry in stack]

@@ -1,4 +1,4 @@
-"""The errors of lib_lora. The text of each is one sentence for the user: what, where, and what to do."""
+"""The errors of lib_lora. Each text is one sentence for the user: the fault, its place, and the remedy."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class RegionError(LoraError, ValueError):
 
 
 class MomentError(LoraError, ValueError):
-    """A strength depends on the step or the noise, and a model call does not tell them."""
+    """A strength depends on the step or the noise, which a model call does not tell."""
 
 
 class StorageError(LoraError, ValueError):

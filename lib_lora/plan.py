@@ -41,7 +41,7 @@ from .weights.readers.base import has_plain_weight
 _BY_IMAGE = "the images of the batch have LoRA of their own"
 _BY_PROMPT = "positive and negative prompts have LoRA of their own"
 _SWAPPED = "its weights are swapped in and out"
-_FUSED = "a file has it as one with other layers, and its adapter depends on the weights of all of them"
+_FUSED = "the file has one adapter for it and other layers, which depends on the weights of all"
 _VARIES = "the strength differs from step to step"
 _REGIONAL = "a LoRA is for a part of the picture"
 _ZERO = "its `up` weights are all zero, as before the first step of training"
@@ -62,7 +62,7 @@ class PlanKey:
     rules: tuple[tuple[Element, ...], ...]
     """For each entry, the blocks and layers that its block weights name, without the weights."""
     in_order: bool
-    """Whether each entry acts on what the entries before it left."""
+    """Whether each entry acts on the weights that the entries before it left."""
     why_live: tuple[str, ...]
     """For each entry of a stack to be merged, why a weight cannot hold it; empty where it can. `()` for other stacks.
 
@@ -92,7 +92,7 @@ class Plan:
 
     key: PlanKey
     groups: tuple[StrengthGroup, ...]
-    """What each number of the strength table is for."""
+    """The layers that each number of the strength table multiplies."""
     strengths: StrengthTable
     can_rest: bool
     """Whether it may be kept while another plan is in force: no part of it depends on weights that may change."""
@@ -103,13 +103,13 @@ class Plan:
 
     @property
     def report(self) -> ActivationReport:
-        """Return what became of the stack by now."""
+        """Return which files, keys and layers act by now."""
         idle, partly_idle = self.strengths.stack_strengths.idle()
         idle.update((i, _ZERO) for i, network in enumerate(self.key.networks) if network.changes_nothing)
         unlimited = self.strengths.stack_strengths.unlimited()
         return ActivationReport(
             tuple([network.report for network in self.key.networks]),
-            merged=sum([executor.merges for executor in list(self.executors.values())]),
+            merged=sum([executor.merges for executor in self.executors.values()]) if self.key.why_live else 0,
             live=dict(self.live),
             changed=len(self.executors),
             idle=idle,
@@ -128,10 +128,10 @@ class Plan:
         return {place: layer for place, layer in layers.items() if layer is not None and layer not in merged}
 
     def write(self, stack: Stack, *, in_force: bool) -> None:
-        """Write the strengths of a stack of the plan's key; on failure all is as before.
+        """Write the strengths of a stack; on failure all is as before.
 
         Args:
-            stack: what the user wants.
+            stack: its key is that of the plan.
             in_force: whether the layers have these executors; then merged layers are merged again.
 
         Raises:
@@ -157,7 +157,7 @@ class Plan:
                 move_to_layer(executor, layer, now=True)
 
     def drop_stale(self) -> None:
-        """Drop what was computed from base weights that have changed since."""
+        """Drop tensors that were computed from base weights that have changed since."""
         for layer, executor in list(self.executors.items()):
             # a merged executor looks at its weight when it merges again
             if executor.reads_base and not executor.merges and executor.is_stale(layer):
@@ -221,7 +221,7 @@ def _reasons(
     plan: Plan, components: Mapping[str, nn.Module], bindings: Sequence[LayerBindings], fused: Collection[nn.Module]
 ) -> dict[nn.Module, str]:
     """Return why each layer is not merged; an empty text where it is."""
-    # layers of an offload scheme are lent copies of their weights, and what is written to a copy is lost
+    # an offload scheme lends its layers copies of their weights, and loses changes of a copy
     swapped = {name for name, module in components.items() if not all(map(schemes.stays, every(module)))}
     modules = {module for component in components.values() for module in component.modules()}
     owners = Counter(id(parameter) for module in modules for parameter in module._parameters.values())
@@ -292,7 +292,7 @@ def _can_be_beside(layer: nn.Module, target: Target, form: Form) -> bool:
     if target.groups != 1 or (target.rows is not None and form.on_input):
         return False  # with some rows alone, the other outputs have the layer's input as it is
     if target.kind == "embedding":
-        # not Gemma's, which scales what it looks up in a forward of its own
+        # not Gemma's, whose own forward scales the rows that it looks up
         return not (form.on_input or form.on_output) and type(layer).forward is nn.Embedding.forward
     return target.kind in ("linear", "conv")
 

@@ -74,7 +74,7 @@ class Unused:
     key: str
     cause: Cause
     reason: str  # why, in a sentence that unused keys share; a reason has one cause
-    detail: str = ""  # what of it is true for this key alone: the layer, the expected and the actual shape
+    detail: str = ""  # of this key alone: the layer, the expected and the actual shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,13 +141,13 @@ class NetworkReport:
         return _grouped((item.reason, item.key) for item in self.unused)
 
     def why(self) -> str:
-        """Return the reasons in one line, each with its number of keys and what is known of the first of them."""
+        """Return the reasons in one line, each with its number of keys and the detail of the first key."""
         details = {item.key: item.detail for item in self.unused}
         counts = [(reason, _keys(len(keys)), details[keys[0]]) for reason, keys in self.reasons().items()]
         return "; ".join(f"{reason} ({count}{detail and f', such as {detail}'})" for reason, count, detail in counts)
 
     def summary(self) -> str:
-        """Return one line for a log, with what is wrong at the end."""
+        """Return one line for a log, with the faults at the end."""
         kinds = ", ".join(f"{count} {kind}" for kind, count in self.kinds.items())
         rank = "" if self.ranks is None else f", rank {' to '.join(map(str, dict.fromkeys(self.ranks)))}"
         hit = f"{self.hit} of {self.layers} layers" if self.resolved else f"{self.layers} layers"

@@ -82,8 +82,8 @@ class Stack:
     which costs nothing per step, and computes the others live.
     """
     in_order: bool = False
-    """Let each entry act on what the ones before it left, as AUTOMATIC1111 bakes, instead of adding up all changes of
-    the base. The results differ for kinds whose change depends on the weight: DoRA, OFT, GLoRA, IA3.
+    """Let each entry act on the weights that the former ones left, as AUTOMATIC1111 bakes, instead of adding up all
+    changes of the base. The results differ for kinds whose change depends on the weight: DoRA, OFT, GLoRA, IA3.
     """
     reading: Reading = USUAL
     """How to read files that other programs read otherwise than they were trained."""

@@ -1,4 +1,4 @@
-"""Dataclasses of tensors, and the modes and modules around them."""
+"""Dataclasses of tensors, page-locked memory, torch's modes, and walks over modules."""
 
 from __future__ import annotations
 

@@ -463,6 +463,11 @@ class HookedLayers:
             self._restore(before)
             raise
 
+    def hold(self, executors: Mapping[nn.Module, Executor]) -> bool:
+        """Tell whether all layers have these executors."""
+        slots = ((slot_of(layer), executor) for layer, executor in list(executors.items()))
+        return all(slot is not None and slot.executor is executor for slot, executor in slots)
+
     def detach(self) -> None:
         """Detach all layers: first no layer has an adapter, then memory and weights are given back.
 
