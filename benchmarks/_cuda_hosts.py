@@ -248,7 +248,7 @@ def _offsets(net: Net) -> Iterator[int]:
         assert slot is not None
         assert slot.executor is not None
         placed: Any = slot.executor._placed
-        for factors in placed.strengths.factors:
+        for factors in placed.strengths.alike:
             if factors.numel():
                 yield int(factors.storage_offset())
 

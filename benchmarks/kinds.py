@@ -133,8 +133,7 @@ class Models:
         assert slot is not None
         assert slot.executor is not None
         built = isinstance(slot.executor, DenseExecutor)
-        # by tokens: beside the layer or built, whichever is cheaper for the number of tokens
-        self.way = "built" if built else "by tokens" if slot.executor.name == "low-rank or dense" else "beside"
+        self.way = "built" if built else "beside"
         if not built:
             self.named["built"] = twin(base)
             self.engines.append(activate(self.named["built"], file, built=True))

@@ -31,9 +31,10 @@ from .placement.storage import Storage, check_storage
 from .plan import Plan, PlanCache, PlanKey, make_plan
 from .report import ActivationReport, MemoryReport
 from .stack import Stack
-from .strengths.model_call import CallSettings, Rows, SchedulerClock, hook_strengths
+from .strengths.model_call import CallSettings, Rows, SchedulerClock, hook_calls
 from .strengths.stack_strengths import block_rules
 from .strengths.strength import AnyMultiplier, Clock, Moment, largest
+from .strengths.table import StrengthTable
 from .tensors import plain_mode
 
 _CPU = torch.device("cpu")
@@ -47,8 +48,8 @@ class Engine:
 
     Args:
         components: diffusers' component name (`unet`, `transformer`, `text_encoder`, `text_encoder_2`, …) -> module.
-        cache_size: how many files stay open and resolved after use. An open file takes address space, and only as much
-            memory as the system caches of it.
+        cache_size: how many files stay open after use, counted once for each model. An open file takes address space,
+            and only as much memory as the system caches of it.
         cache_bytes: how many bytes the tensors of open files may have together; None for any.
         checkpoints: component -> the safetensors files it was loaded from. A merged weight that is in them bit for bit
             is restored from there, and not from a copy in memory.
@@ -79,7 +80,7 @@ class Engine:
         rank_buckets: Sequence[int] = (),
         parked_bytes: int = 1 << 30,
     ) -> None:
-        check_named(components, "Engine({})")
+        check_named(components, "Engine({}) or Engine.for_pipeline(pipe)")
         check_storage(storage)
         self._lock = threading.RLock()
         self._sources = dict(checkpoints or {})
@@ -91,8 +92,8 @@ class Engine:
         self._policy = PlacementPolicy(storage, self._budget, check_buckets(rank_buckets), static)
         self._hooked, self._watch = HookedLayers(), Watch(self._budget.make_way)
         self._calls, self._call_hooks = CallSettings(), ExitStack()
-        self._hooked_for: tuple[object, ...] | None = None
-        """The strength table that the hooks on model calls serve, and the properties by which they were chosen."""
+        self._hooked_for: StrengthTable | None = None
+        """The strength table that the hooks on model calls serve."""
         self._model, self._stack = Model({}, self._sources), Stack()
         self._plan: Plan | None = None
         leave = ExitStack()  # in reverse
@@ -130,7 +131,7 @@ class Engine:
         Raises:
             ComponentError: it is no mapping of names to modules.
         """
-        check_named(components, "Engine({})")
+        check_named(components, "Engine({}) or Engine.for_pipeline(pipe)")
         with self._lock:
             self._take_off(keep=False)
             self._model = Model(components, self._sources)
@@ -192,20 +193,20 @@ class Engine:
                     self._take_off(keep=True)
                     return ActivationReport(())
                 self._model.check_names(stack)
-                patched_again = self._hooked.ensure_in_force()
+                self._hooked.ensure_in_force()
                 indexes = self._model.indexes()
                 networks = _resolved(stack, self._cache, indexes)
                 key = PlanKey.of(stack, networks, indexes)
                 plan = former = self._plan
-                if plan is None or plan.key != key or patched_again:
+                if plan is None or plan.key != key:
                     plan = self._plans.take(key) or make_plan(key, self._model, self._policy)
                 else:
                     plan.drop_stale()
                 plan.write(stack, in_force=plan is former)  # first, as layers are placed and merged by these numbers
                 if plan is not former or not self._hooked.hold(plan.executors):
-                    self._swap(plan, checked=not patched_again)
+                    self._swap(plan)
                 self._stack, self._calls.chosen = stack, 0
-                plan.strengths.set_rows((0,))
+                plan.strengths.set_call(plan.strengths.now.stack, rows=(0,))
                 self._hook_calls()
                 self._watch.begin(self.components, None if plan is former else plan.places)
                 return plan.report
@@ -213,18 +214,16 @@ class Engine:
                 self._cache.trim(() if self._plan is None else self._plan.key.networks)
                 self._plans.keep_only(self._cache.holds)
 
-    def _swap(self, plan: Plan, *, checked: bool = False) -> None:
-        """Put the executors of a plan on the layers, and keep the former plan if there is room; on an error do neither.
-
-        `checked` tells that calls reach all slots, as `ensure_in_force` has just found.
-        """
+    def _swap(self, plan: Plan) -> None:
+        """Put a plan on the layers, and keep the former one if there is room; on an error do neither."""
         former, reset, resting = self._plan, self._budget.reset, self._model.resting
         keep = former is not None and former.key != plan.key and self._plans.has_room(former)
         try:
-            self._hooked.swap(plan.executors, reset, resting, keep=keep, checked=checked)
+            self._hooked.swap(plan.executors, reset, resting, keep=keep)
         except BaseException:
             if former is not None:
-                former.write(self._stack, in_force=True)  # both plans may have their strengths in the same memory
+                former.write(self._stack, in_force=True)
+                former.strengths.rewrite()  # both plans may have their strengths in the same memory
             raise
         self._plan = plan
         if former is not None and keep:
@@ -235,10 +234,8 @@ class Engine:
 
         Hooks that serve already stay, as torch compiles a model again when hooks come or go.
         """
-        table, needs = None if self._plan is None else self._plan.strengths, None
-        if table is not None:
-            needs = table, table.varying, table.by_noise, table.has_regions, len(table.values) > 1
-        if needs == self._hooked_for:
+        table = None if self._plan is None or not self._plan.strengths.by_call else self._plan.strengths
+        if table is self._hooked_for:
             return
 
         def has_flow(name: str) -> bool:
@@ -246,9 +243,9 @@ class Engine:
 
         self._hooked_for = None
         self._call_hooks.close()
-        for remove in hook_strengths(self.components, table, self._calls, has_flow) if table is not None else ():
-            self._call_hooks.callback(remove)
-        self._hooked_for = needs
+        if table is not None:
+            hook_calls(self.components, table, self._calls, has_flow, self._call_hooks)
+        self._hooked_for = table
 
     @contextmanager
     def active(self, stack: Stack) -> Iterator[ActivationReport]:
@@ -306,7 +303,7 @@ class Engine:
         """
         with self._lock, plain_mode(_CPU):
             if self._plan is not None:
-                self._plan.strengths.set_moment(moment)
+                self._plan.strengths.set_call(self._plan.strengths.now.stack, moment=moment)
             self._calls.moment = moment
 
     def set_clock(self, clock: Clock | None) -> None:
@@ -344,13 +341,13 @@ class Engine:
                 raise RowsError(f"there is no image {index}; the stack has {images}")
             self._calls.chosen = index * (1 + self._stack.halved) if images > 1 else 0
             if self._plan is not None:
-                self._plan.strengths.set_rows((self._calls.chosen,))
+                self._plan.strengths.set_call(self._plan.strengths.now.stack, rows=(self._calls.chosen,))
 
     def reattach(self) -> None:
         """Serve layers again whose class or forward other code has replaced since the activation; else do nothing."""
         with self._lock, plain_mode(_CPU):
-            if self._plan is not None and self._hooked.ensure_in_force():
-                self._swap(self._plan)
+            if self._plan is not None:
+                self._hooked.ensure_in_force()
 
     def deactivate(self) -> None:
         """Take everything off, and keep nothing for later: the model is as if nothing had ever been applied.

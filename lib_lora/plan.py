@@ -23,8 +23,8 @@ from .execution.low_rank import LowRankExecutor
 from .execution.merged import MergedExecutor, refuse_spoiled, why_not_merged
 from .execution.model import Model
 from .naming.binding import Binding, FusedWeight
-from .naming.blocks import BlockNames, Element
-from .naming.index import LayerIndex, blocks_of
+from .naming.blocks import BlockNames, Element, blocks_of
+from .naming.index import LayerIndex
 from .naming.network import Network
 from .naming.places import Place, Target
 from .placement import schemes, trace
@@ -33,7 +33,7 @@ from .placement.resident import PlacementPolicy
 from .report import ActivationReport
 from .stack import Entry, Stack
 from .strengths.stack_strengths import StackStrengths, StrengthGroup, block_and_side, block_rules
-from .strengths.strength import Moment, all_multipliers, as_strength
+from .strengths.strength import all_strengths
 from .strengths.table import StrengthTable
 from .tensors import every
 from .weights.readers.base import has_plain_weight
@@ -41,7 +41,7 @@ from .weights.readers.base import has_plain_weight
 _BY_IMAGE = "the images of the batch have LoRA of their own"
 _BY_PROMPT = "positive and negative prompts have LoRA of their own"
 _SWAPPED = "its weights are swapped in and out"
-_FUSED = "the file has one adapter for it and other layers, which depends on the weights of all"
+_FUSED = "the file has one adapter for it and other layers, which depends on the weights of all of them"
 _VARIES = "the strength differs from step to step"
 _REGIONAL = "a LoRA is for a part of the picture"
 _ZERO = "its `up` weights are all zero, as before the first step of training"
@@ -82,7 +82,7 @@ def _why_live(stack: Stack, entry: Entry) -> str:
     """Return why a weight cannot hold an entry of a stack; empty where it can."""
     if stack.images > 1 or stack.halved:
         return _BY_IMAGE if stack.images > 1 else _BY_PROMPT
-    strength = as_strength(all_multipliers(entry.multiplier)[0])
+    strength = all_strengths(entry.multiplier)[0]
     return _VARIES if strength.varies else "" if strength.region is None else _REGIONAL
 
 
@@ -104,9 +104,8 @@ class Plan:
     @property
     def report(self) -> ActivationReport:
         """Return which files, keys and layers act by now."""
-        idle, partly_idle = self.strengths.stack_strengths.idle()
+        idle, partly_idle, unlimited = self.strengths.now.stack.effects()
         idle.update((i, _ZERO) for i, network in enumerate(self.key.networks) if network.changes_nothing)
-        unlimited = self.strengths.stack_strengths.unlimited()
         return ActivationReport(
             tuple([network.report for network in self.key.networks]),
             merged=sum([executor.merges for executor in self.executors.values()]) if self.key.why_live else 0,
@@ -139,9 +138,8 @@ class Plan:
         """
         if trace.decisions and in_force:
             trace.decision("the same files and layers: strengths written")
-        former, wishes = self.strengths.stack_strengths, [(entry.name, entry.multiplier) for entry in stack.entries]
-        shared = former if former.groups else None
-        self.strengths.write(StackStrengths(wishes, stack.images, stack.halved, self.groups, former.model, shared))
+        former, wishes = self.strengths.now.stack, [(entry.name, entry.multiplier) for entry in stack.entries]
+        self.strengths.write(StackStrengths(wishes, stack.images, stack.halved, self.groups, former.model))
         if not (in_force and self.key.why_live):
             return
         try:
@@ -239,7 +237,7 @@ def _bindings(key: PlanKey, blocks: BlockNames, groups: dict[StrengthGroup, int]
     indexes = {index.component: index for index in key.indexes}
     # by module: a layer that has two names is one layer
     layers: dict[nn.Module, tuple[tuple[bool, str, str], nn.Module, list[Binding]]] = {}
-    fused: dict[tuple[str, Place], FusedWeight] = {}
+    fused: dict[tuple[int, str, Place], FusedWeight] = {}
     entries = list(zip(range(len(key.networks)), key.networks, key.ranks, key.rules, strict=True))
     if not key.in_order:  # sums have the same bits only if they are made in the same order
         entries.sort(key=lambda entry: (str(entry[1].file.path), entry[2] or 0))
@@ -247,10 +245,12 @@ def _bindings(key: PlanKey, blocks: BlockNames, groups: dict[StrengthGroup, int]
         for binding in network.bindings:
             adapter, target, component, place = binding.adapter, binding.target, binding.component, binding.place
             index, (block, side) = indexes[component], block_and_side(component, target.path)
-            names = index.names_of(target) if rules else ()
+            names = index.names.get(target.path, [target.path]) if rules else ()
             matching = tuple([rule for rule in rules if rule.suits(block, names, blocks)]) if rules else ()
             group = groups.setdefault(StrengthGroup(i, component, block, side, matching), len(groups))
-            whole = fused.setdefault((component, place), FusedWeight(place, index)) if adapter.reads_whole else None
+            whole = None
+            if adapter.reads_whole:
+                whole = fused.setdefault((i, component, place), FusedWeight(place, index))
             layer = index.module(target.path)
             order = component.startswith("text_encoder"), component, target.path
             bound = Binding(adapter, target, binding.file, component, place, group, rank, whole)
@@ -262,7 +262,7 @@ def live_executor(
     layer: nn.Module, bindings: Sequence[Binding], strengths: StrengthTable, *, policy: PlacementPolicy, in_order: bool
 ) -> Executor:
     """Choose the executor of a layer whose weight is not written to."""
-    reads = prefers_dense = dense_for_many = False
+    reads = prefers_dense = False
     by_rows = by_columns = True
     forms = list[Form]()
     for binding in bindings:
@@ -272,19 +272,14 @@ def live_executor(
             forms.append(form)
         reads |= adapter.reads_base
         prefers_dense |= adapter.prefers_dense
-        dense_for_many |= adapter.dense_for_many
         by_rows, by_columns = by_rows and adapter.by_rows, by_columns and adapter.by_columns
     in_order = in_order and len(bindings) > 1 and reads
     if in_order or len(forms) < len(bindings):
         return DenseExecutor(bindings, strengths, policy, in_order=in_order)
-    by_blocks = by_rows or by_columns
-    dense_is_free = (prefers_dense or dense_for_many) and all(
-        has_plain_weight(layer, binding.target.param) for binding in bindings
-    )
-    if prefers_dense and dense_is_free and (by_blocks or len(bindings) == 1):
+    by_blocks = by_rows or by_columns or len(bindings) == 1
+    if prefers_dense and by_blocks and all(has_plain_weight(layer, binding.target.param) for binding in bindings):
         return DenseExecutor(bindings, strengths, policy)
-    many = dense_for_many and dense_is_free and by_blocks and bindings[0].target.kind == "linear"
-    return LowRankExecutor(bindings, forms, strengths, policy, dense_for_many=many)
+    return LowRankExecutor(bindings, forms, strengths, policy)
 
 
 def _can_be_beside(layer: nn.Module, target: Target, form: Form) -> bool:
@@ -329,8 +324,7 @@ class PlanCache:
             if trace.decisions:
                 trace.decision("a plan that was kept is used again")
             refuse_spoiled(list(plan.executors))
-            plan.strengths.moment = Moment()
-            plan.strengths.take_memory_again()
+            plan.strengths.begin_again()
         return plan
 
     def keep_only(self, is_known: Callable[[Network], bool]) -> None:

@@ -11,15 +11,7 @@ from typing import Literal, get_args
 
 from .errors import StackError
 from .files.reading import USUAL, Reading
-from .strengths.strength import (
-    MOST,
-    AnyMultiplier,
-    Multiplier,
-    as_strength,
-    check_multiplier,
-    image_multiplier,
-    multipliers_by_image,
-)
+from .strengths.strength import MOST, AnyMultiplier, Strength, check_multiplier, strengths_by_image
 
 Mode = Literal["live", "merged"]
 _EXAMPLE = "write Stack([Entry('lora.safetensors', 0.8)])"  # for errors
@@ -57,13 +49,14 @@ class Entry:
         """Return the file's name without its ending."""
         return _stem(self.path)
 
-    def of_image(self, image: int, *, negative: bool = False) -> Multiplier:
-        """Return the multiplier of one image of the batch, for its positive prompt or for its negative one."""
-        return image_multiplier(self.multiplier, image, negative=negative)
+    def of_image(self, image: int) -> Strength:
+        """Return the strength for one image of the batch, for its positive prompt."""
+        by_image = strengths_by_image(self.multiplier)
+        return by_image[image if len(by_image) > 1 else 0][0]
 
     def strength(self, component: str, image: int = 0) -> float:
         """Return the strength on a component for one image of the batch, at the beginning and before block weights."""
-        return as_strength(self.of_image(image)).at(component, None, None)
+        return self.of_image(image).at(component, None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +94,7 @@ class Stack:
         object.__setattr__(self, "entries", entries)
         images, halved = 1, False
         for i, entry in enumerate(entries):
-            by_image = multipliers_by_image(entry.multiplier)
+            by_image = strengths_by_image(entry.multiplier)
             if images > 1 and len(by_image) not in (1, images):
                 text = f"multipliers for {len(by_image)} images, and an entry before has {images}"
                 raise StackError(f"{entry.name}: {text}", i)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from lib_lora import Entry, Halves, Multiplier, PerImage, Stack, Strength, is_off
+from lib_lora import Entry, Halves, Multiplier, PerImage, Stack, is_off
 
 from ..library.catalog import CatalogFile
 
@@ -81,8 +81,7 @@ def text_keys(
             changed = [name for name in components if hit is None or name in hit[i]]
             strengths = tuple((name, one.strength(name, image)) for name in changed)
             if any(strength for _, strength in strengths):
-                multiplier = one.of_image(image)
-                blocks = multiplier.blocks if isinstance(multiplier, Strength) else None
+                blocks = one.of_image(image).blocks
                 own.append((file, one.rank, strengths, *([] if blocks is None else [blocks])))
         keys.append(tuple(own))
     return tuple(keys)

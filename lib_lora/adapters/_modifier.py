@@ -57,10 +57,6 @@ class Modifier(Adapter):
         return self.inner.by_columns
 
     @property
-    def dense_for_many(self) -> bool:
-        return self.inner.dense_for_many
-
-    @property
     def prefers_dense(self) -> bool:
         return self.inner.prefers_dense
 

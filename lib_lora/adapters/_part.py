@@ -36,7 +36,6 @@ class PartOf(Modifier):
     reads_base: ClassVar[bool] = True
     by_rows: ClassVar[bool] = False
     by_columns: ClassVar[bool] = False
-    dense_for_many: ClassVar[bool] = False
 
     @classmethod
     def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:

@@ -282,10 +282,6 @@ class OutputTurn(Adapter):
     def by_columns(self) -> bool:
         return True
 
-    @property
-    def dense_for_many(self) -> bool:
-        return True
-
     def delta_weight(self, at: At) -> Tensor:
         rows = at.base.flatten(1)
         turned = self._turned(rows, at)

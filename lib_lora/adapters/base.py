@@ -24,7 +24,7 @@ from torch import Tensor
 from ..errors import MomentError
 from ..files.reading import USUAL, Reading
 from ..tensors import TensorFields
-from ._operation import Operation
+from ._operation import Operation as Operation
 
 Kind = Literal["linear", "conv", "embedding", "norm", "attention", "experts"]
 Rows = tuple[tuple[int, int], ...]
@@ -268,8 +268,8 @@ class Pair:
 
     rank: int
     scale: float
-    schedule: RankSchedule | None = None
-    """Which ranks act when; without a timestep all do."""
+    schedule: Schedule | None = None
+    """Which ranks or heads act when; without a timestep all ranks do."""
     per_rank: int = 1
     """How many components of the pair make one rank of the schedule; they are adjacent."""
 
@@ -382,10 +382,6 @@ class Adapter(TensorFields, ABC):
             """Return whether `delta_weight` can give some columns alone, of no more of the base weight than these."""
 
         @property
-        def dense_for_many(self) -> bool:
-            """Return whether an effective weight is cheaper than `form` for more tokens than inputs."""
-
-        @property
         def prefers_dense(self) -> bool:
             """Return whether an effective weight is cheaper than `form`, with a plain base weight."""
 
@@ -395,7 +391,7 @@ class Adapter(TensorFields, ABC):
 
     else:
         rank = None
-        reads_base = reads_whole = by_rows = by_columns = dense_for_many = prefers_dense = has_bias = False
+        reads_base = reads_whole = by_rows = by_columns = prefers_dense = has_bias = False
 
     @abstractmethod
     def delta_weight(self, at: At) -> Tensor:

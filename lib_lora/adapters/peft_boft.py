@@ -60,10 +60,6 @@ class PeftBOFT(Adapter):
     def by_rows(self) -> bool:
         return True
 
-    @property
-    def dense_for_many(self) -> bool:
-        return True
-
     def take(self, rows: Rows) -> Self:
         return replace(self, scale=taken(self.scale, rows), shape=shape_of(self.shape, rows))
 

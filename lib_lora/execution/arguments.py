@@ -26,7 +26,7 @@ def place_of_input(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     """
     if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
         return 0
-    arguments = named_arguments(args, kwargs)
+    arguments = dict[int | str, Any](enumerate(args)) | kwargs
     tensors = [key for key, value in arguments.items() if isinstance(value, Tensor)]
     if not tensors:
         raise TypeError("a layer with adapters was called without a tensor; remove the LoRA from this model")
@@ -52,19 +52,11 @@ def output_in(layer: nn.Module, returned: Any) -> Tensor:
 
 
 def with_output(returned: Any, y: Tensor, others: Sequence[Any] | None = None) -> Any:
-    """Return `y` in the form of what a layer's forward returned.
+    """Return `y` in place of the tensor, or the first of a tuple (named or not) or list, that a forward returned.
 
-    Args:
-        returned: by the layer's own forward: a tensor, or a tuple (named or not) or list that begins with one.
-        y: in the place of that tensor.
-        others: in the place of what comes behind it; None leaves that.
+    `others` are in place of what comes behind it; None leaves that.
     """
     if not isinstance(returned, tuple | list):
         return y
     kind: Any = type(returned)
     return getattr(kind, "_make", kind)((y, *(returned[1:] if others is None else others)))
-
-
-def named_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int | str, Any]:
-    """Return all arguments of a call by position or name."""
-    return dict[int | str, Any](enumerate(args)) | kwargs

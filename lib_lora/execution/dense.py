@@ -20,23 +20,21 @@ import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ..adapters._operation import Operation
-from ..adapters.base import Adapter, HeadSchedule, at_strength
+from ..adapters.base import Adapter, HeadSchedule, Operation, at_strength
 from ..compiler import compiling, uncompiled
 from ..errors import ComponentError, RegionError
-from ..naming.architectures._arguments import is_of_text
+from ..naming.architectures.base import is_of_text
 from ..naming.binding import Binding
-from ..naming.places import Target
 from ..placement import scratch
 from ..placement.resident import PlacementPolicy, Resident, strength_ranges
 from ..placement.storage import Placement, store
 from ..strengths.model_call import repeats_per_row
-from ..strengths.regions import ALL_PLACES, RegionPart, TokenLayout, region_on_row, token_layout
-from ..strengths.table import StrengthTable, shaped_by_places
+from ..strengths.regions import ALL_PLACES, RegionPart, region_on_row, token_layout
+from ..strengths.table import CallStrengths, StrengthTable, shaped_by_places
 from ..tensors import TensorFields, capturing, plain_mode, wide
-from ..weights.readers.base import WeightReader, weight_reader
+from ..weights.readers.base import WeightReader, stored, weight_reader
 from . import opaque
-from .arguments import BaseForward, named_arguments, output_in, place_of_input, with_output
+from .arguments import BaseForward, output_in, place_of_input, with_output
 from .dense_products import Part, Sum
 from .low_rank_products import TORCHS
 
@@ -48,6 +46,7 @@ class _Call(NamedTuple):
     base_forward: BaseForward
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    now: CallStrengths
     image: int | None = None
     """The variant of its rows; None is the one that is shown."""
     rows: Sequence[int] = ()
@@ -64,27 +63,20 @@ def _in_passes(call: _Call, passes: Sequence[Sequence[int]], least: int, run: Ca
     Raises:
         RowsError: the input has no batch, or one that is no multiple of the rows.
     """
-    layer, named = call.layer, named_arguments(call.args, call.kwargs)
+    layer, named = call.layer, dict[int | str, Any](enumerate(call.args)) | call.kwargs
     place, rows = place_of_input(layer, call.args, call.kwargs), sum(map(len, passes))
     dims = _dims_of_rows(layer, named, place)
-    x, dim = named[place], dims[place]
-    step = repeats_per_row(layer, x, rows, least, dim)
+    dim = dims[place]
+    step = repeats_per_row(layer, named[place], rows, least, dim)
     results = []
-    for own in passes:
-        cut = _cut(named, dims, own, rows)
+    for of_pass in passes:
+        cut = _cut(named, dims, of_pass, rows)
         args, kwargs = tuple(cut[i] for i in range(len(call.args))), {name: cut[name] for name in call.kwargs}
-        results.append(run(call._replace(args=args, kwargs=kwargs, rows=own)))
-    y = _joined([output_in(layer, one) for one in results], passes, dim)
+        results.append(run(call._replace(args=args, kwargs=kwargs, rows=of_pass)))
+    y = _joined([output_in(layer, result) for result in results], passes, dim, step)
     # attention returns its weights (rows, …) or None, too; other layers may return more than an output as well
     others = [] if isinstance(results[0], Tensor) else list(zip(*results, strict=True))[1:]
-    return with_output(results[0], y, [_other(one, passes, step) for one in others])
-
-
-def _other(results: Sequence[Any], passes: Sequence[Sequence[int]], step: int) -> Any:
-    """Join a second result of a layer by rows; without rows, return that of the first pass."""
-    pairs = zip(results, passes, strict=True)
-    has_rows = all(isinstance(one, Tensor) and one.shape[:1] == (len(own) * step,) for one, own in pairs)
-    return _joined(results, passes, 0) if has_rows else results[0]
+    return with_output(results[0], y, [_joined(other, passes, 0, step) for other in others])
 
 
 def _dims_of_rows(layer: nn.Module, named: Mapping[int | str, Any], place: int | str) -> dict[int | str, int]:
@@ -92,15 +84,13 @@ def _dims_of_rows(layer: nn.Module, named: Mapping[int | str, Any], place: int |
 
     The first dimension of a mask of torch's attention is rows, or rows times heads.
     """
+    tensors = {name: value for name, value in named.items() if isinstance(value, Tensor)}
     if not isinstance(layer, nn.MultiheadAttention):
-        length = named[place].shape[:1]
-        return {name: 0 for name, one in named.items() if isinstance(one, Tensor) and one.shape[:1] == length}
+        length = tensors[place].shape[:1]
+        return {name: 0 for name, tensor in tensors.items() if tensor.shape[:1] == length}
     batch = 0 if layer.batch_first else 1
-    dims = {place: batch}
-    for name, one in named.items():
-        if isinstance(one, Tensor) and one.ndim == _MASKS.get(name, 3):
-            dims[name] = 0 if name in _MASKS else batch
-    return dims
+    dims = {name: 0 if name in _MASKS else batch for name in tensors if tensors[name].ndim == _MASKS.get(name, 3)}
+    return {place: batch} | dims
 
 
 _MASKS: Mapping[int | str, int] = {3: 2, "key_padding_mask": 2, 5: 3, "attn_mask": 3}
@@ -108,24 +98,26 @@ _MASKS: Mapping[int | str, int] = {3: 2, "key_padding_mask": 2, 5: 3, "attn_mask
 
 
 def _cut(
-    named: Mapping[int | str, Any], dims: Mapping[int | str, int], own: Sequence[int], rows: int
+    named: Mapping[int | str, Any], dims: Mapping[int | str, int], of_pass: Sequence[int], rows: int
 ) -> dict[int | str, Any]:
     """Cut the arguments to some rows; equal tensors stay one tensor, as attention checks for that."""
     cut: dict[int, Tensor] = {}
     for name, dim in dims.items():
         whole: Tensor = named[name]
         if id(whole) not in cut:
-            step = whole.shape[dim] // rows
-            cut[id(whole)] = torch.cat([whole.narrow(dim, row * step, step) for row in own], dim)
+            chunks = whole.chunk(rows, dim)
+            cut[id(whole)] = torch.cat([chunks[row] for row in of_pass], dim)
     return {name: cut[id(value)] if name in dims else value for name, value in named.items()}
 
 
-def _joined(results: Sequence[Tensor], passes: Sequence[Sequence[int]], dim: int) -> Tensor:
-    """Put the rows of the passes into the order of the batch."""
-    found: dict[int, Tensor] = {}
-    for result, own in zip(results, passes, strict=True):
-        found.update(zip(own, result.chunk(len(own), dim), strict=True))
-    return torch.cat([found[row] for row in sorted(found)], dim)
+def _joined(results: Sequence[Any], passes: Sequence[Sequence[int]], dim: int, step: int) -> Any:
+    """Put the rows of the passes into the order of the batch; where a result has no rows, return the first pass's."""
+    chunks: dict[int, Tensor] = {}
+    for result, of_pass in zip(results, passes, strict=True):
+        if not isinstance(result, Tensor) or result.ndim <= dim or result.shape[dim] != len(of_pass) * step:
+            return results[0]
+        chunks.update(zip(of_pass, result.chunk(len(of_pass), dim), strict=True))
+    return torch.cat([chunks[row] for row in sorted(chunks)], dim)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,18 +128,13 @@ class Adapters(TensorFields):
 
 
 class _Ready(NamedTuple):
-    """What calls need of placed adapters, while rows and places have the same strengths and all ranks act."""
+    """What calls need of placed adapters, while base weights are alike, and all strengths and ranks the same."""
 
     placed: object
-    """The placement that it is made from."""
     like: tuple[torch.device, torch.dtype]
-    """The device and the dtype of the base weights."""
     numbers: object
-    """The strengths of all groups that it is made for."""
     sums: dict[str, Sum]
-    """By parameter."""
     biased: list[tuple[Binding, Adapter]]
-    """The adapters that change the bias."""
 
 
 class DenseExecutor(Resident[Placement[Adapters]]):
@@ -172,18 +159,17 @@ class DenseExecutor(Resident[Placement[Adapters]]):
     ) -> None:
         super().__init__(bindings, strengths, policy or PlacementPolicy())
         self._in_order = in_order
-        self._of_text = is_of_text(bindings[0].target.path)
         self._params = tuple(dict.fromkeys(binding.target.param for binding in self._bindings))
         ranges = [strength_ranges(binding) for binding in self._bindings]
-        strengths.register(*ranges)
-        self._scheduled = any(own[0].schedule is not None for own in ranges)
-        self._readers: dict[str, tuple[tuple[object, ...], type[WeightReader]]] = {}
+        self._columns = dict(zip(ranges, strengths.register(*ranges), strict=True))
+        self._scheduled = any(pair.schedule is not None for ((_, pair),) in ranges)
+        self._readers: dict[str, tuple[object, type[WeightReader]]] = {}
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute the layer's forward with effective weights in place of its own."""
         if compiling() and (y := opaque.call(layer, base_forward, args, kwargs)) is not None:
             return y
-        return self._run_now(_Call(layer, base_forward, args, kwargs))
+        return self._run_now(_Call(layer, base_forward, args, kwargs, self._strengths.now))
 
     # a graph must not hold scratch memory, which other layers and other graphs use, too
     @uncompiled
@@ -191,43 +177,39 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         if self._budget.contended:
             self._budget.note(self._account)
         try:
-            if self._strengths.numbers is not None:  # all rows and places have the same strengths
+            if call.now.numbers is not None:  # all rows and places have the same strengths
                 return self._run(call)
-            return self._run_apart(call) if self._strengths.mixed else self._run_regions(call)
+            return self._run_apart(call) if call.now.mixed else self._run_regions(call)
         finally:
             if not self._stays:
                 self.evict()
 
     def _run_apart(self, call: _Call) -> Any:
-        """Make one pass for each group of rows with equal strengths; rows at strength 0 get the base forward."""
+        """Make one pass for each group of rows with equal strengths."""
         groups: dict[tuple[object, ...], list[int]] = {}
-        values = [tuple(own[binding.group] for binding in self._bindings) for own in self._strengths.values]
-        for row, image in enumerate(self._strengths.rows):
-            groups.setdefault((values[image], self._regions(image)), []).append(row)
+        now = call.now
+        for row, image in enumerate(now.rows):
+            values = tuple([now.values[image][binding.group] for binding in self._bindings])
+            groups.setdefault((values, self._regions(now, image)), []).append(row)
         passes = list(groups.values())
 
-        def run(own: _Call) -> Any:
-            image = self._strengths.rows[own.rows[0]]
-            if not any(values[image]):
-                return own.base_forward(own.layer, *own.args, **own.kwargs)
-            return self._run_regions(own._replace(image=image))
+        def run(part: _Call) -> Any:
+            return self._run_regions(part._replace(image=now.rows[part.rows[0]]))
 
         if len(passes) == 1:
             return run(call._replace(rows=passes[0]))
         return _in_passes(call, passes, self._bindings[0].target.batched_ndim, run)
 
-    def _regions(self, image: int | None) -> tuple[RegionPart, ...]:
+    def _regions(self, now: CallStrengths, image: int | None) -> tuple[RegionPart, ...]:
         """Return the region of each binding, with its part of the prompt."""
-        strengths = self._strengths
-        if strengths.regional_groups.isdisjoint(self._groups):
-            return (ALL_PLACES,) * len(self._bindings)
-        regions = strengths.stack_strengths.group_regions[strengths.shown if image is None else image]
-        return tuple(regions[binding.group] for binding in self._bindings)
+        variant = now.shown if image is None else image
+        return tuple([now.stack.region(binding.group, variant) for binding in self._bindings])
 
     def _run_regions(self, call: _Call) -> Any:
         """Make one pass with the bindings that act everywhere, and one for each region that adds its bindings."""
-        regions = self._regions(call.image)
-        if all(region == ALL_PLACES for region in regions):
+        regions = self._regions(call.now, call.image)
+        others = [region for region in dict.fromkeys(regions) if region != ALL_PLACES]
+        if not others:
             return self._run(call)
         if self._bindings[0].target.kind == "experts":
             text = f"a LoRA for a part of the picture changes the weights of experts in a {type(call.layer).__name__}"
@@ -235,34 +217,26 @@ class DenseExecutor(Resident[Placement[Adapters]]):
 
         def run(region: RegionPart) -> Any:
             acting = frozenset(i for i, own in enumerate(regions) if own in (ALL_PLACES, region))
-            if not acting:
-                return call.base_forward(call.layer, *call.args, **call.kwargs)
             return self._run(call._replace(acting=acting))
 
-        total = y = run(ALL_PLACES)
-        for region in dict.fromkeys(one for one in regions if one != ALL_PLACES):
-            total = self._blended(call, total, y, run(region), region)
-        return total
+        returned = run(ALL_PLACES)  # attention's output and weights; the weights stay the ones without the region
+        total = y = output_in(call.layer, returned)
+        for region in others:
+            total = total + (output_in(call.layer, run(region)) - y) * self._weights(region, y, call)
+        return with_output(returned, total)
 
-    def _blended(self, call: _Call, total: Any, y: Any, other: Any, region: RegionPart) -> Any:
-        """Add the change by a region's pass, at the places of the region."""
-        if not isinstance(y, Tensor):  # attention's output and weights; the weights stay the ones without the region
-            whole, own, others = (output_in(call.layer, one) for one in (total, y, other))
-            return with_output(total, self._blended(call, whole, own, others, region))
-        strengths = self._strengths
-        layout = self._token_layout(y, call.rows)
-        parts = [strengths.parts[row] for row in call.rows] if strengths.parts and call.rows else strengths.parts
-        which = tuple((region_on_row(region, layout.grid, part),) for part in parts or (None,))
-        weights = strengths.region_weights(layout.grid, which, y, channels_first=layout.channels_first)
-        return total + (other - y) * shaped_by_places(weights, layout)
-
-    def _token_layout(self, y: Tensor, rows: Sequence[int]) -> TokenLayout:
-        target, latents = self._bindings[0].target, self._strengths.latents
-        if latents is not None and rows:
-            latents = replace(latents, rows=len(rows))
-        nowhere = self._of_text or target.kind in ("embedding", "attention")
+    def _weights(self, region: RegionPart, y: Tensor, call: _Call) -> Tensor:
+        """Return the weights of a region at the places of an output with the rows of a pass."""
+        target, latents, parts = self._bindings[0].target, call.now.latents, call.now.parts
+        if latents is not None and call.rows:
+            latents = replace(latents, rows=len(call.rows))
+        nowhere = target.kind in ("embedding", "attention") or is_of_text(target.path)
         maps = target.kind == "conv" or (target.kind == "norm" and y.ndim > 3 and y.shape[1] == target.shape[0])
-        return token_layout(y.shape, latents, spatial=y.ndim - 2 if maps else 0, of_text=nowhere)
+        layout = token_layout(y.shape, latents, spatial=y.ndim - 2 if maps else 0, of_text=nowhere)
+        parts = tuple([parts[row] for row in call.rows]) if parts and call.rows else parts
+        rows = tuple([(region_on_row(region, layout.grid, part),) for part in parts or (None,)])
+        weights = self._strengths.region_weights(layout, rows, y, (1,))
+        return shaped_by_places(weights, layout)
 
     def _run(self, call: _Call) -> Any:
         """Make one pass."""
@@ -274,12 +248,9 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             reader = self._reader(layer, param)
             readers.append(reader)
             packed |= not reader.holds_values
-        if packed:
-            values = self._strengths.values[self._strengths.shown if call.image is None else call.image]
-            acting = range(len(self._bindings)) if call.acting is None else call.acting
-            if not any(values[self._bindings[i].group] for i in acting):
-                # a product with the decoded weight has other bits than the layer's own product
-                return base_forward(layer, *args, **kwargs)
+        if (packed or call.image is not None or call.acting is not None) and not self._acts(call, x.device):
+            # a product with the decoded weight has other bits than the layer's own product
+            return base_forward(layer, *args, **kwargs)
         kept = _is_kept(layer, args, kwargs)
         with plain_mode(x.device):
             placed = self._placed_at(layer, x.device, _ANY)
@@ -291,20 +262,24 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             return self._product(layer, x, effective)
         return base_forward(stand_in, *args, **kwargs)
 
+    def _acts(self, call: _Call, device: torch.device) -> bool:
+        """Tell whether any binding has a strength other than 0, or may have one when a captured graph is replayed."""
+        values = call.now.of(call.image)
+        acting = range(len(self._bindings)) if call.acting is None else call.acting
+        return bool(acting) if capturing(device) else any(values[self._bindings[i].group] for i in acting)
+
     def _reader(self, layer: nn.Module, param: str) -> type[WeightReader]:
         """Return the reader of a parameter, which is looked for again where its signs have changed."""
-        weight = layer._parameters.get(param)
-        if weight is None or weight.__dict__:
-            return weight_reader(layer, param)
-        sizes = len(layer.__dict__), len(layer._parameters), len(layer._buffers), len(layer._modules)
-        signs = type(layer), type(weight), weight.dtype, weight.layout, *sizes
+        weight, signs = layer._parameters.get(param), None
+        if weight is not None and not weight.__dict__:
+            sizes = len(layer.__dict__), len(layer._parameters), len(layer._buffers), len(layer._modules)
+            signs = type(layer), type(weight), weight.dtype, weight.layout, *sizes
         known = self._readers.get(param)
-        if known is not None and known[0] == signs:
-            return known[1]
-        reader = weight_reader(layer, param)
-        if reader.plain:
-            self._readers[param] = signs, reader
-        return reader
+        if signs is None or known is None or known[0] != signs:
+            known = signs, weight_reader(layer, param)
+            if known[1].plain:
+                self._readers[param] = known
+        return known[1]
 
     def _product(self, layer: nn.Module, x: Tensor, effective: dict[str, Tensor]) -> Tensor:
         """Compute the product of a linear layer or a convolution with an effective weight.
@@ -324,30 +299,32 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         self, call: _Call, readers: Sequence[type[WeightReader]], placed: Placement[Adapters], x: Tensor, *, kept: bool
     ) -> dict[str, Tensor]:
         """Build the effective parameters, in scratch memory unless they are kept after the call."""
-        found: dict[str, Tensor] = {}
+        params: dict[str, Tensor] = {}
         bases = [reader.read(call.layer, param) for reader, param in zip(readers, self._params, strict=True)]
         ready: _Ready | None = self._views if call.image is None and call.acting is None else None
-        like, numbers = (bases[0].device, wide(bases[0].dtype)), self._strengths.numbers
+        like, numbers = (bases[0].device, wide(bases[0].dtype)), call.now.numbers
         if ready is None or ready.placed is not placed or ready.like != like or ready.numbers is not numbers:
             ready = self._make_ready(call, placed, like)
         for param, reader, base in zip(self._params, readers, bases, strict=True):
             dtype = x.dtype if not reader.plain and x.is_floating_point() else base.dtype
             total = torch.empty_like(base, dtype=dtype) if kept else scratch.take(param, base, dtype)
             ready.sums[param].build(total, base)
-            found[param] = total
-        for binding, adapter in ready.biased:
-            self._change_bias(call, binding, adapter, found)
-        return found
+            params[param] = total
+        biases = self._biases(call.layer, ready.biased, params, call.now, call.image) if ready.biased else {}
+        for name, bias in biases.items():
+            params[name] = bias.to(params[self._params[0]].dtype)
+        return params
 
     def _make_ready(self, call: _Call, placed: Placement[Adapters], like: tuple[torch.device, torch.dtype]) -> _Ready:
         """Put together what a pass needs, and keep that for calls in which nothing differs."""
-        bound = list(zip(self._bindings, placed.get().all, strict=True))
-        pairs = bound if call.acting is None else [bound[i] for i in sorted(call.acting)]
-        sums = {param: self._sum_of(param, pairs, like, call.image) for param in self._params}
-        biased = [(one, own) for one, own in pairs if own.has_bias or own.bias_excess is not None]
-        ready = _Ready(placed, like, self._strengths.numbers, sums, biased)
-        plain = call.image is None and call.acting is None and ready.numbers is not None
-        if plain and not (self._scheduled or placed.packed or capturing(like[0])):
+        pairs = list(zip(self._bindings, placed.get().all, strict=True))
+        if call.acting is not None:
+            pairs = [pairs[i] for i in sorted(call.acting)]
+        sums = {param: self._sum_of(param, pairs, like, call.now, call.image) for param in self._params}
+        biased = [pair for pair in pairs if pair[1].has_bias or pair[1].bias_excess is not None]
+        ready = _Ready(placed, like, call.now.numbers, sums, biased)
+        is_special = call.image is not None or call.acting is not None or ready.numbers is None
+        if not (is_special or self._scheduled or placed.packed or capturing(like[0])):
             self._views = ready
         return ready
 
@@ -356,45 +333,53 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         param: str,
         pairs: Iterable[tuple[Binding, Adapter]],
         like: tuple[torch.device, torch.dtype],
+        now: CallStrengths,
         image: int | None = None,
     ) -> Sum:
-        """Return the deltas of one parameter by these bindings with their adapters, at the present strengths."""
-        parts = [
-            Part(adapter, self._strength(binding, *like, image), self._rank(binding), binding.target.rows)
-            for binding, adapter in pairs
-            if binding.target.param == param
-        ]
+        """Return the deltas of one parameter by these bindings with their adapters, at the strengths of a call."""
+        own = [(binding, adapter) for binding, adapter in pairs if binding.target.param == param]
+        parts = [Part(one, self._strength(to, *like, now, image), _rank(to, now), to.target.rows) for to, one in own]
         return Sum(parts, in_order=self._in_order)
 
-    def _rank(self, binding: Binding) -> int | None:
-        """Return how many rank components act at the present timestep; None is all."""
-        schedule = binding.adapter.schedule_of_parts
-        return binding.rank if schedule is None else schedule.ranks(binding.rank, self._strengths.moment)
-
     def _strength(
-        self, binding: Binding, device: torch.device, dtype: torch.dtype, image: int | None = None
+        self,
+        binding: Binding,
+        device: torch.device,
+        dtype: torch.dtype,
+        now: CallStrengths,
+        image: int | None = None,
     ) -> Tensor | float:
         """Return the strength of a binding; a tensor where it is several numbers, or a captured graph reads it."""
-        strengths = self._strengths
         if capturing(device) or isinstance(binding.adapter.schedule_of_parts, HeadSchedule):
-            return strengths.for_variant(strength_ranges(binding), device, wide(dtype), image)
-        return strengths.values[strengths.shown if image is None else image][binding.group]
+            columns = self._columns[strength_ranges(binding)]
+            return self._strengths.for_variant(columns, device, wide(dtype), image)
+        return now.of(image)[binding.group]
 
-    def _change_bias(self, call: _Call, binding: Binding, adapter: Adapter, found: dict[str, Tensor]) -> None:
-        target, weight = binding.target, found[binding.target.param]
-        bias, total = bias_of(call.layer, target), found.get(target.bias)
-        rows = slice(None) if target.bias_rows is None else slice(*target.bias_rows)
-        own = total if self._in_order and total is not None else bias
-        strength = self._strength(binding, weight.device, weight.dtype, call.image)
-        exact = wide(weight.dtype)
-        delta = adapter.change_of_bias(None if own is None else own.detach()[rows].to(weight.device, exact))
-        if delta is None:
-            return
-        if total is None:
-            width = 3 * weight.shape[0] if target.bias_rows and target.rows is None else weight.shape[0]
-            total = weight.new_zeros(width) if bias is None else bias.detach().to(weight, copy=True)
-            found[target.bias] = total
-        total[rows].add_(at_strength(delta.to(weight.device, exact), strength))
+    def _biases(
+        self,
+        layer: nn.Module,
+        pairs: Iterable[tuple[Binding, Adapter]],
+        weights: Mapping[str, Tensor],
+        now: CallStrengths,
+        image: int | None = None,
+    ) -> dict[str, Tensor]:
+        """Return the biases that adapters change, with their changes, by parameter, in fp32 or fp64."""
+        totals: dict[str, Tensor] = {}
+        for binding, adapter in pairs:
+            target, weight = binding.target, weights[binding.target.param]
+            where, bias = (weight.device, wide(weight.dtype)), stored(layer, target.bias)
+            base = None if bias is None else bias.data.to(*where)
+            total, rows = totals.get(target.bias), slice(*(target.bias_rows or (None,)))
+            before = total if self._in_order and total is not None else base
+            delta = adapter.change_of_bias(None if before is None else before[rows])
+            if delta is None:
+                continue
+            if total is None:
+                width = 3 * weight.shape[0] if target.bias_rows and target.rows is None else weight.shape[0]
+                total = torch.zeros(width, device=where[0], dtype=where[1]) if base is None else base.clone()
+                totals[target.bias] = total
+            total[rows].add_(at_strength(delta.to(*where), self._strength(binding, *where, now, image)))
+        return totals
 
     def _content(
         self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype
@@ -411,11 +396,10 @@ _ANY = torch.float32
 """Adapters are placed in the dtypes of their files, so the dtype of a placement makes no difference."""
 
 
-def bias_of(layer: nn.Module, target: Target) -> Tensor | None:
-    """Return the bias beside a weight; None where the layer has none."""
-    owner, _, leaf = target.bias.rpartition(".")
-    bias: Tensor | None = getattr(layer.get_submodule(owner), leaf, None)
-    return bias
+def _rank(binding: Binding, now: CallStrengths) -> int | None:
+    """Return how many rank components act at the timestep of a call; None is all."""
+    schedule = binding.adapter.schedule_of_parts
+    return binding.rank if schedule is None else schedule.ranks(binding.rank, now.moment)
 
 
 def _is_kept(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -431,7 +415,7 @@ def _is_kept(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 def _stand_in(layer: nn.Module, params: Mapping[str, Tensor]) -> nn.Module | None:
     """Make a copy of `layer` that shares everything with it except `params`; None where its class overrides these."""
     own = {name: value for name, value in params.items() if "." not in name}
-    stand_in: nn.Module = object.__new__(type(layer))
+    children, stand_in = dict(layer._modules), object.__new__(type(layer))
     stand_in.__dict__.update(layer.__dict__)
     if parametrize.is_parametrized(layer):  # the class has a property for each tensor that is computed from others
         stand_in.__class__ = parametrize.type_before_parametrizations(layer)
@@ -439,15 +423,10 @@ def _stand_in(layer: nn.Module, params: Mapping[str, Tensor]) -> nn.Module | Non
         own = {name: getattr(layer, name) for name in computed} | own
     for name in own:
         stand_in.__dict__.pop(name, None)  # weight_norm's hook writes its result there
-    stand_in.__dict__["_parameters"] = {**layer._parameters, **own}
-    children = dict(layer._modules)
     for name, value in params.items():
         child, dot, param = name.partition(".")
         module = children.get(child)
         if dot and module is not None:
-            below = _stand_in(module, {param: value})
-            if below is None:
-                return None
-            children[child] = below
-    stand_in.__dict__["_modules"] = children
-    return stand_in if all(getattr(stand_in, name) is value for name, value in own.items()) else None
+            children[child] = _stand_in(module, {param: value}) or module
+    stand_in.__dict__ |= {"_parameters": {**layer._parameters, **own}, "_modules": children}
+    return stand_in if all(stored(stand_in, name) is value for name, value in params.items()) else None

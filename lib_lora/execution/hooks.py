@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from operator import is_
@@ -34,7 +34,7 @@ from .arguments import BaseForward
 
 logger = logging.getLogger(__name__)
 
-SLOT = "_remora_slot"
+SLOT, _PATCH = "_remora_slot", "_remora_patch"
 _CPU = torch.device("cpu")
 
 Executor: TypeAlias = Resident[Any]
@@ -54,9 +54,9 @@ class Slot:
         self.layer = weakref.ref(layer)
         self.key = opaque.key_for(self)
         self.patch: Patch | None = None
-        self.executor: Executor | None = None
         self.replaced: BaseForward | None = None
         """The function that the layer, or a hook of it, had in place of the patch's; a method would keep the layer."""
+        self.executor: Executor | None = None
         self.called = False
         """Whether the layer was called since `Watch.begin`, calls of compiled code aside."""
 
@@ -159,19 +159,33 @@ class ClassPatch(Patch):
                 executor.before_load(layer, state, prefix)
             base_load(layer, state, prefix, *args, **kwargs)
 
-        apply: Any = _apply
-        apply.patch = self  # which the class keeps, also where other code puts back the forward
         # the slot is read as a plain attribute with a class-level default: dynamo guards that, but not a missing key
-        self._ours: dict[str, Any] = {SLOT: None, "forward": self.forward, "_apply": apply}
-        self._ours["_load_from_state_dict"] = _load_from_state_dict
+        self._ours: dict[str, Any] = {SLOT: None, _PATCH: self, "forward": self.forward, "_apply": _apply}
+        self._ours |= {"_load_from_state_dict": _load_from_state_dict}
         self._former = {name: cls.__dict__[name] for name in self._ours if name in cls.__dict__}
         for name, ours in self._ours.items():
             setattr(cls, name, ours)
-        _patches[cls] = weakref.ref(self)
+        _patches.add(cls)
 
     def is_in_force(self) -> bool:
-        """Tell whether calls of the class's layers still reach the patch, directly or through one put on top."""
-        return self.cls.__dict__.get("forward") is self.forward or _reaches(self)
+        """Tell whether calls of the class's layers reach the patch, directly or through one put on top."""
+        if self.cls.__dict__.get("forward") is self.forward:
+            return True
+        layer, calls = object.__new__(self.cls), list[object]()
+        nn.Module.__init__(layer)
+        layer.weight = nn.Parameter(torch.zeros(1, 1, device=_CPU), requires_grad=False)
+        slot = Slot(layer)
+        slot.patch = self
+        # A1111's manual cast also moves the layer
+        stand_in = SimpleNamespace(run=lambda *call: calls.append(call), move=lambda *_, **__: None)
+        stand_in.converting = lambda _: nullcontext()
+        slot.executor = cast(Executor, stand_in)
+        setattr(layer, SLOT, slot)
+        try:
+            self.cls.forward(layer, torch.empty(0, device=_CPU))
+        except Exception:  # a foreign wrapper may fail on a layer without its own marks, or on our result
+            logger.debug("probing %s.forward failed", self.cls.__name__, exc_info=True)
+        return bool(calls)
 
     def replaces(self, function: object) -> bool:
         """Tell whether `function` is what the class had before, or the forward of an earlier patch of it."""
@@ -182,36 +196,38 @@ class ClassPatch(Patch):
         """Restore the class as it was found; patches that others put on top stay."""
         with _lock:
             for name, ours in self._ours.items():
-                if self.cls.__dict__.get(name, self) is ours:
+                if name in self.cls.__dict__ and self.cls.__dict__[name] is ours:
                     delattr(self.cls, name)
                     if name in self._former:
                         setattr(self.cls, name, self._former[name])
-            _patches.pop(self.cls, None)
+            if _PATCH not in self.cls.__dict__:
+                _patches.discard(self.cls)
 
 
 CLASSES: tuple[type[nn.Module], ...] = (
-    nn.Linear,
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.MultiheadAttention,
-    nn.Embedding,
-    nn.LayerNorm,
-    nn.GroupNorm,
+    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAttention, nn.Embedding, nn.LayerNorm, nn.GroupNorm),
     *((nn.RMSNorm,) if hasattr(nn, "RMSNorm") else ()),  # torch 2.4 and later
 )
 """Patched with the first engine, or at `install`; other classes when an engine gets a model that has them."""
 
 _lock = threading.RLock()
-_patches: weakref.WeakKeyDictionary[type[nn.Module], weakref.ref[ClassPatch]] = weakref.WeakKeyDictionary()
+_patches: weakref.WeakSet[type[nn.Module]] = weakref.WeakSet()
 _engines: weakref.WeakSet[HookedLayers] = weakref.WeakSet()
 _stays_installed = False
 
 
+def defining_class(cls: type[nn.Module]) -> type[nn.Module]:
+    """Return the class whose `forward` a layer of class `cls` runs."""
+    for base in cls.__mro__:
+        if "forward" in base.__dict__:
+            return base
+    return nn.Module
+
+
 def patch_of(cls: type[nn.Module]) -> ClassPatch | None:
-    """Return the patch of a class; None where it has none."""
-    ref = _patches.get(cls)
-    return None if ref is None else ref()
+    """Return the patch of the forward that layers of class `cls` run; None where it has none."""
+    patch: ClassPatch | None = defining_class(cls).__dict__.get(_PATCH)
+    return patch
 
 
 def install(classes: Iterable[type[nn.Module]] = ()) -> None:
@@ -243,71 +259,16 @@ def uninstall() -> None:
 
 def _all_patches() -> list[ClassPatch]:
     with _lock:
-        return [patch for ref in list(_patches.values()) if (patch := ref()) is not None]
+        return [cls.__dict__[_PATCH] for cls in list(_patches)]
 
 
 def _patch_classes(classes: Iterable[type[nn.Module]]) -> None:
     """Patch torch's layer classes and each of `classes` that defines a forward; leave patched ones as they are."""
     with _lock:
-        missing = [cls for cls in {*CLASSES, *classes} if "forward" in cls.__dict__ and patch_of(cls) is None]
+        missing = [cls for cls in {*CLASSES, *classes} if "forward" in cls.__dict__ and _PATCH not in cls.__dict__]
         for cls in missing:
             ClassPatch(cls)
     forget_compiled(missing)
-
-
-def _take_patches_off() -> None:
-    """Restore the classes when no engine is left, except for those that compiled code has the patch of."""
-    with _lock:
-        if _stays_installed or len(_engines):
-            return
-        for patch in _all_patches():
-            if not is_in_compiled(patch.cls):  # or that code would be compiled again
-                patch.undo()
-
-
-def _renew(patch: ClassPatch) -> None:
-    """Install a patch again that other code undid."""
-    with _lock:
-        if patch_of(patch.cls) is not patch:
-            return  # another thread did
-        patch.undo()  # or the next patch would take `_apply` for the class's own
-        ClassPatch(patch.cls)
-    logger.warning("%s.forward was put back by another extension; patched again", patch.cls.__name__)
-    forget_compiled([patch.cls])
-
-
-def _reaches(patch: ClassPatch) -> bool:
-    """Call the class's present forward on a tiny layer and tell whether it calls the patch."""
-    layer, calls = _tiny_layer(patch.cls), list[object]()
-    slot = Slot(layer)
-    slot.patch = patch
-    # A1111's manual cast also moves the layer
-    stand_in = SimpleNamespace(run=lambda *call: calls.append(call), move=lambda *_, **__: None)
-    stand_in.converting = lambda _: nullcontext()
-    slot.executor = cast(Executor, stand_in)
-    setattr(layer, SLOT, slot)
-    try:
-        patch.cls.forward(layer, torch.empty(0, device=_CPU))
-    except Exception:  # a foreign wrapper may fail on a layer without its own marks, or on our result
-        logger.debug("probing %s.forward failed", patch.cls.__name__, exc_info=True)
-    return bool(calls)
-
-
-def _tiny_layer(cls: type[nn.Module]) -> nn.Module:
-    """Make a layer that other wrappers, such as A1111's manual cast, can handle if its class is one of torch's."""
-    if cls in CLASSES:
-        sizes = {1: (nn.LayerNorm, getattr(nn, "RMSNorm", None)), 3: (nn.Conv1d, nn.Conv2d, nn.Conv3d)}
-        count = next((count for count, classes in sizes.items() if cls in classes), 2)
-        return cls(*(1,) * count, device="meta").to_empty(device=_CPU)  # to initialise a weight draws random numbers
-    layer: nn.Module = object.__new__(cls)
-    nn.Module.__init__(layer)
-    layer.weight = nn.Parameter(torch.zeros(1, 1, device=_CPU), requires_grad=False)
-    return layer
-
-
-def defining_class(cls: type[nn.Module]) -> type[nn.Module]:
-    """Return the class whose `forward` a layer of class `cls` runs."""
-    return next(base for base in cls.__mro__ if "forward" in base.__dict__)
 
 
 def slot_of(layer: nn.Module) -> Slot | None:
@@ -322,25 +283,20 @@ def executor_of(layer: nn.Module) -> Executor | None:
     return None if slot is None else slot.executor
 
 
-def _kept_forwards(layer: nn.Module) -> Iterator[tuple[object, str]]:
-    """Yield (object, attribute) of every place where a forward of `layer` is kept, the outermost first."""
-    if "forward" in layer.__dict__:
-        yield layer, "forward"
-    yield from schemes.captured(layer)
+def _kept_forwards(layer: nn.Module) -> list[tuple[object, str, MethodType]]:
+    """List (object, attribute, method) of every place where a forward of `layer` is kept, the outermost first.
 
-
-def _own_method(layer: nn.Module, patch: ClassPatch) -> MethodType | None:
-    """Return the outermost forward that is a method bound to `layer`, of a function that its class never had.
-
-    Any other callable (a hook's partial, a closure, another object's method) calls the forward that it found.
+    Any other callable there (a hook's partial, a closure, another object's method) calls the forward that it found.
     """
-    for holder, attribute in _kept_forwards(layer):
-        method = getattr(holder, attribute)
-        if isinstance(method, MethodType) and method.__self__ is layer:
-            function = method.__func__
-            if function is not patch.cls.forward and not patch.replaces(function):
-                return method
-    return None
+    places = [(layer, "forward"), *schemes.captured(layer)] if "forward" in layer.__dict__ else []
+    found = [(holder, attribute, getattr(holder, attribute)) for holder, attribute in places]
+    return [one for one in found if isinstance(one[2], MethodType) and one[2].__self__ is layer]
+
+
+def _own_forward(layer: nn.Module, patch: ClassPatch) -> BaseForward | None:
+    """Return the function of the outermost forward that `layer` keeps and that its class never had."""
+    functions = [method.__func__ for *_, method in _kept_forwards(layer)]
+    return next((one for one in functions if one is not patch.cls.forward and not patch.replaces(one)), None)
 
 
 def _exchange(layer: nn.Module, is_old: Callable[[object], bool], new: BaseForward) -> BaseForward | None:
@@ -349,9 +305,8 @@ def _exchange(layer: nn.Module, is_old: Callable[[object], bool], new: BaseForwa
     A hook that is removed moves its captured method to the layer itself, so no place is remembered.
     """
     replaced: BaseForward | None = None
-    for holder, attribute in _kept_forwards(layer):
-        method = getattr(holder, attribute)
-        if isinstance(method, MethodType) and is_old(method.__func__):
+    for holder, attribute, method in _kept_forwards(layer):
+        if is_old(method.__func__):
             replaced = method.__func__
             setattr(holder, attribute, MethodType(new, layer))
     return replaced
@@ -359,15 +314,18 @@ def _exchange(layer: nn.Module, is_old: Callable[[object], bool], new: BaseForwa
 
 def attach(layer: nn.Module, slot: Slot, patch: ClassPatch) -> None:
     """Give `layer` its slot, and make sure that calls of the layer reach it; `patch` is its class's."""
-    _withdraw(layer, slot)
-    method = _own_method(layer, patch)
-    if method is None:
-        slot.patch = patch
-        slot.replaced = _exchange(layer, lambda it: it is not patch.forward and patch.replaces(it), patch.forward)
-    else:
-        slot.patch = Patch(method.__func__)
-        slot.replaced = slot.patch.base_forward
-        _exchange(layer, partial(is_, method.__func__), slot.patch.forward)
+    if "forward" not in layer.__dict__:
+        slot.patch, slot.replaced = patch, None
+    elif not is_attached(layer, slot):
+        _withdraw(layer, slot)
+        own = _own_forward(layer, patch)
+        if own is None:
+            slot.patch = patch
+            slot.replaced = _exchange(layer, lambda it: it is not patch.forward and patch.replaces(it), patch.forward)
+        else:
+            slot.patch = Patch(own)
+            slot.replaced = slot.patch.base_forward
+            _exchange(layer, partial(is_, own), slot.patch.forward)
     setattr(layer, SLOT, slot)
 
 
@@ -380,18 +338,13 @@ def _withdraw(layer: nn.Module, slot: Slot) -> None:
 
 def is_attached(layer: nn.Module, slot: Slot) -> bool:
     """Tell whether `layer` has `slot`, under the patch that calls of the layer reach."""
-    if slot.patch is None or layer.__dict__.get(SLOT) is not slot:
+    patch, forward = patch_of(type(layer)), layer.__dict__.get("forward")
+    own = None if patch is None else _own_forward(layer, patch)
+    reached = patch if own is None else patch_in(own)
+    if reached is None or slot.patch is not reached or layer.__dict__.get(SLOT) is not slot:
         return False
-    patch = patch_of(defining_class(type(layer)))
-    method = None if patch is None or "forward" not in layer.__dict__ else _own_method(layer, patch)
-    return slot.patch is (patch if method is None else patch_in(method.__func__))
-
-
-def has_foreign_forward(layer: nn.Module) -> bool:
-    """Tell whether a layer has a forward that is neither ours nor a hook's, so that ours may never be called."""
-    forward = layer.__dict__.get("forward")
-    ours = forward is None or patch_in(getattr(forward, "__func__", forward)) is not None
-    return not ours and not any(schemes.captured(layer))
+    is_ours = forward is None or patch_in(getattr(forward, "__func__", forward)) is not None
+    return is_ours or any(schemes.captured(layer))  # a forward that is no hook's either may never call ours
 
 
 class HookedLayers:
@@ -405,17 +358,23 @@ class HookedLayers:
         _engines.add(self)
         _patch_classes(classes)
 
-    def ensure_in_force(self) -> bool:
-        """Install patches again that another extension undid, as A1111's `patches.undo` does.
+    def ensure_in_force(self) -> None:
+        """Install patches again that other code undid, as A1111's `patches.undo` does; have calls reach all slots.
 
-        Returns:
-            Whether a patch was installed again, or a layer is not reached; slots must then be attached again.
+        A layer may also have got a forward of its own or another class meanwhile.
         """
         undone = [patch for patch in _all_patches() if not patch.is_in_force()]
         for patch in undone:
-            _renew(patch)
-        # a layer may have got a forward of its own, another class or a new patch meanwhile
-        return bool(undone) or not all(is_attached(layer, slot) for layer, slot in self._snapshot().items())
+            patch.undo()  # or the next patch would take `_apply` for the class's own
+            logger.warning("%s.forward was put back by another extension; patched again", patch.cls.__name__)
+        if undone:
+            _patch_classes([patch.cls for patch in undone])
+        slots = self._snapshot()
+        patches = {cls: patch_of(cls) for cls in set(map(type, slots))}
+        for layer, slot in slots.items():
+            own = layer.__dict__
+            if "forward" in own or own.get(SLOT) is not slot or slot.patch is not patches[type(layer)]:
+                self._attach(layer)
 
     def swap(
         self,
@@ -424,37 +383,36 @@ class HookedLayers:
         resting: Callable[[], Collection[nn.Module]],
         *,
         keep: bool,
-        checked: bool = False,
     ) -> None:
-        """Replace the executors of all layers; on any error the old ones are restored.
+        """Replace the executors of all layers, except where one stays; on any error the old ones are restored.
 
         Args:
-            executors: by layer; an executor that its layer has already stays as it is.
+            executors: by layer.
             reset: called when nothing is placed, unless an executor stays.
             resting: returns the offloaded layers, beside which nothing is placed before their first call.
             keep: leave the tensors of the old executors where they are, for later, as far as there is room.
-            checked: whether `ensure_in_force` has just found that calls reach all slots.
 
         Raises:
             ComponentError: another engine serves one of the layers.
         """
-        after = dict(executors.items())  # a dictionary of weak keys would look up each again
-        self.patch({defining_class(cls) for cls in {type(layer) for layer in after}})
-        slots = self._snapshot()
-        before = {layer: slot.executor for layer, slot in slots.items()}
+        after, before = dict(executors.items()), self._executors()
+        self.patch(map(defining_class, set(map(type, after))))
+        leaving = {layer: old for layer, old in before.items() if old is not after.get(layer)}
+        new = {layer: executor for layer, executor in after.items() if executor is not before.get(layer)}
         try:
-            for layer in after:
-                if not checked or layer not in slots:
-                    slots[layer] = self._attached_slot(layer)
-            leaving = {layer: old for layer, old in before.items() if old is not after.get(layer)}
-            _clear_out(leaving, keep=keep)  # before the new ones are placed, so that a device never has both
+            for layer in [layer for layer in new if layer not in before]:
+                self._attach(layer)
+            for layer, old in leaving.items():  # before the new ones are placed, so that a device never has both
+                if old is not None:
+                    # others may write to base weights meanwhile
+                    (old.rest if keep and not old.reads_base else old.release)(layer)
             for layer in before.keys() - after.keys():
                 self._take_off(layer)
             if len(leaving) == len(before):
                 reset()
-            for layer, executor in after.items():
+            slots = self._snapshot()
+            for layer, executor in new.items():
                 slots[layer].executor = executor
-            new = {layer: executor for layer, executor in after.items() if executor is not before.get(layer)}
             idle, waiting = resting() if new else (), list[Waiting]()
             for layer, executor in new.items():
                 move_to_layer(executor, layer, now=executor.merges or layer not in idle, waiting=waiting)
@@ -464,9 +422,8 @@ class HookedLayers:
             raise
 
     def hold(self, executors: Mapping[nn.Module, Executor]) -> bool:
-        """Tell whether all layers have these executors."""
-        slots = ((slot_of(layer), executor) for layer, executor in list(executors.items()))
-        return all(slot is not None and slot.executor is executor for slot, executor in slots)
+        """Tell whether the layers have these executors."""
+        return self._executors() == dict(executors.items())
 
     def detach(self) -> None:
         """Detach all layers: first no layer has an adapter, then memory and weights are given back.
@@ -487,16 +444,18 @@ class HookedLayers:
         finally:
             with _lock:
                 _engines.discard(self)
-            _take_patches_off()
+                for patch in () if _stays_installed or len(_engines) else _all_patches():
+                    if not is_in_compiled(patch.cls):  # or that code would be compiled again
+                        patch.undo()
 
     def _restore(self, executors: Mapping[nn.Module, Executor | None]) -> None:
-        for layer, slot in self._snapshot().items():
-            if slot.executor is not None and slot.executor is not executors.get(layer):
-                slot.executor.release(layer)
+        for layer, executor in self._executors().items():
+            if executor is not None and executor is not executors.get(layer):
+                executor.release(layer)
             if layer not in executors:
                 self._take_off(layer)
         for layer, executor in executors.items():
-            self._attached_slot(layer).executor = executor
+            self._attach(layer).executor = executor
             if executor is not None:
                 move_to_layer(executor, layer, now=executor.merges)
 
@@ -504,16 +463,18 @@ class HookedLayers:
         with _lock:
             return dict(self._slots.items())
 
-    def _attached_slot(self, layer: nn.Module) -> Slot:
+    def _executors(self) -> dict[nn.Module, Executor | None]:
+        return {layer: slot.executor for layer, slot in self._snapshot().items()}
+
+    def _attach(self, layer: nn.Module) -> Slot:
+        """Have calls of a layer reach its slot, which is made where there is none."""
         with _lock:
-            slot = slot_of(layer)
-            if slot is not None and slot is not self._slots.get(layer):
-                raise ComponentError(f"a {type(layer).__name__} is served by another Engine; deactivate that one first")
+            slot, present, cls = self._slots.get(layer), layer.__dict__.get(SLOT), type(layer)
+            if present is not None and present is not slot:
+                raise ComponentError(f"a {cls.__name__} is served by another Engine; deactivate that one first")
             if slot is None:
                 slot = self._slots[layer] = Slot(layer)
-            if not is_attached(layer, slot):
-                patch = patch_of(defining_class(type(layer)))
-                attach(layer, slot, patch or ClassPatch(defining_class(type(layer))))
+            attach(layer, slot, patch_of(cls) or ClassPatch(defining_class(cls)))
             return slot
 
     def _take_off(self, layer: nn.Module) -> Executor | None:
@@ -527,15 +488,6 @@ class HookedLayers:
             executor, slot.executor = slot.executor, None
             _withdraw(layer, slot)
             return executor
-
-
-def _clear_out(leaving: Mapping[nn.Module, Executor | None], *, keep: bool) -> None:
-    """Release executors, or where they may `keep` their tensors, leave these where there is room for them."""
-    for layer, executor in leaving.items():
-        if executor is not None and keep and not executor.reads_base:  # others may write to base weights meanwhile
-            executor.rest(layer)
-        elif executor is not None:
-            executor.release(layer)
 
 
 def move_to_layer(

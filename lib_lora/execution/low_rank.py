@@ -6,9 +6,6 @@ All low-rank pairs of a layer are one pair of matrices, stacked along the rank, 
 component: two products for any number of entries. Changes of the input are added before the same product by W, so they
 cost no further base call. Plain pairs on many tokens may instead be added to the weight in scratch memory, see
 `low_rank_products.py`. Where the rows of a batch have strengths of their own, m has a row for each of them.
-
-Kinds that cost much per token, such as rotations, are computed beside the layer for few tokens, and by an effective
-weight for many; only in dtypes in which the sum of weight and change is exact enough.
 """
 
 from __future__ import annotations
@@ -21,23 +18,20 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor, nn
 
-from ..adapters._operation import Operation
-from ..adapters.base import Form, InputEffect, OutputEffect
+from ..adapters.base import Form, InputEffect, Operation, OutputEffect, Pair
 from ..compiler import compiling, tracing
-from ..naming.architectures._arguments import is_of_text
+from ..naming.architectures.base import is_of_text
 from ..naming.binding import Binding
 from ..placement.resident import PlacementPolicy, Resident, strength_ranges
 from ..placement.static import padded_rank
 from ..placement.storage import Placement, store
 from ..strengths.model_call import repeats_per_row
 from ..strengths.regions import TokenLayout, token_layout
-from ..strengths.table import FactorRange, FactorRanges, LayerStrengths, StrengthTable, change_of_bias
+from ..strengths.table import LayerStrengths, StrengthTable, change_of_bias
 from ..tensors import TensorFields, capturing
 from . import opaque
 from .arguments import BaseForward, output_in, place_of_input, with_output
-from .dense import DenseExecutor
 from .low_rank_products import (
-    EXACT,
     FusedPair,
     PlainPair,
     add_pair,
@@ -82,64 +76,49 @@ class LowRankExecutor(Resident[Placed]):
         forms: the form of each, at its rank.
         strengths: the strength table of the plan.
         policy: how tensors are placed.
-        dense_for_many: whether an effective weight is cheaper for more tokens than the linear layer has inputs.
     """
 
     name = "low-rank"
 
     def __init__(
-        self,
-        bindings: Sequence[Binding],
-        forms: Sequence[Form],
-        strengths: StrengthTable,
-        policy: PlacementPolicy,
-        *,
-        dense_for_many: bool = False,
+        self, bindings: Sequence[Binding], forms: Sequence[Form], strengths: StrengthTable, policy: PlacementPolicy
     ) -> None:
         super().__init__(bindings, strengths, policy)
-        if dense_for_many:
-            self.name, self._dense = "low-rank or dense", DenseExecutor(bindings, strengths, policy)
-        self._static = policy.static
         target = bindings[0].target
+        self._static, self._forms, self._rank = policy.static, forms, 0
         self._kind, self._spatial = target.kind, len(target.shape) - 2
-        self._of_text = is_of_text(target.path)
-        self._forms, self._biased, self._rank = forms, list[int](), 0
-        self._inputs, self._outputs = list[int](), list[int]()
-        of_pairs, of_biases = list[FactorRange](), list[FactorRange]()
-        of_inputs, of_outputs = list[FactorRanges](), list[FactorRanges]()
+        self._nowhere = target.kind == "embedding" or is_of_text(target.path)
+        self._biased, self._inputs, self._outputs = list[int](), list[int](), list[int]()
+        pairs = list[tuple[int, Pair]]()
         for i, (binding, form) in enumerate(zip(self._bindings, forms, strict=True)):
-            pair = form.pair
-            if pair is not None:
-                of_pairs.append(FactorRange(binding.group, pair.rank, pair.scale, pair.schedule, pair.per_rank))
-                self._rank += pair.rank
+            if form.pair is not None:
+                pairs.append((binding.group, form.pair))
+                self._rank += form.pair.rank
             if binding.adapter.has_bias:
                 self._biased.append(i)
-                of_biases.append(FactorRange(binding.group))
             if form.on_input:
                 self._inputs.append(i)
-                of_inputs.append(strength_ranges(binding))
             if form.on_output:
                 self._outputs.append(i)
-                of_outputs.append(strength_ranges(binding))
-        rank = padded_rank(self._rank, policy.buckets) if of_pairs and policy.buckets else self._rank
-        if rank > self._rank:
-            of_pairs.append(FactorRange(of_pairs[0].group, rank - self._rank, 0.0))
+        if pairs and policy.buckets:
+            rank = padded_rank(self._rank, policy.buckets)
+            pairs.append((pairs[0][0], Pair(rank - self._rank, 0.0)))
             self._rank = rank
-        self._ranges = tuple(of_pairs)
-        self._layouts, self._input_layouts = strengths.register(self._ranges, tuple(of_biases), own=True), []
-        if of_inputs or of_outputs:
-            self._input_layouts = strengths.register(*of_inputs)
-            self._layouts += strengths.register(*of_outputs)
-        self._only_pairs = bool(of_pairs) and not self._inputs and not self._outputs
-        is_kept = policy.static is not None
-        self._is_plain = self._only_pairs and not (of_biases or is_kept or target.kind == "embedding")
+        self._ranges = tuple(pairs)
+        biases = tuple([(bindings[i].group, Pair(1, 1.0)) for i in self._biased]) if self._biased else ()
+        self._columns = strengths.register(self._ranges, biases)
+        if self._inputs or self._outputs:
+            self._input_columns = strengths.register(*[strength_ranges(bindings[i]) for i in self._inputs])
+            self._columns += strengths.register(*[strength_ranges(bindings[i]) for i in self._outputs])
+        self._only_pairs = bool(pairs) and not self._inputs and not self._outputs
+        self._is_plain = self._only_pairs and not (biases or policy.static is not None or target.kind == "embedding")
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute the layer's forward plus its deltas."""
         plain: PlainPair | None = None if compiling() or tracing() else self._views  # a graph must not guard it
         if plain is None or plain.placed is not self._placed or len(args) != 1 or kwargs or self._budget.contended:
             return self._run_any(layer, base_forward, args, kwargs)
-        x, numbers = args[0], self._strengths.numbers
+        x, numbers = args[0], self._strengths.now.numbers
         placed = plain.placed
         if numbers is None or not isinstance(x, Tensor) or x.device != placed.device:
             return self._run_any(layer, base_forward, args, kwargs)
@@ -165,16 +144,11 @@ class LowRankExecutor(Resident[Placed]):
         returned: Any = None,
     ) -> Any:
         """Compute any call; `returned` is the result of the base forward, if it was called already."""
-        if self._strengths.has_regions and (y := opaque.call(layer, base_forward, args, kwargs)) is not None:
+        if self._strengths.now.stack.has_regions and (y := opaque.call(layer, base_forward, args, kwargs)) is not None:
             return y
         place = place_of_input(layer, args, kwargs)
         x: Tensor = args[place] if isinstance(place, int) else kwargs[place]
-        alike = not self._strengths.mixed and not self.is_regional  # or an effective weight takes a pass for each
-        dense = self._dense
-        if dense is not None and alike and x.dtype in EXACT and x.numel() >= x.shape[-1] ** 2:
-            y = dense.run(layer, base_forward, args, kwargs)
-            self.reads_base |= dense.reads_base
-            return y
+        alike = not self._strengths.now.mixed and not self.is_regional
         if self._budget.contended:
             self._budget.note(self._account)
         of_base: Any = None
@@ -191,60 +165,56 @@ class LowRankExecutor(Resident[Placed]):
 
         try:
             if alike and self._only_pairs and self._kind == "linear" and pays(layer, base_forward, x):
-                placed = self._placed_at(layer, x.device, x.dtype)
-                if self._strengths.stale:  # compiled code reads them without asking
-                    self._strengths.refresh()
-                parts, plain = placed.get(), self._plain(placed)
-                assert parts.pair is not None
-                of_pair, of_bias = placed.strengths.alike
-                strength = of_pair if plain is None else plain[1]
-                y = effective_linear(layer, x, parts.pair.down, parts.pair.up, strength)
-            else:
-                y, of_bias, parts = self._beside(layer, base_forward, base, x, alike=alike)
-            if parts.bias is not None:
-                y = y + change_of_bias(of_bias, parts.bias, self._spatial)
+                return self._in_weight(layer, x)
+            y = self._beside(layer, base_forward, base, x, alike=alike)
             return y if isinstance(of_base, Tensor) else with_output(of_base, y)
         finally:
             if not self._stays:
                 self.evict()
 
+    def _in_weight(self, layer: nn.Module, x: Tensor) -> Tensor:
+        """Compute a linear layer with its pairs in an effective weight."""
+        placed = self._placed_at(layer, x.device, x.dtype)
+        parts, plain = placed.get(), self._plain(placed)
+        if self._strengths.stale:  # compiled code reads them without asking
+            self._strengths.rewrite()
+        of_pair, of_bias = placed.strengths.alike
+        assert parts.pair is not None
+        strength = of_pair if plain is None else plain[1]
+        y = effective_linear(layer, x, parts.pair.down, parts.pair.up, strength)
+        return y if parts.bias is None else y + change_of_bias(of_bias, parts.bias, self._spatial)
+
     def _beside(
         self, layer: nn.Module, base_forward: BaseForward, base: Callable[[Tensor], Tensor], x: Tensor, *, alike: bool
-    ) -> tuple[Tensor, Tensor, Parts]:
-        """Compute all except the change of the bias; return the strengths of that, too."""
+    ) -> Tensor:
         op = Operation(layer, self._spatial, base)
-        changed = self._changed_input(layer, x, op, alike=alike) if self._inputs else x
-        y = base(changed)
+        y = base(self._changed_input(layer, x, op, alike=alike) if self._inputs else x)
         placed = self._placed_at(layer, y.device, y.dtype, x.dtype)
-        plain = self._plain(placed) if self._is_plain else None
-        if plain is None and self._strengths.stale:  # compiled code reads them without asking
-            self._strengths.refresh()
+        own, plain = x, self._plain(placed) if self._is_plain else None
+        if self._kind != "embedding" and (x.dtype is not y.dtype or x.device != y.device):
+            own = shared_cast(x.to(y.device), y.dtype)  # a host casts, as autocast does, or moves inside its forward
+        if plain is not None:
+            return add_plain(*plain, layer, own, y, fresh=is_fresh(layer, y, base_forward, held=2))
+        if self._strengths.stale:  # compiled code reads them without asking
+            self._strengths.rewrite()
         of_pair, of_bias, *of_outputs = placed.strengths.alike if alike else self._live(layer, placed.strengths, x, y)
         parts = placed.get()
-        deltas = (
-            () if not parts.outputs else self._output_deltas(of_outputs, parts, x, y, op, reads=placed.reads_output)
-        )
+        deltas = self._output_deltas(of_outputs, placed, parts, x, y, op) if parts.outputs else ()
+        fresh = is_fresh(layer, y, base_forward, held=2)  # `base` holds it, too
         if parts.pair is not None:
-            if self._kind == "embedding" or (x.dtype is y.dtype and x.device == y.device):
-                own = x
-            else:  # under autocast, or with a host that casts or moves inside its forward
-                own = shared_cast(x.to(y.device), y.dtype)
-            fresh = is_fresh(layer, y, base_forward, held=2)  # `base` holds it, too
-            if plain is not None:
-                y = add_plain(*plain, layer, own, y, fresh=fresh)
-            elif self._kind == "embedding":
+            if self._kind == "embedding":
                 y = y + (F.embedding(own, parts.pair.up) * of_pair) @ parts.pair.down
             else:
                 y = add_pair(layer, own, y, parts.pair, of_pair, fresh=fresh)
-        fresh = parts.pair is not None or is_fresh(layer, y, base_forward, held=2)
-        for delta, own_op in deltas:
-            if own_op is op:
-                y, fresh = y + delta, True
-                continue
-            if not fresh or y.requires_grad:
-                y, fresh = y.clone(), True
-            own_op.outputs(y).add_(delta)
-        return y, of_bias, parts
+            fresh = True
+        for delta, window in deltas:
+            if window is op:
+                y = y + delta
+            else:
+                y = y if fresh and not y.requires_grad else y.clone()
+                window.outputs(y).add_(delta)
+            fresh = True
+        return y if parts.bias is None else y + change_of_bias(of_bias, parts.bias, self._spatial)
 
     def _plain(self, placed: Placed) -> tuple[PlainPair, Tensor | float] | None:
         """Return the pair and the strength of a plain call; None for any other call.
@@ -253,7 +223,7 @@ class LowRankExecutor(Resident[Placed]):
         """
         if compiling() or tracing() or not self._is_plain:  # first, so that a graph does not guard numbers
             return None
-        numbers = self._strengths.numbers
+        numbers = self._strengths.now.numbers
         if numbers is None or placed.packed or capturing(placed.device):
             return None
         plain: PlainPair | None = self._views
@@ -262,59 +232,57 @@ class LowRankExecutor(Resident[Placed]):
             self._views = plain = PlainPair(placed, placed.content.pair, self._ranges, placed.strengths)
         return plain, plain.strength(numbers)
 
-    def _live(self, layer: nn.Module, own: LayerStrengths, x: Tensor, changed: Tensor) -> tuple[Tensor, ...]:
+    def _live(self, layer: nn.Module, strengths: LayerStrengths, x: Tensor, changed: Tensor) -> tuple[Tensor, ...]:
         """Return the strengths of the changes of `changed`, by row of the batch and by place where these differ.
 
         Raises:
             RowsError: the layer's input has no rows that belong to the model call's.
         """
-        rows = own.rows  # read once: another thread may have activated meanwhile, and then there are none
-        mixed = self._strengths.mixed and bool(rows)
-        # by the number of rows: a graph must not guard which rows they are
-        repeats = repeats_per_row(layer, x, rows[0].shape[0], self._bindings[0].target.batched_ndim) if mixed else 1
+        # both read once: another thread may activate meanwhile, and then there are no rows
+        now, rows, repeats = self._strengths.now, strengths.rows, 1
+        if now.mixed and rows:  # by their number: a graph must not guard which rows they are
+            repeats = repeats_per_row(layer, x, rows[0].shape[0], self._bindings[0].target.batched_ndim)
         if self.is_regional:
-            return own.for_places(self._token_layout(changed))
-        return own.for_rows(repeats, changed.ndim) if mixed else own.alike
+            return strengths.at(self._token_layout(changed), now, regional=True)
+        layout = TokenLayout(None, (1,) * (changed.ndim - 2), repeats, channels_first=self._spatial > 0)
+        return strengths.at(layout, now, regional=False) if now.mixed else strengths.alike
 
     @property
     def is_regional(self) -> bool:
         """Tell whether some of its strengths differ from place to place."""
-        regional = self._strengths.regional_groups
+        regional = self._strengths.now.stack.regional_groups
         return bool(regional) and not regional.isdisjoint(self._groups)  # without regions, a graph guards no groups
 
     def _token_layout(self, tensor: Tensor) -> TokenLayout:
-        nowhere = self._of_text or self._kind == "embedding"
-        return token_layout(tensor.shape, self._strengths.latents, spatial=self._spatial, of_text=nowhere)
+        latents = self._strengths.now.latents
+        return token_layout(tensor.shape, latents, spatial=self._spatial, of_text=self._nowhere)
 
     def _changed_input(self, layer: nn.Module, x: Tensor, op: Operation, *, alike: bool) -> Tensor:
         placed = self._placed
-        if self._other is not None and placed is not None and placed.input_dtype != x.dtype:
-            self._placed, self._other = self._other, placed
-            placed = self._placed
         if placed is None or placed.device != x.device or placed.input_dtype != x.dtype:
             # the dtype of the output is not known before the base call; the last call's is the best guess
             placed = self._place_for_call(layer, x.device, x.dtype if placed is None else placed.dtype, x.dtype)
         assert placed.inputs is not None
         if self._strengths.stale:  # compiled code reads them without asking
-            self._strengths.refresh()
+            self._strengths.rewrite()
         changed, strengths = x, placed.inputs.alike if alike else self._live(layer, placed.inputs, x, x)
         for effect, strength in zip(placed.get().inputs, strengths, strict=True):
             changed = changed + effect.delta(x, strength.to(x.dtype), op)
         return changed
 
     def _output_deltas(
-        self, strengths: Sequence[Tensor], parts: Parts, x: Tensor, y: Tensor, op: Operation, *, reads: bool
+        self, strengths: Sequence[Tensor], placed: Placed, parts: Parts, x: Tensor, y: Tensor, op: Operation
     ) -> list[tuple[Tensor, Operation]]:
         """Compute the changes of the output, each with the operation of the outputs that it changes."""
         pristine = y
-        if reads:
+        if placed.reads_output:
             pristine = op.base(x) if self._inputs else op.without_bias(y)
         x, deltas = x.to(device=y.device, dtype=y.dtype), []
         for i, effect, strength in zip(self._outputs, parts.outputs, strengths, strict=True):
-            window = self._bindings[i].target.rows
-            own = op if window is None else op.window(window)
-            seen = pristine if window is None else own.outputs(pristine)
-            deltas.append((effect.delta(x, seen, strength, own), own))
+            rows = self._bindings[i].target.rows
+            window = op if rows is None else op.window(rows)
+            seen = pristine if rows is None else window.outputs(pristine)
+            deltas.append((effect.delta(x, seen, strength, window), window))
         return deltas
 
     def _content(
@@ -322,22 +290,20 @@ class LowRankExecutor(Resident[Placed]):
     ) -> tuple[Parts, bool]:
         adapters, target, pair, bias = self._adapters(layer), self._bindings[0].target, None, None
         width = target.outputs or target.shape[0]
-        downs, ups, rows_of_pairs = list[Tensor](), list[Tensor](), list[tuple[int, int] | None]()
-        biases, rows_of_biases = list[Tensor](), list[tuple[int, int] | None]()
+        downs, ups, rows = list[Tensor](), list[Tensor](), list[tuple[int, int] | None]()
         for i, (adapter, binding) in enumerate(zip(adapters, self._bindings, strict=True)):
             if self._forms[i].pair is not None:
                 factors = adapter.factors(binding.rank)
                 downs.append(factors.down)
                 ups.append(factors.up)
-                rows_of_pairs.append(binding.target.rows)
-            if i in self._biased:
-                biases.append(adapter.delta_bias().unsqueeze(1))
-                rows_of_biases.append(binding.target.rows)
+                rows.append(binding.target.rows)
         if downs:
             down = stacked(downs, 0, device, dtype, length=self._rank)
-            pair = FusedPair(down, stacked(ups, 1, device, dtype, rows_of_pairs, width, length=self._rank))
-        if biases:
-            bias = stacked(biases, 1, device, dtype, rows_of_biases, width).t()
+            pair = FusedPair(down, stacked(ups, 1, device, dtype, rows, width, length=self._rank))
+        if self._biased:
+            changes = [adapters[i].delta_bias().unsqueeze(1) for i in self._biased]
+            windows = [self._bindings[i].target.rows for i in self._biased]
+            bias = stacked(changes, 1, device, dtype, windows, width).t()
         inputs = tuple([adapters[i].input_effect(device, input_dtype) for i in self._inputs]) if self._inputs else ()
         outputs = tuple([adapters[i].output_effect(device, dtype) for i in self._outputs]) if self._outputs else ()
         return store(Parts(pair, inputs, outputs, bias), self._storage)
@@ -345,8 +311,8 @@ class LowRankExecutor(Resident[Placed]):
     def _placement(
         self, content: Parts, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype, *, packed: bool
     ) -> Placed:
-        strengths, of_inputs = self._strengths.for_layer(self._layouts, device, dtype, self._spatial), None
+        strengths, of_inputs = self._strengths.for_layer(self._columns, device, dtype, self._spatial), None
         if self._inputs:
-            of_inputs = self._strengths.for_layer(self._input_layouts, device, input_dtype, self._spatial)
-        reads = any(effect.reads_output for effect in content.outputs)
+            of_inputs = self._strengths.for_layer(self._input_columns, device, input_dtype, self._spatial)
+        reads = bool(content.outputs) and any(effect.reads_output for effect in content.outputs)
         return Placed(device, dtype, input_dtype, content, packed, strengths, of_inputs, reads)

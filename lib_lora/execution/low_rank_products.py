@@ -119,8 +119,8 @@ class PlainPair:
         """The strength of all components at these, if it is one number."""
         self._sources: Collection[tuple[int, float]] = ()  # group and scale of each component
         # MPS compiles a graph for each new number
-        if all(part.schedule is None for part in ranges) and pair.up.device.type != "mps":
-            self._sources = {(part.group, part.scale) for part in ranges if part.scale}
+        if all(one.schedule is None for _, one in ranges) and pair.up.device.type != "mps":
+            self._sources = {(group, one.scale) for group, one in ranges if one.scale}
 
     def strength(self, numbers: Sequence[float]) -> Tensor | float:
         """Return the strength of all components at the present numbers of all groups: one number or a vector."""
@@ -130,7 +130,7 @@ class PlainPair:
         if self.number is not None:
             return self.number
         if self._strengths.table.stale:
-            self._strengths.table.refresh()
+            self._strengths.table.rewrite()
         return self._strengths.alike[0]
 
 

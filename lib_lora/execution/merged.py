@@ -23,12 +23,12 @@ from ..errors import ComponentError, FileError, LoraError
 from ..naming.binding import Binding
 from ..placement.resident import Waiting
 from ..strengths.table import StrengthTable
-from ..tensors import plain_mode, wide
+from ..tensors import plain_mode
 from ..weights.originals import Checkpoint, OriginalWeight, kept, samples_of, version_of
 from ..weights.readers.base import check_present, holds_values, stored, with_numbers
 from ..weights.rounding import generator_for, round_stochastically
 from .arguments import BaseForward
-from .dense import DenseExecutor, bias_of
+from .dense import DenseExecutor
 
 _spoiled: weakref.WeakKeyDictionary[nn.Module, dict[str, bytes]] = weakref.WeakKeyDictionary()
 """Samples of the parameters that could not be restored; their layers are refused while they have these numbers."""
@@ -38,7 +38,7 @@ _spoiled: weakref.WeakKeyDictionary[nn.Module, dict[str, bytes]] = weakref.WeakK
 class _Written:
     """A parameter with adapters, as it was written, or as the last conversion of its layer left it."""
 
-    memory: tuple[torch.device, int, torch.dtype, tuple[int, ...]]
+    memory: tuple[torch.dtype, tuple[int, ...], torch.device, int]
     version: int | None
     samples: bytes | None
     """Some of its numbers, by which other code may have moved it; None where a conversion changed them."""
@@ -50,11 +50,11 @@ class _Written:
     def converted(self, parameter: Tensor) -> _Written:
         """Return what is known after a conversion of the layer."""
         memory, casts = _memory_of(parameter), self.casts
-        if memory[2] != self.memory[2]:
-            casts = (*casts, memory[2])
+        if memory[0] != self.memory[0]:
+            casts = (*casts, memory[0])
             if casts[-4:-2] == casts[-2:]:  # there and back once more, as A1111 casts in each call, rounds nothing
                 casts = casts[:-2]
-        samples = self.samples if memory[2:] == self.memory[2:] else None
+        samples = self.samples if memory[:2] == self.memory[:2] else None
         return _Written(memory, version_of(parameter), samples, casts)
 
     def change_of(self, parameter: Tensor, *, waits: bool = True) -> str:
@@ -73,8 +73,8 @@ class _Written:
         return "" if is_same else "written to" if is_there else "replaced"
 
 
-def _memory_of(parameter: Tensor) -> tuple[torch.device, int, torch.dtype, tuple[int, ...]]:
-    return parameter.device, parameter.data_ptr(), parameter.dtype, parameter.stride()
+def _memory_of(parameter: Tensor) -> tuple[torch.dtype, tuple[int, ...], torch.device, int]:
+    return parameter.dtype, parameter.stride(), parameter.device, parameter.data_ptr()
 
 
 class MergedExecutor(DenseExecutor):
@@ -120,15 +120,14 @@ class MergedExecutor(DenseExecutor):
         """Merge for the present strengths when the plan becomes active; a merged layer moves by itself.
 
         Raises:
-            ComponentError: other code changed a weight that has adapters; the model must be loaded again.
-            FileError: a checkpoint that holds the original was overwritten; the same.
+            ComponentError, FileError: see `release`.
         """
         if not now:
             return
-        (values,) = self._strengths.values  # images that differ are not merged
+        (values,) = self._strengths.now.values  # images that differ are not merged
         wanted = {group: values[group] for group in self._groups}
         with plain_mode(device):
-            if wanted == self._values and all(map(partial(self._is_ours, layer), self._written)):
+            if wanted == self._values and self._is_in_force(layer):
                 return
             check_present(layer, self._originals or self._params)
             refuse_spoiled([layer])
@@ -208,16 +207,19 @@ class MergedExecutor(DenseExecutor):
             text = f"{param} of a {type(layer).__name__} was {change} by other code while a LoRA was merged into it"
             raise ComponentError(f"{text}, so that the LoRA cannot be taken off; load the model again")
 
-    def _is_ours(self, layer: nn.Module, param: str) -> bool:
-        parameter = with_numbers(layer, param)
-        return parameter is not None and not self._written[param].change_of(parameter)
+    def _is_in_force(self, layer: nn.Module) -> bool:
+        """Tell whether no other code changed a parameter since it was written."""
+        pairs = [(with_numbers(layer, param), written) for param, written in self._written.items()]
+        return all(parameter is not None and not written.change_of(parameter) for parameter, written in pairs)
 
     def _merge(self, layer: nn.Module, values: dict[int, float]) -> None:
         """Write the adapters into a layer that has its original parameters."""
         self._values, path = values, self._bindings[0].target.path
         adapters = self._adapters(layer)  # norms of the base weight among them: read before anything is written
-        totals = {param: self._sum(param, adapters, layer.get_parameter(param).data) for param in self._params}
-        for param, total in (totals | self._bias_sums(layer, adapters)).items():
+        pairs = list(zip(self._bindings, adapters, strict=True))
+        weights = {param: layer.get_parameter(param).data for param in self._params}
+        totals = {param: self._sum(param, pairs, weight) for param, weight in weights.items()}
+        for param, total in (totals | self._biases(layer, pairs, weights, self._strengths.now)).items():
             parameter, original = layer.get_parameter(param), self._originals.get(param)
             if original is None and self._checkpoint is not None:
                 original = self._checkpoint.find(path, param, parameter)
@@ -225,30 +227,15 @@ class MergedExecutor(DenseExecutor):
             _fill(parameter, total.to(parameter.dtype), original)
             self._written[param] = _Written(_memory_of(parameter), version_of(parameter), samples_of(parameter))
 
-    def _sum(self, param: str, adapters: Sequence[Adapter], base: Tensor) -> Tensor:
+    def _sum(self, param: str, pairs: Iterable[tuple[Binding, Adapter]], base: Tensor) -> Tensor:
         """Return a weight with its deltas; the same bits each time."""
         total, write = torch.empty_like(base), None
         if base.element_size() < 4:
             seed = zlib.crc32(f"{self._bindings[0].target.path}.{param}".encode())
             write = partial(round_stochastically, generator=generator_for(base.device, seed))
-        pairs = zip(self._bindings, [adapter.placed(base.device) for adapter in adapters], strict=True)
-        self._sum_of(param, pairs, (base.device, base.dtype)).build(total, base, write)
+        placed = [(binding, adapter.placed(base.device)) for binding, adapter in pairs]
+        self._sum_of(param, placed, (base.device, base.dtype), self._strengths.now).build(total, base, write)
         return total
-
-    def _bias_sums(self, layer: nn.Module, adapters: Sequence[Adapter]) -> dict[str, Tensor]:
-        """Return the biases with their changes, by parameter, in fp32 or fp64."""
-        totals: dict[str, Tensor] = {}
-        for binding, adapter in zip(self._bindings, adapters, strict=True):
-            bias, target = _changed_bias(layer, binding), binding.target
-            if bias is None:
-                continue
-            own = bias.data.to(wide(bias.dtype))
-            total = totals.setdefault(target.bias, own.clone())
-            rows = slice(None) if target.bias_rows is None else slice(*target.bias_rows)
-            delta = adapter.change_of_bias((total if self._in_order else own)[rows])
-            if delta is not None:
-                total[rows].add_(delta.to(total) * self._strength(binding, total.device, total.dtype))
-        return totals
 
 
 def _fill(parameter: Tensor, value: Tensor, original: OriginalWeight) -> None:
@@ -280,12 +267,6 @@ def refuse_spoiled(modules: Iterable[nn.Module]) -> None:
                 raise ComponentError(f"{text}; load the model again")
 
 
-def _changed_bias(layer: nn.Module, binding: Binding) -> Tensor | None:
-    """Return the bias that an adapter changes; None where it changes none, or the layer has none."""
-    changes = binding.adapter.has_bias or binding.adapter.bias_excess is not None
-    return bias_of(layer, binding.target) if changes else None
-
-
 def why_not_merged(layer: nn.Module, bindings: Sequence[Binding], shared: frozenset[int]) -> str | None:
     """Return why these adapters cannot be merged into the layer; None where they can.
 
@@ -294,8 +275,9 @@ def why_not_merged(layer: nn.Module, bindings: Sequence[Binding], shared: frozen
     for binding in bindings:
         if binding.adapter.schedule_of_parts is not None:
             return "its ranks or heads change from step to step"
-        bias = binding.adapter.has_bias or _changed_bias(layer, binding) is not None
-        for param in (binding.target.param, *((binding.target.bias,) if bias else ())):
+        adapter, target = binding.adapter, binding.target
+        scales = adapter.bias_excess is not None and stored(layer, target.bias) is not None
+        for param in (target.param, target.bias) if adapter.has_bias or scales else (target.param,):
             owner, _, leaf = param.rpartition(".")
             parameter = layer.get_submodule(owner)._parameters.get(leaf)
             if parameter is None:

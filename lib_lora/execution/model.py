@@ -13,7 +13,7 @@ from ..errors import ComponentError, StackError
 from ..naming.index import LayerIndex, alias_table, parameter_of, targets_of
 from ..placement import schemes
 from ..stack import Stack
-from ..strengths.strength import named_components
+from ..strengths.strength import all_strengths
 from ..tensors import every
 from ..weights.originals import Checkpoint
 from . import hooks
@@ -41,10 +41,7 @@ class Model:
         return {name: module for name, ref in self._refs.items() if (module := ref()) is not None}
 
     def layer_classes(self) -> set[type[nn.Module]]:
-        """Return the classes whose forward runs for layers that adapters can change.
-
-        They are patched when the engine gets the model: what is compiled later need not be compiled again.
-        """
+        """Return the classes whose forward runs for layers that adapters can change."""
         samples = {type(layer): layer for component in self.components.values() for layer in every(component)}
         return {hooks.defining_class(cls) for cls, layer in samples.items() if targets_of("", layer)}
 
@@ -52,7 +49,8 @@ class Model:
         """Raise StackError if a multiplier of a stack names an unknown component."""
         known = {*self._refs, *_KNOWN}
         for i, entry in enumerate(stack.entries):
-            for name in named_components(entry.multiplier):
+            strengths = all_strengths(entry.multiplier)
+            for name in [name for one in strengths if isinstance(one.of, Mapping) for name in one.of]:
                 if name not in known and name.rstrip("0123456789").rstrip("_") not in known:
                     raise StackError(f"{entry.name}: no component {name!r}; there are {', '.join(self._refs)}", i)
 
@@ -74,9 +72,8 @@ class Model:
 
     def resting(self) -> set[nn.Module]:
         """Return the layers of offloaded components; their adapters are placed at the first call."""
-        return {
-            layer for component in self.components.values() if schemes.rests(component) for layer in every(component)
-        }
+        offloaded = [component for component in self.components.values() if schemes.rests(component)]
+        return {layer for component in offloaded for layer in every(component)}
 
     def checkpoints(self, indexes: Sequence[LayerIndex], merging: Collection[str]) -> Mapping[str, Checkpoint]:
         """Return the checkpoint of each component, to read original weights from; open those of `merging`."""

@@ -64,9 +64,10 @@ class Watch:
         for name, component in components.items():
             if name not in self._watched and not _has_compiled(component):
                 self._watched[name] = _Calls(name, component, self._out_of_memory)
-        self.end_calls()  # or one that runs would miss the layers that it called
+        for calls in self._watched.values():
+            calls.activation = None  # or a call that runs would miss the layers that it called
         for layer in () if layers is None else layers.values():
-            slot = hooks.slot_of(layer)
+            slot = layer.__dict__.get(hooks.SLOT)
             if slot is not None:  # perhaps of a plan before
                 slot.called = False
         for calls in self._watched.values():
@@ -75,15 +76,10 @@ class Watch:
                 calls.layers = weakref.WeakValueDictionary(of_component)
             calls.number, calls.first_not_finite, calls.activation = 0, None, object()
 
-    def end_calls(self) -> None:
-        """Note no call any more, nor the end of one that runs."""
-        for calls in self._watched.values():
-            calls.activation = None
-
     def end(self, components: Mapping[str, nn.Module]) -> None:
         """Stop watching; the hooks of components that were compiled meanwhile stay."""
-        self.end_calls()
-        for name in list(self._watched):
+        for name, calls in list(self._watched.items()):
+            calls.activation = None
             if name not in components or not _has_compiled(components[name]):
                 self._watched.pop(name).unhook.close()
 
@@ -183,7 +179,7 @@ def _uncalled_in(name: str, component: nn.Module, layers: Layers) -> Iterator[Un
         uppers = (".".join(parts[:count]) for count in range(len(parts) - 1, -1, -1))  # the nearest first
         above = [modules[upper] for upper in uppers if upper in modules]
         is_behind = False
-        if not hooks.is_attached(layer, slot) or hooks.has_foreign_forward(layer):
+        if not hooks.is_attached(layer, slot):
             why = "its forward was replaced by other code"
         elif any(isinstance(module, _FAST_PATH) for module in above):
             why = "torch's fast path of TransformerEncoderLayer computes it in one kernel"
@@ -197,10 +193,9 @@ def _uncalled_in(name: str, component: nn.Module, layers: Layers) -> Iterator[Un
 
 def _is_behind(path: str, reached: Sequence[str]) -> bool:
     """Tell whether a layer lies behind all called blocks of its list."""
-    block = _BLOCK.match(f"{path}.")
-    matches = [match for other in reached if (match := _BLOCK.match(f"{other}."))]
-    numbers = [int(match["number"]) for match in matches if block is not None and match["list"] == block["list"]]
-    return block is not None and bool(numbers) and max(numbers) < int(block["number"])
+    own, *others = (_BLOCK.match(f"{name}.") for name in (path, *reached))
+    numbers = [int(other["number"]) for other in others if own and other and other["list"] == own["list"]]
+    return bool(own and numbers and max(numbers) < int(own["number"]))
 
 
 def _numbers(output: object) -> Tensor | None:

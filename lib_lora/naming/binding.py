@@ -18,24 +18,25 @@ from .places import Place, Target
 
 
 class FusedWeight:
-    """Weights of a model in the order in which a file has them as one, held weakly.
+    """Weights of a model in the order in which a file has them as one layer, for one adapter of it.
 
-    Reading them raises ComponentError where a layer is gone, or its weight cannot be read.
+    Reading raises ComponentError where a layer is gone, or its weight cannot be read.
     """
 
     def __init__(self, place: Place, index: LayerIndex) -> None:
-        self._windows, self._shape, self._index = place.windows, place.shape, index
-        self._known: dict[tuple[int, int | None], tuple[Adapter, Adapter]] = {}
-        self._marks: list[WeightMark | None] = []  # of the weights that these were worked out of
+        self._place, self._index = place, index
+        self._known: Adapter | None = None
+        self._marks: list[WeightMark | None] = []
+        """Of the weights that `_known` was worked out of."""
 
     @property
     def layers(self) -> list[nn.Module]:
         """Return the layers that are still there."""
-        paths = {one.path for one in self._windows}
+        paths = {window.path for window in self._place.windows}
         return [layer for path in paths if (layer := self._index.get(path)) is not None]
 
     def known(self, adapter: Adapter, rank: int | None, private: Callable[[Adapter], Adapter]) -> Adapter:
-        """Return what `on` makes of a part for one of them; it reads the weights once for all of them.
+        """Return what `on` makes of a part of the adapter; the weights are read once for all parts.
 
         Args:
             adapter: with `reads_whole`, so a part.
@@ -43,25 +44,22 @@ class FusedWeight:
             private: as `AdapterFile.private`.
         """
         assert isinstance(adapter, PartOf)
-        inner = adapter.inner
         marks = self.marks()
-        if marks != self._marks:
-            self._known, self._marks = {}, marks
-        key = id(inner), rank  # kept, so that no other has this id
-        if key not in self._known:
-            self._known[key] = inner, private(inner).on(self.read, rank)
-        return adapter.of(self._known[key][1], self.read)
+        if self._known is None or marks != self._marks:
+            self._known, self._marks = private(adapter.inner).on(self.read, rank), marks
+        return adapter.of(self._known, self.read)
 
     def marks(self) -> list[WeightMark | None]:
         """Return the marks of the weights as they are now."""
-        layers = [(self._index.get(one.path), one.param) for one in self._windows]
+        layers = [(self._index.get(window.path), window.param) for window in self._place.windows]
         return [None if layer is None else mark_weight(layer, param) for layer, param in layers]
 
     def read(self) -> Tensor:
         """Return the base weights as one, on the device of the first that is on one, else on the CPU."""
-        parts = [read_base_weight(self._index.module(one.path), one.param)[one.slice] for one in self._windows]
+        module, windows = self._index.module, self._place.windows
+        parts = [read_base_weight(module(window.path), window.param)[window.slice] for window in windows]
         device = next((part.device for part in parts if part.device.type != "cpu"), parts[0].device)
-        return torch.cat([part.to(device) for part in parts]).reshape(self._shape)
+        return torch.cat([part.to(device) for part in parts]).reshape(self._place.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +78,7 @@ class Binding:
     rank: int | None = None
     """Use only the first so many rank components, as the entry of the plan's stack says."""
     whole: FusedWeight | None = None
-    """The weights of the file's layer, where the adapter depends on all of them; one for all bindings of a plan."""
+    """The weights of the file's layer, where the adapter depends on all of them; one for all its bindings."""
 
     @property
     def weight(self) -> tuple[str, str, str]:

@@ -14,6 +14,7 @@ from functools import lru_cache
 from ..errors import StackError
 from .architectures._block import BASE, block_lists, block_of, block_order, is_unet
 from .architectures._ldm_unet import UNET_BLOCKS
+from .index import LayerIndex
 
 _ENCODERS = {"text_encoder": "CLIP", "text_encoder_2": "T5", "text_encoder_3": "T5"}
 
@@ -30,21 +31,15 @@ class BlockNames:
         """Return the blocks of the denoiser."""
         return tuple(one for one in self.of_model if not one.startswith("text_encoder"))
 
-    @property
-    def is_unet(self) -> bool:
-        """Return whether the model takes the lists of UNets."""
-        return is_unet(self.parts)
-
     def lists(self) -> tuple[tuple[str, ...], ...]:
         """Return the lists of weights this model takes, of different lengths; the one that suits it best first."""
         return block_lists(self.parts)
 
 
-def names_of(components: Iterable[tuple[str, Iterable[str]]]) -> BlockNames:
-    """Return the blocks of a model, from its components, each with the names of its layers in order."""
-    found = dict.fromkeys(block_of(component, name) for component, names in components for name in names)
-    blocks = sorted((one for one in found if one), key=block_order)
-    return BlockNames(tuple(blocks))
+def blocks_of(indexes: Iterable[LayerIndex]) -> BlockNames:
+    """Return the blocks of the model that has these components."""
+    blocks = {block_of(index.component, target.path) for index in indexes for target in index.targets}
+    return BlockNames(tuple(sorted(blocks - {""}, key=block_order)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +66,7 @@ class Element:
     def suits(self, block: str, names: Iterable[str], model: BlockNames) -> bool:
         """Return whether the rule applies to a layer of a block (see `block_of`), by all names of the layer."""
         shown = BASE if block.startswith("text_encoder") else block
-        order = UNET_BLOCKS if model.is_unet else (BASE, *model.parts)
+        order = UNET_BLOCKS if is_unet(model.parts) else (BASE, *model.parts)
         blocks = [one for written in self.blocks for one in _range(written, order)]
         if self.blocks and any(one in shown for one in blocks) == self.not_blocks:
             return False
@@ -120,28 +115,23 @@ class BlockWeights:
             rules: the elements of `unweighted` that apply to the layer.
             model: its blocks.
         """
-        own = [element.weight for element in self.elements if element.unweighted in rules]
-        if own:
-            return own[-1]
-        return 1.0 if self.values is None else read_list(self.values, model).get(block, 1.0)
+        weights = [element.weight for element in self.elements if element.unweighted in rules]
+        if weights or self.values is None:
+            return weights[-1] if weights else 1.0
+        return read_list(self.values, model).get(block, 1.0)
 
 
 @lru_cache(maxsize=256)
 def read_list(values: tuple[float, ...], model: BlockNames) -> Mapping[str, float]:
     """Return the weight of each block of a model by a list; raise StackError where it takes none of this length."""
-    lists = model.lists()
-    names = next((one for one in lists if len(one) == len(values)), None)
-    if names is None and lists and len(set(values)) == 1:
-        return dict.fromkeys(model.of_model, values[0])  # one value for all blocks
-    if names is None:
-        lengths = ", ".join(str(len(one)) for one in lists) or "none, having no blocks"
+    by_length = {len(names): names for names in reversed(model.lists())}
+    if len(values) not in by_length:
+        if by_length and len(set(values)) == 1:
+            return dict.fromkeys(model.of_model, values[0])  # one value for all blocks
+        lengths = ", ".join(str(len(names)) for names in model.lists()) or "none, having no blocks"
         raise StackError(f"a list of {len(values)} block weights; the loaded model takes {lengths}")
-    given = dict(zip(names, values, strict=True))
-    found = {}
-    for block in model.of_model:
-        if block.startswith("text_encoder"):
-            found[block] = given.get(BASE, given.get(_ENCODERS.get(block, ""), 1.0))
-        else:
-            # a list of the blocks alone says nothing of what is around them
-            found[block] = given.get(block, 1.0 if block in ("IN", "OUT") else 0.0)
-    return found
+    given = dict(zip(by_length[len(values)], values, strict=True))
+    # a list of the blocks alone says nothing of what is around them
+    weights = {block: given.get(block, 1.0 if block in ("IN", "OUT") else 0.0) for block in model.of_model}
+    encoders = [block for block in model.of_model if block.startswith("text_encoder")]
+    return weights | {name: given.get(BASE, given.get(_ENCODERS.get(name, ""), 1.0)) for name in encoders}

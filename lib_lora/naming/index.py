@@ -11,7 +11,7 @@ attention_processor.py, `Attention.fuse_projections`; `pipe.fuse_qkv_projections
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -20,7 +20,6 @@ from typing import cast
 from torch import nn
 
 from ..errors import ComponentError
-from ..files.components import is_denoiser
 from ..registry import cached
 from ..report import Family
 from ..tensors import every
@@ -28,11 +27,10 @@ from ..weights.readers.base import has_plain_weight, reader_of
 from .architectures._checkpoint import prefixes_of
 from .architectures._names import PARTS, AliasTable, joint_projections
 from .architectures.base import fact, family_of, input_basis, known_architectures
-from .blocks import BlockNames, names_of
 from .places import Place, Target
 
 
-def are_fused(attention: nn.Module) -> bool:
+def _are_fused(attention: nn.Module) -> bool:
     """Return whether a module calls its fused projections now."""
     if attention.__dict__.get("fused_projections") is not True:
         return False
@@ -48,7 +46,7 @@ def _fused_rows(attention: nn.Module) -> Iterator[tuple[str, dict[str, int]]]:
     These layers may be gone; then their rows are equal.
     Source: nunchaku-tech/nunchaku nunchaku/models/unets/unet_sdxl.py at 3a3cc3d, `NunchakuSDXLAttention`.
     """
-    below, in_use = attention._modules, are_fused(attention)
+    below, in_use = attention._modules, _are_fused(attention)
     output = to_out[0] if isinstance(to_out := below.get("to_out"), nn.ModuleList) else None
     for name, parts in PARTS.items() if in_use or output is not None else ():
         layers = [layer for part in parts if (layer := below.get(part)) is not None]
@@ -67,16 +65,17 @@ def targets_of(path: str, module: nn.Module) -> tuple[Target, ...]:
     if hasattr(module, "_conv_forward") and not getattr(module, "transposed", False):
         conv = cast(nn.Conv2d, module)  # or a host's own class
         shape = (conv.out_channels, conv.in_channels // conv.groups, *conv.kernel_size)
-        return (Target(path, path, "conv", "weight", shape, groups=conv.groups),)
+        return (Target(shape, "conv", conv.groups, path=path, name=path),)
     entries, width = getattr(module, "num_embeddings", None), getattr(module, "embedding_dim", None)
     if isinstance(entries, int) and isinstance(width, int):
-        return (Target(path, path, "embedding", "weight", (entries, width)),)
+        return (Target((entries, width), "embedding", path=path, name=path),)
     norm = _norm_param(module)
     if norm is not None:
         takes_bias = "bias" in module._parameters
-        return (Target(path, path, "norm", norm, tuple(module.get_parameter(norm).shape), takes_bias=takes_bias),)
+        shape = tuple(module.get_parameter(norm).shape)
+        return (Target(shape, "norm", takes_bias=takes_bias, path=path, name=path, param=norm),)
     linear = _linear_shape(module)
-    return tuple(_experts(path, module)) if linear is None else (Target(path, path, "linear", "weight", linear),)
+    return tuple(_experts(path, module)) if linear is None else (Target(linear, path=path, name=path),)
 
 
 def _experts(path: str, module: nn.Module) -> Iterator[Target]:
@@ -87,7 +86,8 @@ def _experts(path: str, module: nn.Module) -> Iterator[Target]:
     transposed = getattr(module, "is_transposed", False) is True
     for name, weight in module._parameters.items() if path and not hasattr(module, "kernel_size") else ():
         if weight is not None and weight.ndim == 3 and weight.shape[0] > 1 and has_plain_weight(module, name):
-            yield Target(path, f"{path}.{name}", "experts", name, tuple(weight.shape), transposed=transposed)
+            shape = tuple(weight.shape)
+            yield Target(shape, "experts", transposed=transposed, path=path, name=f"{path}.{name}", param=name)
 
 
 def _linear_shape(module: nn.Module) -> tuple[int, ...] | None:
@@ -119,19 +119,16 @@ def _norm_param(module: nn.Module) -> str | None:
 
 def _attention_targets(path: str, module: nn.MultiheadAttention) -> tuple[Target, ...]:
     """Return the weights of torch's attention, one layer: it multiplies by them itself and never calls `out_proj`."""
-    width = module.embed_dim
-    dot = f"{path}." if path else ""
-    targets = [Target(path, f"{dot}out_proj", "attention", "out_proj.weight", (width, width), bias="out_proj.bias")]
-    packed = module.in_proj_weight is not None
-    if packed:
-        shape = (3 * width, width)
-        targets.append(Target(path, f"{dot}in_proj", "attention", "in_proj_weight", shape, bias="in_proj_bias"))
-    for i, (name, size) in enumerate((("q_proj", width), ("k_proj", module.kdim), ("v_proj", module.vdim))):
-        rows = (i * width, (i + 1) * width)
-        param, own = ("in_proj_weight", rows) if packed else (f"{name}_weight", None)
-        target = Target(path, dot + name, "attention", param, (width, size), own, bias="in_proj_bias", bias_rows=rows)
-        targets.append(target)
-    return tuple(targets)
+    width, dot = module.embed_dim, f"{path}." if path else ""
+    output = Target((width, width), "attention", path=path, name=f"{dot}out_proj", bias="out_proj.bias")
+    inputs = replace(output, shape=(3 * width, width), name=f"{dot}in_proj", bias="in_proj_bias")
+    inputs, output = replace(inputs, param="in_proj_weight"), replace(output, param="out_proj.weight")
+    sizes = {"q_proj": width, "k_proj": module.kdim, "v_proj": module.vdim}
+    parts = _windows(inputs, dict.fromkeys(sizes, width))
+    if module.in_proj_weight is not None:
+        return (output, inputs, *parts)
+    apart = [(part, (width, size), f"{name}_weight") for part, (name, size) in zip(parts, sizes.items(), strict=True)]
+    return (output, *[replace(part, shape=shape, param=param, rows=None, outputs=0) for part, shape, param in apart])
 
 
 def walk(component: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[Target, ...]]]:
@@ -158,7 +155,7 @@ def walk(component: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[Target, .
 
 def _windows(target: Target, rows: Mapping[str, int]) -> Iterator[Target]:
     """Yield the windows of a fused layer under the names of the layers it was made of."""
-    parent = target.path.rpartition(".")[0]
+    parent = target.name.rpartition(".")[0]
     for (name, count), stop in zip(rows.items(), accumulate(rows.values()), strict=True):
         yield replace(target.window(stop - count, stop), name=f"{parent}.{name}" if parent else name, base=None)
 
@@ -175,20 +172,16 @@ class LayerIndex:
         self.root = weakref.ref(module)
         self._modules: dict[str, weakref.ref[nn.Module]] = {}
         targets: list[Target] = []
-        for path, layer, own in walk(module):
+        for path, layer, of_layer in walk(module):
             self._modules[path] = weakref.ref(layer)
-            targets.extend(own)
+            targets.extend(of_layer)
         self.targets = tuple(targets)
+        self.facts = [fact(component, one.name, one.shape[1] if len(one.shape) > 1 else None) for one in targets]
+        """What signs of families are searched in; see `architectures.base.fact`."""
         self.signature = component, hash((self.targets, input_basis(module)))
         """Equal for components with the same layers, shapes and names."""
         self.dotted, self.flat = _name_tables(component, self.targets, aliases)
         """Every name that a layer is found by, in any spelling the architectures know, and its meaning."""
-
-    @cached_property
-    def facts(self) -> list[str]:
-        """Return what signs of families are searched in; see `architectures.base.fact`."""
-        shapes = [(target.name, target.shape) for target in self.targets]
-        return [fact(self.component, name, shape[1] if len(shape) > 1 else None) for name, shape in shapes]
 
     def holds(self, module: nn.Module) -> bool:
         """Return whether `module` is built as it was when it was indexed, layer by layer the same objects."""
@@ -205,12 +198,9 @@ class LayerIndex:
         """Return the layer at `path`; None where it is gone."""
         return self._modules[path]()
 
-    def names_of(self, target: Target) -> Sequence[str]:
-        """Return every name of a layer, or of the whole it is a part of, in any spelling."""
-        return self._names.get(target.path, [target.path])
-
     @cached_property
-    def _names(self) -> dict[str, list[str]]:
+    def names(self) -> dict[str, list[str]]:
+        """Return the path of each layer -> every name of it, or of the whole it is a part of, in any spelling."""
         found: dict[str, list[str]] = {}
         for name, place in self.dotted.items():
             for path in dict.fromkeys([window.path for window in place.windows]):
@@ -241,11 +231,6 @@ def alias_table() -> AliasTable:
     return AliasTable((alias for architecture in known for alias in architecture.aliases), known)
 
 
-def blocks_of(indexes: Iterable[LayerIndex]) -> BlockNames:
-    """Return the blocks of the model that has these components."""
-    return names_of([(index.component, [target.path for target in index.targets]) for index in indexes])
-
-
 def family_of_model(indexes: Iterable[LayerIndex]) -> Family | None:
     """Return the family of a model, by the names and widths of its own layers."""
     return _family(tuple([one for index in indexes for one in index.facts]))
@@ -256,8 +241,8 @@ _family = cached(family_of)
 
 def _structure(module: nn.Module) -> list[int]:
     """Return the identity of every module of a tree, in order, and which of them call fused projections."""
-    found = every(module)
-    return [*map(id, found), *[i for i, one in enumerate(found) if are_fused(one)]]
+    modules = every(module)
+    return [*map(id, modules), *[i for i, below in enumerate(modules) if _are_fused(below)]]
 
 
 @lru_cache(maxsize=32)
@@ -296,17 +281,13 @@ def modules_of(pipeline: object) -> dict[str, nn.Module]:
     Raises:
         ComponentError: it has no components, or none of them is a module; the text says what to write.
     """
-    modules = _modules(pipeline)
+    parts = getattr(pipeline, "components", None)
+    named = parts.items() if isinstance(parts, Mapping) else ()
+    modules = {str(name): part for name, part in named if isinstance(part, nn.Module)}
     if not modules:
         wrong = f"for_pipeline takes a diffusers pipeline that is loaded, not a {type(pipeline).__name__}"
         raise ComponentError(f"{wrong}; of a single model write Engine({{'unet': model}})")
     return modules
-
-
-def _modules(pipeline: object) -> dict[str, nn.Module]:
-    parts = getattr(pipeline, "components", None)
-    named = parts.items() if isinstance(parts, Mapping) else ()
-    return {str(name): part for name, part in named if isinstance(part, nn.Module)}
 
 
 def check_named(components: object, call: str) -> None:
@@ -317,28 +298,12 @@ def check_named(components: object, call: str) -> None:
         call: what the user writes, with `{}` where the components are.
 
     Raises:
-        ComponentError: it is a model, a pipeline or something else, or holds something else; the text says what to
-            write.
+        ComponentError: it is something else, or holds something else; the text says what to write.
     """
-    example = call.format("{'unet': model}")
-    if not isinstance(components, Mapping):
-        denoiser = next(filter(is_denoiser, _modules(components)), None)
-        if denoiser is not None:  # it is a pipeline
-            named = call.format(f"{{{denoiser!r}: pipe.{denoiser}}}")
-            example = "Engine.for_pipeline(pipe)" if call == "Engine({})" else named
-        taken = f"{call.partition('(')[0]} takes the model's components by name"
-        raise ComponentError(f"{taken}, not a {type(components).__name__}; write {example}")
-    wrong = {}
-    for name, part in components.items():
-        if not isinstance(name, str):
-            raise ComponentError(f"a component has a name, as 'unet', and not {name!r}; write {example}")
-        if not isinstance(part, nn.Module):
-            wrong[name] = "None" if part is None else f"a {type(part).__name__}"
-    if len(wrong) == 1:
-        name, what = wrong.popitem()
-        raise ComponentError(f"component {name!r} is {what}, not a torch module; leave it out")
+    wrong = f"a {type(components).__name__}"
+    if isinstance(components, Mapping):
+        others = [one for one in components.items() if not (isinstance(one[0], str) and isinstance(one[1], nn.Module))]
+        wrong = ", ".join([f"{name!r}: {type(part).__name__}" for name, part in others])
     if wrong:
-        good = [name for name in (*filter(is_denoiser, components), *components, "unet") if name not in wrong]
-        example = call.format(f"{{{good[0]!r}: pipe.{good[0]}, …}}")
-        names = ", ".join(map(repr, wrong))
-        raise ComponentError(f"components {names} are not torch modules; leave them out: {example}")
+        name, example = call.partition("(")[0], call.format("{'unet': pipe.unet}")
+        raise ComponentError(f"{name} takes the model's torch modules by name, not {wrong}; write {example}")

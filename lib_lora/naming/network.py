@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
-from operator import itemgetter
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..adapters._part import part_of
 from ..adapters._refitted import Refitted
 from ..adapters.base import Adapter, At
-from ..errors import ComponentError, FileError, NoMatchError
+from ..errors import ComponentError, FileError, NoMatchError, NumberError
 from ..files.components import EXACT, candidates, noise_of
 from ..files.file import AdapterFile, Stamp, stamp_of
 from ..files.formats.base import BUNDLED, NumberingError
@@ -26,23 +26,13 @@ from ..report import Family, NetworkReport, Unused
 from ..weights.readers.base import read_base_weight
 from .architectures.base import input_basis, input_layers
 from .binding import Binding, FusedWeight
-from .blocks import BlockNames
-from .index import LayerIndex, alias_table, blocks_of, check_named, family_of_model
-from .parsed import NOT_FINITE, Group, ParsedFile, key_formats, misfit
+from .blocks import BlockNames, blocks_of
+from .index import LayerIndex, alias_table, check_named, family_of_model
+from .parsed import Group, ParsedFile, key_formats, misfit
 from .places import Place
 
-_PLURAL = {
-    "linear": "linear layers",
-    "conv": "convolutions",
-    "embedding": "embeddings",
-    "norm": "norms",
-    "attention": "fused attention",
-    "experts": "weights of experts in one tensor",
-}
 _AGAIN = "download it again, or train it again"
 _GO_ON = "if it is meant for this model, allow files that fit in part (Reading(fragments=True), or the setting)"
-_MODELS = 4
-"""Models, or ways of reading it, for which one file is kept resolved."""
 
 
 class Network:
@@ -50,36 +40,39 @@ class Network:
 
     def __init__(self, parsed: ParsedFile, indexes: Sequence[LayerIndex], reading: Reading = USUAL) -> None:
         self.file = parsed.file
-        self._parsed, self._reading = parsed, reading
+        self.parsed, self._reading = parsed, reading
         self._indexes = {index.component: index for index in indexes}
         self._family = family_of_model(indexes)
-        self._scopes = {component: self._scope(component) for component in {one.component for one in parsed.groups}}
+        self._tiers = {name: self._tiers_of(name) for name in {group.component for group in parsed.groups}}
         self._names: dict[tuple[str | None, ...], Mapping[str, str | NumberingError]] = {}
-        fits = sorted([self._fit(group) for group in parsed.groups], key=itemgetter(0))
-        bad = parsed.file.not_finite([key for _, group, found, _ in fits if found for key in group.reads])
-        unused: list[Unused] = []
+        fits = [(group, *self._fit(group)) for group in parsed.groups]
+        fits.sort(key=lambda fit: fit[1][0].place.turn if fit[1] else 1)
+        bad = parsed.file.not_finite([key for group, bindings, _ in fits if bindings for key in group.reads])
         by_weight: dict[tuple[str, str, str], list[Binding]] = {}
-        acting: list[Group] = []
-        idle: list[Group] = []
-        for _, group, found, miss in fits:
-            why = _add(group, found, by_weight, bad) if found else miss
+        self._acting: list[tuple[Group, Adapter]] = []
+        idle: list[tuple[Group, Unused]] = []
+        for group, bindings, misfitting in fits:
+            why = _add(group, bindings, by_weight, bad) if bindings else misfitting
             if why is None:
-                acting.append(group)
+                self._acting.append((group, bindings[0].adapter))
             else:
-                idle.append(group)
-                unused += group.unused(why)
-        self.changes_nothing = bool(acting) and all(group.is_zero(parsed.file) for group in acting)
+                idle.append((group, why))
         self.bindings = tuple([binding for bindings in by_weight.values() for binding in bindings])
-        components = frozenset([one.component for one in self.bindings])
-        self.report = replace(
-            parsed.report(idle, [one.adapter for one in self.bindings]),
+        self.report = self._report(idle)
+
+    def _report(self, idle: Sequence[tuple[Group, Unused]]) -> NetworkReport:
+        """Return what became of the file, some of whose groups act on nothing for a reason."""
+        acting, unused = [group for group, _ in self._acting], [key for group, why in idle for key in group.unused(why)]
+        components = frozenset([binding.component for binding in self.bindings])
+        return replace(
+            self.parsed.report([binding.adapter for binding in self.bindings], [group for group, _ in idle]),
             hit=len(acting),
-            changed=len({(one.component, one.target.path) for one in self.bindings}),
-            unused=(*parsed.unused, *unused, *parsed.unshared(acting)),
+            changed=len({(binding.component, binding.target.path) for binding in self.bindings}),
+            unused=(*self.parsed.unused, *unused, *self.parsed.unshared(acting)),
             resolved=True,
             components=components,
             noise=noise_of(components, self._indexes),
-            absent=len([group for group in idle if not self._scopes[group.component][1]]),
+            absent=len([group for group, _ in idle if not self._tiers[group.component][1]]),
             model=self._family,
         )
 
@@ -104,36 +97,21 @@ class Network:
         Parts are as the file spells them: `string_to_param.*` for one text encoder, `clip_l` and `clip_g` for two.
         """
         found: dict[str, dict[str, Tensor]] = {}
-        for name, keys in self._parsed.embeddings.items():
+        for name, keys in self.parsed.embeddings.items():
             parts = self.file.tensors({param.removeprefix(BUNDLED): key for param, key in keys.items()})
-            found[name] = {part: one.unsqueeze(0) if one.ndim == 1 else one for part, one in parts.items()}
+            found[name] = {part: vectors[None] if vectors.ndim == 1 else vectors for part, vectors in parts.items()}
         return found
 
     @cached_property
-    def largest_change(self) -> float:
-        """Return how large a change may be, roughly: the most that the largest numbers of one adapter's tensors make.
-
-        Reads all tensors of the file; where it is gone or changed, every file counts alike.
-        """
-        most = 0.0
-        try:
-            for one in self.bindings:
-                found = getattr(one.adapter, "scale", 1.0)
-                for _, tensor in self.file.private(one.adapter).tensors():
-                    if tensor.is_floating_point() and tensor.numel():
-                        found *= float(tensor.abs().max())
-                most = max(most, abs(float(found)))
-        except FileError:
-            return 1.0
-        return most
+    def changes_nothing(self) -> bool:
+        """Return whether the layers that act are LoRA whose `up` is zero."""
+        return bool(self._acting) and all(group.is_zero(self.file) for group, _ in self._acting)
 
     @property
-    def adapters(self) -> dict[str, dict[str, Adapter]]:
-        """Return {component: {layer name in the model: adapter}}."""
-        found: dict[str, dict[str, Adapter]] = {}
-        for one in self.bindings:
-            found.setdefault(one.component, {})[one.target.name] = one.adapter
-        return found
+    def largest_change(self) -> float:
+        """Return how large a change may be, roughly: the most that the largest numbers of one layer's tensors make."""
+        sizes = [group.largest(self.file) * getattr(adapter, "scale", 1.0) for group, adapter in self._acting]
+        return max(map(abs, sizes), default=0.0)
 
     def delta_weight(self, component: str, path: str, dtype: torch.dtype = torch.float32) -> Tensor:
         """Compute the dense change of one layer's weight at multiplier 1, on the CPU.
@@ -165,37 +143,51 @@ class Network:
             totals[one.weight][target.slice] += delta.reshape(target.shape)
         return torch.cat([totals[component, one.path, one.param][one.slice] for one in windows])
 
-    def _scope(self, component: str | None) -> tuple[list[tuple[str, ...]], Sequence[str], Unused]:
-        """Return the tiers of components for keys of one, the components they speak of, and why none fits."""
-        tiers = candidates(component, list(self._indexes), self._parsed.experts)
-        count = int(component in self._indexes) if component in EXACT else len(tiers)
-        meant = [name for tier in tiers[:count] for name in tier]
-        if not meant:
-            return tiers, meant, Unused("", "no_component", f"component {component} is absent in this model")
-        return tiers, meant, Unused("", "no_module", f"no module of that name in {', '.join(meant)}")
+    def _tiers_of(self, component: str | None) -> tuple[list[tuple[str, ...]], int]:
+        """Return the tiers of components for keys of one, and how many of the first are the ones that it names."""
+        tiers = candidates(component, list(self._indexes), self.parsed.experts)
+        return tiers, int(component in self._indexes) if component in EXACT else len(tiers)
 
-    def _fit(self, group: Group) -> tuple[int, Group, list[Binding], Unused]:
-        """Bind a layer of the file in the likeliest components that it fits, or tell why it fits nowhere."""
-        tiers, meant, why = self._scopes[group.component]
-        if group.recipe is None:
-            return 1, group, [], group.unread
-        found: list[Binding] = []
-        first: Place | None = None
-        for tier in tiers:
+    def _fit(self, group: Group) -> tuple[list[Binding], Unused]:
+        """Bind a layer of the file in the likeliest components that it fits, and tell why, if it fits nowhere."""
+        tiers, count = self._tiers[group.component]
+        names = ", ".join([name for tier in tiers[:count] for name in tier])
+        why = Unused("", "no_module", f"no module of that name in {names}")
+        if not count:
+            why = Unused("", "no_component", f"component {group.component} is absent in this model")
+        elif group.recipe is None:
+            why = group.unread
+        for i, tier in enumerate(tiers if group.recipe is not None else ()):
+            bindings: list[Binding] = []
             for component in tier:
-                place = self._place(group, self._indexes[component])
-                if isinstance(place, NumberingError):
-                    why = Unused("", "no_module", place.reason, place.detail)
-                elif place is not None:
-                    first = first or place
-                    bindings = self._bind(group, component, place)
-                    if isinstance(bindings, list):
-                        found += bindings
-                    elif component in meant:  # in another component, only what fits counts
-                        why = bindings
-            if found:
-                break
-        return 1 if first is None else first.turn, group, found, why
+                made = self._bind(group, component)
+                if isinstance(made, list):
+                    bindings += made
+                elif i < count:  # in another component, only what fits counts
+                    why = made or why
+            if bindings:
+                return bindings, why
+        return [], why
+
+    def _bind(self, group: Group, component: str) -> list[Binding] | Unused | None:
+        """Bind the adapters of a layer of the file in a component, or tell why they cannot act there.
+
+        None stands for a component that has no layer of that name.
+        """
+        assert group.recipe is not None
+        place = self._place(group, self._indexes[component])
+        if isinstance(place, NumberingError):
+            return Unused("", "no_module", place.reason, place.detail)
+        if place is None:
+            return None
+        if place.kind not in group.recipe.kinds:
+            return Unused("", "layer_kind", f"not defined for {place.kind} layers", f"{component}.{place.name}")
+        try:
+            adapter = self._adapter(group, component, place)
+            parts = [(target, adapter if rows is None else part_of(adapter, rows)) for target, rows in place.pieces]
+        except ValueError as error:
+            return misfit(error, f"{component}.{place.name}")
+        return [Binding(part, target, self.file, component, place) for target, part in parts]
 
     def _place(self, group: Group, index: LayerIndex) -> Place | NumberingError | None:
         """Return a group's place in a component by the name that its format has for layers."""
@@ -206,10 +198,10 @@ class Network:
         if alike not in self._names:
             shapes = {
                 one.module: None if one.own_site is None else one.own_site.shape
-                for one in self._parsed.groups
+                for one in self.parsed.groups
                 if (one.format, one.component) == alike[:2]
             }
-            said = self.file.metadata.get(group.component or ""), self._parsed.config.values(group.component)
+            said = self.file.metadata.get(group.component or ""), self.parsed.config.values(group.component)
             try:
                 self._names[alike] = names_of(index.component, shapes, index.dotted, index.find, *said)
             except NumberingError as error:
@@ -217,76 +209,68 @@ class Network:
         name = self._names[alike].get(group.module)
         return index.find(name) if isinstance(name, str) else name
 
-    def _bind(self, group: Group, component: str, place: Place) -> list[Binding] | Unused:
-        """Bind the adapters of a layer of the file at a place, or tell why they cannot act there."""
-        assert group.recipe is not None
-        if place.kind not in group.recipe.kinds:
-            return Unused("", "layer_kind", f"not defined for {_PLURAL[place.kind]}", f"{component}.{place.name}")
-        own = place.windows[0].param if place.kind == "experts" else ""
-        made = self._parsed.adapter(group, place.site, self._reading, own)
-        try:
-            adapter = made if isinstance(made, Adapter) else self._widened(group, component, place, made)
-            parts = [(target, adapter if rows is None else part_of(adapter, rows)) for target, rows in place.pieces]
-        except ValueError as error:
-            return misfit(error, f"{component}.{place.name}")
-        return [Binding(part, target, self.file, component, place) for target, part in parts]
+    def _adapter(self, group: Group, component: str, place: Place) -> Adapter:
+        """Make the adapter of a layer at a place, which may have other inputs than when the file was trained.
 
-    def _widened(self, group: Group, component: str, place: Place, error: ValueError) -> Adapter:
-        """Make an adapter of a layer that has other inputs than when it was trained; where it is not just that, raise.
-
-        Args:
-            group: the parameters.
-            component: of the model.
-            place: there.
-            error: which an adapter for the layer as it is raised.
+        Raises:
+            ValueError: the tensors do not fit each other or the layer.
         """
-        index, made_for = self._indexes[component], self._parsed.family
+        param = place.windows[0].param if place.kind == "experts" else ""
+        try:
+            return self.parsed.adapter(group, place.site, self._reading, param)
+        except ValueError:
+            with suppress(ValueError):  # the first error tells more
+                if (refitted := self._refitted(group, component, place)) is not None:
+                    return refitted
+            raise
+
+    def _refitted(self, group: Group, component: str, place: Place) -> Adapter | None:
+        """Make an adapter of a layer that has more inputs, or less by a basis, than in training; None without one."""
+        index, made_for = self._indexes[component], self.parsed.family
         if group.own_site is None or (made_for and self._family and made_for.name != self._family.name):
-            raise error
+            return None
         basis = input_basis(index.root(), place.windows[0].path)
         if basis is None and not any(index.find(name) == place for name in input_layers(self._family)):
-            raise error
+            return None
         out, kernel = place.shape[0], place.shape[2:]
         inputs = math.prod(group.own_site.shape[1:]) // math.prod(kernel)  # a kernel may be flattened into the inputs
         if inputs >= place.shape[1] if basis is None else tuple(basis.shape) != (place.shape[1], inputs):
-            raise error
-        adapter = self._parsed.adapter(group, replace(place.site, shape=(out, inputs, *kernel)), self._reading)
-        if isinstance(adapter, ValueError) or adapter.reads_base:
-            raise error
+            return None
+        adapter = self.parsed.adapter(group, replace(place.site, shape=(out, inputs, *kernel)), self._reading)
+        if adapter.reads_base:
+            return None
         return Refitted(adapter, inputs, place.shape[1], None if basis is None else basis.float().cpu())
 
 
 def _add(
-    group: Group, found: Sequence[Binding], by_weight: dict[tuple[str, str, str], list[Binding]], bad: Collection[str]
+    group: Group,
+    bindings: Sequence[Binding],
+    by_weight: dict[tuple[str, str, str], list[Binding]],
+    bad: Collection[str],
 ) -> Unused | None:
     """Add the bindings of a group, unless a number is not finite or others change these rows already."""
     if bad and (spoilt := [key for key in group.reads if key in bad]):
-        detail = f"{spoilt[0]} has numbers that are NaN or infinite; {_AGAIN}"
-        return Unused("", "not_finite", NOT_FINITE, detail)
-    for one in found:
-        if any(one.target.overlaps(other.target) for other in by_weight.get(one.weight, ())):
-            return Unused("", "second_adapter", f"a second adapter for {one.component}.{one.target.name}")
-    for one in found:
-        by_weight.setdefault(one.weight, []).append(one)
+        return misfit(NumberError(f"{spoilt[0]} has numbers that are NaN or infinite; {_AGAIN}"))
+    for binding in bindings:
+        if any(binding.target.overlaps(other.target) for other in by_weight.get(binding.weight, ())):
+            return Unused("", "second_adapter", f"a second adapter for {binding.component}.{binding.target.name}")
+    for binding in bindings:
+        by_weight.setdefault(binding.weight, []).append(binding)
     return None
-
-
-_Use = tuple[Reading, tuple[tuple[str, int], ...]]
-"""How a file was read, and the signatures of the model's components."""
 
 
 class NetworkCache:
     """Networks by file and model: the least recently used go first, those in force never.
 
     Args:
-        count: how many files to keep.
-        nbytes: how many bytes their tensors may have together, as the files have them; None for any.
+        count: how many to keep; one file has a network for each model, and each way of reading it.
+        nbytes: how many bytes the tensors of the files may have together; None for any.
     """
 
     def __init__(self, count: int, nbytes: int | None = None) -> None:
         self._count = count
         self._limit = nbytes
-        self._files: dict[tuple[Path, Stamp, int], tuple[ParsedFile, dict[_Use, Network]]] = {}  # the latest last
+        self._networks: dict[tuple[Path, Stamp, int, Reading, tuple[object, ...]], Network] = {}  # the latest last
 
     def resolved(self, path: Path, indexes: Sequence[LayerIndex], reading: Reading = USUAL) -> Network:
         """Return the network of a file for a model. The cache may go beyond its limits until the next `trim`.
@@ -295,45 +279,38 @@ class NetworkCache:
             LoraError: the file cannot be read, or no format or adapter kind knows it.
         """
         try:
-            key = path, stamp_of(path.stat()), version()
+            stamp = stamp_of(path.stat())
         except OSError as error:
             raise FileError(path, f"it cannot be read: {error.strerror or error}") from error
         began = time.perf_counter()
-        known = self._files.pop(key) if key in self._files else (ParsedFile(AdapterFile.open(path)), {})
-        parsed, networks = self._files[key] = known
-        use = reading, tuple([index.signature for index in indexes])
-        network = networks.pop(use, None)
+        key = path, stamp, version(), reading, tuple([index.signature for index in indexes])
+        network = self._networks.pop(key, None)
         if network is None:
-            network = Network(parsed, indexes, reading)
+            opened = [one.parsed for other, one in self._networks.items() if other[:3] == key[:3]]
+            network = Network(opened[0] if opened else ParsedFile(AdapterFile.open(path)), indexes, reading)
             network.report = replace(network.report, seconds=time.perf_counter() - began)
-        networks[use] = network
+        self._networks[key] = network
         return network
 
     def trim(self, in_force: Collection[Network] = ()) -> None:
         """Forget networks beyond the limits, the least recently used first, but none that is in force."""
-        used = {id(network.file) for network in in_force}
-        total = self.nbytes
-        for key, (parsed, networks) in list(self._files.items()):
-            while len(networks) > _MODELS:
-                del networks[next(iter(networks))]
-            if len(self._files) <= self._count and (self._limit is None or total <= self._limit):
-                continue
-            if id(parsed.file) not in used:
-                total -= parsed.file.nbytes
-                del self._files[key]
+        for key, network in list(self._networks.items()):
+            if len(self._networks) <= self._count and (self._limit is None or self.nbytes <= self._limit):
+                return
+            if network not in in_force:
+                del self._networks[key]
 
     def holds(self, network: Network) -> bool:
         """Return whether a network is still kept."""
-        return any(network is one for _, networks in self._files.values() for one in networks.values())
+        return network in self._networks.values()
 
     def clear(self) -> None:
-        """Forget all."""
-        self._files.clear()
+        self._networks.clear()
 
     @property
     def nbytes(self) -> int:
         """Return the bytes of the tensors of all files that are kept."""
-        return sum([parsed.file.nbytes for parsed, _ in self._files.values()])
+        return sum([file.nbytes for file in {network.file for network in self._networks.values()}])
 
 
 def _indexes(components: Mapping[str, nn.Module], call: str) -> list[LayerIndex]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
-
-from torch import Tensor
 
 from ..adapters._config import configured_alpha
 from ..adapters._recipe import Recipe, known_kinds, known_modifiers, recipe_of
@@ -37,7 +36,7 @@ from ..tensors import LARGEST
 from .architectures.base import experts_named, fact, family_of
 
 SHAPE_DIFFERS = "of another shape"
-NOT_FINITE = "of a layer with numbers that are NaN or infinite"
+_NOT_FINITE = "of a layer with numbers that are NaN or infinite"
 _SCALED = frozenset({"lora", "dora", "loha", "lokr"})
 _NO_SCALE = "its scale is unknown and taken as 1, as it has neither alpha nor adapter_config.json beside it"
 
@@ -56,6 +55,13 @@ def key_formats() -> Mapping[str, KeyFormat]:
         SHARED_PARAMS: {name for kind in kinds for name in kind.shared},
     }
     return {name: one.with_params(params) for name, one in discover(formats, KeyFormat).items()}
+
+
+@cached
+def _recipe(shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> tuple[Recipe | None, Site | None]:
+    """Return the algorithm that reads parameters of these names and shapes, and the weight that they were made for."""
+    recipe = recipe_of(dict(shapes))
+    return recipe, None if recipe is None else recipe.own_site(dict(shapes))
 
 
 @dataclass(slots=True)
@@ -84,10 +90,14 @@ class Group:
         """Return all keys as unused for the reason of a record that names no key."""
         return [replace(why, key=key) for key in self.keys.values()]
 
+    def largest(self, file: AdapterFile) -> float:
+        """Return the product of the largest numbers of its parameters, alpha aside; `file` has checked its numbers."""
+        return math.prod([file.largest(key) for param, key in self.keys.items() if param != "alpha"])
+
     def is_zero(self, file: AdapterFile) -> bool:
         """Return whether it is a LoRA whose `up` is zero, as training begins; `file` has checked its numbers."""
         ups = [key for param, key in self.keys.items() if param.startswith("lora_up.")]
-        return self.recipe is not None and self.recipe.name == "lora" and all(map(file.is_zero, ups))
+        return self.recipe is not None and self.recipe.name == "lora" and not any(map(file.largest, ups))
 
 
 def misfit(error: ValueError, where: str = "") -> Unused:
@@ -96,7 +106,7 @@ def misfit(error: ValueError, where: str = "") -> Unused:
         return Unused("", "unsupported", str(error), where)
     cause: Cause = "not_finite" if isinstance(error, NumberError) else "shape"
     detail = f"{where}: {error}" if where else str(error)
-    return Unused("", cause, NOT_FINITE if cause == "not_finite" else SHAPE_DIFFERS, detail)
+    return Unused("", cause, _NOT_FINITE if cause == "not_finite" else SHAPE_DIFFERS, detail)
 
 
 class ParsedFile:
@@ -116,7 +126,11 @@ class ParsedFile:
         self.embeddings: dict[str, dict[str, str]] = {}
         """Textual inversions that came in the file -> their parts -> keys."""
         self.groups = self._grouped()
-        self._find_recipes()
+        for group in self.groups:
+            shapes = tuple([(param, file.infos[key].shape) for param, key in group.keys.items()])
+            group.recipe, group.own_site = _recipe(shapes)
+            shared = () if group.recipe is None else group.recipe.kind.shared
+            group.reads = (*group.keys.values(), *[key for param, key in self.shared.items() if param in shared])
         self._refuse_strangers()
         self.config = PeftConfig.of(file, beside="peft" in [group.format for group in self.groups])
         try:  # they are matched once, here, as they may take too long
@@ -124,37 +138,31 @@ class ParsedFile:
                 self.config.values(group.component, group.module)
         except ValueError as error:
             raise FileError(file.path, str(error)) from error
+        self._numbers = file.numbers
+        self._shared_tensors = file.tensors(self.shared)
+        self._tensors = file.tensors({key: key for group in self.groups for key in group.keys.values()})  # only mapped
 
-    def adapter(self, group: Group, site: Site, reading: Reading = USUAL, own: str = "") -> Adapter | ValueError:
+    def adapter(self, group: Group, site: Site, reading: Reading = USUAL, own: str = "") -> Adapter:
         """Build the adapter of a group that has a recipe, for one weight, or the parameter `own` of a module.
 
-        Returns:
-            For tensors that do not fit each other or the weight, an error, whose text says want and got.
+        Raises:
+            ValueError: the tensors do not fit each other or the weight; the text says want and got.
         """
         assert group.recipe is not None
-        numbers, (tensors, shared), key = self.file.numbers, self._tensors, group.keys.get("alpha")
-        params = {param: tensors[name] for param, name in group.keys.items()}
+        numbers, shared, key = self._numbers, self._shared_tensors, group.keys.get("alpha")
+        params = {param: self._tensors[name] for param, name in group.keys.items()}
         module = f"{group.module.replace('.base_layer', '')}.{own}" if own else group.module  # as in PEFT's patterns
-        try:
-            config = {} if self.config.empty else self.config.values(group.component, module)
-            if key is None:
-                alpha = configured_alpha(config)
-            elif key not in numbers:
-                raise ValueError(f"want one number as alpha, got {self.file.infos[key].shape}")
-            elif not abs(numbers[key]) <= LARGEST:  # nan is neither
-                raise NumberError(f"want a finite number as alpha, got {numbers[key]}")
-            else:
-                alpha = Alpha(numbers[key])
-            origin = Origin(alpha, group.format, config, self.file.metadata, shared, group.module, reading)
-            return group.recipe.build(params, site, origin)
-        except ValueError as error:
-            return error
-
-    @cached_property
-    def _tensors(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
-        """Return the tensors of all layers by key, and those that layers share by parameter; they are only mapped."""
-        keys = {key: key for group in self.groups for key in group.keys.values()}
-        return self.file.tensors(keys), self.file.tensors(self.shared)
+        config = {} if self.config.empty else self.config.values(group.component, module)
+        if key is None:
+            alpha = configured_alpha(config)
+        elif key not in numbers:
+            raise ValueError(f"want one number as alpha, got {self.file.infos[key].shape}")
+        elif not abs(numbers[key]) <= LARGEST:  # nan is neither
+            raise NumberError(f"want a finite number as alpha, got {numbers[key]}")
+        else:
+            alpha = Alpha(numbers[key])
+        origin = Origin(alpha, group.format, config, self.file.metadata, shared, group.module, reading)
+        return group.recipe.build(params, site, origin)
 
     @property
     def facts(self) -> list[str]:
@@ -184,36 +192,35 @@ class ParsedFile:
         reason = "shared by layers of which none acts"
         return [Unused(key, "unread", reason) for key in self.shared.values() if key not in read]
 
-    def report(self, idle: Sequence[Group] | None = None, acting: Sequence[Adapter] = ()) -> NetworkReport:
+    def report(self, acting: Sequence[Adapter] | None = None, idle: Sequence[Group] = ()) -> NetworkReport:
         """Sum up what the file says of itself; `Network` adds what became of it on a model.
 
         Args:
-            idle: groups that act on nothing on the model; None without a model.
-            acting: the adapters that act.
+            acting: the adapters that act on the model; None without a model.
+            idle: the groups that act on nothing there.
         """
-        kinds = Counter([group.recipe for group in self.groups if group.recipe is not None])
-        own: list[Adapter] = []
-        misfits: list[Unused] = []
-        for group in self.groups if idle is None else idle:
+        unused = [*self.unused, *self.unshared(self.groups)]
+        adapters: list[Adapter] = []
+        for group in self.groups if acting is None else idle:
             if group.recipe is None:
-                misfits += group.unused(group.unread)
+                unused += group.unused(group.unread)
             elif group.own_site is not None:  # what does not fit even the shape that it claims fits no model
-                adapter = self.adapter(group, group.own_site)
-                if isinstance(adapter, ValueError):
-                    misfits += group.unused(misfit(adapter))
-                else:
-                    own.append(adapter)
-        ranks = {rank for adapter in (*own, *acting) if (rank := adapter.rank) is not None}
+                try:
+                    adapters.append(self.adapter(group, group.own_site))
+                except ValueError as error:
+                    unused += group.unused(misfit(error))
+        kinds = Counter([group.recipe.name for group in self.groups if group.recipe is not None])
+        ranks = {rank for adapter in (*adapters, *(acting or ())) if (rank := adapter.rank) is not None}
         return NetworkReport(
             path=self.file.path,
             format="+".join([name for name, _ in Counter([group.format for group in self.groups]).most_common()]),
             family=self.family,
-            kinds=MappingProxyType({recipe.name: count for recipe, count in kinds.items()}),
+            kinds=MappingProxyType(kinds),
             ranks=(min(ranks), max(ranks)) if ranks else None,
             hit=0,
             layers=len(self.groups),
-            nbytes=_bytes_of(own if idle is None else acting),
-            unused=(*self.unused, *misfits, *self.unshared(self.groups)),
+            nbytes=_bytes_of(adapters if acting is None else acting),
+            unused=tuple(unused),
             metadata=self.file.metadata,
             resolved=False,
             notes=(_NO_SCALE,) if self._lacks_scale() else (),
@@ -249,20 +256,6 @@ class ParsedFile:
             else:
                 keys[one.param] = key
         return list(groups.values())
-
-    def _find_recipes(self) -> None:
-        """Find the algorithm of each group; groups of equal names and shapes have the same."""
-        known: dict[tuple[tuple[str, tuple[int, ...]], ...], tuple[Recipe | None, Site | None]] = {}
-        for group in self.groups:
-            same = tuple([(param, self.file.infos[key].shape) for param, key in group.keys.items()])
-            if same not in known:
-                recipe = recipe_of(dict(same))
-                known[same] = recipe, None if recipe is None else recipe.own_site(dict(same))
-            recipe, group.own_site = known[same]
-            group.recipe = recipe
-            group.reads = tuple(group.keys.values())
-            if self.shared and recipe is not None:
-                group.reads += tuple([key for param, key in self.shared.items() if param in recipe.kind.shared])
 
     def _refuse_strangers(self) -> None:
         keys = list(self.file.infos)

@@ -16,34 +16,24 @@ from itertools import accumulate
 from ..adapters.base import Kind, Rows, Site
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target(Site):
     """A weight that an adapter can change: a layer's own, or a window of one."""
 
     path: str
     """Dotted path of the module whose forward is patched."""
     name: str
     """Dotted name adapters use; differs from `path` for a window, and for the parts of an nn.MultiheadAttention."""
-    kind: Kind
-    param: str
+    param: str = "weight"
     """Parameter below the module, `weight` or for example `in_proj_weight`."""
-    shape: tuple[int, ...]
-    """Logical shape of the window: (out, in), (out, in / groups, *kernel), (entries, width) or (channels,).
-
-    The weights of experts are as the module has them: (experts, out, in), or (experts, in, out) where `transposed`.
-    """
     rows: tuple[int, int] | None = None
     """Window of output rows inside `param`; None for all of it."""
-    groups: int = 1
     bias: str = "bias"
     """Parameter below the module that is added to the output; the module need not have one."""
     bias_rows: tuple[int, int] | None = None
     """Window inside `bias`; None for all of it."""
-    takes_bias: bool = True
-    """False for norms that never add one."""
     outputs: int = 0
     """Rows of the whole of `param`, of which `rows` is a window; 0 where it is no window."""
-    transposed: bool = False
     base: Target | None = field(default=None, compare=False)
     """What it is a window of, if that has a name of its own."""
 
@@ -56,7 +46,6 @@ class Target:
 
     @property
     def first(self) -> int:
-        """Return its first row inside `param`."""
         return 0 if self.rows is None else self.rows[0]
 
     @property
@@ -98,11 +87,10 @@ class Place:
     @cached_property
     def shape(self) -> tuple[int, ...]:
         """Return the shape of the layer as the file has it."""
-        return (sum([one.shape[0] for one in self.windows]), *self.windows[0].shape[1:])
+        return (sum([window.shape[0] for window in self.windows]), *self.windows[0].shape[1:])
 
     @property
     def kind(self) -> Kind:
-        """Return the kind of its weights."""
         return self.windows[0].kind
 
     @property
@@ -116,7 +104,7 @@ class Place:
 
         A file may have a fused layer and its parts, too: SimpleTuner's are empty then, others say the same twice.
         """
-        if len({one.path for one in self.windows}) > 1:
+        if len({window.path for window in self.windows}) > 1:
             return 0
         return 1 if self.windows[0].rows is None else 2
 
@@ -129,11 +117,11 @@ class Place:
     def window(self, start: int, stop: int) -> Place:
         """Return some of its rows."""
         found, first = [], 0
-        for one in self.windows:
-            low, high = max(start - first, 0), min(stop - first, one.shape[0])
+        for window in self.windows:
+            low, high = max(start - first, 0), min(stop - first, window.shape[0])
             if low < high:
-                found.append(one.window(low, high))
-            first += one.shape[0]
+                found.append(window.window(low, high))
+            first += window.shape[0]
         return Place(tuple(found))
 
     def swapped(self) -> Place:
@@ -146,14 +134,14 @@ class Place:
         """Return its windows, neighbours as one, weight by weight, and the file's rows for each; None for all."""
         if len(self.windows) == 1:
             return ((self.windows[0], None),)
-        order = list(dict.fromkeys([(one.base or one).name for one in self.windows]))
-        parts: list[tuple[Target, int, int, Rows]] = []  # a weight, its first and last row, the file's rows for them
-        for one, stop in zip(self.windows, accumulate([one.shape[0] for one in self.windows]), strict=True):
-            base, count = one.base or one, one.shape[0]
-            low = one.first - base.first
-            parts.append((base, low, low + count, ((stop - count, stop),)))
-        runs: list[tuple[Target, int, int, Rows]] = []
-        for base, low, high, rows in sorted(parts, key=lambda part: (order.index(part[0].name), part[1])):
+        order = list(dict.fromkeys([(window.base or window).name for window in self.windows]))
+        stops = accumulate([window.shape[0] for window in self.windows])
+        parts = [(window.base or window, window, stop) for window, stop in zip(self.windows, stops, strict=True)]
+        runs: list[tuple[Target, int, int, Rows]] = []  # a weight, its first and last row, the file's rows for them
+        for base, window, stop in sorted(parts, key=lambda part: (order.index(part[0].name), part[1].first)):
+            low, count = window.first - base.first, window.shape[0]
+            high = low + count
+            rows: Rows = ((stop - count, stop),)
             if runs and runs[-1][0] == base and runs[-1][2] == low:
                 _, low, _, before = runs.pop()
                 rows = (*before, *rows)

@@ -127,14 +127,11 @@ class Budget:
             self._measured[device] = self._placed[device] + max(0, free - _RESERVE)
         return (self._measured[device] if limit is None else limit) - self._placed[device]
 
-    def has_limit(self, device: torch.device) -> bool:
-        """Tell whether a device has a limit, beside its free memory."""
-        return device.type != UNLIMITED and self._fitted.get(device, self._limit) is not None
-
     def has_headroom(self, device: torch.device) -> bool:
         """Tell whether a device has so much free memory that plans may stay there which are not in force."""
-        free = _free_memory(device)
-        return not self.has_limit(device) and free is not None and free > _RESERVE_AT_REST
+        is_limited = device.type == UNLIMITED or self._fitted.get(device, self._limit) is not None
+        free = None if is_limited else _free_memory(device)
+        return free is not None and free > _RESERVE_AT_REST
 
     def make_room(self, account: Account, device: torch.device) -> None:
         """Drop stale layers of a device with a limit as far as this one needs their room."""
@@ -156,7 +153,7 @@ class Budget:
         with self._lock:
             if self._gone:
                 self._count_gone()
-            stays = self._fits(account, device, nbytes)
+            stays = device.type == UNLIMITED or self._fits(account, device, nbytes)
             account.device, account.nbytes, account.known, account.streams = device, nbytes, nbytes, not stays
             account.used = max(account.used, self._clock)
             self._placed[device] += nbytes

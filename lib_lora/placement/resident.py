@@ -18,11 +18,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..adapters.base import Adapter
+from ..adapters.base import Adapter, Pair
 from ..compiler import uncompiled
 from ..naming.binding import Binding
 from ..naming.places import Target
-from ..strengths.table import FactorRange, FactorRanges, StrengthTable
+from ..strengths.table import FactorRanges, StrengthTable
 from ..tensors import TensorFields, plain_mode
 from ..weights.originals import WeightMark, mark_weight
 from ..weights.readers.base import read_base_weight
@@ -37,7 +37,7 @@ from .storage import Placement, Storage
 def strength_ranges(binding: Binding) -> FactorRanges:
     """Return the range of factors of the strength alone, as one number, or one for each head of a bank."""
     schedule = binding.adapter.schedule_of_parts
-    return (FactorRange(binding.group, 1 if schedule is None else schedule.numbers, schedule=schedule),)
+    return ((binding.group, Pair(1 if schedule is None else schedule.numbers, 1.0, schedule)),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +80,8 @@ class Resident(ABC, Generic[P]):
         self._strengths = strengths
         self._static: StaticMemory | None = None
         self._placed: P | None = None
-        self._other: P | None = None  # of another dtype, for layers that are called in two by turns
-        self._dense: Resident[Any] | None = None  # for calls of many tokens, where that is cheaper
         self._views: Any = None  # of the placed tensors, as calls need them; made by the first call
         self._stays = True
-        self._is_guess = False  # placed before any call told the dtype
         self._known: tuple[Adapter, ...] | None = None
         self.reads_base = False
         """Whether the placed tensors were computed from the base weight."""
@@ -143,11 +140,6 @@ class Resident(ABC, Generic[P]):
             waiting: gets this layer, if it is to be placed by `place_together`.
         """
         placed, dtype = self._placed, None
-        if self._dense is not None:
-            if self._dense.device is not None:
-                self._dense.move(layer, device, now=now, waiting=waiting)
-            if placed is None:
-                return  # the first call tells which of the two is needed
         if self._static is not None and device_of(layer) == device:
             self._static.forget(layer, device)
         if placed is not None:
@@ -169,7 +161,6 @@ class Resident(ABC, Generic[P]):
                 return
         # the first call places it, if there is no room now
         self._budget.attempt(device, partial(self._place, layer, device, dtype, why="the layer is there"))
-        self._is_guess = placed is None
         if self._account.streams:
             self.evict("there is no room to wait")
 
@@ -182,15 +173,11 @@ class Resident(ABC, Generic[P]):
 
     def is_stale(self, layer: nn.Module) -> bool:
         """Tell whether a base weight has changed since something was computed from it, such as by `load_state_dict`."""
-        if self._dense is not None and self._dense.is_stale(layer):
-            return True
         pairs = zip(self._marks, self._marks_of(layer), strict=False) if self.reads_base else ()
         return not all(None in (before, now) or before == now for before, now in pairs)
 
     def release(self, layer: nn.Module) -> None:
         """Drop the placed tensors; the file's own tensors stay."""
-        if self._dense is not None:
-            self._dense.release(layer)
         self._known, self._marks, self.reads_base = None, (), False
         self.evict("it is taken off")
         self._drop_piece()
@@ -198,8 +185,6 @@ class Resident(ABC, Generic[P]):
     def rest(self, layer: nn.Module) -> None:
         """Stay where it is until its plan is in force again, if memory allows that; else leave the device."""
         placed = self._placed
-        if self._dense is not None:
-            self._dense.rest(layer)
         if placed is None or placed.device.type == budget.UNLIMITED:
             return
         if self._static is not None or not (self._stays and self._budget.has_headroom(placed.device)):
@@ -207,24 +192,18 @@ class Resident(ABC, Generic[P]):
 
     def leave_device(self) -> None:
         """Drop what is placed on any device but the CPU; the tensors in the arena stay."""
-        if self._dense is not None:
-            self._dense.leave_device()
         if self._placed is not None and self._placed.device.type != budget.UNLIMITED:
             self.evict("others need the room")
 
     @property
     def placed_bytes(self) -> Counter[torch.device]:
         """Return how many bytes are placed on each device."""
-        total = Counter[torch.device]() if self._dense is None else self._dense.placed_bytes
-        if self._placed is not None:
-            total[self._placed.device] += self._account.nbytes
-        return total
+        return Counter() if self._placed is None else Counter({self._placed.device: self._account.nbytes})
 
     @property
     def kept_bytes(self) -> int:
         """Return how many bytes it keeps: the ones that are placed, or if none are, the ones in the arena."""
-        others = 0 if self._dense is None else self._dense.kept_bytes
-        return others + (self._account.host if self._placed is None else self._account.nbytes)
+        return self._account.host if self._placed is None else self._account.nbytes
 
     def evict(self, why: str = "the call is over") -> None:
         """Drop the placed tensors; the next call places them again.
@@ -239,7 +218,7 @@ class Resident(ABC, Generic[P]):
             self._trace_move(
                 placed, why, str(placed.device), "file" if self._piece is None else "the computer's memory"
             )
-        self._placed = self._other = self._views = None
+        self._placed = self._views = None
         self._budget.free(self._account)
 
     def _placed_at(
@@ -247,11 +226,7 @@ class Resident(ABC, Generic[P]):
     ) -> P:
         placed = self._placed
         if placed is None or placed.device != device or placed.dtype != dtype:
-            other = self._other
-            if other is None or other.device != device or other.dtype != dtype:
-                return self._place_for_call(layer, device, dtype, input_dtype)
-            self._placed, self._other = other, placed
-            return other
+            return self._place_for_call(layer, device, dtype, input_dtype)
         return placed
 
     def _place(
@@ -268,12 +243,7 @@ class Resident(ABC, Generic[P]):
             FileError: a file changed on disk.
             RuntimeError: the device has no room for it; nothing is placed.
         """
-        former, other = self._placed, None
-        if former is not None:
-            was_called = not self._is_guess or self._views is not None
-            may_wait = was_called and self._stays and not self._budget.has_limit(device)
-            if may_wait and former.device == device and former.dtype != dtype:
-                other = former
+        if self._placed is not None:
             self.evict("another place or dtype is needed")  # never more at once than may stay
         where = device, dtype, input_dtype or dtype
         if device.type != budget.UNLIMITED:
@@ -282,21 +252,19 @@ class Resident(ABC, Generic[P]):
         source = "the computer's memory" if is_here else "file"
         with plain_mode(device):
             placed = self._placed_now(layer, *where)
-        return self._keep(layer, placed, why, other, source)
+        return self._keep(layer, placed, why, source)
 
-    def _keep(self, layer: nn.Module, placed: P, why: str, other: P | None = None, source: str = "file") -> P:
+    def _keep(self, layer: nn.Module, placed: P, why: str, source: str = "file") -> P:
         """Count what was placed, and find out how long it may stay."""
         device = placed.device
-        nbytes = placed.content.nbytes + (0 if other is None else other.content.nbytes)
-        may_stay = self._budget.charge(self._account, device, nbytes)
-        self._other = other if may_stay else None
+        may_stay = self._budget.charge(self._account, device, placed.content.nbytes)
         if trace.moves:
             told = why if may_stay else f"{why}, for this call only: no room"
             self._trace_move(placed, told, source, str(device))
         self._stays = may_stay and stays(layer)
         if self._static is not None and self._stays:
             placed = self._static.settled(layer, placed)
-        self._placed, self._is_guess = placed, False
+        self._placed = placed
         return placed
 
     _place_for_call = uncompiled(_place)  # it reads files and keeps accounts
@@ -306,7 +274,6 @@ class Resident(ABC, Generic[P]):
         assert self._piece is not None
         placed = self._placement(content, device, dtype, dtype, packed=self._piece[2])
         self._keep(layer, placed, "the layer is there")
-        self._is_guess = True
 
     def _placed_now(self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype) -> P:
         """Place from the arena, which gets the tensors first; on the CPU, and from base weights, make them in place."""
@@ -426,7 +393,10 @@ def computing_dtype(layer: nn.Module, weight: Tensor) -> torch.dtype | None:
     """Return the dtype in which a layer computes with its weight, as far as they tell without a call."""
     sdnq, state = getattr(layer, "sdnq_dequantizer", None), getattr(weight, "quant_state", None)
     told = getattr(layer, "compute_dtype", None), getattr(sdnq, "result_dtype", None), getattr(state, "dtype", None)
-    return next((dtype for dtype in (*told, weight.dtype) if dtype in _COMPUTING), None)
+    for dtype in (*told, weight.dtype):
+        if dtype in _COMPUTING:
+            return dtype
+    return None
 
 
 def _read(layer: nn.Module, target: Target, weights: dict[str, Tensor]) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,6 +26,7 @@ from ..naming.architectures._noise import noise_timestep, sigma_of
 from ..naming.architectures.base import is_image_first
 from ..tensors import plain_mode
 from .regions import LatentGrid
+from .stack_strengths import StackStrengths
 from .strength import Clock, Moment
 from .table import StrengthTable
 
@@ -44,14 +45,9 @@ class ModelCall:
     model: object = None
 
     @property
-    def denoised(self) -> object:
-        """Return the first argument, or the one with a known name: a tensor (rows, …), or a list of one per image."""
-        return denoised_in(self.args, self.kwargs)
-
-    @property
     def rows(self) -> int | None:
         """Return the rows of the batch; None where the arguments do not tell."""
-        denoised = self.denoised
+        denoised = denoised_in(self.args, self.kwargs)  # a tensor (rows, …), or a list of one for each image
         if isinstance(denoised, Tensor):
             return len(denoised) if denoised.ndim else None
         return len(denoised) if isinstance(denoised, list | tuple) else None
@@ -78,11 +74,8 @@ class CallArguments(dict[str, Any]):
 class _Hook(partial[Any]):
     """A hook of one module; in a copy of the module, a pickled one too, it does nothing."""
 
-    def __deepcopy__(self, memo: dict[int, object]) -> Callable[..., None]:
-        return nullcontext().__exit__  # which takes anything and returns None
-
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
-        return getattr, (nullcontext(), "__exit__")  # no name of ours: it is read where we are not installed
+        return getattr, (nullcontext(), "__exit__")  # takes anything; no name of ours, to be read without this package
 
 
 def hook_of(module: nn.Module, function: Callable[..., object], *, compiled: bool = False) -> Callable[..., Any]:
@@ -101,28 +94,6 @@ def hook_of(module: nn.Module, function: Callable[..., object], *, compiled: boo
     return _Hook(call if compiled else uncompiled(call))
 
 
-def hook_calls(component: nn.Module, begin: Callable[[ModelCall], None], end: Callable[[], None]) -> Callable[[], None]:
-    """Call `begin` before each call of a UNet or a transformer, and `end` after it, also where it fails.
-
-    torch calls no hook after an exception that is no `Exception`.
-
-    Returns:
-        A function that removes the hooks.
-    """
-
-    def before(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> object:
-        if kwargs is None:  # another thread is removing the hook, in two steps
-            return None
-        held = kwargs if isinstance(kwargs, CallArguments) else CallArguments(kwargs)  # one for all hooks of a call
-        begin(ModelCall(args, held, model))
-        return args, held
-
-    hooks = ExitStack()
-    hooks.callback(component.register_forward_pre_hook(hook_of(component, before), with_kwargs=True).remove)
-    hooks.callback(component.register_forward_hook(hook_of(component, lambda *_: end()), always_call=True).remove)
-    return hooks.close
-
-
 class Row(NamedTuple):
     """The image and the prompt of one row of a model call."""
 
@@ -137,6 +108,41 @@ class Row(NamedTuple):
 Rows: TypeAlias = Callable[[int], "Sequence[int | Row] | None"]
 """From the number of rows of a model call to the `Row` or the image of each; None for whole batches in a row."""
 
+_PATIENCE = 0.5  # seconds until a thread that waits looks whether the other one still lives
+
+
+class CallLock:
+    """Lets one thread at a time call a model, as strengths that are set for a call are set for all threads.
+
+    A call is over when its hook says so, when its arguments are gone, as after an exception without hooks, when its
+    thread calls a model again, or when its thread has ended.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._call: weakref.ref[CallArguments] | None = None
+
+    def begin(self, arguments: CallArguments) -> None:
+        """Wait until no other thread calls a model."""
+        thread = threading.current_thread()
+        with self._changed:
+            while self._thread is not None and self._thread is not thread and self._thread.is_alive():
+                self._changed.wait(_PATIENCE)
+            self._thread, self._call = thread, weakref.ref(arguments, self._close)
+
+    def end(self) -> None:
+        """Let other threads call a model."""
+        with self._changed:
+            if self._thread is threading.current_thread():
+                self._close(self._call)
+
+    def _close(self, call: weakref.ref[CallArguments] | None) -> None:
+        with self._changed:
+            if call is self._call:
+                self._thread = self._call = None
+                self._changed.notify()
+
 
 @dataclass
 class CallSettings:
@@ -149,14 +155,12 @@ class CallSettings:
     """None for the layout of all known hosts: whole batches one after the other."""
     chosen: int = 0
     """The variant of calls without known rows, such as calls of a text encoder."""
+    lock: CallLock = field(default_factory=CallLock)
 
     def moment_of(self, call: ModelCall, *, noise: bool, flow: bool) -> Moment:
-        """Return the moment of a call that begins.
+        """Return the moment of a call, with timestep and sigma if they are needed: reading waits for a device.
 
-        Args:
-            call: of a model.
-            noise: whether the timestep and the noise are needed; reading them waits for the device.
-            flow: whether the model's timesteps are fractions of noise.
+        `flow` is whether the model's timesteps are fractions of noise.
         """
         now = self.moment if self.clock is None else self.clock(lambda: call.timestep)
         if not noise:
@@ -181,32 +185,25 @@ class CallSettings:
         count, halves = call.rows, halves_in(call.kwargs, call.rows)
         if count is None:
             raise RowsError(f"the rows of a model call are unknown, and the stack has {images} images")
-        rows = self._told_rows(count, images, halves=not halved or halves is not None)
-        if halves is not None:
-            rows = [row._replace(negative=half) for row, half in zip(rows, halves, strict=True)]
-        if images == 1:  # all images have the same, whatever the host counts
-            rows = [row._replace(image=0) for row in rows]
-        strange = next((row.image for row in rows if not 0 <= row.image < images), None)
-        if strange is not None:
-            raise RowsError(f"a row is said to be of image {strange}; the stack has {images}")
-        variants = tuple([row.image * (1 + halved) + (halved and row.negative) for row in rows])
-        return variants, tuple([row.part for row in rows])
-
-    def _told_rows(self, count: int, images: int, *, halves: bool) -> list[Row]:
-        """Return the rows of a call as the host tells them; `halves` is whether the prompts of images alone will do."""
         told = None if self.rows is None else self.rows(count)
-        if told is None:
-            if count % images:
-                raise RowsError(f"a model call of {count} rows holds no whole batches of the stack's {images} images")
-            told = [row % images for row in range(count)]
-        elif len(told) != count:
+        if told is None and count % images:
+            raise RowsError(f"a model call of {count} rows holds no whole batches of the stack's {images} images")
+        told = [row % images for row in range(count)] if told is None else told
+        if len(told) != count:
             raise RowsError(f"a model call has {count} rows, and {len(told)} were told")
-        if not halves and not all(isinstance(row, Row) for row in told):
-            raise RowsError(
-                "a LoRA is for the positive or the negative prompt only, but it is unknown which of the "
-                f"{count} rows of a model call belong to which"
-            )
-        return [row if isinstance(row, Row) else Row(row) for row in told]
+        if halved and halves is None and not all(isinstance(row, Row) for row in told):
+            text = "a LoRA is for the positive or the negative prompt only, but it is unknown which of the"
+            raise RowsError(f"{text} {count} rows of a model call belong to which")
+        variants, parts = list[int](), list[int | None]()
+        for i, row in enumerate(told):
+            number, negative, part = row if isinstance(row, Row) else Row(row)
+            image = 0 if images == 1 else number  # all images have the same, whatever the host counts
+            if not 0 <= image < images:
+                raise RowsError(f"a row is said to be of image {image}; the stack has {images}")
+            negative = negative if halves is None else halves[i]
+            variants.append(image * (1 + halved) + (halved and negative))
+            parts.append(part)
+        return tuple(variants), tuple(parts)
 
 
 class SchedulerClock:
@@ -224,15 +221,14 @@ class SchedulerClock:
 
     def __call__(self, timestep: Callable[[], float | None]) -> Moment:
         scheduler = self._scheduler()
-        timesteps = getattr(scheduler, "timesteps", None)
+        timesteps, index = getattr(scheduler, "timesteps", None), getattr(scheduler, "step_index", None)
         if timesteps is None or len(timesteps) == 0:
             return Moment()
-        index = getattr(scheduler, "step_index", None)
         if timesteps is not self._timesteps:
             self._timesteps, self._values = timesteps, list(map(float, timesteps.tolist()))
             begin = getattr(scheduler, "begin_index", None)  # img2img leaves out the first timesteps
-            known = begin if isinstance(begin, int) else index
-            self._first = self._index(timestep) if known is None else known
+            begin = index if begin is None else begin
+            self._first = self._index(timestep) if begin is None else begin
         if index is None:
             index = self._first if hasattr(scheduler, "step_index") else self._index(timestep)
         order = max(int(getattr(scheduler, "order", 1)), 1)
@@ -253,149 +249,98 @@ class SchedulerClock:
 def repeats_per_row(layer: nn.Module, x: Tensor, rows: int, least: int, dim: int = 0) -> int:
     """Return how many rows of a layer's input make one row of the model's: windows, heads and frames follow the image.
 
-    Args:
-        layer: for the message.
-        x: its input.
-        rows: of the model call.
-        least: dimensions that a batched input has at least.
-        dim: of the batch.
-
     Raises:
-        RowsError: the input has no batch, or another one.
+        RowsError: along `dim` the input has no multiple of these rows, or it has less than `least` dimensions.
     """
     if x.ndim < least or x.shape[dim] % rows:
-        raise RowsError(
-            f"the images of the batch have LoRA of their own, and the input {tuple(x.shape)} of a "
-            f"{type(layer).__name__} cannot be divided among {rows} rows"
-        )
+        text = f"the images of the batch have LoRA of their own, and the input {tuple(x.shape)} of a"
+        raise RowsError(f"{text} {type(layer).__name__} cannot be divided among {rows} rows")
     return x.shape[dim] // rows
 
 
-_PATIENCE = 0.5  # seconds until a thread that waits looks whether the other one still lives
+def hook_calls(
+    components: Mapping[str, nn.Module],
+    table: StrengthTable,
+    settings: CallSettings,
+    flow: Callable[[str], bool],
+    stops: ExitStack,
+) -> None:
+    """Put hooks on the denoisers that set a strength table to each of their calls, if it depends on calls.
 
-
-class CallLock:
-    """Lets one thread at a time call a model, as strengths that are set for a call are set for all threads.
-
-    A call is over when its hook says so, when its arguments are gone, as after an exception without hooks, when its
-    thread calls the same model again, or when its thread has ended.
+    `flow` tells whether the timesteps of a component are fractions of noise; `stops` gets what takes the hooks off.
+    torch calls no hook after an exception that is no `Exception`.
     """
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._calls: dict[str, weakref.ref[CallArguments]] = {}
-        """Model -> the arguments of the call of it that runs, in the thread that has the lock."""
-
-    def begin(self, model: str, arguments: CallArguments) -> None:
-        """Wait until no other thread calls the model."""
-        thread = threading.current_thread()
-        with self._changed:
-            while self._thread is not None and self._thread is not thread and self._thread.is_alive():
-                self._changed.wait(_PATIENCE)
-            if self._thread is not thread:
-                self._thread, self._calls = thread, {}
-            self._calls[model] = weakref.ref(arguments, partial(self._close, model))
-
-    def end(self, model: str) -> None:
-        """Let other threads call the model."""
-        with self._changed:
-            if self._thread is threading.current_thread() and model in self._calls:
-                self._close(model, self._calls[model])
-
-    def _close(self, model: str, call: weakref.ref[CallArguments]) -> None:
-        with self._changed:
-            if self._calls.get(model) is call:
-                del self._calls[model]
-                if not self._calls:
-                    self._thread = None
-                    self._changed.notify()
-
-
-def hook_strengths(
-    components: Mapping[str, nn.Module], table: StrengthTable, settings: CallSettings, flow: Callable[[str], bool]
-) -> Iterator[Callable[[], None]]:
-    """Put hooks on the denoisers if any strength depends on the moment, the rows or the places of a call.
-
-    Args:
-        components: of the model, by name.
-        table: of the plan in force.
-        settings: of the host.
-        flow: whether the timesteps of a component are fractions of noise.
-
-    Yields:
-        A function that removes the hooks, for each component that has some.
-    """
-    if not (table.varying or table.has_regions or len(table.values) > 1):
-        return
-    lock = CallLock()
-    for name, component in components.items():
+    for name, component in components.items() if table.by_call else ():
         if is_denoiser(name):
             patch = patch_of(component) if name.startswith("transformer") else 0
-            flows = table.by_noise and flow(name)
-            setter = _TableSetter(
-                type(component).__name__, is_image_first(component), table, settings, lock, patch, flows
-            )
-            yield hook_calls(component, setter.begin, setter.end)
+            calls = _Calls(type(component).__name__, is_image_first(component), table, settings, patch, flow(name))
+            begin, end = hook_of(component, calls.begin), hook_of(component, calls.end)
+            stops.callback(component.register_forward_pre_hook(begin, with_kwargs=True).remove)
+            stops.callback(component.register_forward_hook(end, always_call=True).remove)
 
 
 @dataclass(eq=False)
-class _TableSetter:
-    """Sets the table to each call of a model, and after it to calls outside a denoiser; it holds no model."""
+class _Calls:
+    """The calls of a denoiser, to which the table is set; after each it is set to calls of text encoders."""
 
     name: str
-    """Of the model's class."""
+    """Of the model's class; the model itself is not held."""
     image_first: bool
     table: StrengthTable
     settings: CallSettings
-    lock: CallLock
     patch: int
     flow: bool
+    stack: StackStrengths | None = None
+    """Of the call that runs."""
     warned: bool = False
 
-    def begin(self, call: ModelCall) -> None:
-        """Set the latents, the moment and the rows of a call.
+    def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> object:
+        """Set the moment, the rows and the latents of a call; a forward pre-hook.
 
         Raises:
             RegionError: the call does not show where its tokens are.
             RowsError: its rows do not fit the stack.
             MomentError: it does not tell what a strength depends on.
         """
-        table = self.table
-        assert isinstance(call.kwargs, CallArguments)  # `hook_calls` made them
-        self.lock.begin(self.name, call.kwargs)
+        if kwargs is None:  # another thread is removing the hook, in two steps
+            return None
+        held = kwargs if isinstance(kwargs, CallArguments) else CallArguments(kwargs)  # one for all hooks of a call
+        self.settings.lock.begin(held)
+        call, table, moment = ModelCall(args, held, model), self.table, None
+        self.stack = stack = table.now.stack
         with plain_mode(_CPU):
-            if table.has_regions:
-                table.set_latents(self._latents(call))
-            if table.varying:
-                table.set_moment(self.settings.moment_of(call, noise=table.by_noise, flow=self.flow))
-            if len(table.values) > 1 or table.has_parts:
-                images, halved = table.stack_strengths.images, table.stack_strengths.halved
-                variants, parts = self.settings.rows_of(call, images, halved=halved)
-                if repeats_rows(call.kwargs) and len(set(variants)) > 1:
-                    text = "regions by attention repeat the rows of a call, and its images have LoRA of their own"
-                    raise RowsError(f"{text}; make them in batches of one")
-                table.set_rows(variants, parts)
+            latents = self._latents(call) if stack.has_regions else None
+            if table.scheduled or stack.varies:
+                noise = bool(table.scheduled) or stack.by_noise
+                moment = self.settings.moment_of(call, noise=noise, flow=self.flow)
+            variants, parts = tuple[int, ...](), tuple[int | None, ...]()
+            if stack.images > 1 or stack.halved or stack.has_parts:
+                variants, parts = self.settings.rows_of(call, stack.images, halved=stack.halved)
+            if repeats_rows(held) and len(set(variants)) > 1:
+                text = "regions by attention repeat the rows of a call, and its images have LoRA of their own"
+                raise RowsError(f"{text}; make them in batches of one")
+            table.set_call(stack, moment=moment, rows=variants, parts=parts, latents=latents)
+        return args, held
 
     def _latents(self, call: ModelCall) -> LatentGrid:
-        latents = LatentGrid.from_input(call.denoised, call.kwargs, self.patch, image_first=self.image_first)
+        x, image_first = denoised_in(call.args, call.kwargs), self.image_first
+        latents = LatentGrid.from_input(x, call.kwargs, self.patch, image_first=image_first)
         if latents is None:
-            raise RegionError(
-                f"a LoRA is for a part of the picture, and a call of this {self.name} does not show where "
-                "its tokens lie in the picture; remove the region"
-            )
+            text = f"a LoRA is for a part of the picture, and a call of this {self.name} does not show where"
+            raise RegionError(f"{text} its tokens lie in the picture; remove the region")
         return latents
 
-    def end(self) -> None:
-        """Set the table to calls of text encoders."""
+    def end(self, *_: object) -> None:
+        """Set the table to calls of text encoders; a forward hook."""
+        table, now = self.table, self.table.now
+        is_lost = now.latents is not None and not table.is_placed
+        if is_lost and now.stack is self.stack and not self.warned:  # of another stack, layers may have been passed
+            self.warned = True
+            logger.warning(
+                "no layer of this %s has tokens that lie in the picture as expected; "
+                "LoRA for a part of it act everywhere, by its share",
+                self.name,
+            )
         with plain_mode(_CPU):
-            if self.table.latents is not None and not self.table.was_placed and not self.warned:
-                self.warned = True
-                logger.warning(
-                    "no layer of this %s has tokens that lie in the picture as expected; "
-                    "LoRA for a part of it act everywhere, by its share",
-                    self.name,
-                )
-            self.table.set_rows((self.settings.chosen,))
-            self.table.latents = None
-        self.lock.end(self.name)
+            table.set_call(table.now.stack, rows=(self.settings.chosen,))
+        self.settings.lock.end()

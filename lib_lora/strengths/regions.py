@@ -18,7 +18,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor
 
 from ..compiler import uncompiled
@@ -45,6 +44,9 @@ class Region:
     cells: bytes
     """Row by row from the top, a byte for each; 255 is 1."""
 
+    def __hash__(self) -> int:  # a layer asks for it at each call, and bytes keep theirs
+        return hash(self.cells)
+
     def __post_init__(self) -> None:
         if not (0 < self.width <= _MOST and 0 < self.height <= _MOST):
             raise StackError(f"a region of {self.width} x {self.height} cells; each may be from 1 to {_MOST}")
@@ -52,7 +54,6 @@ class Region:
             raise StackError(f"a region of {self.width} x {self.height} cells with {len(self.cells)} weights")
 
     @classmethod
-    @lru_cache(maxsize=256)  # prompts are read again for every picture
     def rectangle(cls, left: float, top: float, right: float, bottom: float) -> Region:
         """Return a rectangle, in shares of the picture; the weight of a cell is the part of it that is covered.
 
@@ -63,29 +64,26 @@ class Region:
         if not all(math.isfinite(edge) and 0 <= edge <= 1 for edge in edges) or left >= right or top >= bottom:
             text = ", ".join(f"{edge:g}" for edge in edges)
             raise StackError(f"a rectangle is left, top, right and bottom, in shares of the picture, not {text}")
-        cells, sides = _edges(SIZE), torch.tensor([[left, right], [top, bottom]], dtype=torch.float64, device="cpu")
-        across, down = (_overlaps(cells, side).flatten() * SIZE for side in sides)
-        return Region._from_weights(torch.outer(down, across))
+        cells, sides = _edges(SIZE), ((left, right), (top, bottom))
+        across, down = ((cells[1:].clamp(max=stop) - cells[:-1].clamp(min=start)) * SIZE for start, stop in sides)
+        return Region._from_weights(torch.outer(down.clamp(min=0), across.clamp(min=0)))
 
     @classmethod
     def _from_weights(cls, weights: Tensor) -> Region:
         cells = (weights * _FULL).round().clamp(0, _FULL).to(torch.uint8)
         return cls(weights.shape[1], weights.shape[0], bytes(cells.flatten().tolist()))
 
-    @lru_cache(maxsize=256)  # noqa: B019  # regions are values, and small
     def weights(self, height: int, width: int) -> Tensor:
         """Return the mean weight of each place of a picture, (height, width), in fp64."""
-        own = torch.tensor(list(self.cells), dtype=torch.float64, device="cpu").view(self.height, self.width)
-        down = _overlaps(_edges(height), _edges(self.height)) * height
-        across = _overlaps(_edges(width), _edges(self.width)) * width
-        return down @ (own / _FULL) @ across.t()
+        cells = torch.tensor(list(self.cells), dtype=torch.float64, device="cpu").view(self.height, self.width)
+        return _means(height, self.height) @ (cells / _FULL) @ _means(width, self.width).t()
 
     @property
     def share(self) -> float:
         """Return the share of the picture that the region covers."""
         return sum(self.cells) / (_FULL * len(self.cells))
 
-    @lru_cache(maxsize=256)  # noqa: B019
+    @lru_cache(maxsize=256)  # noqa: B019  # a wide edge of a large region is slow, and prompts are read again
     def feathered(self, width: float) -> Region:
         """Return the region with edges that fade over a share of the picture; not at the picture's own edge.
 
@@ -96,10 +94,8 @@ class Region:
             raise StackError(f"a region's edge can fade over 0 to 1 of the picture, not {width:g}")
         if width == 0:
             return self
-        weights = self.weights(max(self.height, SIZE), max(self.width, SIZE))
-        for dim in (0, 1):
-            weights = _faded(weights, width * weights.shape[dim], dim)
-        return Region._from_weights(weights)
+        down, across = (_means(count, count, width) for count in (max(self.height, SIZE), max(self.width, SIZE)))
+        return Region._from_weights(down @ self.weights(len(down), len(across)) @ across.t())
 
     def __or__(self, other: Region) -> Region:
         """Return the union: the larger one of both weights."""
@@ -115,23 +111,16 @@ def _edges(count: int) -> Tensor:
     return torch.arange(count + 1, dtype=torch.float64, device="cpu") / count
 
 
-def _overlaps(first: Tensor, second: Tensor) -> Tensor:
-    """Return how long the parts are that intervals between two lists of edges share, (intervals, intervals)."""
-    stop = torch.minimum(first[1:, None], second[None, 1:])
-    start = torch.maximum(first[:-1, None], second[None, :-1])
-    return (stop - start).clamp(min=0)
+def _means(places: int, cells: int, width: float = 0.0) -> Tensor:
+    """Return the part of each cell in the mean over each place of a side, (places, cells).
 
-
-def _faded(weights: Tensor, cells: float, dim: int) -> Tensor:
-    """Average over so many cells along a dimension; the outermost cells are repeated beyond the picture's edge."""
-    reach = math.ceil(max(cells - 1, 0) / 2)
-    if reach == 0:
-        return weights
-    box = torch.ones(2 * reach + 1, dtype=torch.float64, device="cpu")
-    box[0] = box[-1] = (cells - (2 * reach - 1)) / 2  # the outer ones in part, so that any width is one
-    lines = weights.movedim(dim, -1)
-    padded = F.pad(lines.unsqueeze(0), (reach, reach), mode="replicate").squeeze(0)
-    return F.conv1d(padded.unsqueeze(1), (box / box.sum()).view(1, 1, -1)).squeeze(1).movedim(-1, dim)
+    A mean is over a share of the side around the place, at least over the place; beyond the side its last cell goes on.
+    """
+    pad, places_at, cells_at = max(width - 1 / places, 0) / 2, _edges(places), _edges(cells)
+    cells_at[0], cells_at[-1] = -1, 2
+    stop = torch.minimum(places_at[1:, None] + pad, cells_at[None, 1:])
+    start = torch.maximum(places_at[:-1, None] - pad, cells_at[None, :-1])
+    return (stop - start).clamp(min=0) * (places / (1 + 2 * pad * places))
 
 
 _SCALES = tuple(2**i for i in range(8))
@@ -224,13 +213,9 @@ class TokenLayout(NamedTuple):
 @uncompiled
 @lru_cache(maxsize=4096)
 def token_layout(shape: tuple[int, ...], latents: LatentGrid | None, *, spatial: int, of_text: bool) -> TokenLayout:
-    """Return how tokens lie in a layer's input or output.
+    """Return how tokens lie in a layer's input or output of a shape.
 
-    Args:
-        shape: of the tensor.
-        latents: of the model call; None where it does not tell.
-        spatial: dimensions behind the channels, of convolutions.
-        of_text: whether no token of the layer has a place in the picture.
+    `spatial` is the number of dimensions behind the channels, and `of_text` whether no token has a place.
     """
     middle = shape[2:] if spatial else shape[1:-1]
     repeats, left = (1, 1) if latents is None else divmod(shape[0], latents.rows)
@@ -253,46 +238,38 @@ def token_layout(shape: tuple[int, ...], latents: LatentGrid | None, *, spatial:
     return nowhere
 
 
-EVERYWHERE, NOWHERE = 0, -1
-"""In place of a region's number."""
-RegionPart: TypeAlias = "tuple[int, int | None]"
-"""A region's number, from 1, and the part of the prompt that describes it; None where none does."""
-ALL_PLACES: RegionPart = (EVERYWHERE, None)
-RowRegions: TypeAlias = tuple[tuple[int, ...], ...]
-"""For each row, the numbers of the regions of some factors."""
+RegionPart: TypeAlias = "tuple[Region | None, int | None]"
+"""A region, None for the whole picture, and the part of the prompt that describes it, None where none does."""
+ALL_PLACES: RegionPart = (None, None)
+_NOWHERE = Region(1, 1, bytes(1))
+RowRegions: TypeAlias = "tuple[tuple[Region | None, ...], ...]"
+"""For each row, the region of each range of factors."""
 
 
-def region_on_row(region: RegionPart, grid: TokenGrid | None, part: int | None) -> int:
-    """Return the number of the region that weighs a row; by the part of the prompt where a layer is given the prompt.
+def region_on_row(region: RegionPart, grid: TokenGrid | None, part: int | None) -> Region | None:
+    """Return the region that weighs a row; by the part of the prompt where a layer is given the prompt.
 
-    Args:
-        region: in which the strength acts.
-        grid: None where the layer's tokens have no place.
-        part: of the prompt that the row is of; None where it is not known, as for a negative one.
+    The part of a row is None where it is not known, as for a negative one.
     """
-    number, described = region
+    place, described = region
     if grid is not None or described is None or part is None:
-        return number
-    return EVERYWHERE if described == part else NOWHERE
+        return place
+    return None if described == part else _NOWHERE
 
 
-def weights_at(grid: TokenGrid | None, rows: RowRegions, regions: Sequence[Region]) -> Tensor:
-    """Return the weights of regions at each place, (rows, n, places), in fp64.
+def weights_at(grid: TokenGrid | None, rows: RowRegions, counts: Sequence[int]) -> Tensor:
+    """Return the weights of the regions of ranges of so many factors, (rows, factors, places), in fp64.
 
-    Args:
-        grid: of the places; None is a single one outside the picture.
-        rows: for each row, n numbers of regions.
-        regions: in the order of their numbers.
+    Without a grid, there is a single place outside the picture.
     """
-    numbers = sorted({number for row in rows for number in row})
-    weights = []
-    for number in numbers:
-        region = regions[number - 1] if number > EVERYWHERE else None
-        share = float(number == EVERYWHERE) if region is None else region.share  # of places outside the picture
+    regions, weights = list(dict.fromkeys([region for row in rows for region in row])), []
+    for region in regions:
+        share = 1.0 if region is None else region.share  # of places outside the picture
         places = 1 if grid is None else grid.before + grid.height * grid.width * grid.frames + grid.behind
-        own = torch.full((places,), share, dtype=torch.float64, device="cpu")
+        of_region = torch.full((places,), share, dtype=torch.float64, device="cpu")
         if region is not None and grid is not None:
             picture = region.weights(grid.height, grid.width).flatten().repeat(grid.frames)
-            own[grid.before : grid.before + picture.shape[0]] = picture
-        weights.append(own)
-    return torch.stack(weights)[torch.tensor([[numbers.index(number) for number in row] for row in rows], device="cpu")]
+            of_region[grid.before : grid.before + picture.shape[0]] = picture
+        weights.append(of_region)
+    which = [[i for region, n in zip(row, counts, strict=True) for i in [regions.index(region)] * n] for row in rows]
+    return torch.stack(weights)[torch.tensor(which, device="cpu")]

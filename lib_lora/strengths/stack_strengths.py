@@ -16,29 +16,22 @@ from ..errors import MomentError, StackError
 from ..files.components import DENOISER, role
 from ..naming.architectures._block import Side, block_of, side_of
 from ..naming.blocks import BlockNames, Element
-from .regions import ALL_PLACES, Region, RegionPart, RowRegions
-from .strength import (
-    AnyMultiplier,
-    Moment,
-    Strength,
-    all_multipliers,
-    as_strength,
-    image_multiplier,
-    is_off,
-    largest_of,
-)
+from .regions import ALL_PLACES, RegionPart
+from .strength import AnyMultiplier, Moment, Strength, all_strengths, largest_of, strengths_by_image
 
 Values: TypeAlias = tuple[tuple[float, ...], ...]
 """For each variant, the strength of every group."""
 _NOWHERE = "its region has no place in the picture"
 
 
+def _region_part(strength: Strength) -> RegionPart:
+    return ALL_PLACES if strength.region is None else (strength.region, strength.part)
+
+
 def block_rules(multiplier: AnyMultiplier) -> tuple[Element, ...]:
     """Return the rules for some layers in the block weights of all images, without their weights."""
-    if isinstance(multiplier, float | int):
-        return ()
-    blocks = [one.blocks for one in all_multipliers(multiplier) if isinstance(one, Strength)]
-    return tuple(dict.fromkeys(element.unweighted for one in blocks if one is not None for element in one.elements))
+    blocks = [one.blocks for one in all_strengths(multiplier) if one.blocks is not None]
+    return tuple(dict.fromkeys([element.unweighted for one in blocks for element in one.elements]))
 
 
 class StrengthGroup(NamedTuple):
@@ -69,7 +62,6 @@ class StackStrengths:
         halved: whether positive and negative prompts have.
         groups: of the plan, in the order of their numbers.
         model: its blocks.
-        former: of another stack of the plan, of which all that the two have in common is taken over.
 
     Raises:
         StackError: the model takes no list of block weights as long as an entry's.
@@ -82,43 +74,33 @@ class StackStrengths:
         halved: bool,
         groups: Sequence[StrengthGroup],
         model: BlockNames,
-        former: StackStrengths | None = None,
     ) -> None:
-        self._wishes, self.model, self.groups = wishes, model, groups
+        self._names, self.model, self.groups = [name for name, _ in wishes], model, groups
         self.images, self.halved = images, halved
-        self._variants = [
-            [as_strength(image_multiplier(multiplier, image, negative=negative)) for _, multiplier in wishes]
-            for image in range(images)
-            for negative in ((False, True) if halved else (False,))
-        ]
-        self._shared: dict[tuple[int, str, Side | None], int] = {} if former is None else former._shared
-        """(entry, component, side) of each number before blocks are weighed."""
-        self._shared_of: list[int] = [] if former is None else former._shared_of
-        """The position in `_shared` of each group."""
-        if former is None:
-            for group in groups:
-                place = group.entry, group.component, group.side
-                self._shared_of.append(self._shared.setdefault(place, len(self._shared)))
+        entries = [strengths_by_image(multiplier) for _, multiplier in wishes]
+        halves = [[own[image % len(own)] for own in entries] for image in range(images)]  # one stands for all
+        self._variants = [[one[half % len(one)] for one in own] for own in halves for half in range(1 + halved)]
         every = [(entry, one) for variant in self._variants for entry, one in enumerate(variant)]
-        denoising = {entry for entry, _, side in self._shared if side is not None}
+        denoising = {group.entry for group in groups if group.side is not None}
         self._acted, self._moments = set[int](), 0  # groups that were other than 0 at one of so many moments
-        self.varying = {entry for entry, one in every if one.varies}
-        """The entries whose strength differs from moment to moment."""
-        self.varies = not self.varying.isdisjoint(denoising)
+        self._varying = {entry for entry, one in every if one.varies and entry in denoising}
+        self.varies = bool(self._varying)
         """Whether the moment makes a difference."""
         self.by_noise = self.varies and any(one.by_noise for _, one in every)
         """Whether the timestep or the noise makes a difference."""
         self._block_weights = self._weigh() if [one for _, one in every if one.blocks is not None] else None
-        self.regions: dict[Region, int] = {} if former is None else former.regions
-        """The regions of all stacks of the plan -> their numbers from 1."""
-        self.group_regions: tuple[tuple[RegionPart, ...], ...] = ()
-        """For each variant, the region of each group and the part of the prompt that describes it; or nothing."""
-        if any(one.region is not None and entry in denoising for entry, one in every):
-            self.group_regions = tuple(map(self._regions_of, self._variants))
-        self.row_regions: dict[tuple[object, ...], RowRegions] = {}
-        """The regions of factors, see `StrengthTable.weights`."""
-        if former is not None and former.group_regions == self.group_regions:
-            self.row_regions = former.row_regions
+        regional = {entry for entry, one in every if one.region is not None and entry in denoising}
+        self.regions: tuple[tuple[RegionPart, ...], ...] = ()
+        """For each variant, the region of each entry and the part of the prompt that describes it; or nothing."""
+        if regional:
+            self.regions = tuple([tuple(map(_region_part, own)) for own in self._variants])
+        numbered = enumerate(groups) if regional else ()
+        self.regional_groups = frozenset([i for i, group in numbered if group.side and group.entry in regional])
+        """The groups that have a region, in any variant."""
+        self.has_regions = bool(regional)
+        """Whether there are any; a graph knows nothing else of regions."""
+        self.has_parts = bool([part for own in self.regions for _, part in own if part is not None])
+        """Whether the part of the prompt that a row is of makes a difference."""
 
     def values(self, moment: Moment | None) -> Values:
         """Return the strength of every group for each variant; without a moment, at the beginning.
@@ -128,75 +110,68 @@ class StackStrengths:
         """
         found = list[tuple[float, ...]]()
         for variant, strengths in enumerate(self._variants):
-            shared = []
-            for entry, component, side in self._shared:
-                now = moment if side is not None and entry in self.varying else None  # only denoisers are at steps
-                try:
-                    shared.append(strengths[entry].at(component, side, now))
-                except MomentError as error:
-                    raise MomentError(f"{self._wishes[entry][0]}: {error}") from error
-            own = [shared[i] for i in self._shared_of]
-            if self._block_weights is not None:
-                own = list(map(mul, own, self._block_weights[variant]))
-            found.append(tuple(own))
+            known, numbers = dict[tuple[int, str, Side | None], float](), list[float]()
+            for entry, component, _, side, _ in self.groups:
+                place = entry, component, side
+                if place not in known:
+                    now = None if side is None else moment  # only denoisers are at steps
+                    try:
+                        known[place] = strengths[entry].at(component, side, now)
+                    except MomentError as error:
+                        raise MomentError(f"{self._names[entry]}: {error}") from error
+                numbers.append(known[place])
+            weights = self._block_weights
+            found.append(tuple(numbers if weights is None else map(mul, numbers, weights[variant])))
         if moment is not None:
             self._moments += 1
-            self._acted |= {i for own in found for i, value in enumerate(own) if value}
+            self._acted |= {i for numbers in found for i, value in enumerate(numbers) if value}
         return tuple(found)
 
-    def idle(self) -> tuple[dict[int, str], dict[int, str]]:
-        """Return the entries without effect so far -> why, and the ones without effect on some parts -> which, why."""
-        static, idle, partly = self.values(None), dict[int, str](), dict[int, str]()
-        for entry, (_, multiplier) in enumerate(self._wishes):
-            own = [strengths[entry] for strengths in self._variants]
-            groups = [i for i, group in enumerate(self.groups) if group.entry == entry]
-            denoising = [i for i in groups if self.groups[i].side is not None]
-            is_outside = all(one.region is not None and not one.region.share for one in own)
-            varies = entry in self.varying and bool(denoising)
-            doubtful = denoising if varies or is_outside else []
-            wanted = [i for i in doubtful if self._is_wanted(i)]
-            never, reason = [one.during.why_empty for one in own], ""
-            if is_outside:
-                reason = _NOWHERE
-            elif all(never):
-                reason = never[0]
-            elif self._moments and self._acted.isdisjoint(doubtful):
-                reason = f"its strength was 0 at all {self._moments} calls of the model"
-            if any(values[i] for values in static for i in groups if i not in doubtful):
-                if wanted and reason:
-                    partly[entry] = f"on the {self._components(wanted)}: {reason}"
-            elif wanted or varies:
-                if reason:
-                    idle[entry] = reason
-            elif not is_off(multiplier):
-                layers = self._components(groups)
-                idle[entry] = f"its strength is 0 for all layers that it changes, which are in {layers}"
-        return idle, partly
+    def effects(self) -> tuple[dict[int, str], dict[int, str], dict[int, str]]:
+        """Return why entries had no effect so far, on which of their parts and why, and what does not limit them."""
+        beginning = self.values(None)
+        texts = [self._effect_of(entry, beginning) for entry in range(len(self._names))]
+        idle, partly, unlimited = ({i: text for i, text in enumerate(own) if text} for own in zip(*texts, strict=True))
+        return idle, partly, unlimited
 
-    def unlimited(self) -> dict[int, str]:
-        """Return the entries whose region or schedule limits nothing, as they change no denoiser -> which, and why."""
-        found = dict[int, str]()
-        for entry in range(len(self._wishes)):
-            groups = [i for i, group in enumerate(self.groups) if group.entry == entry]
-            if not any(self.groups[i].side is not None for i in groups):
-                has_region = any(strengths[entry].region is not None for strengths in self._variants)
-                limits = ["region"] * has_region + ["schedule"] * (entry in self.varying)
-                if limits:
-                    which, layers = " and ".join(limits), self._components(groups)
-                    found[entry] = f"no {which} limits it: all its layers are in {layers}, which runs before the steps"
-        return found
+    def _effect_of(self, entry: int, beginning: Values) -> tuple[str, str, str]:
+        strengths = [variant[entry] for variant in self._variants]
+        groups = [i for i, group in enumerate(self.groups) if group.entry == entry]
+        denoising = [i for i in groups if self.groups[i].side is not None]
+        regions = [one.region for one in strengths if one.region is not None]
+        is_outside = len(regions) == len(strengths) and not [region for region in regions if region.share]
+        doubtful = denoising if is_outside or entry in self._varying else []
+        acts = bool([i for i in groups if i not in doubtful for values in beginning if values[i]])
+        wanted = [i for i in doubtful if self._is_wanted(i)]
+        never, reason = [one.during.why_empty for one in strengths], ""
+        if is_outside:
+            reason = _NOWHERE
+        elif all(never):
+            reason = never[0]
+        elif self._moments and self._acted.isdisjoint(doubtful):
+            reason = f"its strength was 0 at all {self._moments} calls of the model"
+        if not acts and not wanted and entry not in self._varying:
+            layers = f"its strength is 0 for all layers that it changes, which are in {self._components(groups)}"
+            reason = layers if any(one.largest_amount for one in strengths) else ""
+        limits = ["region"] * bool(regions) + ["schedule"] * bool([one for one in strengths if one.varies])
+        unlimited = ""
+        if limits and not denoising and (acts or not reason):
+            unlimited = f"no {' and '.join(limits)} limits it: all its layers are in {self._components(groups)}"
+            unlimited += ", which runs before the steps"
+        partly = f"on the {self._components(wanted)}: {reason}" if acts and wanted and reason else ""
+        return "" if acts else reason, partly, unlimited
 
     def _components(self, groups: Sequence[int]) -> str:
         return ", ".join(dict.fromkeys([self.groups[i].component for i in groups]))
 
     def _is_wanted(self, i: int) -> bool:
         """Tell whether a group has a strength at a moment that may come: the user may leave a component alone."""
-        group = self.groups[i]
-        for variant, strengths in enumerate(self._variants):
-            wanted = largest_of(strengths[group.entry].amount(group.component, group.side))
-            if wanted and (self._block_weights is None or self._block_weights[variant][i]):
-                return True
-        return False
+        group, weights = self.groups[i], self._block_weights
+        return any(
+            largest_of(strengths[group.entry].amount(group.component, group.side))
+            and (weights is None or weights[variant][i])
+            for variant, strengths in enumerate(self._variants)
+        )
 
     def _weigh(self) -> list[list[float]]:
         """Return the block weight of each group, for each variant."""
@@ -208,13 +183,10 @@ class StackStrengths:
                 try:
                     weights.append(1.0 if blocks is None else blocks.weight(group.block, group.rules, self.model))
                 except StackError as error:
-                    raise StackError(f"{self._wishes[group.entry][0]}: {error}", group.entry) from error
+                    raise StackError(f"{self._names[group.entry]}: {error}", group.entry) from error
             found.append(weights)
         return found
 
-    def _regions_of(self, strengths: Sequence[Strength]) -> tuple[RegionPart, ...]:
-        entries = [
-            ALL_PLACES if one.region is None else (self.regions.setdefault(one.region, len(self.regions) + 1), one.part)
-            for one in strengths
-        ]
-        return tuple([ALL_PLACES if group.side is None else entries[group.entry] for group in self.groups])
+    def region(self, group: int, variant: int) -> RegionPart:
+        """Return the region of a group, and the part of the prompt that describes it."""
+        return self.regions[variant][self.groups[group].entry] if group in self.regional_groups else ALL_PLACES

@@ -238,14 +238,12 @@ class Strength:
     @property
     def amounts(self) -> tuple[Amount, ...]:
         """Return the amounts of all components and sides."""
-        own = self.of.values() if isinstance(self.of, Mapping) else (self.of,)
-        return (*own, *self.sides.values())
+        return (*(self.of.values() if isinstance(self.of, Mapping) else (self.of,)), *self.sides.values())
 
     def amount(self, component: str, side: Side | None = None) -> Amount:
         """Return the amount of a component, or of a side of the denoiser."""
-        own = self.sides.get(side) if side is not None else None
-        if own is not None:
-            return own
+        if side is not None and side in self.sides:
+            return self.sides[side]
         if not isinstance(self.of, Mapping):
             return self.of
         return self.of.get(component, self.of.get(re.sub(r"_\d+$", "", component), 0.0))
@@ -268,9 +266,9 @@ class Strength:
         return (self.during.high, self.during.low) != (None, None) or any(curve.unit != "step" for curve in curves)
 
     @property
-    def largest(self) -> float:
-        """Return the largest absolute value that it has anywhere at any moment."""
-        return max(map(largest_of, self.amounts), default=0.0) * (1.0 if self.blocks is None else self.blocks.largest)
+    def largest_amount(self) -> float:
+        """Return the largest absolute value that it has anywhere at any moment, before block weights."""
+        return max(map(largest_of, self.amounts), default=0.0)
 
 
 Multiplier: TypeAlias = float | Mapping[str, float] | Strength
@@ -304,50 +302,44 @@ class PerImage:
 AnyMultiplier: TypeAlias = Multiplier | Halves | PerImage
 
 
-def as_strength(multiplier: Multiplier) -> Strength:
-    """Return a multiplier as a function."""
+_constant = lru_cache(maxsize=1024)(Strength)
+
+
+def _strength(multiplier: Multiplier) -> Strength:
     if isinstance(multiplier, float):
         return _constant(multiplier)
     return multiplier if isinstance(multiplier, Strength) else Strength(multiplier)
 
 
-_constant = lru_cache(maxsize=1024)(Strength)
+def _halves_by_image(multiplier: AnyMultiplier) -> list[tuple[Multiplier, ...]]:
+    images = multiplier.multipliers if isinstance(multiplier, PerImage) else (multiplier,)
+    return [(one.positive, one.negative) if isinstance(one, Halves) else (one,) for one in images]
 
 
-def multipliers_by_image(multiplier: AnyMultiplier) -> tuple[tuple[Multiplier, ...], ...]:
-    """Return the multiplier of the positive prompt, and of the negative one where that differs, for each image.
+def strengths_by_image(multiplier: AnyMultiplier) -> list[list[Strength]]:
+    """Return the strength of the positive prompt, and of the negative one where that differs, for each image.
 
     A single image stands for all that have the same.
     """
-    images = multiplier.multipliers if isinstance(multiplier, PerImage) else (multiplier,)
-    return tuple([(one.positive, one.negative) if isinstance(one, Halves) else (one,) for one in images])
+    if isinstance(multiplier, float):
+        return [[_constant(multiplier)]]
+    return [[_strength(one) for one in halves] for halves in _halves_by_image(multiplier)]
 
 
-def image_multiplier(multiplier: AnyMultiplier, image: int, *, negative: bool = False) -> Multiplier:
-    """Return the multiplier of one image of the batch, for its positive prompt or for its negative one."""
-    images = multipliers_by_image(multiplier)
-    return images[image if len(images) > 1 else 0][-1 if negative else 0]
-
-
-def all_multipliers(multiplier: AnyMultiplier) -> tuple[Multiplier, ...]:
-    """Return the multipliers of all images, and of both halves."""
-    return tuple([one for image in multipliers_by_image(multiplier) for one in image])
+def all_strengths(multiplier: AnyMultiplier) -> list[Strength]:
+    """Return the strengths of all images, and of both halves."""
+    return [one for image in strengths_by_image(multiplier) for one in image]
 
 
 def is_off(multiplier: AnyMultiplier) -> bool:
     """Tell whether it is 0 for everything and at any moment, which equals no entry."""
-    return not any(map(largest_of, [own for one in all_multipliers(multiplier) for own in as_strength(one).amounts]))
+    return not any(one.largest_amount for one in all_strengths(multiplier))
 
 
 def largest(multiplier: AnyMultiplier) -> float:
     """Return the largest absolute strength that it has anywhere at any moment."""
-    return max(as_strength(one).largest for one in all_multipliers(multiplier))
-
-
-def named_components(multiplier: AnyMultiplier) -> tuple[str, ...]:
-    """Return the components that a multiplier names."""
-    own = [one.of if isinstance(one, Strength) else one for one in all_multipliers(multiplier)]
-    return tuple([name for one in own if isinstance(one, Mapping) for name in one])
+    strengths = all_strengths(multiplier)
+    return max(one.largest_amount * (1.0 if one.blocks is None else one.blocks.largest) for one in strengths)
 
 
 def check_multiplier(multiplier: AnyMultiplier, name: str) -> AnyMultiplier:
@@ -356,17 +348,12 @@ def check_multiplier(multiplier: AnyMultiplier, name: str) -> AnyMultiplier:
     Raises:
         StackError: a number is not finite.
     """
-    if isinstance(multiplier, PerImage):
-        frozen = tuple([_frozen_image(one, f"{name}, image {i}") for i, one in enumerate(multiplier.multipliers)])
-        return PerImage(frozen) if any(one != frozen[0] for one in frozen) else frozen[0]
-    return _frozen_image(multiplier, name)
-
-
-def _frozen_image(multiplier: Multiplier | Halves, name: str) -> Multiplier | Halves:
-    if isinstance(multiplier, Halves):
-        positive, negative = _frozen(multiplier.positive, name), _frozen(multiplier.negative, name)
-        return positive if positive == negative else Halves(positive, negative)
-    return _frozen(multiplier, name)
+    images = list[Multiplier | Halves]()
+    for i, halves in enumerate(_halves_by_image(multiplier)):
+        what = f"{name}, image {i}" if isinstance(multiplier, PerImage) else name
+        frozen = [_frozen(one, what) for one in halves]
+        images.append(frozen[0] if frozen[0] == frozen[-1] else Halves(*frozen))
+    return images[0] if all(one == images[0] for one in images) else PerImage(tuple(images))
 
 
 def _frozen(multiplier: Multiplier, name: str) -> Multiplier:

@@ -6,7 +6,6 @@ import os
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -51,38 +50,31 @@ class Checkpoint:
     """
 
     def __init__(self, paths: Iterable[Path], parameter_of: Callable[[str], tuple[str, str] | None]) -> None:
-        self._keys: dict[tuple[str, str], str] = {}
-        self._owner: dict[str, tuple[AdapterFile, BinaryIO]] = {}
+        self._places: dict[tuple[str, str], tuple[AdapterFile, BinaryIO, str]] = {}
         for path in paths:
             # kept open: a file that is replaced or deleted keeps its bytes while it is open and mapped
             file, stream = AdapterFile.open(path), path.open("rb")
             weakref.finalize(self, stream.close)
             for key in file.infos:
-                place = parameter_of(key)
-                if place is not None:
-                    self._keys.setdefault(place, key)
-                    self._owner[key] = file, stream
+                if (place := parameter_of(key)) is not None:
+                    self._places.setdefault(place, (file, stream, key))
 
     def find(self, path: str, param: str, like: Tensor) -> OriginalWeight | None:
         """Return the tensor that equals `param` of the layer `path` bit for bit; None if there is none."""
-        key = self._keys.get((path, param))
-        if key is None:
+        if (path, param) not in self._places:
             return None
-        info = self._owner[key][0].infos[key]
-        if info.dtype != like.dtype or info.shape != tuple(like.shape):
-            return None
-        found = OriginalWeight("file", partial(self._tensor, key))
-        return found if torch.equal(found.read(), like.data.cpu()) else None
+        file, stream, key = self._places[path, param]
 
-    def _tensor(self, key: str) -> Tensor:
-        file, stream = self._owner[key]
-        if stamp_of(os.fstat(stream.fileno())) != file.stamp:
-            raise FileError(file.path, f"it was overwritten while {key} of it was merged; load the model again")
-        return file.tensor(key)
+        def read() -> Tensor:
+            if stamp_of(os.fstat(stream.fileno())) != file.stamp:
+                raise FileError(file.path, f"it was overwritten while {key} of it was merged; load the model again")
+            return file.tensor(key)
+
+        is_like = file.infos[key][:2] == (like.dtype, tuple(like.shape))
+        return OriginalWeight("file", read) if is_like and torch.equal(read(), like.data.cpu()) else None
 
 
 _SAMPLES = 64
-
 
 WeightMark = tuple[int | None, bytes]
 """A base weight at the time it was read: its version counter and some of its numbers."""

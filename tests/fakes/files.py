@@ -11,6 +11,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from lib_lora import Network
+from lib_lora.adapters.base import Adapter
+
 
 def save(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Path:
     safetensors.torch.save_file(
@@ -40,6 +43,14 @@ def hollow(
 
 
 _BYTES = {"F32": 4, "F16": 2, "BF16": 2, "U8": 1}
+
+
+def adapters_of(network: Network) -> dict[str, dict[str, Adapter]]:
+    """Return {component: {name of a layer or of a window: adapter}}."""
+    adapters: dict[str, dict[str, Adapter]] = {}
+    for binding in network.bindings:
+        adapters.setdefault(binding.component, {})[binding.target.name] = binding.adapter
+    return adapters
 
 
 def pair(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from lib_lora import BlockNames, BlockWeights, Element, StackError, model_blocks
 from lib_lora.inspection.skeleton import skeleton
 from lib_lora.naming.architectures._block import block_of, side_of
-from lib_lora.naming.blocks import names_of, read_list
+from lib_lora.naming.blocks import blocks_of, read_list
 from tests.fakes.families import models
 from tests.families.base import Family
 
@@ -150,7 +151,8 @@ def test_rules_for_some_layers() -> None:
 
 @given(st.lists(st.text("_.abcdefgh0123456789blocks", max_size=30), max_size=20))
 def test_any_names_have_blocks(names: list[str]) -> None:
-    blocks = names_of([("transformer", names), ("unet", names)])
+    targets = [SimpleNamespace(path=name) for name in names]
+    blocks = blocks_of([SimpleNamespace(component=name, targets=targets) for name in ("transformer", "unet")])
     for one in blocks.lists():
         assert len(set(one)) == len(one)
         assert set(read_list((0.5,) * len(one), blocks).values()) <= {0.5, 1.0, 0.0}

@@ -50,34 +50,6 @@ def test_a_weight_of_many_blocks(tmp_path, monkeypatch, kind, layer, memory):
     assert windows[0] > 1 or not in_parts or kind in ("boft", "oft_diag"), windows
 
 
-def test_many_tokens_are_served_by_a_weight_and_few_beside_the_layer(tmp_path, monkeypatch):
-    model = nn.ModuleDict({"layer": nn.Linear(24, 48).requires_grad_(False)})
-    path, tensors = KINDS["boft"].write(tmp_path, (48, 24))
-    served: list[type] = []
-    for way in (LowRankExecutor, DenseExecutor):
-        run = way.run
-        monkeypatch.setattr(way, "run", lambda self, *args, run=run: (served.append(type(self)), run(self, *args))[1])
-    engine = Engine({"unet": model})
-    engine.activate(Stack([Entry(path, 0.7)]))
-    slot = slot_of(model["layer"])
-    assert slot is not None
-    assert slot.executor.name == "low-rank or dense"
-    weight = KINDS["boft"].weight(tensors, model["layer"].weight, 0.7)
-    for tokens in (1, 23, 24, 500):
-        x = torch.randn(tokens, 24)
-        want = nn.functional.linear(x.double(), weight, model["layer"].bias.double())
-        assert (model["layer"](x) - want).abs().max() < 1e-5 * want.abs().max()
-    few, many = [LowRankExecutor], [LowRankExecutor, DenseExecutor]
-    assert served == few + few + many + many
-    served.clear()
-    model.to(torch.bfloat16)
-    model["layer"](torch.randn(500, 24, dtype=torch.bfloat16))
-    assert served == [LowRankExecutor], "a small change would be lost in the rounding of the sum"
-    model.to("meta")
-    assert engine.memory().placed == {}
-    engine.deactivate()
-
-
 @pytest.mark.parametrize("others", [("loha, many ranks", "lora"), ("full",), ("set weight", "bias alone")])
 @pytest.mark.parametrize("mode", ["live", "merged"])
 @pytest.mark.parametrize("shape", [(24, 24), (288, 264)], ids=str)

@@ -26,7 +26,7 @@ def model():
 
 
 def kept(engine):
-    return [int(path.stem) for path, *_ in engine._cache._files]
+    return [int(path.stem) for path, *_ in engine._cache._networks]
 
 
 def test_bytes_are_limited_and_the_least_recently_used_goes(files, model):
@@ -73,7 +73,7 @@ def test_a_dropped_file_is_closed(files, model):
 
 def test_a_file_that_is_read_in_another_way_acts_so_at_once_and_is_opened_once(tmp_path):
     tensors = pair("lora_unet_0", (8, 8), 4, alpha=4)
-    path = save(tmp_path / "a.safetensors", tensors, {"ss_network_args": '{"algo": "dylora", "block_size": 2}'})
+    path = save(tmp_path / "0.safetensors", tensors, {"ss_network_args": '{"algo": "dylora", "block_size": 2}'})
     model = nn.Sequential(nn.Linear(8, 8)).requires_grad_(False)
     engine, x = Engine({"unet": model}), torch.randn(3, 8)
     base, outputs = model(x), []
@@ -82,15 +82,5 @@ def test_a_file_that_is_read_in_another_way_acts_so_at_once_and_is_opened_once(t
         outputs.append(model(x) - base)
     assert torch.equal(outputs[0], outputs[2])
     assert (outputs[1] - 2 * outputs[0]).abs().max() <= 1e-5 * outputs[1].abs().max()
-    [(_, networks)] = engine._cache._files.values()
-    assert len(networks) == 2
-
-
-def test_one_file_is_kept_resolved_for_few_models(files):
-    engine = Engine({})
-    for width in range(1, 8):
-        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(width, 1)).requires_grad_(False)
-        engine.components = {"unet": model}
-        engine.activate(Stack([Entry(files[0])]))
-    [(_, networks)] = engine._cache._files.values()
-    assert len(networks) == 4
+    assert kept(engine) == [0, 0]
+    assert engine._cache.nbytes == engine._plan.key.networks[0].file.nbytes

@@ -14,7 +14,7 @@ from torch import nn
 from lib_lora import load_network
 from lib_lora.files.components import EXPERTS, REFERENCE, candidates, role
 from lib_lora.naming.architectures.wan import experts_named
-from tests.fakes.files import pair, save
+from tests.fakes.files import adapters_of, pair, save
 
 HIGH, LOW = (("transformer",), ("transformer_2",))
 NAMES = {
@@ -158,7 +158,7 @@ def test_a_file_goes_to_the_expert_it_is_named_after(prefix, stem, metadata, wan
     made = keys(prefix) if prefix != "lycoris_" else pair("lycoris_blocks_0_self_attn_q", (WIDTH, WIDTH), 2)
     network = load_network(save(tmp_path / f"{stem}.safetensors", made, metadata), experts())
     assert network.report.unused == ()
-    assert tuple(network.adapters) == wanted
+    assert tuple(adapters_of(network)) == wanted
     assert (network.report.hit, network.report.changed) == (1, len(wanted))
     noise = {HIGH: "high", LOW: "low"}.get(wanted, "")
     assert network.report.noise == noise
@@ -178,7 +178,7 @@ def test_keys_of_both_experts_in_one_file_keep_apart(first, second, tmp_path):
     made = {**keys(first, "q"), **keys(first, "k"), **keys(second, "q")}
     network = load_network(save(tmp_path / "style_low_noise.safetensors", made), experts())
     assert network.report.unused == ()
-    found = {name: set(layers) for name, layers in network.adapters.items()}
+    found = {name: set(layers) for name, layers in adapters_of(network).items()}
     assert found == {
         "transformer": {"blocks.0.self_attn.q", "blocks.0.self_attn.k"},
         "transformer_2": {"blocks.0.self_attn.q"},
@@ -194,10 +194,10 @@ def test_a_file_of_minimax_h3_is_for_one_of_its_denoisers(prefix, wanted, tmp_pa
     """Their layers have the same names; diffusers, too, gives a file that says nothing to `transformer`."""
     both = {"transformer_ref": experts()["transformer"], "transformer": experts()["transformer"]}
     path = save(tmp_path / "style.safetensors", keys(prefix))
-    assert tuple(load_network(path, both).adapters) == (wanted,)
+    assert tuple(adapters_of(load_network(path, both))) == (wanted,)
     alone = load_network(path, {"transformer_ref": both["transformer_ref"]})
-    assert tuple(alone.adapters) == ("transformer_ref",)
-    assert not load_network(path, {"transformer": both["transformer"]}).adapters or prefix != "transformer_ref."
+    assert tuple(adapters_of(alone)) == ("transformer_ref",)
+    assert not adapters_of(load_network(path, {"transformer": both["transformer"]})) or prefix != "transformer_ref."
 
 
 @pytest.mark.parametrize(("keys_of", "shape"), [("nowhere", (WIDTH, WIDTH)), ("q", (WIDTH, WIDTH + 1))])
@@ -214,7 +214,7 @@ def test_what_does_not_fit_the_expert_meant_is_told_of_it(keys_of, shape, tmp_pa
 def test_the_only_expert_that_is_there_gets_the_file(present, stem, tmp_path):
     path = save(tmp_path / f"{stem}.safetensors", keys("diffusion_model."))
     network = load_network(path, {present: experts()[present]})
-    assert tuple(network.adapters) == (present,)
+    assert tuple(adapters_of(network)) == (present,)
 
 
 def test_keys_for_the_second_expert_alone_go_nowhere_else(tmp_path):

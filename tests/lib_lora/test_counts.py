@@ -112,7 +112,7 @@ FRAMES = {
     "lokr full, full": (16, 16),
     "glora": (18, 18),
     "ia3 on the output": (17, 17),
-    "diag-oft": (20, 39),
+    "diag-oft": (20, 20),
     "lora with bias": (15, 15),
     "full": (24, 24),
     "loha, many ranks": (31, 31),
@@ -263,7 +263,7 @@ def test_a_change_of_strength_costs_the_same_for_any_number_of_layers(tmp_path: 
         engine = Engine({"unet": model})
         strengths = KINDS_OF_STRENGTH[kind]
         engine.activate(Stack([Entry(save(tmp_path / f"{layers}.safetensors", tensors), strengths[0])]))
-        assert len(engine._plan.strengths.values[0]) == layers  # type: ignore[union-attr]
+        assert len(engine._plan.strengths.now.values[0]) == layers  # type: ignore[union-attr]
         changes: list[Callable[[], object]] = []
         for step in range(2, 6):
             changes += (

@@ -437,10 +437,10 @@ class Pipe:
 
 
 FIRST = {
-    "a pipeline": (Pipe, "takes the model's components by name, not a Pipe; write Engine.for_pipeline(pipe)"),
-    "a model": (Model, "write Engine({'unet': model})"),
-    "a missing part": (lambda: {"unet": None}, "component 'unet' is None, not a torch module; leave it out"),
-    "another object": (lambda: {"tokenizer": 3}, "component 'tokenizer' is a int, not a torch module; leave it out"),
+    "a pipeline": (Pipe, "takes the model's torch modules by name, not a Pipe; write Engine({'unet': pipe.unet})"),
+    "a model": (Model, "not a Model; write Engine({'unet': pipe.unet}) or Engine.for_pipeline(pipe)"),
+    "a missing part": (lambda: {"unet": None}, "takes the model's torch modules by name, not 'unet': NoneType; write"),
+    "another object": (lambda: {"tokenizer": 3}, "by name, not 'tokenizer': int; write"),
 }
 
 
@@ -473,7 +473,7 @@ def test_an_engine_takes_a_pipeline_as_it_is_and_its_scheduler_tells_the_step(tm
         model(x)
     with pytest.raises(ComponentError, match=r"not a str; of a single model write Engine\({'unet': model}\)"):
         Engine.for_pipeline("runwayml/stable-diffusion-v1-5")
-    with pytest.raises(ComponentError, match=r"write load_network\(path, {'transformer': pipe.transformer}\)"):
+    with pytest.raises(ComponentError, match=r"write load_network\(path, {'unet': pipe.unet}\)"):
         load_network(file(tmp_path), Pipe())
 
 

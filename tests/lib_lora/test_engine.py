@@ -410,7 +410,7 @@ class Pipe:
 
 
 WRITE = r"; write Stack\(\[Entry\('lora\.safetensors', 0\.8\)\]\)$"
-PARTS = r"components 'tokenizer', 'safety_checker' are not torch modules; leave them out: "
+PARTS = r"takes the model's torch modules by name, not 'tokenizer': object, 'safety_checker': NoneType; write "
 LIST = "Stack takes a list of entries, not "
 FILE = "Entry takes the path of a file, not "
 FIRST: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -427,27 +427,27 @@ FIRST: dict[str, tuple[Callable[[Path], object], str]] = {
     "Entry(tensors)": (lambda path: Entry({}), f"{FILE}{{}}{WRITE}"),  # type: ignore[arg-type]
     "load_network(model)": (
         lambda path: load_network(path, Net()),  # type: ignore[arg-type]
-        r"load_network takes the model's components by name, not a Net; write load_network\(path, \{'unet': model\}\)$",
+        r"takes the model's torch modules by name, not a Net; write load_network\(path, \{'unet': pipe\.unet\}\)$",
     ),
     "model_family(model)": (
         lambda path: model_family(Net()),  # type: ignore[arg-type]
-        r"model_family takes the model's components by name, not a Net; write model_family\(\{'unet': model\}\)$",
+        r"takes the model's torch modules by name, not a Net; write model_family\(\{'unet': pipe\.unet\}\)$",
     ),
     "model_blocks(pipe)": (
         lambda path: model_blocks(Pipe()),  # type: ignore[arg-type]
-        r"by name, not a Pipe; write model_blocks\(\{'transformer': pipe\.transformer\}\)$",
+        r"by name, not a Pipe; write model_blocks\(\{'unet': pipe\.unet\}\)$",
     ),
     "Engine(number)": (
         lambda path: Engine({0: Net()}),  # type: ignore[dict-item]
-        r"a component has a name, as 'unet', and not 0; write Engine\(\{'unet': model\}\)$",
+        r"by name, not 0: Net; write Engine\(\{'unet': pipe\.unet\}\) or Engine\.for_pipeline\(pipe\)$",
     ),
     "Engine(parts)": (
         lambda path: Engine(Pipe().components),  # type: ignore[arg-type]
-        PARTS + r"Engine\(\{'transformer': pipe\.transformer, …\}\)$",
+        PARTS + r"Engine\(\{'unet': pipe\.unet\}\) or Engine\.for_pipeline\(pipe\)$",
     ),
     "load_network(parts)": (
         lambda path: load_network(path, Pipe().components),  # type: ignore[arg-type]
-        PARTS + r"load_network\(path, \{'transformer': pipe\.transformer, …\}\)$",
+        PARTS + r"load_network\(path, \{'unet': pipe\.unet\}\)$",
     ),
 }
 

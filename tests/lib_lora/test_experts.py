@@ -276,7 +276,7 @@ def test_what_cannot_be_told_apart_is_left_out_with_the_reason(tmp_path):
         ({"lora_A": (6, 10), "lora_B": (12, 9)}, "of another shape"),
         ({"lora_A": (6, 9), "lora_B": (12, 6)}, "of another shape"),
         ({"lora_A": (6, 10, 1), "lora_B": (12, 6)}, "of another shape"),
-        ({"lora_A": (6, 10), "lora_B": (12, 6), "lora_magnitude_vector": (12,)}, "not defined for weights of experts"),
+        ({"lora_A": (6, 10), "lora_B": (12, 6), "lora_magnitude_vector": (12,)}, "not defined for experts layers"),
         ({"lora_A": (6, 10), "lora_B": (12, 6), "bias": (12,)}, "of experts, on which a LoRA is lora_A and lora_B"),
     ],
 )

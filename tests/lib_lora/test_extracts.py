@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lib_lora import load_network
 from lib_lora.naming.network import Network
-from tests.fakes.files import pair, save
+from tests.fakes.files import adapters_of, pair, save
 from tests.families.hunyuan_video import build as hunyuan_video
 from tests.families.wan import WIDTH
 from tests.families.wan import build as wan
@@ -69,7 +69,7 @@ def test_every_key_of_a_layer_is_used(network):
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_norms_get_their_difference(network, norm):
-    adapter = network.adapters["transformer"][NORMS[norm]]
+    adapter = adapters_of(network)["transformer"][NORMS[norm]]
     assert torch.equal(network.delta_weight("transformer", norm), number(norm, WIDTH))
     if adapter.has_bias:
         assert torch.equal(adapter.delta_bias(), -number(norm, WIDTH))
@@ -78,7 +78,7 @@ def test_norms_get_their_difference(network, norm):
 
 @pytest.mark.parametrize("linear", LINEARS)
 def test_biases_get_theirs_beside_a_lora(network, linear):
-    adapter = network.adapters["transformer"][LINEARS[linear]]
+    adapter = adapters_of(network)["transformer"][LINEARS[linear]]
     assert adapter.rank == 2
     assert torch.equal(adapter.delta_bias(), number(linear, WIDTH))
 
@@ -100,7 +100,7 @@ def test_shift_and_scale_change_places_in_the_outputs_alone(tmp_path, biased):
     made = pair(layer, (6144, 3072), 2) | ({f"{layer}.diff_b": bias} if biased else {})
     network = load_network(save(tmp_path / "a.safetensors", made), {"transformer": hunyuan_video(False)})
     assert network.report.unused == ()
-    adapter = network.adapters["transformer"]["norm_out.linear"]
+    adapter = adapters_of(network)["transformer"]["norm_out.linear"]
     if biased:
         assert torch.equal(adapter.delta_bias(), swapped(bias))
     else:

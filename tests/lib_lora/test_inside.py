@@ -9,7 +9,7 @@ from torch import nn
 from lib_lora import load_network
 from lib_lora.files.components import candidates
 from lib_lora.naming.index import LayerIndex, alias_table
-from tests.fakes.files import pair, save
+from tests.fakes.files import adapters_of, pair, save
 
 WIDTH, NARROW, RANK = 16, 8, 2
 LAYER = "blocks.0.self_attn.q_proj"
@@ -51,7 +51,7 @@ def test_the_adapters_keys_find_it(prefix, tree, tmp_path):
     network = load_network(save(tmp_path / "file.safetensors", tensors), models(tree))
     assert network.report.unused == ()
     assert network.report.architecture == "anima"
-    found = {(component, layer) for component, layers in network.adapters.items() for layer in layers}
+    found = {(component, layer) for component, layers in adapters_of(network).items() for layer in layers}
     assert found == {("transformer", f"llm_adapter.{LAYER}") if tree == "inside" else (tree, LAYER)}
 
 
@@ -61,7 +61,7 @@ def test_the_transformers_keys_stay_there(tree, tmp_path):
     tensors = pair(f"diffusion_model.{LAYER}", (WIDTH, WIDTH), RANK)
     network = load_network(save(tmp_path / "file.safetensors", tensors), models(tree))
     assert network.report.unused == ()
-    assert list(network.adapters) == ["transformer"]
+    assert list(adapters_of(network)) == ["transformer"]
 
 
 def test_components_inside_another_are_asked_after_it():

@@ -77,7 +77,7 @@ def churn(folder, storage):
             engine.deactivate()
             alive = ours()  # first: the list of all objects takes memory as well
             memory = process.memory_info().rss
-    assert len(engine._cache._files) <= 3
+    assert len(engine._cache._networks) <= 3
     engine.deactivate()
     assert torch.equal(model(x), plain)
     assert ours() <= alive

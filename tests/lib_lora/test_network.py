@@ -14,7 +14,7 @@ from lib_lora.files.file import AdapterFile
 from lib_lora.naming.index import LayerIndex, alias_table
 from lib_lora.naming.network import Network
 from lib_lora.naming.parsed import ParsedFile
-from tests.fakes.files import pair, save
+from tests.fakes.files import adapters_of, pair, save
 
 
 class Unet(nn.Module):
@@ -79,7 +79,7 @@ def test_a_parameter_nobody_reads_keeps_its_layer_out(tmp_path, components):
     tensors = pair("lora_unet_mid_block_proj_in", (12, 8), 4) | pair("lora_unet_mid_block_conv", (6, 4, 3, 3), 4)
     tensors["lora_unet_mid_block_proj_in.bora_r_scale"] = torch.ones(1, 8)
     network = load_network(save(tmp_path / "a.safetensors", tensors), components)
-    assert set(network.adapters["unet"]) == {"mid_block.conv"}
+    assert set(adapters_of(network)["unet"]) == {"mid_block.conv"}
     assert "no adapter kind reads bora_r_scale, lora_down.weight, lora_up.weight together" in reasons(network).values()
 
 
@@ -108,7 +108,7 @@ def test_a_checkpoint_is_no_adapter_though_some_of_its_keys_could_be_ones(tmp_pa
 def test_component_is_found_by_name_and_shape_where_the_key_does_not_say(tmp_path, components):
     tensors = peft("base_model.model.text_model.encoder.fc1", (32, 16), 4)
     network = load_network(save(tmp_path / "a.safetensors", tensors), components)
-    assert set(network.adapters) == {"text_encoder_2"}
+    assert set(adapters_of(network)) == {"text_encoder_2"}
 
 
 SCALES = {

@@ -15,7 +15,7 @@ from lib_lora.files.formats.cloneofsimo import _NUMBERINGS
 from lib_lora.naming.index import LayerIndex, alias_table
 from lib_lora.naming.network import Network
 from tests.fakes.families import diffusers_unet, models
-from tests.fakes.files import save
+from tests.fakes.files import adapters_of, save
 
 ATTENTION = ("CrossAttention", "Attention", "GEGLU")
 EXTENDED = (*ATTENTION, "ResnetBlock2D")
@@ -62,7 +62,7 @@ def index(family: str, tree: str, component: str) -> LayerIndex:
 
 def numbers_of(network: Network, names: Sequence[str], layers: LayerIndex) -> list[float]:
     """Return the number that fills the adapter of each of these layers."""
-    adapters = network.adapters[layers.component]
+    adapters = adapters_of(network)[layers.component]
     places = [layers.find(name) for name in names]
     return [float(adapters[place.pieces[0][0].name].factors().up[0, 0]) for place in places if place is not None]
 
@@ -188,7 +188,7 @@ def test_one_component_does_not_speak_for_the_other(tmp_path):
     made = tensors_of(trained, counted(trained, OF_TEXT, (nn.Linear,)), "text_encoder")
     made |= {"unet:0:up": torch.ones(5, 1), "unet:0:down": torch.ones(1, 5)}
     network = load_network(save(tmp_path / "a.safetensors", made), models()["sd1", "diffusers"])
-    assert {component: len(own) for component, own in network.adapters.items()} == {"text_encoder": 48}
+    assert {component: len(own) for component, own in adapters_of(network).items()} == {"text_encoder": 48}
     assert {one.key for one in network.report.unused} == {"unet:0:up", "unet:0:down"}
 
 

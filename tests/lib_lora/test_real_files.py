@@ -13,6 +13,7 @@ from lib_lora import PickleError, load_network
 from lib_lora.naming.index import LayerIndex, alias_table
 from lib_lora.naming.network import Network
 from tests.fakes.families import models
+from tests.fakes.files import adapters_of
 
 SUPPORTED = {  # file name begins with: (layers by component, format, kind)
     "KohakuBlueleaf+LyCORIS__result__smart_falcon_4": ({"unet": 278, "text_encoder": 72}, "kohya", "lokr"),
@@ -63,7 +64,7 @@ def test_supported_files_resolve_wholly(real_loras, start, tree):
     report = network.report
     assert (report.hit, report.layers, report.unused) == (layers, layers, ())
     assert (report.format, report.architecture, dict(report.kinds)) == (spelled, "sd1", {kind: layers})
-    assert {component: len(adapters) for component, adapters in network.adapters.items()} == components
+    assert {component: len(adapters) for component, adapters in adapters_of(network).items()} == components
     tensors = sum(1 for one in network.bindings for _ in one.adapter.tensors())
     alphas = sum(1 for key in network.file.infos if key.endswith(".alpha"))
     assert network.embeddings.keys() == EMBEDDINGS.get(start, set())
@@ -111,7 +112,7 @@ def _layer(network: Network, module: str) -> tuple[str, str]:
         return module.partition(":")[0], NUMBERED[module]
     flat = re.fullmatch(r"lora_(te|unet)_(.+)", module)
     if flat is None:
-        return next(iter(network.adapters)), re.sub(r"to_out$", "to_out.0", module)
+        return next(iter(adapters_of(network))), re.sub(r"to_out$", "to_out.0", module)
     component = "unet" if flat[1] == "unet" else "text_encoder"
     index = LayerIndex(component, models()["sd1", "diffusers"][component], alias_table())
     target = index.find(flat[2], flattened=True)

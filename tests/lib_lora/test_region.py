@@ -89,7 +89,7 @@ def test_a_feathered_edge_is_a_ramp_of_that_width(width):
 
 
 def test_no_feather_is_the_same():
-    assert LEFT.feathered(0) is LEFT
+    assert LEFT.feathered(0) == LEFT
     with pytest.raises(StackError, match="0 to 1 of the picture"):
         LEFT.feathered(1.5)
 

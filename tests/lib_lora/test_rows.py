@@ -364,22 +364,6 @@ def test_calls_in_inference_mode_leave_strengths_that_can_be_written(entries):
     assert torch.equal(model(x), got)
 
 
-def test_many_tokens_are_beside_the_layer_while_rows_differ(tmp_path):
-    sample = next(one for one in SAMPLES if one.name == "boft")
-    base, x = make("linear, many tokens", torch.float32)
-    entry = Entry(write(tmp_path, sample, "linear, many tokens", (24, 48))[0], PerImage((1.0, 0.5)))
-    model = Batched(base.layer)
-    engine = Engine({"unet": model})
-    engine.activate(Stack([entry]))
-    way = slot_of(base.layer).executor
-    assert way.name == "low-rank or dense"
-    model(x)
-    assert way._dense._placed is None
-    engine.set_multiplier(0, 0.5)
-    model(x)
-    assert way._dense._placed is not None
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(

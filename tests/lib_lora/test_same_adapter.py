@@ -17,7 +17,7 @@ from lib_lora.execution.low_rank import LowRankExecutor
 from lib_lora.inspection.skeleton import skeleton
 from lib_lora.naming.index import LayerIndex, alias_table
 from tests.fakes.families import models
-from tests.fakes.files import save
+from tests.fakes.files import adapters_of, save
 from tests.families import families
 from tests.families._unet import ENCODERS
 
@@ -201,6 +201,6 @@ def test_the_first_format_gives_the_adapter(name, tree, tmp_path):
         place = index.find(layer)
         assert place is not None
         ((target, _),) = place.pieces
-        found = network.adapters[component][target.name].factors()
+        found = adapters_of(network)[component][target.name].factors()
         assert torch.equal(found.down, down), layer
         assert torch.equal(found.up, up), layer

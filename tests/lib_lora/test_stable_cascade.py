@@ -8,7 +8,7 @@ from torch import nn
 from lib_lora import inspect_file, load_network
 from lib_lora.inspection.skeleton import skeleton
 from lib_lora.naming.index import LayerIndex, alias_table
-from tests.fakes.files import pair, save
+from tests.fakes.files import adapters_of, pair, save
 
 BLOCK = "down_blocks.0.2.attention"
 
@@ -48,7 +48,7 @@ def test_one_layer_tells_the_family_for_sure(layer, tmp_path):
 def test_a_file_for_the_prior_changes_no_decoder(key, tmp_path):
     path = save(tmp_path / "a.safetensors", pair(key, (8, 8), 2))
     network = load_network(path, {"decoder": diffusers(8), "prior": diffusers(8)})
-    assert {name: set(layers) for name, layers in network.adapters.items()} == {"prior": {f"{BLOCK}.to_q"}}
+    assert {name: set(layers) for name, layers in adapters_of(network).items()} == {"prior": {f"{BLOCK}.to_q"}}
 
 
 def test_without_a_prior_the_reason_says_so(tmp_path):

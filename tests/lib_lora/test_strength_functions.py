@@ -237,7 +237,7 @@ def strengths_of(served: Engine, module: nn.Module) -> list[float]:
     slot = slot_of(module)
     assert slot is not None
     assert served._plan is not None
-    (values,) = served._plan.strengths.values
+    (values,) = served._plan.strengths.now.values
     return [values[binding.group] for binding in slot.executor._bindings]  # type: ignore[union-attr]
 
 

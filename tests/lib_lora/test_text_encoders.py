@@ -14,7 +14,7 @@ from torch import nn
 from lib_lora import load_network
 from lib_lora.inspection.skeleton import skeleton
 from lib_lora.naming.index import LayerIndex, alias_table
-from tests.fakes.files import pair, save
+from tests.fakes.files import adapters_of, pair, save
 
 SIZES = {
     "hidden_size": 16,
@@ -77,7 +77,7 @@ def test_a_layer_is_found_under_every_name(name, spelling, tmp_path):
     path = save(tmp_path / "a.safetensors", pair(KEYS[spelling], (16, 16), 2))
     network = load_network(path, {"text_encoder": model(name)})
     assert network.report.unused == ()
-    (layer,) = network.adapters["text_encoder"]
+    (layer,) = adapters_of(network)["text_encoder"]
     assert layer.endswith(LAYER)
 
 

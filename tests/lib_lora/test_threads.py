@@ -8,6 +8,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 import torch._dynamo
 from torch import Tensor, nn
 
-from lib_lora import Engine, Entry, Stack, install, uninstall
+from lib_lora import Engine, Entry, Halves, PerImage, Region, Stack, Strength, install, uninstall
 from lib_lora.execution import hooks
 from tests.conftest import TORCH
 from tests.fakes.files import pair, save
@@ -284,6 +285,42 @@ def test_a_call_that_began_before_an_activation_tells_nothing_of_its_layers(
         model(x)
     assert not engine.report.uncalled
     assert not caplog.records
+
+
+@pytest.mark.parametrize("groups", [1, 2], ids=["low-rank", "dense"])
+@pytest.mark.parametrize("name", ["images", "regions of images", "a region"])
+def test_an_activation_inside_a_call_of_a_layer_ends_no_call(tmp_path: Path, groups: int, name: str) -> None:
+    meddling: list[Callable[[], None]] = []
+
+    class Layer(nn.Conv2d):
+        def forward(self, x: Tensor) -> Tensor:
+            if meddling:
+                meddling.pop()()
+            return super().forward(x)
+
+    class Denoiser(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = Layer(8, 8, 3, padding=1, groups=groups)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.layer(x)
+            return result
+
+    left = Strength(0.5, region=Region.rectangle(0, 0, 0.5, 1))
+    multiplier = {"images": PerImage((0.2, 1.5)), "regions of images": PerImage((1.5, left)), "a region": left}[name]
+    file = save(tmp_path / "a.safetensors", pair("lora_unet_layer", (8, 8 // groups, 3, 3), 4))
+    model, x = Denoiser(), torch.randn(4, 8, 6, 6)
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(file, 0.7)]))
+    want = model(x)
+    for other in (0.7, PerImage((0.7, 0.7, 0.7, 0.7)), Halves(0.7, 0.7)):
+        engine.activate(Stack([Entry(file, multiplier)]))
+        model(x)
+        meddling.append(partial(engine.set_multiplier, 0, other))
+        assert model(x).isfinite().all()
+        assert not meddling
+        assert torch.equal(model(x), want)
 
 
 # compiled code --------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from lib_lora import load_network
 from lib_lora.inspection.skeleton import skeleton
 from lib_lora.naming.index import LayerIndex, alias_table
 from tests.fakes.families import diffusers_unet
+from tests.fakes.files import adapters_of
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.layers import Model
 from tests.fakes.ldm import UNetConfig, unet_shapes
@@ -71,7 +72,7 @@ def test_what_peft_saves_of_a_unet_acts_on_both_trees(tmp_path, case):
 def adapter_of(network, tree: str, layer: str) -> dict[str, torch.Tensor]:
     place = indexes()[tree].find(layer)
     assert place is not None, layer
-    return dict(network.adapters["unet"][place.name].tensors())
+    return dict(adapters_of(network)["unet"][place.name].tensors())
 
 
 BOUND = 1e-6

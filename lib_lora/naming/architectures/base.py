@@ -16,6 +16,7 @@ from ...files.components import DENOISER, EXPERTS, role
 from ...registry import cached, discover
 from ...report import Family
 from .. import architectures as folder
+from ._arguments import is_of_text as is_of_text
 
 Size = Literal["in", "rest"]
 """Rows of a part of a fused layer: as many as it has inputs, or an equal share of the rest."""

@@ -28,9 +28,10 @@ def rests(component: nn.Module) -> bool:
 
 def stays(layer: nn.Module) -> bool:
     """Tell whether adapters placed for `layer` may stay on the device after a call."""
-    marks = layer.__dict__
-    concerned = [scheme for scheme in _schemes() if not scheme.mark or scheme.mark in marks]
-    return not concerned or all(scheme.stays(layer) for scheme in concerned)
+    for scheme in _schemes():
+        if (not scheme.mark or scheme.mark in layer.__dict__) and not scheme.stays(layer):
+            return False
+    return True
 
 
 @cached

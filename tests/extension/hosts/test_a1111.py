@@ -486,7 +486,7 @@ def test_a_region_goes_with_the_part_of_the_prompt_that_it_is_written_in(host: A
 
     def note(_: object) -> None:
         strengths = A1111.remora._session._engine._plan.strengths  # type: ignore[attr-defined]
-        told.append(strengths.stack_strengths.group_regions[0][0][1])
+        told.append(strengths.now.stack.regions[0][0][1])
 
     first, second, whole = (
         one(host.generate(prompt, steps=1, during=note)) for prompt in (f"x{tag} AND y", f"x AND y{tag}", f"x{tag}")
