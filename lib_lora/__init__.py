@@ -45,64 +45,12 @@ from .strengths.strength import (
     is_off,
 )
 
-__all__ = [
-    "RANK_BUCKETS",
-    "ActivationError",
-    "ActivationReport",
-    "AdapterFile",
-    "Amount",
-    "BlockNames",
-    "BlockWeights",
-    "Cause",
-    "Clock",
-    "ComponentError",
-    "Curve",
-    "Element",
-    "Engine",
-    "Entry",
-    "Family",
-    "FileError",
-    "Glance",
-    "Halves",
-    "LoraError",
-    "MemoryReport",
-    "Moment",
-    "MomentError",
-    "Multiplier",
-    "Network",
-    "NetworkReport",
-    "NoMatchError",
-    "PerImage",
-    "PickleError",
-    "Reading",
-    "Region",
-    "RegionError",
-    "Row",
-    "Rows",
-    "RowsError",
-    "SchedulerClock",
-    "Shape",
-    "Side",
-    "Stack",
-    "StackError",
-    "StorageError",
-    "Strength",
-    "Uncalled",
-    "Unit",
-    "UnknownAdapterError",
-    "UnknownFormatError",
-    "Unused",
-    "Window",
-    "base_model",
-    "glance",
-    "inspect_file",
-    "install",
-    "is_denoiser",
-    "is_off",
-    "load_network",
-    "model_blocks",
-    "model_family",
-    "register",
-    "uninstall",
-    "unregister",
-]
+__all__ = ["RANK_BUCKETS", "Engine", "Entry", "Reading", "Stack", "install", "uninstall"]
+__all__ += ["Amount", "BlockNames", "BlockWeights", "Curve", "Element", "Halves", "Multiplier", "PerImage", "Region"]
+__all__ += ["Shape", "Side", "Strength", "Unit", "Window", "is_off"]
+__all__ += ["Clock", "Moment", "Row", "Rows", "SchedulerClock"]
+__all__ += ["AdapterFile", "Glance", "Network", "base_model", "glance", "inspect_file", "is_denoiser"]
+__all__ += ["load_network", "model_blocks", "model_family", "register", "unregister"]
+__all__ += ["ActivationReport", "Cause", "Family", "MemoryReport", "NetworkReport", "Uncalled", "Unused"]
+__all__ += ["ActivationError", "ComponentError", "LoraError", "MomentError", "RegionError", "RowsError", "StackError"]
+__all__ += ["FileError", "NoMatchError", "PickleError", "StorageError", "UnknownAdapterError", "UnknownFormatError"]

@@ -1,7 +1,7 @@
 """The command line of the library.
 
-`python -m lib_lora inspect FILE [--model PATH] [--json] [--report FILE.json]` shows what is in an adapter file, and
-what of it would act; where layers act on nothing, it proposes other names; `--report` writes the keys without weights.
+`python -m lib_lora inspect FILE [--model PATH] [--json] [--report FILE.json]` shows the kinds and layers of an adapter
+file, and which layers would act on a model. For layers that a model does not have, it proposes other names.
 `python -m lib_lora families FILE` shows how well the file fits the signs of each model family.
 """
 
@@ -29,7 +29,7 @@ _KEYS_SHOWN = 5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; 0, or 1 when the file or model cannot be used (the reason goes to stderr)."""
+    """Run the command line; return 0, or 1 if the file or model cannot be used, with the reason on stderr."""
     options = _parser().parse_args(arguments)
     try:
         if options.command == "families":
@@ -44,24 +44,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (LoraError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    proposed = {} if model is None else {"renames": [asdict(one) for one in renames]}
-    found = {**report.to_json(), "changes_nothing": zero, **proposed}
-    print(json.dumps(found, indent=2, ensure_ascii=False) if options.json else _text(report, renames, zero))
+    if options.json:
+        proposed = {} if model is None else {"renames": [asdict(rename) for rename in renames]}
+        data = {**report.to_json(), "changes_nothing": zero, **proposed}
+        print(json.dumps(data, indent=2, ensure_ascii=False))
+    else:
+        print(_text(report, renames, zero))
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m lib_lora")
     commands = parser.add_subparsers(required=True, dest="command")
-    command = commands.add_parser("inspect", help="show what is in an adapter file")
-    command.add_argument("file", type=Path, metavar="FILE", help="a .safetensors adapter")
-    text = "a diffusers folder, one of its components, or a checkpoint: also show which layers would be hit"
-    command.add_argument("--model", type=Path, metavar="PATH", help=text)
-    command.add_argument("--json", action="store_true", help="print JSON")
-    text = "write keys, shapes and what the metadata say of the format, for a report of a fault: no weights, no paths"
-    command.add_argument("--report", type=Path, metavar="FILE.json", help=text)
+    inspect = commands.add_parser("inspect", help="show the kinds and layers of an adapter file")
     families = commands.add_parser("families", help="show the score of each model family and the signs that are seen")
-    families.add_argument("file", type=Path, metavar="FILE", help="a .safetensors adapter")
+    for command in (inspect, families):
+        command.add_argument("file", type=Path, metavar="FILE", help="a .safetensors adapter")
+    text = "a diffusers folder, one of its components, or a checkpoint: also show which layers would be hit"
+    inspect.add_argument("--model", type=Path, metavar="PATH", help=text)
+    inspect.add_argument("--json", action="store_true", help="print JSON")
+    text = "write keys, shapes and the metadata of the format, for a report of a fault: no weights, no paths"
+    inspect.add_argument("--report", type=Path, metavar="FILE.json", help=text)
     return parser
 
 
@@ -87,25 +90,24 @@ def _text(report: NetworkReport, renames: Sequence[Rename], zero: bool) -> str:
         lines.append(f"  {len(keys)} {reason}:")
         lines += [f"    {key}{f' ({details[key]})' if details[key] else ''}" for key in keys[:_KEYS_SHOWN]]
         lines += [f"    and {len(keys) - _KEYS_SHOWN} more"] if len(keys) > _KEYS_SHOWN else []
-    lines += [f"rename        {one}" for one in renames]
+    lines += [f"rename        {rename}" for rename in renames]
     lines += [f"metadata      {key} = {_readable(value)[:200]}" for key, value in sorted(report.metadata.items())]
     return "\n".join(lines)
 
 
 def _readable(value: str) -> str:
-    """Return a value of the metadata; of a picture inside, its type and size alone."""
-    kind, found, data = value.partition(";base64,")
-    return f"{kind}, {len(data) * 3 // 4:,} bytes" if found and kind.startswith("data:") else value
+    """Return a value of the metadata, or the type and size of a picture in it."""
+    kind, _, data = value.partition(";base64,")
+    return f"{kind}, {len(data) * 3 // 4:,} bytes" if data and kind.startswith("data:") else value
 
 
 def _scores(file: Path) -> str:
     """List every family with its score on a file and the signs that are seen, the best first."""
     facts = ParsedFile(AdapterFile.open(file)).facts
-    scored = [(one.score(facts), one) for one in known_architectures()]
     lines = []
-    for score, one in sorted(scored, key=lambda pair: -pair[0]):
-        lines.append(f"{score:>3} {one.name:<16} {one.title}")
-        lines += [f"    {sign.weight:>3} {sign.pattern}" for sign in one.seen(facts)]
+    for family in sorted(known_architectures(), key=lambda family: -family.score(facts)):
+        lines.append(f"{family.score(facts):>3} {family.name:<16} {family.title}")
+        lines += [f"    {sign.weight:>3} {sign.pattern}" for sign in family.seen(facts)]
     return "\n".join(lines)
 
 
@@ -117,8 +119,8 @@ def _run() -> int:
     try:
         status = main()
         sys.stdout.flush()
-    except BrokenPipeError:  # what reads the output has seen enough, as `head` has
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails at it when it ends
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails when it flushes at its end
         return 0
     return status
 

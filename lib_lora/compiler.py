@@ -17,12 +17,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", bool)
-"""Whether the code is being compiled; torch 2.1 does not tell, and `bool()` is false."""
+"""Whether the code is being compiled; in torch 2.1, which has no such function, false as `bool()`."""
 tracing: Callable[[], bool] = torch.jit.is_tracing  # type: ignore[attr-defined]
-"""Whether `torch.jit.trace` records what is called, of which it knows torch's own operations alone."""
+"""Whether `torch.jit.trace` records the calls of torch's operations; it sees no others."""
 
 _CAN_FORGET_PART = hasattr(getattr(torch._C._dynamo.eval_frame, "_CacheEntry", None), "guard_manager")
-"""Whether compiled code tells what it guards, as since torch 2.6."""
+"""Whether compiled code shows its guards, as since torch 2.6."""
 
 
 def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
@@ -37,7 +37,7 @@ def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
         return (disabled or function)(*args, **kwargs)
 
     made, frames = cast("Any", call), cast("Any", torch._C._dynamo.eval_frame)
-    made._torchdynamo_disable = True  # what the compiler looks for in a graph; outside of graphs, it compiles frames
+    made._torchdynamo_disable = True  # the compiler's mark in graphs; outside of graphs, it compiles frames
     if hasattr(frames, "skip_code"):  # to torch 2.6
         frames.skip_code(made.__code__)
     else:
@@ -47,10 +47,10 @@ def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def forget_compiled(classes: Collection[type[nn.Module]]) -> None:
-    """Have the compiler forget the code that calls layers of these classes.
+    """Have the compiler forget the code that calls layers of some classes.
 
-    Code has the forwards of classes that it found, which the compiler does not guard: where one is patched afterwards,
-    compiled models would ignore their adapters.
+    Compiled code has the forwards that the classes had, and the compiler does not guard these. If a class is patched
+    later, compiled models would ignore their adapters.
     """
     if not classes or not has_compiled():
         return
@@ -60,7 +60,7 @@ def forget_compiled(classes: Collection[type[nn.Module]]) -> None:
     from torch._dynamo.guards import DeletedGuardManagerWrapper as Deleted
 
     for code, concerned, others in _compiled_with(classes):
-        if not others:  # torch counts what is only invalid, and compiles no code more than eight times
+        if not others:  # torch counts invalid code, too, and compiles no code more than eight times
             torch._C._dynamo.eval_frame.reset_code(code)
         for guards in concerned if others else ():
             guards.extra_state.invalidate(guards.cache_entry, Deleted("a layer class was patched"))
@@ -72,7 +72,7 @@ def is_in_compiled(cls: type[nn.Module]) -> bool:
 
 
 def _compiled_with(classes: Iterable[type[nn.Module]]) -> Iterator[tuple[CodeType, list[Any], int]]:
-    """Yield all code that was compiled with layers of these classes, the guards of that, and how many others it has.
+    """Yield code that was compiled with layers of some classes, its guards of such layers, and how many others it has.
 
     Compiled code guards the type of each of its modules.
     """

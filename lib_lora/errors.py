@@ -1,4 +1,4 @@
-"""The errors of lib_lora. The text of each is one sentence for the user: what, where, and what to do."""
+"""The errors of lib_lora. Each text is one sentence for the user: the fault, its place, and the remedy."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ class LoraError(Exception):
 
 
 class FileError(LoraError, ValueError):
-    """An adapter file cannot be read.
-
-    Attributes:
-        path: the file.
-        reason: what is wrong with it, without the file's name.
-    """
+    """An adapter file at `path` cannot be read, for a `reason` that does not name the file."""
 
     def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"{path.name}: {reason}")
-        self.path = path
-        self.reason = reason
+        super().__init__(path, reason)  # by which it is pickled
+        self.path, self.reason = path, reason
+
+    def __str__(self) -> str:
+        return f"{self.path.name}: {self.reason}"
 
 
 class PickleError(FileError):
@@ -29,15 +26,7 @@ class PickleError(FileError):
 
 
 class UnknownFormatError(FileError):
-    """No key format claims any key of the file.
-
-    Attributes:
-        keys: the first few keys seen.
-    """
-
-    def __init__(self, path: Path, reason: str, keys: Sequence[str]) -> None:
-        super().__init__(path, reason)
-        self.keys = tuple(keys)
+    """No key format claims any key of the file."""
 
 
 class UnknownAdapterError(UnknownFormatError):
@@ -57,7 +46,7 @@ class UnsupportedError(ValueError):
 
 
 class StackError(LoraError, ValueError):
-    """An invalid stack."""
+    """An invalid stack; `index` is the position of the entry at fault, if there is one."""
 
     def __init__(self, message: str, index: int | None = None) -> None:
         super().__init__(message)
@@ -65,15 +54,15 @@ class StackError(LoraError, ValueError):
 
 
 class ActivationError(LoraError):
-    """Entries of a stack failed, so the whole activation did; the previous plan stays in force.
-
-    Attributes:
-        causes: position of each of these entries in the stack, from 0 -> its error.
-    """
+    """Entries of a stack failed, so the former stack stays in force; `causes` has the error of each by position."""
 
     def __init__(self, names: Sequence[str], causes: Mapping[int, LoraError]) -> None:
-        super().__init__("; ".join(f"entry {i + 1} ({names[i]}) was not applied: {causes[i]}" for i in causes))
+        super().__init__(names, causes)
         self.causes = causes
+
+    def __str__(self) -> str:
+        names, causes = self.args
+        return "; ".join(f"entry {i + 1} ({names[i]}) was not applied: {causes[i]}" for i in causes)
 
 
 class RowsError(LoraError, ValueError):
@@ -85,7 +74,7 @@ class RegionError(LoraError, ValueError):
 
 
 class MomentError(LoraError, ValueError):
-    """A strength depends on the step or the noise, and a model call does not tell them."""
+    """A strength depends on the step or the noise, which a model call does not tell."""
 
 
 class StorageError(LoraError, ValueError):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator
 from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -46,35 +45,10 @@ from .placement.schemes.base import Scheme
 from .weights import readers
 from .weights.readers.base import WeightReader
 
-__all__ = [
-    "DENOISER",
-    "Adapter",
-    "Alias",
-    "Architecture",
-    "At",
-    "Factors",
-    "Form",
-    "InputEffect",
-    "KeyFormat",
-    "Kind",
-    "Modifier",
-    "Operation",
-    "Origin",
-    "OutputEffect",
-    "Pair",
-    "Params",
-    "RegistryError",
-    "Rows",
-    "Scheme",
-    "Sign",
-    "Site",
-    "WeightReader",
-    "aliases",
-    "named",
-    "register",
-    "taken",
-    "unregister",
-]
+__all__ = ["RegistryError", "register", "unregister"]
+__all__ += ["Adapter", "At", "Factors", "Form", "InputEffect", "Kind", "Modifier", "Operation", "Origin"]
+__all__ += ["OutputEffect", "Pair", "Params", "Rows", "Site", "taken"]
+__all__ += ["DENOISER", "Alias", "Architecture", "KeyFormat", "Scheme", "Sign", "WeightReader", "aliases", "named"]
 
 GROUP = "lib_lora.plugins"
 """The group of entry points."""
@@ -89,7 +63,7 @@ _FOLDERS: dict[type[Any], ModuleType] = {
     WeightReader: readers,
     Scheme: schemes,
 }
-"""The base class of a kind of plug-in -> the library's folder for it."""
+"""Base class of plug-ins -> the library's folder for them."""
 
 logger = logging.getLogger(__name__)
 
@@ -101,12 +75,12 @@ def register(*plugins: Plugin) -> None:
 
     Raises:
         RegistryError: one is no plug-in or lacks methods, its name is taken, or its `before` names an unknown plug-in
-            or forms a circle. Those before it are registered.
+            or forms a circle. The plug-ins before it are registered.
     """
     for plugin in plugins:
         kinds = _kinds(plugin)
         if not kinds:
-            known = ", ".join(one.__name__ for one in _FOLDERS)
+            known = ", ".join(kind.__name__ for kind in _FOLDERS)
             raise RegistryError(f"{plugin!r} is not a plug-in: want a subclass or an instance of {known}")
         if inspect.isabstract(plugin):
             lacking = ", ".join(sorted(getattr(plugin, "__abstractmethods__", ())))
@@ -126,31 +100,24 @@ def unregister(*plugins: Plugin) -> None:
             registry.change(_FOLDERS[kinds[0]], kinds, plugin, wanted=False)
 
 
-def _kinds(plugin: Any) -> list[type[Any]]:
+def _kinds(plugin: object) -> list[type[Any]]:
     """Return the base classes of a plug-in: one, two of a modifier, none if it is no plug-in."""
-    is_class = issubclass(type(plugin), type)  # to Python 3.10, list[int] is an instance of `type`
-    return [kind for kind in _FOLDERS if (issubclass if is_class else isinstance)(plugin, kind)]
+    is_kind: Any = issubclass if registry.is_class(plugin) else isinstance
+    return [kind for kind in _FOLDERS if is_kind(plugin, kind)]
 
 
 def _load_entry_points() -> None:
     for point in entry_points(group=GROUP):
         try:
-            found = point.load()
-            plugins = list(_defined_in(found)) if isinstance(found, ModuleType) else [found]
+            plugins = [point.load()]
+            if isinstance(plugins[0], ModuleType):
+                values = registry.defined_in(plugins[0])
+                plugins = [value for value in values if _kinds(value) and not inspect.isabstract(value)]
             if not plugins:
                 raise RegistryError("the module has no plug-in")
             register(*plugins)
         except Exception as error:  # noqa: BLE001  # other people's code; it costs this plug-in alone
             logger.warning("the plug-in %s (%s) is not loaded: %s", point.name, point.value, error)
-
-
-def _defined_in(module: ModuleType) -> Iterator[Any]:
-    """Yield the plug-ins that a module defines, without classes that it imports."""
-    for value in vars(module).values():
-        imported = getattr(value, "__module__", module.__name__) != module.__name__
-        is_class = issubclass(type(value), type)
-        if _kinds(value) and not (is_class and (imported or inspect.isabstract(value))):
-            yield value
 
 
 registry.load_with(_load_entry_points)

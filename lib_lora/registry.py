@@ -13,9 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType, ModuleType
-from typing import Any, TypeVar
-
-from typing_extensions import ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 from .errors import RegistryError
 
@@ -24,7 +22,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _added: defaultdict[str, list[Any]] = defaultdict(list)
-"""Plug-ins of other packages, by the name of the library's folder for their kind."""
+"""The name of the library's folder for a kind of plug-ins -> the plug-ins of other packages."""
 _caches: list[Callable[[], None]] = []
 _loaders: list[Callable[[], None]] = []
 _version = 0
@@ -44,20 +42,20 @@ def load_with(loader: Callable[[], None]) -> None:
 
 
 def change(package: ModuleType, kinds: Sequence[type[Any]], plugin: Any, *, wanted: bool) -> None:
-    """Add a plug-in of another package, of all of `kinds`, to those in `package`, or remove it.
+    """Add a plug-in of another package to those in `package`, as each of `kinds`, or remove it.
 
     Raises:
         RegistryError: as `discover`. Then nothing changes.
     """
     former = _added[package.__name__]
-    others = [one for one in former if one is not plugin]
+    others = [other for other in former if other is not plugin]
     if wanted == (len(others) < len(former)):
         return
     _added[package.__name__] = [*others, plugin] if wanted else others
     _clear()
     try:
         for kind in kinds:
-            (discover_classes if issubclass(type(plugin), type) else discover)(package, kind)
+            (discover_classes if is_class(plugin) else discover)(package, kind)
     except RegistryError:
         _added[package.__name__] = former
         _clear()
@@ -78,7 +76,7 @@ def _clear() -> None:
 
 @cached
 def discover(package: ModuleType, kind: type[T]) -> Mapping[str, T]:
-    """Collect the instances of `kind` in the modules of `package`, and those added to it, in `before` order.
+    """Return the instances of `kind` in `package`, and those added to it, by name and in `before` order.
 
     Raises:
         RegistryError: a name occurs twice, or `before` names an unknown plug-in or forms a circle.
@@ -88,40 +86,44 @@ def discover(package: ModuleType, kind: type[T]) -> Mapping[str, T]:
 
 @cached
 def discover_classes(package: ModuleType, base: type[T]) -> tuple[type[T], ...]:
-    """Collect the concrete subclasses of `base` in `package`, and those added to it, by `before` order of their `name`.
+    """Return the concrete subclasses of `base` in `package`, and those added to it, in `before` order.
 
     Raises:
         RegistryError: as `discover`.
     """
 
     def matches(value: Any) -> bool:
-        # by its own type: to Python 3.10, list[int] says that it is an instance of `type`
-        return issubclass(type(value), type) and issubclass(value, base) and not inspect.isabstract(value)
+        return is_class(value) and issubclass(value, base) and not inspect.isabstract(value)
 
     return tuple(_collected(package, matches).values())
 
 
+def is_class(value: object) -> bool:
+    """Tell whether a value is a class, by its own type: to Python 3.10, list[int] is an instance of `type`."""
+    return issubclass(type(value), type)
+
+
+def defined_in(module: ModuleType) -> Iterator[Any]:
+    """Yield the values of a module, without classes that it imports."""
+    for value in vars(module).values():
+        if not is_class(value) or value.__module__ == module.__name__:
+            yield value
+
+
 def _collected(package: ModuleType, matches: Callable[[Any], bool]) -> Mapping[str, Any]:
-    found: dict[str, Any] = {}
-    for value in filter(matches, _candidates(package)):
-        if found.setdefault(value.name, value) is not value:
-            raise RegistryError(f"{package.__name__}: two plug-ins are named {value.name!r}")
-    before = {name: getattr(value, "before", ()) for name, value in found.items()}
-    return MappingProxyType({name: found[name] for name in _ordered(before, package)})
-
-
-def _candidates(package: ModuleType) -> Iterator[Any]:
-    """Yield everything in the modules of a package except imported classes, and the plug-ins that were added to it."""
     while _loaders:
         _loaders.pop()()
+    values: list[Any] = []
     for name in sorted(info.name for info in pkgutil.iter_modules(package.__path__)):
         if name != "base" and not name.startswith("_"):
             # by the package's own name, so it holds under whatever name the host imported us
-            module = importlib.import_module(f"{package.__name__}.{name}")
-            for value in vars(module).values():
-                if getattr(value, "__module__", name) == module.__name__ or not issubclass(type(value), type):
-                    yield value
-    yield from _added[package.__name__]
+            values += defined_in(importlib.import_module(f"{package.__name__}.{name}"))
+    plugins: dict[str, Any] = {}
+    for value in filter(matches, [*values, *_added[package.__name__]]):
+        if plugins.setdefault(value.name, value) is not value:
+            raise RegistryError(f"{package.__name__}: two plug-ins are named {value.name!r}")
+    before = {name: getattr(value, "before", ()) for name, value in plugins.items()}
+    return MappingProxyType({name: plugins[name] for name in _ordered(before, package)})
 
 
 def _ordered(before: Mapping[str, tuple[str, ...]], package: ModuleType) -> list[str]:

@@ -1,57 +1,50 @@
-"""Reports on files, keys, layers and memory. Data only; hosts decide how to show it."""
+"""Reports on files, keys, layers and memory: data, which the host shows as it likes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-Cause = Literal[
-    "no_module",  # the model has no layer of that name
-    "no_component",  # the model has no part of that name at all
-    "shape",  # the tensors do not fit the layer, or each other
-    "not_finite",  # a tensor of the layer, or its alpha, is NaN or infinite somewhere
-    "unsupported",  # the algorithm needs what the file or its configuration does not have, or what no model here has
-    "layer_kind",  # the algorithm is not defined for such a layer
-    "unknown_key",  # no key format understands it
-    "unknown_parameters",  # no adapter kind reads the parameters of this layer together
-    "second_adapter",  # another adapter of the file acts on the layer already
-    "unchosen_adapter",  # of an adapter of another name than the one that is used
-    "repeated",  # another key says the same
-    "unread",  # layers share it, and none of those that act reads it
-]
-"""Why a key has no effect, for programs; stays as it is from version to version."""
-
-
 _SHOWN = 3  # names of layers in a sentence
 
+Cause = Literal[
+    "no_module",  # the model has no layer of that name
+    "no_component",  # the model has no component of that name
+    "shape",  # the tensors do not fit the layer, or each other
+    "not_finite",  # a tensor of the layer, or its alpha, has a number that is NaN or infinite
+    "unsupported",  # the algorithm needs data that the file, its configuration or the model does not have
+    "layer_kind",  # the algorithm is not defined for such a layer
+    "unknown_key",  # no key format understands it
+    "unknown_parameters",  # no adapter kind reads this combination of parameters of a layer
+    "second_adapter",  # another adapter of the file acts on the layer already
+    "unchosen_adapter",  # it belongs to an adapter of another name than the one that is used
+    "repeated",  # another key says the same
+    "unread",  # several layers share it, and no layer that acts reads it
+]
+"""Why a key has no effect, for programs; the same in all versions."""
 
 _LEFT_OUT: frozenset[Cause] = frozenset(
     {"no_module", "shape", "layer_kind", "not_finite", "unsupported", "unknown_parameters"}
 )
-"""Causes for which a layer that is meant for the model does not act."""
+"""The causes for which a layer of the file is left out, though the model has its component."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
     """A model family."""
 
-    name: str
-    """As in `Architecture.name`: `sdxl`."""
-    title: str
-    """For people, as in `Stable Diffusion XL`."""
-    sure: bool = True
-    """False where there are only hints, or another family is as likely."""
-    also: tuple[Family, ...] = ()
-    """Other families that are about as likely. Empty where there are only hints."""
-    named: bool = False
-    """Whether the file's metadata names the family, too."""
+    name: str  # as in `Architecture.name`: `sdxl`
+    title: str  # for people: `Stable Diffusion XL`
+    sure: bool = True  # false where there are only hints, or another family is as likely
+    also: tuple[Family, ...] = ()  # other families that are about as likely; empty where there are only hints
+    named: bool = False  # whether the file's metadata names the family, too
 
     @property
     def titles(self) -> str:
-        """Return the titles of the family and of the ones in `also`, for people."""
-        *others, last = (self.title, *(one.title for one in self.also))
+        """Return the titles of all families that it may be, for people."""
+        *others, last = (self.title, *(family.title for family in self.also))
         return f"{', '.join(others)} or {last}" if others else last
 
     @property
@@ -65,12 +58,8 @@ class Family:
         return self.titles if self.known else f"probably {self.titles}"
 
     def differs(self, other: Family, *, hints: bool = False) -> bool:
-        """Tell whether both are known and have no family in common.
-
-        Args:
-            hints: whether hints are enough to know the other.
-        """
-        mine, its = ({one.name, *(also.name for also in one.also)} for one in (self, other))
+        """Tell whether both are known and have no family in common; with `hints`, hints are enough for the other."""
+        mine, its = ({family.name, *(also.name for also in family.also)} for family in (self, other))
         return self.known and (hints or other.known) and not mine & its
 
     def to_json(self) -> dict[str, object]:
@@ -84,10 +73,8 @@ class Unused:
 
     key: str
     cause: Cause
-    reason: str
-    """Why, in words that other unused keys share; a reason has one cause."""
-    detail: str = ""
-    """For this key alone: the layer, the expected and the actual shape."""
+    reason: str  # why, in a sentence that unused keys share; a reason has one cause
+    detail: str = ""  # of this key alone: the layer, the expected and the actual shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,40 +82,25 @@ class NetworkReport:
     """One file against one model."""
 
     path: Path
-    format: str
-    """Spelling of the keys; several, joined by `+`, where a file mixes them."""
-    family: Family | None
-    """The model family the file was made for; None where it is not known."""
-    kinds: Mapping[str, int]
-    """Adapter algorithm -> number of layers in the file."""
-    ranks: tuple[int, int] | None
-    """Smallest and largest rank in the file; None where no adapter has one."""
-    hit: int
-    """Layers of the file that act."""
-    layers: int
-    """Layers the file has adapters for."""
-    nbytes: int
-    """Bytes of all tensors that are used."""
+    format: str  # the spelling of the keys; several, joined by `+`, where a file mixes them
+    family: Family | None  # the model family the file was made for; None where it is not known
+    kinds: Mapping[str, int]  # adapter algorithm -> number of layers in the file
+    ranks: tuple[int, int] | None  # the smallest and the largest rank in the file; None where no adapter has one
+    hit: int  # how many layers of the file act
+    layers: int  # how many layers the file has adapters for
+    nbytes: int  # bytes of the tensors that are used
     unused: tuple[Unused, ...]
     metadata: Mapping[str, str]
-    resolved: bool = True
-    """False where the file was read without a model, so that `hit` means nothing."""
-    absent: int = 0
-    """Layers of the file for components that the model does not have."""
-    notes: tuple[str, ...] = ()
-    """One sentence for each assumption about what the file does not say."""
+    resolved: bool = True  # false where the file was read without a model, so that `hit` means nothing
+    absent: int = 0  # how many layers of the file are for components that the model does not have
+    notes: tuple[str, ...] = ()  # one sentence for each assumption about data that the file does not have
     changed: int = 0
-    """Layers of the model that are changed: three for one fused q, k and v of the file, one for the reverse."""
-    components: frozenset[str] = frozenset()
-    """Components of the model in which the file changes a layer."""
-    noise: str = ""
-    """`high` or `low` where the keys or the file's name choose one of the model's two experts."""
-    model: Family | None = None
-    """The family of the model; None where it is not known, or without a model."""
-    base_model: str | None = None
-    """The model the file was made from, in its trainer's words."""
-    seconds: float = 0.0
-    """To open the file and find its layers; 0 where it was not measured."""
+    """How many layers of the model are changed: three for one fused q, k and v of the file, one for the reverse."""
+    components: frozenset[str] = frozenset()  # the components of the model in which the file changes a layer
+    noise: str = ""  # `high` or `low` where the keys or the file's name choose one of the model's two experts
+    model: Family | None = None  # the family of the model; None where it is not known, or without a model
+    base_model: str | None = None  # the model the file was made from, in its trainer's words
+    seconds: float = 0.0  # the time to open the file and find its layers; 0 where it was not measured
 
     @property
     def name(self) -> str:
@@ -142,58 +114,48 @@ class NetworkReport:
 
     @property
     def warning(self) -> str:
-        """Return why the file may not work: it is made for another family, or layers are left out; empty if neither.
-
-        If every layer fits, warn only when the file's own metadata names another family.
-        """
-        if self._differs:
-            return f"{self._differs}: {self.hit} of {self.layers} layers fit"
-        if not self.hit or self.hit >= self.layers - self.absent:
-            return ""  # if no layer acts, the activation raises an error
-        such = next((f", such as {one.key}" for one in self.unused if one.cause in _LEFT_OUT), "")
+        """Return why the file may not work: `doubt`, or else that layers are left out; empty if neither."""
         left = self.layers - self.absent - self.hit
+        if self.doubt or not self.hit or left <= 0:  # if no layer acts, the activation raises an error
+            return self.doubt
+        such = next((f", such as {item.key}" for item in self.unused if item.cause in _LEFT_OUT), "")
         return f"{left} of {self.layers} layers {'is' if left == 1 else 'are'} left out{such}"
 
     @property
     def doubt(self) -> str:
-        """Return `warning`; empty if it says that layers are left out, as the unused keys tell which and why."""
-        return "" if self.hit < self.layers - self.absent and not self._differs else self.warning
+        """Return that the file was made for another family than the model's, and how much fits; empty if it was not.
 
-    @property
-    def _differs(self) -> str:
-        """Return for which family the file was made, and which one the model is of; empty where it may fit."""
-        own, model = self.family, self.model
+        If every layer fits, only the file's metadata can tell that.
+        """
+        made_for, model = self.family, self.model
         misfit = 2 * self.hit < max(1, self.layers - self.absent)  # then hints at the model's family are believed
-        if own is None or model is None or not own.differs(model, hints=misfit):
+        if made_for is None or model is None or not made_for.differs(model, hints=misfit):
             return ""
-        counts = self.hit < self.layers or (own.sure and own.named)
-        return f"made for {own.titles}, the loaded model is {model.likely}" if counts else ""
+        if self.hit >= self.layers and not (made_for.sure and made_for.named):
+            return ""
+        fit = f"{self.hit} of {self.layers} layers fit"
+        return f"made for {made_for.titles}, the loaded model is {model.likely}: {fit}"
 
     def reasons(self) -> dict[str, list[str]]:
         """Return reason -> the keys that are unused for it."""
-        grouped: dict[str, list[str]] = {}
-        for item in self.unused:
-            grouped.setdefault(item.reason, []).append(item.key)
-        return grouped
+        return _grouped((item.reason, item.key) for item in self.unused)
 
     def why(self) -> str:
-        """Return the reasons and their numbers of keys, in one line."""
-        return "; ".join(
-            f"{reason} ({len(keys)} {'key' if len(keys) == 1 else 'keys'})" for reason, keys in self.reasons().items()
-        )
+        """Return the reasons in one line, each with its number of keys and the detail of the first key."""
+        details = {item.key: item.detail for item in self.unused}
+        counts = [(reason, _keys(len(keys)), details[keys[0]]) for reason, keys in self.reasons().items()]
+        return "; ".join(f"{reason} ({count}{detail and f', such as {detail}'})" for reason, count, detail in counts)
 
     def summary(self) -> str:
-        """Return one line for a log, with what is wrong at the end."""
+        """Return one line for a log, with the faults at the end."""
         kinds = ", ".join(f"{count} {kind}" for kind, count in self.kinds.items())
         rank = "" if self.ranks is None else f", rank {' to '.join(map(str, dict.fromkeys(self.ranks)))}"
         hit = f"{self.hit} of {self.layers} layers" if self.resolved else f"{self.layers} layers"
         if self.noise:
             hit += f", in {self.noise} noise only"
         line = f"{self.name}: {hit} ({kinds}{rank}; {self.format}, {self.architecture or 'unknown architecture'})"
-        line = "; ".join(filter(None, [line, self.doubt, *self.notes]))
-        if self.unused:
-            line += f"; {len(self.unused)} {'key' if len(self.unused) == 1 else 'keys'} unused: {self.why()}"
-        return line
+        unused = f"{_keys(len(self.unused))} unused: {self.why()}" if self.unused else ""
+        return "; ".join(filter(None, [line, self.doubt, *self.notes, unused]))
 
     def to_json(self) -> dict[str, object]:
         """Return plain data for `json.dumps`."""
@@ -225,14 +187,12 @@ class NetworkReport:
 
 @dataclass(frozen=True, slots=True)
 class Uncalled:
-    """A layer with adapters that the model never called, so that they do nothing."""
+    """A layer with adapters that the model never called, so that its adapters do nothing."""
 
     component: str
-    path: str
-    """Of the layer in the component."""
+    path: str  # the name of the layer in the component
     reason: str
-    expected: bool = False
-    """Whether a setting of the user leaves it out, such as CLIP skip."""
+    expected: bool = False  # whether a setting of the user, such as CLIP skip, leaves it out
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,27 +200,27 @@ class ActivationReport:
     """One stack against one model, entry by entry."""
 
     entries: tuple[NetworkReport, ...]
-    merged: int = 0
-    """Layers whose weight holds the adapters."""
+    merged: int = 0  # how many layers have the adapters in their weight
     live: Mapping[str, int] = field(default_factory=dict)
     """Why layers were not merged though the stack asks for it -> how many."""
-    uncalled: tuple[Uncalled, ...] = ()
-    """Layers that were never called, of the components that were."""
-    changed: int = 0
-    """Layers of the model that have adapters."""
-    idle: Mapping[int, str] = field(default_factory=dict)
-    """Entries that have no effect, by their positions -> why."""
+    uncalled: tuple[Uncalled, ...] = ()  # the layers that no call of their component has called
+    changed: int = 0  # how many layers of the model have adapters
+    idle: Mapping[int, str] = field(default_factory=dict)  # position of each entry without effect -> why
     partly_idle: Mapping[int, str] = field(default_factory=dict)
-    """Entries that act on text encoders alone, by their positions -> where not, and why."""
+    """Position of each entry that acts on text encoders alone -> on which components it does not, and why."""
     unlimited: Mapping[int, str] = field(default_factory=dict)
-    """Entries that act in full though they have a region or a schedule, by their positions -> why."""
+    """Position of each entry that acts in full though it has a region or a schedule -> why."""
     too_strong: Mapping[int, str] = field(default_factory=dict)
-    """The strongest entries, by their positions, if a denoiser's output was not finite -> since which call."""
+    """Position of the strongest entries, if a denoiser's output was not finite -> since which call."""
 
     def summary(self) -> str:
         """Return one line per entry, one on merging if it was requested, and one on layers that were never called."""
         lines = [self._line(i, entry) for i, entry in enumerate(self.entries)]
         return "\n".join([*lines, *filter(None, [self.merging, self.silence])])
+
+    def _line(self, i: int, entry: NetworkReport) -> str:
+        effect = f"it has {self.without_effect(i)}" if self.without_effect(i) else ""
+        return "; ".join(filter(None, (entry.summary(), effect, self.unlimited.get(i), self.too_strong.get(i))))
 
     def without_effect(self, i: int) -> str:
         """Return why an entry has no effect, or no effect on some components; empty where it has."""
@@ -268,23 +228,15 @@ class ActivationReport:
             return f"no effect: {self.idle[i]}"
         return f"no effect {self.partly_idle[i]}" if i in self.partly_idle else ""
 
-    def _line(self, i: int, entry: NetworkReport) -> str:
-        effect = f"it has {self.without_effect(i)}" if self.without_effect(i) else ""
-        return "; ".join(filter(None, (entry.summary(), effect, self.unlimited.get(i), self.too_strong.get(i))))
-
     @property
     def silence(self) -> str:
         """Return which layers with adapters were never called, and why; empty where all were."""
-        if not self.uncalled:
-            return ""
-        by_reason: dict[str, list[str]] = {}
-        for one in self.uncalled:
-            by_reason.setdefault(one.reason, []).append(f"{one.component}.{one.path}")
         parts, were = [], "was" if len(self.uncalled) == 1 else "were"
+        by_reason = _grouped((layer.reason, f"{layer.component}.{layer.path}") for layer in self.uncalled)
         for reason, paths in by_reason.items():
             more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
             parts.append(f"{', '.join(paths[:_SHOWN])}{more} ({reason})")
-        return f"{len(self.uncalled)} of {self.changed} layers {were} never called: {'; '.join(parts)}"
+        return f"{len(self.uncalled)} of {self.changed} layers {were} never called: {'; '.join(parts)}" if parts else ""
 
     @property
     def merging(self) -> str:
@@ -299,19 +251,23 @@ class ActivationReport:
 class MemoryReport:
     """The memory of an engine, in bytes."""
 
-    placed: Mapping[str, int]
-    """Device -> adapters on it."""
-    streaming: int
-    """How many layers are streamed."""
-    host_copies: int
-    """Copies in the computer's memory of layers that are streamed."""
+    placed: Mapping[str, int]  # device -> adapters in force
+    streaming: int  # how many layers are streamed
+    host_copies: int  # copies in the computer's memory of layers that are streamed
     files: int
-    """Tensors of the files that are kept open. They are mapped: the system decides how much of them is in memory."""
-    backups: int
-    """Copies of weights that were merged into."""
-    scratch: int
-    """Effective weights and the like, of all engines of the process."""
-    parked: int = 0
-    """Adapters of earlier stacks, in the computer's memory."""
-    static: int = 0
-    """Memory of compiled models for adapters, active or not; active ones count as placed, too."""
+    """Tensors of the files that are kept open. Files are mapped: the system decides how much of one is in memory."""
+    backups: int  # copies of weights that were merged into
+    scratch: int  # effective weights and the like, of all engines of the process
+    parked: int = 0  # adapters of former stacks, in the computer's memory
+    static: int = 0  # memory of compiled models for adapters; the part of it that is in force counts as placed, too
+
+
+def _grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    for name, item in pairs:
+        groups.setdefault(name, []).append(item)
+    return groups
+
+
+def _keys(count: int) -> str:
+    return f"{count} {'key' if count == 1 else 'keys'}"

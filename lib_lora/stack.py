@@ -13,13 +13,16 @@ from .errors import StackError
 from .files.reading import USUAL, Reading
 from .strengths.strength import MOST, AnyMultiplier, Strength, check_multiplier, strengths_by_image
 
+Mode = Literal["live", "merged"]
+_EXAMPLE = "write Stack([Entry('lora.safetensors', 0.8)])"  # for errors
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One file at one strength.
 
-    A mapping may name a component exactly (`text_encoder_2`) or a family by its first member (`text_encoder` then
-    covers every numbered one that is not named itself).
+    A mapping may name a component exactly (`text_encoder_2`) or a family by its first member: `text_encoder` then
+    covers every numbered one that is not named itself.
 
     Raises:
         StackError: the path is none, the multiplier is no finite number, or the rank is below 1.
@@ -33,8 +36,7 @@ class Entry:
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, str | os.PathLike):
-            what = "None" if self.path is None else f"a {type(self.path).__name__}"
-            raise StackError(f"Entry takes the path of a file, not {what}; write Entry('lora.safetensors', 0.8)")
+            raise StackError(f"Entry takes the path of a file, not {self.path!r:.100}; {_EXAMPLE}")
         if not isinstance(self.path, Path):
             object.__setattr__(self, "path", Path(self.path))
         if type(self.multiplier) is not float or not abs(self.multiplier) <= MOST:  # as sliders write it
@@ -57,17 +59,12 @@ class Entry:
         return self.of_image(image).at(component, None, None)
 
 
-Mode = Literal["live", "merged"]
-_MODES: tuple[str, ...] = get_args(Mode)
-
-
 @dataclass(frozen=True, slots=True)
 class Stack:
     """Entries in order. Two entries of one file both act.
 
     Raises:
-        StackError: something else than entries, no such mode, or entries with multipliers for different numbers of
-            images.
+        StackError: no list of entries, no such mode, or multipliers for different numbers of images.
     """
 
     entries: Sequence[Entry] = ()
@@ -78,8 +75,8 @@ class Stack:
     which costs nothing per step, and computes the others live.
     """
     in_order: bool = False
-    """Let each entry act on what the ones before it left, as AUTOMATIC1111 bakes, instead of adding up all changes of
-    the base. They differ for kinds whose change depends on the weight: DoRA, OFT, GLoRA, IA3.
+    """Let each entry act on the weights that the former ones left, as AUTOMATIC1111 bakes, instead of adding up all
+    changes of the base. The results differ for kinds whose change depends on the weight: DoRA, OFT, GLoRA, IA3.
     """
     reading: Reading = USUAL
     """How to read files that other programs read otherwise than they were trained."""
@@ -89,11 +86,14 @@ class Stack:
     """Whether rows of the positive and of the negative prompt have strengths of their own."""
 
     def __post_init__(self) -> None:
-        if self.mode not in _MODES:
-            raise StackError(f"mode {self.mode!r} must be one of {', '.join(_MODES)}")
-        object.__setattr__(self, "entries", _checked(self.entries))
+        if self.mode not in get_args(Mode):
+            raise StackError(f"mode {self.mode!r} must be one of {', '.join(get_args(Mode))}")
+        entries = tuple(self.entries) if isinstance(self.entries, Iterable) else (None,)
+        if not all(isinstance(entry, Entry) for entry in entries):
+            raise StackError(f"Stack takes a list of entries, not {self.entries!r:.100}; {_EXAMPLE}")
+        object.__setattr__(self, "entries", entries)
         images, halved = 1, False
-        for i, entry in enumerate(self.entries):
+        for i, entry in enumerate(entries):
             by_image = strengths_by_image(entry.multiplier)
             if images > 1 and len(by_image) not in (1, images):
                 text = f"multipliers for {len(by_image)} images, and an entry before has {images}"
@@ -107,23 +107,6 @@ class Stack:
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)
-
-
-def _checked(entries: object) -> tuple[Entry, ...]:
-    """Return the entries as a tuple.
-
-    Raises:
-        StackError: something else than entries; the text says what to write.
-    """
-    if isinstance(entries, str) or not isinstance(entries, Iterable):
-        what = "None" if entries is None else f"a {type(entries).__name__}"
-        raise StackError(f"Stack takes a list of entries, not {what}; write Stack([Entry(path, 0.8)])")
-    found = tuple(entries)
-    for i, entry in enumerate(found):
-        if not isinstance(entry, Entry):
-            what = "None" if entry is None else f"a {type(entry).__name__}"
-            raise StackError(f"Stack holds entries, not {what}; write Stack([Entry(path, 0.8)])", i)
-    return found
 
 
 @lru_cache(maxsize=1024)

@@ -1,8 +1,8 @@
-"""Dataclasses of tensors, and quick walks over the modules of a model."""
+"""Dataclasses of tensors, page-locked memory, torch's modes, and walks over modules."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
@@ -17,27 +17,27 @@ LARGEST = torch.finfo(torch.float32).max
 
 
 class TensorFields:
-    """Mixin for dataclasses whose fields hold tensors, tuples of tensors, or others of their kind."""
+    """Mixin for dataclasses whose fields hold tensors, other such dataclasses, tuples of both, or other values."""
 
     __slots__ = ()
 
     exact: ClassVar[frozenset[str]] = frozenset()
     """Fields that a coarser storage must leave as they are: an error in them is not in proportion to the delta."""
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self) -> list[tuple[str, Tensor]]:
         """Return (field name, tensor) of every tensor; one in the field `inner` has a name such as `inner.down`."""
         found: list[tuple[str, Tensor]] = []
         for name in _field_names(type(self)):
             value = getattr(self, name)
             many = isinstance(value, tuple)
-            for i, one in enumerate(value if many else (value,)):  # a generator would take a call for each
-                own = f"{name}.{i}" if many else name
-                if isinstance(one, Tensor):
-                    found.append((own, one))
-                elif isinstance(one, TensorFields):
-                    for below, tensor in one.tensors():
-                        found.append((f"{own}.{below}", tensor))
-        return iter(found)
+            for i, item in enumerate(value if many else (value,)):  # a generator would take a call for each
+                label = f"{name}.{i}" if many else name
+                if isinstance(item, Tensor):
+                    found.append((label, item))
+                elif isinstance(item, TensorFields):
+                    for below, tensor in item.tensors():
+                        found.append((f"{label}.{below}", tensor))
+        return found
 
     @property
     def nbytes(self) -> int:
@@ -52,11 +52,9 @@ class TensorFields:
         return self._changed(lambda tensor: tensor.to(device, copy=True), lambda below: below.placed(device))
 
     def mapped(self, change: Callable[[Tensor], object], *, exact: bool = True) -> Self:
-        """Replace every tensor by the result of `change`.
+        """Replace every tensor, in the order of `tensors()`, by the result of `change`.
 
-        Args:
-            change: called once for each tensor, in the order of `tensors()`.
-            exact: whether the fields in `exact` are changed, too.
+        The fields in `exact` are left out if `exact` is false.
         """
         return self._changed(change, lambda below: below.mapped(change, exact=exact), exact)
 
@@ -70,11 +68,11 @@ class TensorFields:
                 continue
             many = isinstance(value, tuple)
             items: list[object] = []
-            for one in value if many else (value,):
-                if isinstance(one, Tensor):
-                    items.append(change(one))
+            for item in value if many else (value,):
+                if isinstance(item, Tensor):
+                    items.append(change(item))
                 else:
-                    items.append(change_below(one) if isinstance(one, TensorFields) else one)
+                    items.append(change_below(item) if isinstance(item, TensorFields) else item)
             new[name] = tuple(items) if many else items[0]
         assert is_dataclass(self)
         return replace(self, **new)
@@ -109,44 +107,48 @@ def page_locked(shape: Sequence[int], dtype: torch.dtype, device: torch.device) 
         return torch.empty(tuple(shape), dtype=dtype, device="cpu")
 
 
+_AUTOCASTING = frozenset({"cpu", "cuda", "xpu", "mps"})
+
+
+def _is_autocast_enabled(kind: str) -> bool:
+    """Return whether autocast is active, before torch 2.4, which tells it of the CPU and of CUDA only."""
+    if kind == "cpu":
+        return torch.is_autocast_cpu_enabled()
+    return kind != "cuda" or torch.is_autocast_enabled()
+
+
+_is_enabled = _is_autocast_enabled if torch.__version__ < "2.4" else torch.is_autocast_enabled
+
+
+def autocasts(kind: str) -> bool:
+    """Return whether autocast is active on this type of device."""
+    return kind in _AUTOCASTING and _is_enabled(kind)
+
+
 def plain_mode(device: torch.device) -> AbstractContextManager[None]:
     """Leave inference mode, autograd and autocast, whatever the host's forward runs under.
 
     Inference tensors could not be written in place later, and autocast would make products in half precision.
     """
-    kinds = {"cpu", device.type}
-    if torch.is_inference_mode_enabled() or any(map(autocasts, kinds)):
-        return _left_modes(kinds)
+    autocasting = list(filter(_is_enabled, _AUTOCASTING & {"cpu", device.type}))
+    if autocasting or torch.is_inference_mode_enabled():
+        return _left_modes(autocasting)
     # for each layer that is placed, and each change of a strength
     return torch.no_grad() if torch.is_grad_enabled() else nullcontext()
 
 
 @contextmanager
-def _left_modes(kinds: Iterable[str]) -> Iterator[None]:
+def _left_modes(autocasting: Collection[str]) -> Iterator[None]:
     with torch.inference_mode(False), torch.no_grad(), ExitStack() as stack:  # the first turns autograd on
-        for kind in filter(autocasts, kinds):
+        for kind in autocasting:
             stack.enter_context(torch.autocast(kind, enabled=False))
         yield
 
 
-_AUTOCASTING = frozenset({"cpu", "cuda", "xpu", "mps"})
-
-
-def autocasts(kind: str) -> bool:
-    """Return whether autocast is active on this type of device."""
-    try:
-        return kind in _AUTOCASTING and torch.is_autocast_enabled(kind)
-    except TypeError:  # before torch 2.4 it speaks of CUDA only
-        if kind == "cpu":
-            return torch.is_autocast_cpu_enabled()
-        return kind != "cuda" or torch.is_autocast_enabled()  # of others nothing tells
-
-
 def every(module: nn.Module) -> list[nn.Module]:
     """List a module and all modules below it, without names; a module in several places occurs several times."""
-    found = [module]
-    for one in found:  # which grows
-        below = one._modules
-        if below:
-            found.extend([child for child in below.values() if child is not None])
-    return found
+    modules = [module]
+    for parent in modules:  # which grows
+        if parent._modules:
+            modules.extend([child for child in parent._modules.values() if child is not None])
+    return modules

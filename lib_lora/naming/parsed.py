@@ -263,11 +263,11 @@ class ParsedFile:
         companions = {one.name for one in key_formats().values() if not one.alone}
         if companions.issuperset([group.format for group in self.groups]):
             text = f"it is not a known adapter: none of its {len(keys)} keys is known ({seen}, …){guess(keys)}"
-            raise UnknownFormatError(self.file.path, text, keys[:4])
+            raise UnknownFormatError(self.file.path, text)
         if all(group.recipe is None for group in self.groups):
             params = ", ".join(sorted({param for group in self.groups for param in group.keys}))
             text = f"it contains adapters of an unsupported kind, with the parameters {params} (keys {seen}, …)"
-            raise UnknownAdapterError(self.file.path, text, keys[:4])
+            raise UnknownAdapterError(self.file.path, text)
 
     def _lacks_scale(self) -> bool:
         """Return whether PEFT's configuration is missing, without which nothing tells the scale of its files."""

@@ -90,7 +90,7 @@ def test_a_file_of_unknown_kind_or_format_names_the_keys(tmp_path, components):
     for key, hint in {"model.diffusion_model.x.weight": "whole checkpoint", "emb_params": "textual inversion"}.items():
         with pytest.raises(UnknownFormatError, match=hint) as caught:
             load_network(save(tmp_path / "b.safetensors", {key: torch.zeros(1)}), components)
-        assert caught.value.keys == (key,)
+        assert f"({key}, …)" in str(caught.value)
     (tmp_path / "c.safetensors").write_bytes(b"\x02" + bytes(7) + b"{}")
     with pytest.raises(UnknownFormatError, match=r"\(none"):
         load_network(tmp_path / "c.safetensors", components)
