@@ -9,7 +9,7 @@ Without it the quick tests run:
 3. Of a test with several parameters some cases are left out. Of three parameters or more, every pair of values still
    occurs; of two, every value.
 4. A test whose cases still take over `BUDGET` seconds together runs with as many of them as take that long.
-5. A property test tries a fifth of its examples.
+5. A property test tries a fifth of its examples; half of them with `--ci`.
 
 Tests of several files with the same mark `design("name", parameter=value)` count as one test with one more parameter.
 The rules 2 and 4 are not for them, so that each pair does occur.
@@ -34,7 +34,7 @@ from hypothesis import settings
 
 from tests.covering import covering
 
-LONG, BUDGET, CI_BUDGET = 0.8, 0.5, 6.0  # seconds
+LONG, BUDGET, CI_BUDGET = 0.8, 0.5, 1.0  # seconds
 RECORD = Path(__file__).with_name("data") / "seconds.json"
 RECORDED = 0.7  # seconds; cases that take less are not written down by themselves
 LEFT_OUT = pytest.StashKey[int]()
@@ -52,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile(
         "remora",
         settings.default,
-        max_examples=100 if config.getoption("--all") or config.getoption("--ci") else 20,
+        max_examples=100 if config.getoption("--all") else 50 if config.getoption("--ci") else 20,
         deadline=None,  # other programs may use the machine
         derandomize=config.getoption("--hypothesis-seed") is None,  # a change is judged by its own faults alone
     )

@@ -156,8 +156,8 @@ def test_nothing_that_was_kept_is_lost_when_the_process_is_killed_while_it_write
         for _ in range(5 + 7 * again):
             last = int(process.stdout.readline())
         process.send_signal(signal.SIGKILL)
-        rest = process.stdout.read()  # with the lines that were read ahead, which `communicate` may leave out
-        assert process.wait(30)
+        with process:
+            rest = process.stdout.read()  # with the lines that were read ahead, which `communicate` may leave out
         last = max([last, *map(int, rest.split())])
         presets = Presets(lambda: tmp_path)
         names = {preset.name for preset in presets.all}

@@ -84,7 +84,7 @@ def test_what_went_wrong_is_written_down(tmp_path: Path) -> None:
     assert ledger.wrong == ["presets: one is gone"]
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.skipif(os.name == "nt", reason="it makes pipes and holds locks as POSIX has them")
 def test_a_short_soak_finds_nothing_wrong() -> None:
     command = [sys.executable, "-m", "tests.soak", "--one", "--minutes=0.03"]

@@ -164,6 +164,7 @@ def test_the_seed_of_the_picture_is_taken_over(page: Any) -> None:
     page.wait_for_function("seed => document.querySelector('#seed input').value === seed", arg=drawn)
 
 
+@pytest.mark.long
 def test_the_demo_makes_its_first_picture_by_itself_and_once(tmp_path: Path, browser: Any) -> None:
     with serving(tmp_path, tmp_path, ["--demo"]) as served:
         for visit in range(2):
