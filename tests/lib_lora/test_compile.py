@@ -126,7 +126,7 @@ def test_a_storage_of_fewer_bytes_is_widened_in_the_graph(tmp_path, storage):
     x = torch.randn(3, 8)
     for multiplier in (1.0, -0.3, 0.0):
         engine.set_multiplier(0, multiplier)
-        assert torch.equal(compiled(x), model(x))
+        torch.testing.assert_close(compiled(x), model(x), rtol=0, atol=1e-6)  # eager calls have another plain way
     assert counter.frame_count == 1
 
 

@@ -117,7 +117,7 @@ def test_the_report_counts_every_byte(files, model):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("storage", "share"), [("bfloat16", 1 / 2), ("float8", 1 / 4 + 1 / WIDTH)])
+@pytest.mark.parametrize(("storage", "share"), [("bfloat16", 1 / 2), ("float8", 1 / 4 + 1 / WIDTH / 2)])
 def test_fewer_bytes_are_fewer_bytes(files, model, storage, share):
     sizes = {}
     for name in ("file", storage):
