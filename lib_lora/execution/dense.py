@@ -310,9 +310,8 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             total = torch.empty_like(base, dtype=dtype) if kept else scratch.take(param, base, dtype)
             ready.sums[param].build(total, base)
             params[param] = total
-        biases = self._biases(call.layer, ready.biased, params, call.now, call.image) if ready.biased else {}
-        for name, bias in biases.items():
-            params[name] = bias.to(params[self._params[0]].dtype)
+        if ready.biased:
+            params |= self._biases(call.layer, ready.biased, params, call.now, call.image)
         return params
 
     def _make_ready(self, call: _Call, placed: Placement[Adapters], like: tuple[torch.device, torch.dtype]) -> _Ready:
@@ -362,8 +361,13 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         weights: Mapping[str, Tensor],
         now: CallStrengths,
         image: int | None = None,
+        *,
+        exact: bool = False,
     ) -> dict[str, Tensor]:
-        """Return the biases that adapters change, with their changes, by parameter, in fp32 or fp64."""
+        """Return the biases that adapters change, with their changes, by parameter.
+
+        They are in the dtype of the weight beside them, or where `exact`, in fp32 or fp64.
+        """
         totals: dict[str, Tensor] = {}
         for binding, adapter in pairs:
             target, weight = binding.target, weights[binding.target.param]
@@ -377,9 +381,9 @@ class DenseExecutor(Resident[Placement[Adapters]]):
                 continue
             if total is None:
                 width = 3 * weight.shape[0] if target.bias_rows and target.rows is None else weight.shape[0]
-                exact = None if bias is None else bias.data.to(*where, copy=True)
-                total = torch.zeros(width, device=where[0], dtype=where[1]) if exact is None else exact
-                totals[target.bias] = total
+                dtype = where[1] if exact else weight.dtype
+                copy = None if bias is None else bias.data.to(where[0], dtype, copy=True)
+                total = totals[target.bias] = weight.new_zeros(width, dtype=dtype) if copy is None else copy
             delta, strength = delta.to(*where), self._strength(binding, *where, now, image)
             if delta.ndim > 1 or isinstance(strength, Tensor):
                 delta, strength = at_strength(delta, strength), 1.0

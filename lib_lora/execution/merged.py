@@ -219,7 +219,8 @@ class MergedExecutor(DenseExecutor):
         pairs = list(zip(self._bindings, adapters, strict=True))
         weights = {param: layer.get_parameter(param).data for param in self._params}
         totals = {param: self._sum(param, pairs, weight) for param, weight in weights.items()}
-        for param, total in (totals | self._biases(layer, pairs, weights, self._strengths.now)).items():
+        totals |= self._biases(layer, pairs, weights, self._strengths.now, exact=True)
+        for param, total in totals.items():
             parameter, original = layer.get_parameter(param), self._originals.get(param)
             if original is None and self._checkpoint is not None:
                 original = self._checkpoint.find(path, param, parameter)

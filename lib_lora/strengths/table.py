@@ -184,8 +184,11 @@ class StrengthTable:
         key = device, dtype
         layer = LayerStrengths(self, key, spatial, columns)
         with self._lock:  # or a matrix that is replaced meanwhile would miss the layer
-            matrix = self._matrices.get(key)
-            layer.view(self._written(key, self._host_factors()) if matrix is None else matrix)
+            if key not in self._matrices:
+                self._written(key, self._host_factors())
+                if self.stale:  # compiled code reads the matrices without asking
+                    self.rewrite()
+            layer.view(self._matrices[key])
             self._layers.add(layer)
         return layer
 

@@ -15,7 +15,7 @@ from tests.real.__main__ import main
 from tests.real.checks import FailedError, Trial
 from tests.real.client import WebUI
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long]
 
 LORAS = ("zorp", "night", "neon")
 
