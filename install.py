@@ -4,7 +4,7 @@ usage: python install.py [COMMAND [ARGUMENTS]]
 
   (none)   check what a web UI lacks, and install nothing; a web UI calls this at every start
   demo     open the embedded web UI with the demo's small model; ARGUMENTS go to it
-  test     run a selection of the tests in four minutes, with --ci more, with --all every case; ARGUMENTS go to pytest
+  test     run a selection of the tests in minutes, with --ci more, with --all every case; ARGUMENTS go to pytest
   bench    run every program in benchmarks/, and write a report in benchmarks/results; ARGUMENTS go to each
   fuzz     search for inputs that break Remora: files, prompts, requests, pictures; ARGUMENTS go to it
   soak     run two web UIs under load while disks, files and processes fail; ARGUMENTS go to it
@@ -254,12 +254,12 @@ def demo(environment: Environment, arguments: list[str]) -> int:
 
 
 def test(environment: Environment, arguments: list[str]) -> int:
-    """Run a selection of the tests, in about four minutes on two cores.
+    """Run a selection of the tests, in four to eight minutes on two cores.
 
     usage: python install.py test [--ci | --all] [ARGUMENTS]
 
     --ci       run every test; of a test with many parameters, only every pair of their values
-    --all      run every case of every test, in about a quarter of an hour on two cores
+    --all      run every case of every test, in about an hour on two cores
     ARGUMENTS  go to pytest, such as tests/lib_lora -k dora; without any, the tests run in several processes
 
     Browser tests need Chromium, or Chrome; REMORA_CHROMIUM may name one.
