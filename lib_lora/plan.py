@@ -344,8 +344,11 @@ class PlanCache:
         return sum([plan.placed_bytes for plan in self._plans.values()], Counter[torch.device]())
 
     def leave_devices(self) -> None:
-        """Keep all plans in the computer's memory alone, as a device ran out of memory."""
-        for plan in self._plans.values():
+        """Keep all plans in the computer's memory alone, as a device ran out of memory.
+
+        The thread that calls the model may do this while another one activates.
+        """
+        for plan in list(self._plans.values()):
             for executor in list(plan.executors.values()):
                 executor.leave_device()
 

@@ -273,14 +273,16 @@ def hook_calls(
     for name, component in components.items() if table.by_call else ():
         if is_denoiser(name):
             patch = patch_of(component) if name.startswith("transformer") else 0
-            calls = _Calls(type(component).__name__, is_image_first(component), table, settings, patch, flow(name))
+            calls = _HookedCalls(
+                type(component).__name__, is_image_first(component), table, settings, patch, flow(name)
+            )
             begin, end = hook_of(component, calls.begin), hook_of(component, calls.end)
             stops.callback(component.register_forward_pre_hook(begin, with_kwargs=True).remove)
             stops.callback(component.register_forward_hook(end, always_call=True).remove)
 
 
 @dataclass(eq=False)
-class _Calls:
+class _HookedCalls:
     """The calls of a denoiser, to which the table is set; after each it is set to calls of text encoders."""
 
     name: str

@@ -123,8 +123,8 @@ def with_change_of_bias(y: Tensor, strengths: Tensor, bias: Tensor, spatial: int
 class StrengthTable:
     """The strengths of one plan: on each device and in each dtype in which a layer computes, rows x factors.
 
-    The first row has the factors of the variant that is shown, and the further rows have those of the rows of a call
-    that is mixed. A layer's columns begin at a multiple of `ALIGNMENT` entries. `kept` gives matrices on devices the
+    The first row has the factors of the variant that is shown. In a call that is mixed, each row of the call has one
+    more row. A layer's columns begin at a multiple of `ALIGNMENT` entries. `kept` gives matrices on devices the
     memory of the plan before; without it each plan has its own.
     """
 
