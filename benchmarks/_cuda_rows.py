@@ -97,8 +97,8 @@ def stack_of(files: Iterable[LoraFile], *, alike: bool) -> Stack:
 
 
 def models(count: FakeCuda, folder: Path, options: argparse.Namespace) -> Iterator[Record]:
-    """Count every phase of LoRAs on all linear layers of the blocks of SDXL and FLUX.1."""
-    for build in (sdxl, flux):
+    """Count every phase of LoRAs on all linear layers of the blocks of SDXL and FLUX.1; of tiny ones, of SDXL alone."""
+    for build in (sdxl,) if options.tiny else (sdxl, flux):
         net = build(tiny=options.tiny)
         files = files_for(folder, net, max(options.counts) + 1)
         base = count.counted(net.step)

@@ -6,12 +6,15 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
 Shapes = dict[str, tuple[int, ...]]
 """Parameter -> shape."""
+FILLS = ("kaiming_uniform_", "normal_", "ones_", "trunc_normal_", "uniform_", "xavier_uniform_", "zeros_")
+"""Functions of `torch.nn.init`, which take most of the time of a model on meta."""
 
 
 @dataclass(frozen=True)
@@ -147,8 +150,12 @@ class Family:
 
 def on_meta(cls: Callable[..., nn.Module], **config: Any) -> nn.Module:
     """Return a model without numbers."""
-    with torch.device("meta"):
+    with torch.device("meta"), patch.multiple(nn.init, **dict.fromkeys(FILLS, _unfilled)):
         return cls(**config)
+
+
+def _unfilled(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
+    return tensor
 
 
 def linear(out: int, inside: int, *names: str, bias: bool = True) -> Shapes:

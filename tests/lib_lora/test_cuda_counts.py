@@ -19,6 +19,7 @@ import torch
 pytestmark = pytest.mark.full  # the program takes a minute
 
 PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "count.py"
+CASES = ("models", "layers", "dtypes", "offload", "page-locked", "strengths")
 LAYERS = 48
 """Linear layers in the tiny SDXL's transformers."""
 FEW = 8
@@ -37,6 +38,7 @@ def rows(tmp_path_factory) -> list[Row]:
         pytest.skip('this torch has no CUDA, and there is no C++ compiler to make fake tensors on "cuda"')
     file = tmp_path_factory.mktemp("counts") / "out.json"
     asked = ["--device", "cuda", "--tiny", "--counts", "1", "2", "--rank", "4", "--json", str(file)]
+    asked += ["--cases", *CASES]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(
         [sys.executable, str(PROGRAM), *asked], capture_output=True, text=True, env=environment, check=False

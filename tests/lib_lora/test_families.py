@@ -70,8 +70,7 @@ Origin = tuple[str, int, int]
 def origins(name: str) -> dict[str, list[Origin]]:
     """diffusers' layer -> the native rows it is made of, in order, by diffusers' own converter.
 
-    Each native weight has the numbers of its rows in it, counted on from weight to weight; it is as wide as a real one,
-    but takes no memory.
+    Each native weight has the numbers of its rows in it, counted on from weight to weight, and one column.
     """
     family = FAMILIES[name]
     assert family.native is not None
@@ -79,7 +78,7 @@ def origins(name: str) -> dict[str, list[Origin]]:
     given, starts, start = {}, {}, 0.0
     for key, shape in family.native().items():
         rows = torch.arange(start, start + shape[0], dtype=torch.float64)
-        given[key] = rows.view(-1, *(1,) * (len(shape) - 1)).expand(shape)
+        given[key] = rows.view(-1, *(1,) * (len(shape) - 1))
         if key.endswith(".weight"):
             starts[key.removesuffix(".weight")] = start, start + shape[0]
         start += shape[0]
