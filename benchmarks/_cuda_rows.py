@@ -133,10 +133,10 @@ def ours(
             yield "first step", first
         yield "steady step", count.counted(net.step)
         if every:
-            yield "change of strength", count.counted(partial(engine.set_multiplier, 0, OTHER))
-            yield "step after it", count.counted(net.step)
             yield "another file and a step", count.counted(partial(switch, other))
             yield "the former again and a step", count.counted(partial(switch, stack))
+            yield "change of strength", count.counted(partial(engine.set_multiplier, 0, OTHER))
+            yield "step after it", count.counted(net.step)
             engine.set_multiplier(0, CURVE)
             engine.set_moment(Moment(0, STEPS))
             yield "moment of a schedule", count.counted(partial(engine.set_moment, Moment(STEPS // 2, STEPS)))

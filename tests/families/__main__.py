@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from lib_lora import load_network
@@ -18,11 +18,13 @@ from tests.lib_lora.test_families import FAMILIES, components, layers_in, write
 HEADER = ("| family | layers | writers | layers in their files | acted on | keys unused |", "|---|---|---|---|---|---|")
 
 
-def table() -> Iterator[str]:
-    """Yield the lines of the table, as Markdown."""
+def table(names: Collection[str] = FAMILIES) -> Iterator[str]:
+    """Yield the lines of the table, as Markdown, of the families of these names."""
     yield from HEADER
     titles = {one.name: one.title for one in known_architectures()}
     for name, family in sorted(FAMILIES.items(), key=lambda one: (titles[one[1].known_as], one[0])):
+        if name not in names:
+            continue
         reports = []
         for how in family.writers.values():
             with tempfile.TemporaryDirectory() as folder:

@@ -247,10 +247,17 @@ def test_a_model_is_recognised_by_its_own_names(name):
 
 
 @pytest.mark.full
-def test_the_documents_have_the_table_of_families():
-    from tests.families.__main__ import table
+def test_the_documents_have_the_table_of_families(pytestconfig):
+    """All of it, or a quarter, as it makes every model."""
+    from tests.families.__main__ import HEADER, table
 
-    assert "\n".join(["", *table(), ""]) in (ROOT / "docs" / "files.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "files.md").read_text(encoding="utf-8")
+    (found,) = (part.splitlines() for part in text.split("\n\n") if part.startswith("\n".join(HEADER)))
+    if pytestconfig.getoption("--all"):
+        assert list(table()) == found
+    else:
+        assert set(table(list(FAMILIES)[::4])) <= set(found)
+        assert len(found) == len(HEADER) + len(FAMILIES)
 
 
 @pytest.mark.parametrize(("name", "writer"), WRITERS)
