@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from operator import mul
+from itertools import groupby
+from operator import attrgetter, mul
 from typing import NamedTuple, TypeAlias
 
 from ..errors import MomentError, StackError
@@ -22,6 +23,7 @@ from .strength import AnyMultiplier, Moment, Strength, all_strengths, largest_of
 Values: TypeAlias = tuple[tuple[float, ...], ...]
 """For each variant, the strength of every group."""
 _NOWHERE = "its region has no place in the picture"
+_PLACE = attrgetter("entry", "component", "side")
 
 
 def _region_part(strength: Strength) -> RegionPart:
@@ -111,15 +113,16 @@ class StackStrengths:
         found = list[tuple[float, ...]]()
         for variant, strengths in enumerate(self._variants):
             known, numbers = dict[tuple[int, str, Side | None], float](), list[float]()
-            for entry, component, _, side, _ in self.groups:
-                place = entry, component, side
+            for place, groups in groupby(self.groups, _PLACE):  # layers of one kind follow each other
+                entry, component, side = place
                 if place not in known:
                     now = None if side is None else moment  # only denoisers are at steps
                     try:
                         known[place] = strengths[entry].at(component, side, now)
                     except MomentError as error:
                         raise MomentError(f"{self._names[entry]}: {error}") from error
-                numbers.append(known[place])
+                value = known[place]
+                numbers += [value for _ in groups]
             weights = self._block_weights
             found.append(tuple(numbers if weights is None else map(mul, numbers, weights[variant])))
         if moment is not None:
