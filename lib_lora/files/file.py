@@ -97,7 +97,7 @@ class AdapterFile:
         self.stamp = stamp
         self._map: mmap.mmap | None = None
         self._address = 0  # of the map
-        self._ranges: dict[str, tuple[float, float]] = {}
+        self._magnitudes: dict[str, float] = {}
         self.largest = 0.0
         """The magnitude of the largest number that `not_finite` has seen in tensors of more than one element."""
 
@@ -143,26 +143,26 @@ class AdapterFile:
         The first check of a tensor reads it whole; all tensors of one element are read at once, see `numbers`.
         """
         keys = set(keys)
-        new = keys - self._ranges.keys()
+        new = keys - self._magnitudes.keys()
 
         def check(stream: BufferedReader) -> None:
             for key in sorted(new, key=lambda key: self.infos[key].start):
                 dtype, _, start, end = self.infos[key]
-                least = most = self.numbers.get(key, float(start < end))
+                most = abs(self.numbers.get(key, float(start < end)))
                 if key not in self.numbers and dtype.is_floating_point and start < end:
                     tensor = torch.frombuffer(self._bytes(stream, start, end - start), dtype=dtype)
                     wide = dtype.itemsize > 1 and (dtype is not torch.half or torch.__version__ >= "2.2")
-                    least, most = torch.stack(torch.aminmax(tensor if wide else tensor.float())).tolist()
-                    self.largest = max(self.largest, -least, most)
-                self._ranges[key] = least, most
+                    most = torch.stack(torch.aminmax(tensor if wide else tensor.float())).abs().max().item()
+                    self.largest = max(self.largest, most)
+                self._magnitudes[key] = most
 
         if new:
             self._with_stream(check)
-        return {key for key in keys if not all(abs(one) <= LARGEST for one in self._ranges[key])}  # NaN goes through
+        return {key for key in keys if not self._magnitudes[key] <= LARGEST}  # NaN is no more and no less
 
     def magnitude(self, key: str) -> float:
         """Return the largest number of a tensor that `not_finite` has checked, without its sign."""
-        return max(map(abs, self._ranges[key]))
+        return self._magnitudes[key]
 
     def private(self, adapter: A) -> A:
         """Return the adapter with copies of its tensors in the file, read from disk and not from the map."""

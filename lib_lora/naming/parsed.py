@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from sys import intern
 from types import MappingProxyType
 
 from ..adapters._config import configured_alpha
@@ -254,7 +255,7 @@ class ParsedFile:
             if one.param in keys:
                 self.unused.append(Unused(key, "repeated", f"says the same as {keys[one.param]}"))
             else:
-                keys[one.param] = key
+                keys[intern(one.param)] = key  # thousands of keys have a few parameters
         return list(groups.values())
 
     def _refuse_strangers(self) -> None:
