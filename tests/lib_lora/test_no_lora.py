@@ -208,7 +208,8 @@ def test_siblings_of_the_kinds_are_named_too():
     }.items():
         for key in keys:
             found = stranger_of({key: None})
-            assert found is not None and found.name == kind, (key, found)
+            assert found is not None, key
+            assert found.name == kind, key
 
 
 def test_no_lora_is_taken_for_another_file(real_keys):

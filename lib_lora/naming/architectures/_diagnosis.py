@@ -113,7 +113,7 @@ def _another_width(layers: Sequence[Unlike], known: Sequence[Variant], *, of_tex
     widths = Counter(
         (mine, its)
         for one in layers
-        if one.own is not None and not one.is_broken and (role(one.component) != DENOISER) == of_text
+        if one.own is not None and len(one.own) == len(one.shape) and (role(one.component) != DENOISER) == of_text
         for mine, its in zip(one.own[:2], one.shape[:2], strict=True)
         if mine != its
     )

@@ -24,7 +24,7 @@ FLUX = Architecture(
     variants=(
         Variant("FLUX.1", inputs=64),
         Variant("FLUX.1 Fill", inputs=384),
-        Variant("FLUX.1 Canny or Depth (the control models)", inputs=128),
+        Variant("FLUX.1 control (Canny or Depth)", inputs=128),
         Variant("FLUX.1 dev", layers=r"guidance_(in|embedder)"),
     ),
     aliases=(
