@@ -1,4 +1,5 @@
-"""Plug-ins of other packages: adapter algorithms, key formats, architectures, weight readers and offload schemes.
+"""Plug-ins of other packages: adapter algorithms, key formats, architectures, weight readers, offload schemes and kinds
+of files that are no adapters.
 
 Call `register` with a plug-in, or let a distribution name a plug-in, or a module of plug-ins, as an entry point:
 
@@ -37,9 +38,11 @@ from .adapters.base import (
 from .errors import RegistryError
 from .files import formats
 from .files.components import DENOISER
+from .files.formats import strangers
 from .files.formats.base import KeyFormat
+from .files.formats.strangers.base import Stranger
 from .naming import architectures
-from .naming.architectures.base import Alias, Architecture, Sign, aliases, named
+from .naming.architectures.base import Alias, Architecture, Sign, Variant, aliases, named
 from .placement import schemes
 from .placement.schemes.base import Scheme
 from .weights import readers
@@ -48,12 +51,13 @@ from .weights.readers.base import WeightReader
 __all__ = ["RegistryError", "register", "unregister"]
 __all__ += ["Adapter", "At", "Factors", "Form", "InputEffect", "Kind", "Modifier", "Operation", "Origin"]
 __all__ += ["OutputEffect", "Pair", "Params", "Rows", "Site", "taken"]
-__all__ += ["DENOISER", "Alias", "Architecture", "KeyFormat", "Scheme", "Sign", "WeightReader", "aliases", "named"]
+__all__ += ["DENOISER", "Alias", "Architecture", "KeyFormat", "Scheme", "Sign", "Stranger"]
+__all__ += ["Variant", "WeightReader", "aliases", "named"]
 
 GROUP = "lib_lora.plugins"
 """The group of entry points."""
 
-Plugin: TypeAlias = type[Adapter] | KeyFormat | Architecture | type[WeightReader] | type[Scheme]
+Plugin: TypeAlias = type[Adapter] | KeyFormat | Architecture | type[WeightReader] | type[Scheme] | Stranger
 
 _FOLDERS: dict[type[Any], ModuleType] = {
     Adapter: adapters,
@@ -62,6 +66,7 @@ _FOLDERS: dict[type[Any], ModuleType] = {
     Architecture: architectures,
     WeightReader: readers,
     Scheme: schemes,
+    Stranger: strangers,
 }
 """Base class of plug-ins -> the library's folder for them."""
 

@@ -118,8 +118,10 @@ class NetworkReport:
         left = self.layers - self.absent - self.hit
         if self.doubt or not self.hit or left <= 0:  # if no layer acts, the activation raises an error
             return self.doubt
-        such = next((f", such as {item.key}" for item in self.unused if item.cause in _LEFT_OUT), "")
-        return f"{left} of {self.layers} layers {'is' if left == 1 else 'are'} left out{such}"
+        first = next((item for item in self.unused if item.cause in _LEFT_OUT), None)
+        such = "" if first is None else f", such as {first.key}"
+        why = f": {first.reason}" if first is not None and first.cause == "shape" else ""
+        return f"{left} of {self.layers} layers {'is' if left == 1 else 'are'} left out{such}{why}"
 
     @property
     def doubt(self) -> str:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from ..errors import FileError, PickleError
 from ..tensors import LARGEST, TensorFields
+from .formats.strangers.base import stranger_by_head, stranger_in_pickle
 
 A = TypeVar("A", bound=TensorFields)
 T = TypeVar("T")
@@ -56,13 +57,6 @@ _CONVERT = (
     "d = torch.load(sys.argv[1], map_location='cpu', weights_only=True); "
     'save_file({k: v.contiguous() for k, v in d.items()}, sys.argv[2])" IN.pt OUT.safetensors'
 )
-_WEB_PAGE = "it is a web page, not an adapter: the site answered with HTML (a log-in page?); download it again"
-_MISTAKEN: dict[bytes, str] = {
-    b"<!doct": _WEB_PAGE,
-    b"<html": _WEB_PAGE,
-    b"version ": "it is a Git LFS pointer, not the file itself; fetch it with `git lfs pull`",
-    b"gguf": "it is a GGUF file; only safetensors adapters can be read",
-}
 Stamp = tuple[int, int]
 """Bytes and time in nanoseconds of a file: two states of it differ in one of them."""
 
@@ -293,12 +287,12 @@ def _header_length(path: Path, head: bytes, size: int) -> int:
     length = int.from_bytes(head, "little")
     # a header of 640 bytes begins like a pickle, too, but no pickle goes on with six zeros
     if path.suffix.lower() in _PICKLE_SUFFIXES or (head.startswith(_PICKLE_STARTS) and length > MAX_HEADER):
-        raise PickleError(path, _CONVERT)
+        stranger = stranger_in_pickle(path)
+        raise PickleError(path, _CONVERT if stranger is None else f"{stranger}; it is a pickle and was not loaded")
     if size == 0:
         raise FileError(path, "it is empty (0 bytes); download it again")
-    for start, what in _MISTAKEN.items():
-        if head.lstrip().lower().startswith(start):
-            raise FileError(path, what)
+    if (not length or length > MAX_HEADER) and (other := stranger_by_head(head)):
+        raise FileError(path, str(other))
     if length > min(size - 8, MAX_HEADER):
         text = f"it is truncated, or not a safetensors file (header claims {length} bytes of {size}); download it again"
         raise FileError(path, text)

@@ -24,6 +24,7 @@ from ..files.reading import USUAL, Reading
 from ..registry import version
 from ..report import Family, NetworkReport, Unused
 from ..weights.readers.base import read_base_weight
+from .architectures._diagnosis import Unlike, diagnoses, missing, without_numbers
 from .architectures.base import input_basis, input_layers
 from .binding import Binding, FusedWeight
 from .blocks import BlockNames, blocks_of
@@ -45,6 +46,8 @@ class Network:
         self._family = family_of_model(indexes)
         self._tiers = {name: self._tiers_of(name) for name in {group.component for group in parsed.groups}}
         self._names: dict[tuple[str | None, ...], Mapping[str, str | NumberingError]] = {}
+        self._unlike: dict[int, Unlike] = {}
+        """Identity of a layer of the file -> the layer of the model that has another shape."""
         fits = [(group, *self._fit(group)) for group in parsed.groups]
         fits.sort(key=lambda fit: fit[1][0].place.turn if fit[1] else 1)
         bad = parsed.file.not_finite([key for group, bindings, _ in fits if bindings for key in group.reads])
@@ -58,7 +61,25 @@ class Network:
             else:
                 idle.append((group, why))
         self.bindings = tuple([binding for bindings in by_weight.values() for binding in bindings])
-        self.report = self._report(idle)
+        self.report = self._report(self._diagnosed(idle))
+
+    def _diagnosed(self, idle: Sequence[tuple[Group, Unused]]) -> list[tuple[Group, Unused]]:
+        """Return the layers that act on nothing, with what the file was made for where shapes or names tell."""
+        unlike = {id(group): self._unlike[id(group)] for group, why in idle if why.cause == "shape"}
+        texts = dict(zip(unlike, diagnoses(list(unlike.values()), self.parsed.family, self._family), strict=True))
+        generic: set[str] = set()
+        if self._acting and any(why.cause == "no_module" for _, why in idle):
+            generic = {without_numbers(name) for index in self._indexes.values() for name in index.flat}
+        found = []
+        for group, why in idle:
+            if id(group) in texts:
+                one = unlike[id(group)]
+                why = replace(why, reason=texts[id(group)], detail=why.detail if one.is_broken else one.detail)
+            elif why.cause == "no_module" and not why.detail:
+                text = missing(group.module, self.parsed.family, self._family, generic)
+                why = replace(why, reason=text or why.reason)
+            found.append((group, why))
+        return found
 
     def _report(self, idle: Sequence[tuple[Group, Unused]]) -> NetworkReport:
         """Return what became of the file, some of whose groups act on nothing for a reason."""
@@ -83,8 +104,9 @@ class Network:
         if not self.bindings and any(one.cause == "not_finite" for one in report.unused):
             text = f"has numbers that are NaN or infinite in every layer that fits the loaded model; {_AGAIN}"
         elif not self.bindings:
-            made_for = "" if report.family is None else f", being made for {report.family.titles}"
-            text = f"{report.warning or f'fits no layer of the loaded model{made_for}'}: {report.why()}"
+            made_for = "" if report.family is None else f", being made for {report.family.likely}"
+            what = self.parsed.stranger or report.warning or f"fits no layer of the loaded model{made_for}"
+            text = f"{what}: {report.why()}"
         elif 2 * report.hit < meant and not self._reading.fragments:
             text = f"fits {report.hit} of the {meant} layers it has for this model: {report.why()}; {_GO_ON}"
         if text:
@@ -175,7 +197,8 @@ class Network:
         None stands for a component that has no layer of that name.
         """
         assert group.recipe is not None
-        place = self._place(group, self._indexes[component])
+        index = self._indexes[component]
+        place = self._place(group, index)
         if isinstance(place, NumberingError):
             return Unused("", "no_module", place.reason, place.detail)
         if place is None:
@@ -186,6 +209,9 @@ class Network:
             adapter = self._adapter(group, component, place)
             parts = [(target, adapter if rows is None else part_of(adapter, rows)) for target, rows in place.pieces]
         except ValueError as error:
+            own = None if group.own_site is None else group.own_site.shape
+            latents = any(index.find(name) == place for name in input_layers(self._family))
+            self._unlike[id(group)] = Unlike(component, place.name, own, place.shape, latents)
             return misfit(error, f"{component}.{place.name}")
         return [Binding(part, target, self.file, component, place) for target, part in parts]
 

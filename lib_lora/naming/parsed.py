@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,7 +18,6 @@ from ..errors import FileError, NumberError, UnknownAdapterError, UnknownFormatE
 from ..files import formats
 from ..files.components import EXPERTS
 from ..files.file import AdapterFile
-from ..files.formats._strangers import guess
 from ..files.formats._trainer_config import PeftConfig, base_model
 from ..files.formats.base import (
     ADAPTER_PARAMS,
@@ -30,13 +29,15 @@ from ..files.formats.base import (
     KeyFormat,
     parse_key,
 )
+from ..files.formats.strangers.base import stranger_of
 from ..files.reading import USUAL, Reading
 from ..registry import cached, discover
 from ..report import Cause, Family, NetworkReport, Unused
 from ..tensors import LARGEST
+from .architectures._checkpoint import family_of_checkpoint
+from .architectures._diagnosis import BROKEN
 from .architectures.base import experts_named, fact, family_of
 
-SHAPE_DIFFERS = "of another shape"
 _NOT_FINITE = "of a layer with numbers that are NaN or infinite"
 _SCALED = frozenset({"lora", "dora", "loha", "lokr"})
 _NO_SCALE = "its scale is unknown and taken as 1, as it has neither alpha nor adapter_config.json beside it"
@@ -107,7 +108,7 @@ def misfit(error: ValueError, where: str = "") -> Unused:
         return Unused("", "unsupported", str(error), where)
     cause: Cause = "not_finite" if isinstance(error, NumberError) else "shape"
     detail = f"{where}: {error}" if where else str(error)
-    return Unused("", cause, _NOT_FINITE if cause == "not_finite" else SHAPE_DIFFERS, detail)
+    return Unused("", cause, _NOT_FINITE if cause == "not_finite" else BROKEN, detail)
 
 
 class ParsedFile:
@@ -224,7 +225,7 @@ class ParsedFile:
             unused=tuple(unused),
             metadata=self.file.metadata,
             resolved=False,
-            notes=(_NO_SCALE,) if self._lacks_scale() else (),
+            notes=tuple(self._notes(acting)),
             base_model=base_model(self.file.metadata, self.config.base_model),
         )
 
@@ -258,17 +259,36 @@ class ParsedFile:
                 keys[intern(one.param)] = key  # thousands of keys have a few parameters
         return list(groups.values())
 
+    @cached_property
+    def stranger(self) -> str:
+        """Return what the file is that is no adapter for an image model, and what reads it; empty where nothing tells.
+
+        The family of a checkpoint is named.
+        """
+        shapes = {key: info.shape for key, info in self.file.infos.items()}
+        found = stranger_of(shapes, self.file.metadata, self.file.path.name)
+        if found is None or found.name != "checkpoint":
+            return "" if found is None else str(found)
+        family = family_of_checkpoint(shapes)
+        return str(found if family is None else replace(found, title=f"{found.title} of {family.titles}"))
+
     def _refuse_strangers(self) -> None:
         keys = list(self.file.infos)
         seen = ", ".join(keys[:4]) or "none"
         companions = {one.name for one in key_formats().values() if not one.alone}
         if companions.issuperset([group.format for group in self.groups]):
-            text = f"it is not a known adapter: none of its {len(keys)} keys is known ({seen}, …){guess(keys)}"
-            raise UnknownFormatError(self.file.path, text)
+            text = self.stranger or "it is not a known adapter"
+            raise UnknownFormatError(self.file.path, f"{text} (none of its {len(keys)} keys is a LoRA's: {seen}, …)")
         if all(group.recipe is None for group in self.groups):
             params = ", ".join(sorted({param for group in self.groups for param in group.keys}))
-            text = f"it contains adapters of an unsupported kind, with the parameters {params} (keys {seen}, …)"
-            raise UnknownAdapterError(self.file.path, text)
+            text = f"{self.stranger or 'it contains adapters of an unsupported kind'}"
+            raise UnknownAdapterError(self.file.path, f"{text}, with the parameters {params} (keys {seen}, …)")
+
+    def _notes(self, acting: Sequence[Adapter] | None) -> Iterator[str]:
+        if self._lacks_scale():
+            yield _NO_SCALE
+        if not acting and self.family is None and self.stranger:
+            yield self.stranger
 
     def _lacks_scale(self) -> bool:
         """Return whether PEFT's configuration is missing, without which nothing tells the scale of its files."""

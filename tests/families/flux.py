@@ -12,6 +12,10 @@ from ._trainers import simpletuner_comfy
 from .base import KOHYA_PARAMS, PEFT_NAMED, Family, List, Made, Shapes, Writer, dotted, linear, on_meta
 
 RANK = 2
+WIDER = (
+    "made for FLUX.1 control (Canny or Depth), which has 128 inputs in x_embedder where the loaded model has 64; "
+    "load FLUX.1 control (Canny or Depth)"
+)
 
 
 def build(full: bool) -> nn.Module:
@@ -204,8 +208,7 @@ FAMILY = Family(
             "huggingface/diffusers loaders/lora_conversion_utils.py, _convert_bfl_flux_control_lora_to_diffusers",
             control,
             {"lora": 13 * BLOCKS + 10, "set_weight": 6 * BLOCKS},
-            # img_in is wider than that of FLUX.1-dev
-            List("peft+bfl_control", 19 * BLOCKS + 10, 26 * BLOCKS + 9, left={"of another shape": 3}),
+            List("peft+bfl_control", 19 * BLOCKS + 10, 26 * BLOCKS + 9, left={WIDER: 3}),
         ),
         "kohya-oft": Made(
             "kohya-ss/sd-scripts networks/oft_flux.py, OFTModule and FLUX_TARGET_REPLACE_MODULE_ATTN_ONLY",

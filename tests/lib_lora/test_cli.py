@@ -226,8 +226,8 @@ def test_unused_keys_are_shown_with_their_reason(tmp_path, model, capsys):
     out = capsys.readouterr().out
     assert "layers        0 hit of 2" in out
     assert "  2 no module of that name in unet:\n    lora_unet_nowhere" in out
-    assert "  2 of another shape:\n    lora_unet_conv_in" in out
-    assert "(unet.conv_in: want up (32, r), got (9, 2, 1, 1))" in out
+    assert "  2 made for a layer of 9 inputs or outputs, where the loaded model has 32; load the model that" in out
+    assert "(unet.conv_in is 32 x 4 x 3 x 3 in the model, 9 x 4 x 3 x 3 in the file)" in out
     assert "rank          2" in out
 
 

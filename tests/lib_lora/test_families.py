@@ -18,7 +18,6 @@ from lib_lora.naming.architectures.base import fact, known_architectures, recogn
 from lib_lora.naming.binding import Binding
 from lib_lora.naming.index import LayerIndex, alias_table
 from lib_lora.naming.network import Network
-from lib_lora.naming.parsed import SHAPE_DIFFERS
 from lib_lora.naming.places import Place
 from lib_lora.report import NetworkReport
 from tests.conftest import ROOT
@@ -268,6 +267,7 @@ def test_what_a_trainer_writes_comes_back(name, writer, tmp_path):
     network = load_network(write(family, how, tmp_path), components(name))
     report = network.report
     assert report.unused == ()
+    assert not network.parsed.stranger
     assert (report.format, report.architecture) == (how.format, family.known_as if how.tells else None)
     layers = layers_of(family, how)
     assert (report.hit, report.layers) == (len(layers), len(layers))
@@ -366,7 +366,7 @@ def test_real_key_lists(name, listed, real_keys, tmp_path):
     path = hollow(tmp_path / "file.safetensors", infos_of(real_keys, listed, name))
     report = load_network(path, {**components(name), family.component: model(name, True)}).report
     if not wanted.shapes:  # then a name that is found is one whose shape is complained of
-        assert set(report.reasons()) <= {SHAPE_DIFFERS}
+        assert {one.cause for one in report.unused} <= {"shape"}
         assert (report.format, report.layers) == (wanted.format, wanted.layers)
         return
     check_list(report, wanted, family)

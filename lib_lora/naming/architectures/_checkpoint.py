@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from ...files.components import DENOISER, TEXT_ENCODER, role
+from ...report import Family
+from .base import fact, family_of
 
 _PREFIXES = {  # of a single-file checkpoint's keys -> component, or role
     "model.diffusion_model.": DENOISER,
@@ -46,6 +48,17 @@ def components_of(shapes: Shapes) -> dict[str, dict[str, tuple[int, ...]]]:
     if not found and (owner := _sole_owner(shapes)) is not None:
         found = {owner: dict(shapes)}
     return {_name(owner, own, list(found)): own for owner, own in found.items()}
+
+
+def family_of_checkpoint(shapes: Shapes) -> Family | None:
+    """Return the family of a checkpoint in one file; None where nothing tells."""
+    facts = [
+        fact(component, key.removesuffix(".weight"), shape[1])
+        for component, own in components_of(shapes).items()
+        for key, shape in own.items()
+        if key.endswith(".weight") and len(shape) > 1
+    ]
+    return family_of(facts)
 
 
 def _sole_owner(shapes: Shapes) -> str | None:

@@ -105,6 +105,20 @@ def named(words: str) -> Sign:
 
 
 @dataclass(frozen=True, slots=True)
+class Variant:
+    """A model of a family that others' files do not fit, by what tells it from them."""
+
+    title: str
+    """For people, as in `FLUX.1 Fill`."""
+    inputs: int = 0
+    """Of the layers that take the latents, see `Architecture.inputs`."""
+    width: int = 0
+    """Inputs or outputs of most layers."""
+    layers: str = ""
+    """A pattern of names of layers that it alone has, in all spellings."""
+
+
+@dataclass(frozen=True, slots=True)
 class Architecture:
     """One model family."""
 
@@ -117,6 +131,8 @@ class Architecture:
     """Layers of the denoiser that take the latents, by diffusers' names; inpainting and control models have more inputs
     there, behind the latents.
     """
+    variants: tuple[Variant, ...] = ()
+    """Named to people whose file is for another one than the loaded model."""
     basis: tuple[str, str] | None = None
     """Where a pruned model has the basis P of some layers' inputs, and a pattern of their names: there the weight is
     W P^T.

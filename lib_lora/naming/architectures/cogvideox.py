@@ -6,7 +6,7 @@ Trainers have the names of diffusers' CogVideoXTransformer3DModel.
 from __future__ import annotations
 
 from ._t5 import T5_ALIASES
-from .base import Architecture, Sign, named
+from .base import Architecture, Sign, Variant, named
 
 ATTENTION_3072 = Sign(r"^(denoiser|\?):transformer_blocks_\d+_attn1_to_([qkv]|out_0):3072$")
 """What Mochi has as well."""
@@ -25,5 +25,11 @@ COGVIDEOX = Architecture(
     ),
     inputs=("patch_embed.proj",),
     flow=False,
+    variants=(
+        Variant("CogVideoX 2B", width=1920),
+        Variant("CogVideoX 5B", width=3072),
+        Variant("CogVideoX for text to video", inputs=16),
+        Variant("CogVideoX for image to video", inputs=32),
+    ),
     aliases=T5_ALIASES,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ._cosmos_blocks import COSMOS_ALIASES, COSMOS_SIGNS
-from .base import Architecture, Sign, named
+from .base import Architecture, Sign, Variant, named
 
 COSMOS_PREDICT2 = Architecture(
     name="cosmos_predict2",
@@ -14,6 +14,10 @@ COSMOS_PREDICT2 = Architecture(
         Sign(r"^(denoiser|\?):(net_)?blocks_\d+_((self|cross)_attn_.*_proj|mlp_layer[12]|adaln_.*):(5120|20480)$"),
         Sign(r"^(denoiser|\?):(core_)?transformer_blocks_\d+_(attn[12]_to|ff_net|norm[123]_linear)_.*:(5120|20480)$"),
         named("cosmos(?!.?3)"),
+    ),
+    variants=(
+        Variant("Cosmos-Predict2 2B", width=2048),
+        Variant("Cosmos-Predict2 14B", width=5120),
     ),
     aliases=COSMOS_ALIASES,
 )

@@ -6,7 +6,7 @@ from ...files.components import DENOISER
 from ._clip import CLIP_ALIASES
 from ._flux_blocks import FLUX_BLOCKS, FLUX_SIGNS, MODULATION_SIGN, OTHERS, T5_INPUT_SIGN, double_blocks
 from ._t5 import T5_ALIASES
-from .base import Alias, Architecture, aliases, named
+from .base import Alias, Architecture, Variant, aliases, named
 
 FLUX = Architecture(
     name="flux",
@@ -21,6 +21,12 @@ FLUX = Architecture(
     ),
     never=OTHERS,
     inputs=("x_embedder",),
+    variants=(
+        Variant("FLUX.1", inputs=64),
+        Variant("FLUX.1 Fill", inputs=384),
+        Variant("FLUX.1 control (Canny or Depth)", inputs=128),
+        Variant("FLUX.1 dev", layers=r"guidance_(in|embedder)"),
+    ),
     aliases=(
         *FLUX_BLOCKS,
         *double_blocks({"img_mod.lin": "norm1.linear", "txt_mod.lin": "norm1_context.linear"}),

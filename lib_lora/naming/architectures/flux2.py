@@ -9,7 +9,7 @@ from __future__ import annotations
 from ...files.components import DENOISER
 from ._flux_blocks import FLUX_BLOCKS, JOINT_ATTENTION_SIGN, NATIVE_SIGNS, double_blocks
 from ._llm import LLM_ALIASES
-from .base import Alias, Architecture, Sign, aliases, named
+from .base import Alias, Architecture, Sign, Variant, aliases, named
 
 FLUX2 = Architecture(
     name="flux2",
@@ -27,6 +27,11 @@ FLUX2 = Architecture(
         Sign(r"^(denoiser|\?):transformer_blocks_\d+_attn_add_[qkv]_proj:(6144|4096)$"),
         Sign(r"^(denoiser|\?):transformer_blocks_[0-7]_attn_to_([qkv]|out_0):(6144|4096)$", weight=1),  # as in Krea 2
         named("flux[._-]?2"),
+    ),
+    variants=(
+        Variant("FLUX.2 dev", width=6144),
+        Variant("FLUX.2 Klein 9B", width=4096),
+        Variant("FLUX.2 Klein 4B", width=3072),
     ),
     aliases=(
         *FLUX_BLOCKS,

@@ -10,7 +10,7 @@ from ._clip import CLIP_ALIASES
 from ._flux_blocks import FLUX_SIGNS, MODULATION_SIGN, OTHERS, double_blocks
 from ._hunyuan_blocks import HUNYUAN_BLOCKS, embedders
 from ._llm import LLM_ALIASES
-from .base import Architecture, Sign, aliases, named
+from .base import Architecture, Sign, Variant, aliases, named
 
 HUNYUAN_VIDEO = Architecture(
     name="hunyuan_video",
@@ -30,6 +30,10 @@ HUNYUAN_VIDEO = Architecture(
     ),
     never=OTHERS,
     inputs=("x_embedder.proj",),
+    variants=(
+        Variant("HunyuanVideo for text to video", inputs=16),
+        Variant("HunyuanVideo for image to video", inputs=33),
+    ),
     aliases=(
         *HUNYUAN_BLOCKS,
         *double_blocks(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ._clip import CLIP_ALIASES
 from ._llm import LLM_ALIASES
-from .base import Architecture, Sign, named
+from .base import Architecture, Sign, Variant, named
 
 KANDINSKY5 = Architecture(
     name="kandinsky5",
@@ -19,6 +19,10 @@ KANDINSKY5 = Architecture(
             weight=10,
         ),
         named("kandinsky-?5"),
+    ),
+    variants=(
+        Variant("Kandinsky 5 Lite", width=1792),
+        Variant("Kandinsky 5 Pro", width=4096),
     ),
     aliases=(*CLIP_ALIASES, *LLM_ALIASES),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ._ltx_blocks import LTX_EMBEDDERS, LTX_SIGNS, norms
 from ._t5 import CAPTION_SIGN, T5_ALIASES
-from .base import Architecture, Sign, named
+from .base import Architecture, Sign, Variant, named
 
 LTX = Architecture(
     name="ltx",
@@ -15,6 +15,10 @@ LTX = Architecture(
         Sign(r"^(denoiser|\?):transformer_blocks_\d+_(attn[12]_to_(q|out_0)|ff_net_0_proj):2048$", weight=1),
         CAPTION_SIGN,
         named("ltx(v|-?video)?($|[_/-](?!2(?!b)))"),
+    ),
+    variants=(
+        Variant("LTX-Video 2B", width=2048),
+        Variant("LTX-Video 13B", width=4096),
     ),
     aliases=(*LTX_EMBEDDERS, *norms(("attn1", "attn2")), *T5_ALIASES),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ...files.components import DENOISER
 from ._llm import LLM_ALIASES
-from .base import Architecture, Sign, aliases, named
+from .base import Architecture, Sign, Variant, aliases, named
 
 _OWN = "transformer_blocks.{}."
 _BLOCK: dict[str, str | tuple[str, ...]] = {
@@ -42,6 +42,10 @@ SANA = Architecture(
             r"|blocks_\d+_(attn_(qkv|proj)|cross_attn_(q_linear|kv_linear|proj))):2240$"
         ),
         named("sana"),
+    ),
+    variants=(
+        Variant("Sana 0.6B", width=1152),
+        Variant("Sana 1.6B or 4.8B", width=2240),
     ),
     aliases=(
         *aliases(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ._clip import CLIP_ALIASES
 from ._ldm_unet import IN_UNET, UNET_ALIASES
-from .base import Architecture, Sign, named
+from .base import Architecture, Sign, Variant, named
 
 SD1 = Architecture(
     name="sd1",
@@ -19,5 +19,11 @@ SD1 = Architecture(
         named(r"sd_v1|sd_1\.|sd1x|stable-diffusion-v1"),
     ),
     inputs=("conv_in",),
+    variants=(
+        Variant("Stable Diffusion 1.x", inputs=4),
+        Variant("Stable Diffusion 1.5 inpainting", inputs=9),
+        Variant("InstructPix2Pix or IC-Light", inputs=8),
+        Variant("IC-Light with a background", inputs=12),
+    ),
     aliases=(*UNET_ALIASES, *CLIP_ALIASES),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ._clip import CLIP_ALIASES, OPEN_CLIP_ALIASES
 from ._ldm_unet import IN_UNET, UNET_ALIASES
-from .base import Architecture, Sign, named
+from .base import Architecture, Sign, Variant, named
 
 SD2 = Architecture(
     name="sd2",
@@ -16,5 +16,11 @@ SD2 = Architecture(
         named(r"sd_v2|sd_2\.|stable-diffusion-v2"),
     ),
     inputs=("conv_in",),
+    variants=(
+        Variant("Stable Diffusion 2.x", inputs=4),
+        Variant("Stable Diffusion 2 inpainting", inputs=9),
+        Variant("Stable Diffusion 2 depth", inputs=5),
+        Variant("Stable Diffusion x4 upscaler", inputs=7),
+    ),
     aliases=(*UNET_ALIASES, *CLIP_ALIASES, *OPEN_CLIP_ALIASES),
 )

@@ -9,7 +9,7 @@ from ...files.components import DENOISER
 from ._clip import BIG_G_SIGN, CLIP_ALIASES
 from ._flux_blocks import OTHERS, T5_INPUT_SIGN
 from ._t5 import T5_ALIASES
-from .base import Alias, Architecture, Sign, aliases, named
+from .base import Alias, Architecture, Sign, Variant, aliases, named
 
 _BLOCK: dict[str, str | tuple[str, ...]] = {
     "x_block.attn.qkv": ("attn.to_q", "attn.to_k", "attn.to_v"),
@@ -54,6 +54,11 @@ SD3 = Architecture(
         named("sd_?3|(medium|5-medium|5-large)$|stable-diffusion-v?3"),
     ),
     never=OTHERS,
+    variants=(
+        Variant("Stable Diffusion 3 or 3.5 Medium", width=1536),
+        Variant("Stable Diffusion 3.5 Large", width=2432),
+        Variant("Stable Diffusion 3.5 Medium", layers=r"_blocks[._]\d+[._](x_block[._])?attn2[._]"),
+    ),
     aliases=(
         *aliases(DENOISER, {f"joint_blocks.{{}}.{native}": _below(names) for native, names in _BLOCK.items()}),
         Alias(DENOISER, *_CONTEXT, times=6),

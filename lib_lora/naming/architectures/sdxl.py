@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ._clip import BIG_G_SIGN, CLIP_ALIASES, OPEN_CLIP_ALIASES
 from ._ldm_unet import IN_UNET, UNET_ALIASES
-from .base import Architecture, Sign, named
+from .base import Architecture, Sign, Variant, named
 
 SDXL = Architecture(
     name="sdxl",
@@ -18,6 +18,11 @@ SDXL = Architecture(
         named("sdxl(?!.refiner)|stable-diffusion-xl-v1-base"),
     ),
     inputs=("conv_in",),
+    variants=(
+        Variant("Stable Diffusion XL", inputs=4),
+        Variant("Stable Diffusion XL inpainting", inputs=9),
+        Variant("InstructPix2Pix for Stable Diffusion XL", inputs=8),
+    ),
     aliases=(
         *UNET_ALIASES,
         *CLIP_ALIASES,

@@ -13,7 +13,7 @@ import re
 
 from ...files.components import DENOISER, EXPERTS, NOISE
 from ._llm import UMT5_ALIASES
-from .base import Architecture, Sign, aliases, named
+from .base import Architecture, Sign, Variant, aliases, named
 
 _ATTENTION = {
     **{part: f"to_{part}" for part in "qkv"},
@@ -84,6 +84,20 @@ WAN = Architecture(
     ),
     inputs=("patch_embedding",),
     experts_named=experts_named,
+    variants=(
+        Variant("Wan 1.3B", width=1536),
+        Variant("Wan 2.2 5B", width=3072),
+        Variant("Wan 14B", width=5120),
+        Variant("Wan for text to video", inputs=16),
+        Variant("Wan with a control video", inputs=32),
+        Variant("Wan for image to video", inputs=36),
+        Variant("Wan Fun Control", inputs=48),
+        Variant("Wan 2.2 Fun Control", inputs=52),
+        Variant("Wan 2.1 for image to video", layers=r"(add_[kv]_proj|[kv]_img|img_emb|image_embedder)([._]|$)"),
+        Variant("Wan VACE", layers=r"vace_(blocks|patch)"),
+        Variant("Wan Animate", layers=r"face_adapter|face_encoder|motion_encoder|pose_patch"),
+        Variant("Wan S2V", layers=r"audio_(injector|encoder)|casual_audio"),
+    ),
     aliases=(
         *aliases(
             DENOISER,
