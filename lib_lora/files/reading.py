@@ -21,6 +21,10 @@ class Reading:
     """LyCORIS' DyLoRA trains at alpha / number of blocks and is loaded at alpha / rank (modules/dylora.py). True
     multiplies it by the size of its blocks.
     """
+    alpha: float | None = None
+    """The alpha of all layers, in the place of what the file says; None leaves it to the file."""
+    scale: float | None = None
+    """The scale of all layers, alpha / rank, in the place of what the file says. It beats `alpha`."""
     fragments: bool = False
     """Apply a file of which most fits no layer of the model. By default it is refused: what fits by accident, such as a
     layer that has the same name in another model, gives a picture that no user wants.

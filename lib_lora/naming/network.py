@@ -65,7 +65,9 @@ class Network:
         acting, unused = [group for group, _ in self._acting], [key for group, why in idle for key in group.unused(why)]
         components = frozenset([binding.component for binding in self.bindings])
         return replace(
-            self.parsed.report([binding.adapter for binding in self.bindings], [group for group, _ in idle]),
+            self.parsed.report(
+                [binding.adapter for binding in self.bindings], [group for group, _ in idle], self._reading
+            ),
             hit=len(acting),
             changed=len({(binding.component, binding.target.path) for binding in self.bindings}),
             unused=(*self.parsed.unused, *unused, *self.parsed.unshared(acting)),
@@ -179,7 +181,7 @@ class Network:
         if isinstance(place, NumberingError):
             return Unused("", "no_module", place.reason, place.detail)
         if place is None:
-            return None
+            return self._indexes[component].other_layer(group.module, flattened=group.flattened)
         if place.kind not in group.recipe.kinds:
             return Unused("", "layer_kind", f"not defined for {place.kind} layers", f"{component}.{place.name}")
         try:
