@@ -172,6 +172,7 @@ class NetworkReport:
             "model": None if self.model is None else self.model.to_json(),
             "warning": self.warning,
             "notes": list(self.notes),
+            "scales": list(self.scales),
             "kinds": dict(self.kinds),
             "ranks": None if self.ranks is None else list(self.ranks),
             "hit": self.hit if self.resolved else None,

@@ -224,7 +224,7 @@ class LayerIndex:
         """Return the layers that are none of the targets, by their paths, dotted and flattened, with their classes."""
         root = self.root()
         named = () if root is None else _named(root)
-        own = {path: layer for path, layer in named if layer._parameters and path not in self._modules}
+        own = {path: layer for path, layer in named if layer._parameters and path not in self.dotted}
         texts = {path: f"{path}: {type(layer).__name__}" for path, layer in own.items()}
         return {path.replace(".", "_"): text for path, text in texts.items()} | texts
 

@@ -20,7 +20,7 @@ from ..errors import ComponentError, FileError, NoMatchError, NumberError
 from ..files.components import EXACT, candidates, noise_of
 from ..files.file import AdapterFile, Stamp, stamp_of
 from ..files.formats.base import BUNDLED, NumberingError
-from ..files.reading import USUAL, Reading
+from ..files.reading import USUAL, Reading, with_sidecar
 from ..registry import version
 from ..report import Family, NetworkReport, Unused
 from ..weights.readers.base import read_base_weight
@@ -284,7 +284,7 @@ class NetworkCache:
             stamp = stamp_of(path.stat())
         except OSError as error:
             raise FileError(path, f"it cannot be read: {error.strerror or error}") from error
-        began = time.perf_counter()
+        began, reading = time.perf_counter(), with_sidecar(path, reading)
         key = path, stamp, version(), reading, tuple([index.signature for index in indexes])
         network = self._networks.pop(key, None)
         if network is None:
@@ -333,7 +333,7 @@ def load_network(path: str | Path, components: Mapping[str, nn.Module], *, readi
         ComponentError: the components are no mapping of names to modules.
     """
     indexes = _indexes(components, "load_network(path, {})")
-    return Network(ParsedFile(AdapterFile.open(path)), indexes, reading)
+    return Network(ParsedFile(AdapterFile.open(path)), indexes, with_sidecar(Path(path), reading))
 
 
 def inspect_file(path: str | Path) -> NetworkReport:
@@ -342,7 +342,7 @@ def inspect_file(path: str | Path) -> NetworkReport:
     Raises:
         FileError: the file cannot be read; also its subclasses, see `ParsedFile`.
     """
-    return ParsedFile(AdapterFile.open(path)).report()
+    return ParsedFile(AdapterFile.open(path)).report(reading=with_sidecar(Path(path), USUAL))
 
 
 def model_family(components: Mapping[str, nn.Module]) -> Family | None:

@@ -34,7 +34,7 @@ from ..files.reading import USUAL, Reading
 from ..registry import cached, discover
 from ..report import Cause, Family, NetworkReport, Unused
 from .architectures.base import experts_named, fact, family_of
-from .scale import NO_SCALE, ScaleSource, alpha_of, doubt_of, layers_of, source_of
+from .scale import NO_SCALE, UNUSED_SCALE, ScaleSource, alpha_of, doubt_of, layers_of, source_of
 
 SHAPE_DIFFERS = "of another shape"
 _NOT_FINITE = "of a layer with numbers that are NaN or infinite"
@@ -229,7 +229,7 @@ class ParsedFile:
             unused=tuple(unused),
             metadata=self.file.metadata,
             resolved=False,
-            notes=self._notes(sources),
+            notes=self._notes(sources, reading),
             scales=tuple(sorted(sources)),
             base_model=base_model(self.file.metadata, self.config.base_model),
         )
@@ -300,10 +300,10 @@ class ParsedFile:
         """Return what tells the scales of its layers."""
         return {source_of(group, self._config(group, group.module), reading) for group in self.groups} - {"none"}
 
-    def _notes(self, sources: Collection[ScaleSource]) -> tuple[str, ...]:
+    def _notes(self, sources: Collection[ScaleSource], reading: Reading) -> tuple[str, ...]:
         """Return what the report says of the scale; the user's own word leaves nothing to say."""
-        if "user" in sources:
-            return ()
+        if reading.alpha is not None or reading.scale is not None:
+            return () if "user" in sources else (UNUSED_SCALE,)
         doubts = {doubt_of(group, self.file, self._config(group, group.module)) for group in self.groups} - {""}
         return (*self.config.notes, *([NO_SCALE] if "guess" in sources else []), *sorted(doubts))
 

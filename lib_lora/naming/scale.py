@@ -28,12 +28,15 @@ from ..tensors import LARGEST
 ScaleSource = Literal["user", "tensors", "file", "convention", "guess", "none"]
 """What tells the scale of a file: `file` is its header or its configuration, `none` stands for kinds without one."""
 
-SCALED = frozenset({"lora", "loha", "lokr", "moslora", "loraxs", "glora", "lora_embedding", "gralora"})
+SCALED = frozenset(
+    {"lora", "lora_embedding", "moslora", "loraxs", "adalora", "tlora", "loha", "lokr", "glora", "gralora", "deft"}
+)
 """Algorithms whose change is multiplied by alpha / rank."""
 NO_SCALE = (
     "its scale is unknown and taken as 1, as neither its tensors nor its header nor an adapter_config.json of its own "
     "has an alpha; if it is too strong or too weak, give its alpha"
 )
+UNUSED_SCALE = "the alpha or scale that you give has no effect, as no kind in it has a scale"
 _LOKR = (
     "LoKr layers have two full matrices and an alpha, and nothing tells the rank that it is divided by: their scale is "
     "taken as 1; if it is too strong, give its scale"
@@ -51,6 +54,7 @@ class Parameters(Protocol):
     format: str
     keys: dict[str, str]
     recipe: Recipe | None
+    transposed: frozenset[str]
 
 
 def layers_of(groups: Iterable[Parameters], file: AdapterFile) -> list[Layer]:
@@ -72,7 +76,7 @@ def _rank(group: Parameters, file: AdapterFile) -> int | None:
     for param, dim in _RANKS.items():
         shape = file.infos[group.keys[param]].shape if param in group.keys else ()
         if len(shape) > dim:
-            return shape[dim]
+            return shape[1 - dim if param in group.transposed else dim]
     return None
 
 
