@@ -415,7 +415,7 @@ def _resolved(stack: Stack, cache: NetworkCache, indexes: Sequence[LayerIndex]) 
     networks, failed = list[Network](), dict[int, LoraError]()
     for i, entry in enumerate(stack.entries):
         try:
-            networks.append(cache.resolved(Path(entry.path), indexes, stack.reading))
+            networks.append(cache.resolved(Path(entry.path), indexes, entry.reading(stack.reading)))
             networks[-1].check_fit()
         except LoraError as error:
             failed[i] = error

@@ -94,6 +94,9 @@ class NetworkReport:
     resolved: bool = True  # false where the file was read without a model, so that `hit` means nothing
     absent: int = 0  # how many layers of the file are for components that the model does not have
     notes: tuple[str, ...] = ()  # one sentence for each assumption about data that the file does not have
+    scales: tuple[str, ...] = ()
+    """What tells the scales of its layers: `user`, `tensors`, `file` (its header or its configuration), `convention` or
+    `guess`; empty where no kind in it has a scale."""
     changed: int = 0
     """How many layers of the model are changed: three for one fused q, k and v of the file, one for the reverse."""
     components: frozenset[str] = frozenset()  # the components of the model in which the file changes a layer
@@ -171,6 +174,7 @@ class NetworkReport:
             "model": None if self.model is None else self.model.to_json(),
             "warning": self.warning,
             "notes": list(self.notes),
+            "scales": list(self.scales),
             "kinds": dict(self.kinds),
             "ranks": None if self.ranks is None else list(self.ranks),
             "hit": self.hit if self.resolved else None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, get_args
@@ -33,6 +33,10 @@ class Entry:
     """Equal multipliers of all images become one."""
     rank: int | None = None
     """Use only the first so many rank components (`dyn` in prompts)."""
+    alpha: float | None = None
+    """The alpha of the file, where what its trainer wrote is missing or wrong; None leaves it to the file."""
+    scale: float | None = None
+    """The scale of the file, alpha / rank, likewise. It beats `alpha`."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, str | os.PathLike):
@@ -43,11 +47,21 @@ class Entry:
             object.__setattr__(self, "multiplier", check_multiplier(self.multiplier, self.name))
         if self.rank is not None and (type(self.rank) is not int or self.rank < 1):
             raise StackError(f"{self.name}: rank {self.rank!r} must be a whole number from 1 up")
+        for name in ("alpha", "scale"):
+            value = getattr(self, name)
+            if value is not None and (type(value) not in (int, float) or not abs(value) <= MOST):
+                raise StackError(f"{self.name}: {name} {value!r:.40} must be a finite number")
 
     @property
     def name(self) -> str:
         """Return the file's name without its ending."""
         return _stem(self.path)
+
+    def reading(self, usual: Reading) -> Reading:
+        """Return how to read the file in a stack that reads files in a way."""
+        if self.alpha is None and self.scale is None:
+            return usual
+        return replace(usual, alpha=self.alpha, scale=self.scale)
 
     def of_image(self, image: int) -> Strength:
         """Return the strength for one image of the batch, for its positive prompt."""

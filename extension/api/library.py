@@ -33,7 +33,7 @@ from ..library.pictures import PictureError, Replaced, Thumbnails, set_picture
 from .answers import BROKEN, NO_CONTENT, NOT_FOUND, UNPROCESSABLE, answer, object_of, picture_of, refuse_stale, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ..generation.session import Session
     from ..library import CatalogFile, Row
@@ -187,7 +187,7 @@ class Library:
             "kinds": dict(row.facts.structure.kinds) if row.facts is not None else {},
             "training": dict(training.settings),
             "training_tags": [[_without_tags(tag), count] for tag, count in training.tags],
-            "distilled": _distilled(row),
+            "distilled": _distilled(row, training.header),
             "sidecars": [path.name for path in (*found.notes, *filter(None, [found.picture]))],
             "hash": digest,
         }
@@ -316,9 +316,9 @@ def listed(row: Row) -> dict[str, Any]:
     }
 
 
-def _distilled(row: Row) -> dict[str, Any] | None:
+def _distilled(row: Row, header: Mapping[str, str]) -> dict[str, Any] | None:
     """Return the settings that a distilled LoRA was made for; None for others."""
-    made = distilled(row.name, row.facts.alias if row.facts is not None else "")
+    made = distilled(row.name, row.facts.alias if row.facts is not None else "", header=header)
     if made is None:
         return None
     return {**asdict(made), "steps": list(made.steps), "cfg": list(made.cfg)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeAlias
 
 from lib_lora import Entry, Halves, Multiplier, PerImage, Stack, is_off
@@ -22,6 +21,8 @@ class Wish:
     file: CatalogFile
     rank: int | None
     multiplier: Multiplier | Halves
+    alpha: float | None = None
+    scale: float | None = None
 
     @property
     def is_off(self) -> bool:
@@ -41,7 +42,8 @@ def first(shared: Shared) -> Wish:
 def entry_of(shared: Shared, images: int) -> Entry:
     """Return the stack entry of a LoRA, for a batch of this many images."""
     every = PerImage(tuple(shared[image].multiplier if image in shared else 0.0 for image in range(images)))
-    return Entry(first(shared).file.path, every, first(shared).rank)
+    wish = first(shared)
+    return Entry(wish.file.path, every, wish.rank, wish.alpha, wish.scale)
 
 
 def gather(images: Sequence[Sequence[Wish]], *, in_order: bool) -> list[Shared]:
@@ -82,17 +84,17 @@ def text_keys(
             strengths = tuple((name, one.strength(name, image)) for name in changed)
             if any(strength for _, strength in strengths):
                 blocks = one.of_image(image).blocks
-                own.append((file, one.rank, strengths, *([] if blocks is None else [blocks])))
+                own.append((file, one.rank, one.alpha, one.scale, strengths, *([] if blocks is None else [blocks])))
         keys.append(tuple(own))
     return tuple(keys)
 
 
-def _keys(image: Sequence[Wish]) -> list[tuple[Path, int | None, int]]:
+def _keys(image: Sequence[Wish]) -> list[tuple[object, ...]]:
     """Return a key per LoRA, equal for the same LoRA in two images; a repeated LoRA gets a different key."""
-    seen: Counter[tuple[Path, int | None]] = Counter()
+    seen: Counter[tuple[object, ...]] = Counter()
     keys = []
     for wish in image:
-        path = wish.file.path
-        seen[path, wish.rank] += 1
-        keys.append((path, wish.rank, seen[path, wish.rank]))
+        own = wish.file.path, wish.rank, wish.alpha, wish.scale
+        seen[own] += 1
+        keys.append((*own, seen[own]))
     return keys

@@ -100,6 +100,8 @@ class Activation:
     """One sentence for each bundled embedding that cannot be used, each strength that was limited, and each noise that
     the model has no denoiser of its own for.
     """
+    unread: tuple[str, ...] = ()
+    """The notes on bundled embeddings, which the parameters text of a picture has, too."""
     text_keys: tuple[Hashable, ...] = ((),)
     """For each image, a key of what changes the text encoders' output."""
     always: Mapping[int, CatalogFile] = field(default_factory=dict)
@@ -140,7 +142,8 @@ class Activation:
             steps: of the pictures; None if unknown.
             cfg: the CFG scale; None if unknown.
         """
-        found = [(one.name, distilled(one.name, one.file.path.stem)) for one in self.active]
+        own = [(one.name, one.file.path.stem, one.report.metadata) for one in self.active]
+        found = [(name, distilled(name, stem, header=header)) for name, stem, header in own]
         return tuple(f"{name} {text}" for name, made in found if made and (text := made.warning(steps, cfg)))
 
     def lines(self) -> tuple[str, ...]:
@@ -201,7 +204,7 @@ class Session:
         """Return why the effect of the latest LoRA is doubtful; complete only after the model was called."""
         if self._engine is not None and self._engine.stack.entries:
             self.last = replace(self.last, report=self._engine.report)
-        return (*self.last.warnings, *self.last.waiting)
+        return (*self.last.warnings, *self.last.unread, *self.last.waiting)
 
     @property
     def names(self) -> Known:
@@ -424,9 +427,10 @@ class Session:
         files = {one.file for one in active}
         used = sorted(set().union(*besides))
         in_force = {position: always[position].file for position in used if always[position].file in files}
-        notes = (*limited, *batch.of_all_noise(self.host.components().keys()), *self._lend_embeddings(active))
+        unread = self._lend_embeddings(active)
+        notes = (*limited, *batch.of_all_noise(self.host.components().keys()), *unread)
         waiting = batch.waiting(self._passes)
-        return Activation(active, tuple(left_out), report, notes, keys, in_force, waiting)
+        return Activation(active, tuple(left_out), report, notes, unread, keys, in_force, waiting)
 
     def _activate_what_can_be(
         self,
@@ -463,7 +467,7 @@ class Session:
             if is_off(multiplier) and not off_too:
                 continue
             try:
-                found.append(Wish(tag.name, lookup.find(tag.name), tag.rank, multiplier))
+                found.append(Wish(tag.name, lookup.find(tag.name), tag.rank, multiplier, tag.alpha, tag.scale))
             except LoraError as error:
                 if not is_off(multiplier):
                     bad[Skipped.of(tag.name, error)] = error
@@ -474,7 +478,8 @@ class Session:
         found = {}
         for position, tag in enumerate(batch.always):
             try:
-                found[position] = Wish(tag.name, lookup.find(tag.name), tag.rank, batch.multiplier(tag))
+                file, multiplier = lookup.find(tag.name), batch.multiplier(tag)
+                found[position] = Wish(tag.name, file, tag.rank, multiplier, tag.alpha, tag.scale)
             except LoraError as error:
                 bad[Skipped.of(tag.name, error, always_on=True)] = error
         return {position: wish for position, wish in found.items() if not wish.is_off}

@@ -1,20 +1,30 @@
 """The settings that a distilled LoRA was made for, by its name: such a LoRA replaces most steps of a model.
 
-Files carry no such settings, so that the names under which they are published tell. A LoRA *for* a distilled model, as
-"Z-Image Turbo style", is none. Each entry of `_KNOWN` has its sources; what none of them says is left out. Model cards
-write the guidance scale of diffusers, where 0 is none; `timestep_spacing="trailing"` is the scheduler SGM Uniform, by
-the card of ByteDance/SDXL-Lightning.
+Few files carry such settings in their header, so that the names under which they are published tell. A LoRA *for* a
+distilled model, as "Z-Image Turbo style", is none. Each entry of `_KNOWN` has its sources; what none of them says is
+left out. Model cards write the guidance scale of diffusers, where 0 is none; `timestep_spacing="trailing"` is the
+scheduler SGM Uniform, by the card of ByteDance/SDXL-Lightning.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 _STEPS = re.compile(r"(?<!\d)(\d{1,2})(?:[ _-]?to[ _-]?\d+)?[ _-]?steps?(?![a-z])")
 _MOST_STEPS = 24
+_HEADER = {
+    "steps": (
+        *("num_inference_steps", "inference_steps", "sampling_steps", "sample_steps", "distill_steps", "nfe"),
+        "steps",
+    ),
+    "shift": ("shift", "flow_shift", "sample_shift", "scheduler_shift", "inference_shift", "video_shift"),
+    "cfg": ("guidance_scale", "cfg_scale", "guidance", "cfg", "sample_guide_scale"),
+}
+"""What a header says -> the names that scripts give it, the one that counts first in front."""
 _FAR = 2.0
 """How many times as many steps, or as few, are said to be far off."""
 _OR_MORE = frozenset({"TCD", "Turbo", "Hyper-SD Unified"})
@@ -94,12 +104,46 @@ _KNOWN: Sequence[tuple[str, Distilled]] = (
 _PATTERNS = tuple((re.compile(pattern), made_for) for pattern, made_for in _KNOWN)
 
 
-def distilled(*names: str) -> Distilled | None:
-    """Return the settings that a LoRA with one of these names was made for; None if it is no known distilled one.
+def distilled(*names: str, header: Mapping[str, str] = MappingProxyType({})) -> Distilled | None:
+    """Return the settings that a LoRA was made for; None if it is no distilled one that is known or says so.
 
     Args:
         names: of the file, and the one its trainer gave it.
+        header: what the file says of itself, which counts more than a name.
     """
+    named = _by_name(names)
+    steps, shift, cfg = (_said(header, _HEADER[what]) for what in ("steps", "shift", "cfg"))
+    if steps is not None and not (1 <= steps <= _MOST_STEPS and steps == int(steps)):
+        steps = None  # of the training
+    if named is None and (steps is None or (cfg is None and shift is None and not _is_of_sampling(header))):
+        return None
+    found = named or Distilled("its header", (int(steps or 1), int(steps or 1)), _NO_CFG)
+    return replace(
+        found,
+        steps=found.steps if steps is None else (int(steps), int(steps)),
+        cfg=found.cfg if cfg is None or cfg < 0 else (max(cfg, 1.0), max(cfg, 1.0)),  # diffusers' 0 is none
+        shift=found.shift if shift is None else shift,
+    )
+
+
+def _said(header: Mapping[str, str], spellings: Sequence[str]) -> float | None:
+    """Return the first finite number that a header has under one of these names; None without one."""
+    for text in (header[name] for name in spellings if name in header):
+        try:
+            number = float(text)
+        except ValueError:
+            continue
+        if math.isfinite(number):
+            return number
+    return None
+
+
+def _is_of_sampling(header: Mapping[str, str]) -> bool:
+    """Return whether the steps of a header are named as those of sampling, and not of the training."""
+    return any(name in header for name in _HEADER["steps"] if name != "steps")
+
+
+def _by_name(names: Sequence[str]) -> Distilled | None:
     for name in filter(None, (one.rpartition("/")[2].lower() for one in names)):
         for pattern, found in _PATTERNS:
             if pattern.search(name):

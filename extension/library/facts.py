@@ -118,6 +118,8 @@ class Training:
     """Label -> value."""
     tags: tuple[tuple[str, int], ...] = ()
     """Words of the captions and the number of captions that contain them, most frequent first."""
+    header: Mapping[str, str] = field(default_factory=dict)
+    """The whole header, in which a distilled file says what it was made for."""
 
 
 def read_training(path: Path) -> Training:
@@ -128,7 +130,7 @@ def read_training(path: Path) -> Training:
     """
     said = AdapterFile.open(path).metadata
     tags = _frequencies(said.get("ss_tag_frequency", "")).most_common(_TAGS)
-    return Training(_training(said), tuple(tags))
+    return Training(_training(said), tuple(tags), said)
 
 
 class FactsReader:

@@ -6,6 +6,7 @@
     <lora:name:1:lbw=OUTALL:lbwe=ATTNDEEPON:step=2-12>   <lora:name:1:0,0,0,1,…>   <lora:name:1:OUTALL:0.7>
     <lora:name:1:5-15>   <lora:name:1:start=0:end=0.25>
     <lora:name:1:sigma=14-1:pass=base,hires:half=pos:rows=1,3>   <lora:name:1:mask=left:feather=0.1>
+    <lora:name:1:alpha=8>   <lora:name:1:scale=0.0625>
 
 The first number is the multiplier of the text encoders, the second that of the unet (as the first, where missing), the
 third the rank to cut to. In place of a number there may be points, value@place, see `lib_lora.Curve`. What stands where
@@ -14,8 +15,8 @@ the second number would and is none are block weights. A range without a name, a
 
 Sources: AUTOMATIC1111/stable-diffusion-webui extensions-builtin/Lora/extra_networks_lora.py; vladmandic/sdnext
 modules/lora/extra_networks_lora.py; cheald/sd-webui-loractl loractl/lib/utils.py; hako-mikan/sd-webui-lora-block-weight
-scripts/lora_block_weight.py. `by`, `curve`, `sigma`, `pass`, `half`, `rows`, `mask`, `feather` and
-`part` are Remora's own.
+scripts/lora_block_weight.py. `by`, `curve`, `sigma`, `pass`, `half`, `rows`, `mask`, `feather`, `part`,
+`alpha` and `scale` are Remora's own.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _MOST_PARTS = 999
 _SETTINGS = (
     *("te", "unet", "dyn", "hr", "hrte", "hrunet", *SIDES, "module"),
     *("lbw", "w", "lbwe", "x", "start", "stop", "end", "step", "sigma", "by", "curve", "pass", "half", "rows"),
-    *("mask", "feather", "part"),
+    *("mask", "feather", "part", "alpha", "scale"),
 )
 ALIASES = {"w": "lbw", "end": "stop"}
 """Other names of settings."""
@@ -165,6 +166,7 @@ def _named(tag: Tag) -> Iterator[tuple[str, str]]:
         yield "feather", number(tag.mask.feather)
     if tag.mask.part is not None:
         yield "part", str(tag.mask.part)
+    yield from ((n, number(v)) for n, v in (("alpha", tag.alpha), ("scale", tag.scale)) if v is not None)
 
 
 def _amount(amount: Amount) -> str:
@@ -239,6 +241,8 @@ class _Reader:
             self._one_of("half", ("pos", "neg")),
             self._read("rows", self._to_rows, frozenset()),
             self._mask(),
+            self._read("alpha", self._to_number, None),
+            self._read("scale", self._to_number, None),
         )
         self._check_overruled()
         for name, value in (("by", self._by), ("curve", self._shape)):

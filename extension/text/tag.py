@@ -49,6 +49,10 @@ class Tag:
     rows: frozenset[int] = frozenset()
     """Limit it to these images of the batch, from 1; empty is all."""
     mask: Mask = NO_MASK
+    alpha: float | None = None
+    """In the place of the alpha that the file has."""
+    scale: float | None = None
+    """In the place of the file's alpha / rank."""
 
     @property
     def multiplier(self) -> Multiplier | Halves:

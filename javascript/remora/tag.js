@@ -87,6 +87,8 @@ const each = (check, between) => (text) =>
 const CHECKS = new Map([
     ...AMOUNTS.map((key) => /** @type {[string, Check]} */ ([key, isAmount])),
     ...Object.entries({
+        alpha: isNumber,
+        scale: isNumber,
         dyn: isCount(6, "is not a rank (a whole number from 1)"),
         lbw: isText,
         lbwe: isText,

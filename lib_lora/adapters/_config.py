@@ -18,7 +18,7 @@ def configured(origin: Origin, name: str) -> float:
     """
     value = origin.config.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UnsupportedError(f"without the number {name}, which adapter_config.json beside the file has")
+        raise UnsupportedError(f"without the number {name}, which adapter_config.json of adapter_model.safetensors has")
     if not -LARGEST <= value <= LARGEST:  # nan is neither, and an int may be too large for a float
         raise NumberError(f"want a finite number as {name}, got {str(value)[:20]}")
     return float(value)

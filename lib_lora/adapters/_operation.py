@@ -86,15 +86,16 @@ class Operation:
 
     def without_bias(self, y: Tensor) -> Tensor:
         """Subtract the layer's bias from a base output."""
-        bias = self._bias(y)
+        bias = self.bias(y)
         return y if bias is None else y - bias
 
     def with_bias(self, y: Tensor) -> Tensor:
         """Add the layer's bias to an output."""
-        bias = self._bias(y)
+        bias = self.bias(y)
         return y if bias is None else y + bias
 
-    def _bias(self, y: Tensor) -> Tensor | None:
+    def bias(self, y: Tensor) -> Tensor | None:
+        """Return the layer's bias, which broadcasts to an output, where `y` is and in its dtype; None without one."""
         bias = getattr(self._layer, "bias", None)
         if bias is None:
             return None

@@ -9,10 +9,11 @@ from functools import cached_property
 from torch import Tensor
 
 from .. import adapters as folder
+from ..errors import UnsupportedError
 from ..registry import cached, discover_classes
 from ._experts import ExpertsLoRA
 from ._modifier import Modifier
-from .base import Adapter, Kind, Origin, Site, shape_text
+from .base import Adapter, Kind, Origin, Site
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Canonical parameter -> shape in the file."""
@@ -48,13 +49,12 @@ class Recipe:
         Raises:
             ValueError: the tensors do not fit each other or the site; the text says want and got.
         """
+        own = self.kind.params.required | self.kind.params.optional
+        if any(name in own and not value.numel() for name, value in params.items()):  # a scale is divided by it
+            raise UnsupportedError("of rank 0, which changes nothing")
         least = 1 if site.kind == "norm" and "norm" in self.kinds else 2
         if len(site.shape) < least or 0 in site.shape:  # a file may make itself out to be for such a weight
             raise ValueError(f"want the parameters of a weight, got parameters of the shape {site.shape}")
-        own = self.kind.params.required | self.kind.params.optional
-        for name, value in params.items():
-            if name in own and not value.numel():  # a rank of 0, by which a scale would be divided
-                raise ValueError(f"want numbers in {name}, got {shape_text(value)}")
         kind = ExpertsLoRA if site.kind == "experts" else self.kind
         adapter: Adapter = kind.from_params(params, site, origin)
         for modifier in self.modifiers:

@@ -37,7 +37,7 @@ class AdaLoRA(Adapter):
         if values.numel() != lora.rank:
             raise ValueError(f"want lora_E ({lora.rank}, 1), got {shape_text(values)}")
         begun = _ranknum(params, origin, lora.rank)
-        return cls(replace(lora, scale=(origin.alpha.value or begun) / (begun + 1e-5)), values.reshape(-1))
+        return cls(replace(lora, scale=_scale(origin, begun)), values.reshape(-1))
 
     @classmethod
     def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
@@ -62,6 +62,12 @@ class AdaLoRA(Adapter):
     def delta_weight(self, at: At) -> Tensor:
         factors = self.factors(at.rank)
         return replace(self.lora, down=factors.down, up=factors.up).delta_weight(replace(at, rank=None))
+
+
+def _scale(origin: Origin, begun: float) -> float:
+    """Return alpha / rank as PEFT computes it, of the rank that it began with."""
+    fixed = origin.alpha.fixed
+    return (origin.alpha.value or begun) / (begun + 1e-5) if fixed is None else fixed
 
 
 def _ranknum(params: Mapping[str, Tensor], origin: Origin, rank: int) -> float:

@@ -37,6 +37,10 @@ class Params:
 
     required: frozenset[str]
     optional: frozenset[str] = frozenset()
+    layers: frozenset[str] = frozenset()
+    """Layers that it has beside the base layer and no checkpoint has: `coral_mixer` of the parameter
+    `coral_mixer.weight`. Those that begin with the kind's name and `_` need not be named.
+    """
 
     def claim(self, names: Mapping[str, object]) -> bool:
         """Return whether a group has all required parameters and no unknown one.
@@ -80,9 +84,13 @@ class Alpha:
     """None or 0 means scale 1, as in every trainer."""
     rank_stabilized: bool = False
     """rsLoRA, https://arxiv.org/abs/2312.03732."""
+    fixed: float | None = None
+    """The scale itself, where the user gives it."""
 
     def scale(self, rank: int) -> float:
         """Return alpha / rank."""
+        if self.fixed is not None:
+            return self.fixed
         if not self.value:
             return 1.0
         return self.value / (math.sqrt(rank) if self.rank_stabilized else rank)

@@ -1,8 +1,12 @@
 """LoKr: the Kronecker product of two matrices, https://arxiv.org/abs/2212.10650 (KronA), LyCORIS functional/lokr.py.
 
 dW = scale * w1 (x) w2, w1 being (a, b) and w2 (c, d, *kernel), out = a c and in = b d. Either is one full matrix or a
-product of two, w2 also with a tucker core. The scale is alpha / rank; where both are full, LyCORIS, OneTrainer,
-ai-toolkit and musubi train at 1 whatever alpha they store, PEFT at alpha / r of its configuration.
+product of two, w2 also with a tucker core. The scale is alpha / rank. Where both are full, no shape is the rank:
+
+- PEFT trains at alpha / r of its configuration;
+- LyCORIS, OneTrainer and ai-toolkit store the rank as alpha and train at 1, at the root of the rank with rs-LoRA;
+- blissful-tuner, whose files have `lokr_factor`, divides alpha by the longer side of w2;
+- others divide alpha by the rank in the header, which a table may give by layer.
 
 A Kronecker product of matrices acts on a vector as the matrices do on the two axes of a (b, d) array, in any order:
 `_Chain` takes the order that costs least, which is mostly w2's right factor, w1, w2's left factor. Files of 2023 may
@@ -23,10 +27,11 @@ import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor
 from typing_extensions import Self
 
+from ..errors import UnsupportedError
 from ..tensors import LARGEST, wide
 from ._operation import Operation, at_multiplier
 from ._product import BuiltEffect, Product, balanced, product
-from ._trainer import lycoris_scale
+from ._trainer import arguments, lycoris_scale
 from .base import (
     Adapter,
     At,
@@ -51,6 +56,8 @@ Sizes = tuple[int, int]
 
 _W1 = frozenset({"lokr_w1_a", "lokr_w1_b"})
 _W2 = frozenset({"lokr_w2_a", "lokr_w2_b"})
+_ROUNDED = 0.01
+"""An alpha in a narrow dtype differs from the number it was by less than this share."""
 _PAIR_RATE = 2
 """A pair of large matrices runs at this many times the rate of a chain of small ones, measured on a CPU."""
 
@@ -111,6 +118,7 @@ class LoKr(Adapter):
     params: ClassVar[Params] = Params(
         required=frozenset(), optional=frozenset({"lokr_w1", "lokr_w2", "lokr_t2", "alpha"}) | _W1 | _W2
     )
+    shared: ClassVar[frozenset[str]] = frozenset({"lokr_factor"})
     by_rows: ClassVar[bool] = True
 
     @classmethod
@@ -229,10 +237,31 @@ def _scale(params: Mapping[str, Tensor], origin: Origin) -> float:
     right = params.get("lokr_w2_b", params.get("lokr_w1_b"))
     if right is not None:
         return lycoris_scale(origin, right.shape[0])
-    rank = origin.config.get("r")
-    if origin.spelling == "peft" and isinstance(rank, int) and 0 < rank <= LARGEST:
-        return origin.alpha.scale(rank)
-    return 1.0
+    alpha, rank = origin.alpha, origin.config.get("r")
+    if alpha.fixed is not None:
+        return alpha.fixed
+    if "lokr_factor" in origin.shared:
+        return alpha.scale(max(params["lokr_w2"].shape))
+    if type(rank) is not int or not 0 < rank <= LARGEST or not alpha.value:
+        if origin.reading.alpha is not None:
+            raise UnsupportedError("of a LoKr whose rank nothing tells, so that an alpha is no scale: give its scale")
+        return 1.0
+    if origin.spelling == "peft" or origin.reading.alpha is not None:
+        return alpha.scale(rank)
+    if abs(alpha.value / rank - 1) < _ROUNDED:  # by the dtype of the file
+        return lycoris_scale(replace(origin, alpha=replace(alpha, value=rank)), rank)
+    stabilized = str(arguments(origin).get("rs_lora", False)).lower() != "false"
+    as_given = _equals(origin.metadata.get("ss_network_alpha"), alpha.value)
+    if origin.metadata.get("ss_network_module", "").startswith("lycoris") and not as_given and not stabilized:
+        return 1.0  # the rank of this layer alone, by a preset
+    return lycoris_scale(origin, rank)
+
+
+def _equals(text: str | None, number: float) -> bool:
+    try:
+        return text is not None and abs(float(text) / number - 1) < _ROUNDED
+    except ValueError:
+        return False
 
 
 def _splits(half: Product) -> bool:

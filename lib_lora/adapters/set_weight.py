@@ -47,6 +47,26 @@ class _Instead(OutputEffect):
         return (op.apply(x, self.value) - y) * multiplier
 
 
+@dataclass(frozen=True, slots=True)
+class WithoutBias(OutputEffect):
+    """The layer's bias taken away, as another is added in its place, and the change by an inner effect."""
+
+    inner: OutputEffect | None
+
+    @property
+    def reads_output(self) -> bool:
+        return self.inner is not None and self.inner.reads_output
+
+    @property
+    def reads_bias(self) -> bool:
+        return self.inner is not None and self.inner.reads_bias
+
+    def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
+        bias = op.bias(multiplier)
+        taken = multiplier * 0.0 if bias is None else bias * -multiplier
+        return taken if self.inner is None else taken + self.inner.delta(x, y, multiplier, op)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SetWeight(Proportional):
     """Another weight, another bias, or both."""
@@ -87,6 +107,14 @@ class SetWeight(Proportional):
     def has_bias(self) -> bool:
         return self.bias is not None
 
+    def delta_bias(self) -> Tensor:
+        assert self.bias is not None
+        return self.bias
+
+    @property
+    def bias_excess(self) -> Tensor | None:
+        return None if self.bias is None else -torch.ones_like(self.bias)
+
     def change_of_bias(self, bias: Tensor | None) -> Tensor | None:
         return self.bias if self.bias is None or bias is None else widened(self.bias, bias) - bias
 
@@ -100,9 +128,9 @@ class SetWeight(Proportional):
         value = at.cut(self.value) if at.columns is None else at.across(self.value)
         return value - at.base.reshape(value.shape), at.multiplier
 
-    def form(self, rank: int | None = None) -> Form | None:
-        return Form(on_output=True) if self.bias is None else None  # beside its layer it would not know the bias
+    def form(self, rank: int | None = None) -> Form:
+        return Form(on_output=True)
 
     def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
-        assert self.value is not None
-        return _Instead(placed(self.value, device, dtype))
+        instead = None if self.value is None else _Instead(placed(self.value, device, dtype))
+        return WithoutBias(instead) if self.bias is not None or instead is None else instead

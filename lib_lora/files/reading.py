@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+from ..errors import FileError
+
+_MAX_SIDECAR = 8 << 20  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +29,10 @@ class Reading:
     """LyCORIS' DyLoRA trains at alpha / number of blocks and is loaded at alpha / rank (modules/dylora.py). True
     multiplies it by the size of its blocks.
     """
+    alpha: float | None = None
+    """The alpha of all layers, in the place of what the file says; None leaves it to the file."""
+    scale: float | None = None
+    """The scale of all layers, alpha / rank, in the place of what the file says. It beats `alpha`."""
     fragments: bool = False
     """Apply a file of which most fits no layer of the model. By default it is refused: what fits by accident, such as a
     layer that has the same name in another model, gives a picture that no user wants.
@@ -29,3 +41,40 @@ class Reading:
 
 USUAL = Reading()
 """As other programs read."""
+
+
+def with_sidecar(path: Path, reading: Reading) -> Reading:
+    """Return how to read a file beside which `NAME.json` may have its alpha or its scale; a given one beats these.
+
+    They are in the object `remora`, as `{"remora": {"alpha": 8}}`; web UIs keep their notes on the file beside it.
+
+    Raises:
+        FileError: one of them is no finite number.
+    """
+    sidecar = path.with_suffix(".json")
+    if reading.alpha is not None or reading.scale is not None:
+        return reading
+    try:
+        stat = sidecar.stat()
+    except (OSError, ValueError):
+        return reading
+    alpha, scale = _said(sidecar, stat.st_size, stat.st_mtime_ns)
+    return reading if alpha is None and scale is None else replace(reading, alpha=alpha, scale=scale)
+
+
+@lru_cache(maxsize=256)
+def _said(sidecar: Path, size: int, time: int) -> tuple[float | None, float | None]:
+    """Return alpha and scale in a state of a sidecar; what cannot be read as JSON says nothing."""
+    own: object = None
+    try:
+        content = sidecar.read_bytes() if sidecar.is_file() and size <= _MAX_SIDECAR else b""
+        loaded = json.loads(content.decode("utf-8-sig") or "null")
+        own = loaded.get("remora") if isinstance(loaded, dict) else None
+    except (OSError, ValueError, RecursionError):
+        return None, None
+    values = [own.get(name) if isinstance(own, dict) else None for name in ("alpha", "scale")]
+    for name, value in zip(("alpha", "scale"), values, strict=True):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if value is not None and not is_number:
+            raise FileError(sidecar, f"its {name} {value!r:.40} must be a finite number")
+    return values[0], values[1]

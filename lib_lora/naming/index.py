@@ -21,7 +21,7 @@ from torch import nn
 
 from ..errors import ComponentError
 from ..registry import cached
-from ..report import Family
+from ..report import Family, Unused
 from ..tensors import every
 from ..weights.readers.base import has_plain_weight, reader_of
 from .architectures._checkpoint import prefixes_of
@@ -209,7 +209,24 @@ class LayerIndex:
 
     def find(self, name: str, *, flattened: bool = False) -> Place | None:
         """Return the meaning of `name` in any known spelling, also with dots for underscores; None without one."""
-        return (None if flattened else self.dotted.get(name)) or self.flat.get(name.replace(".", "_"))
+        found = (None if flattened else self.dotted.get(name)) or self.flat.get(name.replace(".", "_"))
+        # TheLastBen's files have an underscore behind some names
+        return self.find(name[:-1], flattened=flattened) if found is None and name.endswith("_") else found
+
+    def other_layer(self, name: str, *, flattened: bool = False) -> Unused | None:
+        """Return that a layer has weights of a kind that no adapter is defined for; None without such a layer."""
+        found = self._others.get(name.replace(".", "_") if flattened else name)
+        text = "of a layer of a class that no adapter kind is defined for"
+        return found and Unused("", "layer_kind", text, f"{self.component}.{found}")
+
+    @cached_property
+    def _others(self) -> dict[str, str]:
+        """Return the layers that are none of the targets, by their paths, dotted and flattened, with their classes."""
+        root = self.root()
+        named = () if root is None else _named(root)
+        own = {path: layer for path, layer in named if layer._parameters and path not in self.dotted}
+        texts = {path: f"{path}: {type(layer).__name__}" for path, layer in own.items()}
+        return {path.replace(".", "_"): text for path, text in texts.items()} | texts
 
 
 def parameter_of(index: LayerIndex, key: str) -> tuple[str, str] | None:

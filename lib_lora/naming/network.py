@@ -20,7 +20,7 @@ from ..errors import ComponentError, FileError, NoMatchError, NumberError
 from ..files.components import EXACT, candidates, noise_of
 from ..files.file import AdapterFile, Stamp, stamp_of
 from ..files.formats.base import BUNDLED, NumberingError
-from ..files.reading import USUAL, Reading
+from ..files.reading import USUAL, Reading, with_sidecar
 from ..registry import version
 from ..report import Family, NetworkReport, Unused
 from ..weights.readers.base import read_base_weight
@@ -86,7 +86,9 @@ class Network:
         acting, unused = [group for group, _ in self._acting], [key for group, why in idle for key in group.unused(why)]
         components = frozenset([binding.component for binding in self.bindings])
         return replace(
-            self.parsed.report([binding.adapter for binding in self.bindings], [group for group, _ in idle]),
+            self.parsed.report(
+                [binding.adapter for binding in self.bindings], [group for group, _ in idle], self._reading
+            ),
             hit=len(acting),
             changed=len({(binding.component, binding.target.path) for binding in self.bindings}),
             unused=(*self.parsed.unused, *unused, *self.parsed.unshared(acting)),
@@ -202,7 +204,7 @@ class Network:
         if isinstance(place, NumberingError):
             return Unused("", "no_module", place.reason, place.detail)
         if place is None:
-            return None
+            return self._indexes[component].other_layer(group.module, flattened=group.flattened)
         if place.kind not in group.recipe.kinds:
             return Unused("", "layer_kind", f"not defined for {place.kind} layers", f"{component}.{place.name}")
         try:
@@ -308,7 +310,7 @@ class NetworkCache:
             stamp = stamp_of(path.stat())
         except OSError as error:
             raise FileError(path, f"it cannot be read: {error.strerror or error}") from error
-        began = time.perf_counter()
+        began, reading = time.perf_counter(), with_sidecar(path, reading)
         key = path, stamp, version(), reading, tuple([index.signature for index in indexes])
         network = self._networks.pop(key, None)
         if network is None:
@@ -357,7 +359,7 @@ def load_network(path: str | Path, components: Mapping[str, nn.Module], *, readi
         ComponentError: the components are no mapping of names to modules.
     """
     indexes = _indexes(components, "load_network(path, {})")
-    return Network(ParsedFile(AdapterFile.open(path)), indexes, reading)
+    return Network(ParsedFile(AdapterFile.open(path)), indexes, with_sidecar(Path(path), reading))
 
 
 def inspect_file(path: str | Path) -> NetworkReport:
@@ -366,7 +368,7 @@ def inspect_file(path: str | Path) -> NetworkReport:
     Raises:
         FileError: the file cannot be read; also its subclasses, see `ParsedFile`.
     """
-    return ParsedFile(AdapterFile.open(path)).report()
+    return ParsedFile(AdapterFile.open(path)).report(reading=with_sidecar(Path(path), USUAL))
 
 
 def model_family(components: Mapping[str, nn.Module]) -> Family | None:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from sys import intern
 from types import MappingProxyType
 
-from ..adapters._config import configured_alpha
+from torch import Tensor
+
 from ..adapters._recipe import Recipe, known_kinds, known_modifiers, recipe_of
-from ..adapters.base import Adapter, Alpha, Origin, Site
+from ..adapters.base import Adapter, Origin, Site
 from ..errors import FileError, NumberError, UnknownAdapterError, UnknownFormatError, UnsupportedError
 from ..files import formats
 from ..files.components import EXPERTS
 from ..files.file import AdapterFile
+from ..files.formats._dotted import layers_above
 from ..files.formats._trainer_config import PeftConfig, base_model
 from ..files.formats.base import (
     ADAPTER_PARAMS,
@@ -33,14 +34,12 @@ from ..files.formats.strangers.base import stranger_of
 from ..files.reading import USUAL, Reading
 from ..registry import cached, discover
 from ..report import Cause, Family, NetworkReport, Unused
-from ..tensors import LARGEST
 from .architectures._checkpoint import family_of_checkpoint
 from .architectures._diagnosis import BROKEN
 from .architectures.base import experts_named, fact, family_of
+from .scale import NO_SCALE, UNUSED_SCALE, ScaleSource, alpha_of, doubt_of, layers_of, source_of
 
 _NOT_FINITE = "of a layer with numbers that are NaN or infinite"
-_SCALED = frozenset({"lora", "dora", "loha", "lokr"})
-_NO_SCALE = "its scale is unknown and taken as 1, as it has neither alpha nor adapter_config.json beside it"
 
 
 @cached
@@ -50,13 +49,15 @@ def key_formats() -> Mapping[str, KeyFormat]:
     every = [(kind.name, kind.params.required | kind.params.optional) for kind in kinds]
     own = [(f"{kind.removeprefix('peft_')}_", names) for kind, names in every]
     dotted = [name.split(".", 1) for start, names in own for name in names if name.startswith(start) and "." in name]
+    dotted += [[layer, "weight"] for kind in kinds for layer in kind.params.layers]
     params = {
         ADAPTER_PARAMS: {name for _, names in every for name in names if "weight" not in names and "." not in name},
         LAYER_PARAMS: {layer for layer, _ in dotted},
         PARTS: {part for _, part in dotted},
         SHARED_PARAMS: {name for kind in kinds for name in kind.shared},
     }
-    return {name: one.with_params(params) for name, one in discover(formats, KeyFormat).items()}
+    found = sorted(discover(formats, KeyFormat).items(), key=lambda item: item[1].last)
+    return {name: one.with_params(params) for name, one in found}
 
 
 @cached
@@ -80,6 +81,8 @@ class Group:
     """The algorithm that reads it; None where none does."""
     own_site: Site | None = None
     """The weight that it was made for; None where its parameters do not tell."""
+    transposed: frozenset[str] = frozenset()
+    """Parameters that the file has with rows and columns exchanged."""
     reads: tuple[str, ...] = ()
     """The keys of its own parameters, and of the shared ones that the algorithm reads."""
 
@@ -129,18 +132,19 @@ class ParsedFile:
         """Textual inversions that came in the file -> their parts -> keys."""
         self.groups = self._grouped()
         for group in self.groups:
-            shapes = tuple([(param, file.infos[key].shape) for param, key in group.keys.items()])
+            shapes = tuple([(param, _shape(file, group, param)) for param in group.keys])
             group.recipe, group.own_site = _recipe(shapes)
             shared = () if group.recipe is None else group.recipe.kind.shared
             group.reads = (*group.keys.values(), *[key for param, key in self.shared.items() if param in shared])
         self._refuse_strangers()
-        self.config = PeftConfig.of(file, beside="peft" in [group.format for group in self.groups])
+        known = key_formats()
+        beside = any(known[group.format].configured for group in self.groups)
+        self.config = PeftConfig.of(file, layers_of(self.groups, file), beside=beside)
         try:  # they are matched once, here, as they may take too long
             for group in () if self.config.empty else self.groups:
                 self.config.values(group.component, group.module)
         except ValueError as error:
             raise FileError(file.path, str(error)) from error
-        self._numbers = file.numbers
         self._shared_tensors = file.tensors(self.shared)
         self._tensors = file.tensors({key: key for group in self.groups for key in group.keys.values()})  # only mapped
 
@@ -151,20 +155,19 @@ class ParsedFile:
             ValueError: the tensors do not fit each other or the weight; the text says want and got.
         """
         assert group.recipe is not None
-        numbers, shared, key = self._numbers, self._shared_tensors, group.keys.get("alpha")
-        params = {param: self._tensors[name] for param, name in group.keys.items()}
+        params = {param: self._tensor(group, param, name) for param, name in group.keys.items()}
         module = f"{group.module.replace('.base_layer', '')}.{own}" if own else group.module  # as in PEFT's patterns
-        config = {} if self.config.empty else self.config.values(group.component, module)
-        if key is None:
-            alpha = configured_alpha(config)
-        elif key not in numbers:
-            raise ValueError(f"want one number as alpha, got {self.file.infos[key].shape}")
-        elif not abs(numbers[key]) <= LARGEST:  # nan is neither
-            raise NumberError(f"want a finite number as alpha, got {numbers[key]}")
-        else:
-            alpha = Alpha(numbers[key])
+        config = self._config(group, module, spatial=len(site.shape) > 2 and math.prod(site.shape[2:]) > 1)
+        alpha, shared = alpha_of(group.keys.get("alpha"), self.file, config, reading), self._shared_tensors
         origin = Origin(alpha, group.format, config, self.file.metadata, shared, group.module, reading)
         return group.recipe.build(params, site, origin)
+
+    def _config(self, group: Group, module: str, *, spatial: bool = False) -> Mapping[str, object]:
+        return {} if self.config.empty else self.config.values(group.component, module, spatial=spatial)
+
+    def _tensor(self, group: Group, param: str, key: str) -> Tensor:
+        tensor = self._tensors[key]
+        return tensor.t() if param in group.transposed and tensor.ndim == 2 else tensor
 
     @property
     def facts(self) -> list[str]:
@@ -173,7 +176,7 @@ class ParsedFile:
         found = [f"meta:{key.replace('.', '_')}:{value}" for key, value in metadata if len(value) < 200]
         for group in self.groups:
             shape = () if group.own_site is None else group.own_site.shape
-            found.append(fact(group.component, group.module, shape[1] if len(shape) > 1 else None))
+            found.append(fact(group.component, group.module.rstrip("_"), shape[1] if len(shape) > 1 else None))
         return found
 
     @cached_property
@@ -194,14 +197,17 @@ class ParsedFile:
         reason = "shared by layers of which none acts"
         return [Unused(key, "unread", reason) for key in self.shared.values() if key not in read]
 
-    def report(self, acting: Sequence[Adapter] | None = None, idle: Sequence[Group] = ()) -> NetworkReport:
+    def report(
+        self, acting: Sequence[Adapter] | None = None, idle: Sequence[Group] = (), reading: Reading = USUAL
+    ) -> NetworkReport:
         """Sum up what the file says of itself; `Network` adds what became of it on a model.
 
         Args:
             acting: the adapters that act on the model; None without a model.
             idle: the groups that act on nothing there.
+            reading: the user's choices.
         """
-        unused = [*self.unused, *self.unshared(self.groups)]
+        unused, sources = [*self.unused, *self.unshared(self.groups)], self._sources(reading)
         adapters: list[Adapter] = []
         for group in self.groups if acting is None else idle:
             if group.recipe is None:
@@ -225,7 +231,8 @@ class ParsedFile:
             unused=tuple(unused),
             metadata=self.file.metadata,
             resolved=False,
-            notes=tuple(self._notes(acting)),
+            notes=self._notes(acting, sources, reading),
+            scales=tuple(sorted(sources)),
             base_model=base_model(self.file.metadata, self.config.base_model),
         )
 
@@ -238,9 +245,10 @@ class ParsedFile:
         names = {one.adapter for *_, one in parsed if one is not None and one.adapter is not None}
         wanted = "default" if "default" in names else min(names, default=None)
         groups: dict[tuple[str | None, str], Group] = {}
+        strays: list[str] = []
         for key, name, one in parsed:
             if one is None:
-                self.unused.append(Unused(key, "unknown_key", "not understood by any key format"))
+                strays.append(key)
                 continue
             if one.adapter is not None and one.adapter != wanted:
                 reason = f"of a second adapter {one.adapter!r}; only {wanted!r} is used"
@@ -252,12 +260,31 @@ class ParsedFile:
                 keys = self.embeddings.setdefault(one.module, {})
             else:
                 at = one.component, one.module
-                keys = (groups.get(at) or groups.setdefault(at, Group(*at, one.flattened, name))).keys
+                group = groups.get(at) or groups.setdefault(at, Group(*at, one.flattened, name))
+                group.transposed |= known[name].transposed & {one.param}
+                keys = group.keys
             if one.param in keys:
                 self.unused.append(Unused(key, "repeated", f"says the same as {keys[one.param]}"))
             else:
                 keys[intern(one.param)] = key  # thousands of keys have a few parameters
+        self._place_strays(groups, strays)
         return list(groups.values())
+
+    def _place_strays(self, groups: dict[tuple[str | None, str], Group], strays: list[str]) -> None:
+        """Give keys below a layer that has an adapter to that layer: they may change what its parameters mean.
+
+        A router or a factor between the two is unknown there, so that the layer is refused as a whole.
+        """
+        whole = {name for name, one in key_formats().items() if one.last}
+        of_layers = {at for at, group in groups.items() if group.format not in whole}
+        below = {key: at for at, group in groups.items() if group.format in whole for key in group.keys.values()}
+        for key in (*strays, *below):
+            found = next(((at, param) for *at, param in layers_above(key) if tuple(at) in of_layers), None)
+            if found is not None and tuple(found[0]) != below.get(key):
+                groups[found[0][0], found[0][1]].keys[found[1]] = key
+                groups.pop(below.get(key, (None, "")), None)
+            elif key not in below:
+                self.unused.append(Unused(key, "unknown_key", "not understood by any key format"))
 
     @cached_property
     def stranger(self) -> str:
@@ -284,20 +311,24 @@ class ParsedFile:
             text = f"{self.stranger or 'it contains adapters of an unsupported kind'}"
             raise UnknownAdapterError(self.file.path, f"{text}, with the parameters {params} (keys {seen}, …)")
 
-    def _notes(self, acting: Sequence[Adapter] | None) -> Iterator[str]:
-        if self._lacks_scale():
-            yield _NO_SCALE
-        if not acting and self.family is None and self.stranger:
-            yield self.stranger
+    def _sources(self, reading: Reading) -> set[ScaleSource]:
+        """Return what tells the scales of its layers."""
+        return {source_of(group, self._config(group, group.module), reading) for group in self.groups} - {"none"}
 
-    def _lacks_scale(self) -> bool:
-        """Return whether PEFT's configuration is missing, without which nothing tells the scale of its files."""
-        for one in self.groups:
-            if one.format == "peft" and "alpha" not in one.keys and one.recipe and one.recipe.kind.name in _SCALED:
-                with suppress(NumberError):  # else the layer is left out, and says so
-                    if configured_alpha(self.config.values(one.component, one.module)) == Alpha():
-                        return True
-        return False
+    def _notes(
+        self, acting: Sequence[Adapter] | None, sources: Collection[ScaleSource], reading: Reading
+    ) -> tuple[str, ...]:
+        """Return what the report says of a file that is no adapter, and of the scale, unless the user chose it."""
+        strange = (self.stranger,) if not acting and self.family is None and self.stranger else ()
+        if reading.alpha is not None or reading.scale is not None:
+            return strange if "user" in sources else (*strange, UNUSED_SCALE)
+        doubts = {doubt_of(group, self.file, self._config(group, group.module)) for group in self.groups} - {""}
+        return (*strange, *self.config.notes, *([NO_SCALE] if "guess" in sources else []), *sorted(doubts))
+
+
+def _shape(file: AdapterFile, group: Group, param: str) -> tuple[int, ...]:
+    shape = file.infos[group.keys[param]].shape
+    return shape[::-1] if param in group.transposed and len(shape) == 2 else shape
 
 
 def _bytes_of(adapters: Iterable[Adapter]) -> int:

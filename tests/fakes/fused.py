@@ -172,7 +172,7 @@ def save_all(folder: Path, sample: Sample, tensors: Mapping[str, Tensors]) -> Pa
     for name, own in tensors.items():
         spelled = name if "." in sample.prefix[:-1] else name.replace(".", "_")
         renamed |= {key.replace(sample.prefix, sample.prefix.replace("layer", spelled)): own[key] for key in own}
-    return save(folder / "a.safetensors", renamed, sample.metadata)
+    return save(folder / "adapter_model.safetensors", renamed, sample.metadata)
 
 
 def defined(model: Blocks, x: Tensor, files: Sequence[tuple[Written, float]]) -> Tensor:

@@ -115,7 +115,7 @@ def test_dora_of_peft_on_an_embedding(tmp_path):
     with torch.no_grad():
         want = wrapped(ids)
     state = peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False)
-    path = save(tmp_path / "a.safetensors", {key: value.detach().clone() for key, value in state.items()})
+    path = save(tmp_path / "adapter_model.safetensors", {key: value.detach().clone() for key, value in state.items()})
     (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 4, "lora_alpha": 6}))
     assert worst(ours(model, path, ids), want) < BOUND
 

@@ -36,7 +36,7 @@ def deformed(tensors, site):
 def test_parameters_of_any_shape_are_taken_or_refused(tmp_path, sample, pytestconfig):
     if sample.config is not None:
         (tmp_path / "adapter_config.json").write_text(json.dumps(sample.config))
-    path = tmp_path / "a.safetensors"
+    path = tmp_path / "adapter_model.safetensors"
     of_kind = defaultdict(list)
     for layer, (kind, _, _) in LAYERS.items():
         if {kind, layer} & sample.layers:

@@ -132,7 +132,7 @@ def test_alpha_of_peft_files(tmp_path, components, case, prefix):
         (tmp_path / "adapter_config.json").write_text(json.dumps(beside))
     metadata = None if header is None else {"lora_adapter_metadata": json.dumps(header)}
     tensors = peft(prefix, (12, 8), 4)
-    network = load_network(save(tmp_path / "a.safetensors", tensors, metadata), components)
+    network = load_network(save(tmp_path / "adapter_model.safetensors", tensors, metadata), components)
     want = scale * tensors[f"{prefix}.lora_B.weight"].double() @ tensors[f"{prefix}.lora_A.weight"].double()
     got = network.delta_weight("unet", "mid_block.proj_in", torch.float64)
     assert (got - want).abs().max() <= 1e-12 * want.abs().max()
@@ -141,7 +141,7 @@ def test_alpha_of_peft_files(tmp_path, components, case, prefix):
 def test_the_configuration_beside_a_kohya_file_is_not_its_own(tmp_path, components):
     (tmp_path / "adapter_config.json").write_text('{"lora_alpha": 16}')
     tensors = pair("lora_unet_mid_block_proj_in", (12, 8), 4)
-    network = load_network(save(tmp_path / "a.safetensors", tensors), components)
+    network = load_network(save(tmp_path / "adapter_model.safetensors", tensors), components)
     want = (
         tensors["lora_unet_mid_block_proj_in.lora_up.weight"] @ tensors["lora_unet_mid_block_proj_in.lora_down.weight"]
     )
@@ -201,7 +201,6 @@ def test_two_spellings_of_one_layer_act_once(tmp_path, components):
         ({"lora_up.weight": (12, 4), "lora_down.weight": (5, 8)}, r"want down \(4, 8\), got \(5, 8\)"),
         ({"lora_up.weight": (11, 4), "lora_down.weight": (4, 8)}, r"want up \(12, r\), got \(11, 4\)"),
         ({"lora_up.weight": (), "lora_down.weight": (4, 8)}, r"want up \(12, r\), got \(\)"),
-        ({"lora_up.weight": (12, 0), "lora_down.weight": (0, 8)}, r"want numbers in lora_\w+.weight, got"),
         ({"lora_up.weight": (12, 4), "lora_down.weight": (4, 8), "alpha": (2,)}, "one number as alpha"),
         ({"lora_up.weight": (12, 4), "lora_down.weight": (4, 8), "lora_B.bias": (3,)}, "want a bias of 12"),
         ({"lora_up.weight": (12, 4), "lora_down.weight": (4, 8), "lora_mid.weight": (4, 9)}, "want mid"),

@@ -21,7 +21,9 @@ def config(tmp_path, header: dict[str, object] | None = None, beside: object = N
     metadata = None if header is None else {key: json.dumps(value) for key, value in header.items()}
     if beside is not None:
         (tmp_path / "adapter_config.json").write_text(json.dumps(beside))
-    return PeftConfig.of(AdapterFile.open(save(tmp_path / "a.safetensors", {"a.lora_A": torch.zeros(1)}, metadata)))
+    return PeftConfig.of(
+        AdapterFile.open(save(tmp_path / "adapter_model.safetensors", {"a.lora_A": torch.zeros(1)}, metadata))
+    )
 
 
 def test_values_of_one_component_have_no_prefix(tmp_path):

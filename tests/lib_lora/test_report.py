@@ -310,4 +310,4 @@ def test_the_model_it_was_made_from_in_the_trainers_configuration(tmp_path, head
         "base_model.model.unet.proj.lora_B.weight": torch.zeros(12, 2),
     }
     metadata = {key: json.dumps(value) for key, value in header.items()}
-    assert inspect_file(save(tmp_path / "a.safetensors", tensors, metadata)).base_model == "a/b"
+    assert inspect_file(save(tmp_path / "adapter_model.safetensors", tensors, metadata)).base_model == "a/b"

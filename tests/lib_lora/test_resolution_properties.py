@@ -376,7 +376,9 @@ def test_a_kind_with_a_parameter_gone_or_of_another_shape_is_whole_or_not_there(
         if sample.config is not None:
             Path(folder, "adapter_config.json").write_text(json.dumps(sample.config))
         renamed = {key.replace(sample.prefix, prefix): value for key, value in tensors.items()}
-        network = load_network(save(Path(folder, "a.safetensors"), renamed, sample.metadata), {"unet": model})
+        network = load_network(
+            save(Path(folder, "adapter_model.safetensors"), renamed, sample.metadata), {"unet": model}
+        )
         assert len(network.report.unused) == (0 if network.bindings else len(renamed))
         for one in network.bindings:
             assert network.delta_weight("unet", name).shape == one.target.shape

@@ -110,7 +110,7 @@ def test_a_blocks_weight_multiplies_its_layers_whatever_the_kind(
         multiplier = 1.3 * GIVEN[PLACES[place]]
         x = inputs[0] if inputs[0].dtype == torch.int64 else inputs[0].double()
         want.append(reference(alone, layer, sample, own, multiplier)(x).detach())
-    path = save(tmp_path / "all.safetensors", tensors, sample.metadata)
+    path = save(tmp_path / "adapter_model.safetensors", tensors, sample.metadata)
     if sample.config is not None:
         config = next(tmp_path.rglob("adapter_config.json"))
         (tmp_path / "adapter_config.json").write_text(config.read_text())

@@ -17,6 +17,9 @@ component (`unet.base_model.model.`). Its text encoders have kohya's names befor
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+
 from ..components import EXPERTS
 
 WRAPPER = r"base_model\.model\."
@@ -59,3 +62,23 @@ PARAMS = "|".join(
     )
 )
 """Parameters of kohya, LyCORIS and ComfyUI whose name alone tells them from a checkpoint's."""
+
+_START = re.compile(rf"{START}(?P<rest>.+)")
+_INSIDE = frozenset({"base_layer", "in_proj", "out_proj"})
+"""Layers inside another layer that has adapters of its own."""
+
+
+def layers_above(key: str) -> Iterator[tuple[str | None, str, str]]:
+    """Yield the component, the layer and the parameter that a dotted key may mean, the longest layer first.
+
+    A part with a number is a layer of a list, so no parameter begins with it.
+    """
+    match = _START.fullmatch(key)
+    if match is None:
+        return
+    component, steps = match["component"], match["rest"].split(".")
+    for length in range(len(steps) - 1, 0, -1):
+        if steps[length].isdecimal() or steps[length] in _INSIDE:
+            return
+        named = None if component is None else COMPONENTS.get(component, component)
+        yield named, ".".join(steps[:length]), ".".join(steps[length:])

@@ -137,6 +137,12 @@ class KeyFormat:
     """Whether a file of nothing else is an adapter; False where a checkpoint has keys like these."""
     names_of: NamesOf | None = None
     """Gives the layers names, where the keys of a file do not."""
+    configured: bool = False
+    """Whether its trainer writes `adapter_config.json`."""
+    transposed: frozenset[str] = frozenset()
+    """Canonical parameters that it saves with rows and columns exchanged, as MLX does."""
+    last: bool = False
+    """Whether it is tried after all formats that do not say so: its patterns take keys of other formats, too."""
     embedding: str | None = None
     """What the header says under the name of a textual inversion embedding, where that name is all of its key."""
     before: tuple[str, ...] = ()

@@ -16,7 +16,10 @@ from .base import KeyFormat
 KOHYA = KeyFormat(
     name="kohya",
     before=("diffusers", "peft"),  # whose patterns take any module name
-    patterns=(r"(?P<component>lora_unet|lora_te\d?)_(?P<module>[^.]+)\.(?P<param>.+)",),
+    patterns=(
+        r"(?P<component>lora_unet|lora_te\d?)_(?P<module>[^.]+)\.(?P<param>.+)",
+        r"(?P<param>lokr_factor)",  # of the whole file, blissful-tuner networks/lokr.py
+    ),
     example="lora_unet_down_blocks_0_attentions_0_proj_in.lora_down.weight",
     components={
         "lora_unet": DENOISER,
@@ -33,6 +36,7 @@ KOHYA = KeyFormat(
         "lora_B.bias": "lora_up.bias",
         "lora_magnitude_vector.weight": "lora_magnitude_vector",
         "magnitude": "lora_magnitude_vector",  # ai-toolkit
+        "lora_AB.weight": "lora_mixer.weight",
     },
     flattened=True,
 )

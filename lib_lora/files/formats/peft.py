@@ -10,7 +10,7 @@
 
 Sources: huggingface/peft utils/save_and_load.py and tuners/*/layer.py; for `magnitude` ostris/ai-toolkit
 toolkit/models/DoRA.py; for `scaled_oft` Nerogar/OneTrainer modules/module/oft_utils.py. Alpha is not among the tensors;
-it comes from `adapter_config.json` or from the header's `lora_adapter_metadata`, see `config.py`.
+it comes from the header or from `adapter_config.json`, see `_trainer_config.py`.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ PEFT = KeyFormat(
         "lora_B": "lora_up.weight",
         "bias": "lora_up.bias",
         "magnitude": "lora_magnitude_vector",
+        "lora_AB.weight": "lora_mixer.weight",  # wutaiqiang/MoSLoRA
     },
+    configured=True,
     names_of=names_of,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,6 +17,8 @@ PARTS = {
     "to_added_qkv": ("add_q_proj", "add_k_proj", "add_v_proj"),
 }
 """Fused projection -> its parts, in the order of its outputs."""
+_SURE = 8
+"""The weight that the signs of a family must have in a model of another width: several kinds of its layers."""
 
 
 class AliasTable:
@@ -37,6 +40,7 @@ class AliasTable:
         known = dict(own)
         widths = {name: place.shape[1] if len(place.shape) > 1 else None for name, place in own.items()}
         families = clear(ranked(self._families, [fact(component, name, width) for name, width in widths.items()]))
+        families = families or _of_another_width(self._families, component, widths)
         tables = [family.aliases for family in families]  # the likeliest family's first
         for aliases in tables or [tuple(one for one in self._aliases if one.only_names or not self._families)]:
             rules = _indexed(aliases)
@@ -49,6 +53,20 @@ class AliasTable:
                         known[other] = place
                         queue.append(other)
         return known
+
+
+def _of_another_width(
+    families: Iterable[Architecture], component: str, widths: Mapping[str, int | None]
+) -> tuple[Architecture, ...]:
+    """Return the family whose layers a model has in another width, by its signs; empty without one."""
+    counts = Counter(filter(None, widths.values()))
+    common = counts.most_common(1)[0][0] if counts else 0
+    for family in families if common else ():
+        if family.width and family.width != common:
+            scaled = {name: width and width * family.width // common for name, width in widths.items()}
+            if family.score(fact(component, name, width) for name, width in scaled.items()) >= _SURE:
+                return (family,)
+    return ()
 
 
 @lru_cache(maxsize=32)

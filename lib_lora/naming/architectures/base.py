@@ -141,6 +141,8 @@ class Architecture:
     image_first: tuple[str, ...] = ()
     """Classes of models that put the prompt's tokens behind the picture's where both are one sequence, and not before.
     """
+    width: int = 0
+    """The width of its blocks that its signs speak of; 0 where nobody trains it at another."""
     never: Sign | None = None
     """Layers of other models, which have some of this family's layers by the same names and widths."""
     flow: bool = True

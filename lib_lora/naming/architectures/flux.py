@@ -19,6 +19,7 @@ FLUX = Architecture(
         T5_INPUT_SIGN,
         named(r"flux(?![._-]?2)|flex\.?1"),
     ),
+    width=3072,
     never=OTHERS,
     inputs=("x_embedder",),
     variants=(

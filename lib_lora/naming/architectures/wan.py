@@ -30,6 +30,14 @@ _BLOCK = {
     "ffn.2": "ffn.net.2",
 }
 
+_ANIMATE_2 = {
+    f"{attention}.{native}": f"{attention}.{own}"
+    for attention, layers in (("self_attn", _ATTENTION), ("cross_attn", _ATTENTION | _IMAGE))
+    for native, own in layers.items()
+    if native != own
+}
+"""Of diffusers' Wan-Animate-2, whose blocks have their own names from Wan's code, and attention has diffusers'."""
+
 _WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _WITH_NOISE = re.compile(
     r"(?<![a-z])(high|low)(?=(?:[\W_]*(?:high|low))?[\W_]*noise)|(?<=noise)[\W_]*(high|low)(?![a-z])"
@@ -76,7 +84,10 @@ WAN = Architecture(
     name="wan",
     title="Wan 2",
     signs=(
-        Sign(r"^(denoiser|\?):(vace_)?blocks_\d+_(self|cross)_attn_([qkvo]|[kv]_img):(1536|3072|5120)$"),
+        Sign(
+            r"^(denoiser|\?):(vace_)?blocks_\d+_(block_)?(self|cross)_attn_"
+            r"([qkvo]|[kv]_img|to_([qkv]|out_0)|add_[kv]_proj):(1536|3072|5120)$"
+        ),
         Sign(r"^(denoiser|\?):(vace_)?blocks_\d+_attn[12]_(to_([qkv]|out_0)|add_[kv]_proj):(1536|3072|5120)$"),
         Sign(r"^(denoiser|\?):(vace_)?blocks_\d+_ffn_(0|net_0_proj):(1536|3072|5120)$"),
         Sign(r"^(denoiser|\?):(vace_)?blocks_\d+_ffn_(net_)?2:(8960|13824|14336)$"),
@@ -107,6 +118,8 @@ WAN = Architecture(
                 for native, own in _BLOCK.items()
             },
         ),
+        *aliases(DENOISER, {f"blocks.{{}}.block.{native}": f"blocks.{{}}.{native}" for native in _BLOCK}),
+        *aliases(DENOISER, {f"blocks.{{}}.{native}": f"blocks.{{}}.{own}" for native, own in _ANIMATE_2.items()}),
         *aliases(
             DENOISER,
             {

@@ -58,7 +58,8 @@ class Sample:
         renamed = {key.replace(self.prefix, prefix): value for key, value in tensors.items()}
         if self.config is not None:
             (folder / "adapter_config.json").write_text(json.dumps(self.config))
-        return save(folder / "a.safetensors", renamed, self.metadata), tensors
+        name = "a" if self.config is None else "adapter_model"  # to which alone a configuration belongs
+        return save(folder / f"{name}.safetensors", renamed, self.metadata), tensors
 
     def weight(self, tensors: Tensors, weight: Tensor, multiplier: float) -> Tensor:
         """W' in fp64 from a file's tensors."""

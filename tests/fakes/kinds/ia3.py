@@ -51,7 +51,7 @@ def _peft_scale(own: Tensors, multiplier: float) -> Tensor:
     return 1 + multiplier * (own["ia3_l"].reshape(-1) - 1)
 
 
-FEEDFORWARD = {"target_modules": ["layer"], "feedforward_modules": ["layer"]}
+FEEDFORWARD = {"feedforward_modules": ".*"}
 
 SAMPLES = (
     Sample(
@@ -92,6 +92,7 @@ SAMPLES = (
         lambda own, weight, m: _outputs(weight, _peft_scale(own, m)),
         bias_factor=_peft_scale,
         prefix=PEFT,
+        config={"feedforward_modules": []},
         additive=False,
     ),
     Sample(

@@ -1,0 +1,64 @@
+"""BoRA: magnitudes along rows and columns around any other kind, https://arxiv.org/abs/2412.06441.
+
+V = W + dW, U = r * V / |V| row by row, W' = W + m (c * U / |U| - W) column by column. The paper's norms come in this
+order. `bora_scale_r` and `bora_r_scale` are r (out, 1); `bora_scale_c` and `bora_c_scale` are c (1, in). As with DoRA,
+the multiplier scales the complete effect. Sources: forks of LyCORIS, modules/bora.py around LoRA and modules/bokr.py
+around LoKr.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import Tensor
+from typing_extensions import Self
+
+from ._modifier import Modifier
+from .base import Adapter, At, Form, Kind, Origin, Params, Site, shape_text
+
+_ROWS = ("bora_scale_r", "bora_r_scale")
+_COLUMNS = ("bora_scale_c", "bora_c_scale")
+_TINY = 1e-30
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BoRA(Modifier):
+    """Two magnitudes around another adapter."""
+
+    inner: Adapter
+    rows: Tensor  # (out,)
+    columns: Tensor  # (in,)
+
+    name: ClassVar[str] = "bora"
+    params: ClassVar[Params] = Params(frozenset({_ROWS[0], _COLUMNS[0]}), frozenset({_ROWS[1], _COLUMNS[1]}))
+    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "attention"})
+    reads_base: ClassVar[bool] = True
+    by_rows: ClassVar[bool] = False
+    by_columns: ClassVar[bool] = False
+    prefers_dense: ClassVar[bool] = True
+
+    @classmethod
+    def takes(cls, shapes: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
+        own = frozenset({*_ROWS, *_COLUMNS} & shapes.keys())
+        return own if len(own) == 2 and len(own.intersection(_ROWS)) == 1 else frozenset()
+
+    @classmethod
+    def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+        rows, columns = (next(params[name] for name in names if name in params) for names in (_ROWS, _COLUMNS))
+        if rows.numel() != site.shape[0] or columns.numel() != site.shape[1]:
+            got = f"{shape_text(rows)} and {shape_text(columns)}"
+            raise ValueError(f"want magnitudes ({site.shape[0]}, 1) and (1, {site.shape[1]}), got {got}")
+        return cls(inner, rows.reshape(-1, 1), columns.reshape(1, -1))
+
+    def delta_weight(self, at: At) -> Tensor:
+        base = at.base
+        inner = self.inner.delta_weight(at.fully() if self.inner.reads_base else replace(at.fully(), weight=None))
+        whole = base + inner.reshape(base.shape)
+        whole = whole * (at.put(self.rows) / whole.norm(dim=1, keepdim=True).clamp_min(_TINY))
+        whole = whole * (at.put(self.columns) / whole.norm(dim=0, keepdim=True).clamp_min(_TINY))
+        return (whole - base).mul_(at.multiplier)
+
+    def form(self, rank: int | None = None) -> Form | None:
+        return None  # the norms are of whole rows and columns

@@ -1,0 +1,32 @@
+"""Whole tensors beside adapters: the trained bias, norm or layer itself, not a change of it.
+
+`base_model.model.blocks.0.attn.to_q.bias`                           (`bias="all"` and `bias="lora_only"`)
+`base_model.model.blocks.0.attn.to_q.base_layer.bias`
+`base_model.model.proj_out.modules_to_save.default.weight`           (newer PEFT saves `proj_out.weight`)
+`transformer.transformer_blocks.0.attn.norm_q.weight`                (FLUX control in diffusers)
+
+A checkpoint has the same names, so a file of nothing else is no adapter, unless PEFT's wrapper is in front:
+`whole_peft.py`. Sources: huggingface/peft utils/save_and_load.py, `get_peft_model_state_dict`; huggingface/diffusers
+loaders/lora_pipeline.py, `FluxLoraLoaderMixin`.
+"""
+
+from __future__ import annotations
+
+from ._dotted import COMPONENTS, START
+from .base import KeyFormat
+
+_FACTOR = r"(?:\w*(?:lora|lokr|loha|hada|ia3)\w*|\w+_[AB])"
+"""How an unknown algorithm may call a factor, which is no layer of the model."""
+MODULE = rf"(?P<module>(?:(?!{_FACTOR}\.(?:weight|bias|scale)$)[^.]+\.)*?(?!{_FACTOR}\.)[^.]+)"
+PARAM = r"(?:\.base_layer)?(?:\.modules_to_save(?:\.(?P<adapter>[^.]+))?)?\.(?P<param>weight|bias|scale)"
+PARAMS = {"weight": "set_weight", "scale": "set_weight", "bias": "set_bias"}
+
+WHOLE = KeyFormat(
+    name="whole",
+    patterns=(START + MODULE + PARAM,),
+    example="transformer.transformer_blocks.0.attn.norm_q.weight",
+    components=COMPONENTS,
+    params=PARAMS,
+    alone=False,
+    last=True,
+)

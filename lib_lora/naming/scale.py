@@ -1,0 +1,134 @@
+"""The scale of a file's layers, alpha / rank: the one rule, and what a report says of it.
+
+The first that tells counts:
+
+1. the user: `Reading.scale`, else `Reading.alpha`;
+2. an `alpha` tensor of the layer;
+3. the file's header, in any spelling: `files/formats/_header.py`;
+4. `adapter_config.json`, where it is the file's own: `files/formats/_trainer_config.py`;
+5. the convention of the spelling: without an alpha, kohya's and diffusers' trainers mean the scale 1;
+6. a guess, 1, for PEFT's spelling, whose alpha is never 1 by itself. The report says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Literal, Protocol
+
+from ..adapters._config import configured_alpha
+from ..adapters._recipe import Recipe
+from ..adapters.base import NO_ALPHA, Alpha
+from ..errors import NumberError
+from ..files.file import AdapterFile
+from ..files.formats._header import Layer
+from ..files.reading import Reading
+from ..tensors import LARGEST
+
+ScaleSource = Literal["user", "tensors", "file", "convention", "guess", "none"]
+"""What tells the scale of a file: `file` is its header or its configuration, `none` stands for kinds without one."""
+
+SCALED = frozenset(
+    {"lora", "lora_embedding", "moslora", "loraxs", "adalora", "tlora", "loha", "lokr", "glora", "gralora", "deft"}
+)
+"""Algorithms whose change is multiplied by alpha / rank."""
+NO_SCALE = (
+    "its scale is unknown and taken as 1, as neither its tensors nor its header nor an adapter_config.json of its own "
+    "has an alpha; if it is too strong or too weak, give its alpha"
+)
+UNUSED_SCALE = "the alpha or scale that you give has no effect, as no kind in it has a scale"
+_LOKR = (
+    "LoKr layers have two full matrices and an alpha, and nothing tells the rank that it is divided by: their scale is "
+    "taken as 1; if it is too strong, give its scale"
+)
+_RANKS = {"lora_up.weight": 1, "hada_w1_b": 0, "lokr_w2_b": 0, "lokr_w1_b": 0, "lora_embedding_B": 1}
+"""Parameter -> the dimension that is the rank, the one that counts first in front."""
+
+
+class Parameters(Protocol):
+    """The parameters of one layer in a file, see `parsed.Group`."""
+
+    component: str | None
+    module: str
+    flattened: bool
+    format: str
+    keys: dict[str, str]
+    recipe: Recipe | None
+    transposed: frozenset[str]
+
+
+def layers_of(groups: Iterable[Parameters], file: AdapterFile) -> list[Layer]:
+    """Return what a configuration of the file must agree with."""
+    return [
+        Layer(
+            group.module,
+            group.recipe.kind.name,
+            _rank(group, file),
+            group.flattened,
+            group.recipe.kind.name in SCALED and "alpha" not in group.keys,
+        )
+        for group in groups
+        if group.recipe is not None and group.recipe.kind.name != "set_weight"
+    ]
+
+
+def _rank(group: Parameters, file: AdapterFile) -> int | None:
+    for param, dim in _RANKS.items():
+        shape = file.infos[group.keys[param]].shape if param in group.keys else ()
+        if len(shape) > dim:
+            return shape[1 - dim if param in group.transposed else dim]
+    return None
+
+
+def alpha_of(key: str | None, file: AdapterFile, config: Mapping[str, object], reading: Reading) -> Alpha:
+    """Return the source of a layer's scale.
+
+    Args:
+        key: of the layer's alpha tensor; None without one.
+        file: the file.
+        config: of the layer.
+        reading: the user's choice.
+
+    Raises:
+        ValueError: the tensor is no number.
+        NumberError: alpha is not finite.
+    """
+    if reading.scale is not None:
+        return Alpha(fixed=reading.scale)
+    if reading.alpha is not None:
+        return Alpha(reading.alpha, rank_stabilized=config.get("use_rslora") is True)
+    if key is None:
+        return configured_alpha(config)
+    if key not in file.numbers:
+        raise ValueError(f"want one number as alpha, got {file.infos[key].shape}")
+    number = file.numbers[key]
+    if not abs(number) <= LARGEST:  # nan is neither
+        raise NumberError(f"want a finite number as alpha, got {number}")
+    return Alpha(number)
+
+
+def source_of(group: Parameters, config: Mapping[str, object], reading: Reading) -> ScaleSource:
+    """Return what tells the scale of a layer."""
+    if group.recipe is None or group.recipe.kind.name not in SCALED:
+        return "none"
+    if reading.scale is not None or reading.alpha is not None:
+        return "user"
+    if "alpha" in group.keys:
+        return "tensors"
+    with suppress(NumberError):  # else the layer is left out, and says so
+        if configured_alpha(config) == NO_ALPHA:
+            return "guess" if group.format in ("peft", "loraxs") else "convention"
+    return "file"
+
+
+def doubt_of(group: Parameters, file: AdapterFile, config: Mapping[str, object]) -> str:
+    """Return that only the trainer of a LoKr knows its scale; empty where something tells it.
+
+    Of two full matrices no shape is the rank. LyCORIS then stores the rank as alpha, which is at least half as long as
+    the second matrix, and trains at 1. Another number may be divided by a rank that is nowhere.
+    """
+    full = {"lokr_w1", "lokr_w2", "alpha"}
+    if not full <= group.keys.keys() or config.get("r") or "lokr_factor" in file.infos:
+        return ""
+    alpha, size = file.numbers.get(group.keys["alpha"], 0.0), max(file.infos[group.keys["lokr_w2"]].shape, default=0)
+    return _LOKR if 0 < 2 * alpha < size else ""

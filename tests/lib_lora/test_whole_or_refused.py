@@ -1,0 +1,144 @@
+"""What a file says of a layer is obeyed as a whole, or that layer is refused with one reason."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lib_lora import load_network, register, unregister
+from lib_lora.adapters.base import Params
+from lib_lora.adapters.lora import LoRA
+from lib_lora.files.formats.base import KeyFormat
+from tests.fakes.files import adapters_of, hollow, pair, save
+from tests.fakes.layers import Model
+
+
+def peft(prefix: str, out: int, inside: int, rank: int = 2) -> dict[str, Tensor]:
+    down, up = pair("x", (out, inside), rank).values()
+    return {f"{prefix}.lora_A.weight": down, f"{prefix}.lora_B.weight": up}
+
+
+def sizes(prefix: str, shape: tuple[int, ...]) -> dict[str, tuple[tuple[int, ...], str]]:
+    out, inside = shape
+    return {f"{prefix}.lora_down.weight": ((1, inside), "F32"), f"{prefix}.lora_up.weight": ((out, 1), "F32")}
+
+
+@pytest.mark.parametrize("start", ["base_model.model.layer", "unet.layer", "diffusion_model.layer", "layer"])
+@pytest.mark.parametrize("extra", ["lora_route.weight", "lora_C", "magnitudes.default", "gate.bias"])
+def test_an_unknown_parameter_refuses_its_layer_in_every_spelling(tmp_path, start, extra):
+    tensors = {**peft(start, 12, 8), f"{start}.{extra}": torch.ones(2, 2)}
+    tensors |= peft(f"{start.removesuffix('layer')}other", 12, 8)
+    model = nn.ModuleDict({"layer": nn.Linear(8, 12), "other": nn.Linear(8, 12)})
+    report = load_network(save(tmp_path / "a.safetensors", tensors), {"unet": model}).report
+    assert report.hit == 1
+    assert {one.cause for one in report.unused} == {"unknown_parameters"}
+    assert {one.key for one in report.unused} == {key for key in tensors if key.startswith(f"{start}.")}
+
+
+def test_rank_0_has_one_reason(tmp_path):
+    tensors = pair("lora_unet_layer", (12, 8), 0)
+    network = load_network(save(tmp_path / "a.safetensors", tensors), {"unet": Model(nn.Linear(8, 12))})
+    assert list(network.report.reasons()) == ["of rank 0, which changes nothing"]
+
+
+class Conv1D(nn.Module):
+    """As transformers has it: a linear layer whose weight is transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(8, 12)), nn.Parameter(torch.ones(12))
+        self.nf = 12
+
+
+@pytest.mark.parametrize("key", ["lora_unet_layer", "base_model.model.layer"])
+@pytest.mark.parametrize("make", [lambda: nn.ConvTranspose2d(8, 12, 2), lambda: nn.Bilinear(8, 3, 12), Conv1D])
+def test_a_layer_of_another_class_is_there_and_named(tmp_path, key, make):
+    layer = make()
+    tensors = pair(key, (12, 8), 2)
+    report = load_network(save(tmp_path / "a.safetensors", tensors), {"unet": Model(layer)}).report
+    assert list(report.reasons()) == ["of a layer of a class that no adapter kind is defined for"]
+    assert report.unused[0].detail == f"unet.layer: {type(layer).__name__}"
+
+
+def test_an_underscore_behind_a_name_is_none_of_the_name(tmp_path):
+    model = nn.ModuleDict({"proj_out": nn.Linear(8, 12)})
+    for start in ("transformer.proj_out_", "lora_unet_proj_out_"):
+        path = save(tmp_path / "a.safetensors", pair(start, (12, 8), 2))
+        assert load_network(path, {"transformer": model}).report.hit == 1
+
+
+def test_names_of_wan_for_the_second_animate_model(tmp_path):
+    diffusers = pytest.importorskip("diffusers")
+    if not hasattr(diffusers, "WanAnimate2Transformer3DModel"):
+        pytest.skip("this diffusers has no Wan-Animate-2")
+    with torch.device("meta"):
+        model = diffusers.WanAnimate2Transformer3DModel(dim=5120, ffn_dim=13824, num_heads=40, num_layers=1)
+    layers = {path: tuple(one.weight.shape) for path, one in model.named_modules() if isinstance(one, nn.Linear)}
+    own = {path: shape for path, shape in layers.items() if path.startswith("blocks.0.")}
+    names = {"to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "o", "add_k_proj": "k_img", "add_v_proj": "v_img"}
+    for block in ("blocks.0.", "blocks.0.block."):
+        tensors: dict[str, tuple[tuple[int, ...], str]] = {}
+        for path, shape in own.items():
+            _, attention, layer = path.removeprefix("blocks.0.").partition("attn.")
+            name = path.removeprefix("blocks.0.")
+            name = name.removesuffix(layer) + names[layer] if attention else name
+            tensors |= sizes(f"diffusion_model.{block}{name}", shape)
+        report = load_network(hollow(tmp_path / "a.safetensors", tensors), {"transformer": model}).report
+        assert report.hit == report.layers == len(own), report.why()
+
+
+def test_flux_of_another_width(tmp_path):
+    from diffusers import FluxTransformer2DModel
+
+    with torch.device("meta"):
+        model = FluxTransformer2DModel(num_layers=1, num_single_layers=1, attention_head_dim=64, num_attention_heads=16)
+    width = 1024
+    shapes = {
+        "double_blocks_0_img_attn_qkv": (3 * width, width),
+        "double_blocks_0_txt_mod_lin": (6 * width, width),
+        "double_blocks_0_img_mlp_0": (4 * width, width),
+        "single_blocks_0_linear1": (7 * width, width),
+        "single_blocks_0_linear2": (width, 5 * width),
+        "final_layer_adaLN_modulation_1": (2 * width, width),
+    }
+    tensors = {key: one for name, shape in shapes.items() for key, one in sizes(f"lora_unet_{name}", shape).items()}
+    network = load_network(hollow(tmp_path / "a.safetensors", tensors), {"transformer": model})
+    assert network.report.hit == len(shapes), network.report.why()
+    assert network.report.model is None or not network.report.model.sure
+
+
+class Coral(LoRA):
+    """A kind with a layer of its own."""
+
+    __slots__ = ()
+
+    name = "coral_mix"
+    params = Params(LoRA.params.required | {"reef_gain.weight"}, layers=frozenset({"reef_gain"}))
+
+
+MLX = KeyFormat(
+    name="mlx",
+    before=("peft", "diffusers"),
+    patterns=(r"model\.(?P<module>.+)\.(?P<param>lora_[ab])",),
+    example="model.layer.lora_a",
+    params={"lora_a": "lora_down.weight", "lora_b": "lora_up.weight"},
+    transposed=frozenset({"lora_down.weight", "lora_up.weight"}),
+    configured=True,
+)
+
+
+def test_a_plug_in_may_have_layers_transposed_tensors_and_a_configuration(tmp_path):
+    tensors = {"model.layer.lora_a": torch.rand(8, 2), "model.layer.lora_b": torch.rand(2, 12)}
+    (tmp_path / "adapter_config.json").write_text('{"r": 2, "lora_alpha": 6}')
+    model = {"unet": Model(nn.Linear(8, 12))}
+    try:
+        register(MLX, Coral)
+        network = load_network(save(tmp_path / "adapter_model.safetensors", tensors), model)
+        want = 3 * (tensors["model.layer.lora_a"] @ tensors["model.layer.lora_b"]).T
+        assert torch.allclose(network.delta_weight("unet", "layer"), want, atol=1e-5)
+        mixed = {**peft("base_model.model.layer", 12, 8), "base_model.model.layer.reef_gain.weight": torch.ones(1, 1)}
+        (found,) = adapters_of(load_network(save(tmp_path / "b.safetensors", mixed), model))["unet"].values()
+        assert isinstance(found, Coral)
+    finally:
+        unregister(MLX, Coral)
