@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..adapters.base import Adapter
 from ..errors import ComponentError, FileError, LoraError
 from ..naming.binding import Binding
-from ..placement.resident import Waiting
+from ..placement.resident import Waiting, device_of
 from ..strengths.table import StrengthTable
 from ..tensors import plain_mode
 from ..weights.originals import Checkpoint, OriginalWeight, kept, samples_of, version_of
@@ -30,6 +30,7 @@ from ..weights.rounding import generator_for, round_stochastically
 from .arguments import BaseForward
 from .dense import DenseExecutor
 
+_CPU = torch.device("cpu")
 _spoiled: weakref.WeakKeyDictionary[nn.Module, dict[str, bytes]] = weakref.WeakKeyDictionary()
 """Samples of the parameters that could not be restored; their layers are refused while they have these numbers."""
 
@@ -137,6 +138,15 @@ class MergedExecutor(DenseExecutor):
             except BaseException:
                 self.release(layer)
                 raise
+
+    def weights(self, layer: nn.Module) -> list[tuple[nn.Module, str]]:
+        """Return the parameters that have the adapters, and the ones that these were computed from."""
+        written = dict.fromkeys([*self._params, *[binding.target.bias for binding in self._bindings]])
+        return [*super().weights(layer), *[(layer, param) for param in written if param in layer._parameters]]
+
+    def follow_weights(self, layer: nn.Module) -> None:
+        """Merge again where other code has loaded or converted the weight since."""
+        self.move(layer, device_of(layer) or _CPU, now=True)
 
     @contextmanager
     def converting(self, layer: nn.Module) -> Iterator[None]:
