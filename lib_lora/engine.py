@@ -21,6 +21,7 @@ from .execution.hooks import HookedLayers
 from .execution.merged import refuse_spoiled
 from .execution.model import Model
 from .execution.watch import Watch
+from .files.components import is_denoiser
 from .naming.architectures.base import is_flow
 from .naming.index import LayerIndex, check_named, family_of_model, modules_of
 from .naming.network import Network, NetworkCache
@@ -41,6 +42,7 @@ from .tensors import plain_mode
 logger = logging.getLogger(__name__)
 
 _CPU = torch.device("cpu")
+_LATE = "what it has computed before this call of the"
 
 
 class Engine:
@@ -209,8 +211,9 @@ class Engine:
                 if not stack.entries:
                     self._take_off(keep=True)
                     return ActivationReport(())
-                if self._components_now() != self.components:
-                    self._serve(self._components_now())
+                twice, components = self._may_be_twice(), self._components_now()
+                if components != self.components:
+                    self._serve(components)
                 self._model.check_names(stack)
                 self._hooked.ensure_in_force()
                 indexes = self._model.indexes()
@@ -228,7 +231,7 @@ class Engine:
                 plan.strengths.set_call(plan.strengths.now.stack, rows=(0,))
                 self._hook_calls()
                 self._watch.begin(self.components, None if plan is former else plan.places)
-                self._lost = ""
+                self._lost = twice
                 plan.watch_weights()
                 return plan.report
             finally:
@@ -263,30 +266,39 @@ class Engine:
         watched = plan.watched.get(name)
         return watched is not None and (self._model.has_changed(name) or watched.changed())
 
-    def _has_other_modules(self) -> bool:
-        """Tell whether the pipeline has a module that the engine does not serve; others may have left it."""
-        return not self._components_now().items() <= self.components.items()
+    def _new_modules(self) -> list[str]:
+        """Return the modules that the pipeline has and the engine does not serve; others may have left it."""
+        served = self.components
+        return [name for name, module in self._components_now().items() if served.get(name) is not module]
+
+    def _may_be_twice(self) -> str:
+        """Tell in the log, too, that other code may have made layers from weights with merged LoRA."""
+        text = "" if self._plan is None else self._plan.may_be_twice(self._components_now())
+        if text:
+            logger.warning("%s", text)
+        return text
 
     def _follow(self, name: str) -> None:
         """Put the stack on what has changed of the model since the activation, before a component is called."""
         plan = self._plan
-        if plan is None or not (self._is_outdated(plan, name) or self._has_other_modules()):
+        if plan is None or not (self._is_outdated(plan, name) or self._new_modules()):
             return
         with self._lock, plain_mode(_CPU):
-            plan, chosen = self._plan, self._calls.chosen
+            plan, chosen, new = self._plan, self._calls.chosen, self._new_modules()
             if plan is None:
                 return
-            twice = plan.may_be_twice(self._components_now())
             try:
                 self.activate(self._stack)
-                self._lost = twice
+                _log_change(plan, self._plan)
             except LoraError as error:
                 self._lost = f"the model has changed, and the LoRA cannot be put on it: {error}"
-            if self._lost:
+                logger.warning("%s", self._lost)
+            late = [one for one in new if is_denoiser(name) and not is_denoiser(one) and one in plan.watched]
+            if late and not self._lost:
+                self._lost = f"the {', '.join(late)} of the pipeline was exchanged, and {_LATE} {name} was without LoRA"
                 logger.warning("%s", self._lost)
             if chosen:
                 self.use_image(chosen // (1 + self._stack.halved))
-            _log_change(plan, self._plan)
 
     def _hook_calls(self) -> None:
         """Have hooks on model calls while a strength depends on their moment, rows or places; else have none.
@@ -343,7 +355,7 @@ class Engine:
             entries[index] = replace(entries[index], multiplier=multiplier)
             stack, key = replace(former, entries=entries), plan.key
             self._model.check_names(stack)
-            changed = self._has_other_modules() or any(self._is_outdated(plan, name) for name in plan.watched)
+            changed = bool(self._new_modules()) or any(self._is_outdated(plan, name) for name in plan.watched)
             if (
                 changed
                 or key.rules[index] != block_rules(multiplier)
@@ -427,8 +439,9 @@ class Engine:
 
     def _take_off(self, *, keep: bool) -> None:
         """Take everything off; where `keep` is set, keep the plan for later if there is room for it."""
+        twice = self._may_be_twice()
         self._stack, plan, self._plan = Stack(), self._plan, None
-        self._calls.chosen, self._lost = 0, ""
+        self._calls.chosen, self._lost = 0, twice
         try:
             self._watch.end(self.components if keep else {})
             self._hook_calls()

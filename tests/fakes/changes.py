@@ -186,8 +186,8 @@ def _double(module: nn.Module) -> Any:
             if isinstance(child, nn.Linear):
                 if id(child) not in made:
                     made[id(child)] = plain = nn.Linear(*reversed(child.weight.shape))
-                    pair = (child.weight, child.bias)
-                    plain.weight, plain.bias = (nn.Parameter(one.detach().double(), False) for one in pair)
+                    own = [one.detach().to(torch.float64, copy=True) for one in (child.weight, child.bias)]
+                    plain.weight, plain.bias = (nn.Parameter(one, False) for one in own)
                 parent._modules[name] = made[id(child)]
     return module.double()
 

@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import torch
 from torch import Tensor
 
 from lib_lora import Engine, Entry, LoraError, Stack
@@ -46,7 +45,7 @@ class History:
         try:
             self._write_strength()
             picture = self.pipeline.picture()
-        except (LoraError, RuntimeError, IndexError):
+        except (LoraError, RuntimeError, IndexError):  # which ends a picture, and is not silent
             return "over"
         return self._compare(picture)
 
