@@ -211,32 +211,37 @@ class Engine:
                 if not stack.entries:
                     self._take_off(keep=True)
                     return ActivationReport(())
-                twice, components = self._may_be_twice(), self._components_now()
-                if components != self.components:
-                    self._serve(components)
-                self._model.check_names(stack)
-                self._hooked.ensure_in_force()
-                indexes = self._model.indexes()
-                networks = _resolved(stack, self._cache, indexes)
-                key = PlanKey.of(stack, networks, indexes)
-                plan = former = self._plan
-                if plan is None or plan.key != key:
-                    plan = self._plans.take(key) or make_plan(key, self._model, self._policy)
-                else:
-                    plan.follow_weights()
-                plan.write(stack, in_force=plan is former)  # first, as layers are placed and merged by these numbers
-                if plan is not former or not self._hooked.hold(plan.executors):
+                twice, former = self._may_be_twice(), self._plan
+                plan = self._plan_for(stack)
+                plan.write(stack, in_force=plan is self._plan)  # first: layers are placed and merged by these numbers
+                if plan is not self._plan or not self._hooked.hold(plan.executors):
                     self._swap(plan)
                 self._stack, self._calls.chosen = stack, 0
                 plan.strengths.set_call(plan.strengths.now.stack, rows=(0,))
                 self._hook_calls()
                 self._watch.begin(self.components, None if plan is former else plan.places)
                 self._lost = twice
-                plan.watch_weights()
+                if plan is not former or plan.key.why_live:
+                    plan.watch_weights()
                 return plan.report
             finally:
                 self._cache.trim(() if self._plan is None else self._plan.key.networks)
                 self._plans.keep_only(self._cache.holds)
+
+    def _plan_for(self, stack: Stack) -> Plan:
+        """Return the plan of a stack on the model as it is now; a new plan has touched no layer."""
+        components = self._components_now()
+        if components != self.components:
+            self._serve(components)
+        self._model.check_names(stack)
+        self._hooked.ensure_in_force()
+        indexes = self._model.indexes()
+        key = PlanKey.of(stack, _resolved(stack, self._cache, indexes), indexes)
+        plan = self._plan
+        if plan is None or plan.key != key:
+            return self._plans.take(key) or make_plan(key, self._model, self._policy)
+        plan.follow_weights()
+        return plan
 
     def _swap(self, plan: Plan) -> None:
         """Put a plan on the layers, and keep the former one if there is room; on an error do neither."""
@@ -268,7 +273,9 @@ class Engine:
 
     def _new_modules(self) -> list[str]:
         """Return the modules that the pipeline has and the engine does not serve; others may have left it."""
-        served = self.components
+        pipeline, served = self._pipeline(), self.components
+        if pipeline is None or self._model.is_of(pipeline):
+            return []
         return [name for name, module in self._components_now().items() if served.get(name) is not module]
 
     def _may_be_twice(self) -> str:
@@ -288,8 +295,12 @@ class Engine:
             if plan is None:
                 return
             try:
-                self.activate(self._stack)
-                _log_change(plan, self._plan)
+                if new or self._model.has_changed(name):
+                    self.activate(self._stack)
+                    _log_change(plan, self._plan)
+                else:
+                    plan.follow_weights()
+                    plan.watch_weights()
             except LoraError as error:
                 self._lost = f"the model has changed, and the LoRA cannot be put on it: {error}"
                 logger.warning("%s", self._lost)
@@ -355,7 +366,8 @@ class Engine:
             entries[index] = replace(entries[index], multiplier=multiplier)
             stack, key = replace(former, entries=entries), plan.key
             self._model.check_names(stack)
-            changed = bool(self._new_modules()) or any(self._is_outdated(plan, name) for name in plan.watched)
+            unheard = plan.watched.keys() - self._watch.called()  # a call compares
+            changed = bool(self._new_modules()) or any(self._is_outdated(plan, name) for name in unheard)
             if (
                 changed
                 or key.rules[index] != block_rules(multiplier)

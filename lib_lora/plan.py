@@ -197,7 +197,8 @@ class Plan:
         """
         with ExitStack() as stack:
             for layer, executor in list(self.executors.items()):
-                stack.callback(executor.follow_weights, layer)
+                if executor.reads_base or executor.merges:
+                    stack.callback(executor.follow_weights, layer)
 
     @property
     def kept_bytes(self) -> int:

@@ -72,6 +72,10 @@ class Model:
                     self._indexed[name] = now
         return list(self._indexed.values())
 
+    def is_of(self, pipeline: object) -> bool:
+        """Return whether a pipeline has these components as its attributes, without reading all that it has."""
+        return all(getattr(pipeline, name, self) is module() for name, module in self._refs.items())
+
     def has_changed(self, name: str) -> bool:
         """Return whether a component is built otherwise than when it was indexed; see `Structure.holds`."""
         index, module = self._indexed.get(name), self._refs[name]()

@@ -88,6 +88,10 @@ class Watch:
         """Take all hooks off, and forget all calls."""
         self.end({})
 
+    def called(self) -> set[str]:
+        """Return the components that were called since `begin`."""
+        return {name for name, calls in self._watched.items() if calls.number}
+
     def not_finite(self) -> dict[str, int]:
         """Return component -> number of the first call with an output that is not finite; waits for the device."""
         tensors = {name: calls.first_not_finite for name, calls in self._watched.items()}
