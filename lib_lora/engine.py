@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +16,12 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from .errors import ActivationError, LoraError, RowsError, StackError
+from .errors import ActivationError, ComponentError, LoraError, RowsError, StackError
 from .execution.hooks import HookedLayers
 from .execution.merged import refuse_spoiled
 from .execution.model import Model
 from .execution.watch import Watch
+from .files.components import is_denoiser
 from .naming.architectures.base import is_flow
 from .naming.index import LayerIndex, check_named, family_of_model, modules_of
 from .naming.network import Network, NetworkCache
@@ -29,15 +31,18 @@ from .placement.resident import PlacementPolicy
 from .placement.static import StaticMemory, check_buckets
 from .placement.storage import Storage, check_storage
 from .plan import Plan, PlanCache, PlanKey, make_plan
-from .report import ActivationReport, MemoryReport
+from .report import ActivationReport, MemoryReport, Uncalled
 from .stack import Stack
-from .strengths.model_call import CallSettings, Rows, SchedulerClock, hook_calls
+from .strengths.model_call import CallHooks, CallSettings, Rows, SchedulerClock, hook_calls
 from .strengths.stack_strengths import block_rules
 from .strengths.strength import AnyMultiplier, Clock, Moment, largest
 from .strengths.table import StrengthTable
 from .tensors import plain_mode
 
+logger = logging.getLogger(__name__)
+
 _CPU = torch.device("cpu")
+_LATE = "what it has computed before this call of the"
 
 
 class Engine:
@@ -83,19 +88,23 @@ class Engine:
         check_named(components, "Engine({}) or Engine.for_pipeline(pipe)")
         check_storage(storage)
         self._lock = threading.RLock()
-        self._sources = dict(checkpoints or {})
+        self._sources = {name: [path.absolute() for path in paths] for name, paths in (checkpoints or {}).items()}
         self._cache, self._plans = NetworkCache(cache_size, cache_bytes), PlanCache(parked_bytes)
         self._budget, self._static = Budget(device_budget), StaticMemory()
         self._budget.leave_at_rest = self._plans.leave_devices
         self._budget.relief.append(self._static.give_up)
         static = self._static if rank_buckets and device_budget is None else None
         self._policy = PlacementPolicy(storage, self._budget, check_buckets(rank_buckets), static)
-        self._hooked, self._watch = HookedLayers(), Watch(self._budget.make_way)
+        self._hooked, self._watch = HookedLayers(), Watch(_weakly(self._follow), self._budget.make_way)
         self._calls, self._call_hooks = CallSettings(), ExitStack()
         self._hooked_for: StrengthTable | None = None
         """The strength table that the hooks on model calls serve."""
+        self._hooked_calls: list[CallHooks] = []
         self._model, self._stack = Model({}, self._sources), Stack()
         self._plan: Plan | None = None
+        self._pipeline: Callable[[], object] = _no_pipeline
+        self._lost = ""
+        """Why the stack could not be put on a model that has changed since the activation."""
         leave = ExitStack()  # in reverse
         for take_off in (self._hooked.close, self._watch.stop, self._call_hooks.close):
             leave.callback(take_off)
@@ -106,7 +115,8 @@ class Engine:
     def for_pipeline(cls, pipeline: object, **options: Any) -> Self:
         """Return an engine of all modules of a diffusers pipeline, which asks its scheduler for the step of a call.
 
-        The pipeline is held weakly. If you replace one of its modules later, set `components`.
+        The pipeline is held weakly. Where it gets another module later, the engine serves that one, from the next
+        activation, change of a strength, or call of a module of the pipeline on.
 
         Args:
             pipeline: an object whose `components` are modules and others by name, and which may have a `scheduler`.
@@ -116,6 +126,7 @@ class Engine:
             ComponentError: it is no pipeline; the text shows an example.
         """
         engine, held = cls(modules_of(pipeline), **options), weakref.ref(pipeline)
+        engine._pipeline = held
         engine.set_clock(SchedulerClock(lambda: getattr(held(), "scheduler", None)))
         return engine
 
@@ -126,12 +137,16 @@ class Engine:
 
     @components.setter
     def components(self, components: Mapping[str, nn.Module]) -> None:
-        """Serve another model; the active stack is taken off the former one.
+        """Serve another model, and no pipeline; the active stack is taken off the former one.
 
         Raises:
             ComponentError: it is no mapping of names to modules.
         """
         check_named(components, "Engine({}) or Engine.for_pipeline(pipe)")
+        self._pipeline = _no_pipeline
+        self._serve(components)
+
+    def _serve(self, components: Mapping[str, nn.Module]) -> None:
         with self._lock:
             self._take_off(keep=False)
             self._model = Model(components, self._sources)
@@ -152,10 +167,14 @@ class Engine:
         with self._lock:
             plan = self._plan
             if plan is None:
-                return ActivationReport(())
-            uncalled = self._watch.uncalled(self.components, plan.places)
+                return ActivationReport((), lost=self._lost)
+            gone = plan.lost(self._components_now())
+            why = "other code has put another layer in its place since the last activation or call"
+            uncalled = tuple([Uncalled(*place, why) for place in gone])
+            places = {place: layer for place, layer in plan.places.items() if place not in gone}
+            uncalled += self._watch.uncalled(self.components, places)
             too_strong = _too_strong(self._stack, plan.key.networks, self._watch.not_finite())
-            return replace(plan.report, uncalled=uncalled, too_strong=too_strong)
+            return replace(plan.report, uncalled=uncalled, too_strong=too_strong, lost=self._lost)
 
     @property
     def silent(self) -> frozenset[str]:
@@ -192,27 +211,37 @@ class Engine:
                 if not stack.entries:
                     self._take_off(keep=True)
                     return ActivationReport(())
-                self._model.check_names(stack)
-                self._hooked.ensure_in_force()
-                indexes = self._model.indexes()
-                networks = _resolved(stack, self._cache, indexes)
-                key = PlanKey.of(stack, networks, indexes)
-                plan = former = self._plan
-                if plan is None or plan.key != key:
-                    plan = self._plans.take(key) or make_plan(key, self._model, self._policy)
-                else:
-                    plan.drop_stale()
-                plan.write(stack, in_force=plan is former)  # first, as layers are placed and merged by these numbers
-                if plan is not former or not self._hooked.hold(plan.executors):
+                twice, former = self._may_be_twice(), self._plan
+                plan = self._plan_for(stack)
+                plan.write(stack, in_force=plan is self._plan)  # first: layers are placed and merged by these numbers
+                if plan is not self._plan or not self._hooked.hold(plan.executors):
                     self._swap(plan)
                 self._stack, self._calls.chosen = stack, 0
                 plan.strengths.set_call(plan.strengths.now.stack, rows=(0,))
                 self._hook_calls()
                 self._watch.begin(self.components, None if plan is former else plan.places)
+                self._lost = twice
+                if plan is not former or plan.key.why_live:
+                    plan.watch_weights()
                 return plan.report
             finally:
                 self._cache.trim(() if self._plan is None else self._plan.key.networks)
                 self._plans.keep_only(self._cache.holds)
+
+    def _plan_for(self, stack: Stack) -> Plan:
+        """Return the plan of a stack on the model as it is now; a new plan has touched no layer."""
+        components = self._components_now()
+        if components != self.components:
+            self._serve(components)
+        self._model.check_names(stack)
+        self._hooked.ensure_in_force()
+        indexes = self._model.indexes()
+        key = PlanKey.of(stack, _resolved(stack, self._cache, indexes), indexes)
+        plan = self._plan
+        if plan is None or plan.key != key:
+            return self._plans.take(key) or make_plan(key, self._model, self._policy)
+        plan.follow_weights()
+        return plan
 
     def _swap(self, plan: Plan) -> None:
         """Put a plan on the layers, and keep the former one if there is room; on an error do neither."""
@@ -229,6 +258,59 @@ class Engine:
         if former is not None and keep:
             self._plans.put(former)
 
+    def _components_now(self) -> dict[str, nn.Module]:
+        """Return the modules that the pipeline has now; without a pipeline, the components."""
+        pipeline = self._pipeline()
+        try:
+            return self.components if pipeline is None else modules_of(pipeline)
+        except ComponentError:  # it has given all of them away
+            return self.components
+
+    def _is_outdated(self, plan: Plan, name: str) -> bool:
+        """Tell whether a component, or a weight of it that a plan was computed from, has changed since."""
+        watched = plan.watched.get(name)
+        return watched is not None and (self._model.has_changed(name) or watched.changed())
+
+    def _new_modules(self) -> list[str]:
+        """Return the modules that the pipeline has and the engine does not serve; others may have left it."""
+        pipeline, served = self._pipeline(), self.components
+        if pipeline is None or self._model.is_of(pipeline):
+            return []
+        return [name for name, module in self._components_now().items() if served.get(name) is not module]
+
+    def _may_be_twice(self) -> str:
+        """Tell in the log, too, that other code may have made layers from weights with merged LoRA."""
+        text = "" if self._plan is None else self._plan.may_be_twice(self._components_now())
+        if text:
+            logger.warning("%s", text)
+        return text
+
+    def _follow(self, name: str) -> None:
+        """Put the stack on what has changed of the model since the activation, before a component is called."""
+        plan = self._plan
+        if plan is None or not (self._is_outdated(plan, name) or self._new_modules()):
+            return
+        with self._lock, plain_mode(_CPU):
+            plan, chosen, new = self._plan, self._calls.chosen, self._new_modules()
+            if plan is None:
+                return
+            try:
+                if new or self._model.has_changed(name):
+                    self.activate(self._stack)
+                    _log_change(plan, self._plan)
+                else:
+                    plan.follow_weights()
+                    plan.watch_weights()
+            except LoraError as error:
+                self._lost = f"the model has changed, and the LoRA cannot be put on it: {error}"
+                logger.warning("%s", self._lost)
+            late = [one for one in new if is_denoiser(name) and not is_denoiser(one) and one in plan.watched]
+            if late and not self._lost:
+                self._lost = f"the {', '.join(late)} of the pipeline was exchanged, and {_LATE} {name} was without LoRA"
+                logger.warning("%s", self._lost)
+            if chosen:
+                self.use_image(chosen // (1 + self._stack.halved))
+
     def _hook_calls(self) -> None:
         """Have hooks on model calls while a strength depends on their moment, rows or places; else have none.
 
@@ -244,7 +326,9 @@ class Engine:
         self._hooked_for = None
         self._call_hooks.close()
         if table is not None:
-            hook_calls(self.components, table, self._calls, has_flow, self._call_hooks)
+            for calls in self._hooked_calls:  # of a call that has begun
+                calls.table = table
+            self._hooked_calls = hook_calls(self.components, table, self._calls, has_flow, self._call_hooks)
         self._hooked_for = table
 
     @contextmanager
@@ -282,12 +366,18 @@ class Engine:
             entries[index] = replace(entries[index], multiplier=multiplier)
             stack, key = replace(former, entries=entries), plan.key
             self._model.check_names(stack)
-            if key.rules[index] != block_rules(multiplier) or (
-                key.why_live and key != PlanKey.of(stack, key.networks, key.indexes)
+            unheard = plan.watched.keys() - self._watch.called()  # a call compares
+            changed = bool(self._new_modules()) or any(self._is_outdated(plan, name) for name in unheard)
+            if (
+                changed
+                or key.rules[index] != block_rules(multiplier)
+                or (key.why_live and key != PlanKey.of(stack, key.networks, key.indexes))
             ):
                 self.activate(stack)
                 return
             plan.write(stack, in_force=True)
+            if key.why_live:
+                plan.watch_weights()
             self._stack = stack
             if (stack.images, stack.halved) != (former.images, former.halved):
                 self._calls.chosen = 0
@@ -361,8 +451,9 @@ class Engine:
 
     def _take_off(self, *, keep: bool) -> None:
         """Take everything off; where `keep` is set, keep the plan for later if there is room for it."""
+        twice = self._may_be_twice()
         self._stack, plan, self._plan = Stack(), self._plan, None
-        self._calls.chosen = 0
+        self._calls.chosen, self._lost = 0, twice
         try:
             self._watch.end(self.components if keep else {})
             self._hook_calls()
@@ -424,6 +515,31 @@ def _resolved(stack: Stack, cache: NetworkCache, indexes: Sequence[LayerIndex]) 
     if trace.decisions:
         trace.files(network.report for network in networks)
     return networks
+
+
+def _no_pipeline() -> None:
+    """Return the pipeline of an engine that serves none."""
+
+
+def _weakly(method: Callable[[str], None]) -> Callable[[str], None]:
+    """Call a method of an object that the result does not keep."""
+    held = weakref.WeakMethod(method)
+
+    def call(name: str) -> None:
+        if (alive := held()) is not None:
+            alive(name)
+
+    return call
+
+
+def _log_change(before: Plan, after: Plan | None) -> None:
+    """Log what a change of the model did to the LoRA on it."""
+    if after is None or after is before:
+        return
+    pairs = zip(before.key.networks, after.key.networks, strict=True)
+    lost = [f"{new.report.name}: {new.report.why()}" for old, new in pairs if new.report.hit < old.report.hit]
+    text = "the model has changed since its LoRA were put on, so they were put on it again"
+    logger.log(logging.WARNING if lost else logging.INFO, "%s", "; ".join([text, *lost]))
 
 
 def _too_strong(stack: Stack, networks: Sequence[Network], not_finite: Mapping[str, int]) -> dict[int, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
@@ -36,6 +37,7 @@ from .strengths.stack_strengths import StackStrengths, StrengthGroup, block_and_
 from .strengths.strength import all_strengths
 from .strengths.table import StrengthTable
 from .tensors import every
+from .weights.originals import WeightWatch
 from .weights.readers.base import has_plain_weight
 
 _BY_IMAGE = "the images of the batch have LoRA of their own"
@@ -44,6 +46,7 @@ _SWAPPED = "its weights are swapped in and out"
 _FUSED = "the file has one adapter for it and other layers, which depends on the weights of all of them"
 _VARIES = "the strength differs from step to step"
 _REGIONAL = "a LoRA is for a part of the picture"
+_TWICE = "one that was made from the weight before it, as in quantizing, has them twice: load the model again"
 _ZERO = "its `up` weights are all zero, as before the first step of training"
 
 LayerBindings = tuple[str, nn.Module, list[Binding]]
@@ -100,6 +103,8 @@ class Plan:
     """Layers are held weakly, so that their adapters go when the model does."""
     live: Counter[str] = field(default_factory=Counter)
     """Why layers are not merged though the stack asks for it -> how many."""
+    watched: dict[str, WeightWatch] = field(default_factory=dict)
+    """Component -> the base weights that something was computed from, or merged into."""
 
     @property
     def report(self) -> ActivationReport:
@@ -120,9 +125,7 @@ class Plan:
     def places(self) -> dict[tuple[str, str], nn.Module]:
         """Return (component, path) -> the layer that must be called for its adapters to act, which no merged one is."""
         indexes = {index.component: index for index in self.key.indexes}
-        bound = [binding for network in self.key.networks for binding in network.bindings]
-        names = sorted({(binding.component, binding.target.path) for binding in bound})
-        layers = {(name, path): indexes[name].get(path) for name, path in names}
+        layers = {(name, path): indexes[name].get(path) for name, path in sorted(self.bound)}
         merged = {layer for layer, executor in list(self.executors.items()) if executor.merges}
         return {place: layer for place, layer in layers.items() if layer is not None and layer not in merged}
 
@@ -149,17 +152,53 @@ class Plan:
             self._merge_again()
             raise
 
+    @property
+    def bound(self) -> set[tuple[str, str]]:
+        """Return component and path of each layer that the files change."""
+        bound = [binding for network in self.key.networks for binding in network.bindings]
+        return {(binding.component, binding.target.path) for binding in bound}
+
+    def lost(self, components: Mapping[str, nn.Module]) -> list[tuple[str, str]]:
+        """Return component and path of the layers in whose place these components have others now."""
+        found = list[tuple[str, str]]()
+        for index in self.key.indexes:
+            name, module = index.component, components.get(index.component)
+            if name in self.watched and module is not None and not index.holds(module):
+                found += [(name, path) for path in index.lost(module)]
+        return sorted(self.bound.intersection(found))
+
+    def may_be_twice(self, components: Mapping[str, nn.Module]) -> str:
+        """Tell that merged layers were replaced, whose weights other code may have read; empty where none was."""
+        if not self.key.why_live:
+            return ""
+        indexes = {index.component: index for index in self.key.indexes}
+        layers = {place: indexes[place[0]].get(place[1]) for place in self.lost(components)}
+        live = {layer for layer, executor in list(self.executors.items()) if not executor.merges}
+        found = [".".join(place) for place, layer in layers.items() if layer not in live]
+        return f"{len(found)} layers with merged LoRA were replaced, such as {found[0]}; {_TWICE}" if found else ""
+
     def _merge_again(self) -> None:
         for layer, executor in list(self.executors.items()):
             if executor.merges:
                 move_to_layer(executor, layer, now=True)
 
-    def drop_stale(self) -> None:
-        """Drop tensors that were computed from base weights that have changed since."""
+    def watch_weights(self) -> None:
+        """Notice changes of base weights from now on."""
+        weights: dict[str, list[tuple[nn.Module, str]]] = {}
         for layer, executor in list(self.executors.items()):
-            # a merged executor looks at its weight when it merges again
-            if executor.reads_base and not executor.merges and executor.is_stale(layer):
-                executor.release(layer)
+            weights.setdefault(executor.component, []).extend(executor.weights(layer))
+        self.watched = {component: WeightWatch(own) for component, own in weights.items()}
+
+    def follow_weights(self) -> None:
+        """Drop what was computed from base weights that have changed since, and merge again.
+
+        Raises:
+            ComponentError, FileError: see `MergedExecutor.release`; all other layers have followed.
+        """
+        with ExitStack() as stack:
+            for layer, executor in list(self.executors.items()):
+                if executor.reads_base or executor.merges:
+                    stack.callback(executor.follow_weights, layer)
 
     @property
     def kept_bytes(self) -> int:

@@ -218,6 +218,7 @@ class ActivationReport:
     """Position of each entry that acts in full though it has a region or a schedule -> why."""
     too_strong: Mapping[int, str] = field(default_factory=dict)
     """Position of the strongest entries, if a denoiser's output was not finite -> since which call."""
+    lost: str = ""  # why the stack could not be put on the model as it has become; empty where it could
 
     def summary(self) -> str:
         """Return one line per entry, one on merging if it was requested, and one on layers that were never called."""
@@ -236,13 +237,16 @@ class ActivationReport:
 
     @property
     def silence(self) -> str:
-        """Return which layers with adapters were never called, and why; empty where all were."""
+        """Return which layers with adapters have no effect, never being called or lost, and why; empty if all have."""
         parts, were = [], "was" if len(self.uncalled) == 1 else "were"
         by_reason = _grouped((layer.reason, f"{layer.component}.{layer.path}") for layer in self.uncalled)
         for reason, paths in by_reason.items():
             more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
             parts.append(f"{', '.join(paths[:_SHOWN])}{more} ({reason})")
-        return f"{len(self.uncalled)} of {self.changed} layers {were} never called: {'; '.join(parts)}" if parts else ""
+        never = (
+            f"{len(self.uncalled)} of {self.changed} layers {were} never called: {'; '.join(parts)}" if parts else ""
+        )
+        return "; ".join(filter(None, [self.lost, never]))
 
     @property
     def merging(self) -> str:

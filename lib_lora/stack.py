@@ -29,6 +29,7 @@ class Entry:
     """
 
     path: str | Path
+    """An absolute path, whatever it was made from."""
     multiplier: AnyMultiplier = 1.0
     """Equal multipliers of all images become one."""
     rank: int | None = None
@@ -41,8 +42,8 @@ class Entry:
     def __post_init__(self) -> None:
         if not isinstance(self.path, str | os.PathLike):
             raise StackError(f"Entry takes the path of a file, not {self.path!r:.100}; {_EXAMPLE}")
-        if not isinstance(self.path, Path):
-            object.__setattr__(self, "path", Path(self.path))
+        if not (isinstance(self.path, Path) and self.path.is_absolute()):  # the working directory may change
+            object.__setattr__(self, "path", Path(self.path).absolute())
         if type(self.multiplier) is not float or not abs(self.multiplier) <= MOST:  # as sliders write it
             object.__setattr__(self, "multiplier", check_multiplier(self.multiplier, self.name))
         if self.rank is not None and (type(self.rank) is not int or self.rank < 1):

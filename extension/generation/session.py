@@ -122,7 +122,7 @@ class Activation:
         found += [f"{name} has {effect}" for name, effect in effects if effect]
         doubts = [*sorted(self.report.unlimited.items()), *sorted(self.report.too_strong.items())]
         found += [f"{self.active[i].name}: {why}" for i, why in doubts]
-        unexpected = any(not one.expected for one in self.report.uncalled)
+        unexpected = self.report.lost or any(not one.expected for one in self.report.uncalled)
         return (*found, *([self.report.silence] if unexpected else []))
 
     @property

@@ -454,10 +454,11 @@ class HookedLayers:
                 executor.release(layer)
             if layer not in executors:
                 self._take_off(layer)
-        for layer, executor in executors.items():
-            self._attach(layer).executor = executor
-            if executor is not None:
-                move_to_layer(executor, layer, now=executor.merges)
+        with ExitStack() as stack:  # where a weight cannot be merged into again, the other layers are restored
+            for layer, executor in executors.items():
+                self._attach(layer).executor = executor
+                if executor is not None:
+                    stack.callback(move_to_layer, executor, layer, now=executor.merges)
 
     def _snapshot(self) -> dict[nn.Module, Slot]:
         with _lock:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..adapters.base import Adapter
 from ..errors import ComponentError, FileError, LoraError
 from ..naming.binding import Binding
-from ..placement.resident import Waiting
+from ..placement.resident import Waiting, device_of
 from ..strengths.table import StrengthTable
 from ..tensors import plain_mode
 from ..weights.originals import Checkpoint, OriginalWeight, kept, samples_of, version_of
@@ -30,6 +30,7 @@ from ..weights.rounding import generator_for, round_stochastically
 from .arguments import BaseForward
 from .dense import DenseExecutor
 
+_CPU = torch.device("cpu")
 _spoiled: weakref.WeakKeyDictionary[nn.Module, dict[str, bytes]] = weakref.WeakKeyDictionary()
 """Samples of the parameters that could not be restored; their layers are refused while they have these numbers."""
 
@@ -39,6 +40,7 @@ class _Written:
     """A parameter with adapters, as it was written, or as the last conversion of its layer left it."""
 
     memory: tuple[torch.dtype, tuple[int, ...], torch.device, int]
+    shape: tuple[int, ...]
     version: int | None
     samples: bytes | None
     """Some of its numbers, by which other code may have moved it; None where a conversion changed them."""
@@ -55,7 +57,7 @@ class _Written:
             if casts[-4:-2] == casts[-2:]:  # there and back once more, as A1111 casts in each call, rounds nothing
                 casts = casts[:-2]
         samples = self.samples if memory[:2] == self.memory[:2] else None
-        return _Written(memory, version_of(parameter), samples, casts)
+        return _Written(memory, self.shape, version_of(parameter), samples, casts)
 
     def change_of(self, parameter: Tensor, *, waits: bool = True) -> str:
         """Return what other code did to the parameter; empty where it did nothing, or moved it.
@@ -69,7 +71,7 @@ class _Written:
             return "written to"
         if is_there and (self.samples is None or not waits):
             return ""
-        is_same = self.samples is not None and samples_of(parameter) == self.samples
+        is_same = parameter.shape == self.shape and self.samples is not None and samples_of(parameter) == self.samples
         return "" if is_same else "written to" if is_there else "replaced"
 
 
@@ -137,6 +139,15 @@ class MergedExecutor(DenseExecutor):
             except BaseException:
                 self.release(layer)
                 raise
+
+    def weights(self, layer: nn.Module) -> list[tuple[nn.Module, str]]:
+        """Return the parameters that have the adapters, and the ones that these were computed from."""
+        written = dict.fromkeys([*self._params, *[binding.target.bias for binding in self._bindings]])
+        return [*super().weights(layer), *[(layer, param) for param in written if param in layer._parameters]]
+
+    def follow_weights(self, layer: nn.Module) -> None:
+        """Merge again where other code has loaded or converted the weight since."""
+        self.move(layer, device_of(layer) or _CPU, now=True)
 
     @contextmanager
     def converting(self, layer: nn.Module) -> Iterator[None]:
@@ -226,7 +237,8 @@ class MergedExecutor(DenseExecutor):
                 original = self._checkpoint.find(path, param, parameter)
             self._originals[param] = original = original or kept(parameter)
             _fill(parameter, total.to(parameter.dtype), original)
-            self._written[param] = _Written(_memory_of(parameter), version_of(parameter), samples_of(parameter))
+            state = version_of(parameter), samples_of(parameter)
+            self._written[param] = _Written(_memory_of(parameter), parameter.shape, *state)
 
     def _sum(self, param: str, pairs: Iterable[tuple[Binding, Adapter]], base: Tensor) -> Tensor:
         """Return a weight with its deltas; the same bits each time."""

@@ -67,8 +67,19 @@ class Model:
                 raise ComponentError(f"{text}; give the engine the model that is loaded now, and keep it")
             index = self._indexed.get(name)
             if index is None or not index.holds(module):
-                self._indexed[name] = LayerIndex(name, module, alias_table())
+                now = LayerIndex(name, module, alias_table())
+                if index is None or not index.serves(now):
+                    self._indexed[name] = now
         return list(self._indexed.values())
+
+    def is_of(self, pipeline: object) -> bool:
+        """Return whether a pipeline has these components as its attributes, without reading all that it has."""
+        return all(getattr(pipeline, name, self) is module() for name, module in self._refs.items())
+
+    def has_changed(self, name: str) -> bool:
+        """Return whether a component is built otherwise than when it was indexed; see `Structure.holds`."""
+        index, module = self._indexed.get(name), self._refs[name]()
+        return index is not None and module is not None and not index.holds(module, quick=True)
 
     def resting(self) -> set[nn.Module]:
         """Return the layers of offloaded components; their adapters are placed at the first call."""

@@ -47,11 +47,12 @@ class Watch:
     compiled component, and none leaves it.
 
     Args:
+        before_call: called with the name of a component that is about to be called, before other hooks of ours.
         out_of_memory: called when a call of a component failed by it, so that the next one has more room.
     """
 
-    def __init__(self, out_of_memory: Callable[[], None]) -> None:
-        self._out_of_memory = out_of_memory
+    def __init__(self, before_call: Callable[[str], None], out_of_memory: Callable[[], None]) -> None:
+        self._before_call, self._out_of_memory = before_call, out_of_memory
         self._watched: dict[str, _Calls] = {}
 
     def begin(self, components: Mapping[str, nn.Module], layers: Layers | None) -> None:
@@ -63,7 +64,7 @@ class Watch:
         """
         for name, component in components.items():
             if name not in self._watched and not _has_compiled(component):
-                self._watched[name] = _Calls(name, component, self._out_of_memory)
+                self._watched[name] = _Calls(name, component, self._before_call, self._out_of_memory)
         for calls in self._watched.values():
             calls.activation = None  # or a call that runs would miss the layers that it called
         for layer in () if layers is None else layers.values():
@@ -86,6 +87,10 @@ class Watch:
     def stop(self) -> None:
         """Take all hooks off, and forget all calls."""
         self.end({})
+
+    def called(self) -> set[str]:
+        """Return the components that were called since `begin`."""
+        return {name for name, calls in self._watched.items() if calls.number}
 
     def not_finite(self) -> dict[str, int]:
         """Return component -> number of the first call with an output that is not finite; waits for the device."""
@@ -113,6 +118,7 @@ class _Calls:
 
     name: str
     component: InitVar[nn.Module]
+    before_call: Callable[[str], None]
     out_of_memory: Callable[[], None]
     layers: Layers | None = None
     """The layers to report on after the next call; held weakly."""
@@ -127,12 +133,13 @@ class _Calls:
 
     def __post_init__(self, component: nn.Module) -> None:
         begin, end = (hook_of(component, note, compiled=True) for note in (self.begin, self.end))
-        self.unhook.callback(component.register_forward_pre_hook(begin).remove)
+        self.unhook.callback(component.register_forward_pre_hook(begin, prepend=True).remove)
         self.unhook.callback(component.register_forward_hook(end, always_call=True).remove)
 
     def begin(self, component: nn.Module, _: tuple[Any, ...]) -> None:
         """Note a call that begins; a forward pre-hook."""
         if not (compiling() or tracing()):
+            self.before_call(self.name)
             self.began[get_ident()] = self.activation
 
     def end(self, component: nn.Module, _: tuple[Any, ...], output: object) -> None:

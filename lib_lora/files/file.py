@@ -57,12 +57,12 @@ _CONVERT = (
     "d = torch.load(sys.argv[1], map_location='cpu', weights_only=True); "
     'save_file({k: v.contiguous() for k, v in d.items()}, sys.argv[2])" IN.pt OUT.safetensors'
 )
-Stamp = tuple[int, int]
-"""Bytes and time in nanoseconds of a file: two states of it differ in one of them."""
+Stamp = tuple[int, int, int, int, int]
+"""Bytes, times in nanoseconds, device and inode of a file: two files differ in one of them, and two states of one."""
 
 
 def stamp_of(stat: os.stat_result) -> Stamp:
-    return stat.st_size, stat.st_mtime_ns
+    return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_dev, stat.st_ino
 
 
 class TensorInfo(NamedTuple):
@@ -103,7 +103,7 @@ class AdapterFile:
             PickleError: it is a pickle, by name or by content.
             FileError: it does not exist, is empty, truncated, damaged, or no safetensors file at all.
         """
-        path = Path(path)
+        path = Path(path).absolute()
         raw, stamp = _read_header(path)
         return cls(path, *_parse_header(path, raw), stamp)
 
@@ -183,10 +183,10 @@ class AdapterFile:
     def verify(self) -> None:
         """Check that the file on disk is still the one that was opened."""
         try:
-            now = self.path.stat()
+            now = stamp_of(self.path.stat())
         except OSError as error:
             raise FileError(self.path, f"it vanished from disk while in use: {error.strerror or error}") from error
-        if (now.st_size, now.st_mtime_ns) != self.stamp:
+        if now != self.stamp:
             raise FileError(self.path, "it changed on disk while in use; activate it again to use the new content")
 
     def _with_stream(self, read: Callable[[BufferedReader], T]) -> T:
@@ -248,7 +248,7 @@ def glance(path: str | Path) -> Glance | None:
     Raises:
         FileError: as `AdapterFile.open`, where the beginning shows it.
     """
-    raw, (size, _) = _read_header(Path(path))
+    raw, (size, *_) = _read_header(Path(path))
     metadata: object = {}
     try:
         text = raw.decode("utf-8")

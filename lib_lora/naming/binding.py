@@ -51,8 +51,13 @@ class FusedWeight:
 
     def marks(self) -> list[WeightMark | None]:
         """Return the marks of the weights as they are now."""
+        return [mark_weight(layer, param) for layer, param in self.weights]
+
+    @property
+    def weights(self) -> list[tuple[nn.Module, str]]:
+        """Return the layers that are still there, and their parameters."""
         layers = [(self._index.get(window.path), window.param) for window in self._place.windows]
-        return [None if layer is None else mark_weight(layer, param) for layer, param in layers]
+        return [(layer, param) for layer, param in layers if layer is not None]
 
     def read(self) -> Tensor:
         """Return the base weights as one, on the device of the first that is on one, else on the CPU."""

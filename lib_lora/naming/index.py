@@ -22,22 +22,12 @@ from torch import nn
 from ..errors import ComponentError
 from ..registry import cached
 from ..report import Family, Unused
-from ..tensors import every
 from ..weights.readers.base import has_plain_weight, reader_of
 from .architectures._checkpoint import prefixes_of
 from .architectures._names import PARTS, AliasTable, joint_projections
 from .architectures.base import fact, family_of, input_basis, known_architectures
 from .places import Place, Target
-
-
-def _are_fused(attention: nn.Module) -> bool:
-    """Return whether a module calls its fused projections now."""
-    if attention.__dict__.get("fused_projections") is not True:
-        return False
-    if hasattr(attention, "unfuse_projections"):
-        return True
-    # the attention of UNets stays marked when it is taken back: its processor tells
-    return type(getattr(attention, "processor", None)).__name__.startswith("Fused")
+from .structure import Structure, are_fused, plain_shape
 
 
 def _fused_rows(attention: nn.Module) -> Iterator[tuple[str, dict[str, int]]]:
@@ -46,7 +36,7 @@ def _fused_rows(attention: nn.Module) -> Iterator[tuple[str, dict[str, int]]]:
     These layers may be gone; then their rows are equal.
     Source: nunchaku-tech/nunchaku nunchaku/models/unets/unet_sdxl.py at 3a3cc3d, `NunchakuSDXLAttention`.
     """
-    below, in_use = attention._modules, _are_fused(attention)
+    below, in_use = attention._modules, are_fused(attention)
     output = to_out[0] if isinstance(to_out := below.get("to_out"), nn.ModuleList) else None
     for name, parts in PARTS.items() if in_use or output is not None else ():
         layers = [layer for part in parts if (layer := below.get(part)) is not None]
@@ -64,11 +54,11 @@ def targets_of(path: str, module: nn.Module) -> tuple[Target, ...]:
         return _attention_targets(path, module)
     if hasattr(module, "_conv_forward") and not getattr(module, "transposed", False):
         conv = cast(nn.Conv2d, module)  # or a host's own class
-        shape = (conv.out_channels, conv.in_channels // conv.groups, *conv.kernel_size)
+        shape = _actual(module, (conv.out_channels, conv.in_channels // conv.groups, *conv.kernel_size))
         return (Target(shape, "conv", conv.groups, path=path, name=path),)
     entries, width = getattr(module, "num_embeddings", None), getattr(module, "embedding_dim", None)
     if isinstance(entries, int) and isinstance(width, int):
-        return (Target((entries, width), "embedding", path=path, name=path),)
+        return (Target(_actual(module, (entries, width)), "embedding", path=path, name=path),)
     norm = _norm_param(module)
     if norm is not None:
         takes_bias = "bias" in module._parameters
@@ -76,6 +66,12 @@ def targets_of(path: str, module: nn.Module) -> tuple[Target, ...]:
         return (Target(shape, "norm", takes_bias=takes_bias, path=path, name=path, param=norm),)
     linear = _linear_shape(module)
     return tuple(_experts(path, module)) if linear is None else (Target(linear, path=path, name=path),)
+
+
+def _actual(module: nn.Module, declared: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a layer's weight, which may have been resized behind the sizes that the layer declares."""
+    shape = plain_shape(module._parameters.get("weight"))
+    return declared if shape is None or len(shape) != len(declared) else shape
 
 
 def _experts(path: str, module: nn.Module) -> Iterator[Target]:
@@ -94,7 +90,7 @@ def _linear_shape(module: nn.Module) -> tuple[int, ...] | None:
     """Return (out, in) of a linear layer, by its attributes and not by class: Forge's Linear is no nn.Linear."""
     out, inside = getattr(module, "out_features", None), getattr(module, "in_features", None)
     if isinstance(out, int) and isinstance(inside, int):
-        return out, inside
+        return _actual(module, (out, inside))
     if module._parameters.get("weight") is None or hasattr(module, "num_embeddings"):
         return None
     reader = reader_of(module, "weight")
@@ -168,13 +164,16 @@ class LayerIndex:
 
     def __init__(self, component: str, module: nn.Module, aliases: AliasTable) -> None:
         self.component = component
-        self._structure = _structure(module)
         self.root = weakref.ref(module)
         self._modules: dict[str, weakref.ref[nn.Module]] = {}
         targets: list[Target] = []
+        weights: dict[nn.Module, dict[str, None]] = {}
         for path, layer, of_layer in walk(module):
             self._modules[path] = weakref.ref(layer)
             targets.extend(of_layer)
+            weights.setdefault(layer, {}).update(dict.fromkeys([target.param for target in of_layer]))
+        self._structure = Structure(module, weights)
+        self._classes = [id(type(layer)) for layer in weights]
         self.targets = tuple(targets)
         self.facts = [fact(component, one.name, one.shape[1] if len(one.shape) > 1 else None) for one in targets]
         """What signs of families are searched in; see `architectures.base.fact`."""
@@ -183,9 +182,24 @@ class LayerIndex:
         self.dotted, self.flat = _name_tables(component, self.targets, aliases)
         """Every name that a layer is found by, in any spelling the architectures know, and its meaning."""
 
-    def holds(self, module: nn.Module) -> bool:
-        """Return whether `module` is built as it was when it was indexed, layer by layer the same objects."""
-        return self._structure == _structure(module) and None not in [ref() for ref in self._modules.values()]
+    def holds(self, module: nn.Module, *, quick: bool = False) -> bool:
+        """Return whether `module` is built as it was when it was indexed; see `Structure.holds`."""
+        return self.root() is module and self._structure.holds(quick=quick)
+
+    def lost(self, module: nn.Module) -> list[str]:
+        """Return the paths at which `module` has another layer now, or none."""
+        now = {path: layer for path, layer, _ in walk(module)}
+        layers = [(path, ref()) for path, ref in self._modules.items()]
+        return [path for path, layer in layers if layer is None or now.get(path) is not layer]
+
+    def serves(self, now: LayerIndex) -> bool:
+        """Return whether the layers of a later index are the same, and follow its structure then."""
+        pairs = zip(self._modules.items(), now._modules.items(), strict=False)
+        same = self.targets == now.targets and self._classes == now._classes and len(self._modules) == len(now._modules)
+        if not (same and all(old[0] == new[0] and old[1]() is new[1]() is not None for old, new in pairs)):
+            return False
+        self._structure = now._structure
+        return True
 
     def module(self, path: str) -> nn.Module:
         """Return the layer at `path`; raise ComponentError where it is gone."""
@@ -254,12 +268,6 @@ def family_of_model(indexes: Iterable[LayerIndex]) -> Family | None:
 
 
 _family = cached(family_of)
-
-
-def _structure(module: nn.Module) -> list[int]:
-    """Return the identity of every module of a tree, in order, and which of them call fused projections."""
-    modules = every(module)
-    return [*map(id, modules), *[i for i, below in enumerate(modules) if _are_fused(below)]]
 
 
 @lru_cache(maxsize=32)

@@ -207,6 +207,9 @@ class Network:
             return self._indexes[component].other_layer(group.module, flattened=group.flattened)
         if place.kind not in group.recipe.kinds:
             return Unused("", "layer_kind", f"not defined for {place.kind} layers", f"{component}.{place.name}")
+        own = group.own_site
+        if place.kind == "embedding" and own is not None and own.shape[0] < place.shape[0]:
+            place = place.window(0, own.shape[0])  # it has got more tokens since, behind the ones it was trained with
         try:
             adapter = self._adapter(group, component, place)
             parts = [(target, adapter if rows is None else part_of(adapter, rows)) for target, rows in place.pieces]
@@ -298,7 +301,8 @@ class NetworkCache:
     def __init__(self, count: int, nbytes: int | None = None) -> None:
         self._count = count
         self._limit = nbytes
-        self._networks: dict[tuple[Path, Stamp, int, Reading, tuple[object, ...]], Network] = {}  # the latest last
+        self._networks: dict[tuple[Path, tuple[Stamp, ...], int, Reading, tuple[object, ...]], Network] = {}
+        """The latest last."""
 
     def resolved(self, path: Path, indexes: Sequence[LayerIndex], reading: Reading = USUAL) -> Network:
         """Return the network of a file for a model. The cache may go beyond its limits until the next `trim`.
@@ -307,11 +311,13 @@ class NetworkCache:
             LoraError: the file cannot be read, or no format or adapter kind knows it.
         """
         try:
-            stamp = stamp_of(path.stat())
+            stamps: tuple[Stamp, ...] = (stamp_of(path.stat()),)
         except OSError as error:
             raise FileError(path, f"it cannot be read: {error.strerror or error}") from error
+        with suppress(OSError):  # there is none
+            stamps += (stamp_of((path.parent / "adapter_config.json").stat()),)  # of PEFT, read with the file
         began, reading = time.perf_counter(), with_sidecar(path, reading)
-        key = path, stamp, version(), reading, tuple([index.signature for index in indexes])
+        key = path, stamps, version(), reading, tuple([index.signature for index in indexes])
         network = self._networks.pop(key, None)
         if network is None:
             opened = [one.parsed for other, one in self._networks.items() if other[:3] == key[:3]]

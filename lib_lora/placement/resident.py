@@ -88,6 +88,11 @@ class Resident(ABC, Generic[P]):
         self._marks: tuple[WeightMark | None, ...] = ()  # of the weights that were read for these
 
     @property
+    def component(self) -> str:
+        """Return the component of the layer."""
+        return self._bindings[0].component
+
+    @property
     def device(self) -> torch.device | None:
         """Return the device on which it is placed; None while it is on none."""
         return None if self._placed is None else self._placed.device
@@ -175,6 +180,25 @@ class Resident(ABC, Generic[P]):
         """Tell whether a base weight has changed since something was computed from it, such as by `load_state_dict`."""
         pairs = zip(self._marks, self._marks_of(layer), strict=False) if self.reads_base else ()
         return not all(None in (before, now) or before == now for before, now in pairs)
+
+    def weights(self, layer: nn.Module) -> list[tuple[nn.Module, str]]:
+        """Return the weights that something is computed from when it is placed, and their layers."""
+        found = list[tuple[nn.Module, str]]()
+        for one in self._bindings:
+            if one.whole is not None:
+                found += one.whole.weights
+            elif type(one.adapter).on is not Adapter.on:
+                found.append((layer, one.target.param))
+        return found
+
+    def follow_weights(self, layer: nn.Module) -> None:
+        """Drop what was computed from base weights that have changed since.
+
+        Raises:
+            ComponentError, FileError: see `MergedExecutor.release`.
+        """
+        if self.reads_base and self.is_stale(layer):
+            self.release(layer)
 
     def release(self, layer: nn.Module) -> None:
         """Drop the placed tensors; the file's own tensors stay."""

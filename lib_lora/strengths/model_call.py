@@ -264,25 +264,26 @@ def hook_calls(
     settings: CallSettings,
     flow: Callable[[str], bool],
     stops: ExitStack,
-) -> None:
+) -> list[CallHooks]:
     """Put hooks on the denoisers that set a strength table to each of their calls, if it depends on calls.
 
     `flow` tells whether the timesteps of a component are fractions of noise; `stops` gets what takes the hooks off.
     torch calls no hook after an exception that is no `Exception`.
     """
+    hooked = list[CallHooks]()
     for name, component in components.items() if table.by_call else ():
         if is_denoiser(name):
             patch = patch_of(component) if name.startswith("transformer") else 0
-            calls = _HookedCalls(
-                type(component).__name__, is_image_first(component), table, settings, patch, flow(name)
-            )
+            calls = CallHooks(type(component).__name__, is_image_first(component), table, settings, patch, flow(name))
             begin, end = hook_of(component, calls.begin), hook_of(component, calls.end)
             stops.callback(component.register_forward_pre_hook(begin, with_kwargs=True).remove)
             stops.callback(component.register_forward_hook(end, always_call=True).remove)
+            hooked.append(calls)
+    return hooked
 
 
 @dataclass(eq=False)
-class _HookedCalls:
+class CallHooks:
     """The calls of a denoiser, to which the table is set; after each it is set to calls of text encoders."""
 
     name: str

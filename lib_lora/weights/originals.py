@@ -66,7 +66,8 @@ class Checkpoint:
         file, stream, key = self._places[path, param]
 
         def read() -> Tensor:
-            if stamp_of(os.fstat(stream.fileno())) != file.stamp:
+            size_and_time = stamp_of(os.fstat(stream.fileno()))[:2]  # to replace the file changes the others
+            if size_and_time != file.stamp[:2]:
                 raise FileError(file.path, f"it was overwritten while {key} of it was merged; load the model again")
             return file.tensor(key)
 
@@ -85,6 +86,36 @@ def mark_weight(layer: nn.Module, param: str) -> WeightMark | None:
     weight = stored(layer, param)
     samples = None if weight is None else samples_of(weight)
     return None if weight is None or samples is None else (version_of(weight), samples)
+
+
+class WeightWatch:
+    """Tells whether weights may have been written to, moved or replaced since it looked last; reads no number.
+
+    Args:
+        weights: layers, and the dotted names of parameters below them.
+    """
+
+    def __init__(self, weights: Iterable[tuple[nn.Module, str]]) -> None:
+        self._weights = [(weakref.ref(layer), param) for layer, param in weights]
+        self._seen = self._now()
+
+    def changed(self) -> bool:
+        """Tell whether anything differs; after that, it does not."""
+        seen, self._seen = self._seen, self._now()
+        return seen != self._seen
+
+    def _now(self) -> list[object]:
+        layers = [(module(), param) for module, param in self._weights]
+        weights = [None if layer is None else layer._parameters.get(param) for layer, param in layers]
+        plain = [weight for weight in weights if type(weight) is nn.Parameter]
+        found: list[object] = [*map(id, weights)]
+        found += map(version_of, plain)
+        found += [weight.data_ptr() for weight in plain]
+        if len(plain) < len(weights):  # packed ones, and ones that are computed from others, such as by weight_norm
+            pairs = zip(layers, weights, strict=True)
+            others = [layer for (layer, _), weight in pairs if layer is not None and type(weight) is not nn.Parameter]
+            found += [(id(one), version_of(one)) for layer in others for one in (*layer.parameters(), *layer.buffers())]
+        return found
 
 
 def version_of(weight: Tensor) -> int | None:

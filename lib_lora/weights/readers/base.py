@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 import torch
@@ -49,13 +50,31 @@ class WeightReader(ABC):
 
 
 def stored(layer: nn.Module, param: str) -> Tensor | None:
-    """Return the tensor under a dotted name below `layer`, as it is stored."""
+    """Return the tensor under a dotted name below `layer`, as it is stored, or as parametrizations compute it."""
     *parents, leaf = param.split(".")
     owner: object = layer
     for name in parents:
         owner = getattr(owner, name, None)
-    found = getattr(owner, leaf, None)
+    if isinstance(owner, nn.Module) and "parametrizations" in owner._modules:
+        with _kept_buffers(owner.parametrizations):
+            found = getattr(owner, leaf, None)
+    else:
+        found = getattr(owner, leaf, None)
     return found if isinstance(found, Tensor) else None
+
+
+@contextmanager
+def _kept_buffers(parametrizations: object) -> Iterator[None]:
+    """Leave the buffers as they are that reading a weight writes to, as spectral_norm's does in train mode."""
+    assert isinstance(parametrizations, nn.Module)
+    former = [(module, module._buffers) for module in parametrizations.modules() if module._buffers]
+    try:
+        for module, buffers in former:
+            module._buffers = {name: None if one is None else one.clone() for name, one in buffers.items()}
+        yield
+    finally:
+        for module, buffers in former:
+            module._buffers = buffers
 
 
 def found(layer: nn.Module, param: str) -> Tensor:
@@ -83,13 +102,19 @@ def with_numbers(layer: nn.Module, param: str) -> Tensor | None:
 
 
 def check_present(layer: nn.Module, params: Iterable[str]) -> None:
-    """Refuse to merge into a parameter that an offloader took.
+    """Refuse to merge into a parameter that an offloader took, or that is computed from others by now.
 
     Raises:
-        ComponentError: one of `params` is on meta.
+        ComponentError: one of `params` is on meta, or none.
     """
     for param in params:
-        if layer.get_parameter(param).device.type == "meta":
+        parameter = stored(layer, param)
+        if not isinstance(parameter, nn.Parameter):
+            text = (
+                f"{param} of a {type(layer).__name__} is no parameter any more, so that no LoRA can be merged into it"
+            )
+            raise ComponentError(f"{text}; switch merging off (mode='live', or the setting)")
+        if parameter.device.type == "meta":
             text = f"{param} of a {type(layer).__name__} is offloaded now, so that no LoRA can be merged into it"
             raise ComponentError(f"{text}; switch merging off (mode='live', or the setting)")
 
