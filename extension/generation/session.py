@@ -106,6 +106,8 @@ class Activation:
     """Position -> file of the always-on LoRA that are active for some image."""
     waiting: tuple[str, ...] = ()
     """One sentence for each LoRA that is limited to passes that were not made yet."""
+    unread: tuple[str, ...] = ()
+    """One sentence for each tag whose place in its prompt does not do what it seems to, or that fits several files."""
 
     @property
     def skipped(self) -> tuple[str, ...]:
@@ -160,7 +162,7 @@ class Session:
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self.catalog = Catalog(host.adapter_dirs, host.data_dir)
+        self.catalog = Catalog(host.adapter_dirs, host.data_dir, host.own_choice)
         self.always_on = AlwaysOnFile(host.data_dir)
         self.presets = Presets(host.data_dir)
         self.block_presets = BlockPresetsFile(host.data_dir, host.block_preset_files)
@@ -201,7 +203,7 @@ class Session:
         """Return why the effect of the latest LoRA is doubtful; complete only after the model was called."""
         if self._engine is not None and self._engine.stack.entries:
             self.last = replace(self.last, report=self._engine.report)
-        return (*self.last.warnings, *self.last.waiting)
+        return (*self.last.warnings, *self.last.waiting, *self.last.unread)
 
     @property
     def names(self) -> Known:
@@ -214,9 +216,10 @@ class Session:
         settings: Settings = USUAL,
         always: Sequence[Tag] = (),
         seeds: Sequence[int] = (),
+        unread: Sequence[str] = (),
     ) -> Activation:
         """Activate these LoRA for all images, in place of all others; see `begin_batch`."""
-        return self.begin_batch([tags], settings, always, seeds)
+        return self.begin_batch([tags], settings, always, seeds, unread=unread)
 
     def begin_batch(
         self,
@@ -225,6 +228,7 @@ class Session:
         always: Sequence[Tag] = (),
         seeds: Sequence[int] = (),
         at: str = "base",
+        unread: Sequence[str] = (),
     ) -> Activation:
         """Activate these LoRA in place of all others; without any, deactivate all.
 
@@ -235,11 +239,12 @@ class Session:
             always: LoRA that each image has before its own, unless it names them itself.
             seeds: of the images, as far as known.
             at: the pass, see `tag.Pass`.
+            unread: one sentence for each tag whose place in its prompt does not do what it seems to.
 
         Raises:
             LoraError: a name or a file failed and `settings` do not skip it; the previous LoRA stay active.
         """
-        batch = Request(tuple(map(tuple, images)), settings, tuple(always), tuple(seeds), at)
+        batch = Request(tuple(map(tuple, images)), settings, tuple(always), tuple(seeds), at, tuple(unread))
         self._passes = {at} if at == "base" else {*self._passes, at}  # a base pass starts another picture
         self.failed = ()
         try:
@@ -392,7 +397,7 @@ class Session:
 
     def _put_in_force(self, batch: Request) -> Activation:
         batch, limited = batch.limited() if batch.settings.limited else (batch, ())
-        for note in limited:
+        for note in (*limited, *batch.unread):
             self._say(note, logging.WARNING)
         left_out = [Skipped(tag.name, why, always_on=tag in batch.always) for why, tag in batch.strays().items()]
         for one in left_out:
@@ -425,8 +430,12 @@ class Session:
         used = sorted(set().union(*besides))
         in_force = {position: always[position].file for position in used if always[position].file in files}
         notes = (*limited, *batch.of_all_noise(self.host.components().keys()), *self._lend_embeddings(active))
+        chosen_files = dict.fromkeys(filter(None, (self.catalog.note_on(one.name) for one in active)))
+        for note in chosen_files:
+            self._say(note, logging.WARNING)
         waiting = batch.waiting(self._passes)
-        return Activation(active, tuple(left_out), report, notes, keys, in_force, waiting)
+        unread = (*batch.unread, *chosen_files)
+        return Activation(active, tuple(left_out), report, notes, keys, in_force, waiting, unread)
 
     def _activate_what_can_be(
         self,

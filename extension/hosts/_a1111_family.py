@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 from ..text.tag import Pass
 from ._clocks import DenoiserClock
@@ -23,6 +23,9 @@ _PROMPTS = ("Prompt", "Hires prompt")  # of a parameters text
 
 class A1111FamilyHost(WebUIHost):
     """A web UI with `modules.processing` as AUTOMATIC1111 wrote it."""
+
+    has_parts: ClassVar[bool] = True
+    has_comments: ClassVar[bool] = True
 
     def __init__(self) -> None:
         super().__init__()

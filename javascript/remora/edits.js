@@ -24,6 +24,7 @@ import {
     tagOf,
     withBody,
     withEntry,
+    withName,
     withoutEntry,
     withoutPhrases,
     withPhrases,
@@ -227,6 +228,21 @@ export class Edits {
         const order = rows.filter((row) => row.on).map((row) => row.index);
         const off = this.offAmong(rows.map((row) => row.off));
         this.tab.stack.change({prompt: reordered(this.tab.state.prompt, order), off});
+    }
+
+    /**
+     * Change the name in an entry's tag.
+     * @param {Row} row
+     * @param {string} name
+     */
+    rename(row, name) {
+        this.edit(row, (body) => withName(body, name));
+    }
+
+    /** Switch on that brackets around tags mean something, for all prompts. */
+    async obeyBrackets() {
+        const server = await this.tab.server.attempt(() => this.tab.api.ask("PUT", "grammar", {on: true}));
+        if (server) this.tab.set({server, said: "Tags obey the brackets around them from the next picture on."});
     }
 
     clear() {
