@@ -198,8 +198,10 @@ class Catalog:
         Raises:
             CatalogError: the name leaves the folders, is unknown, or matches several files.
         """
-        wanted = _inside(name)
         names = self._names_now()
+        wanted = name.strip().replace("\\", "/")
+        if not names.are_of_files(wanted):  # a name may begin as a drive does: `a: b`
+            _check_inside(name, wanted)
         for candidates in self._lookups(names, wanted):
             if candidates:
                 return candidates[0] if len(candidates) == 1 else self._one_of(names, name, candidates)
@@ -242,17 +244,20 @@ class Catalog:
 
     def _are_alike(self, files: Sequence[CatalogFile]) -> bool:
         """Tell whether files have the same bytes; files of one size are read whole, once."""
+        if not all(file.readable for file in files):
+            return False
         return len({file.size for file in files}) == 1 and len({self._tried(self.sha256, file) for file in files}) == 1
 
     def _similar(self, names: _Names, wanted: str) -> list[str]:
         """Return up to three names for an unknown one: in other folders, then similar ones."""
         own = wanted.rpartition("/")[2]
-        found = [self.name_of(file) for file in names.folded(own)] if own != wanted else []
+        files = names.folded(own) if own != wanted else []
         if len(names.written) < _COMPARED_AT_MOST:
-            written = {_fold(one): one for one in reversed(names.written)}
-            for one in (wanted, own):
-                found += map(written.__getitem__, difflib.get_close_matches(_fold(one)[:200], written, n=3))
-        return list(dict.fromkeys(found))[:3]
+            written = {_fold(one) for one in names.written}
+            for sought in dict.fromkeys((wanted, own)):
+                for one in difflib.get_close_matches(_fold(sought)[:200], written, n=3):
+                    files += names.folded(one)
+        return list(dict.fromkeys(map(self.name_of, files)))[:3]
 
     def find_again(self, name: str) -> CatalogFile:
         """Return the file that a name means as `find` does, after another scan if needed.
@@ -500,9 +505,12 @@ class _Names:
         """Return the files with this name or path, by priority."""
         relative, own = _preferred(self._relative.get(wanted, ())), _preferred(self._own.get(wanted, ()))
         # the only name of a file at the top is its file name, so it has priority, unless the host takes another one
-        if len(relative) == 1 and (len(own) < 2 or choice([file.path for file in own]) is None):
-            return (relative,)
-        return (own, relative)
+        is_shared = len(own) > 1 and own[0].name == wanted and choice([file.path for file in own]) is not None
+        return (own, relative) if is_shared or len(relative) != 1 else (relative,)
+
+    def are_of_files(self, wanted: str) -> bool:
+        """Tell whether a name is exactly a file's name or path."""
+        return wanted in self._own or wanted in self._relative
 
     def folded(self, wanted: str) -> list[CatalogFile]:
         """Return the files with this name, path or alias in another spelling, by how much it differs."""
@@ -586,12 +594,10 @@ def _table(named: Iterable[tuple[CatalogFile, Collection[str]]]) -> dict[str, li
     return table
 
 
-def _inside(name: str) -> str:
-    """Normalise a name to `sub/name`; reject one that leaves the folders."""
-    wanted = name.strip().replace("\\", "/")
+def _check_inside(name: str, wanted: str) -> None:
+    """Reject a name that leaves the folders."""
     if PurePosixPath(wanted).is_absolute() or PureWindowsPath(wanted).drive or ".." in wanted.split("/"):
         raise CatalogError(name, "is outside the LoRA folders; write a name from the list of LoRA")
-    return wanted
 
 
 def _same_text(name: str) -> str:

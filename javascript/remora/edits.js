@@ -29,6 +29,7 @@ import {
     withoutPhrases,
     withPhrases,
 } from "./prompt.js";
+import {escapedName} from "./tag.js";
 
 /** The edits of the stack; each can be undone. */
 export class Edits {
@@ -59,7 +60,7 @@ export class Edits {
         }
         this.tab.stack.readBoxes();
         const strength = lora.strength ?? this.tab.stack.standard;
-        this.tab.stack.change(this.withTag(lora.name, makeTag(lora.name, strength, strength)));
+        this.tab.stack.change(this.withTag(lora.name, makeTag(escapedName(lora.name), strength, strength)));
         this.tab.set({said: `${lora.name} inserted.`});
     }
 

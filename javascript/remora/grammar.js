@@ -24,7 +24,7 @@ import {fieldsOf} from "./tag.js";
  * @property {{mark: string, at: number}[]} marks
  * @property {boolean} closed
  * @property {string | null} when
- * @property {Section} section the latest
+ * @property {Section | null} section the latest
  *
  * @typedef {{bracket: Bracket, number: number, known: Limits | null}} Section
  */
@@ -163,7 +163,8 @@ class Reader {
             return;
         }
         const around = this.open.at(-1)?.section ?? null;
-        const bracket = /** @type {Bracket} */ ({kind, around, marks: [], closed: false, when: null});
+        /** @type {Bracket} */
+        const bracket = {kind, around, marks: [], closed: false, when: null, section: null};
         bracket.section = {bracket, number: 0, known: null};
         this.open.push(bracket);
     }

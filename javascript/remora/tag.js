@@ -396,17 +396,17 @@ export function tagOf(entry) {
         (body, key) => setField(body, key, ""),
         [escapedName(entry.name), entry.more].filter(Boolean).join(":"),
     );
-    return `<lora:${setMultipliers(others, teText, unetText)}>`;
+    return makeTag(others, teText, unetText);
 }
 
 /**
  * Write a new tag.
- * @param {string} name
+ * @param {string} name as a tag has it, maybe with fields behind it
  * @param {number | string} te
  * @param {number | string} unet
  */
 export function makeTag(name, te, unet) {
-    return `<lora:${setMultipliers(escapedName(name), te, unet)}>`;
+    return `<lora:${setMultipliers(name, te, unet)}>`;
 }
 
 /**

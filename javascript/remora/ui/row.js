@@ -104,7 +104,10 @@ export function PlaceOfTag({tab, place: {words, unread}}) {
         return html`<p class="rt-warning">⚠ ${unread}
             <${Button} label="Tags obey the brackets around them: switch on" class="rt-small"
                 onClick=${() => tab.edits.obeyBrackets()}>Switch on<//></p>`;
-    return words.length > 0 && html`<div class="rt-chips">${words.map((text) => html`<span class="rt-chip" key=${text}>${text}</span>`)}</div>`;
+    return (
+        words.length > 0
+        && html`<div class="rt-chips">${words.map((text) => html`<span class="rt-chip" key=${text}>${text}</span>`)}</div>`
+    );
 }
 
 /**

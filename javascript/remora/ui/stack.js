@@ -67,8 +67,12 @@ export function Stack({tab, state, outcomes: {of, others}}) {
             && tab.stack
                 .places()
                 .slice(tab.stack.tags().length)
-                .map((place) => html`<div class="rt-row" key=${`negative ${place.name}`}><span class="rt-name">${place.name}</span>
-            <${PlaceOfTag} tab=${tab} place=${place} /></div>`)
+                .map(
+                    (
+                        place,
+                    ) => html`<div class="rt-row" key=${`negative ${place.name}`}><span class="rt-name">${place.name}</span>
+            <${PlaceOfTag} tab=${tab} place=${place} /></div>`,
+                )
         }
         ${
             rows.length > 0
