@@ -81,8 +81,8 @@ class Guest:
             unread += self._session.skip_or_raise(bad, wanted.skip_bad)
             besides = [tag.without(batch.without) for tag in always]
             written = tuple(chain.from_iterable(batch.images))
-            unread = placed.unread(written)
-            activation = self._session.begin_batch(images, wanted, besides, batch.seeds, batch.at, unread)
+            doubts = placed.unread(written)
+            activation = self._session.begin_batch(images, wanted, besides, batch.seeds, batch.at, doubts)
             notes = (*activation.notes, *activation.far_off(batch.steps, batch.cfg))
             activation = replace(activation, left_out=(*unread, *activation.left_out), notes=notes)
             self._session.last = activation
@@ -102,7 +102,7 @@ class Guest:
             if activation.active
             else {},
             hashes_wanted=hashes_wanted(values),
-            problems=(*activation.skipped, *activation.warnings, *activation.notes, *unread),
+            problems=(*activation.skipped, *activation.warnings, *activation.notes, *activation.unread),
             warnings=self._session.warnings,
         )
 

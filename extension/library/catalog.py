@@ -198,7 +198,9 @@ class Catalog:
         Raises:
             CatalogError: the name leaves the folders, is unknown, or matches several files.
         """
-        names = self._names_now()
+        return self._find(self._names_now(), name, suggest=suggest)
+
+    def _find(self, names: _Names, name: str, *, suggest: bool) -> CatalogFile:
         wanted = name.strip().replace("\\", "/")
         if not names.are_of_files(wanted):  # a name may begin as a drive does: `a: b`
             _check_inside(name, wanted)
@@ -217,8 +219,13 @@ class Catalog:
         raise CatalogError(name, f"is not in the LoRA folders{hint}", close)
 
     def note_on(self, name: str) -> str:
-        """Return one sentence if several files fit a name that was found; empty otherwise."""
-        return self._names_now().notes.get(name, "")
+        """Return one sentence if several files fit a name that finds one; empty otherwise."""
+        names = self._names_now()
+        try:
+            self._find(names, name, suggest=False)
+        except CatalogError:
+            return ""
+        return names.notes.get(name, "")
 
     def _one_of(
         self, names: _Names, name: str, candidates: Sequence[CatalogFile], *, exact: bool = True

@@ -25,6 +25,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
 from typing import Any, NoReturn, TypeVar, get_args
 
 from lib_lora import Amount, Curve, Element, LoraError, Shape, Unit, Window
@@ -86,7 +87,7 @@ class Parsed:
     text: str
     """The prompt without its LoRA tags, otherwise unchanged."""
     tags: tuple[Tag, ...]
-    placed: tuple[PlacedTag, ...] = ()
+    placed: tuple[PlacedTag, ...] = dataclass_field(default=(), compare=False)
     """What the tags say, and what their places mean."""
 
 
