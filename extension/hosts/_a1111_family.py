@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 from ..text.tag import Pass
 from ._clocks import DenoiserClock
 from ._conditionings import Conditionings
-from ._extra_networks import Images
 from ._parameters import note
 from ._passes import pass_of
+from ._prompt_tags import Images
 from ._webui import WebUIHost, attempt
 from ._webui_modules import module
 from ._wraps import Wraps

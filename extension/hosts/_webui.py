@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 from . import _conflicts
 from ._access import access_of
 from ._axes import add_axes
-from ._extra_networks import ExtraNetworks, Images, written
+from ._extra_networks import ExtraNetworks, written
 from ._painter import WebUIPainter
+from ._prompt_tags import Images
 from ._webui_modules import module
 from .base import Access, Batch, Host, Option, Outcome, Painter, Remora
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from lib_lora import SchedulerClock, is_denoiser
 
 from ._diffusers_rows import DiffusersRows
-from ._extra_networks import Images
 from ._log_levels import LOGGERS, LogLevels
 from ._nunchaku import is_of_nunchaku, why_not
+from ._prompt_tags import Images
 from ._sdnext_builtin import Merged, changed_parts, take_off
 from ._sdnext_infotext import HASHES, Infotexts
 from ._sdnext_prompts import Prompts

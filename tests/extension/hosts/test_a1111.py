@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import sys
@@ -852,7 +853,7 @@ GRAMMAR_ON = {GRAMMAR: True}
         ("x [<lora:a:1>:<lora:b:1>:4]", "x <lora:a:1:stop=4><lora:b:1:start=4>"),
         ("x (<lora:a:0.8>:1.5)", "x <lora:a:1.2>"),
         ("x [<lora:unet:1>|]", "x <lora:unet:1@0,0@1,1@2,0@3,1@4,0@5:curve=step>"),
-        ("＜lora：a：1＞x", "<lora:a:1>x"),
+        ("\uff1clora\uff1aa\uff1a1\uff1ex", "<lora:a:1>x"),  # the full-width marks of an input method
     ],
 )
 def test_a_place_in_the_prompt_is_to_the_bit_what_the_same_fields_are(
@@ -877,6 +878,22 @@ def test_while_it_is_off_a_place_changes_nothing_and_that_is_said(
     assert any(sentence in record.getMessage() for record in caplog.records)
     by_tag = host.generate("x [<lora:a:1:grammar=1>::0.5]", steps=4)
     assert torch.equal(one(by_tag), one(host.generate("x <lora:a:1:stop=0.5>", steps=4)))
+
+
+def test_the_tab_switches_the_setting_and_the_web_ui_keeps_it(host: A1111Fake, loras: Path) -> None:
+    A1111.set_option(GRAMMAR, True)
+    try:
+        assert state_of(extension._session)["grammar"] is True  # type: ignore[arg-type]
+        assert json.loads((loras.parent / "config.json").read_text())[GRAMMAR] is True
+        on = host.generate("x [<lora:a:1>::0.5]", steps=4)
+        assert torch.equal(one(on), one(host.generate("x <lora:a:1:stop=0.5>", steps=4)))
+        host.shared.cmd_opts.freeze_settings = True
+        with pytest.raises(PermissionError, match="--freeze-settings"):
+            A1111.set_option(GRAMMAR, False)
+    finally:
+        host.shared.cmd_opts.freeze_settings = False
+        host.shared.opts.data.pop(GRAMMAR)
+        (loras.parent / "config.json").unlink()
 
 
 def test_a_tag_of_the_negative_prompt_is_for_the_rows_of_its_half(host: A1111Fake) -> None:

@@ -128,7 +128,9 @@ def test_of_different_files_of_one_name_the_hosts_choice_is_taken_and_said(folde
     ],
 )
 def test_a_name_in_another_spelling_finds_the_only_file_that_fits(folder: Path, name: str, file: str) -> None:
-    for number, one in enumerate(("UPPER", "lora.v2", "cafe\u0301x", "caf\u00e9", "styles/zorp", "re: zorp", "STRASSE")):
+    for number, one in enumerate(
+        ("UPPER", "lora.v2", "cafe\u0301x", "caf\u00e9", "styles/zorp", "re: zorp", "STRASSE")
+    ):
         put(folder / f"{one}.safetensors", value=number)
     assert catalog(folder).find(name).path == folder / f"{file}.safetensors"
 
