@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 from lib_lora import LoraError
 
 from .generation.options import Overridden, enabled, from_parameters, hashes_wanted, settings, to_parameters
+from .generation.options import grammar as grammar_wanted
 from .generation.paste import with_own_names, with_own_regions
 from .generation.session import Activation, Skipped
 from .generation.xyz import axes
 from .hosts import Outcome, Used
 from .kept.always_on import parameters
-from .text import regions
-from .text.prompt import parse_arguments
+from .text import placed, regions
+from .text.placed import PlacedTag
+from .text.prompt import PromptError, parse_arguments
 from .text.tag import Pass, Tag
 
 if TYPE_CHECKING:
@@ -28,6 +30,11 @@ if TYPE_CHECKING:
     from .hosts import Axis, Batch, Host
 
 logger = logging.getLogger(__name__)
+
+_OPEN = (
+    "the tag is not closed, '>' is missing; if its name has a #: AUTOMATIC1111 and Forge take the rest of the line for "
+    "a comment, so rename the file, or turn off “Enable comments” in their settings"
+)
 
 
 class Guest:
@@ -45,6 +52,11 @@ class Guest:
             self._session.useless = self._session.fault = ""  # to be tried again once it is on
             return False
         return not self._session.useless
+
+    @property
+    def grammar(self) -> bool:
+        """Return whether brackets around tags mean something."""
+        return grammar_wanted(self._host)
 
     @property
     def handed_back(self) -> str:
@@ -68,7 +80,9 @@ class Guest:
             images = [self._read(arguments, batch, bad) for arguments in batch.images]
             unread += self._session.skip_or_raise(bad, wanted.skip_bad)
             besides = [tag.without(batch.without) for tag in always]
-            activation = self._session.begin_batch(images, wanted, besides, batch.seeds, batch.at)
+            written = tuple(chain.from_iterable(batch.images))
+            doubts = placed.unread(written)
+            activation = self._session.begin_batch(images, wanted, besides, batch.seeds, batch.at, doubts)
             notes = (*activation.notes, *activation.far_off(batch.steps, batch.cfg))
             activation = replace(activation, left_out=(*unread, *activation.left_out), notes=notes)
             self._session.last = activation
@@ -83,11 +97,14 @@ class Guest:
                 **to_parameters(values),
                 **parameters(always, activation.always),
                 **regions.parameters(tag.mask for tag in (*always, *chain.from_iterable(images))),
+                **placed.parameters(written),
             }
             if activation.active
             else {},
             hashes_wanted=hashes_wanted(values),
-            problems=(*activation.skipped, *activation.warnings, *activation.notes),
+            problems=tuple(
+                dict.fromkeys((*activation.skipped, *activation.warnings, *activation.notes, *activation.unread))
+            ),
             warnings=self._session.warnings,
         )
 
@@ -202,9 +219,17 @@ class Guest:
         """Parse one image's tags; those that cannot be parsed go to `bad`."""
         tags, names = [], self._session.names
         for written in arguments:
+            one = written if isinstance(written, PlacedTag) else PlacedTag(written)
             try:
-                tag = parse_arguments(written, batch.default, names)
-                tags.append(tag.without(batch.without))
+                if one.is_open:
+                    raise PromptError(f"<lora:{_first_line(one)}", one.start - len("<lora:"), _OPEN, "")
+                if one.meant or not one.limits.negative:
+                    tag = parse_arguments(one, batch.default, names)
+                    tags.append((one.limits.applied(tag) if one.meant else tag).without(batch.without))
             except LoraError as error:
-                bad[Skipped.unread(written, error)] = error
+                bad[Skipped.unread(_first_line(one) if one.is_open else str(one), error)] = error
         return tags
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]

@@ -86,7 +86,7 @@ def _why_live(stack: Stack, entry: Entry) -> str:
     if stack.images > 1 or stack.halved:
         return _BY_IMAGE if stack.images > 1 else _BY_PROMPT
     strength = all_strengths(entry.multiplier)[0]
-    return _VARIES if strength.varies else "" if strength.region is None else _REGIONAL
+    return _VARIES if strength.varies else "" if (strength.region, strength.part) == (None, None) else _REGIONAL
 
 
 @dataclass(eq=False)

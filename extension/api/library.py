@@ -161,9 +161,11 @@ class Library:
             try:
                 file = catalog.find(name, suggest=compare)
                 own = catalog.name_of(file)
-                meant[name] = {"id": file.id, "name": own, "problem": catalog.problem(file), "candidates": []}
+                told = {"problem": catalog.problem(file), "note": catalog.note_on(name), "candidates": []}
+                meant[name] = {"id": file.id, "name": own, **told}
             except CatalogError as error:
-                meant[name] = {"id": None, "problem": error.reason, "candidates": list(error.candidates)}
+                told = {"problem": error.reason, "note": "", "candidates": list(error.candidates)}
+                meant[name] = {"id": None, **told}
                 compare = compare and error.fits_several
         return meant
 

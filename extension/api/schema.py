@@ -136,7 +136,16 @@ COMPONENTS: Mapping[str, Schema] = {
     "Meanings": _object(
         {
             "names": _by_name(
-                _object({"id": _or_null(_TEXT), "name": _TEXT, "problem": _TEXT, "candidates": _list(_TEXT)}, "name")
+                _object(
+                    {
+                        "id": _or_null(_TEXT),
+                        "name": _TEXT,
+                        "problem": _TEXT,
+                        "note": _TEXT,
+                        "candidates": _list(_TEXT),
+                    },
+                    "name",
+                )
             )
         }
     ),
@@ -156,6 +165,9 @@ COMPONENTS: Mapping[str, Schema] = {
             "host": _TEXT,
             "enabled": _TRUTH,
             "default_multiplier": _NUMBER,
+            "grammar": {**_TRUTH, "description": "brackets around tags mean something"},
+            "comments": {**_TRUTH, "description": "# in a prompt begins a comment"},
+            "parts": {**_TRUTH, "description": "AND divides prompts into parts of their own rows"},
             "model": {**_or_null(_TEXT), "description": "family of the loaded model"},
             "images": _WHOLE,
             "loras": _list(_ref("Outcome")),
@@ -238,6 +250,7 @@ COMPONENTS: Mapping[str, Schema] = {
             "problem": _TEXT,
         }
     ),
+    "GrammarWanted": _object({"on": _TRUTH}),
     "BlockPresetWanted": _object({"name": _TEXT, "values": _TEXT}),
     "Regions": _object(
         {
@@ -357,6 +370,7 @@ def routes(
         Route("POST", "/resolve", library.resolve, "Meanings", "Names"),
         Route("GET", "/inspect", library.inspect, "Inspection"),
         Route("GET", "/state", stack.state, "State"),
+        Route("PUT", "/grammar", stack.set_grammar, "State", "GrammarWanted"),
         Route("GET", "/stack", stack.stack, "Stack"),
         Route("PUT", "/stack", stack.set_stack, "Stack", "StackWanted"),
         Route("GET", "/presets", presets.list, "Presets"),

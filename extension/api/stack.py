@@ -10,11 +10,12 @@ from fastapi.concurrency import run_in_threadpool
 
 from lib_lora import LoraError
 
+from ..generation.options import GRAMMAR
 from ..generation.state import state_of
 from ..kept.always_on import AlwaysOn, StackRefusedError, read
 from ..library.catalog import CatalogError, Lookup
 from ..text.prompt import parse_arguments
-from .answers import BROKEN, UNPROCESSABLE, answer, json_of, refuse_stale, tag_of
+from .answers import BROKEN, UNPROCESSABLE, answer, json_of, object_of, refuse_stale, tag_of
 
 if TYPE_CHECKING:
     from ..generation.session import Session
@@ -33,6 +34,21 @@ class StackApi:
         """Return the outcome of the LoRA of the latest pictures."""
         self._session.catalog.scan_often()
         return answer(request, {**state_of(self._session), "stack": tag_of(self._told())})
+
+    async def set_grammar(self, request: Request) -> Response:
+        """Switch on or off that brackets around tags mean something, as in the web UI's settings."""
+        wanted = (await object_of(request, _MAX_BODY, "the setting", "on")).get("on")
+        if not isinstance(wanted, bool):
+            raise HTTPException(UNPROCESSABLE, "on must be true or false")
+        return await run_in_threadpool(self._set_grammar, request, wanted)
+
+    def _set_grammar(self, request: Request, on: bool) -> Response:
+        try:
+            self._session.host.set_option(GRAMMAR, on)
+        except OSError as error:
+            detail = f"the setting cannot be changed here: {error.strerror or error}"
+            raise HTTPException(BROKEN, detail) from error
+        return self.state(request)
 
     def stack(self, request: Request) -> Response:
         """Return the always-on stack, and any problem of its file."""

@@ -11,6 +11,7 @@ from typing import Protocol, TypeGuard, get_args
 from lib_lora import Reading
 
 from ..hosts import Option
+from ..text.placed import LABEL
 from ..text.tag import LIMIT
 from .request import Memory, Mode, Settings, Storage
 
@@ -18,6 +19,7 @@ ENABLED = "remora_enabled"
 DEFAULT_MULTIPLIER = "remora_default_multiplier"
 ON_BAD_LORA = "remora_on_bad_lora"
 HASHES = "remora_hashes_in_parameters"
+GRAMMAR = "remora_grammar"
 MERGE = "remora_merge"
 IN_ORDER = "remora_stack_in_order"
 SPLIT_QKV = "remora_split_qkv_as_trained"
@@ -58,6 +60,12 @@ TABLE: tuple[Option, ...] = (
         choices=(SKIP, FAIL),
     ),
     Option(HASHES, True, "Write LoRA hashes into the parameters text", "Remora reads each file once for its hash"),
+    Option(
+        GRAMMAR,
+        False,
+        LABEL,
+        "[<lora:a:1>::0.4], [..|..], (<lora:a:1>:1.2), AND and the negative prompt; if off, they count for words only",
+    ),
     Option(
         MERGE,
         NEVER,
@@ -150,6 +158,7 @@ _STORAGES: Mapping[object, Storage] = {name: name for name in get_args(Storage)}
 _MODES: Mapping[object, Mode] = {NEVER: "live", ALWAYS: "merged"}
 # For settings that change a picture: key -> (name in a parameters text, words for values other than the default).
 _PARAMETERS: Mapping[str, tuple[str, Mapping[object, str]]] = {
+    GRAMMAR: ("Remora grammar", {True: "on"}),
     MERGE: ("Remora mode", {ALWAYS: "merged"}),
     IN_ORDER: ("Remora stacking", {True: "in order"}),
     SPLIT_QKV: ("Remora split_qkv", {True: "as trained"}),
@@ -219,6 +228,11 @@ def default_multiplier(values: Values) -> float:
 def hashes_wanted(values: Values) -> bool:
     """Tell whether the parameters text gets "Lora hashes"."""
     return bool(values.option(HASHES))
+
+
+def grammar(values: Values) -> bool:
+    """Tell whether brackets around a tag mean something."""
+    return bool(values.option(GRAMMAR))
 
 
 def merge_mode(values: Values) -> Mode:

@@ -11,14 +11,15 @@ from ..library.catalog import CatalogError
 from ..text.infotext import parse_hashes
 from ..text.names import numbered
 from ..text.regions import MAX_NAME
+from ..text.spelling import escaped, unescaped
 
 if TYPE_CHECKING:
     from lib_lora import Region
 
     from ..library.catalog import Catalog, CatalogFile
 
-_WHOLE_TAG = re.compile(r"<lora:[^<>:]+[^<>]*>", re.IGNORECASE)
-_TAG = re.compile(r"(<(?:lora|lyco|loractl):)([^<>:]+)(?=[:>])", re.IGNORECASE)
+_WHOLE_TAG = re.compile(r"<lora:[^<>:][^<>]*>", re.IGNORECASE)
+_TAG = re.compile(r"(<(?:lora|lyco|loractl):)((?:\\:|[^<>:])+)(?=[:>])", re.IGNORECASE)
 _AROUND_NAME = "! \t\n\r"  # characters around the name of a region
 _MASK = re.compile(r"(<(?:lora|lyco|loractl):[^<>]*?:\s*mask\s*=)([^<>:]*)", re.IGNORECASE)
 
@@ -37,19 +38,19 @@ def with_own_names(parameters: Mapping[str, str], catalog: Catalog) -> str:
     whole_hashes = _side_by_side(parameters.get("LoRA networks", ""), parameters.get("LoRA hashes", ""))
 
     def renamed(match: re.Match[str]) -> str:
-        name = match[2]
-        digest, whole = hashes.get(name.replace(",", "")), whole_hashes.get(name)
+        name = unescaped(match[2])
+        digest, whole = hashes.get(name.replace(",", "").replace(":", "")), whole_hashes.get(name)
         if digest is not None:
             name = _own_name(name, digest, catalog)
         elif whole is not None:
             name = _own_name_by_all(name, whole, catalog)
-        return match[1] + name
+        return match[1] + escaped(name)
 
     prompt = _TAG.sub(renamed, parameters.get("Prompt", ""))
-    named = {_file(match[2], catalog) for match in _TAG.finditer(prompt)}
+    named = {_file(unescaped(match[2]), catalog) for match in _TAG.finditer(prompt)}
     stack = [_TAG.sub(renamed, match[0]) for match in _WHOLE_TAG.finditer(parameters.get(PARAMETER, ""))]
     # the prompt overrides a LoRA of the stack that it names
-    stack = [tag for tag in stack if _file(_TAG.findall(tag)[0][1], catalog) not in named]
+    stack = [tag for tag in stack if _file(unescaped(_TAG.findall(tag)[0][1]), catalog) not in named]
     return " ".join([*stack, prompt]) if stack else prompt
 
 

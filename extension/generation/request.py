@@ -60,6 +60,8 @@ class Request:
     always: tuple[Tag, ...] = ()
     seeds: tuple[int, ...] = ()
     at: str = "base"
+    unread: tuple[str, ...] = ()
+    """One sentence for each tag whose place in its prompt does not do what it seems to."""
 
     def of_image(self, image: int) -> tuple[Tag, ...]:
         """Return one image's own tags."""

@@ -101,7 +101,9 @@ class Activation:
     the model has no denoiser of its own for.
     """
     unread: tuple[str, ...] = ()
-    """The notes on bundled embeddings, which the parameters text of a picture has, too."""
+    """What the parameters text of a picture has, too: the notes on bundled embeddings, and one sentence for each tag
+    whose place in its prompt does not do what it seems to, or that fits several files.
+    """
     text_keys: tuple[Hashable, ...] = ((),)
     """For each image, a key of what changes the text encoders' output."""
     always: Mapping[int, CatalogFile] = field(default_factory=dict)
@@ -163,7 +165,7 @@ class Session:
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self.catalog = Catalog(host.adapter_dirs, host.data_dir)
+        self.catalog = Catalog(host.adapter_dirs, host.data_dir, host.own_choice)
         self.always_on = AlwaysOnFile(host.data_dir)
         self.presets = Presets(host.data_dir)
         self.block_presets = BlockPresetsFile(host.data_dir, host.block_preset_files)
@@ -217,9 +219,10 @@ class Session:
         settings: Settings = USUAL,
         always: Sequence[Tag] = (),
         seeds: Sequence[int] = (),
+        unread: Sequence[str] = (),
     ) -> Activation:
         """Activate these LoRA for all images, in place of all others; see `begin_batch`."""
-        return self.begin_batch([tags], settings, always, seeds)
+        return self.begin_batch([tags], settings, always, seeds, unread=unread)
 
     def begin_batch(
         self,
@@ -228,6 +231,7 @@ class Session:
         always: Sequence[Tag] = (),
         seeds: Sequence[int] = (),
         at: str = "base",
+        unread: Sequence[str] = (),
     ) -> Activation:
         """Activate these LoRA in place of all others; without any, deactivate all.
 
@@ -238,11 +242,12 @@ class Session:
             always: LoRA that each image has before its own, unless it names them itself.
             seeds: of the images, as far as known.
             at: the pass, see `tag.Pass`.
+            unread: one sentence for each tag whose place in its prompt does not do what it seems to.
 
         Raises:
             LoraError: a name or a file failed and `settings` do not skip it; the previous LoRA stay active.
         """
-        batch = Request(tuple(map(tuple, images)), settings, tuple(always), tuple(seeds), at)
+        batch = Request(tuple(map(tuple, images)), settings, tuple(always), tuple(seeds), at, tuple(unread))
         self._passes = {at} if at == "base" else {*self._passes, at}  # a base pass starts another picture
         self.failed = ()
         try:
@@ -395,7 +400,7 @@ class Session:
 
     def _put_in_force(self, batch: Request) -> Activation:
         batch, limited = batch.limited() if batch.settings.limited else (batch, ())
-        for note in limited:
+        for note in (*limited, *batch.unread):
             self._say(note, logging.WARNING)
         left_out = [Skipped(tag.name, why, always_on=tag in batch.always) for why, tag in batch.strays().items()]
         for one in left_out:
@@ -427,9 +432,13 @@ class Session:
         files = {one.file for one in active}
         used = sorted(set().union(*besides))
         in_force = {position: always[position].file for position in used if always[position].file in files}
-        unread = self._lend_embeddings(active)
-        notes = (*limited, *batch.of_all_noise(self.host.components().keys()), *unread)
+        embeddings = self._lend_embeddings(active)
+        notes = (*limited, *batch.of_all_noise(self.host.components().keys()), *embeddings)
+        chosen_files = dict.fromkeys(filter(None, (self.catalog.note_on(one.name) for one in active)))
+        for note in chosen_files:
+            self._say(note, logging.WARNING)
         waiting = batch.waiting(self._passes)
+        unread = (*embeddings, *batch.unread, *chosen_files)
         return Activation(active, tuple(left_out), report, notes, unread, keys, in_force, waiting)
 
     def _activate_what_can_be(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..version import VERSION
-from .options import default_multiplier, enabled
+from .options import default_multiplier, enabled, grammar
 
 if TYPE_CHECKING:
     from lib_lora import ActivationReport, NetworkReport
@@ -52,6 +52,9 @@ def state_of(session: Session) -> dict[str, Any]:
         "host": session.host.name,
         "enabled": enabled(session.host),
         "default_multiplier": default_multiplier(session.host),
+        "grammar": grammar(session.host),
+        "parts": session.host.has_parts,
+        "comments": session.host.has_comments,
         "model": None if model is None else model.titles,
         "images": last.images,
         "loras": loras,

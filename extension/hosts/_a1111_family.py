@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 from ..text.tag import Pass
 from ._clocks import DenoiserClock
 from ._conditionings import Conditionings
-from ._extra_networks import Images
 from ._parameters import note
 from ._passes import pass_of
+from ._prompt_tags import Images
 from ._webui import WebUIHost, attempt
 from ._webui_modules import module
 from ._wraps import Wraps
@@ -23,6 +23,9 @@ _PROMPTS = ("Prompt", "Hires prompt")  # of a parameters text
 
 class A1111FamilyHost(WebUIHost):
     """A web UI with `modules.processing` as AUTOMATIC1111 wrote it."""
+
+    has_parts: ClassVar[bool] = True
+    has_comments: ClassVar[bool] = True
 
     def __init__(self) -> None:
         super().__init__()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from types import ModuleType
 from typing import Any
 
+from ..text.grammar import read
 from ..text.tag import Pass
 from ._extra_networks import of_others
 from ._wraps import Wraps
@@ -70,6 +71,8 @@ class Conditionings:
         if remora is not None:
             self._check(p)
             remora.follow_model(self._pass_of(p))  # the prompts of a refiner are encoded before it is called
+            if getattr(prompts, "is_negative_prompt", False):
+                prompts = _without_tags(prompts, remora)
             keys = remora.text_keys()
             if len(set(keys)) > 1 and len(keys) == len(prompts):
                 function = _by_stack(function, keys, remora)
@@ -97,10 +100,19 @@ def _by_stack(function: Callable[..., Any], keys: Sequence[Hashable], remora: Re
 
 def _chosen(prompts: Any, images: Sequence[int]) -> Any:
     """Return some of the prompts, in a list of the same class, which has attributes."""
-    chosen = [prompts[image] for image in images]
+    return _alike(prompts, [prompts[image] for image in images])
+
+
+def _without_tags(prompts: Any, remora: Remora) -> Any:
+    """Return negative prompts without their tags, if these mean something."""
+    found = [read(one, on=remora.grammar, negative=True).text for one in prompts]
+    return prompts if found == list(prompts) else _alike(prompts, found)
+
+
+def _alike(prompts: Any, texts: list[str]) -> Any:
     if type(prompts) is list:
-        return chosen
-    same = type(prompts)(chosen)
+        return texts
+    same = type(prompts)(texts)
     vars(same).update(vars(prompts))
     return same
 

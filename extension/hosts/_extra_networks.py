@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,23 +18,17 @@ from pathlib import PurePath
 from types import ModuleType
 from typing import Any, ClassVar
 
+from ..text.spelling import KINDS
+from ._prompt_tags import Images, PromptTags
+
 logger = logging.getLogger(__name__)
 
-KINDS = ("lora", "lyco", "loractl")
-"""Kinds of tag for LoRA files; LyCORIS files and schedules once had their own."""
-
-_AND = re.compile(r"\bAND\b")
-"""The word between the parts of a prompt, each of which has its own rows in a model call."""
-_MASK = re.compile(r":\s*mask\s*=")
 
 _OWN_TAGS = ("extra_network_data", "hr_extra_network_data", "network_data")
 """Where a processing object stores the tags of its prompts: of the first pass, the second, and SD.Next's."""
 
 _EXTENSIONS = "extensions"
 """The hosts' folder of extensions that the user installed."""
-
-Images = tuple[tuple[str, ...], ...]
-"""For each image, the texts between `<lora:` and `>` in its prompt."""
 
 
 def written(images: Images) -> str:
@@ -48,10 +41,6 @@ def _extension_of(network: Any) -> str:
     code = getattr(getattr(type(network), "activate", None), "__globals__", {})
     parts = PurePath(str(code.get("__file__") or "")).parts
     return parts[parts.index(_EXTENSIONS) + 1] if _EXTENSIONS in parts[:-1] else ""
-
-
-def _in_part(arguments: str, number: int) -> str:
-    return f"{arguments}:part={number}" if _MASK.search(arguments) and ":part=" not in arguments else arguments
 
 
 class _OfBuiltinError(Exception):
@@ -104,6 +93,8 @@ class ExtraNetworks:
             activates no networks.
         unserved: called with the processing object and one sentence if nothing applied the tags of a batch.
         passed_on: called with the processing object if the built-in applied the tags of a batch.
+        grammar: returns whether brackets around tags mean something; None while Remora applies no tags.
+        has_parts: whether each part of a prompt that AND divides has its own rows in a model call.
     """
 
     _mine: ClassVar[str] = "remora_original"
@@ -119,6 +110,8 @@ class ExtraNetworks:
         passed_over: Callable[..., None] = lambda p, include, exclude: None,
         unserved: Callable[[Any, str], None] = lambda p, sentence: None,
         passed_on: Callable[[Any], None] = lambda p: None,
+        grammar: Callable[[], bool | None] = lambda: False,
+        has_parts: bool = False,
     ) -> None:
         self._module = module
         self._batch = batch
@@ -136,6 +129,8 @@ class ExtraNetworks:
         self._failure: BaseException | None = None
         self._wrappers: dict[str, Callable[..., Any]] = {}
         self.network = self._network()
+        self.tags = PromptTags(module, self._is_ours, grammar, has_parts=has_parts)
+        """Reads the tags of prompts."""
         self._others: list[Any] = []  # what the registry had before, the latest last; one of each class
         self._conflicts: dict[str, str] = {}
         self._aliased: dict[str, Any] = {}  # the host's own objects of other kinds
@@ -218,14 +213,6 @@ class ExtraNetworks:
                 setattr(self._module, name, getattr(ours, self._mine))
         self._wrappers.clear()
 
-    def tags_of(self, prompt: str) -> tuple[str, ...]:
-        """Return the texts between `<lora:` and `>` in a prompt; in a prompt of parts, a region tag gets its part."""
-        parts = _AND.split(prompt)
-        if len(parts) == 1:
-            return self._arguments(self._module.parse_prompt(prompt)[1])
-        found = [self._arguments(self._module.parse_prompt(part)[1]) for part in parts]
-        return tuple(_in_part(one, number) for number, own in enumerate(found, 1) for one in own)
-
     def bypassed(self, p: Any) -> Images:
         """Return the tags of a processing object of which the host activates none; later calls return nothing."""
         if getattr(p, self._asked, False) or getattr(p, "disable_extra_networks", False):
@@ -253,8 +240,8 @@ class ExtraNetworks:
         setattr(self._module, name, ours)
 
     def _parse_prompts(self, original: Callable[..., Any], prompts: Any, *args: Any, **kwargs: Any) -> Any:
-        texts, tags = original(prompts, *args, **kwargs)
-        images = tuple(map(self.tags_of, prompts))
+        texts, tags = original(self.tags.for_host(prompts), *args, **kwargs)
+        images = tuple(map(self.tags.of, prompts))
         if not any(images):
             # prompts that lost their tags when they were parsed first: the host passes the first result
             earlier = next((one for one in (*args, *kwargs.values()) if isinstance(one, ImageTags)), None)
@@ -302,7 +289,7 @@ class ExtraNetworks:
             self._in_region = False
         again = own[1] if getattr(p, "is_hr_pass", False) else own[0]
         if isinstance(again, ImageTags) and not self._handed_back(p):
-            self._batch(p, again.images, include=(), exclude=())
+            self._batch(p, self.tags.with_negatives(p, again.images), include=(), exclude=())
         return result
 
     def _network(self) -> Any:
@@ -361,11 +348,11 @@ class ExtraNetworks:
                 if params and self._in_force:
                     self._passed_on(p)
             elif params:
-                own = (self._arguments({"lora": params}),)
+                own = (self.tags.told({"lora": params}),)
                 self._unserved(p, f"nothing applied {written(own)}: the web UI has no LoRA of its own")
             return
-        images = self._images if self._images is not None else (self._arguments({"lora": params}),)
-        self._batch(p, images, include=include, exclude=exclude)
+        images = self._images if self._images is not None else (self.tags.told({"lora": params}),)
+        self._batch(p, self.tags.with_negatives(p, images), include=include, exclude=exclude)
 
     def _is_handed_back(self, p: Any) -> bool:
         return not self._in_force or self._depth > 0 or self._handed_back(p)
@@ -388,10 +375,6 @@ class ExtraNetworks:
         finally:
             self._depth -= 1
         return True
-
-    def _arguments(self, tags: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
-        kinds = [kind for kind in KINDS if self._is_ours(kind)]
-        return tuple(":".join(map(str, params.items)) for kind in kinds for params in tags.get(kind, ()))
 
     def _is_ours(self, kind: str) -> bool:
         """Tell whether Remora applies tags of this kind; an older extension has its own for `lyco`."""

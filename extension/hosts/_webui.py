@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,8 +20,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 from . import _conflicts
 from ._access import access_of
 from ._axes import add_axes
-from ._extra_networks import ExtraNetworks, Images, written
+from ._extra_networks import ExtraNetworks, written
 from ._painter import WebUIPainter
+from ._prompt_tags import Images
 from ._webui_modules import module
 from .base import Access, Batch, Host, Option, Outcome, Painter, Remora
 
@@ -96,6 +98,15 @@ class WebUIHost(Host):
         option = self._options[key]
         return self._shared().opts.data.get(key, option.default)
 
+    def set_option(self, key: str, value: object) -> None:
+        shared = self._shared()
+        if key not in self._options:
+            raise KeyError(key)
+        if getattr(shared.cmd_opts, "freeze_settings", False):
+            raise PermissionError("the web UI was started with --freeze-settings")
+        shared.opts.set(key, value)
+        shared.opts.save(shared.config_filename)
+
     def adapter_dirs(self) -> Sequence[Path]:
         shared = self._shared()
         found = []
@@ -105,6 +116,20 @@ class WebUIHost(Host):
                 several = written if isinstance(written, list | tuple) else (written,)
                 found += [Path(one).absolute() for one in several if one and Path(one).is_dir()]
         return tuple(dict.fromkeys(found))
+
+    def own_choice(self, files: Sequence[Path]) -> Path | None:
+        """Return the last file in the order of the built-in's list, where a later file replaces an earlier one."""
+        folders = self.adapter_dirs()
+
+        def order(file: Path) -> tuple[object, ...]:
+            folder = next((i for i, one in enumerate(folders) if file.is_relative_to(one)), len(folders))
+            return folder, self.sort_key(str(file.parent)), self.sort_key(file.name)
+
+        return max(files, key=order)
+
+    def sort_key(self, text: str) -> Sequence[object]:
+        """Return what the built-in sorts folders and file names by: numbers in them by their value."""
+        return [int(part) if part.isdigit() else part.lower() for part in re.split(r"([0-9]+)", text)]
 
     def painter(self) -> Painter:
         return self._painter
@@ -180,6 +205,8 @@ class WebUIHost(Host):
                 passed_over=self.passed_over,
                 unserved=self.unserved,
                 passed_on=self.passed_on,
+                grammar=self.grammar,
+                has_parts=self.has_parts,
             )
         self._networks.take_over()
         add_axes(self.remora.axes() if self.remora.enabled else ())
@@ -236,6 +263,10 @@ class WebUIHost(Host):
         except Exception as error:
             logger.debug("remora: the outcome of a batch", exc_info=error)
             self.remora.failed(f"the parameters text does not have the LoRA ({type(error).__name__}: {error})")
+
+    def grammar(self) -> bool | None:
+        """Return whether brackets around tags mean something; None while Remora applies no tags."""
+        return self.remora.grammar if self.remora.enabled else None
 
     def ended(self, p: Any, *args: Any, **kwargs: Any) -> None:
         """Handle the end of a generation."""

@@ -47,7 +47,8 @@ class Batch:
     """The LoRA tags in the prompts of images that are made together."""
 
     images: tuple[tuple[str, ...], ...]
-    """For each image, the texts between `<lora:` and `>` in its prompt, in order."""
+    """For each image, the texts between `<lora:` and `>` in its prompts, in order; `PlacedTag` where their places are
+    known."""
     default: float = 1.0
     """The multiplier of a tag without a number."""
     without: frozenset[str] = frozenset()
@@ -111,6 +112,10 @@ class Remora(Protocol):
     @property
     def enabled(self) -> bool:
         """Return whether Remora applies LoRA tags; if not, the host applies them itself."""
+
+    @property
+    def grammar(self) -> bool:
+        """Return whether brackets around tags mean something, see `text.grammar`."""
 
     @property
     def handed_back(self) -> str:
@@ -247,6 +252,10 @@ class Host(ABC):
     """One web UI. A subclass imports the host's modules inside its methods: every host file is imported everywhere."""
 
     name: ClassVar[str]
+    has_parts: ClassVar[bool] = False
+    """Whether each part of a prompt that AND divides has its own rows in a model call."""
+    has_comments: ClassVar[bool] = False
+    """Whether a # in a prompt begins a comment, even inside a tag."""
     before: ClassVar[tuple[str, ...]] = ()  # hosts to check after this one, such as the one it is a fork of
 
     @abstractmethod
@@ -282,6 +291,10 @@ class Host(ABC):
     def adapter_dirs(self) -> Sequence[Path]:
         """Return the folders of LoRA files; of equal names, the file in the first folder wins."""
 
+    def own_choice(self, files: Sequence[Path]) -> Path | None:
+        """Return which of several files of one name the host's own LoRA takes; None if it takes none."""
+        return None
+
     def painter(self) -> Painter | None:
         """Return what makes pictures for Remora, or None if the host makes its user's pictures only."""
         return None
@@ -308,6 +321,16 @@ class Host(ABC):
 
         Raises:
             KeyError: there is no such setting.
+        """
+
+    @abstractmethod
+    def set_option(self, key: str, value: object) -> None:
+        """Change a setting that was added, and keep it.
+
+        Raises:
+            KeyError: there is no such setting.
+            PermissionError: the host's settings are fixed.
+            OSError: it cannot be kept.
         """
 
     def cannot_serve(self) -> str:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from lib_lora import SchedulerClock, is_denoiser
 
 from ._diffusers_rows import DiffusersRows
-from ._extra_networks import Images
 from ._log_levels import LOGGERS, LogLevels
 from ._nunchaku import is_of_nunchaku, why_not
+from ._prompt_tags import Images
 from ._sdnext_builtin import Merged, changed_parts, take_off
 from ._sdnext_infotext import HASHES, Infotexts
 from ._sdnext_prompts import Prompts
@@ -49,6 +49,7 @@ _BATCH = "remora_batch"  # the arguments of the first pass of its present batch
 _PLACE = "remora_place"  # the batch, and the image in it, that the detailer changes
 _NOT_OURS = "whose layers Remora cannot change: the web UI's own LoRA gets the tags"
 _DIGITS = 8  # of a hash in a parameters text
+_NEGATIVE = ("negative_prompts", "negative_prompts_2")  # arguments of a pass
 
 
 class SDNextHost(WebUIHost):
@@ -86,6 +87,9 @@ class SDNextHost(WebUIHost):
         else:
             found = {}
         return {name: files for name, files in found.items() if files}
+
+    def own_choice(self, files: Sequence[Path]) -> Path | None:
+        return max(files, key=str)  # in the order of whole paths
 
     def add_callbacks(self, callbacks: ModuleType) -> None:
         super().add_callbacks(callbacks)
@@ -170,7 +174,7 @@ class SDNextHost(WebUIHost):
         if not hasattr(p, "recursion") or self._networks is None or self._handed_back(p):
             return
         images: Images
-        own = self._networks.tags_of(p.prompt)
+        own = self._networks.tags.of(p.prompt)
         if hasattr(p, _BATCH):
             images, include, exclude = getattr(p, _BATCH)
             own = own if p.detailer_prompt else ()
@@ -195,6 +199,10 @@ class SDNextHost(WebUIHost):
             self.run_batch(p, *getattr(p, _BATCH))
         elif p is not None:
             self.check_served(p)
+        if self._networks is not None and self.grammar() is not None:
+            for name in _NEGATIVE:
+                if isinstance(kwargs.get(name), list):
+                    kwargs[name] = self._networks.tags.without_negative(kwargs[name])
         return original(*args, **kwargs)
 
     def _detail(self, original: Callable[..., Any], detailer: Any, image: Any, p: Any = None) -> Any:

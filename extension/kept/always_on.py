@@ -12,6 +12,7 @@ from typing import Any
 
 from ..store import Store, json_bytes
 from ..text.prompt import format_tag, number
+from ..text.spelling import escaped
 from ..text.tag import Tag
 
 PARAMETER = "Remora stack"
@@ -23,7 +24,7 @@ _MAX_NAME = 1000  # characters
 _MAX_ENTRIES = 200
 _MAX_MORE = 10_000  # characters
 _NUMBERS = {"unet": "the UNet", "text_encoder": "the text encoder"}
-_UNWRITABLE = frozenset("<>:")  # in a tag, and the parameters text tells of the stack in tags
+_UNWRITABLE = frozenset("<>")  # in a tag, and the parameters text tells of the stack in tags
 
 
 class StackRefusedError(ValueError):
@@ -44,7 +45,7 @@ class AlwaysOnEntry:
     @property
     def written(self) -> str:
         """Return the text between `<lora:` and `>` of an equal tag."""
-        own = f"{self.name}:{number(self.text_encoder)}:{number(self.unet)}"
+        own = f"{escaped(self.name)}:{number(self.text_encoder)}:{number(self.unet)}"
         return f"{own}:{self.more}" if self.more else own
 
     @property
@@ -155,7 +156,7 @@ def _entry(data: object, number: int) -> AlwaysOnEntry:
         raise StackRefusedError(f"the name of {what} must be a text of 1 to {_MAX_NAME} characters")
     what = f"{what} ({name:.60})"
     if _UNWRITABLE & set(name):
-        raise StackRefusedError(f"{what} has < > or : in its name, which a tag cannot contain; rename the file")
+        raise StackRefusedError(f"{what} has < or > in its name, which a tag cannot contain; rename the file")
     if not isinstance(on, bool):
         raise StackRefusedError(f"{what}: on must be true or false, not {on!r:.60}")
     numbers = {

@@ -10,6 +10,7 @@ import os
 import re
 import threading
 import time
+import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -58,12 +59,17 @@ class Catalog:
     Args:
         folders: returns the folders; called at every scan.
         data_dir: returns the folder of the index, which saves a later start from reading; None keeps it in memory.
+        choice: returns which of several files of one name the host's own LoRA takes; None if it tells none.
     """
 
     def __init__(
-        self, folders: Callable[[], Sequence[Path]], data_dir: Callable[[], Path | None] = lambda: None
+        self,
+        folders: Callable[[], Sequence[Path]],
+        data_dir: Callable[[], Path | None] = lambda: None,
+        choice: Callable[[Sequence[Path]], Path | None] = lambda paths: None,
     ) -> None:
         self._folders = folders
+        self._choice = choice
         self._data_dir = data_dir
         self._made = threading.Lock()
         self._opened: Scanner | None = None
@@ -181,7 +187,9 @@ class Catalog:
     def find(self, name: str, *, suggest: bool = True) -> CatalogFile:
         """Return the file that a name means: by file name, then `sub/name`, then alias, then known hash.
 
-        Reads no file to hash it; files without a known hash are hashed in the background.
+        If none of these is exact, letters may differ in case and in how accents are encoded, and `_` may be a dot, as
+        in SD.Next. Of several files of one name, it is the one that the host's own LoRA takes, or any if all have the
+        same bytes. Otherwise, no file is read to hash it; unknown hashes are computed in the background.
 
         Args:
             name: the name.
@@ -190,27 +198,73 @@ class Catalog:
         Raises:
             CatalogError: the name leaves the folders, is unknown, or matches several files.
         """
-        wanted = _inside(name)
-        names = self._names_now()
+        return self._find(self._names_now(), name, suggest=suggest)
+
+    def _find(self, names: _Names, name: str, *, suggest: bool) -> CatalogFile:
+        wanted = name.strip().replace("\\", "/")
+        if not names.are_of_files(wanted):  # a name may begin as a drive does: `a: b`
+            _check_inside(name, wanted)
         for candidates in self._lookups(names, wanted):
-            match candidates:
-                case []:
-                    continue
-                case [file]:
-                    return file
-                case _:
-                    shown = [_distinct(file, candidates) for file in candidates]
-                    reason = f"fits several files: {', '.join(shown)}; write one of these"
-                    raise CatalogError(name, reason, shown, fits_several=True)
+            if candidates:
+                return candidates[0] if len(candidates) == 1 else self._one_of(names, name, candidates)
+        if candidates := names.folded(wanted):
+            return candidates[0] if len(candidates) == 1 else self._one_of(names, name, candidates, exact=False)
         if _HASH.fullmatch(wanted) and (unknown := self._hash_unknown(names)):
             reason = (
                 f"is not in the LoRA folders; if it is a hash, try again later: {unknown} hashes are being computed"
             )
             raise CatalogError(name, reason)
-        known = names.written if suggest and len(names.written) < _COMPARED_AT_MOST else ()
-        close = difflib.get_close_matches(wanted[:200], known, n=3)
+        close = self._similar(names, wanted) if suggest else []
         hint = f"; did you mean {' or '.join(close)}?" if close else f"; {names.readable} LoRA files are known"
         raise CatalogError(name, f"is not in the LoRA folders{hint}", close)
+
+    def note_on(self, name: str) -> str:
+        """Return one sentence if several files fit a name that finds one; empty otherwise."""
+        names = self._names_now()
+        try:
+            self._find(names, name, suggest=False)
+        except CatalogError:
+            return ""
+        return names.notes.get(name, "")
+
+    def _one_of(
+        self, names: _Names, name: str, candidates: Sequence[CatalogFile], *, exact: bool = True
+    ) -> CatalogFile:
+        """Return the file that is meant of several that fit.
+
+        Raises:
+            CatalogError: they differ, and the host tells none.
+        """
+        chosen = self._choice([file.path for file in candidates]) if exact else None
+        taken = next((file for file in candidates if file.path == chosen), None)
+        shown = [_distinct(file, candidates) for file in candidates]
+        if self._are_alike(candidates):
+            return taken or candidates[0]
+        if taken is None:
+            reason = f"fits several files: {', '.join(shown)}; write one of these"
+            raise CatalogError(name, reason, shown, fits_several=True)
+        names.notes[name] = (
+            f"{name} fits several files, {', '.join(shown)}: {_distinct(taken, candidates)} is applied, which the web "
+            "UI's own LoRA takes; to choose, write the folder, too"
+        )
+        return taken
+
+    def _are_alike(self, files: Sequence[CatalogFile]) -> bool:
+        """Tell whether files have the same bytes; files of one size are read whole, once."""
+        if not all(file.readable for file in files):
+            return False
+        return len({file.size for file in files}) == 1 and len({self._tried(self.sha256, file) for file in files}) == 1
+
+    def _similar(self, names: _Names, wanted: str) -> list[str]:
+        """Return up to three names for an unknown one: in other folders, then similar ones."""
+        own = wanted.rpartition("/")[2]
+        files = names.folded(own) if own != wanted else []
+        if len(names.written) < _COMPARED_AT_MOST:
+            written = {_fold(one) for one in names.written}
+            for sought in dict.fromkeys((wanted, own)):
+                for one in difflib.get_close_matches(_fold(sought)[:200], written, n=3):
+                    files += names.folded(one)
+        return list(dict.fromkeys(map(self.name_of, files)))[:3]
 
     def find_again(self, name: str) -> CatalogFile:
         """Return the file that a name means as `find` does, after another scan if needed.
@@ -333,7 +387,7 @@ class Catalog:
     def _scanner(self) -> Scanner:
         with self._made:
             if self._opened is None:
-                self._opened = Scanner(self._folders, Index(self._data_dir()))
+                self._opened = Scanner(self._folders, Index(self._data_dir()), self._choice)
             return self._opened
 
     def _found(self) -> Mapping[Path, Found]:
@@ -354,7 +408,7 @@ class Catalog:
 
     def _lookups(self, names: _Names, wanted: str) -> Iterator[list[CatalogFile]]:
         """Yield the files that a name may mean, in order of priority."""
-        yield from names.of_files(wanted)
+        yield from names.of_files(wanted, self._choice)
         self._follow(names)
         yield from names.of_headers(wanted)
 
@@ -438,9 +492,13 @@ class _Names:
         self.readable = sum(file.readable for file in files)
         self.written = sorted({name for file in files if file.readable for name in (file.name, file.relative)})
         """Names as in prompts."""
+        self.notes: dict[str, str] = {}
+        """For each name that was found though several files fit it, a sentence."""
         self._order = {path: position for position, path in enumerate(found)}
         self._relative = _table((file, {file.relative, file.relative + file.path.suffix}) for file in files)
         self._own = _table((file, {file.name, file.path.name}) for file in files)
+        self._folded: dict[Callable[[str], str], defaultdict[str, set[Path]]] = {}
+        """For each way to compare names, the files by their names; made when a name is not found otherwise."""
         self._lock = threading.Lock()
         self._followed = 0
         self._told: dict[Path, tuple[str, str]] = {}
@@ -450,11 +508,29 @@ class _Names:
         """By the first digits."""
         self._unhashed: set[Path] = set()
 
-    def of_files(self, wanted: str) -> tuple[list[CatalogFile], ...]:
+    def of_files(self, wanted: str, choice: Callable[[Sequence[Path]], Path | None]) -> tuple[list[CatalogFile], ...]:
         """Return the files with this name or path, by priority."""
         relative, own = _preferred(self._relative.get(wanted, ())), _preferred(self._own.get(wanted, ()))
-        # the only name of a file at the top is its file name, so it has priority
-        return (relative if len(relative) == 1 else own, relative)
+        # the only name of a file at the top is its file name, so it has priority, unless the host takes another one
+        is_shared = len(own) > 1 and own[0].name == wanted and choice([file.path for file in own]) is not None
+        return (own, relative) if is_shared or len(relative) != 1 else (relative,)
+
+    def are_of_files(self, wanted: str) -> bool:
+        """Tell whether a name is exactly a file's name or path."""
+        return wanted in self._own or wanted in self._relative
+
+    def folded(self, wanted: str) -> list[CatalogFile]:
+        """Return the files with this name, path or alias in another spelling, by how much it differs."""
+        for fold in _FOLDS:
+            table = self._folded.get(fold)
+            if table is None:
+                table = self._folded[fold] = defaultdict(set)
+                for found in self.found.values():
+                    for name in (found.file.name, found.file.path.name, found.file.relative):
+                        table[fold(name)].add(found.file.path)
+            if files := self._readable(table.get(fold(wanted), set())):
+                return files
+        return []
 
     def of_headers(self, wanted: str) -> tuple[list[CatalogFile], ...]:
         """Return the files with this alias, and files whose known hash starts with it."""
@@ -525,12 +601,26 @@ def _table(named: Iterable[tuple[CatalogFile, Collection[str]]]) -> dict[str, li
     return table
 
 
-def _inside(name: str) -> str:
-    """Normalise a name to `sub/name`; reject one that leaves the folders."""
-    wanted = name.strip().replace("\\", "/")
+def _check_inside(name: str, wanted: str) -> None:
+    """Reject a name that leaves the folders."""
     if PurePosixPath(wanted).is_absolute() or PureWindowsPath(wanted).drive or ".." in wanted.split("/"):
         raise CatalogError(name, "is outside the LoRA folders; write a name from the list of LoRA")
-    return wanted
+
+
+def _same_text(name: str) -> str:
+    return unicodedata.normalize("NFC", name)
+
+
+def _fold(name: str) -> str:
+    return _same_text(_same_text(name).casefold())
+
+
+def _as_sdnext(name: str) -> str:
+    return _fold(name).replace(".", "_")
+
+
+_FOLDS = (_same_text, _fold, _as_sdnext)
+"""How names are compared that are not the same: an accent may be a letter of its own, case, and SD.Next's names."""
 
 
 def _preferred(files: Sequence[CatalogFile]) -> list[CatalogFile]:

@@ -7,7 +7,6 @@ import gc
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,8 +40,14 @@ class Progress:
 class Scanner:
     """Keeps an index up to date with some folders, on its own thread."""
 
-    def __init__(self, folders: Callable[[], Sequence[Path]], index: Index) -> None:
+    def __init__(
+        self,
+        folders: Callable[[], Sequence[Path]],
+        index: Index,
+        choice: Callable[[Sequence[Path]], Path | None] = lambda paths: None,
+    ) -> None:
         self._folders = folders
+        self._choice = choice
         self.index = index
         self._reader = FactsReader()
         self._asked = threading.Event()
@@ -114,7 +119,7 @@ class Scanner:
             folders = self._folders()
             found = {one.file.path: one for one in walk(folders)}
             self.index.keep_only((one.file for one in found.values()), folders)
-            names = names_of([one.file for one in found.values()])
+            names = names_of([one.file for one in found.values()], self._choice)
             for one in found.values():
                 self._note(one, names[one.file])
             self.found = found
@@ -227,10 +232,27 @@ def notes_of(found: Found) -> Notes:
         return Notes(problems=(f"the notes beside it cannot be read: {error!r:.300}",))
 
 
-def names_of(files: Sequence[CatalogFile]) -> Mapping[CatalogFile, str]:
-    """Return the shortest unique name of each file; an unreadable file has its full name."""
-    shared = Counter(file.name for file in files if file.readable)
-    return {file: file.name if file.readable and shared[file.name] == 1 else file.relative for file in files}
+def names_of(
+    files: Sequence[CatalogFile], choice: Callable[[Sequence[Path]], Path | None]
+) -> Mapping[CatalogFile, str]:
+    """Return the shortest unique name of each file; an unreadable file has its full name.
+
+    Args:
+        files: all files.
+        choice: returns which of several files of one name the host's own LoRA takes, or None.
+    """
+    shared: dict[str, list[CatalogFile]] = {}
+    for file in files:
+        if file.readable:
+            shared.setdefault(file.name, []).append(file)
+    names = {}
+    for file in files:
+        same = shared.get(file.name, []) if file.readable else []
+        names[file] = file.name if len(same) == 1 else file.relative
+        # at the top, the path is the name, which may mean another file
+        if len(same) > 1 and not file.folder and choice([one.path for one in same]) not in (None, file.path):
+            names[file] = file.relative + file.path.suffix
+    return names
 
 
 def _give_memory_back() -> None:

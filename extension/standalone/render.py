@@ -14,11 +14,12 @@ import numpy as np
 import torch
 
 from ..generation.options import Overridden, enabled, hashes_wanted, settings, to_parameters
+from ..generation.options import grammar as grammar_wanted
 from ..generation.state import state_at
 from ..hosts import Outcome
 from ..hosts.txt2img import Picture, Progress, Result, Txt2Img
 from ..kept import always_on
-from ..text import regions
+from ..text import placed, regions
 from ..text.infotext import Infotext, format_hashes, format_infotext
 from ..text.prompt import Parsed, parse
 from .encode import encode_each, encode_skipping
@@ -65,6 +66,7 @@ class _Rendering:
 
     request: Txt2Img
     prompt: Parsed
+    negative: Parsed
     sampling: Sampling
     seed: int
     unfinished: list[str] = field(default_factory=list)
@@ -98,16 +100,18 @@ def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
     wanted = settings(values)
     on = enabled(values)
     always, unread = studio.session.always_tags(wanted.skip_bad) if on else ((), ())
-    tags = plan.prompt.tags if on else ()
+    tags = (*plan.prompt.tags, *plan.negative.tags) if on else ()
+    written = (*plan.prompt.placed, *plan.negative.placed)
     studio.batch_size = request.batch_size
     seeds = [plan.seed + image for image in range(request.batch_size)]
     try:
-        activation = studio.session.begin(tags, wanted, always, seeds)
+        activation = studio.session.begin(tags, wanted, always, seeds, placed.unread(written) if on else ())
         far_off = activation.far_off(request.steps, request.cfg_scale)
         found = (*activation.skipped, *activation.notes, *far_off)
         notes = (*(one.reason for one in unread), *found, *_notes(studio, plan))
         parameters = _parameters(studio, plan, activation, values) | always_on.parameters(always, activation.always)
         parameters |= regions.parameters(tag.mask for tag in (*always, *tags))
+        parameters |= placed.parameters(written) if on else {}
         for batch in range(request.n_iter):
             watch.batch_begins()
             if pictures and watch.interrupted():  # who interrupts gets a picture
@@ -128,8 +132,10 @@ def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
 def _plan(studio: Studio, request: Txt2Img) -> _Rendering:
     request.check()
     seed = secrets.randbelow(2**32) if request.seed == -1 else request.seed
-    prompt = parse(request.prompt, studio.session.names)
-    return _Rendering(request, prompt, find_sampling(request.sampler, request.schedule), seed)
+    on = grammar_wanted(Overridden(studio.host, request.settings))
+    prompt = parse(request.prompt, studio.session.names, on=on)
+    negative = parse(request.negative_prompt, studio.session.names, on=on, negative=True)
+    return _Rendering(request, prompt, negative, find_sampling(request.sampler, request.schedule), seed)
 
 
 def _batch(studio: Studio, plan: _Rendering, batch: int, parameters: Mapping[str, str], watch: Watch) -> list[Picture]:
@@ -157,7 +163,7 @@ def _arguments(studio: Studio, plan: _Rendering, seeds: list[int]) -> dict[str, 
     generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
     arguments: dict[str, Any] = {
         "prompt": [studio.inversions.spell(plan.prompt.text)] * len(seeds),
-        "negative_prompt": [studio.inversions.spell(request.negative_prompt)] * len(seeds),
+        "negative_prompt": [studio.inversions.spell(plan.negative.text)] * len(seeds),
         "num_inference_steps": request.steps,
         "guidance_scale": request.cfg_scale,
         "generator": generators,
@@ -169,7 +175,7 @@ def _arguments(studio: Studio, plan: _Rendering, seeds: list[int]) -> dict[str, 
     latents = torch.cat([torch.randn(shape, generator=generator) for generator in generators])
     arguments |= {"latents": latents.to(unet.dtype), "height": request.height, "width": request.width}
     if len(set(studio.session.last.text_keys)) > 1:
-        prompt, negative = (studio.inversions.spell(text) for text in (plan.prompt.text, request.negative_prompt))
+        prompt, negative = (studio.inversions.spell(one.text) for one in (plan.prompt, plan.negative))
         del arguments["prompt"], arguments["negative_prompt"]
         use_images = [partial(studio.session.use_image, image) for image in range(len(seeds))]
         clip_skip = request.clip_skip if studio.model.family == "sd" else 1
@@ -240,11 +246,9 @@ def _notes(studio: Studio, plan: _Rendering) -> list[str]:
         notes.append("Remora is turned off in the settings (remora_enabled), so no LoRA of the prompt is applied")
     pipeline = studio.model.pipeline
     tokenizer = getattr(pipeline, "tokenizer", None) or pipeline.tokenizer_2
-    for what, text in (("prompt", plan.prompt.text), ("negative prompt", plan.request.negative_prompt)):
+    for what, text in (("prompt", plan.prompt.text), ("negative prompt", plan.negative.text)):
         tokens = len(tokenizer(studio.inversions.spell(text), truncation=False, verbose=False).input_ids)
         if tokens > tokenizer.model_max_length:
             room = tokenizer.model_max_length - 2
             notes.append(f"the {what} has {tokens - 2} tokens; only the first {room} were read")
-    if "<lora:" in plan.request.negative_prompt.lower():
-        notes.append("a LoRA tag in the negative prompt is read as plain text, as in other web UIs")
     return notes

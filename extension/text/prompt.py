@@ -1,4 +1,4 @@
-"""LoRA tags in a prompt; pure text. The grammar is the union of what web UIs and their extensions have.
+r"""LoRA tags in a prompt; pure text. The grammar is the union of what web UIs and their extensions have.
 
     <lora:name>   <lora:name:0.8>   <lora:name:0.5:1.0>   <lora:name:te=0.4:unet=0.9:dyn=16>   <lyco:name:0.8>
     <lora:name:1:high>   <lora:name:1:in=0.2:mid=1:out=0.8>   <lora:name:1:module=transformer_2>
@@ -7,6 +7,7 @@
     <lora:name:1:5-15>   <lora:name:1:start=0:end=0.25>
     <lora:name:1:sigma=14-1:pass=base,hires:half=pos:rows=1,3>   <lora:name:1:mask=left:feather=0.1>
     <lora:name:1:alpha=8>   <lora:name:1:scale=0.0625>
+    <lora:name with \: in it:1:grammar=1>
 
 The first number is the multiplier of the text encoders, the second that of the unet (as the first, where missing), the
 third the rank to cut to. In place of a number there may be points, value@place, see `lib_lora.Curve`. What stands where
@@ -15,8 +16,8 @@ the second number would and is none are block weights. A range without a name, a
 
 Sources: AUTOMATIC1111/stable-diffusion-webui extensions-builtin/Lora/extra_networks_lora.py; vladmandic/sdnext
 modules/lora/extra_networks_lora.py; cheald/sd-webui-loractl loractl/lib/utils.py; hako-mikan/sd-webui-lora-block-weight
-scripts/lora_block_weight.py. `by`, `curve`, `sigma`, `pass`, `half`, `rows`, `mask`, `feather`, `part`,
-`alpha` and `scale` are Remora's own.
+scripts/lora_block_weight.py. `by`, `curve`, `sigma`, `pass`, `half`, `rows`, `mask`, `feather`, `part`, `alpha`,
+`scale` and `grammar` are Remora's own; `grammar` is read for the whole prompt.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
 from typing import Any, NoReturn, TypeVar, get_args
 
 from lib_lora import Amount, Curve, Element, LoraError, Shape, Unit, Window
 
+from . import grammar
 from .block_weights import NUMBER, Blocks, BlockWeightsError, is_list, is_number, known, read_list
 from .known import BUILT_IN, Known
+from .placed import PlacedTag
 from .regions import NO_MASK, Mask, RegionTextError, read_mask
+from .spelling import escaped, name_and_fields, unescaped
 from .tag import EXPERTS, PASSES, SIDES, Tag
 
-KINDS = ("lora", "lyco", "loractl")
-"""Kinds of tag; LyCORIS files and schedules once had their own."""
-
-_TAG = re.compile(rf"<({'|'.join(KINDS)}):([^<>]*)(>?)", re.IGNORECASE)
 _NUMBER = re.compile(NUMBER)
 _END = NUMBER.removeprefix("[+-]?")
 RANGE = re.compile(rf"\s*(?=.*[0-9])({_END}|)\s*-\s*({_END}|)\s*", re.DOTALL)
@@ -51,7 +52,7 @@ _MOST_PARTS = 999
 _SETTINGS = (
     *("te", "unet", "dyn", "hr", "hrte", "hrunet", *SIDES, "module"),
     *("lbw", "w", "lbwe", "x", "start", "stop", "end", "step", "sigma", "by", "curve", "pass", "half", "rows"),
-    *("mask", "feather", "part", "alpha", "scale"),
+    *("mask", "feather", "part", "alpha", "scale", "grammar"),
 )
 ALIASES = {"w": "lbw", "end": "stop"}
 """Other names of settings."""
@@ -77,7 +78,7 @@ class PromptError(LoraError, ValueError):
     @property
     def arguments(self) -> str:
         """Return the text between `<lora:` and `>`."""
-        return self.text.partition(":")[2].removesuffix(">")
+        return str(self.text.partition(":")[2].removesuffix(">"))
 
 
 @dataclass(frozen=True)
@@ -87,24 +88,34 @@ class Parsed:
     text: str
     """The prompt without its LoRA tags, otherwise unchanged."""
     tags: tuple[Tag, ...]
+    placed: tuple[PlacedTag, ...] = dataclass_field(default=(), compare=False)
+    """What the tags say, and what their places mean."""
 
 
-def parse(prompt: str, names: Known = BUILT_IN) -> Parsed:
+def parse(prompt: str, names: Known = BUILT_IN, *, on: bool = False, negative: bool = False) -> Parsed:
     """Split a prompt into its text and its LoRA tags, in order; a name may occur twice.
 
     Args:
         prompt: the text.
         names: the names that a tag may refer to.
+        on: brackets around tags mean something, see `grammar.read`.
+        negative: it is a negative prompt, whose tags are words unless `on`.
 
     Raises:
         PromptError: a tag is not closed, has no name, or has an invalid field.
     """
+    found = grammar.read(prompt, on=on, negative=negative)
     tags = []
-    for match in _TAG.finditer(prompt):
-        if not match[3]:
-            raise PromptError(match[0], match.start(), "the tag is not closed, '>' is missing")
-        tags.append(_Reader(match[0], match[2], match.start(2), 1.0, names).tag())
-    return Parsed(_TAG.sub("", prompt), tuple(tags))
+    for kind, one in found.tags:
+        if negative and not one.meant:
+            continue
+        before = f"<{kind}:"
+        if one.is_open:
+            why = "the tag is not closed, '>' is missing"
+            raise PromptError(before + one, one.start - len(before), why)
+        tag = _Reader(f"{before}{one}>", one, one.start, 1.0, names).tag()
+        tags.append(one.limits.applied(tag) if one.meant else tag)
+    return Parsed(found.text, tuple(tags), tuple(one for _, one in found.tags))
 
 
 def parse_arguments(arguments: str, default: float = 1.0, names: Known = BUILT_IN) -> Tag:
@@ -122,7 +133,7 @@ def parse_arguments(arguments: str, default: float = 1.0, names: Known = BUILT_I
 
 
 def format_tag(tag: Tag) -> str:
-    """Write a tag so that `parse` reads it back; the name must not contain `<`, `>` and `:`."""
+    """Write a tag so that `parse` reads it back; the name must not contain `<` and `>`."""
     fields = [_amount(tag.te)]
     if tag.unet != tag.te or tag.rank is not None:
         fields.append(_amount(tag.unet))
@@ -130,7 +141,7 @@ def format_tag(tag: Tag) -> str:
         fields.append(str(tag.rank))
     fields += sorted(tag.noise)
     fields += [f"{name}={value}" for name, value in _named(tag)]
-    return f"<lora:{':'.join([tag.name, *fields])}>"
+    return f"<lora:{':'.join([escaped(tag.name), *fields])}>"
 
 
 def number(value: float) -> str:
@@ -199,6 +210,12 @@ class _Field:
         return parts
 
 
+def _fields(arguments: str, start: int) -> Iterator[_Field]:
+    for part in name_and_fields(arguments):
+        yield _Field(part, start)
+        start += len(part) + 1
+
+
 class _Reader:
     """Parses one tag."""
 
@@ -206,7 +223,7 @@ class _Reader:
         self._text = text
         self._default = default
         self._names = names
-        self._name, *rest = _Field(arguments, start).split(":")
+        self._name, *rest = _fields(arguments, start)
         if not self._name.text:
             raise PromptError(text, start, "the name is missing")
         self._fields: dict[str, _Field] = {}
@@ -226,7 +243,7 @@ class _Reader:
         both = self._read("hr", self._to_amount, None)
         sides = {side: self._to_amount(self._fields[side]) for side in SIDES if side in self._fields}
         tag = Tag(
-            self._name.text,
+            unescaped(self._name.text),
             te,
             self._read("unet", self._to_amount, te),
             self._read("dyn", self._to_rank, None),
@@ -245,6 +262,7 @@ class _Reader:
             self._read("scale", self._to_number, None),
         )
         self._check_overruled()
+        self._one_of("grammar", ("0", "1"))
         for name, value in (("by", self._by), ("curve", self._shape)):
             if value and tag.curve is None:
                 self._fail(self._fields[name], f"'{name}' needs a schedule, such as 0@0,1@0.5")

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from .block_weights import NUMBER
-from .prompt import ALIASES, KINDS, RANGE, PromptError, is_range, number, parse_arguments
+from .prompt import ALIASES, RANGE, PromptError, is_range, number, parse_arguments
+from .spelling import KINDS, escaped, name_and_fields, unescaped
 
 _WHOLE = re.compile(rf"<({'|'.join(KINDS)}):([^<>]*)>", re.IGNORECASE)
 _NUMBER = re.compile(NUMBER)
@@ -21,7 +22,7 @@ _FLAGS = ("high", "low")
 
 def names_in(prompt: str) -> list[str]:
     """Return the names of the LoRA tags in a prompt, in order; invalid tags are left out."""
-    return [match[2].split(":")[0].strip() for match in _WHOLE.finditer(prompt) if _readable(match[2])]
+    return [_name_of(match[2]) for match in _WHOLE.finditer(prompt) if _readable(match[2])]
 
 
 def with_strength(prompt: str, name: str, te: float, unet: float) -> str:
@@ -30,7 +31,7 @@ def with_strength(prompt: str, name: str, te: float, unet: float) -> str:
     A schedule is scaled so that its value farthest from 0 is the strength. Other fields stay.
     """
     if name not in names_in(prompt):
-        tag = f"<lora:{set_multipliers(name, te, unet)}>"
+        tag = f"<lora:{set_multipliers(escaped(name), te, unet)}>"
         return f"{prompt.rstrip()} {tag}" if prompt.strip() else tag
     return _changed(prompt, name, lambda kind, written: f"<{kind}:{_with_strength(written, te, unet)}>")
 
@@ -47,7 +48,11 @@ def without(prompt: str, name: str) -> str:
 
 def renamed(prompt: str, name: str, other: str) -> str:
     """Return the prompt with another name in every tag of that name."""
-    return _changed(prompt, name, lambda kind, written: f"<{kind}:{other}{written[len(written.split(':')[0]) :]}>")
+
+    def change(kind: str, written: str) -> str:
+        return f"<{kind}:{':'.join([escaped(other), *name_and_fields(written)[1:]])}>"
+
+    return _changed(prompt, name, change)
 
 
 def set_multipliers(arguments: str, te: float | str, unet: float | str) -> str:
@@ -137,7 +142,7 @@ class _Part:
 
 
 def _taken_apart(arguments: str) -> tuple[str, list[_Part]]:
-    name, *texts = arguments.split(":")
+    name, *texts = name_and_fields(arguments)
     fields = [_field(text) for text in texts]
     placed = [field for field in fields if not field.named]
     for field, key in zip(placed, _placed_keys([field.value for field in placed]), strict=True):
@@ -233,9 +238,13 @@ def _scaled(amount: str, strength: float) -> float | str:
 
 def _changed(prompt: str, name: str, change: Callable[[str, str], str], before: str = "") -> str:
     def put(match: re.Match[str]) -> str:
-        return change(match[1], match[2]) if match[2].split(":")[0].strip() == name else match[0]
+        return change(match[1], match[2]) if _name_of(match[2]) == name else match[0]
 
     return re.sub(before + _WHOLE.pattern, put, prompt, flags=re.IGNORECASE)
+
+
+def _name_of(arguments: str) -> str:
+    return unescaped(name_and_fields(arguments)[0].strip())
 
 
 def _readable(arguments: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
@@ -14,6 +14,7 @@ from .regions import NO_MASK, Mask
 Pass: TypeAlias = Literal["base", "hires", "refiner", "detailer"]
 """The passes of a picture in a web UI, in order; each has its own steps."""
 PASSES: tuple[Pass, ...] = ("base", "hires", "refiner", "detailer")
+_LARGEST = 3.4e38  # of float32, in which strengths are applied
 LIMIT = 10.0
 """Largest strength, unless the user removes the limit: beyond it there are no pictures."""
 SIDES: tuple[Side, ...] = ("in", "mid", "out")
@@ -53,6 +54,8 @@ class Tag:
     """In the place of the alpha that the file has."""
     scale: float | None = None
     """In the place of the file's alpha / rank."""
+    part: int | None = None
+    """Of a prompt whose parts are joined by AND, the part whose rows it is limited to, from 0; None is all."""
 
     @property
     def multiplier(self) -> Multiplier | Halves:
@@ -87,11 +90,11 @@ class Tag:
             unet = unet if self.hires_unet is None else self.hires_unet
         of = self._of(te, unet)
         blocks, region = self.blocks.weights(seed), self.mask.region
-        if blocks is None and region is None and not self.sides and self.during == ALWAYS:
+        part = self.part if self.mask.part is None else self.mask.part - 1
+        if blocks is None and region is None and part is None and not self.sides and self.during == ALWAYS:
             plain = _numbers(of)
             if plain is not None:
                 return plain
-        part = None if self.mask.part is None else self.mask.part - 1
         return Strength(of, {} if self.module else dict(self.sides), self.during, blocks, region, part)
 
     def _of(self, te: Amount, unet: Amount) -> Amount | Mapping[str, Amount]:
@@ -135,9 +138,18 @@ class Tag:
     @property
     def limited(self) -> Tag:
         """Return the tag with strengths clamped to `LIMIT`."""
-        hires = [None if one is None else _limited(one) for one in (self.hires_te, self.hires_unet)]
-        sides = {side: _limited(one) for side, one in self.sides.items()}
-        te, unet = _limited(self.te), _limited(self.unet)
+        return self._with_amounts(_within)
+
+    def scaled(self, factor: float) -> Tag:
+        """Return the tag with its strengths times a factor, rounded to how they would be written."""
+        if factor == 1.0:
+            return self
+        return self._with_amounts(lambda value: max(-_LARGEST, min(_LARGEST, float(f"{value * factor:.12g}"))))
+
+    def _with_amounts(self, change: Callable[[float], float]) -> Tag:
+        hires = [None if one is None else _changed(one, change) for one in (self.hires_te, self.hires_unet)]
+        sides = {side: _changed(one, change) for side, one in self.sides.items()}
+        te, unet = _changed(self.te, change), _changed(self.unet, change)
         return replace(self, te=te, unet=unet, hires_te=hires[0], hires_unet=hires[1], sides=sides)
 
     @property
@@ -146,10 +158,10 @@ class Tag:
         return next((amount for amount in self._amounts if isinstance(amount, Curve)), None)
 
 
-def _limited(amount: Amount) -> Amount:
+def _changed(amount: Amount, change: Callable[[float], float]) -> Amount:
     if isinstance(amount, Curve):
-        return replace(amount, points=tuple((place, _within(value)) for place, value in amount.points))
-    return _within(amount)
+        return replace(amount, points=tuple((place, change(value)) for place, value in amount.points))
+    return change(amount)
 
 
 def _within(value: float) -> float:

@@ -67,7 +67,7 @@
  * @property {Scan} scan
  * @property {string} problem
  *
- * @typedef {{id: string | null, name?: string, problem: string, candidates: string[]}} Meaning
+ * @typedef {{id: string | null, name?: string, problem: string, note: string, candidates: string[]}} Meaning
  * The file that a name in a prompt means, where no file has this name.
  *
  * @typedef {{name: string, on: boolean, unet: number, text_encoder: number, more: string}} StackEntry
@@ -98,6 +98,9 @@
  * @typedef {object} ServerState
  * @property {boolean} enabled
  * @property {number} default_multiplier
+ * @property {boolean} grammar brackets around tags mean something
+ * @property {boolean} comments # in a prompt begins a comment
+ * @property {boolean} parts AND divides prompts into parts of their own rows
  * @property {string | null} model family of the loaded model
  * @property {LoraOutcome[]} loras
  * @property {string[]} notes
@@ -145,6 +148,7 @@
  *     "picture": LoraDetails,
  *     "resolve": {names: {[name: string]: Meaning}},
  *     "state": ServerState,
+ *     "grammar": ServerState,
  *     "stack": StackOnDisk,
  *     "presets": PresetList,
  *     "preset": PresetList,

@@ -84,7 +84,7 @@ export class Catalog {
      */
     against(lora) {
         if (!lora.readable) return lora.reason;
-        if (!canBeNamed(lora.name)) return "it has < > or : in its name, which a tag cannot contain; rename the file";
+        if (!canBeNamed(lora.name)) return "it has < or > in its name, which a tag cannot contain; rename the file";
         if ((this.byName.get(lora.name) ?? []).length > 1) {
             return `several files have the name ${lora.name}; rename all but one to use them`;
         }
@@ -105,7 +105,7 @@ export class Catalog {
  * Tell whether a tag can name a file.
  * @param {string} name
  */
-export const canBeNamed = (name) => !/[<>:]/.test(name);
+export const canBeNamed = (name) => !/[<>]/.test(name);
 
 /** @param {Lora} lora */
 export const canBeInserted = (lora) => lora.readable && canBeNamed(lora.name);

@@ -24,10 +24,12 @@ import {
     tagOf,
     withBody,
     withEntry,
+    withName,
     withoutEntry,
     withoutPhrases,
     withPhrases,
 } from "./prompt.js";
+import {escapedName} from "./tag.js";
 
 /** The edits of the stack; each can be undone. */
 export class Edits {
@@ -58,7 +60,7 @@ export class Edits {
         }
         this.tab.stack.readBoxes();
         const strength = lora.strength ?? this.tab.stack.standard;
-        this.tab.stack.change(this.withTag(lora.name, makeTag(lora.name, strength, strength)));
+        this.tab.stack.change(this.withTag(lora.name, makeTag(escapedName(lora.name), strength, strength)));
         this.tab.set({said: `${lora.name} inserted.`});
     }
 
@@ -227,6 +229,21 @@ export class Edits {
         const order = rows.filter((row) => row.on).map((row) => row.index);
         const off = this.offAmong(rows.map((row) => row.off));
         this.tab.stack.change({prompt: reordered(this.tab.state.prompt, order), off});
+    }
+
+    /**
+     * Change the name in an entry's tag.
+     * @param {Row} row
+     * @param {string} name
+     */
+    rename(row, name) {
+        this.edit(row, (body) => withName(body, name));
+    }
+
+    /** Switch on that brackets around tags mean something, for all prompts. */
+    async obeyBrackets() {
+        const server = await this.tab.server.attempt(() => this.tab.api.ask("PUT", "grammar", {on: true}));
+        if (server) this.tab.set({server, said: "Tags obey the brackets around them from the next picture on."});
     }
 
     clear() {

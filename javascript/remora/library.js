@@ -10,6 +10,8 @@ import {Catalog, NO_FILTERS, SORTS} from "./catalog.js";
 import {plainWords, split} from "./prompt.js";
 
 const STORAGE = "remora"; // key in the browser's storage
+/** @type {Meaning} */
+const UNKNOWN = {id: null, problem: "", note: "", candidates: []};
 const MOST_NAMES = 50; // that the server resolves in one request
 
 /** Sizes of cards, in pixels. */
@@ -76,18 +78,13 @@ export class Library {
     /**
      * Return the file that a name in a tag means, or a problem; neither while the server resolves the name.
      * @param {string} name
-     * @returns {{lora: Lora | undefined, problem: string, candidates: string[]}}
+     * @returns {{lora: Lora | undefined, problem: string, note: string, candidates: string[]}}
      */
     meaning(name) {
         const lora = this.catalog.named(name);
-        if (lora) return {lora, problem: lora.readable ? "" : lora.reason, candidates: []};
-        const said = this.meanings.get(name);
-        if (!said) return {lora: undefined, problem: "", candidates: []};
-        return {
-            lora: said.id ? this.catalog.byId.get(said.id) : undefined,
-            problem: said.problem,
-            candidates: said.candidates,
-        };
+        if (lora) return {lora, problem: lora.readable ? "" : lora.reason, note: "", candidates: []};
+        const {id, problem, note, candidates} = this.meanings.get(name) ?? UNKNOWN;
+        return {lora: id ? this.catalog.byId.get(id) : undefined, problem, note, candidates};
     }
 
     /**

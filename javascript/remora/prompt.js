@@ -3,9 +3,9 @@
 
 /** @import {Reading} from "./tag.js" */
 
-import {readBody} from "./tag.js";
+import {fieldsOf, readBody} from "./tag.js";
 
-export {bodyOf, entryOf, makeTag, readBody, setField, setMultipliers, tagOf} from "./tag.js";
+export {bodyOf, entryOf, makeTag, readBody, setField, setMultipliers, tagOf, withName} from "./tag.js";
 
 /**
  * @typedef {{start: number, end: number, text: string, kind: string, body: string}} Place
@@ -14,7 +14,13 @@ export {bodyOf, entryOf, makeTag, readBody, setField, setMultipliers, tagOf} fro
  * @typedef {Place & Reading} Tag
  */
 
-const TAG = /<(lora|lyco|loractl):([^<>]*)(>?)/gi;
+const KIND = "[ \\t]*(lora|lyco|loractl)[ \\t]*([:\uFF1A])";
+// as `<lora:name>`; with the full-width marks of an input method; as HTML
+const TAG = new RegExp(
+    `<${KIND}([^<>]*)(>?)|\uFF1C${KIND}([^<>\uFF1C\uFF1E]*)(\uFF1E)|&lt;${KIND}((?:(?!&[lg]t;)[^<>])*)(&gt;)`,
+    "gi",
+);
+const FULL_WIDTH = /[\uFF01-\uFF5E]/g;
 const ANY_TAG = /<[^<>:]*:[^<>]*>/g; // of any kind
 const TOKEN = /^<[\p{L}\p{N}_-]+>$/u; // the name of an embedding, as `<s1>`, which is no tag
 
@@ -26,17 +32,24 @@ const TOKEN = /^<[\p{L}\p{N}_-]+>$/u; // the name of an embedding, as `<s1>`, wh
  */
 export function readTags(prompt, standard = 1) {
     return [...prompt.matchAll(TAG)].map((match) => {
-        const place = {
-            text: match[0],
-            kind: match[1],
-            body: match[2],
-            start: match.index,
-            end: match.index + match[0].length,
-        };
-        const read = readBody(match[2], standard);
-        if (!match[3]) read.problem = "this tag is not closed: “>” is missing";
+        const [kind, colon, inside, end] = match.slice(1).filter((group) => group !== undefined);
+        const usual = colon === ":" && match[0].startsWith("<");
+        const body = usual ? inside : narrow(inside);
+        const place = {text: match[0], kind, body, start: match.index, end: match.index + match[0].length};
+        const read = readBody(body, standard);
+        if (!end) read.problem = "this tag is not closed: “>” is missing";
         return {...place, ...read};
     });
+}
+
+/**
+ * Return a body with full-width marks as a usual one; its name stays.
+ * @param {string} body
+ */
+function narrow(body) {
+    const [name, ...fields] = fieldsOf(body.replaceAll("\uFF1A", ":"));
+    const ascii = (/** @type {string} */ letter) => String.fromCharCode(letter.charCodeAt(0) - 0xfee0);
+    return [name, ...fields.map((field) => field.replace(FULL_WIDTH, ascii))].join(":");
 }
 
 /**

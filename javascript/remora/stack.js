@@ -10,12 +10,16 @@
  */
 
 import * as boxes from "./boxes.js";
+import {isMeant, places as placesOf, unread, wordsOf} from "./grammar.js";
 import {History} from "./history.js";
 import {isFailure, isOf, Others} from "./outcomes.js";
 import {bodyOf, readBody, readTags, takenBack} from "./prompt.js";
 import {same} from "./store.js";
 
 /**
+ * @typedef {{name: string, words: string[], unread: string}} Meant
+ * What the place of a tag does, in a few words each, or a sentence on what it does not do.
+ *
  * @typedef {Reading & {kind: string, body: string}} FreeTag
  * A tag outside the prompt.
  *
@@ -33,6 +37,25 @@ import {same} from "./store.js";
  * @typedef {{prompt: string, negative: string, always: Always, off: Off[], added: Added[]}} Snapshot
  * The part of the state that can be undone.
  */
+
+/**
+ * @param {string} prompt
+ * @param {Tag[]} tags
+ * @param {boolean} on
+ * @param {{parts: boolean, negative?: boolean}} of
+ * @returns {Meant[]}
+ */
+function meaningsOf(prompt, tags, on, of) {
+    const isRead = isMeant(
+        tags.map(({body}) => body),
+        on,
+    );
+    return placesOf(prompt, tags, of).map((limits, at) => ({
+        name: tags[at].name,
+        words: isRead ? wordsOf(limits) : [],
+        unread: isRead ? "" : unread(limits),
+    }));
+}
 
 const LONGEST = 500_000; // characters of a prompt that is parsed
 
@@ -57,6 +80,8 @@ export class Stack {
         this.others = new Others();
         /** @type {{prompt: string, standard: number, tags: Tag[]} | undefined} */
         this.read = undefined;
+        /** @type {{key: string, found: Meant[]}} */
+        this.meant = {key: "", found: []};
         /** @type {string | undefined} */
         this.seen = undefined; // the prompt that the page shows
     }
@@ -107,6 +132,23 @@ export class Stack {
             this.read = {prompt, standard: this.standard, tags: this.tooLong ? [] : readTags(prompt, this.standard)};
         }
         return this.read.tags;
+    }
+
+    /** Return what the place of each tag of the prompt means, then of each tag of the negative prompt. */
+    places() {
+        const {server, prompt, negative} = this.tab.state;
+        const {grammar: on = false, parts = false} = server ?? {};
+        const key = JSON.stringify([prompt, negative, on, parts]);
+        if (this.meant.key !== key) {
+            const tags = this.tags();
+            const others = negative.length > LONGEST ? [] : readTags(negative);
+            const found = [
+                ...meaningsOf(prompt, tags, on, {parts}),
+                ...meaningsOf(negative, others, on, {parts, negative: true}),
+            ];
+            this.meant = {key, found};
+        }
+        return this.meant.found;
     }
 
     /**

@@ -104,6 +104,7 @@ const CHECKS = new Map([
         pass: each(isOneOf(...PASSES), /[,+]/),
         mask: isText,
         part: isCount(3, "is not a part of a prompt; the parts between AND are numbered from 1"),
+        grammar: isOneOf("0", "1"),
         feather: /** @type {Check} */ (
             (text) =>
                 isNumber(text)
@@ -129,12 +130,30 @@ export function rangeOf(text) {
 /** @param {string} text */
 const isBareRange = (text) => rangeOf(text) !== null && !NUMBER.test(text.trim());
 
+const ESCAPED = "\uE000"; // stands for `\:` while a body is split
+/**
+ * Split a body at its colons. `\:` is a colon of the name, and stays as written.
+ * @param {string} body
+ */
+export const fieldsOf = (body) =>
+    body
+        .replaceAll("\\:", ESCAPED)
+        .split(":")
+        .map((field) => field.replaceAll(ESCAPED, "\\:"));
+/**
+ * Return a name as a tag has it.
+ * @param {string} name
+ */
+export const escapedName = (name) => name.replaceAll(":", "\\:");
+/** @param {string} name */
+const plainName = (name) => name.replaceAll("\\:", ":");
+
 /**
  * Take a body apart into the name and the fields.
  * @param {string} body
  */
 function takeApart(body) {
-    const [name, ...texts] = body.split(":");
+    const [name, ...texts] = fieldsOf(body);
     const fields = texts.map((text) => {
         const at = text.indexOf("=");
         const flag = text.trim().toLowerCase();
@@ -187,7 +206,7 @@ export function readBody(body, standard = 1) {
     const unet = values.unet !== undefined ? (readAmount(values.unet) ?? {value: standard, curve: null}) : te;
     const teText = te.curve ? String(values.te) : written(te.value);
     return {
-        name: name.trim(),
+        name: plainName(name.trim()),
         te: te.value,
         unet: unet.value,
         teCurve: te.curve,
@@ -345,7 +364,7 @@ function withSteps(fields, steps, key, value) {
  * @param {Said} entry
  */
 export function bodyOf({name, text_encoder: te, unet, more}) {
-    return [name, written(te), written(unet), more].filter(Boolean).join(":");
+    return [escapedName(name), written(te), written(unet), more].filter(Boolean).join(":");
 }
 
 /**
@@ -377,17 +396,26 @@ export function tagOf(entry) {
     const {teText, unetText} = readBody(bodyOf(entry));
     const others = ["te", "unet"].reduce(
         (body, key) => setField(body, key, ""),
-        [entry.name, entry.more].filter(Boolean).join(":"),
+        [escapedName(entry.name), entry.more].filter(Boolean).join(":"),
     );
     return makeTag(others, teText, unetText);
 }
 
 /**
  * Write a new tag.
- * @param {string} name
+ * @param {string} name as a tag has it, maybe with fields behind it
  * @param {number | string} te
  * @param {number | string} unet
  */
 export function makeTag(name, te, unet) {
     return `<lora:${setMultipliers(name, te, unet)}>`;
+}
+
+/**
+ * Return the body with another name.
+ * @param {string} body
+ * @param {string} name
+ */
+export function withName(body, name) {
+    return [escapedName(name), ...fieldsOf(body).slice(1)].join(":");
 }

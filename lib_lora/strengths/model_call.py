@@ -312,7 +312,7 @@ class CallHooks:
         call, table, moment = ModelCall(args, held, model), self.table, None
         self.stack = stack = table.now.stack
         with plain_mode(_CPU):
-            latents = self._latents(call) if stack.has_regions else None
+            latents = self._latents(call, stack) if stack.has_regions else None
             if table.scheduled or stack.varies:
                 noise = bool(table.scheduled) or stack.by_noise
                 moment = self.settings.moment_of(call, noise=noise, flow=self.flow)
@@ -325,10 +325,10 @@ class CallHooks:
             table.set_call(stack, moment=moment, rows=variants, parts=parts, latents=latents)
         return args, held
 
-    def _latents(self, call: ModelCall) -> LatentGrid:
+    def _latents(self, call: ModelCall, stack: StackStrengths) -> LatentGrid | None:
         x, image_first = denoised_in(call.args, call.kwargs), self.image_first
         latents = LatentGrid.from_input(x, call.kwargs, self.patch, image_first=image_first)
-        if latents is None:
+        if latents is None and stack.has_places:
             text = f"a LoRA is for a part of the picture, and a call of this {self.name} does not show where"
             raise RegionError(f"{text} its tokens lie in the picture; remove the region")
         return latents

@@ -249,9 +249,11 @@ RowRegions: TypeAlias = "tuple[tuple[Region | None, ...], ...]"
 def region_on_row(region: RegionPart, grid: TokenGrid | None, part: int | None) -> Region | None:
     """Return the region that weighs a row; by the part of the prompt where a layer is given the prompt.
 
-    The part of a row is None where it is not known, as for a negative one.
+    The part of a row is None where it is not known, as for a negative one. A part without a region is its rows alone.
     """
     place, described = region
+    if place is None and described is not None:
+        return None if described == part else _NOWHERE
     if grid is not None or described is None or part is None:
         return place
     return None if described == part else _NOWHERE

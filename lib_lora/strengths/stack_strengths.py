@@ -27,7 +27,7 @@ _PLACE = attrgetter("entry", "component", "side")
 
 
 def _region_part(strength: Strength) -> RegionPart:
-    return ALL_PLACES if strength.region is None else (strength.region, strength.part)
+    return strength.region, strength.part
 
 
 def block_rules(multiplier: AnyMultiplier) -> tuple[Element, ...]:
@@ -91,7 +91,8 @@ class StackStrengths:
         self.by_noise = self.varies and any(one.by_noise for _, one in every)
         """Whether the timestep or the noise makes a difference."""
         self._block_weights = self._weigh() if [one for _, one in every if one.blocks is not None] else None
-        regional = {entry for entry, one in every if one.region is not None and entry in denoising}
+        limited = {entry for entry, one in every if (one.region, one.part) != ALL_PLACES}
+        regional = limited & denoising
         self.regions: tuple[tuple[RegionPart, ...], ...] = ()
         """For each variant, the region of each entry and the part of the prompt that describes it; or nothing."""
         if regional:
@@ -101,6 +102,8 @@ class StackStrengths:
         """The groups that have a region, in any variant."""
         self.has_regions = bool(regional)
         """Whether there are any; a graph knows nothing else of regions."""
+        self.has_places = bool([own for own in self.regions for place, _ in own if place is not None])
+        """Whether the place in the picture makes a difference."""
         self.has_parts = bool([part for own in self.regions for _, part in own if part is not None])
         """Whether the part of the prompt that a row is of makes a difference."""
 

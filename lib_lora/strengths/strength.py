@@ -117,21 +117,27 @@ class Window:
         stop: it acts in the first so many steps; likewise.
         high: it begins when sigma is at most this.
         low: it ends when sigma is below this.
+        turn: (0, 2) is the first of every two steps in turn, as the steps of a curve are counted.
+        within: a window around it; it acts in both.
 
     Raises:
-        StackError: a number is below 0 or not finite.
+        StackError: a number is below 0 or not finite, or there is no such turn.
     """
 
     start: float | None = None
     stop: float | None = None
     high: float | None = None
     low: float | None = None
+    turn: tuple[int, int] | None = None
+    within: Window | None = None
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
+        for name in ("start", "stop", "high", "low"):
             number = getattr(self, name)
             if number is not None and not (math.isfinite(number) and number >= 0):
                 raise StackError(f"{name} {number!r} of a window must be a number from 0 up")
+        if self.turn is not None and not 0 <= self.turn[0] < self.turn[1]:
+            raise StackError(f"turn {self.turn!r} of a window must be one of so many steps, from 0")
 
     def holds(self, moment: Moment) -> bool:
         """Tell whether a moment is in it.
@@ -139,6 +145,10 @@ class Window:
         Raises:
             MomentError: the moment lacks what the window depends on.
         """
+        if self.within is not None and not self.within.holds(moment):
+            return False
+        if self.turn is not None and _counted(moment) % self.turn[1] != self.turn[0]:
+            return False
         if self.start is not None and not _reached(self.start, moment):
             return False
         if self.stop is not None and _reached(self.stop, moment):
@@ -155,7 +165,13 @@ class Window:
             return f"it stops at step {stop:g} and starts at step {start:g} only"
         if high is not None and low is not None and low > high:
             return f"it stops below sigma {low:g} and starts at sigma {high:g} only"
-        return ""
+        return "" if self.within is None else self.within.why_empty
+
+    @property
+    def by_noise(self) -> bool:
+        """Return whether the noise makes a difference."""
+        own = (self.high, self.low) != (None, None)
+        return own or (self.within is not None and self.within.by_noise)
 
 
 ALWAYS = Window()
@@ -218,7 +234,8 @@ class Strength:
     part: int | None = None
     """Of a prompt in several parts, each with rows of its own, the one that describes the region; from 0.
 
-    Layers that are given the prompt have the whole strength on the rows of that part, and none on other rows.
+    Layers that are given the prompt have the whole strength on the rows of that part, and none on other rows. Without a
+    region, so have all layers of the denoiser.
     """
     varies: bool = field(init=False, compare=False, repr=False)
     """Whether it differs from moment to moment."""
@@ -263,7 +280,7 @@ class Strength:
     def by_noise(self) -> bool:
         """Return whether the timestep or the noise makes a difference."""
         curves = [amount for amount in self.amounts if isinstance(amount, Curve)]
-        return (self.during.high, self.during.low) != (None, None) or any(curve.unit != "step" for curve in curves)
+        return self.during.by_noise or any(curve.unit != "step" for curve in curves)
 
     @property
     def largest_amount(self) -> float:

@@ -59,7 +59,7 @@ test("a click on a file that cannot be inserted tells why, and one in the prompt
     const label = (/** @type {any} */ found) => found["aria-label"];
     for (const lora of [
         {...LORA, readable: false},
-        {...LORA, name: "f:r"},
+        {...LORA, name: "f>r"},
     ]) {
         const pick = button(elements({lora}));
         assert.equal(label(pick), `Why ${lora.name} cannot be inserted`);

@@ -28,5 +28,8 @@ function read(name) {
 /** @type {PromptEdits} */
 export const EDITS = read("prompt_edits.json");
 
+/** @type {[prompt: string, on: boolean, text: string, words: string[][]][]} */
+export const GRAMMAR = read("prompt_grammar.json");
+
 /** @type {RegionCases} */
 export const REGIONS = read("regions.json");

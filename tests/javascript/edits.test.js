@@ -34,7 +34,39 @@ test("a LoRA whose name no tag can have is not inserted, with the reason", () =>
     const {tab, box} = openPage({prompts: {txt2img: "a fox"}, loras: [lora("a>b")]});
     tab.edits.toggle(lora("a>b"));
     assert.equal(box().value, "a fox");
-    assert.match(tab.state.said, /^a>b: it has < > or : in its name.*rename the file\.$/);
+    assert.match(tab.state.said, /^a>b: it has < or > in its name.*rename the file\.$/);
+});
+
+test("a colon in a name is escaped, and read back", () => {
+    const {tab, box} = openPage({prompts: {txt2img: "a fox"}, loras: [lora("Re: fur", {strength: 0.7})]});
+    tab.edits.toggle(lora("Re: fur", {strength: 0.7}));
+    assert.equal(box().value, "a fox <lora:Re\\: fur:0.7>");
+    const [row] = tab.stack.rows();
+    assert.deepEqual([row.name, row.unet, row.problem], ["Re: fur", 0.7, ""]);
+    tab.edits.pin(row);
+    assert.equal(tab.state.always.entries[0].name, "Re: fur");
+    tab.edits.unpin(tab.state.always.entries[0]);
+    assert.equal(box().value, "a fox <lora:Re\\: fur:0.7>");
+    tab.edits.rename(tab.stack.rows()[0], "a:b");
+    assert.equal(box().value, "a fox <lora:a\\:b:0.7>");
+});
+
+test("a click makes tags obey the brackets around them, and the rows say what these do", async () => {
+    const {tab, sent} = openPage({
+        prompts: {txt2img: "[<lora:fur:1>::0.4] <lora:a:1>"},
+        routes: {"PUT grammar": () => ({data: serverState({grammar: true})})},
+    });
+    tab.set({server: serverState({grammar: false})});
+    assert.match(tab.stack.places()[0].unread, /^Acts in all steps: .*until 40 %/);
+    await tab.edits.obeyBrackets();
+    assert.deepEqual(sent.at(-1)?.body, {on: true});
+    assert.deepEqual(
+        tab.stack.places().map(({words, unread}) => [words, unread]),
+        [
+            [["until 40 %"], ""],
+            [[], ""],
+        ],
+    );
 });
 
 test("without a preferred strength it has the server's standard one", () => {
@@ -47,7 +79,7 @@ test("without a preferred strength it has the server's standard one", () => {
 test("a LoRA that the prompt has under another name is removed by the same button", () => {
     const fur = lora("fur");
     const {tab, box} = openPage({prompts: {txt2img: "a <lora:furry:1> b"}, loras: [fur]});
-    tab.library.meanings.set("furry", {id: "id-fur", problem: "", candidates: []});
+    tab.library.meanings.set("furry", {id: "id-fur", problem: "", note: "", candidates: []});
     tab.edits.toggle(fur);
     assert.equal(box().value, "a b");
 });
@@ -189,7 +221,7 @@ test("all is cleared in one step, and of this prompt alone", () => {
 test("an entry moves from the prompt to the always-on stack with all that its tag says", (t) => {
     t.mock.timers.enable({apis: ["setTimeout"]});
     const {tab, box} = openPage({prompts: {txt2img: "x <lora:furry:0.5:stop=5> y"}, loras: [lora("fur")]});
-    tab.library.meanings.set("furry", {id: "id-fur", problem: "", candidates: []});
+    tab.library.meanings.set("furry", {id: "id-fur", problem: "", note: "", candidates: []});
     tab.set({always: {on: false, entries: [always("fur"), always("b")]}});
     tab.edits.pin(row(tab, "furry"));
     assert.equal(box().value, "x y");
@@ -209,7 +241,7 @@ test("an always-on entry moves into the prompt, or into the place of the tag tha
     t.mock.timers.enable({apis: ["setTimeout"]});
     const loras = [lora("fur", {words: "soft"}), lora("b")];
     const {tab, box} = openPage({prompts: {txt2img: "x <lora:furry:1> y"}, loras});
-    tab.library.meanings.set("furry", {id: "id-fur", problem: "", candidates: []});
+    tab.library.meanings.set("furry", {id: "id-fur", problem: "", note: "", candidates: []});
     const [fur, b] = [always("fur", {unet: 0.5, text_encoder: 0.5}), always("b", {more: "stop=5"})];
     tab.set({always: {on: true, entries: [fur, b]}});
     tab.edits.unpin(b);

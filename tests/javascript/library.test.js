@@ -15,7 +15,7 @@ const resolves =
             names: Object.fromEntries(
                 body.names.map((/** @type {string} */ name) => [
                     name,
-                    {id: null, problem: "", candidates: [], ...meanings[name]},
+                    {id: null, problem: "", note: "", candidates: [], ...meanings[name]},
                 ]),
             ),
         },
@@ -26,7 +26,7 @@ test("the name of one file means it; what is wrong with the file is the name's p
     const {tab} = openPage({loras: [lora("a"), broken]});
     assert.deepEqual([tab.library.meaning("a").lora?.id, tab.library.meaning("a").problem], ["id-a", ""]);
     assert.equal(tab.library.meaning("broken").problem, "its header is cut off");
-    assert.deepEqual(tab.library.meaning("x"), {lora: undefined, problem: "", candidates: []});
+    assert.deepEqual(tab.library.meaning("x"), {lora: undefined, problem: "", note: "", candidates: []});
 });
 
 test("names that are no file's are resolved by the server, each once", async () => {
@@ -50,6 +50,7 @@ test("names that are no file's are resolved by the server, each once", async () 
     assert.deepEqual(tab.library.meaning("zorpp"), {
         lora: undefined,
         problem: "there is no zorpp",
+        note: "",
         candidates: ["zorp"],
     });
     assert.equal(tab.state.version, version + 1);

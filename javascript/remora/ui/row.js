@@ -5,6 +5,7 @@
  * @import {Tab} from "../main.js"
  * @import {Curve} from "../curve.js"
  * @import {Filled} from "../vendor/preact.js"
+ * @import {Meant} from "../stack.js"
  * @import {Entry, Handle} from "./stack.js"
  */
 
@@ -22,7 +23,7 @@ import {summary} from "./summary.js";
 /** @param {{tab: Tab, entry: Entry, outcome: LoraOutcome | undefined, handle: Handle}} props */
 export function Row({tab, entry, outcome, handle}) {
     const {name, unet} = entry;
-    const {lora, problem} = tab.library.meaning(name);
+    const {lora, problem, note, candidates} = tab.library.meaning(name);
     const [apart, setApart] = useState(entry.teText !== entry.unetText);
     const [more, setMore] = useState(false);
     const head = /** @type {Filled<HTMLElement>} */ (useRef());
@@ -72,10 +73,41 @@ export function Row({tab, entry, outcome, handle}) {
         </div>`
         }
         ${chips.length > 0 && html`<div class="rt-chips">${chips.map((text) => html`<span class="rt-chip" key=${text}>${text}</span>`)}</div>`}
+        ${entry.place && html`<${PlaceOfTag} tab=${tab} place=${entry.place} />`}
         ${said && html`<p class="rt-problem" role="alert">✕ ${said}</p>`}
+        ${
+            !entry.problem
+            && candidates.length > 0
+            && html`<div class="rt-chips">${candidates.map(
+                (one) => html`<button type="button" class="rt-small" key=${one}
+                aria-label=${`Write ${one} in place of ${name}`} onClick=${() => entry.rename(one)}>${one}</button>`,
+            )}</div>`
+        }
+        ${note && html`<p class="rt-warning">⚠ ${note}</p>`}
+        ${
+            name.includes("#")
+            && tab.state.server?.comments
+            && html`<p class="rt-warning">⚠ The web UI cuts a prompt at #, unless “Enable comments” is off in its settings.
+            Then the tag is lost. Rename the file, or switch the setting off.</p>`
+        }
         ${idle && html`<p class="rt-hint">A strength of 0 changes nothing: the LoRA is left out.</p>`}
         ${doubt && html`<p class="rt-warning">⚠ ${doubt}</p>`}
         <${Outcome} lora=${told} />`;
+}
+
+/**
+ * Draw what the place of a tag in its prompt does, or does not do.
+ * @param {{tab: Tab, place: Meant}} props
+ */
+export function PlaceOfTag({tab, place: {words, unread}}) {
+    if (unread)
+        return html`<p class="rt-warning">⚠ ${unread}
+            <${Button} label="Tags obey the brackets around them: switch on" class="rt-small"
+                onClick=${() => tab.edits.obeyBrackets()}>Switch on<//></p>`;
+    return (
+        words.length > 0
+        && html`<div class="rt-chips">${words.map((text) => html`<span class="rt-chip" key=${text}>${text}</span>`)}</div>`
+    );
 }
 
 /**

@@ -4,7 +4,7 @@
  * @import {StackEntry} from "../api.js"
  * @import {State, Tab} from "../main.js"
  * @import {BodyChange} from "../edits.js"
- * @import {Row as PromptRow} from "../stack.js"
+ * @import {Meant, Row as PromptRow} from "../stack.js"
  * @import {Reading} from "../tag.js"
  * @import {Filled, Key, Pointer, Value} from "../vendor/preact.js"
  * @import {IconName} from "./icons.js"
@@ -16,7 +16,7 @@ import {bodyOf, readBody, setMultipliers, tagOf} from "../prompt.js";
 import {Icon} from "./icons.js";
 import {Outcome} from "./outcome.js";
 import {Button, WordButton} from "./parts.js";
-import {Row} from "./row.js";
+import {PlaceOfTag, Row} from "./row.js";
 import {summary} from "./summary.js";
 
 /**
@@ -27,8 +27,9 @@ import {summary} from "./summary.js";
  * @property {() => void} remove
  * @property {(() => void) | null} move to the other list; null where there is no prompt
  * @property {{icon: IconName, word: string, label: string}} moveTo how that is said
+ * @property {(name: string) => void} rename
  *
- * @typedef {Reading & Actions & {on: boolean, text?: string}} Entry
+ * @typedef {Reading & Actions & {on: boolean, text?: string, place?: Meant}} Entry
  * The contents and the actions of a row.
  *
  * @typedef {Reading & {on: boolean, key: string, entry: StackEntry}} AlwaysRow
@@ -60,6 +61,18 @@ export function Stack({tab, state, outcomes: {of, others}}) {
             && !rows.length
             && html`<p class="rt-empty"><${Icon} name="prompt" /><span>The prompt has no LoRA. Choose one from the library, or
             write <code>${"<lora:name:0.8>"}</code> into it.</span></p>`
+        }
+        ${
+            state.target
+            && tab.stack
+                .places()
+                .slice(tab.stack.tags().length)
+                .map(
+                    (
+                        place,
+                    ) => html`<div class="rt-row" key=${`negative ${place.name}`}><span class="rt-name">${place.name}</span>
+            <${PlaceOfTag} tab=${tab} place=${place} /></div>`,
+                )
         }
         ${
             rows.length > 0
@@ -232,6 +245,8 @@ function classOf(row, at, drag) {
 function inPrompt(tab, row) {
     return {
         ...row,
+        place: row.off ? undefined : tab.stack.places()[row.index],
+        rename: (name) => tab.edits.rename(row, name),
         setOn: (on) => tab.edits.setOn(row, on),
         edit: (change, what) => tab.edits.edit(row, change, what),
         setStrength: (te, unet) => tab.edits.setStrength(row, te, unet),
@@ -266,6 +281,7 @@ function Always({tab, state, of}) {
     /** @type {(row: AlwaysRow) => Entry} */
     const described = (row) => ({
         ...row,
+        rename: (name) => change(row.entry, {name}),
         setOn: (on) => change(row.entry, {on}),
         edit: (what, kind) => tab.edits.editAlways(row.entry, what, kind),
         setStrength: (te, unet) =>

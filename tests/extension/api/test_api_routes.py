@@ -18,6 +18,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from extension.api.library import _family
+from extension.generation.options import GRAMMAR
 from extension.kept.block_presets import BlockPresetsFile
 from extension.kept.region_files import RegionFiles
 from extension.standalone.jobs import Runner
@@ -267,6 +268,33 @@ def test_state_stack_and_inspection(ask: Checked) -> None:
     assert [entry["name"] for entry in ask("GET", "/stack")["entries"]] == ["zorp"]
     ask("PUT", "/stack", json={})
     assert ask("GET", "/inspect", params={"name": "zorp", "model": "loaded"})["hit"] == 264
+
+
+def test_the_setting_of_brackets_around_tags_is_switched(ask: Checked, runner: Runner) -> None:
+    assert ask("GET", "/state")["grammar"] is False
+    try:
+        assert ask("PUT", "/grammar", json={"on": True})["grammar"] is True
+        assert runner.studio.host.option(GRAMMAR) is True
+        assert "true or false" in ask("PUT", "/grammar", 422, json={"on": "yes"})
+    finally:
+        assert ask("PUT", "/grammar", json={"on": False})["grammar"] is False
+
+
+def test_a_name_that_fits_several_files_has_a_note(ask: Checked, runner: Runner, copy: Path) -> None:
+    folder, catalog = copy.parent / "more", runner.studio.session.catalog
+    folder.mkdir()
+    other = folder / "copied.safetensors"
+    other.write_bytes((copy.parent / "night.safetensors").read_bytes())
+    choice, catalog._choice = catalog._choice, lambda paths: other
+    try:
+        catalog.refresh()
+        (meant,) = ask("POST", "/resolve", json={"names": ["copied"]})["names"].values()
+        assert meant["name"] == "more/copied"
+        assert meant["note"].startswith("copied fits several files, copied, more/copied: more/copied is applied")
+    finally:
+        catalog._choice = choice
+        other.unlink()
+        folder.rmdir()
 
 
 def test_blocks_and_presets_of_weights_for_them(ask: Checked) -> None:

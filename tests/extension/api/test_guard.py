@@ -49,6 +49,7 @@ VALID: dict[tuple[str, str], dict[str, Any]] = {
     ("PUT", "/remora/v1/picture"): {"params": {"name": "zorp"}, "content": png(), "headers": PNG},
     ("DELETE", "/remora/v1/picture"): {"params": {"name": "zorp"}},
     ("POST", "/remora/v1/resolve"): {"json": {"names": ["zorp"]}},
+    ("PUT", "/remora/v1/grammar"): {"json": {"on": False}},
     ("PUT", "/remora/v1/stack"): {"json": {"always_on": True, "entries": [{"name": "zorp", "unet": 0.5}]}},
     ("POST", "/remora/v1/presets"): {"json": {"text": "# Remora preset 1: changed\n<lora:neon:1>"}},
     ("PUT", "/remora/v1/preset"): {"params": {"name": "changed"}, "json": {"text": "<lora:neon:1>"}},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import sys
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import extension
-from extension.generation.options import DEFAULT_MULTIPLIER, ENABLED, FAIL, IN_ORDER, MERGE, ON_BAD_LORA
+from extension.generation.options import DEFAULT_MULTIPLIER, ENABLED, FAIL, GRAMMAR, IN_ORDER, MERGE, ON_BAD_LORA
 from extension.generation.state import state_of
 from extension.hosts import current_host
 from extension.hosts.a1111 import A1111
@@ -192,9 +193,10 @@ def test_t17_names_and_tags_as_people_write_them(host: A1111Fake, loras: Path) -
             "x<lora:b:1.1.><lora:b:0.5>",
             "x<lora:b:te=0.5:unet=0.5>",
             "x<LoRA:b:0.5>",
+            "x<lora:B:0.5>",
         ):
             found = host.generate(prompt)
-            assert torch.equal(one(found), wanted) == ("LoRA" not in prompt), prompt  # the host knows no such kind
+            assert torch.equal(one(found), wanted), prompt
             assert len(found.p.comments) == ("1.1." in prompt)
     finally:
         (loras / "od [XL].safetensors").unlink()
@@ -836,3 +838,119 @@ def test_a_textual_inversion_that_came_with_a_lora_is_there_while_it_is(host: A1
 def test_the_settings_are_the_hosts(host: A1111Fake) -> None:
     assert {ENABLED, DEFAULT_MULTIPLIER, MERGE} <= set(host.shared.opts.data)
     assert host.shared.opts.data_labels[ENABLED].section == ("remora", "Remora")
+
+
+# --- tags inside the prompt's grammar ---
+
+
+GRAMMAR_ON = {GRAMMAR: True}
+
+
+@pytest.mark.parametrize(
+    ("place", "written"),
+    [
+        ("x [<lora:a:1>::0.5]", "x <lora:a:1:stop=0.5>"),
+        ("x [<lora:a:1>:<lora:b:1>:4]", "x <lora:a:1:stop=4><lora:b:1:start=4>"),
+        ("x (<lora:a:0.8>:1.5)", "x <lora:a:1.2>"),
+        ("x [<lora:unet:1>|]", "x <lora:unet:1@0,0@1,1@2,0@3,1@4,0@5:curve=step>"),
+        ("\uff1clora\uff1aa\uff1a1\uff1ex", "<lora:a:1>x"),  # the full-width marks of an input method
+    ],
+)
+def test_a_place_in_the_prompt_is_to_the_bit_what_the_same_fields_are(
+    host: A1111Fake, place: str, written: str
+) -> None:
+    found = host.generate(place, steps=6, override_settings=GRAMMAR_ON)
+    assert torch.equal(one(found), one(host.generate(written, steps=6)))
+    assert found.infotexts[0].startswith(place)
+    if "(" in place:
+        assert "Remora limits: a: times 1.5" in found.infotexts[0]
+        assert "Remora grammar: on" in found.infotexts[0]
+
+
+def test_while_it_is_off_a_place_changes_nothing_and_that_is_said(
+    host: A1111Fake, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = host.generate("x [<lora:a:1>::0.5]", steps=4)
+    assert torch.equal(one(found), one(host.generate("x [::0.5]<lora:a:1>", steps=4)))
+    sentence = "a acts in all steps: its place in the prompt (until 50 %) does not count for tags; turn on"
+    assert sentence in found.infotexts[0]
+    assert any(sentence in comment for comment in found.p.comments)
+    assert any(sentence in record.getMessage() for record in caplog.records)
+    by_tag = host.generate("x [<lora:a:1:grammar=1>::0.5]", steps=4)
+    assert torch.equal(one(by_tag), one(host.generate("x <lora:a:1:stop=0.5>", steps=4)))
+
+
+def test_the_tab_switches_the_setting_and_the_web_ui_keeps_it(host: A1111Fake, loras: Path) -> None:
+    A1111.set_option(GRAMMAR, True)
+    try:
+        assert state_of(extension._session)["grammar"] is True  # type: ignore[arg-type]
+        assert json.loads((loras.parent / "config.json").read_text())[GRAMMAR] is True
+        on = host.generate("x [<lora:a:1>::0.5]", steps=4)
+        assert torch.equal(one(on), one(host.generate("x <lora:a:1:stop=0.5>", steps=4)))
+        host.shared.cmd_opts.freeze_settings = True
+        with pytest.raises(PermissionError, match="--freeze-settings"):
+            A1111.set_option(GRAMMAR, False)
+    finally:
+        host.shared.cmd_opts.freeze_settings = False
+        host.shared.opts.data.pop(GRAMMAR)
+        (loras.parent / "config.json").unlink()
+
+
+def test_a_tag_of_the_negative_prompt_is_for_the_rows_of_its_half(host: A1111Fake) -> None:
+    want = one(host.generate("x<lora:unet:1:half=neg>", negative_prompt="bad "))
+    on = host.generate("x", negative_prompt="bad <lora:unet:1>", override_settings=GRAMMAR_ON)
+    assert torch.equal(one(on), want)
+    off = host.generate("x", negative_prompt="bad <lora:unet:1>")
+    assert not torch.equal(one(off), want)
+    assert "unet is not applied: it stands in the negative prompt" in off.infotexts[0]
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_tag_in_a_part_of_the_prompt_acts_on_the_rows_of_that_part(host: A1111Fake, together: bool) -> None:
+    host.shared.opts.data["batch_cond_uncond"] = together
+    rows: list[Tensor] = []
+    unet = host.models.model_data.sd_model.unet
+    hook = unet.register_forward_hook(lambda module, args, output: rows.append(output.clone()))
+
+    def outputs(prompt: str) -> Tensor:
+        rows.clear()
+        host.generate(prompt, steps=1, override_settings=GRAMMAR_ON)
+        return torch.cat(rows)
+
+    plain, first, second, both = map(outputs, ("x AND y", "x<lora:unet:1> AND y", "x AND y<lora:unet:1>", "x AND y"))
+    whole = outputs("x AND y<lora:unet:1:grammar=0>")
+    hook.remove()
+    assert torch.equal(plain, both)
+    close = lambda one, other: (one - other).abs().max() < 1e-5  # noqa: E731
+    for found, part in ((first, 0), (second, 1)):
+        for row in range(3):
+            assert close(found[row], whole[row] if row == part else plain[row]), (part, row)
+    assert not close(whole, plain)
+
+
+def test_a_tag_that_a_comment_cuts_is_said(host: A1111Fake) -> None:
+    found = host.generate("x <lora:hash\n, y <lora:a:1>")  # as the host has it after the comment of `hash#1:1>`
+    (cut,) = [one for one in state_of(extension._session)["loras"] if one["asked"] == "hash"]  # type: ignore[arg-type]
+    assert "is not closed" in cut["reason"]
+    assert "Enable comments" in cut["reason"]
+    assert found.images
+
+
+def test_of_two_files_of_one_name_the_builtins_is_taken(host: A1111Fake, loras: Path) -> None:
+    """It lists folders by the numbers in their names, and a later file replaces an earlier one."""
+    made = []
+    for number, folder in ((2, "v2"), (10, "v10")):
+        (loras / folder).mkdir()
+        tensors: dict[str, Tensor] = {}
+        for i, (layer, shape) in enumerate(LAYERS.items()):
+            tensors |= pair(layer, shape, RANK, alpha=RANK, seed=number + i, size=0.7)
+        made.append(save(loras / folder / "twice.safetensors", tensors))
+    try:
+        found = host.generate("x<lora:twice:1>")
+        assert torch.equal(one(found), one(host.generate("x<lora:v10/twice:1>")))
+        assert "twice fits several files, v10/twice, v2/twice: v10/twice is applied" in found.infotexts[0]
+        assert "fits several" not in host.generate("x<lora:v2/twice:1>").infotexts[0]
+    finally:
+        for folder in ("v2", "v10"):
+            (loras / folder / "twice.safetensors").unlink()
+            (loras / folder).rmdir()

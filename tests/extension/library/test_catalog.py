@@ -84,12 +84,66 @@ def test_a_list_leaves_many_files_to_the_thread(folder: Path, monkeypatch: pytes
 
 
 def test_a_name_two_files_share_must_be_told_apart(folder: Path) -> None:
-    one, two = put(folder / "x" / "a.safetensors"), put(folder / "y" / "a.safetensors")
+    one, two = put(folder / "x" / "a.safetensors"), put(folder / "y" / "a.safetensors", value=1)
     found = catalog(folder)
     with pytest.raises(CatalogError, match="several files: x/a, y/a") as caught:
         found.find("a")
     assert [found.find(name).path for name in caught.value.candidates] == [one, two]
     assert found.names() == ["x/a", "y/a"]
+
+
+def test_of_files_with_the_same_bytes_any_is_taken_without_a_word(folder: Path) -> None:
+    one, two = put(folder / "x" / "a.safetensors"), put(folder / "y" / "a.safetensors")
+    put(folder / "A.safetensors", value=1)
+    found = catalog(folder)
+    assert found.find("a").path in (one, two)
+    assert found.note_on("a") == ""
+    assert Catalog(lambda: [folder], choice=lambda paths: two).find("a").path == two
+
+
+def test_of_different_files_of_one_name_the_hosts_choice_is_taken_and_said(folder: Path) -> None:
+    top, one = put(folder / "a.safetensors"), put(folder / "x" / "a.safetensors", value=1)
+    two = put(folder / "y" / "a.safetensors", value=2)
+    found = Catalog(lambda: [folder], choice=lambda paths: max(paths, key=str))
+    assert found.find("a").path == two
+    assert found.note_on("a").startswith("a fits several files, a, x/a, y/a: y/a is applied, which the web UI's own")
+    # every file has a name of its own, and none of them has a note
+    assert {found.find(name).path for name in found.names()} == {top, one, two}
+    assert found.names() == ["a.safetensors", "x/a", "y/a"]
+    assert not any(map(found.note_on, found.names()))
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("upper", "UPPER"),
+        ("LoRA.V2", "lora.v2"),
+        ("lora_v2", "lora.v2"),  # as SD.Next names it
+        ("cafe\u0301", "caf\u00e9"),
+        ("CAF\u00c9", "caf\u00e9"),
+        ("Styles\\Zorp", "styles/zorp"),
+        ("ZORP.safetensors", "styles/zorp"),
+        ("re: zorp", "re: zorp"),
+        ("stra\u00dfe", "STRASSE"),
+    ],
+)
+def test_a_name_in_another_spelling_finds_the_only_file_that_fits(folder: Path, name: str, file: str) -> None:
+    for number, one in enumerate(
+        ("UPPER", "lora.v2", "cafe\u0301x", "caf\u00e9", "styles/zorp", "re: zorp", "STRASSE")
+    ):
+        put(folder / f"{one}.safetensors", value=number)
+    assert catalog(folder).find(name).path == folder / f"{file}.safetensors"
+
+
+def test_a_name_in_another_spelling_that_fits_two_files_has_both_as_candidates(folder: Path) -> None:
+    put(folder / "Fur.safetensors"), put(folder / "FUR.safetensors", value=1)
+    with pytest.raises(CatalogError, match="several files: FUR, Fur; write one of these") as caught:
+        Catalog(lambda: [folder], choice=lambda paths: paths[0]).find("fur")
+    assert caught.value.fits_several
+    put(folder / "other" / "night.safetensors")
+    with pytest.raises(CatalogError, match="did you mean night") as caught:
+        catalog(folder).find("styles\\Night")
+    assert caught.value.candidates == ("night",)
 
 
 def test_of_two_files_of_one_name_the_one_at_the_top_has_no_longer_name(folder: Path) -> None:
@@ -99,7 +153,7 @@ def test_of_two_files_of_one_name_the_one_at_the_top_has_no_longer_name(folder: 
 
 
 def test_of_two_folders_with_the_same_file_the_first_wins_and_the_other_has_its_folder_in_front(tmp_path: Path) -> None:
-    first, second = put(tmp_path / "1" / "x" / "a.safetensors"), put(tmp_path / "2" / "x" / "a.safetensors")
+    first, second = put(tmp_path / "1" / "x" / "a.safetensors"), put(tmp_path / "2" / "x" / "a.safetensors", value=1)
     third = put(tmp_path / "more" / "2" / "x" / "a.safetensors")
     found = catalog(tmp_path / "1", tmp_path / "2", tmp_path / "more" / "2")
     names = {name: found.find(name).path for name in found.names()}

@@ -12,6 +12,7 @@ Source: AUTOMATIC1111/stable-diffusion-webui at 82a973c, run with `python -m tes
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -220,6 +221,13 @@ class Options:
     def add_option(self, key: str, info: Any) -> None:
         self.data_labels[key] = info
         self.data.setdefault(key, info.default)
+
+    def set(self, key: str, value: Any) -> bool:
+        self.data[key] = value
+        return True
+
+    def save(self, filename: str) -> None:
+        Path(filename).write_text(json.dumps(self.data))
 
 
 class OptionInfo:

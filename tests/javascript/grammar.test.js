@@ -1,0 +1,39 @@
+// Tags inside a prompt's grammar: javascript/remora/grammar.js.
+
+import assert from "node:assert/strict";
+import {test} from "node:test";
+import {isMeant, places, unread, wordsOf} from "../../javascript/remora/grammar.js";
+import {readTags} from "../../javascript/remora/prompt.js";
+import {GRAMMAR} from "./cases.js";
+
+test("places mean what they mean on the server", () => {
+    for (const [prompt, , , words] of GRAMMAR) {
+        const found = places(prompt, readTags(prompt), {parts: true}).map(wordsOf);
+        assert.deepEqual(found, words, prompt);
+    }
+});
+
+test("one tag switches all of its prompt", () => {
+    assert.equal(isMeant(["a:1", "b:1: grammar = 1"], false), true);
+    assert.equal(isMeant(["a:1:grammar=0"], true), false);
+    assert.equal(isMeant(["a\\:grammar=1"], false), false);
+});
+
+test("a place that does not count is told", () => {
+    const told = (/** @type {string} */ prompt, negative = false) =>
+        places(prompt, readTags(prompt), {parts: true, negative}).map(unread);
+    assert.deepEqual(told("[<lora:a:1>::0.4] <lora:b:1>"), [
+        "Acts in all steps: its place in the prompt (until 40 %) does not count for tags.",
+        "",
+    ]);
+    assert.deepEqual(told("<lora:a:1>", true), ["Not applied: tags in the negative prompt are read as words."]);
+});
+
+test("a long prompt takes linear time", () => {
+    for (const unit of ["(<lora:a:1>", "&lt;lora:", "<lora:a ", "[(:"]) {
+        const prompt = unit.repeat(400_000 / unit.length);
+        const start = performance.now();
+        places(prompt, readTags(prompt), {parts: true});
+        assert.ok(performance.now() - start < 4000, unit);
+    }
+});
