@@ -34,7 +34,7 @@ from hypothesis import settings
 
 from tests.covering import covering
 
-LONG, BUDGET, CI_BUDGET = 0.8, 0.5, 1.0  # seconds
+LONG, BUDGET, CI_BUDGET = 0.8, 0.2, 1.0  # seconds
 RECORD = Path(__file__).with_name("data") / "seconds.json"
 RECORDED = 0.7  # seconds; cases that take less are not written down by themselves
 LEFT_OUT = pytest.StashKey[int]()
