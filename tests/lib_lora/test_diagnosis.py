@@ -89,6 +89,7 @@ def test_a_layer_that_does_not_fit_says_what_the_file_was_made_for(case, tmp_pat
 def test_a_text_encoder_of_another_width_is_named(tmp_path):
     layer = "text_encoder.text_model.encoder.layers.0.self_attn.q_proj"
     infos = {f"{layer}.lora_A.weight": ((2, 1280), "F16"), f"{layer}.lora_B.weight": ((1280, 2), "F16")}
+    parts = {"text_encoder": FAMILIES["sd1"].encoders["text_encoder"]()}
+    network = load_network(hollow(tmp_path / "a.safetensors", infos), parts)
     with pytest.raises(NoMatchError, match="made for a text encoder that is OpenCLIP bigG, 1280 wide; the loaded one"):
-        parts = {"text_encoder": FAMILIES["sd1"].encoders["text_encoder"]()}
-        load_network(hollow(tmp_path / "a.safetensors", infos), parts).check_fit()
+        network.check_fit()

@@ -77,6 +77,7 @@ WAN = Architecture(
     title="Wan 2",
     signs=(
         Sign(r"^(denoiser|\?):(vace_)?blocks_\d+_(self|cross)_attn_([qkvo]|[kv]_img):(1536|3072|5120)$"),
+        Sign(r"^(denoiser|\?):blocks_\d+_(self|cross)_attn_(to_([qkv]|out_0)|add_[kv]_proj):(1536|3072|5120)$"),
         Sign(r"^(denoiser|\?):(vace_)?blocks_\d+_attn[12]_(to_([qkv]|out_0)|add_[kv]_proj):(1536|3072|5120)$"),
         Sign(r"^(denoiser|\?):(vace_)?blocks_\d+_ffn_(0|net_0_proj):(1536|3072|5120)$"),
         Sign(r"^(denoiser|\?):(vace_)?blocks_\d+_ffn_(net_)?2:(8960|13824|14336)$"),

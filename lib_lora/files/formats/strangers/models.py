@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .base import Stranger
 
-_NO_LORA = r"^key:[^:]*(lora|lokr|loha|hada|oft_|\.diff)"
+_NO_LORA = r"^key:[^:]*(lora|lokr|loha|hada|oft_|\.diff(_b)?:)"
 _PLAIN = "put it into the folder of models and load it as the model"
 
 CHECKPOINT = Stranger(
