@@ -88,7 +88,12 @@ CLASSES: dict[str, str] = {
 }
 """Class -> family; empty where it has several, as without a configuration diffusers makes a model of none."""
 NO_DEFAULT: dict[str, dict[str, Any]] = {
-    "EasyAnimateTransformer3DModel": {"in_channels": 16, "patch_size": 2, "text_embed_dim_t5": 4096},
+    "EasyAnimateTransformer3DModel": {
+        "in_channels": 16,
+        "out_channels": 16,
+        "patch_size": 2,
+        "text_embed_dim_t5": 4096,
+    },
     "HiDreamImageTransformer2DModel": {"patch_size": 2, "in_channels": 16, "caption_channels": [4096, 4096]},
     "HunyuanDiT2DModel": {"in_channels": 4, "patch_size": 2, "hidden_size": 1408},
     "LatteTransformer3DModel": {

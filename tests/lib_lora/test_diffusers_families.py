@@ -56,7 +56,7 @@ def is_wrong(found: Family | None, right: str) -> bool:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("names", [FEW, pytest.param(tuple(CLASSES), marks=pytest.mark.full)], ids=["few", "every"])
+@pytest.mark.parametrize("names", [FEW, pytest.param(tuple(CLASSES), marks=pytest.mark.long)], ids=["few", "every"])
 def test_no_model_and_no_file_is_named_wrongly(names, tmp_path):
     """A file in the model's own names, or in those of two others; whole ones, and what trainers leave of them."""
     names, wrong = [name for name in names if hasattr(diffusers, name)], []

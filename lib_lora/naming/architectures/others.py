@@ -9,9 +9,10 @@ from __future__ import annotations
 from ._flux_blocks import FLUX_DIFFUSERS_SIGNS, MODULATION_SIGN, T5_INPUT_SIGN
 from ._ldm_unet import IN_UNET
 from .base import Architecture, Sign, named
-from .cogvideox import MODULATION_512
+from .cogvideox import ATTENTION_3072, MODULATION_512
 from .hunyuan_video import LATE_BLOCK_SIGNS
 from .hunyuan_video15 import ATTENTION_2048
+from .lumina2 import FEED_FORWARD_2304
 
 _OWN = 20
 """The weight of layers that no other family has, whatever else it shares with others."""
@@ -177,8 +178,8 @@ LATTE = Architecture(
 LUMINA_NEXT = Architecture(
     name="lumina_next",
     title="Lumina-Next",
-    signs=(_own(r"layers_\d+_attn[12]_to_([qkv]|out_0):"),),
-    never=_own(r"layers_\d+_attention_|noise_refiner_|context_refiner_"),
+    signs=(_own(r"layers_\d+_attn[12]_to_([qkv]|out_0):"), FEED_FORWARD_2304),
+    never=_own(r"layers_\d+_(attention_|attn_)|noise_refiner_|context_refiner_|x_embedder|cap_embedder"),
 )
 OMNIGEN = Architecture(
     name="omnigen",
@@ -192,11 +193,11 @@ EASY_ANIMATE = Architecture(
     name="easy_animate",
     title="EasyAnimate",
     signs=(
-        _own(r"transformer_blocks_\d+_attn2_to_[qkv]:3072$", 4),
-        _own(r"transformer_blocks_\d+_txt_ff_"),
-        _own("text_proj_t5"),
+        _own(r"transformer_blocks_\d+_(txt_ff_|attn1_add_[qkv]_proj:3072$)|text_proj_t5"),
+        ATTENTION_3072,
+        MODULATION_512,
     ),
-    never=_own(r"transformer_blocks_\d+_(ff_context_|attn1_add_|attn2_norm)"),
+    never=_own(r"transformer_blocks_\d+_(ff_context_|norm1_context_|attn1_add_[qkv]_proj:1536$)|patch_embed_"),
 )
 FIBO2 = Architecture(
     name="bria_fibo2",
