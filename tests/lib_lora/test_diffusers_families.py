@@ -26,7 +26,7 @@ PARTS = {
     "blocks": r"\.\d+\.",
     "the first block": r"^[^.]*\.0\.",
 }
-FEW = ("BriaTransformer2DModel", "OvisImageTransformer2DModel", "GlmImageTransformer2DModel", "Flux3Transformer2DModel")
+FEW = ("OvisImageTransformer2DModel", "GlmImageTransformer2DModel", "Flux3Transformer2DModel")
 SURE = {
     "bria",
     "bria_fibo",

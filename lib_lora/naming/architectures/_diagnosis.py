@@ -39,7 +39,9 @@ class Unlike(NamedTuple):
     @property
     def is_broken(self) -> bool:
         """Return whether it has the right shape, or none at all: then its tensors do not fit each other."""
-        return self.own is None or self.own == self.shape or len(self.own) < 2 or len(self.shape) < 2
+        if self.own is None or len(self.own) < 2 or len(self.shape) < 2 or self.own == self.shape:
+            return True
+        return len(self.own) != len(self.shape) and self.own[:2] == self.shape[:2]
 
     @property
     def detail(self) -> str:

@@ -49,6 +49,7 @@ GPT_LORA = Stranger(
         rf"^key:base_model\.model\.[^:]*((transformer|gpt_neox|model\.decoder)\.(h|layers)\.\d+\."
         rf"|transformer\.encoder\.layers\.\d+\.|backbone\.layers\.\d+\.mixer\.)[^:]*{_LORA}",
     ),
+    never=r"^key:[^:]*encoder_attn",
 )
 BERT_LORA = Stranger(
     "bert_lora",
