@@ -21,7 +21,7 @@ CLASSES: dict[str, str] = {
     "CogView4Transformer2DModel": "cogview4",
     "ConsisIDTransformer3DModel": "cogvideox",
     "CosmosTransformer3DModel": "cosmos_predict2",
-    "DiTTransformer2DModel": "dit",
+    "DiTTransformer2DModel": "plain_dit",
     "DreamLiteUNetModel": "dream_lite",
     "EasyAnimateTransformer3DModel": "easy_animate",
     "ErnieImageTransformer2DModel": "ernie_image",

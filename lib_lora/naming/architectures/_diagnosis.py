@@ -75,14 +75,14 @@ def missing(name: str, made_for: Family | None, model: Family | None, generic: C
         name: of the layer in the file, in any spelling.
         made_for: the file's family.
         model: the model's family.
-        generic: the names of the model's layers as `without_numbers` returns them.
+        generic: the names of the model's layers as `without_block` returns them.
     """
     if _differ(made_for, model):
         return ""
     for one in variants_of(model):
         if one.layers and re.search(one.layers, name):
             return f"of a layer that only {one.title} has; load {one.title}, or use a file for the loaded model"
-    if without_numbers(name) in generic:
+    if without_block(name) in generic:
         return "of a block that the loaded model does not have; the file was made for a model with more blocks"
     return ""
 
@@ -91,9 +91,9 @@ def _differ(made_for: Family | None, model: Family | None) -> bool:
     return made_for is not None and model is not None and made_for.differs(model, hints=True)
 
 
-def without_numbers(name: str) -> str:
-    """Return a name in which `#` stands for each number, and an underscore for each dot."""
-    return _NUMBER.sub("#", name.replace(".", "_"))
+def without_block(name: str) -> str:
+    """Return a name in which `#` stands for the first number, which is the block's, and an underscore for each dot."""
+    return _NUMBER.sub("#", name.replace(".", "_"), count=1)
 
 
 def variants_of(family: Family | None) -> tuple[Variant, ...]:

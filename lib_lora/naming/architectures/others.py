@@ -67,7 +67,7 @@ OVIS_IMAGE = Architecture(
         named("ovis"),
     ),
     never=_own(
-        rf"{_NOT_AS_FLUX}|time_embed_|caption_projection_|context_embedder:(?!2048$)|context_embedder_"
+        rf"{_NOT_AS_FLUX}|time_embed_|caption_projection_|context_embedder:(?!2048$)|context_embedder_(?!norm)"
         r"|transformer_blocks_([6-9]|\d\d)_|single_transformer_blocks_(2[7-9]|[3-9]\d)_"
         r"|transformer_blocks_\d+_attn1_"
     ),
@@ -160,7 +160,7 @@ ALLEGRO = Architecture(
     ),
 )
 DIT = Architecture(
-    name="dit",
+    name="plain_dit",
     title="DiT",
     signs=(
         _own(r"transformer_blocks_\d+_norm1_emb_timestep_embedder_"),

@@ -37,7 +37,7 @@ LANGUAGE_LORA = Stranger(
     "language_lora",
     "a LoRA of a language model (Llama, Qwen, Mistral, Gemma and the like)",
     _LOAD_ELSEWHERE,
-    (rf"^key:base_model\.model\.(model\.)?(language_model\.)?(model\.)?layers\.\d+\.(self_attn|mlp)\.[^:]*{_LORA}",),
+    (rf"^key:base_model\.model\.((model|language_model)\.)+layers\.\d+\.(self_attn|mlp)\.[^:]*{_LORA}",),
     general=True,
     before=("checkpoint",),
 )
