@@ -45,6 +45,8 @@ class Family:
     def titles(self) -> str:
         """Return the titles of all families that it may be, for people."""
         *others, last = (self.title, *(family.title for family in self.also))
+        if len(others) > _SHOWN:
+            others, last = others[:_SHOWN], f"{len(others) + 1 - _SHOWN} others with such layers"
         return f"{', '.join(others)} or {last}" if others else last
 
     @property

@@ -24,7 +24,7 @@ from ..files.reading import USUAL, Reading, with_sidecar
 from ..registry import version
 from ..report import Family, NetworkReport, Unused
 from ..weights.readers.base import read_base_weight
-from .architectures._diagnosis import Unlike, diagnoses, missing, without_numbers
+from .architectures._diagnosis import Unlike, diagnoses, missing, without_block
 from .architectures.base import input_basis, input_layers
 from .binding import Binding, FusedWeight
 from .blocks import BlockNames, blocks_of
@@ -69,7 +69,7 @@ class Network:
         texts = dict(zip(unlike, diagnoses(list(unlike.values()), self.parsed.family, self._family), strict=True))
         generic: set[str] = set()
         if self._acting and any(why.cause == "no_module" for _, why in idle):
-            generic = {without_numbers(name) for index in self._indexes.values() for name in index.flat}
+            generic = {without_block(name) for index in self._indexes.values() for name in index.flat}
         found = []
         for group, why in idle:
             if id(group) in texts:
@@ -110,7 +110,8 @@ class Network:
             what = self.parsed.stranger or report.warning or f"fits no layer of the loaded model{made_for}"
             text = f"{what}: {report.why()}"
         elif 2 * report.hit < meant and not self._reading.fragments:
-            text = f"fits {report.hit} of the {meant} layers it has for this model: {report.why()}; {_GO_ON}"
+            made_for = "" if report.family is None or not report.doubt else f", being made for {report.family.titles}"
+            text = f"fits {report.hit} of the {meant} layers it has for this model{made_for}: {report.why()}; {_GO_ON}"
         if text:
             raise NoMatchError(self.file.path, text)
 

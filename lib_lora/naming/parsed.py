@@ -305,10 +305,10 @@ class ParsedFile:
         companions = {one.name for one in key_formats().values() if not one.alone}
         if companions.issuperset([group.format for group in self.groups]):
             text = self.stranger or "it is not a known adapter"
-            raise UnknownFormatError(self.file.path, f"{text} (none of its {len(keys)} keys is a LoRA's: {seen}, …)")
+            raise UnknownFormatError(self.file.path, f"{text}; it has no keys of a LoRA ({seen}, …)")
         if all(group.recipe is None for group in self.groups):
             params = ", ".join(sorted({param for group in self.groups for param in group.keys}))
-            text = f"{self.stranger or 'it contains adapters of an unsupported kind'}"
+            text = self.stranger or "it contains adapters of an unsupported kind"
             raise UnknownAdapterError(self.file.path, f"{text}, with the parameters {params} (keys {seen}, …)")
 
     def _sources(self, reading: Reading) -> set[ScaleSource]:

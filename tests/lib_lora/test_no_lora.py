@@ -243,7 +243,11 @@ def test_a_pickle_is_named_by_the_names_in_it_which_is_not_loaded(tmp_path, opti
 
 def test_a_checkpoint_is_named_with_its_family(tmp_path):
     for title, shapes in {
-        "FLUX.1": {"double_blocks.9.img_attn.qkv.weight": (9216, 3072), "vector_in.in_layer.weight": (3072, 768)},
+        "FLUX.1": {
+            "double_blocks.9.img_attn.qkv.weight": (9216, 3072),
+            "double_blocks.9.img_mod.lin.weight": (18432, 3072),
+            "txt_in.weight": (3072, 4096),
+        },
         "Stable Diffusion XL": {
             "model.diffusion_model.input_blocks.4.1.transformer_blocks.0.attn2.to_k.weight": (640, 2048)
         },

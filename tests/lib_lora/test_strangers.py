@@ -5,38 +5,17 @@ from __future__ import annotations
 import math
 import zlib
 
-import diffusers
 import pytest
 import torch
 from torch import Tensor, nn
 
 from lib_lora import ActivationError, Engine, Entry, Stack, model_family
 from lib_lora.files.components import DENOISER, role
-from lib_lora.naming.architectures.base import Alias, Architecture, fact, family_of, known_architectures
+from lib_lora.naming.architectures.base import Alias, Architecture, known_architectures
 from tests.fakes.files import pair, save
 
 WIDTH = 12
 FAMILIES = {one.name: one for one in known_architectures()}
-BORROWERS = (
-    *("BriaFiboTransformer2DModel", "BriaTransformer2DModel", "BriaFibo2Transformer2DModel"),
-    *("MotifVideoTransformer3DModel", "OvisImageTransformer2DModel"),
-    *("Flux3Transformer2DModel", "NucleusMoEImageTransformer2DModel", "MiniMaxMusic3Transformer1DModel"),
-    "JoyImageEditTransformer3DModel",
-)
-"""Classes of diffusers whose models have layers named as those of known families."""
-
-
-@pytest.mark.parametrize("name", BORROWERS)
-def test_a_model_made_of_known_blocks_is_of_no_known_family(name):
-    if not hasattr(diffusers, name):
-        pytest.skip(f"this diffusers has no {name}")
-    with torch.device("meta"):
-        model = getattr(diffusers, name)()
-    family = model_family({"transformer": model})
-    assert family is None or not family.sure
-    layers = {path: layer for path, layer in model.named_modules() if isinstance(layer, nn.Linear)}
-    of_file = family_of(fact("transformer", path, layer.in_features) for path, layer in layers.items())
-    assert of_file is None or not of_file.sure, "nor is a file that changes all its layers"
 
 
 def tree(paths: dict[str, tuple[int, int]]) -> nn.Module:

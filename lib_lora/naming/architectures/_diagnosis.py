@@ -39,7 +39,9 @@ class Unlike(NamedTuple):
     @property
     def is_broken(self) -> bool:
         """Return whether it has the right shape, or none at all: then its tensors do not fit each other."""
-        return self.own is None or self.own == self.shape or len(self.own) < 2 or len(self.shape) < 2
+        if self.own is None or len(self.own) < 2 or len(self.shape) < 2 or self.own == self.shape:
+            return True
+        return len(self.own) != len(self.shape) and self.own[:2] == self.shape[:2]
 
     @property
     def detail(self) -> str:
@@ -73,14 +75,14 @@ def missing(name: str, made_for: Family | None, model: Family | None, generic: C
         name: of the layer in the file, in any spelling.
         made_for: the file's family.
         model: the model's family.
-        generic: the names of the model's layers as `without_numbers` returns them.
+        generic: the names of the model's layers as `without_block` returns them.
     """
     if _differ(made_for, model):
         return ""
     for one in variants_of(model):
         if one.layers and re.search(one.layers, name):
             return f"of a layer that only {one.title} has; load {one.title}, or use a file for the loaded model"
-    if without_numbers(name) in generic:
+    if without_block(name) in generic:
         return "of a block that the loaded model does not have; the file was made for a model with more blocks"
     return ""
 
@@ -89,9 +91,9 @@ def _differ(made_for: Family | None, model: Family | None) -> bool:
     return made_for is not None and model is not None and made_for.differs(model, hints=True)
 
 
-def without_numbers(name: str) -> str:
-    """Return a name in which `#` stands for each number, and an underscore for each dot."""
-    return _NUMBER.sub("#", name.replace(".", "_"))
+def without_block(name: str) -> str:
+    """Return a name in which `#` stands for the first number, which is the block's, and an underscore for each dot."""
+    return _NUMBER.sub("#", name.replace(".", "_"), count=1)
 
 
 def variants_of(family: Family | None) -> tuple[Variant, ...]:

@@ -90,10 +90,12 @@ FLUX_SIGNS: tuple[Sign, ...] = (
     Sign(r"^(denoiser|\?):transformer_blocks_\d+_ff_context_net_0_proj:3072$", weight=2),
 )
 """What FLUX.1, Chroma and HunyuanVideo have alike, in all names: their blocks, by their width."""
+FLUX_DIFFUSERS_SIGNS = FLUX_SIGNS[len(NATIVE_SIGNS) :]
+"""What BRIA 3.2, FIBO, Ovis-Image and Motif-Video have as well, in diffusers' names."""
 OTHERS = Sign(
     r"^(denoiser|\?):(time_embed_|timestep_embedder_|caption_projection_|context_embedder:3584$"
     r"|context_embedder_linear_[12]:|transformer_blocks_\d+_attn1_|double_blocks_\d+_attn_(img|txt)_attn_"
-    r"|(txt_)?mode_blocks_|early_stream_modulations_)"
+    r"|(txt_)?mode_blocks_|early_stream_modulations_|double_blocks_\d+_(img|txt)_mlp_net_|x_embedders_)"
 )
 """What Mochi, LongCat-Image, BRIA 3.2 and FIBO, Ovis-Image, Motif, JoyImage-Edit and FLUX.3 have beside such blocks.
 

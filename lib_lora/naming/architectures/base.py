@@ -218,8 +218,12 @@ def family_of(facts: Iterable[str]) -> Family | None:
         return None
     found, most = scores[0]
     painting = [line for line in lines if not line.startswith("text_encoder")]
-    if most < CLEAR and painting and not found.score(painting):
-        return None  # many families have CLIP, which says nothing of a denoiser that is none of this family's
+    if most < CLEAR and painting:
+        hinted = [one for one, _ in ranked(known_architectures(), painting)]
+        if found not in hinted or not {one.name for one in hinted if one is not found} <= {*found.before}:
+            # many families have CLIP, which says nothing of a denoiser that is none of this family's; nor does a hint
+            # at several that are as likely
+            return None
     also = tuple([Family(one.name, one.title, sure=False) for one in clear(scores)[1:]])
     return Family(found.name, found.title, most >= CLEAR and not also, also, found.is_named(lines))
 

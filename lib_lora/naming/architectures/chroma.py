@@ -14,6 +14,7 @@ from .base import Architecture, Sign, aliases, named
 CHROMA = Architecture(
     name="chroma",
     title="Chroma",
+    before=("bria", "bria_fibo", "motif_video", "ovis_image"),
     signs=(
         *FLUX_SIGNS,
         T5_INPUT_SIGN,

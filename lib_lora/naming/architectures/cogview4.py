@@ -14,9 +14,11 @@ COGVIEW4 = Architecture(
     title="CogView 4",
     signs=(
         MODULATION_512,
-        Sign(r"^(denoiser|\?):transformer_blocks_\d+_(attn1_to_([qkv]|out_0)|ff_net_0_proj):4096$", weight=1),
+        Sign(r"^(denoiser|\?):transformer_blocks_\d+_(attn1_to_([qkv]|out_0)|ff_net_0_proj):(2560|4096)$", weight=1),
+        Sign(r"^(denoiser|\?):patch_embed_text_proj:4096$", weight=2),
         Sign(r"^(denoiser|\?):time_condition_embed_(timestep|condition)_embedder_", weight=4),
         named("cogview-?4"),
     ),
+    never=Sign(r"^(denoiser|\?):(image|glyph|prior)_projector_"),  # GLM-Image's
     aliases=LLM_ALIASES,
 )

@@ -11,7 +11,9 @@ COSMOS_PREDICT2 = Architecture(
     signs=(
         *COSMOS_SIGNS,
         # the larger one's widths
-        Sign(r"^(denoiser|\?):(net_)?blocks_\d+_((self|cross)_attn_.*_proj|mlp_layer[12]|adaln_.*):(5120|20480)$"),
+        Sign(
+            r"^(denoiser|\?):(net_)?blocks_\d+_((self|cross)_attn_(q|k|v|output)_proj|mlp_layer[12]|adaln_.*):(5120|20480)$"
+        ),
         Sign(r"^(denoiser|\?):(core_)?transformer_blocks_\d+_(attn[12]_to|ff_net|norm[123]_linear)_.*:(5120|20480)$"),
         named("cosmos(?!.?3)"),
     ),

@@ -12,7 +12,18 @@ FLUX = Architecture(
     name="flux",
     title="FLUX.1",
     # which have the same layers: a file of nothing else is likelier for this
-    before=("auraflow", "chroma", "flux2", "hunyuan_video", "longcat_image"),
+    before=(
+        "auraflow",
+        "bria",
+        "bria_fibo",
+        "chroma",
+        "flux2",
+        "flux3",
+        "hunyuan_video",
+        "longcat_image",
+        "motif_video",
+        "ovis_image",
+    ),
     signs=(
         *FLUX_SIGNS,
         MODULATION_SIGN,

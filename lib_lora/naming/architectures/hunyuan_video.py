@@ -12,9 +12,17 @@ from ._hunyuan_blocks import HUNYUAN_BLOCKS, embedders
 from ._llm import LLM_ALIASES
 from .base import Architecture, Sign, Variant, aliases, named
 
+LATE_BLOCK_SIGNS = (
+    Sign(r"^(denoiser|\?):double_blocks_19_(img|txt)_.*:(3072|12288)$"),
+    Sign(r"^(denoiser|\?):transformer_blocks_19_(ff|norm1)_context_.*:(3072|12288)$"),
+    Sign(r"^(denoiser|\?):single_(transformer_)?blocks_(38|39)_.*:(3072|15360)$"),
+)
+"""Flux's blocks, but more of them, as Motif-Video has."""
+
 HUNYUAN_VIDEO = Architecture(
     name="hunyuan_video",
     title="HunyuanVideo",
+    before=("motif_video",),
     image_first=("HunyuanVideoTransformer3DModel", "HunyuanVideoFramepackTransformer3DModel"),
     signs=(
         *FLUX_SIGNS,
@@ -22,10 +30,7 @@ HUNYUAN_VIDEO = Architecture(
         Sign(r"^(denoiser|\?):double_blocks_\d+_(img|txt)_(mlp_fc1|mod_linear):3072$"),
         Sign(r"^(denoiser|\?):single_blocks_\d+_modulation_linear:3072$"),
         Sign(r"^(denoiser|\?):(txt_in_individual_|context_embedder_)token_refiner_.*:3072$"),
-        # Flux's blocks, but more of them
-        Sign(r"^(denoiser|\?):double_blocks_19_(img|txt)_.*:(3072|12288)$"),
-        Sign(r"^(denoiser|\?):transformer_blocks_19_(ff|norm1)_context_.*:(3072|12288)$"),
-        Sign(r"^(denoiser|\?):single_(transformer_)?blocks_(38|39)_.*:(3072|15360)$"),
+        *LATE_BLOCK_SIGNS,
         named("hunyuan[_-]video(?![_-]1[._]5)|framepack"),
     ),
     never=OTHERS,

@@ -13,12 +13,15 @@ from ._hunyuan_blocks import HUNYUAN_BLOCKS, embedders
 from ._llm import LLM_ALIASES
 from .base import Architecture, Sign, aliases, named
 
+ATTENTION_2048 = Sign(r"^(denoiser|\?):transformer_blocks_\d+_attn_(to_[qkv]|add_[qkv]_proj|to_out_0|to_add_out):2048$")
+"""What MiniMax-Music 3 and Nucleus-Image have in part."""
+
 HUNYUAN_VIDEO15 = Architecture(
     name="hunyuan_video15",
     title="HunyuanVideo 1.5",
     signs=(
         Sign(r"^(denoiser|\?):double_blocks_\d+_(img|txt)_(attn_|mlp_|mod_).*:2048$"),
-        Sign(r"^(denoiser|\?):transformer_blocks_\d+_attn_(to_[qkv]|add_[qkv]_proj|to_out_0|to_add_out):2048$"),
+        ATTENTION_2048,
         Sign(r"^(denoiser|\?):(txt_in_individual_|context_embedder_)token_refiner_.*:2048$"),
         named("hunyuan[_-]video[_-]1[._]5|hunyuanvideo-"),
     ),

@@ -20,6 +20,10 @@ KANDINSKY5 = Architecture(
         ),
         named("kandinsky-?5"),
     ),
+    never=Sign(  # Kandinsky 6's
+        r"^(denoiser|\?):(visual_transformer_blocks_\d+_(feed_forward_net_|(audio|video)_dec|av_|va_)|audio_|video_"
+        r"|time_embeddings_timestep_embedder_)"
+    ),
     variants=(
         Variant("Kandinsky 5 Lite", width=1792),
         Variant("Kandinsky 5 Pro", width=4096),

@@ -21,12 +21,15 @@ _MODULATED = {"attention_norm1": "norm1.norm", "adaLN_modulation.1": "norm1.line
 _PLAIN = {"attention_norm1": "norm1"}
 _ANY = r"^(denoiser|\?):(layers|(noise|context)_refiner)_\d+_"
 
+FEED_FORWARD_2304 = Sign(rf"{_ANY}feed_forward_(w|linear_)[13]:2304$")
+"""What Lumina-Next has as well."""
+
 LUMINA2 = Architecture(
     name="lumina2",
     title="Lumina Image 2.0",
     signs=(
         Sign(rf"{_ANY}(attention_(qkv|out)|attn_to_([qkv]|out_0)):2304$"),
-        Sign(rf"{_ANY}feed_forward_(w|linear_)[13]:2304$"),
+        FEED_FORWARD_2304,
         Sign(rf"{_ANY}(adaLN_modulation_1|norm1_linear):1024$", weight=1),
         named("lumina"),
     ),

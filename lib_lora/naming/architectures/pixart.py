@@ -37,6 +37,8 @@ PIXART = Architecture(
         CAPTION_SIGN,
         named("pixart"),
     ),
+    # what DiT, Stable Diffusion 3 and its kin have beside layers of this width
+    never=Sign(r"^(denoiser|\?):transformer_blocks_\d+_(attn_(to|add)_|ff_context_|norm1_(context|emb)_)"),
     aliases=(
         *aliases(
             DENOISER,

@@ -20,6 +20,7 @@ QWEN_IMAGE21 = Architecture(
         Sign(r"^(denoiser|\?):transformer_blocks_\d+_img_mlp_(gate_up|gate_layer|proj):4096$", weight=6),
         Sign(r"^(denoiser|\?):transformer_blocks_\d+_img_mlp_out:12288$", weight=6),
         Sign(r"^(denoiser|\?):txt_in_(in|out)_layer:4096$"),
+        Sign(r"^(denoiser|\?):transformer_blocks_\d+_attn_to_([qkv]|out_0):4096$", weight=1),  # as in FLUX.2 Klein
         named("qwen[_-]image[_-]?2[._]1"),
     ),
     aliases=(*aliases(DENOISER, {f"{_MLP}gate_up": (f"{_MLP}gate_layer", f"{_MLP}proj")}), *LLM_ALIASES),

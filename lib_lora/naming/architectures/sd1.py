@@ -18,6 +18,7 @@ SD1 = Architecture(
         Sign(r"^(denoiser|\?):(down_blocks_0|input_blocks_1)_.*transformer_blocks_0_attn", weight=1),
         named(r"sd_v1|sd_1\.|sd1x|stable-diffusion-v1"),
     ),
+    never=Sign(rf"{IN_UNET}.*attn2_to_[kv]:(1024|1280|2048)$"),
     inputs=("conv_in",),
     variants=(
         Variant("Stable Diffusion 1.x", inputs=4),

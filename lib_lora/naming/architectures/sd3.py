@@ -47,6 +47,7 @@ SD3 = Architecture(
         Sign(r"^(denoiser|\?):transformer_blocks_\d+_attn_to_[qkv]:(1536|2432)$", 2),
         Sign(r"^(denoiser|\?):transformer_blocks_\d+_(ff_context_net_0_proj|norm1_context_linear):(1536|2432)$", 2),
         # Stable Audio has such layers, too
+        Sign(r"^(denoiser|\?):time_text_embed_text_embedder_linear_1:2048$", 4),
         Sign(r"^(denoiser|\?):transformer_blocks_\d+_(attn2_to_[qkv]|ff_net_0_proj):(1536|2432)$", 1),
         BIG_G_SIGN,
         T5_INPUT_SIGN,

@@ -17,6 +17,7 @@ SDXL = Architecture(
         BIG_G_SIGN,
         named("sdxl(?!.refiner)|stable-diffusion-xl-v1-base"),
     ),
+    never=Sign(rf"{IN_UNET}.*attn[12]_to_q:320$"),  # it has no attention on its finest level, as DreamLite has
     inputs=("conv_in",),
     variants=(
         Variant("Stable Diffusion XL", inputs=4),

@@ -16,6 +16,7 @@ SDXL_REFINER = Architecture(
         BIG_G_SIGN,
         named("sdxl.refiner|stable-diffusion-xl-v1-refiner"),
     ),
+    never=Sign(rf"{IN_UNET}.*attn1_to_[qkv]:(320|640)$"),
     # A1111 and diffusers both call the only encoder the second one, ldm's own code the first
     aliases=(
         *UNET_ALIASES,

@@ -84,9 +84,9 @@ WAN = Architecture(
     name="wan",
     title="Wan 2",
     signs=(
+        Sign(r"^(denoiser|\?):(vace_)?blocks_\d+_(block_)?(self|cross)_attn_([qkvo]|[kv]_img):(1536|3072|5120)$"),
         Sign(
-            r"^(denoiser|\?):(vace_)?blocks_\d+_(block_)?(self|cross)_attn_"
-            r"([qkvo]|[kv]_img|to_([qkv]|out_0)|add_[kv]_proj):(1536|3072|5120)$"
+            r"^(denoiser|\?):blocks_\d+_(block_)?(self|cross)_attn_(to_([qkv]|out_0)|add_[kv]_proj):(1536|3072|5120)$"
         ),
         Sign(r"^(denoiser|\?):(vace_)?blocks_\d+_attn[12]_(to_([qkv]|out_0)|add_[kv]_proj):(1536|3072|5120)$"),
         Sign(r"^(denoiser|\?):(vace_)?blocks_\d+_ffn_(0|net_0_proj):(1536|3072|5120)$"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .base import Stranger
 
-_NO_LORA = r"^key:[^:]*(lora|lokr|loha|hada|oft_|\.diff)"
+_NO_LORA = r"^key:[^:]*(lora|lokr|loha|hada|oft_|\.diff(_b)?:)"
 _PLAIN = "put it into the folder of models and load it as the model"
 
 CHECKPOINT = Stranger(
@@ -13,7 +13,7 @@ CHECKPOINT = Stranger(
     _PLAIN,
     (
         r"^key:(model\.diffusion_model\.|model_ema\.|diffusion_model\.[^:]*\.(weight|bias):|img_in\.weight:|x_embedder\.weight:"
-        r"|(double_blocks|joint_blocks|transformer_blocks|single_blocks|blocks|layers|down_blocks|input_blocks)\.\d+"
+        r"|(net\.)?(double_blocks|joint_blocks|transformer_blocks|single_blocks|blocks|layers|down_blocks|input_blocks)\.\d+"
         r"\.[^:]*(attn|attention|emb_layers|resnets|proj_in)[^:]*\.(weight|bias):)",
     ),
     never=_NO_LORA,
@@ -43,7 +43,7 @@ VAE = Stranger(
         r"^key:(first_stage_model\.|(vae\.)?(decoder|encoder)\.(conv_in|conv1|mid|mid_block|middle|(down|up)(_blocks|samples)?)[._]"
         r"|(pre_|post_)?quant_conv\.)",
     ),
-    never=_NO_LORA,
+    never=rf"{_NO_LORA}|^key:model\.diffusion_model\.",
     general=True,
     before=("checkpoint",),
 )
@@ -60,7 +60,9 @@ CLIP = Stranger(
     "clip_text_encoder",
     "a text encoder (CLIP)",
     "load it as text encoder",
-    (r"^key:(text_model\.(encoder\.layers|embeddings)\.|transformer\.(text_model\.|resblocks\.)|cond_stage_model\.)",),
+    (
+        r"^key:((text_model\.)?(encoder\.layers\.\d+\.(layer_norm\d|self_attn)|embeddings\.token_embedding)\.|transformer\.(text_model\.|resblocks\.)|cond_stage_model\.)",
+    ),
     never=rf"{_NO_LORA}|^key:vision_model\.|^key:visual\.|^key:model\.diffusion_model\.",
 )
 T5 = Stranger(

@@ -37,7 +37,7 @@ LANGUAGE_LORA = Stranger(
     "language_lora",
     "a LoRA of a language model (Llama, Qwen, Mistral, Gemma and the like)",
     _LOAD_ELSEWHERE,
-    (rf"^key:base_model\.model\.(model\.)?(language_model\.)?(model\.)?layers\.\d+\.(self_attn|mlp)\.[^:]*{_LORA}",),
+    (rf"^key:base_model\.model\.((model|language_model)\.)+layers\.\d+\.(self_attn|mlp)\.[^:]*{_LORA}",),
     general=True,
     before=("checkpoint",),
 )
@@ -49,6 +49,7 @@ GPT_LORA = Stranger(
         rf"^key:base_model\.model\.[^:]*((transformer|gpt_neox|model\.decoder)\.(h|layers)\.\d+\."
         rf"|transformer\.encoder\.layers\.\d+\.|backbone\.layers\.\d+\.mixer\.)[^:]*{_LORA}",
     ),
+    never=r"^key:[^:]*encoder_attn",
 )
 BERT_LORA = Stranger(
     "bert_lora",
