@@ -93,7 +93,7 @@ test("values by place are strengths and a rank, or a strength, block weights, an
 
 test("the problem of a tag is one sentence", () => {
     const settings =
-        "te, unet, hr, hrte, hrunet, in, mid, out, dyn, lbw, lbwe, x, module, start, stop, step, sigma, by, curve, half,"
+        "te, unet, hr, hrte, hrunet, in, mid, out, alpha, scale, dyn, lbw, lbwe, x, module, start, stop, step, sigma, by, curve, half,"
         + " pass, mask, part, feather, rows";
     /** @type {[string, string][]} */
     const cases = [
