@@ -119,7 +119,7 @@ class PeftConfig:
         own = self._of_layer(values, component, module, spatial=spatial)
         return MappingProxyType(ChainMap(own, values))  # no copy: each layer has one, and a file may say much
 
-    def _of(self, component: str | None) -> Mapping[str, object]:
+    def _of(self, component: str | None) -> dict[str, object]:
         """Return the configuration of a component; a denoiser's name may be a role, or missing, in the file's keys."""
         found = None if component is None else self._components.get(component)
         if found is None and (component is None or role(component) == DENOISER):
