@@ -97,8 +97,12 @@ class PeftConfig:
         """
         values, said = _of_header(file), arguments(file.metadata)
         plain, notes = plain_values(file.metadata, layers)
-        if not values and not plain and beside:
-            values, notes = _own_beside(file.path, layers)
+        has_alpha = any(key.endswith("lora_alpha") for key in plain)
+        if not has_alpha:
+            said.pop("conv_alpha", None)  # folded into the tensors, as the other alpha
+        if not values and not has_alpha and beside:
+            values, of_beside = _own_beside(file.path, layers)
+            notes = [*notes, *of_beside]
         elif values and (why := stale(values, layers)):
             values, notes = _without_scale(values), [*notes, f"the scale in its header is not used, as {why}"]
         return cls({**plain, **values}, notes, said)
