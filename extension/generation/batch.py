@@ -92,7 +92,7 @@ def text_keys(
 def _keys(image: Sequence[Wish]) -> list[tuple[object, ...]]:
     """Return a key per LoRA, equal for the same LoRA in two images; a repeated LoRA gets a different key."""
     seen: Counter[tuple[object, ...]] = Counter()
-    keys = []
+    keys: list[tuple[object, ...]] = []
     for wish in image:
         own = wish.file.path, wish.rank, wish.alpha, wish.scale
         seen[own] += 1

@@ -58,7 +58,8 @@ class BoRA(Modifier):
         whole = base + inner.reshape(base.shape)
         whole = whole * (at.put(self.rows) / whole.norm(dim=1, keepdim=True).clamp_min(_TINY))
         whole = whole * (at.put(self.columns) / whole.norm(dim=0, keepdim=True).clamp_min(_TINY))
-        return (whole - base).mul_(at.multiplier)
+        change: Tensor = whole - base
+        return change.mul_(at.multiplier)
 
     def form(self, rank: int | None = None) -> Form | None:
         return None  # the norms are of whole rows and columns

@@ -28,6 +28,7 @@ class WholeBias(Modifier):
     bias: Tensor  # (out,)
 
     name: ClassVar[str] = "whole_bias"
+    before: ClassVar[tuple[str, ...]] = ("bora", "dora", "residual")  # it goes around them, which leave the bias alone
     params: ClassVar[Params] = Params(frozenset({"set_bias"}))
     kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "conv", "attention"})
     has_bias: ClassVar[bool] = True

@@ -231,7 +231,7 @@ class LayerIndex:
         """Return that a layer has weights of a kind that no adapter is defined for; None without such a layer."""
         found = self._others.get(name.replace(".", "_") if flattened else name)
         text = "of a layer of a class that no adapter kind is defined for"
-        return found and Unused("", "layer_kind", text, f"{self.component}.{found}")
+        return None if found is None else Unused("", "layer_kind", text, f"{self.component}.{found}")
 
     @cached_property
     def _others(self) -> dict[str, str]:

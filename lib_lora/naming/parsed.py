@@ -279,9 +279,9 @@ class ParsedFile:
         of_layers = {at for at, group in groups.items() if group.format not in whole}
         below = {key: at for at, group in groups.items() if group.format in whole for key in group.keys.values()}
         for key in (*strays, *below):
-            found = next(((at, param) for *at, param in layers_above(key) if tuple(at) in of_layers), None)
-            if found is not None and tuple(found[0]) != below.get(key):
-                groups[found[0][0], found[0][1]].keys[found[1]] = key
+            found = next((one for one in layers_above(key) if one[:2] in of_layers), None)
+            if found is not None and found[:2] != below.get(key):
+                groups[found[0], found[1]].keys[found[2]] = key
                 groups.pop(below.get(key, (None, "")), None)
             elif key not in below:
                 self.unused.append(Unused(key, "unknown_key", "not understood by any key format"))

@@ -198,6 +198,9 @@ class Maker:
             self.told = False
             return 1.0
         if way == "own config":
+            self.metadata |= self.dice.choice(
+                ({}, {"rank": str(self.rank)}, {"lora_rank": str(self.rank), "alpha": ""})
+            )
             self.name = self.dice.choice(("adapter_model.safetensors", "pytorch_lora_weights.safetensors"))
             self.config = {
                 "peft_type": "LORA",

@@ -93,8 +93,8 @@ test("values by place are strengths and a rank, or a strength, block weights, an
 
 test("the problem of a tag is one sentence", () => {
     const settings =
-        "te, unet, hr, hrte, hrunet, in, mid, out, dyn, lbw, lbwe, x, module, start, stop, step, sigma, by, curve, half,"
-        + " pass, mask, part, grammar, feather, rows";
+        "te, unet, hr, hrte, hrunet, in, mid, out, alpha, scale, dyn, lbw, lbwe, x, module, start, stop, step, sigma, by, curve,"
+        + " half, pass, mask, part, grammar, feather, rows";
     /** @type {[string, string][]} */
     const cases = [
         ["", "the name is missing"],

@@ -58,7 +58,7 @@ NAMED = {sample.name: sample for sample in SAMPLES}
 ONE_EACH = list({sample.recipe: sample for sample in reversed(LINEAR)}.values())
 """The first sample of each recipe."""
 
-WHOLE = {"deft", "dora by columns", "dora around a full difference", "tlora", "tlora, last", "tlora, middle"}
+WHOLE = {"bora", "deft", "dora by columns", "dora around a full difference", "tlora", "tlora, last", "tlora, middle"}
 """Samples for which the weight of all parts must be known before one part is."""
 LIVE_ALL = re.compile(f"{LIVE.pattern}|depends on the weights of all of them")
 BLOCKS = {one.name for one in LINEAR if one.recipe in ("diag_oft", "oft_diag", "split_oft", "boft")}

@@ -40,7 +40,7 @@ _BY_LAYER = {
     "lora_alpha": ("lora_reg_alphas", "network_reg_alphas", "reg_alphas"),
 }
 _PREFIXES = ("lora_unet", "lora_transformer", "lycoris")
-_PREFIXES_OF_TEXT = {"text_encoder": ("lora_te", "lora_te1", "lycoris")}
+_PREFIXES_OF_TEXT: Mapping[str, tuple[str, str, str]] = {"text_encoder": ("lora_te", "lora_te1", "lycoris")}
 _FOLDED = (
     "the alpha in its header is not used: its keys were renamed after the training by musubi-tuner, which multiplies "
     "the tensors by the scale; if they were not, give its alpha"
@@ -195,7 +195,7 @@ class ByLayer:
         """Return the number of one layer; None without one."""
         prefixes = _PREFIXES
         if component is not None and component.startswith("text_encoder"):
-            prefixes = _PREFIXES_OF_TEXT.get(component, (f"lora_te{component[-1]}", "lycoris"))
+            prefixes = _PREFIXES_OF_TEXT.get(component) or (f"lora_te{component[-1]}", "lycoris", "lora_te")
         flat = module.replace(".", "_")
         names = (module, *[f"{prefix}_{flat}" for prefix in prefixes])
         found: float | None = next((one for name in names if (one := self._table.value(name)) is not None), None)

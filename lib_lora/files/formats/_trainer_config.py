@@ -97,8 +97,12 @@ class PeftConfig:
         """
         values, said = _of_header(file), arguments(file.metadata)
         plain, notes = plain_values(file.metadata, layers)
-        if not values and not plain and beside:
-            values, notes = _own_beside(file.path, layers)
+        has_alpha = any(key.endswith("lora_alpha") for key in plain)
+        if not has_alpha:
+            said.pop("conv_alpha", None)  # folded into the tensors, as the other alpha
+        if not values and not has_alpha and beside:
+            values, of_beside = _own_beside(file.path, layers)
+            notes = [*notes, *of_beside]
         elif values and (why := stale(values, layers)):
             values, notes = _without_scale(values), [*notes, f"the scale in its header is not used, as {why}"]
         return cls({**plain, **values}, notes, said)
@@ -119,7 +123,7 @@ class PeftConfig:
         own = self._of_layer(values, component, module, spatial=spatial)
         return MappingProxyType(ChainMap(own, values))  # no copy: each layer has one, and a file may say much
 
-    def _of(self, component: str | None) -> Mapping[str, object]:
+    def _of(self, component: str | None) -> dict[str, object]:
         """Return the configuration of a component; a denoiser's name may be a role, or missing, in the file's keys."""
         found = None if component is None else self._components.get(component)
         if found is None and (component is None or role(component) == DENOISER):

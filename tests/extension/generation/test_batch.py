@@ -14,8 +14,9 @@ TEXTS = ("text_encoder",)
 
 def image(prompt: str) -> list[Wish]:
     return [
-        Wish(tag.name, CatalogFile(Path(f"{tag.name}.safetensors"), tag.name, 1, 1), tag.rank, tag.multiplier)
+        Wish(tag.name, file, tag.rank, tag.multiplier, tag.alpha, tag.scale)
         for tag in parse(prompt).tags
+        for file in [CatalogFile(Path(f"{tag.name}.safetensors"), tag.name, 1, 1)]
     ]
 
 
@@ -39,6 +40,12 @@ def test_each_image_has_its_own() -> None:
     made, _ = stack("<lora:a:1><lora:b:0.5>", "", "<lora:b:1:2>")
     assert strengths(made) == [("a", [1.0, 0.0, 0.0]), ("b", [0.5, 0.0, 2.0])]
     assert strengths(made, "text_encoder") == [("a", [1.0, 0.0, 0.0]), ("b", [0.5, 0.0, 1.0])]
+
+
+def test_images_with_unlike_scales_have_entries_of_their_own() -> None:
+    made, _ = stack("<lora:a:1:alpha=8>", "<lora:a:1:scale=0.5>", "<lora:a:0.5:alpha=8>")
+    assert [(entry.alpha, entry.scale) for entry in made] == [(8.0, None), (None, 0.5)]
+    assert strengths(made) == [("a", [1.0, 0.0, 0.5]), ("a", [0.0, 1.0, 0.0])]
 
 
 def test_one_that_an_image_has_twice_acts_twice() -> None:

@@ -370,6 +370,7 @@ def test_what_a_host_does_not_take_is_noted_each_time_and_logged_once(
     notes = [setup.session.begin([Tag("one")]).notes for _ in range(2)]
     assert notes == [("embedding 'mychar' is read as plain words: standalone takes none from a LoRA file",)] * 2
     assert caplog.text.count("is read as plain words") == 1
+    assert setup.session.warnings()[-1:] == notes[0], "so that it is in the parameters text"
 
 
 def test_a_host_that_fails_over_an_embedding_leaves_nothing_in_force(setup: Setup) -> None:

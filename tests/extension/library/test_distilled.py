@@ -87,3 +87,15 @@ def test_what_no_source_says_is_left_out() -> None:
     found = distilled("Wan2.2-Lightning_T2V-A14B-4steps-lora_HIGH_fp16")
     assert found is not None
     assert (found.sampler, found.scheduler, found.shift) == ("", "", None)
+
+
+def test_the_header_counts_more_than_the_name():
+    header = {"num_inference_steps": "4", "shift": "12", "guidance_scale": "0"}
+    told = distilled("turbo", header=header)
+    assert told is not None
+    assert (told.method, told.steps, told.shift, told.cfg) == ("its header", (4, 4), 12.0, (1.0, 1.0))
+    named = distilled("Wan21_T2V_14B_lightx2v_step_distill", header={"flow_shift": "3", "steps": "8", "alpha": "8"})
+    assert named is not None
+    assert (named.method, named.steps, named.shift) == ("LightX2V", (8, 8), 3.0)
+    for training in ({"steps": "4"}, {"steps": "3000", "shift": "3"}, {"steps": "nan", "cfg": "x"}, {"ss_steps": "8"}):
+        assert distilled("style", header=training) is None

@@ -98,6 +98,8 @@ TAGS = tags()
         ("<LoRA:foo:.5>", Tag("foo", 0.5, 0.5)),
         ("<lora:sub/[XL] my.lora v1.5 :1e-1>", Tag("sub/[XL] my.lora v1.5", 0.1, 0.1)),
         ("<lora:a=b:1>", Tag("a=b", 1.0, 1.0)),
+        ("<lora:foo:0.7:alpha=8>", Tag("foo", 0.7, 0.7, alpha=8.0)),
+        ("<lora:foo:scale=.0625:alpha=8>", Tag("foo", alpha=8.0, scale=0.0625)),
         ("<lora:foo:0.7:high>", Tag("foo", 0.7, 0.7, None, frozenset({"high"}))),
         ("<lora:foo:LOW>", Tag("foo", 1.0, 1.0, None, frozenset({"low"}))),
         ("<lora:foo:high:0.7:low:0.5>", Tag("foo", 0.7, 0.5, None, frozenset({"high", "low"}))),
