@@ -96,6 +96,9 @@ def _in_part(tag: PlacedTag, *, has_rows: bool) -> PlacedTag:
 
 def _negatives(p: Any) -> Sequence[str]:
     """Return the negative prompts of the present pass."""
-    own = getattr(p, "hr_negative_prompts", None) if getattr(p, "is_hr_pass", False) else None
+    own: Any = None
+    if getattr(p, "is_hr_pass", False):
+        ahead = getattr(p, "refiner_negative", "")  # of SD.Next, for all images
+        own = getattr(p, "hr_negative_prompts", None) or ([ahead] if ahead else None)
     found = own or getattr(p, "negative_prompts", None)
     return found if isinstance(found, list) else ()
