@@ -86,16 +86,19 @@ class PromptTags:
 
 def _in_part(tag: PlacedTag, *, has_rows: bool) -> PlacedTag:
     """Return a tag with its part of the prompt as a field if it has a region; without a part if parts have no rows."""
-    part = tag.limits.part
-    if part is not None and _MASK.search(tag) and ":part=" not in tag:
+    part, has_region = tag.limits.part, _MASK.search(tag) is not None
+    if part is not None and has_region and ":part=" not in tag:
         tag = tag.extended(f":part={part}")
-    if has_rows or part is None:
+    if part is None or (has_rows and not has_region):
         return tag
     return PlacedTag(tag, replace(tag.limits, part=None), meant=tag.meant, start=tag.start, is_open=tag.is_open)
 
 
 def _negatives(p: Any) -> Sequence[str]:
     """Return the negative prompts of the present pass."""
-    own = getattr(p, "hr_negative_prompts", None) if getattr(p, "is_hr_pass", False) else None
+    own: Any = None
+    if getattr(p, "is_hr_pass", False):
+        ahead = getattr(p, "refiner_negative", "")  # of SD.Next, for all images
+        own = getattr(p, "hr_negative_prompts", None) or ([ahead] if ahead else None)
     found = own or getattr(p, "negative_prompts", None)
     return found if isinstance(found, list) else ()

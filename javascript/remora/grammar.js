@@ -1,7 +1,7 @@
 // What brackets around a tag mean, as web UIs read them around words. Pure; the server's extension/text/grammar.py does
 // the same, and one table of cases holds both. One pass reads a prompt, whose stack of open brackets is bounded.
 
-/** @import {Place} from "./prompt.js" */
+/** @import {Tag} from "./prompt.js" */
 
 import {isFiniteNumber} from "./curve.js";
 import {fieldsOf} from "./tag.js";
@@ -108,7 +108,7 @@ function limitsOf(section) {
 /**
  * Return what the place of each tag means.
  * @param {string} prompt
- * @param {Place[]} tags of it, in order
+ * @param {Tag[]} tags of it, in order
  * @param {{parts: boolean, negative?: boolean}} of
  * @returns {Limits[]}
  */
@@ -126,8 +126,9 @@ export function places(prompt, tags, {parts, negative = false}) {
         if (!inside) reader.token(match[0], match.index, parts && !negative);
     }
     note(prompt.length);
-    return found.map(({section, part}) => {
-        const own = {...NONE, negative, part: reader.part > 1 ? part : null};
+    return found.map(({section, part}, at) => {
+        const ofRegion = tags[at].values.mask !== undefined; // which has a part already
+        const own = {...NONE, negative, part: reader.part > 1 && !ofRegion ? part : null};
         return section ? together(own, limitsOf(section)) : own;
     });
 }

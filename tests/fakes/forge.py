@@ -689,7 +689,7 @@ def _processing(host: FakeForge) -> type:
             prompts = self.hr_prompts if self.is_hr_pass else self.prompts
             data = self.hr_extra_network_data if self.is_hr_pass else self.extra_network_data
             cache = self.cached_hr_c if self.is_hr_pass else self.cached_c
-            negative = Prompts([self.negative_prompt] * len(prompts), True, width=SIDE)
+            negative = Prompts(self.negative_prompts, True, width=SIDE)
             self.uc = self.get_conds_with_caching(_learned, negative, self.steps, [self.cached_uc], data)
             self.c = self.get_conds_with_caching(_multicond, Prompts(prompts, width=SIDE), self.steps, [cache], data)
 
@@ -705,6 +705,7 @@ def _processing(host: FakeForge) -> type:
                 host.model.forge_objects = host.model.forge_objects_original.shallow_copy()
                 here = slice(self.iteration * self.batch_size, (self.iteration + 1) * self.batch_size)
                 self.prompts = self.all_prompts[here]
+                self.negative_prompts = [self.negative_prompt] * len(self.prompts)
                 self.prompts, self.extra_network_data = networks.parse_prompts(self.prompts)
                 if self.hr_prompt is not None:
                     self.hr_prompts, self.hr_extra_network_data = networks.parse_prompts([*self.hr_prompt][here])

@@ -392,6 +392,28 @@ def test_layers_of_the_prompt_take_a_region_through_the_parts_of_the_prompt(tmp_
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a region"])
+def test_a_part_without_a_region_is_its_rows_alone_in_all_layers(tmp_path, way, beside):
+    model = WithText()
+    shapes = {"attn2_to_q": (8, 8), "attn2_to_k": (8, 8), "time_embed": (8, 8), "proj": (8, 8)}
+    path, other = lora(tmp_path, 0, **shapes), lora(tmp_path, 10, attn2_to_q=(8, 8))
+    x = torch.randn(3, 8, HEIGHT, WIDTH, dtype=torch.float64)
+    context = torch.randn(3, HEIGHT * WIDTH, 8, dtype=torch.float64)
+    engine = Engine({"unet": model})
+    regional = [Entry(other, strength(0.5, LEFT))] if beside else []
+    engine.activate(Stack(regional))
+    plain = model(x, 0, context)
+    engine.activate(Stack([Entry(path, 0.8), *regional]))
+    whole = model(x, 0, context)
+    engine.set_rows(lambda _: [Row(0, part=0), Row(0, part=1), Row(0, negative=True)])
+    for mode in ("live", "merged"):
+        engine.activate(Stack([Entry(path, Strength(0.8, part=1)), *regional], mode=mode))
+        for got, without, with_lora in zip(model(x, 0, context), plain, whole, strict=True):
+            assert worst(got[1], with_lora[1]) < 1e-12
+            assert worst(got[[0, 2]], without[[0, 2]]) < 1e-12
+
+
+@torch.no_grad()
 def test_a_whole_unet_has_places_at_every_resolution(tmp_path):
     """Every layer of a UNet that acts on the picture has its places, and no other has."""
     unet = tiny_unet(0)

@@ -192,6 +192,25 @@ def test_before_and_behind_its_window_a_lora_is_not_there(path, unet):
         assert torch.equal(got, strong if step < 2 else plain), step
 
 
+def test_turns_are_those_of_a_curve_of_steps_and_windows_are_within_others(path, unet):
+    served = Engine({"unet": unet})
+    turns = Curve(tuple((float(step), float(step % 3 == 1)) for step in range(8)), shape="step")
+    inner = Window(start=2, turn=(1, 3), within=Window(stop=0.8, within=Window(high=13.0)))
+    found = []
+    for step in range(8):
+        moment = Moment(step, 8, sigma=14.0 - step)
+        served.set_clock(lambda read, moment=moment: moment)
+        served.activate(Stack([Entry(path, Strength(0.8, during=Window(turn=(1, 3))))]))
+        assert torch.equal(run(unet), fixed(path, 0.8 * turns.at(moment))), step
+        found.append(inner.holds(moment))
+    assert found == [step in (2, 5) for step in range(8)]
+    assert inner.by_noise
+    assert not Window(turn=(0, 2)).by_noise
+    assert Window(turn=(0, 2), within=Window(start=5, stop=3)).why_empty
+    with pytest.raises(StackError, match="turn"):
+        Window(turn=(2, 2))
+
+
 def test_sides_of_a_unet_are_sdnexts(path, unet):
     """By its `multiplier`: down, middle and up blocks by their names, and `in` for the rest."""
     served = Engine({"unet": unet})

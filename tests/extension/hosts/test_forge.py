@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from torch import Tensor, nn
 
 import extension
-from extension.generation.options import ENABLED, MERGE, ON_BAD_LORA
+from extension.generation.options import ENABLED, GRAMMAR, MERGE, ON_BAD_LORA
 from extension.generation.state import state_of
 from extension.hosts import current_host
 from extension.hosts._chunk_parts import ChunkParts
@@ -160,6 +160,23 @@ def test_halves_add_up_to_the_whole(web: FakeForge, chunks: int) -> None:
     none, whole, positive, negative = (pictures(web.generate(f"cat AND dog{tag}", steps=1)) for tag in tags)
     assert ((positive - none) + (negative - none) - (whole - none)).abs().max() < 1e-5
     assert min(apart(one, none) for one in (positive, negative)) > 1e-4
+
+
+@ALL
+@pytest.mark.parametrize("chunks", [1, 4])
+def test_tags_within_brackets_parts_and_negative_prompts(web: FakeForge, chunks: int) -> None:
+    web.chunks = chunks
+
+    def made(*prompts: str, **more: Any) -> Tensor:
+        return pictures(web.generate(*prompts, steps=4, **more))
+
+    window, negative = made("x <lora:unet:1:stop=2><lora:b:1.5>"), made("cat<lora:unet:1:half=neg>")
+    bare, whole = made("cat AND dog"), made("cat AND dog<lora:unet:1>")
+    web.opts.data[GRAMMAR] = True
+    assert torch.equal(made("x [<lora:unet:1>::2](<lora:b:1>:1.5)"), window)
+    assert torch.equal(made("cat", negative_prompt="bad<lora:unet:1>"), negative)
+    part = made("cat AND dog<lora:unet:1>")
+    assert min(apart(part, bare), apart(part, whole)) > 1e-4, "one part has it, and the other rows do not"
 
 
 @ALL

@@ -12,7 +12,7 @@ import torch
 from diffusers import DPMSolverMultistepScheduler
 from torch import Tensor
 
-from extension.generation.options import FAIL, ON_BAD_LORA, TABLE
+from extension.generation.options import FAIL, GRAMMAR, ON_BAD_LORA, TABLE
 from extension.generation.session import Session
 from extension.generation.state import state_of
 from extension.guest import Guest
@@ -726,3 +726,20 @@ def _functions(web: fake.SDNext) -> dict[str, object]:
         for name, value in vars(owner).items()
         if callable(value) and not isinstance(value, type)
     }
+
+
+def test_tags_within_brackets_and_in_negative_prompts(setup: Setup) -> None:
+    """To the bit what the same fields are; without the tag and its brackets in what is encoded."""
+    window, negative = setup.picture("x <lora:stripes:1:start=0.5>"), setup.picture("x<lora:stripes:1:half=neg>")
+    setup.web.opts.data[GRAMMAR] = True
+    setup.web.encoded.clear()
+    assert torch.equal(setup.picture("x [<lora:stripes:1>:0.5]"), window)
+    assert set(setup.web.encoded) <= {"x ", ""}
+    found = setup.web.generate("x", negative_prompts=["<lora:stripes:1>"])
+    assert torch.equal(torch.stack(found.images), negative)
+    assert "<lora" not in "".join(setup.web.encoded)
+    assert "Remora limits: stripes: negative prompt" in found.infotexts[0]
+    setup.web.opts.data[GRAMMAR] = False
+    assert "stripes is not applied: it stands in the negative prompt" in str(
+        setup.web.generate("x", negative_prompts=["<lora:stripes:1>"]).infotexts[0]
+    )

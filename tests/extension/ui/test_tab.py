@@ -82,6 +82,37 @@ def make(tab: Tab, served: Served, prompt: str) -> Made:
         return Made(image.tobytes(), parse_infotext(read_infotext(image)))
 
 
+# --- tags as people write them ---
+
+
+def test_a_tag_within_brackets_says_what_they_do_not_do_and_a_click_makes_it_obey_them(
+    tab: Tab, served: Served
+) -> None:
+    address = f"{served.url}/remora/v1/grammar"
+    try:
+        tab.write("two red circles [<lora:stripes:1>::0.5] (<lora:night:0.5>:1.2)")
+        row = tab.row("stripes")
+        row.get_by_text("Acts in all steps: its place in the prompt (until 50 %) does not count for tags.").wait_for()
+        row.get_by_role("button", name="Tags obey the brackets around them").click()
+        row.get_by_text("until 50 %", exact=True).wait_for()
+        tab.row("night").get_by_text("times 1.2", exact=True).wait_for()
+        assert row.get_by_text("Acts in all steps").count() == 0
+        assert httpx.get(f"{served.url}/remora/v1/state").json()["grammar"] is True
+        parameters = make(tab, served, tab.prompt).parameters.settings
+        assert parameters["Remora limits"] == "stripes: until 50 %; night: times 1.2"
+    finally:
+        httpx.put(address, json={"on": False}).raise_for_status()
+
+
+def test_a_name_that_is_not_found_has_buttons_of_what_may_be_meant(tab: Tab) -> None:
+    tab.write("x <lora:styles\\zorpp:0.7:stop=0.5>")
+    tab.row("zorpp").get_by_role("button", name="Write zorp in place of").click(timeout=LONG)
+    tab.prompt_is("x <lora:zorp:0.7:stop=0.5>")
+    tab.write("x <lora:Zorp:0.7>")
+    tab.row("Zorp").get_by_role("button", name="More").wait_for()
+    assert tab.row("Zorp").get_by_text("is not in the LoRA folders").count() == 0
+
+
 # --- the library ---
 
 
@@ -105,7 +136,7 @@ def test_files_that_come_are_shown_without_being_asked_for_and_bad_ones_with_the
     (copy.with_name("copied.<img src=x onerror=alert(1)>.safetensors")).write_bytes(b"x" * 100)
     tab.button("Insert copied into the prompt").wait_for(timeout=LONG)
     card = tab.root.locator(".rt-against").filter(has_text="<img src=x onerror=alert(1)>")
-    copy.with_name("copied.a:b.safetensors").write_bytes(copy.read_bytes())
+    copy.with_name("copied.a>b.safetensors").write_bytes(copy.read_bytes())
     named = tab.root.locator(".rt-against").filter(has_text="a tag cannot contain")
     named.get_by_role("button", name="cannot be inserted").click(timeout=LONG)
     assert tab.page.get_by_role("dialog").get_by_role("button", name="Insert into the prompt").is_disabled()

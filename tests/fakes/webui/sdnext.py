@@ -251,7 +251,9 @@ class SDNext:
         return latents
 
     def _denoise(self, p: Processing, prompts: list[str]) -> Tensor:
-        texts = self.modules["modules.processing_diffusers"].set_pipeline_args(p=p, prompts=prompts)
+        negative = p.negative_prompts or [""] * len(prompts)
+        args = self.modules["modules.processing_diffusers"].set_pipeline_args
+        texts = args(p=p, prompts=prompts, negative_prompts=negative)
         noise = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(1)).repeat(len(texts), 1, 1, 1)
         pipe = self.data.sd_model
         pipe.scheduler.set_timesteps(self.steps)
@@ -269,8 +271,8 @@ class SDNext:
             raise StoppedError
         return found[len(prompts) :]  # what depends on the positive prompts
 
-    def _set_pipeline_args(self, p: Processing, prompts: list[str]) -> Tensor:
-        embedder = self.modules["modules.prompt_parser_diffusers"].PromptEmbedder(prompts, p)
+    def _set_pipeline_args(self, p: Processing, prompts: list[str], negative_prompts: list[str]) -> Tensor:
+        embedder = self.modules["modules.prompt_parser_diffusers"].PromptEmbedder(prompts, negative_prompts, p)
         return torch.cat([*embedder.negatives, *embedder.positives])
 
     def _encode(self, prompt: str) -> Tensor:
@@ -377,8 +379,8 @@ def _embedder_class(web: SDNext, modules: dict[str, ModuleType]) -> type:
 
         scheduled_prompt = False
 
-        def __init__(self, prompts: list[str], p: Any) -> None:
-            self.prompts, self.negative_prompts = prompts, [""] * len(prompts)
+        def __init__(self, prompts: list[str], negative_prompts: list[str], p: Any) -> None:
+            self.prompts, self.negative_prompts = prompts, negative_prompts
             self.positives: list[Any] = [None] * len(prompts)
             self.negatives: list[Any] = [None] * len(prompts)
             self.pipe = web.data.sd_model
@@ -389,7 +391,7 @@ def _embedder_class(web: SDNext, modules: dict[str, ModuleType]) -> type:
                 if prompt in seen:
                     self.clone_embeds(i, seen[prompt])
                     continue
-                self.encode(self.pipe, prompt, "", i)
+                self.encode(self.pipe, prompt, negative_prompts[i], i)
                 seen[prompt] = i
             self.checkcache(p)
 
