@@ -21,7 +21,7 @@ from .execution.hooks import HookedLayers
 from .execution.merged import refuse_spoiled
 from .execution.model import Model
 from .execution.watch import Watch
-from .files.components import is_denoiser
+from .files.components import TEXT_ENCODER, is_denoiser, role
 from .naming.architectures.base import is_flow
 from .naming.index import LayerIndex, check_named, family_of_model, modules_of
 from .naming.network import Network, NetworkCache
@@ -223,6 +223,7 @@ class Engine:
                 self._lost = twice
                 if plan is not former or plan.key.why_live:
                     plan.watch_weights()
+                self._hooked.note_forwards()
                 return plan.report
             finally:
                 self._cache.trim(() if self._plan is None else self._plan.key.networks)
@@ -247,6 +248,7 @@ class Engine:
         """Put a plan on the layers, and keep the former one if there is room; on an error do neither."""
         former, reset, resting = self._plan, self._budget.reset, self._model.resting
         keep = former is not None and former.key != plan.key and self._plans.has_room(former)
+        keep = keep and former is not None and former.key.indexes == plan.key.indexes  # a model comes back as a new one
         try:
             self._hooked.swap(plan.executors, reset, resting, keep=keep)
         except BaseException:
@@ -269,7 +271,9 @@ class Engine:
     def _is_outdated(self, plan: Plan, name: str) -> bool:
         """Tell whether a component, or a weight of it that a plan was computed from, has changed since."""
         watched = plan.watched.get(name)
-        return watched is not None and (self._model.has_changed(name) or watched.changed())
+        if watched is None:
+            return False
+        return self._model.has_changed(name) or watched.changed() or self._hooked.has_other_forwards()
 
     def _new_modules(self) -> list[str]:
         """Return the modules that the pipeline has and the engine does not serve; others may have left it."""
@@ -299,12 +303,14 @@ class Engine:
                     self.activate(self._stack)
                     _log_change(plan, self._plan)
                 else:
+                    self._hooked.ensure_in_force()
                     plan.follow_weights()
                     plan.watch_weights()
+                    self._hooked.note_forwards()
             except LoraError as error:
                 self._lost = f"the model has changed, and the LoRA cannot be put on it: {error}"
                 logger.warning("%s", self._lost)
-            late = [one for one in new if is_denoiser(name) and not is_denoiser(one) and one in plan.watched]
+            late = [one for one in new if one in plan.watched and not (is_denoiser(one) and role(name) == TEXT_ENCODER)]
             if late and not self._lost:
                 self._lost = f"the {', '.join(late)} of the pipeline was exchanged, and {_LATE} {name} was without LoRA"
                 logger.warning("%s", self._lost)

@@ -96,6 +96,43 @@ def test_a_text_encoder_that_was_exchanged_is_said_as_it_was_called_before_anyth
     assert live.error() < EXACT  # the next picture is right
 
 
+@pytest.mark.parametrize("how", ["layer", "class"])
+def test_a_forward_that_was_replaced_after_the_first_call_is_reached_again(live, how, monkeypatch):
+    """By a function that calls what torch's class has, as other extensions do."""
+    layer, plain = live.pipeline.unet.mix, nn.functional.linear
+    own = lambda self, x: plain(x, self.weight, self.bias)  # noqa: E731
+    if how == "layer":
+        layer.forward = own.__get__(layer)
+    else:
+        monkeypatch.setattr(nn.Linear, "forward", own)
+    assert live.error() < EXACT
+
+
+class Autoencoder(nn.Module):
+    """A VAE, of which pipelines call `decode`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoder = nn.Linear(8, 8)
+
+    def decode(self, x: Tensor) -> Tensor:
+        result: Tensor = self.decoder(x)
+        return result
+
+
+def test_a_denoiser_that_was_exchanged_is_said_at_the_end_of_its_first_picture(live, caplog):
+    """Where no text encoder is called before it, as with a prompt that was encoded before."""
+    components, vae = Pipeline.components.fget, Autoencoder()
+    pipeline = type("WithVae", (Pipeline,), {"components": property(lambda self: {**components(self), "vae": vae})})(7)
+    pipeline.vae = vae
+    engine = Engine.for_pipeline(pipeline)
+    engine.activate(live.engine.stack)
+    pipeline.unet = seeded(type(pipeline.unet)(), 30)
+    vae.decode(torch.ones(1, 8))
+    assert "the unet of the pipeline was exchanged" in caplog.text
+    assert "the unet of the pipeline was exchanged" in engine.report.silence
+
+
 def test_a_strength_finds_another_component(live):
     for one in (live.pipeline, live.shadow):
         one.text_encoder = seeded(Encoder(), 30)
@@ -149,8 +186,9 @@ def test_what_was_computed_from_weights_follows_a_state_dict(files, mode, assign
             state = seeded(type(module)(), 60 + len(name)).state_dict()
             module.load_state_dict(state, assign=assign)
             module.requires_grad_(False)
-    started.engine.set_multiplier(1, 0.9)
-    started.files[files[1]] = 0.9
+    if assign:
+        started.engine.set_multiplier(1, 0.9)
+        started.files[files[1]] = 0.9
     assert started.error() < EXACT
     started.engine.deactivate()
     assert off(started.pipeline.picture(), right_picture(started.shadow, {})[0]) < EXACT
