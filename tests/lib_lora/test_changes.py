@@ -133,6 +133,18 @@ def test_a_denoiser_that_was_exchanged_is_said_at_the_end_of_its_first_picture(l
     assert "the unet of the pipeline was exchanged" in engine.report.silence
 
 
+@pytest.mark.long
+def test_layers_that_quanto_replaces_keep_their_lora(live):
+    quanto = pytest.importorskip("optimum.quanto")
+    for one in (live.pipeline, live.shadow):
+        quanto.quantize(one.unet, weights=quanto.qint8, exclude="norm")
+        quanto.freeze(one.unet)
+    for layer in [layer for layer in live.shadow.unet.modules() if isinstance(layer, nn.Linear)]:
+        layer.weight = nn.Parameter(layer.weight.dequantize(), requires_grad=False)
+    assert live.error() < 1e-3
+    assert live.engine.report.entries[0].hit == len(KINDS)
+
+
 def test_a_strength_finds_another_component(live):
     for one in (live.pipeline, live.shadow):
         one.text_encoder = seeded(Encoder(), 30)
