@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from .errors import ActivationError, ComponentError, LoraError, RowsError, StackError
+from .errors import ActivationError, LoraError, RowsError, StackError
 from .execution.hooks import HookedLayers
 from .execution.merged import refuse_spoiled
 from .execution.model import Model
 from .execution.watch import Watch
-from .files.components import is_denoiser
+from .files.components import TEXT_ENCODER, is_denoiser, role
 from .naming.architectures.base import is_flow
 from .naming.index import LayerIndex, check_named, family_of_model, modules_of
 from .naming.network import Network, NetworkCache
@@ -73,6 +73,10 @@ class Engine:
         StorageError: no such storage, or this torch has no float8; the buckets do not rise.
     """
 
+    _hooked_calls: Sequence[CallHooks] = ()
+    _lost = ""
+    """What a change of the model since the activation has left without its LoRA, or with two, and why."""
+
     def __init__(
         self,
         components: Mapping[str, nn.Module],
@@ -99,12 +103,8 @@ class Engine:
         self._calls, self._call_hooks = CallSettings(), ExitStack()
         self._hooked_for: StrengthTable | None = None
         """The strength table that the hooks on model calls serve."""
-        self._hooked_calls: list[CallHooks] = []
         self._model, self._stack = Model({}, self._sources), Stack()
         self._plan: Plan | None = None
-        self._pipeline: Callable[[], object] = _no_pipeline
-        self._lost = ""
-        """Why the stack could not be put on a model that has changed since the activation."""
         leave = ExitStack()  # in reverse
         for take_off in (self._hooked.close, self._watch.stop, self._call_hooks.close):
             leave.callback(take_off)
@@ -126,7 +126,7 @@ class Engine:
             ComponentError: it is no pipeline; the text shows an example.
         """
         engine, held = cls(modules_of(pipeline), **options), weakref.ref(pipeline)
-        engine._pipeline = held
+        engine._model.pipeline = held
         engine.set_clock(SchedulerClock(lambda: getattr(held(), "scheduler", None)))
         return engine
 
@@ -143,13 +143,12 @@ class Engine:
             ComponentError: it is no mapping of names to modules.
         """
         check_named(components, "Engine({}) or Engine.for_pipeline(pipe)")
-        self._pipeline = _no_pipeline
-        self._serve(components)
+        self._serve(Model(components, self._sources))
 
-    def _serve(self, components: Mapping[str, nn.Module]) -> None:
+    def _serve(self, model: Model) -> None:
         with self._lock:
             self._take_off(keep=False)
-            self._model = Model(components, self._sources)
+            self._model = model
             self._hooked.patch(self._model.layer_classes())
             self._budget.forget()
 
@@ -168,7 +167,7 @@ class Engine:
             plan = self._plan
             if plan is None:
                 return ActivationReport((), lost=self._lost)
-            gone = plan.lost(self._components_now())
+            gone = plan.lost(self._model.present)
             why = "other code has put another layer in its place since the last activation or call"
             uncalled = tuple([Uncalled(*place, why) for place in gone])
             places = {place: layer for place, layer in plan.places.items() if place not in gone}
@@ -223,6 +222,7 @@ class Engine:
                 self._lost = twice
                 if plan is not former or plan.key.why_live:
                     plan.watch_weights()
+                self._hooked.note_forwards()
                 return plan.report
             finally:
                 self._cache.trim(() if self._plan is None else self._plan.key.networks)
@@ -230,9 +230,9 @@ class Engine:
 
     def _plan_for(self, stack: Stack) -> Plan:
         """Return the plan of a stack on the model as it is now; a new plan has touched no layer."""
-        components = self._components_now()
+        components = self._model.present
         if components != self.components:
-            self._serve(components)
+            self._serve(Model(components, self._sources, self._model.pipeline))
         self._model.check_names(stack)
         self._hooked.ensure_in_force()
         indexes = self._model.indexes()
@@ -247,6 +247,7 @@ class Engine:
         """Put a plan on the layers, and keep the former one if there is room; on an error do neither."""
         former, reset, resting = self._plan, self._budget.reset, self._model.resting
         keep = former is not None and former.key != plan.key and self._plans.has_room(former)
+        keep = keep and former is not None and former.key.indexes == plan.key.indexes  # a model comes back as a new one
         try:
             self._hooked.swap(plan.executors, reset, resting, keep=keep)
         except BaseException:
@@ -258,29 +259,16 @@ class Engine:
         if former is not None and keep:
             self._plans.put(former)
 
-    def _components_now(self) -> dict[str, nn.Module]:
-        """Return the modules that the pipeline has now; without a pipeline, the components."""
-        pipeline = self._pipeline()
-        try:
-            return self.components if pipeline is None else modules_of(pipeline)
-        except ComponentError:  # it has given all of them away
-            return self.components
-
     def _is_outdated(self, plan: Plan, name: str) -> bool:
         """Tell whether a component, or a weight of it that a plan was computed from, has changed since."""
         watched = plan.watched.get(name)
-        return watched is not None and (self._model.has_changed(name) or watched.changed())
-
-    def _new_modules(self) -> list[str]:
-        """Return the modules that the pipeline has and the engine does not serve; others may have left it."""
-        pipeline, served = self._pipeline(), self.components
-        if pipeline is None or self._model.is_of(pipeline):
-            return []
-        return [name for name, module in self._components_now().items() if served.get(name) is not module]
+        if watched is None:
+            return False
+        return self._model.has_changed(name) or watched.changed() or self._hooked.has_other_forwards()
 
     def _may_be_twice(self) -> str:
         """Tell in the log, too, that other code may have made layers from weights with merged LoRA."""
-        text = "" if self._plan is None else self._plan.may_be_twice(self._components_now())
+        text = "" if self._plan is None else self._plan.may_be_twice(self._model.present)
         if text:
             logger.warning("%s", text)
         return text
@@ -288,10 +276,10 @@ class Engine:
     def _follow(self, name: str) -> None:
         """Put the stack on what has changed of the model since the activation, before a component is called."""
         plan = self._plan
-        if plan is None or not (self._is_outdated(plan, name) or self._new_modules()):
+        if plan is None or not (self._is_outdated(plan, name) or self._model.new_modules()):
             return
         with self._lock, plain_mode(_CPU):
-            plan, chosen, new = self._plan, self._calls.chosen, self._new_modules()
+            plan, chosen, new = self._plan, self._calls.chosen, self._model.new_modules()
             if plan is None:
                 return
             try:
@@ -299,12 +287,14 @@ class Engine:
                     self.activate(self._stack)
                     _log_change(plan, self._plan)
                 else:
+                    self._hooked.ensure_in_force()
                     plan.follow_weights()
                     plan.watch_weights()
+                    self._hooked.note_forwards()
             except LoraError as error:
                 self._lost = f"the model has changed, and the LoRA cannot be put on it: {error}"
                 logger.warning("%s", self._lost)
-            late = [one for one in new if is_denoiser(name) and not is_denoiser(one) and one in plan.watched]
+            late = [one for one in new if one in plan.watched and not (is_denoiser(one) and role(name) == TEXT_ENCODER)]
             if late and not self._lost:
                 self._lost = f"the {', '.join(late)} of the pipeline was exchanged, and {_LATE} {name} was without LoRA"
                 logger.warning("%s", self._lost)
@@ -367,7 +357,7 @@ class Engine:
             stack, key = replace(former, entries=entries), plan.key
             self._model.check_names(stack)
             unheard = plan.watched.keys() - self._watch.called()  # a call compares
-            changed = bool(self._new_modules()) or any(self._is_outdated(plan, name) for name in unheard)
+            changed = bool(self._model.new_modules()) or any(self._is_outdated(plan, name) for name in unheard)
             if (
                 changed
                 or key.rules[index] != block_rules(multiplier)
@@ -515,10 +505,6 @@ def _resolved(stack: Stack, cache: NetworkCache, indexes: Sequence[LayerIndex]) 
     if trace.decisions:
         trace.files(network.report for network in networks)
     return networks
-
-
-def _no_pipeline() -> None:
-    """Return the pipeline of an engine that serves none."""
 
 
 def _weakly(method: Callable[[str], None]) -> Callable[[str], None]:

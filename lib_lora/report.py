@@ -245,9 +245,8 @@ class ActivationReport:
         for reason, paths in by_reason.items():
             more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
             parts.append(f"{', '.join(paths[:_SHOWN])}{more} ({reason})")
-        never = (
-            f"{len(self.uncalled)} of {self.changed} layers {were} never called: {'; '.join(parts)}" if parts else ""
-        )
+        layers = max(self.changed, len(self.uncalled))  # the changed ones that are still there
+        never = f"{len(self.uncalled)} of {layers} layers {were} never called: {'; '.join(parts)}" if parts else ""
         return "; ".join(filter(None, [self.lost, never]))
 
     @property

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from torch import nn
 
 from ..errors import ComponentError, StackError
-from ..naming.index import LayerIndex, alias_table, parameter_of, targets_of
+from ..naming.index import LayerIndex, alias_table, modules_of, parameter_of, targets_of
 from ..placement import schemes
 from ..stack import Stack
 from ..strengths.strength import all_strengths
@@ -27,11 +27,17 @@ class Model:
     Args:
         components: diffusers' component name -> module.
         sources: component -> the safetensors files it was loaded from, where known.
+        pipeline: returns the one that has the components; None where there is none, or not any more.
     """
 
-    def __init__(self, components: Mapping[str, nn.Module], sources: Mapping[str, Sequence[Path]]) -> None:
+    def __init__(
+        self,
+        components: Mapping[str, nn.Module],
+        sources: Mapping[str, Sequence[Path]],
+        pipeline: Callable[[], object] = lambda: None,
+    ) -> None:
         self._refs = {name: weakref.ref(module) for name, module in components.items()}
-        self._sources = sources
+        self._sources, self.pipeline = sources, pipeline
         self._indexed: dict[str, LayerIndex] = {}
         self._opened: dict[str, Checkpoint] = {}
 
@@ -72,9 +78,22 @@ class Model:
                     self._indexed[name] = now
         return list(self._indexed.values())
 
-    def is_of(self, pipeline: object) -> bool:
-        """Return whether a pipeline has these components as its attributes, without reading all that it has."""
-        return all(getattr(pipeline, name, self) is module() for name, module in self._refs.items())
+    @property
+    def present(self) -> dict[str, nn.Module]:
+        """Return the modules that the pipeline has now; without a pipeline, the components."""
+        pipeline = self.pipeline()
+        try:
+            return self.components if pipeline is None else modules_of(pipeline)
+        except ComponentError:  # it has given all of them away
+            return self.components
+
+    def new_modules(self) -> list[str]:
+        """Return the modules that the pipeline has and that are no components; others may have left it."""
+        pipeline, served = self.pipeline(), self.components
+        # reading all that it has takes longer
+        if pipeline is None or all(getattr(pipeline, name, self) is module() for name, module in self._refs.items()):
+            return []
+        return [name for name, module in self.present.items() if served.get(name) is not module]
 
     def has_changed(self, name: str) -> bool:
         """Return whether a component is built otherwise than when it was indexed; see `Structure.holds`."""

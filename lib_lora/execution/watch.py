@@ -135,6 +135,10 @@ class _Calls:
         begin, end = (hook_of(component, note, compiled=True) for note in (self.begin, self.end))
         self.unhook.callback(component.register_forward_pre_hook(begin, prepend=True).remove)
         self.unhook.callback(component.register_forward_hook(end, always_call=True).remove)
+        decoder = component._modules.get("decoder") if hasattr(component, "decode") else None
+        if decoder is not None:  # of a VAE, which no pipeline calls itself: the end of a picture
+            look = hook_of(decoder, lambda *_: None if compiling() or tracing() else self.before_call(self.name))
+            self.unhook.callback(decoder.register_forward_pre_hook(look).remove)
 
     def begin(self, component: nn.Module, _: tuple[Any, ...]) -> None:
         """Note a call that begins; a forward pre-hook."""

@@ -88,6 +88,6 @@ def _below(modules: Sequence[nn.Module]) -> tuple[list[str], list[int]]:
 
 def _shape(weight: nn.Parameter | None) -> object:
     """Return the shape of a plain weight, the class of a packed one, and None where there is none."""
-    if weight is None or isinstance(weight, nn.parameter.UninitializedTensorMixin):
-        return None
-    return type(weight) if type(weight) is not nn.Parameter else weight.shape if weight.numel() else None
+    if type(weight) is not nn.Parameter:
+        return None if weight is None else type(weight)
+    return weight.shape if weight.numel() else None

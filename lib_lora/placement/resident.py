@@ -25,7 +25,7 @@ from ..naming.places import Target
 from ..strengths.table import FactorRanges, StrengthTable
 from ..tensors import TensorFields, plain_mode
 from ..weights.originals import WeightMark, mark_weight
-from ..weights.readers.base import read_base_weight
+from ..weights.readers.base import read_base_weight, stored
 from . import budget, trace
 from .arena import Arena, Piece, all_to_device
 from .budget import Budget, is_out_of_memory
@@ -153,8 +153,8 @@ class Resident(ABC, Generic[P]):
             self.evict("the layer left")
             dtype = placed.dtype if device.type not in ("cpu", "meta") else None
         if dtype is None and now:
-            weight = getattr(layer, "weight", None)
-            if isinstance(weight, Tensor) and weight.device == device:
+            weight = stored(layer, "weight")
+            if weight is not None and weight.device == device:
                 dtype = computing_dtype(layer, weight)
         if dtype is None or device.type == "meta" or (device.type != budget.UNLIMITED and device in self._budget.full):
             return

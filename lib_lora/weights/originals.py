@@ -108,8 +108,7 @@ class WeightWatch:
         layers = [(module(), param) for module, param in self._weights]
         weights = [None if layer is None else layer._parameters.get(param) for layer, param in layers]
         plain = [weight for weight in weights if type(weight) is nn.Parameter]
-        found: list[object] = [*map(id, weights)]
-        found += map(version_of, plain)
+        found: list[object] = [*map(id, weights), *map(version_of, plain)]
         found += [weight.data_ptr() for weight in plain]
         if len(plain) < len(weights):  # packed ones, and ones that are computed from others, such as by weight_norm
             pairs = zip(layers, weights, strict=True)

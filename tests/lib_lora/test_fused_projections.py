@@ -75,12 +75,17 @@ def test_the_same_before_and_after_they_are_fused(component, tmp_path):
     base, expected = run(Stack()), run(Stack([Entry(path, 0.7)]))
     assert (expected - base).abs().max() > 0.01 * base.abs().max()
     model.fuse_qkv_projections()
+    with torch.no_grad():  # while the stack is in force
+        assert (model(**inputs)[0] - expected).abs().max() <= FP32 * expected.abs().max()
     assert any(name.endswith(joint) for name, _ in model.named_modules())
     report = engine.activate(Stack([Entry(path, 0.7)])).entries[0]
     assert (report.hit, report.unused) == (len(names), ())
     assert (run(Stack([Entry(path, 0.7)])) - expected).abs().max() <= FP32 * expected.abs().max()
     assert (run(Stack()) - base).abs().max() <= FP32 * base.abs().max()
+    engine.activate(Stack([Entry(path, 0.7)]))
     model.unfuse_qkv_projections()
+    with torch.no_grad():
+        assert torch.equal(model(**inputs)[0], expected)
     assert torch.equal(run(Stack([Entry(path, 0.7)])), expected)
     engine.close()
 

@@ -1,0 +1,331 @@
+"""What other code changes while a stack is in force: the next call and the report follow it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from lib_lora import Engine, Entry, Stack, load_network
+from lib_lora.execution import hooks
+from lib_lora.naming.index import LayerIndex, alias_table
+from tests.fakes.changes import KINDS, Encoder, Pipeline, right_picture, seeded, write_files
+from tests.fakes.files import pair, save
+from tests.fakes.kinds import SAMPLES
+
+EXACT = 1e-5
+
+
+def off(picture: Tensor, right: Tensor) -> float:
+    return ((picture.double() - right.double()).abs().max() / right.double().abs().max()).item()
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    return write_files(tmp_path)
+
+
+class Started:
+    """A pipeline with both files in force, and a shadow without an engine."""
+
+    def __init__(self, files: list[Path], **options: str) -> None:
+        self.pipeline, self.shadow = Pipeline(7), Pipeline(7)
+        self.files = dict(zip(files, (0.7, 0.4), strict=True))
+        self.engine = Engine.for_pipeline(self.pipeline)
+        self.engine.activate(Stack([Entry(*pair) for pair in self.files.items()], **options))
+        self.pipeline.picture()
+
+    def error(self) -> float:
+        return off(self.pipeline.picture(), right_picture(self.shadow, self.files)[0])
+
+
+@pytest.fixture
+def live(files: list[Path]) -> Started:
+    return Started(files)
+
+
+def test_layers_that_were_replaced_have_their_lora_at_once_and_it_is_logged(live, caplog):
+    with caplog.at_level(logging.INFO, "lib_lora"):
+        for one in (live.pipeline, live.shadow):
+            one.unet.attn, one.unet.mix = seeded(type(one.unet.attn)(), 3), seeded(nn.Linear(8, 8), 4)
+        assert live.error() < EXACT
+    assert "put on it again" in caplog.text
+    assert live.engine.report.silence == ""
+
+
+def test_what_has_lost_its_lora_is_in_the_log_and_in_the_report(live, caplog):
+    live.pipeline.unet.mix = nn.Identity()
+    live.pipeline.picture()
+    assert "no module of that name in unet" in caplog.text
+    first = live.engine.report.entries[0]
+    assert (first.hit, first.layers) == (len(KINDS) - 1, len(KINDS))
+    assert {one.cause for one in first.unused} == {"no_module"}
+
+
+def test_the_report_says_what_was_replaced_since_the_last_call(live):
+    """Such as in a component of which a host calls the parts, so that no call of ours is reached."""
+    live.pipeline.unet.mix = nn.Linear(8, 8)
+    report = live.engine.report
+    assert [(one.component, one.path) for one in report.uncalled] == [("unet", "mix")]
+    assert "another layer in its place" in report.silence
+
+
+def test_a_component_that_was_exchanged_is_served_from_the_next_call_on(live):
+    former = live.pipeline.unet
+    for one in (live.pipeline, live.shadow):
+        one.unet = seeded(type(former)(), 30)
+    assert live.error() < EXACT
+    assert not any(hooks.slot_of(layer) for layer in former.modules())
+    assert live.engine.components["unet"] is live.pipeline.unet
+
+
+def test_a_text_encoder_that_was_exchanged_is_said_as_it_was_called_before_anything_was_noticed(live):
+    for one in (live.pipeline, live.shadow):
+        one.text_encoder = seeded(Encoder(), 30)
+    assert live.error() > 0.01
+    assert "text_encoder of the pipeline was exchanged" in live.engine.report.silence
+    assert live.error() < EXACT  # the next picture is right
+
+
+@pytest.mark.parametrize("how", ["layer", "class"])
+def test_a_forward_that_was_replaced_after_the_first_call_is_reached_again(live, how, monkeypatch):
+    """By a function that calls what torch's class has, as other extensions do."""
+    layer, plain = live.pipeline.unet.mix, nn.functional.linear
+    own = lambda self, x: plain(x, self.weight, self.bias)  # noqa: E731
+    if how == "layer":
+        layer.forward = own.__get__(layer)
+    else:
+        monkeypatch.setattr(nn.Linear, "forward", own)
+    assert live.error() < EXACT
+
+
+class Autoencoder(nn.Module):
+    """A VAE, of which pipelines call `decode`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoder = nn.Linear(8, 8)
+
+    def decode(self, x: Tensor) -> Tensor:
+        result: Tensor = self.decoder(x)
+        return result
+
+
+def test_a_denoiser_that_was_exchanged_is_said_at_the_end_of_its_first_picture(live, caplog):
+    """Where no text encoder is called before it, as with a prompt that was encoded before."""
+    components, vae = Pipeline.components.fget, Autoencoder()
+    pipeline = type("WithVae", (Pipeline,), {"components": property(lambda self: {**components(self), "vae": vae})})(7)
+    pipeline.vae = vae
+    engine = Engine.for_pipeline(pipeline)
+    engine.activate(live.engine.stack)
+    pipeline.unet = seeded(type(pipeline.unet)(), 30)
+    vae.decode(torch.ones(1, 8))
+    assert "the unet of the pipeline was exchanged" in caplog.text
+    assert "the unet of the pipeline was exchanged" in engine.report.silence
+
+
+@pytest.mark.long
+def test_layers_that_quanto_replaces_keep_their_lora(live):
+    quanto = pytest.importorskip("optimum.quanto")
+    for one in (live.pipeline, live.shadow):
+        quanto.quantize(one.unet, weights=quanto.qint8, exclude="norm")
+        quanto.freeze(one.unet)
+    for layer in [layer for layer in live.shadow.unet.modules() if isinstance(layer, nn.Linear)]:
+        layer.weight = nn.Parameter(layer.weight.dequantize(), requires_grad=False)
+    assert live.error() < 1e-3
+    assert live.engine.report.entries[0].hit == len(KINDS)
+
+
+def test_a_strength_finds_another_component(live):
+    for one in (live.pipeline, live.shadow):
+        one.text_encoder = seeded(Encoder(), 30)
+    path = next(iter(live.files))
+    live.engine.set_multiplier(0, 0.2)
+    live.files[path] = 0.2
+    assert live.error() < EXACT
+
+
+def test_a_model_that_nothing_fits_any_more_says_so_at_its_call(live, caplog):
+    live.pipeline.unet = nn.Identity()
+    live.pipeline.text_encoder(torch.zeros(1, 2, dtype=torch.long))
+    assert "cannot be put on it: entry 1 (mixed)" in caplog.text
+    assert "cannot be put on it: entry 1 (mixed)" in live.engine.report.silence
+
+
+@pytest.mark.parametrize("how", ["data", "module"])
+def test_an_embedding_that_got_more_tokens_keeps_the_lora_of_the_others(live, how):
+    more = torch.randn(2, 8)
+    for one in (live.pipeline, live.shadow):
+        tokens = one.text_encoder.tokens
+        new = torch.cat([tokens.weight, more])
+        if how == "data":
+            tokens.weight.data, tokens.num_embeddings = new, 12
+        else:
+            one.text_encoder.tokens = nn.Embedding.from_pretrained(new)
+    assert live.error() < EXACT
+    ids = torch.tensor([[11]])
+    assert torch.equal(live.pipeline.text_encoder.tokens(ids), more[1].reshape(1, 1, 8))
+
+
+def test_a_lazy_layer_and_one_that_was_resized_fit_their_new_size(tmp_path):
+    model = nn.ModuleDict({"lazy": nn.LazyLinear(6), "grown": nn.Linear(4, 4)})
+    tensors = pair("lora_unet_lazy", (6, 5), 2) | pair("lora_unet_grown", (6, 5), 2)
+    engine, path = Engine({"unet": model}), save(tmp_path / "a.safetensors", tensors)
+    assert load_network(path, {"unet": model}).report.hit == 0
+    engine.activate(Stack([Entry(save(tmp_path / "b.safetensors", pair("lora_unet_grown", (4, 4), 2)))]))
+    engine.deactivate()
+    model["lazy"](torch.zeros(1, 5))
+    model["grown"].weight, model["grown"].bias = nn.Parameter(torch.zeros(6, 5)), nn.Parameter(torch.zeros(6))
+    assert engine.activate(Stack([Entry(path)])).entries[0].hit == 2
+    assert model["grown"](torch.ones(1, 5)).abs().max() > 0
+
+
+@pytest.mark.parametrize("mode", ["live", "merged"])
+@pytest.mark.parametrize("assign", [False, True])
+def test_what_was_computed_from_weights_follows_a_state_dict(files, mode, assign):
+    started = Started(files, mode=mode)
+    for one in (started.pipeline, started.shadow):
+        for name, module in one.components.items():
+            state = seeded(type(module)(), 60 + len(name)).state_dict()
+            module.load_state_dict(state, assign=assign)
+            module.requires_grad_(False)
+    if assign:
+        started.engine.set_multiplier(1, 0.9)
+        started.files[files[1]] = 0.9
+    assert started.error() < EXACT
+    started.engine.deactivate()
+    assert off(started.pipeline.picture(), right_picture(started.shadow, {})[0]) < EXACT
+
+
+def test_a_merged_weight_that_was_written_to_is_said_at_the_call(files, caplog):
+    started = Started(files, mode="merged")
+    with torch.no_grad():
+        started.pipeline.unet.mix.weight.mul_(1.5)
+    started.pipeline.picture()
+    assert "written to by other code" in caplog.text
+    assert "written to by other code" in started.engine.report.silence
+
+
+def test_layers_that_were_made_from_merged_weights_are_said_to_have_their_lora_twice(files):
+    started = Started(files, mode="merged")
+    started.pipeline.unet.mix = copy.deepcopy(started.pipeline.unet.mix)
+    started.pipeline.picture()
+    assert "has them twice" in started.engine.report.silence
+
+
+def test_another_class_gets_another_executor(files):
+    """Even where both classes have a forward of their own, and the former one was patched."""
+    started = Started(files)
+
+    class Packed(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight.to(x.dtype).mT + self.bias
+
+    for one in (started.pipeline, started.shadow):
+        one.unet.mix.__class__ = Packed
+    weight = started.pipeline.unet.mix.weight
+    before = hooks.executor_of(started.pipeline.unet.mix)
+    weight.data = weight.data.to(torch.float8_e5m2)  # as a host quantizes
+    started.shadow.unet.mix.weight.data = weight.data.float()
+    assert started.error() < EXACT
+    assert hooks.executor_of(started.pipeline.unet.mix) is not before
+    assert hooks.patch_of(Packed) is not None
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora by rows", "full"])
+def test_no_buffer_of_a_parametrization_changes_by_putting_a_stack_on_and_taking_it_off(kind, tmp_path):
+    sample = next(sample for sample in SAMPLES if sample.name == kind)
+    model = nn.ModuleDict({"layer": parametrizations.spectral_norm(nn.Linear(8, 8))}).train()
+    path, _ = sample.write(tmp_path, (8, 8))
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+    versions = {name: one._version for name, one in model.named_buffers()}
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(path)]))
+    engine.set_multiplier(0, 0.5)
+    engine.report  # noqa: B018
+    engine.deactivate()
+    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
+    assert versions == {name: one._version for name, one in model.named_buffers()}
+
+
+@pytest.mark.parametrize("how", ["replaced", "link", "configuration"])
+def test_a_file_with_the_size_and_time_of_the_former_one_is_another_file(how, tmp_path):
+    folder = tmp_path / "f"
+    folder.mkdir()
+    layer = {"base_model.model.layer.lora_A.weight": torch.ones(2, 4), "base_model.model.layer.lora_B.weight": None}
+    config, other = folder / "adapter_config.json", tmp_path / "other.safetensors"
+
+    def write(path: Path, value: float) -> Path:
+        save(path, {**layer, "base_model.model.layer.lora_B.weight": torch.full((4, 2), value)})
+        os.utime(path, ns=(10**18, 10**18))
+        return path
+
+    config.write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 2}))
+    path = write(folder / "adapter_model.safetensors", 1.0)
+    if how == "link":
+        path = tmp_path / "adapter_model.safetensors"
+        shutil.copy(config, tmp_path / config.name)
+        path.symlink_to(folder / "adapter_model.safetensors")
+    model = nn.ModuleDict({"layer": nn.Linear(4, 4, bias=False)}).requires_grad_(False)
+    engine, x = Engine({"unet": model}), torch.ones(1, 4)
+    engine.activate(Stack([Entry(path)]))
+    base, first = x @ model["layer"].weight.mT, model["layer"](x)
+    if how == "replaced":
+        write(other, 3.0).replace(path)
+    elif how == "link":
+        write(other, 3.0)
+        path.unlink()
+        path.symlink_to(other)
+    else:
+        config.write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 6}))
+        os.utime(config, ns=(10**18, 10**18))
+    engine.activate(Stack([Entry(path)]))
+    assert torch.allclose(model["layer"](x) - base, 3 * (first - base))
+
+
+def test_a_relative_path_means_the_file_that_it_meant(tmp_path, monkeypatch):
+    model = nn.ModuleDict({"layer": nn.Linear(4, 4)})
+    path = save(tmp_path / "a.safetensors", pair("lora_unet_layer", (4, 4), 2))
+    monkeypatch.chdir(tmp_path)
+    stack, network = Stack([Entry("a.safetensors")]), load_network("a.safetensors", {"unet": model})
+    engine = Engine({"unet": model})
+    engine.activate(stack)
+    (tmp_path / "b").mkdir()
+    monkeypatch.chdir(tmp_path / "b")
+    model["layer"](torch.ones(1, 4))
+    engine.deactivate()
+    engine.activate(stack)
+    tensors = load_file(path)
+    delta = tensors["lora_unet_layer.lora_up.weight"] @ tensors["lora_unet_layer.lora_down.weight"]
+    assert torch.allclose(network.delta_weight("unet", "layer"), delta)
+    assert stack.entries[0].path == path
+
+
+def test_modules_that_leave_and_others_at_their_place_are_noticed_by_the_quick_comparison():
+    model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Sequential(nn.Linear(2, 2), nn.Identity())})
+    changes = [
+        lambda: model.__setitem__("a", nn.Linear(2, 2)),
+        lambda: model["b"].append(nn.ReLU()),
+        lambda: model["b"].__setitem__(1, None),
+        lambda: setattr(model["a"], "__class__", type("Other", (nn.Linear,), {})),
+        lambda: model._modules.update(c=model._modules.pop("b")),
+        lambda: parametrizations.weight_norm(model["a"]),
+    ]
+    for number, change in enumerate(changes):
+        index = LayerIndex("unet", model, alias_table())
+        assert index.holds(model, quick=True), number
+        change()
+        assert not index.holds(model, quick=True), number
+    weight = model["c"][0].weight
+    index = LayerIndex("unet", model, alias_table())
+    weight.data = torch.empty(0)  # as an offloader leaves it between two calls
+    assert index.holds(model)
