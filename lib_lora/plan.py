@@ -17,6 +17,7 @@ from torch import nn
 
 from .adapters.base import Form
 from .compiler import is_compiled
+from .files.components import TEXT_ENCODER, role
 from .execution.dense import DenseExecutor
 from .execution.hooks import Executor, move_to_layer
 from .execution.low_rank import LowRankExecutor
@@ -252,7 +253,7 @@ def _bindings(key: PlanKey, blocks: BlockNames, groups: dict[StrengthGroup, int]
             if adapter.reads_whole:
                 whole = fused.setdefault((i, component, place), FusedWeight(place, index))
             layer = index.module(target.path)
-            order = component.startswith("text_encoder"), component, target.path
+            order = role(component) == TEXT_ENCODER, component, target.path
             bound = Binding(adapter, target, binding.file, component, place, group, rank, whole)
             layers.setdefault(layer, (order, layer, []))[2].append(bound)
     return [(order[1], layer, bound) for order, layer, bound in sorted(layers.values(), key=itemgetter(0))]

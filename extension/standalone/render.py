@@ -99,7 +99,6 @@ def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
     on = enabled(values)
     always, unread = studio.session.always_tags(wanted.skip_bad) if on else ((), ())
     tags = plan.prompt.tags if on else ()
-    studio.batch_size = request.batch_size
     seeds = [plan.seed + image for image in range(request.batch_size)]
     try:
         activation = studio.session.begin(tags, wanted, always, seeds)

@@ -10,6 +10,7 @@ from lib_lora import Amount, Curve, Halves, Multiplier, Side, Strength, Window, 
 
 from .block_weights import NO_BLOCKS, Blocks
 from .regions import NO_MASK, Mask
+from .steps import tag_window
 
 Pass: TypeAlias = Literal["base", "hires", "refiner", "detailer"]
 """The passes of a picture in a web UI, in order; each has its own steps."""
@@ -18,7 +19,7 @@ LIMIT = 10.0
 """Largest strength, unless the user removes the limit: beyond it there are no pictures."""
 SIDES: tuple[Side, ...] = ("in", "mid", "out")
 EXPERTS = {"high": "transformer", "low": "transformer_2"}
-_DENOISERS = ("unet", "transformer", "prior", "llm_adapter")
+_DENOISERS = ("unet", "transformer", "transformer_ref", "prior", "decoder", "llm_adapter", "connectors")
 ALWAYS = Window()
 _EVERYTHING = ("text_encoder", *_DENOISERS)
 
@@ -88,7 +89,7 @@ class Tag:
             if plain is not None:
                 return plain
         part = None if self.mask.part is None else self.mask.part - 1
-        return Strength(of, {} if self.module else dict(self.sides), self.during, blocks, region, part)
+        return Strength(of, {} if self.module else dict(self.sides), tag_window(self.during), blocks, region, part)
 
     def _of(self, te: Amount, unet: Amount) -> Amount | Mapping[str, Amount]:
         """Return the amount of each component; a single one if all are equal."""
