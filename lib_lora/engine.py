@@ -220,6 +220,8 @@ class Engine:
         former, reset, resting = self._plan, self._budget.reset, self._model.resting
         keep = former is not None and former.key != plan.key and self._plans.has_room(former)
         self._watch.pause()
+        if former is not None:
+            former.strengths.in_force = None
         try:
             self._hooked.swap(plan.executors, reset, resting, keep=keep)
         except BaseException:
@@ -227,8 +229,9 @@ class Engine:
             if former is not None:
                 former.write(self._stack, in_force=True)
                 former.strengths.rewrite()  # both plans may have their strengths in the same memory
+                former.strengths.in_force = object()
             raise
-        self._plan = plan
+        self._plan, plan.strengths.in_force = plan, object()
         if former is not None and keep:
             self._plans.put(former)
 
@@ -370,6 +373,8 @@ class Engine:
         """Take everything off; where `keep` is set, keep the plan for later if there is room for it."""
         self._stack, plan, self._plan = Stack(), self._plan, None
         self._calls.chosen = None
+        if plan is not None:
+            plan.strengths.in_force = None
         try:
             self._watch.end(self.components if keep else {})
             self._hook_calls()

@@ -29,6 +29,8 @@ class OpenCall:
     is_inner: bool
     """Whether another model calls this one in its own call."""
     stack: StackStrengths | None = None
+    in_force: object | None = None
+    """See `StrengthTable.in_force`."""
     outer: CallStrengths | None = None
     """The strengths of the call around it."""
 

@@ -291,6 +291,7 @@ class _HookedCalls:
             return None
         held = kwargs if isinstance(kwargs, CallArguments) else CallArguments(kwargs)  # one for all hooks of a call
         opened, is_set = self.settings.lock.begin(held, self), False
+        opened.in_force = self.table.in_force
         with plain_mode(_CPU):
             while not is_set:  # again if another thread writes another stack meanwhile
                 now = self.table.now
@@ -355,9 +356,11 @@ class _DenoiserCalls(_HookedCalls):
         return latents
 
     def _look_back(self, opened: OpenCall) -> None:
-        now = self.table.now
+        now, in_force = self.table.now, opened.in_force
         is_lost = now.latents is not None and not self.table.is_placed
-        if is_lost and now.stack is opened.stack and not self.warned:  # of another stack, layers may have been passed
+        # of another stack, layers may have been passed
+        is_whole = now.stack is opened.stack and in_force is not None and in_force is self.table.in_force
+        if is_lost and is_whole and not self.warned:
             self.warned = True
             logger.warning(
                 "no layer of this %s has tokens that lie in the picture as expected; "

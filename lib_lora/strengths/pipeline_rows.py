@@ -18,7 +18,7 @@ from ..errors import RowsError
 
 _LATENTS = ("latents", "intermediate_images", "prior_latents", "decoder_latents")
 """The variables of a pipeline's call with a row for each image; callbacks at the end of a step know the first."""
-_POSITIVE_FIRST = ("ZImage", "LuminaPipeline", "LuminaText2Img", "StableCascade", "Wuerstchen")
+_POSITIVE_FIRST = ("ZImage", "LuminaPipeline", "StableCascade", "Wuerstchen")
 """Prefixes of the names of pipelines that put the positive prompts first in one call."""
 
 
@@ -71,13 +71,14 @@ class PipelineRows:
             self._calls = self._calls + 1 if step[0] is former[0] and step[1] is former[1] else 0
             self._step = step
             return (self._calls == 1,)  # a third call, as with skipped layers, is of the positive prompts again
-        name = type(pipeline).__name__
+        names = [cls.__name__ for cls in type(pipeline).__mro__]
+        is_perturbed = any("PAG" in name for name in names)
         guided = variables.get("do_classifier_free_guidance", getattr(pipeline, "do_classifier_free_guidance", None))
-        if guided is False and "PAG" in name:
+        if guided is False and is_perturbed:
             return (False,) * chunks
-        if not guided or chunks > 2 and "PAG" not in name:
+        if not guided or (chunks > 2 and not is_perturbed):
             return None
-        if name.startswith(_POSITIVE_FIRST):
+        if any(name.startswith(_POSITIVE_FIRST) for name in names):
             return (False, *(True,) * (chunks - 1))
         return (True, *(False,) * (chunks - 1))  # perturbed attention has the positive prompts twice
 

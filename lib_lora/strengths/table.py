@@ -153,6 +153,8 @@ class StrengthTable:
         self.lock = threading.RLock()
         self.now = CallStrengths(strengths, strengths.values(None))
         """Read once for a call of a layer, as another thread may activate meanwhile."""
+        self.in_force: object | None = None
+        """Another object for each time for which layers have the plan's executors; None while any lacks its own."""
         self._weights: dict[tuple[object, ...], Tensor] = {}  # see `region_weights`
         self._weighed: LatentGrid | None = None  # the latents that these are for
         self._columns: dict[FactorRanges, Columns] = {}
