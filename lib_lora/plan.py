@@ -17,12 +17,12 @@ from torch import nn
 
 from .adapters.base import Form
 from .compiler import is_compiled
-from .files.components import TEXT_ENCODER, role
 from .execution.dense import DenseExecutor
 from .execution.hooks import Executor, move_to_layer
 from .execution.low_rank import LowRankExecutor
 from .execution.merged import MergedExecutor, refuse_spoiled, why_not_merged
 from .execution.model import Model
+from .files.components import TEXT_ENCODER, role
 from .naming.binding import Binding, FusedWeight
 from .naming.blocks import BlockNames, Element, blocks_of
 from .naming.index import LayerIndex

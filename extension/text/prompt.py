@@ -31,7 +31,6 @@ from lib_lora import Amount, Curve, Element, LoraError, Shape, Unit, Window
 from .block_weights import NUMBER, Blocks, BlockWeightsError, is_list, is_number, known, read_list
 from .known import BUILT_IN, Known
 from .regions import NO_MASK, Mask, RegionTextError, read_mask
-from .steps import TagCurve
 from .tag import EXPERTS, PASSES, SIDES, Tag
 
 KINDS = ("lora", "lyco", "loractl")
@@ -333,7 +332,7 @@ class _Reader:
             points.append((self._to_number(place[0]) if place else 1.0, self._to_number(value)))
         unit: Unit = self._by or "step"  # type: ignore[assignment]  # one of them, see __init__
         shape: Shape = self._shape or "linear"  # type: ignore[assignment]
-        return TagCurve(tuple(points), unit, shape)
+        return Curve(tuple(points), unit, shape)
 
     def _to_rank(self, field: _Field) -> int:
         return self._to_count(field, _MOST_RANKS, "is not a rank (a whole number from 1)")

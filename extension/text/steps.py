@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lib_lora import Curve, Moment, Window
+from lib_lora import Amount, Curve, Moment, Window
 
 
 class TagCurve(Curve):
@@ -30,7 +30,12 @@ class TagCurve(Curve):
         return super().at(moment)
 
 
-def tag_window(written: Window) -> Window:
+def amount_by_host(written: Amount) -> Amount:
+    """Return an amount of a tag, whose places are counted by that counter."""
+    return TagCurve(written.points, written.unit, written.shape) if isinstance(written, Curve) else written
+
+
+def window_by_host(written: Window) -> Window:
     """Return the window of a tag: as the counter says 0 twice, a start or stop at step 1 is one at 0."""
     start, stop = (0.0 if number == 1 else number for number in (written.start, written.stop))
     return replace(written, start=start, stop=stop)

@@ -10,7 +10,7 @@ from lib_lora import Amount, Curve, Halves, Multiplier, Side, Strength, Window, 
 
 from .block_weights import NO_BLOCKS, Blocks
 from .regions import NO_MASK, Mask
-from .steps import tag_window
+from .steps import amount_by_host, window_by_host
 
 Pass: TypeAlias = Literal["base", "hires", "refiner", "detailer"]
 """The passes of a picture in a web UI, in order; each has its own steps."""
@@ -82,14 +82,15 @@ class Tag:
         if at == "hires":
             te = te if self.hires_te is None else self.hires_te
             unet = unet if self.hires_unet is None else self.hires_unet
-        of = self._of(te, unet)
+        of = self._of(amount_by_host(te), amount_by_host(unet))
         blocks, region = self.blocks.weights(seed), self.mask.region
         if blocks is None and region is None and not self.sides and self.during == ALWAYS:
             plain = _numbers(of)
             if plain is not None:
                 return plain
         part = None if self.mask.part is None else self.mask.part - 1
-        return Strength(of, {} if self.module else dict(self.sides), tag_window(self.during), blocks, region, part)
+        sides = {} if self.module else {side: amount_by_host(one) for side, one in self.sides.items()}
+        return Strength(of, sides, window_by_host(self.during), blocks, region, part)
 
     def _of(self, te: Amount, unet: Amount) -> Amount | Mapping[str, Amount]:
         """Return the amount of each component; a single one if all are equal."""

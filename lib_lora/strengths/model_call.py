@@ -98,6 +98,7 @@ def hook_of(module: nn.Module, function: Callable[..., object], *, compiled: boo
 Rows: TypeAlias = Callable[[int], "Sequence[int | Row] | None"]
 """From the number of rows of a model call to the `Row` or the image of each; None for whole batches in a row."""
 
+
 @dataclass
 class CallSettings:
     """The host's settings of model calls: their moment, and the images and prompts of their rows."""

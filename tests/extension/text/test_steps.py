@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extension.text.prompt import parse
-from extension.text.steps import TagCurve, tag_window
+from extension.text.steps import TagCurve, window_by_host
 from lib_lora import Moment, Strength, Window
 
 POINTS = st.lists(st.tuples(st.floats(0, 1), st.floats(-3, 3)), min_size=1, max_size=6, unique_by=lambda one: one[0])
@@ -37,7 +37,7 @@ def test_a_line_is_what_loractl_makes_of_it(points: list[tuple[float, float]], s
 @given(st.integers(0, 12), st.integers(0, 12), st.integers(1, 12))
 def test_its_callback_says_the_same(start: int, stop: int, steps: int) -> None:
     """It sets the multiplier in its callback before each call: to 0 in the first, and at `counter > place - 2`."""
-    window = tag_window(Window(start=start, stop=stop))
+    window = window_by_host(Window(start=start, stop=stop))
     begun, ended, found = False, False, []
     for step in range(steps):
         begun, ended = begun or counter(step) > start - 2, ended or counter(step) > stop - 2
