@@ -57,7 +57,7 @@ class Curve:
     """
 
     points: tuple[tuple[float, float], ...]
-    """(position, value). By step, positions up to 1 throughout are fractions of the pass; else they are steps, from 0."""
+    """(position, value). By step, positions up to 1 throughout are fractions of the pass; else steps, from 0."""
     unit: Unit = "step"
     shape: Shape = "linear"
     """`step` keeps a value until the next position."""

@@ -423,7 +423,7 @@ def test_a_denoiser_that_calls_another_one_keeps_the_lock_and_its_rows(tmp_path:
             result: Tensor = self.layer(sample) + y.mean()
             return result
 
-    outer, x, waiting, failing = Outer(), torch.randn(4, 8), threading.Event(), list[bool]()
+    outer, x, waiting = Outer(), torch.randn(4, 8), threading.Event()
     file = save(tmp_path / "a.safetensors", pair("lora_unet_layer", (8, 8), 4) | pair("transformer.layer", (8, 8), 4))
     engine = Engine({"unet": outer, "transformer": inner})
     strengths = 0.5, 1.5
@@ -451,7 +451,6 @@ def test_a_denoiser_that_calls_another_one_keeps_the_lock_and_its_rows(tmp_path:
     assert (calm[0] - base - added).abs().max() < 1e-5
     with pytest.raises(RowsError):
         outer(x[:3])
-    assert not failing
     assert not engine._calls.lock.is_held()
     assert (outer(x) - base - added).abs().max() < 1e-5
 
@@ -469,10 +468,8 @@ class Denoising(nn.Module):
 def test_a_call_that_was_broken_off_holds_no_other_thread(tmp_path: Path) -> None:
     """No hook is called after KeyboardInterrupt, and a debugger keeps its traceback."""
     model, x, kept = Denoising(), torch.randn(2, 8), list[BaseException]()
-    engine = Engine({"unet": model})
-    engine.activate(
-        Stack([Entry(save(tmp_path / "a.safetensors", pair("lora_unet_layer", (8, 8), 4)), PerImage((1, 0)))])
-    )
+    engine, file = Engine({"unet": model}), save(tmp_path / "a.safetensors", pair("lora_unet_layer", (8, 8), 4))
+    engine.activate(Stack([Entry(file, PerImage((1, 0)))]))
     want = model(x)
 
     def stop(*_: object) -> None:
@@ -504,9 +501,10 @@ def test_after_an_activation_that_failed_the_report_speaks_of_calls_since(
         raise RuntimeError("the device is gone")
 
     with caplog.at_level(logging.WARNING):
-        with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="the device is gone"):
-            patched.setattr(hooks, "place_together", fail)
+        monkeypatch.setattr(hooks, "place_together", fail)
+        with pytest.raises(RuntimeError, match="the device is gone"):
             engine.activate(Stack([Entry(lora(tmp_path / "b.safetensors", 1))]))
+        monkeypatch.undo()
         assert not engine.report.uncalled
         model(x)
     assert not engine.report.uncalled

@@ -28,6 +28,7 @@ NAMES = st.text(st.characters(exclude_characters="<>:", exclude_categories=["Cs"
 )
 NUMBERS = st.floats(-10, 10, allow_nan=False)
 PLACES = st.floats(0, 60, allow_nan=False)
+DENOISING = ("unet", "transformer", "transformer_ref", "prior", "decoder", "llm_adapter", "connectors")
 
 
 @st.composite
@@ -191,9 +192,7 @@ def test_presets_are_those_that_are_given() -> None:
 
 def test_what_a_tag_means_in_a_pass() -> None:
     (tag,) = parse("<lora:a:0.5:1:hr=0.2:pass=base,hires>").tags
-    model = dict.fromkeys(
-        ("unet", "transformer", "transformer_ref", "prior", "decoder", "llm_adapter", "connectors"), 1.0
-    )
+    model = dict.fromkeys(DENOISING, 1.0)
     assert tag.multiplier_in("base") == {"text_encoder": 0.5, **model}
     assert tag.multiplier_in("hires") == 0.2
     assert tag.multiplier_in("refiner") == 0.0
@@ -349,9 +348,7 @@ def test_an_error_shows_the_text_and_the_place(prompt: str, place: str, reason: 
 
 def test_one_number_stays_one_and_two_name_the_components() -> None:
     assert Tag("x", 0.5, 0.5).multiplier == 0.5
-    model = dict.fromkeys(
-        ("unet", "transformer", "transformer_ref", "prior", "decoder", "llm_adapter", "connectors"), 1.0
-    )
+    model = dict.fromkeys(DENOISING, 1.0)
     assert Tag("x", 0.5, 1.0).multiplier == {"text_encoder": 0.5, **model}
 
 
