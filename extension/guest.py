@@ -116,8 +116,8 @@ class Guest:
         """Return the same key for each image of the batch."""
         return self._session.last.text_keys
 
-    def image(self, index: int) -> None:
-        """Make the text encoders use the LoRA of this image of the batch."""
+    def image(self, index: int | None) -> None:
+        """Make the text encoders use the LoRA of this image of the batch; None, of the image of each row."""
         self._session.use_image(index)
 
     def bytes_to_place(self) -> int:
@@ -125,7 +125,7 @@ class Guest:
         return self._session.bytes_to_place()
 
     def rows(self, rows: Rows | None) -> None:
-        """Set which image each row of a denoiser call belongs to; None means whole batches one after the other."""
+        """Set which image each row of a denoiser call belongs to; None as `lib_lora.Engine.set_rows`."""
         self._session.set_rows(rows)
 
     def clock(self, clock: Clock | None) -> None:

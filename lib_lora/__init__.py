@@ -28,7 +28,8 @@ from .placement.static import RANK_BUCKETS
 from .plugins import register, unregister
 from .report import ActivationReport, Cause, Family, MemoryReport, NetworkReport, Uncalled, Unused
 from .stack import Entry, Stack
-from .strengths.model_call import Row, Rows, SchedulerClock
+from .strengths.model_call import Rows, SchedulerClock
+from .strengths.pipeline_rows import Row
 from .strengths.regions import Region
 from .strengths.strength import (
     Amount,

@@ -50,6 +50,7 @@ class Engine:
 
     Components are held weakly, so an engine keeps no model alive. Any thread may call an engine; calls wait for each
     other. A thread may activate a stack while another one calls the model, if the model itself may be changed then.
+    The output of that call is of neither stack alone; the calls that begin after the activation are of the new one.
 
     Args:
         components: diffusers' component name (`unet`, `transformer`, `text_encoder`, `text_encoder_2`, …) -> module.
@@ -101,8 +102,8 @@ class Engine:
         self._policy = PlacementPolicy(storage, self._budget, check_buckets(rank_buckets), static)
         self._hooked, self._watch = HookedLayers(), Watch(_weakly(self._follow), self._budget.make_way)
         self._calls, self._call_hooks = CallSettings(), ExitStack()
-        self._hooked_for: StrengthTable | None = None
-        """The strength table that the hooks on model calls serve."""
+        self._hooked_for: tuple[StrengthTable | None, bool] = None, False
+        """The strength table that the hooks on model calls serve, and whether they are on all components."""
         self._model, self._stack = Model({}, self._sources), Stack()
         self._plan: Plan | None = None
         leave = ExitStack()  # in reverse
@@ -215,8 +216,8 @@ class Engine:
                 plan.write(stack, in_force=plan is self._plan)  # first: layers are placed and merged by these numbers
                 if plan is not self._plan or not self._hooked.hold(plan.executors):
                     self._swap(plan)
-                self._stack, self._calls.chosen = stack, 0
-                plan.strengths.set_call(plan.strengths.now.stack, rows=(0,))
+                self._stack, self._calls.chosen = stack, None
+                plan.strengths.rest(0, self._calls.lock.is_held)
                 self._hook_calls()
                 self._watch.begin(self.components, None if plan is former else plan.places)
                 self._lost = twice
@@ -248,14 +249,19 @@ class Engine:
         former, reset, resting = self._plan, self._budget.reset, self._model.resting
         keep = former is not None and former.key != plan.key and self._plans.has_room(former)
         keep = keep and former is not None and former.key.indexes == plan.key.indexes  # a model comes back as a new one
+        self._watch.pause()
+        if former is not None:
+            former.strengths.in_force = None
         try:
             self._hooked.swap(plan.executors, reset, resting, keep=keep)
         except BaseException:
+            self._watch.begin(self.components, {} if former is None else former.places)
             if former is not None:
                 former.write(self._stack, in_force=True)
                 former.strengths.rewrite()  # both plans may have their strengths in the same memory
+                former.strengths.in_force = object()
             raise
-        self._plan = plan
+        self._plan, plan.strengths.in_force = plan, object()
         if former is not None and keep:
             self._plans.put(former)
 
@@ -298,7 +304,7 @@ class Engine:
             if late and not self._lost:
                 self._lost = f"the {', '.join(late)} of the pipeline was exchanged, and {_LATE} {name} was without LoRA"
                 logger.warning("%s", self._lost)
-            if chosen:
+            if chosen is not None:
                 self.use_image(chosen // (1 + self._stack.halved))
 
     def _hook_calls(self) -> None:
@@ -307,19 +313,20 @@ class Engine:
         Hooks that serve already stay, as torch compiles a model again when hooks come or go.
         """
         table = None if self._plan is None or not self._plan.strengths.by_call else self._plan.strengths
-        if table is self._hooked_for:
+        wanted = table, table is not None and table.now.stack.images > 1
+        if wanted == self._hooked_for:
             return
 
         def has_flow(name: str) -> bool:
             return is_flow(family_of_model(self._model.indexes()), name)
 
-        self._hooked_for = None
-        self._call_hooks.close()
-        if table is not None:
-            for calls in self._hooked_calls:  # of a call that has begun
-                calls.table = table
-            self._hooked_calls = hook_calls(self.components, table, self._calls, has_flow, self._call_hooks)
-        self._hooked_for = table
+        self._hooked_for, former = (None, False), self._call_hooks.pop_all()
+        with former:  # last, or a call that begins meanwhile would have no hooks
+            if table is not None:
+                for calls in self._hooked_calls:  # of a call that is about to begin
+                    calls.table = table
+                self._hooked_calls = hook_calls(self.components, table, self._calls, has_flow, self._call_hooks)
+        self._hooked_for = wanted
 
     @contextmanager
     def active(self, stack: Stack) -> Iterator[ActivationReport]:
@@ -370,13 +377,13 @@ class Engine:
                 plan.watch_weights()
             self._stack = stack
             if (stack.images, stack.halved) != (former.images, former.halved):
-                self._calls.chosen = 0
+                self._calls.chosen = None
             self._hook_calls()
 
     def set_moment(self, moment: Moment) -> None:
         """Set the moment of the next model calls, for strengths that depend on it; None stands for an unknown.
 
-        Calls of a component named `unet`, `transformer` or `prior` tell their timestep, and the clock if there is one.
+        Calls of a denoiser tell their timestep, and the clock if there is one.
 
         Raises:
             MomentError: a strength depends on a time that the moment does not tell.
@@ -387,7 +394,7 @@ class Engine:
             self._calls.moment = moment
 
     def set_clock(self, clock: Clock | None) -> None:
-        """Have each call of a component named `unet`, `transformer` or `prior` ask for its moment.
+        """Have each call of a denoiser ask for its moment.
 
         A call that does not tell a time that a strength depends on raises MomentError before the model computes.
 
@@ -404,24 +411,27 @@ class Engine:
         fit the stack raises RowsError before the model computes.
 
         Args:
-            rows: called with the number of rows of a call of `unet`, `transformer` or `prior`; returns a `Row` for
-                each, or the number of its image. None stands for whole batches one after the other: row % images.
+            rows: called with the number of rows of a call of a denoiser; returns a `Row` for each, or the number of its
+                image. With None, a pipeline of diffusers that makes the call tells them; for any other code they are
+                whole batches one after the other: row % images.
         """
         self._calls.rows = rows
 
-    def use_image(self, index: int) -> None:
-        """Set the image that the next calls of text encoders are for; it is 0 after each activation.
+    def use_image(self, index: int | None) -> None:
+        """Set the image that all rows of the next calls of text encoders are for.
+
+        With None, as after each activation, each row is a prompt: of one image, or of as many as each prompt has.
 
         Raises:
             RowsError: the images of the stack differ, and it has no such image.
         """
         with self._lock, plain_mode(_CPU):
             images = self._stack.images
-            if index < 0 or index >= images > 1:
+            if index is not None and (index < 0 or index >= images > 1):
                 raise RowsError(f"there is no image {index}; the stack has {images}")
-            self._calls.chosen = index * (1 + self._stack.halved) if images > 1 else 0
+            self._calls.chosen = None if index is None or images == 1 else index * (1 + self._stack.halved)
             if self._plan is not None:
-                self._plan.strengths.set_call(self._plan.strengths.now.stack, rows=(self._calls.chosen,))
+                self._plan.strengths.rest(self._calls.chosen or 0, self._calls.lock.is_held)
 
     def reattach(self) -> None:
         """Serve layers again whose class or forward other code has replaced since the activation; else do nothing."""
@@ -443,7 +453,9 @@ class Engine:
         """Take everything off; where `keep` is set, keep the plan for later if there is room for it."""
         twice = self._may_be_twice()
         self._stack, plan, self._plan = Stack(), self._plan, None
-        self._calls.chosen, self._lost = 0, twice
+        self._calls.chosen, self._lost = None, twice
+        if plan is not None:
+            plan.strengths.in_force = None
         try:
             self._watch.end(self.components if keep else {})
             self._hook_calls()

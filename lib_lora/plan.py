@@ -23,6 +23,7 @@ from .execution.hooks import Executor, move_to_layer
 from .execution.low_rank import LowRankExecutor
 from .execution.merged import MergedExecutor, refuse_spoiled, why_not_merged
 from .execution.model import Model
+from .files.components import TEXT_ENCODER, role
 from .naming.binding import Binding, FusedWeight
 from .naming.blocks import BlockNames, Element, blocks_of
 from .naming.index import LayerIndex
@@ -291,7 +292,7 @@ def _bindings(key: PlanKey, blocks: BlockNames, groups: dict[StrengthGroup, int]
             if adapter.reads_whole:
                 whole = fused.setdefault((i, component, place), FusedWeight(place, index))
             layer = index.module(target.path)
-            order = component.startswith("text_encoder"), component, target.path
+            order = role(component) == TEXT_ENCODER, component, target.path
             bound = Binding(adapter, target, binding.file, component, place, group, rank, whole)
             layers.setdefault(layer, (order, layer, []))[2].append(bound)
     return [(order[1], layer, bound) for order, layer, bound in sorted(layers.values(), key=itemgetter(0))]

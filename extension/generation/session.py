@@ -290,10 +290,10 @@ class Session:
     def _parts(self) -> Mapping[str, weakref.ref[nn.Module]]:
         return {name: weakref.ref(part) for name, part in self.host.components().items()}
 
-    def use_image(self, index: int) -> None:
-        """Make the text encoders use the LoRA of one image of the batch."""
+    def use_image(self, index: int | None) -> None:
+        """Make the text encoders use the LoRA of one image of the batch; None, of the image of each row."""
         if self._engine is not None:
-            self._engine.use_image(index if self.last.images > 1 else 0)
+            self._engine.use_image(index if self.last.images > 1 else None)
 
     def set_rows(self, rows: Rows | None) -> None:
         """Set `lib_lora.Engine.set_rows`, for later batches too."""

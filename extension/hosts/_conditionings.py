@@ -92,7 +92,7 @@ def _by_stack(function: Callable[..., Any], keys: Sequence[Hashable], remora: Re
                 remora.image(images[0])
                 found.append((images, function(model, _chosen(prompts, images), *args, **kwargs)))
         finally:
-            remora.image(0)
+            remora.image(None)
         return _together(found, len(keys))
 
     return encode

@@ -1,5 +1,7 @@
 """SD.Next's text encoders: each image of a batch is encoded with its own LoRA, and no stale result is used.
 
+Where a pipeline encodes all prompts in one call, its rows are the images', which the engine knows.
+
 Two caches hold encoded text. `PromptEmbedder` encodes the prompts of a batch one by one, copies the result of an equal
 one, and has a cache whose key is all tags of one prompt. The key of `sd_hijack_te.prompt_cache` is the text alone.
 """
@@ -47,10 +49,6 @@ class Prompts:
             else:
                 text = "remora: this SD.Next has no PromptEmbedder.%s; LoRA in text encoders may be stale"
                 logger.warning(text, name)
-        hijack = module("modules.sd_hijack_te")
-        if hijack is not None and hasattr(hijack, "hijack_encode_prompt"):
-            # the host gives it to pipelines that it loads later
-            wraps.put(hijack, "hijack_encode_prompt", self._encode_all)
 
     def in_force(self, key: Hashable = _NOTHING) -> None:
         """Set the key of what changes the text encoders from now on."""
@@ -75,17 +73,7 @@ class Prompts:
         try:
             return original(embedder, pipe, positive, negative, image)
         finally:
-            remora.image(0)
-
-    def _encode_all(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Warn where a pipeline encodes all prompts of a batch in one call, with the LoRA of one image."""
-        remora, prompts = self._remora(), kwargs.get("prompt", args[0] if args else None)
-        if remora is not None and isinstance(prompts, list) and len(prompts) > 1 and len(set(remora.text_keys())) > 1:
-            logger.warning(
-                "remora: the images of this batch have LoRA of their own, but this pipeline encodes all prompts at "
-                "once: the text encoders use the LoRA of the first"
-            )
-        return original(*args, **kwargs)
+            remora.image(None)
 
     def _clone(self, original: Callable[..., Any], embedder: Any, image: int, like: int) -> Any:
         remora = self._remora()

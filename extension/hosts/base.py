@@ -134,14 +134,14 @@ class Remora(Protocol):
     def text_keys(self) -> Sequence[Hashable]:
         """Return the same key for each image of the batch."""
 
-    def image(self, index: int) -> None:
-        """Make the text encoders use the LoRA of this image of the batch."""
+    def image(self, index: int | None) -> None:
+        """Make the text encoders use the LoRA of this image of the batch; None, of the image of each row."""
 
     def bytes_to_place(self) -> int:
         """Return the bytes of the GPU that the active LoRA will take beside what they take now."""
 
     def rows(self, rows: Rows | None) -> None:
-        """Set which image each row of a denoiser call belongs to; None means whole batches one after the other."""
+        """Set which image each row of a denoiser call belongs to; None as `lib_lora.Engine.set_rows`."""
 
     def clock(self, clock: Clock | None) -> None:
         """Set the clock that tells the step of each denoiser call, as `lib_lora.Engine.set_clock`."""

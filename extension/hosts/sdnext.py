@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from lib_lora import SchedulerClock, is_denoiser
 
-from ._diffusers_rows import DiffusersRows
+from ._extra_networks import Images
 from ._log_levels import LOGGERS, LogLevels
 from ._nunchaku import is_of_nunchaku, why_not
 from ._prompt_tags import Images
@@ -66,7 +66,6 @@ class SDNextHost(WebUIHost):
         self._merged = Merged()
         self._serving = False  # whether Remora activated the present LoRA
         self._at: Pass = "base"  # the present pass
-        self._count = 1  # batch size
 
     def is_current(self) -> bool:
         data = module("modules.modeldata")
@@ -104,7 +103,6 @@ class SDNextHost(WebUIHost):
 
     def take_over(self) -> None:
         self.remora.clock(SchedulerClock(lambda: getattr(self._pipe(), "scheduler", None)))
-        self.remora.rows(DiffusersRows(self._pipe, lambda: self._count))
         self._prompts.wrap(self._wraps)
         self._infotexts.wrap(self._wraps)
         passes = module("modules.processing_diffusers")
@@ -214,8 +212,6 @@ class SDNextHost(WebUIHost):
         self, p: Any, images: Images, include: Sequence[str], exclude: Sequence[str], at: Pass | None = None
     ) -> Outcome:
         self._serving = True
-        made = 1 if at == "detailer" else len(getattr(p, "prompts", None) or ()) or getattr(p, "batch_size", 1)
-        self._count = len(images) if len(images) > 1 else made
         try:
             batch = self.batch_of(p, images, include, exclude)
             batch = batch if at is None else replace(batch, at=at)

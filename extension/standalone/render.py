@@ -102,7 +102,6 @@ def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
     always, unread = studio.session.always_tags(wanted.skip_bad) if on else ((), ())
     tags = (*plan.prompt.tags, *plan.negative.tags) if on else ()
     written = (*plan.prompt.placed, *plan.negative.placed)
-    studio.batch_size = request.batch_size
     seeds = [plan.seed + image for image in range(request.batch_size)]
     try:
         activation = studio.session.begin(tags, wanted, always, seeds, placed.unread(written) if on else ())

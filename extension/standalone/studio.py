@@ -11,7 +11,6 @@ from lib_lora import SchedulerClock
 
 from .. import register
 from ..generation.options import FAIL, ON_BAD_LORA
-from ..hosts._diffusers_rows import DiffusersRows
 from ..hosts.standalone import STANDALONE, StandaloneHost
 from . import offload
 from .inversions import TextualInversions
@@ -35,8 +34,6 @@ class Studio:
     output_dir: Path | None = None
     """For pictures made with the page; None saves none."""
     offload_mode: str = offload.NONE
-    batch_size: int = 1
-    """Of the present batch."""
 
     def set_offload(self, mode: str) -> None:
         """Change the offload mode.
@@ -80,6 +77,4 @@ def open_studio(
     inversions = TextualInversions(model.pipeline)
     STANDALONE.set_components(model.pipeline.components, model.checkpoints, inversions.use)
     offload.set_mode(model.pipeline, offload_mode, device)
-    studio = Studio(model, session, STANDALONE, device, inversions, output_dir, offload_mode)
-    session.set_rows(DiffusersRows(lambda: model.pipeline, lambda: studio.batch_size))
-    return studio
+    return Studio(model, session, STANDALONE, device, inversions, output_dir, offload_mode)

@@ -10,6 +10,7 @@ from lib_lora import Amount, Curve, Halves, Multiplier, Side, Strength, Window, 
 
 from .block_weights import NO_BLOCKS, Blocks
 from .regions import NO_MASK, Mask
+from .steps import amount_by_host, window_by_host
 
 Pass: TypeAlias = Literal["base", "hires", "refiner", "detailer"]
 """The passes of a picture in a web UI, in order; each has its own steps."""
@@ -19,7 +20,7 @@ LIMIT = 10.0
 """Largest strength, unless the user removes the limit: beyond it there are no pictures."""
 SIDES: tuple[Side, ...] = ("in", "mid", "out")
 EXPERTS = {"high": "transformer", "low": "transformer_2"}
-_DENOISERS = ("unet", "transformer", "prior", "llm_adapter")
+_DENOISERS = ("unet", "transformer", "transformer_ref", "prior", "decoder", "llm_adapter", "connectors")
 ALWAYS = Window()
 _EVERYTHING = ("text_encoder", *_DENOISERS)
 
@@ -88,14 +89,15 @@ class Tag:
         if at == "hires":
             te = te if self.hires_te is None else self.hires_te
             unet = unet if self.hires_unet is None else self.hires_unet
-        of = self._of(te, unet)
+        of = self._of(amount_by_host(te), amount_by_host(unet))
         blocks, region = self.blocks.weights(seed), self.mask.region
         part = self.part if self.mask.part is None else self.mask.part - 1
         if blocks is None and region is None and part is None and not self.sides and self.during == ALWAYS:
             plain = _numbers(of)
             if plain is not None:
                 return plain
-        return Strength(of, {} if self.module else dict(self.sides), self.during, blocks, region, part)
+        sides = {} if self.module else {side: amount_by_host(one) for side, one in self.sides.items()}
+        return Strength(of, sides, window_by_host(self.during), blocks, region, part)
 
     def _of(self, te: Amount, unet: Amount) -> Amount | Mapping[str, Amount]:
         """Return the amount of each component; a single one if all are equal."""

@@ -446,12 +446,17 @@ class HookedLayers:
     def detach(self) -> None:
         """Detach all layers: first no layer has an adapter, then memory and weights are given back.
 
+        A merged layer gets its weight back first, as only its executor holds a weight that a call reads.
+
         Raises:
             LoraError: the weights of a layer cannot be restored; all others are.
         """
         with ExitStack() as stack:
-            for layer in self._snapshot():
-                executor = self._take_off(layer)
+            for layer, executor in self._executors().items():
+                if executor is not None and executor.merges:
+                    stack.callback(self._take_off, layer)
+                else:
+                    executor = self._take_off(layer)
                 if executor is not None:
                     stack.callback(executor.release, layer)
 

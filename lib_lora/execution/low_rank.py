@@ -27,7 +27,7 @@ from ..placement.static import padded_rank
 from ..placement.storage import Placement, store
 from ..strengths.model_call import repeats_per_row
 from ..strengths.regions import TokenLayout, token_layout
-from ..strengths.table import LayerStrengths, StrengthTable, with_change_of_bias
+from ..strengths.table import CallStrengths, LayerStrengths, StrengthTable, with_change_of_bias
 from ..tensors import TensorFields, capturing
 from . import opaque
 from .arguments import BaseForward, output_in, place_of_input, with_output
@@ -129,7 +129,9 @@ class LowRankExecutor(Resident[Placed]):
             return self._run_any(layer, base_forward, args, kwargs)
         if x.is_cuda and capturing(x.device):  # a graph reads strengths from tensors
             return self._run_any(layer, base_forward, args, kwargs)
-        number = plain.number if numbers is plain.numbers else None
+        last, number = plain.known
+        if numbers is not last:
+            number = None
         strength = plain.strength(numbers) if number is None else number
         if x.numel() > plain.many and x.dtype is placed.dtype and pays(layer, base_forward, x):
             return effective_linear(layer, x, plain.pair.down, plain.pair.up, strength)
@@ -150,11 +152,12 @@ class LowRankExecutor(Resident[Placed]):
         returned: Any = None,
     ) -> Any:
         """Compute any call; `returned` is the result of the base forward, if it was called already."""
-        if self._strengths.now.stack.has_regions and (y := opaque.call(layer, base_forward, args, kwargs)) is not None:
+        now = self._strengths.now
+        if now.stack.has_regions and (y := opaque.call(layer, base_forward, args, kwargs)) is not None:
             return y
         place = place_of_input(layer, args, kwargs)
         x: Tensor = args[place] if isinstance(place, int) else kwargs[place]
-        alike = not self._strengths.now.mixed and not self.is_regional
+        alike = not now.mixed and not self._is_regional(now)
         if self._budget.contended:
             self._budget.note(self._account)
         of_base: Any = None
@@ -246,24 +249,22 @@ class LowRankExecutor(Resident[Placed]):
         Raises:
             RowsError: the layer's input has no rows that belong to the model call's.
         """
-        # both read once: another thread may activate meanwhile, and then there are no rows
-        now, rows, repeats = self._strengths.now, strengths.rows, 1
+        view, repeats = strengths.present(), 1
+        now, rows = view.now, view.rows
         if now.mixed and rows:  # by their number: a graph must not guard which rows they are
             repeats = repeats_per_row(layer, x, rows[0].shape[0], self._bindings[0].target.batched_ndim)
-        if self.is_regional:
-            return strengths.at(self._token_layout(changed), now, regional=True)
+        if self._is_regional(now):
+            return strengths.at(self._layout(changed, now), view, regional=True)
         layout = TokenLayout(None, (1,) * (changed.ndim - 2), repeats, channels_first=self._spatial > 0)
-        return strengths.at(layout, now, regional=False) if now.mixed else strengths.alike
+        return strengths.at(layout, view, regional=False) if now.mixed else view.alike
 
-    @property
-    def is_regional(self) -> bool:
+    def _layout(self, tensor: Tensor, now: CallStrengths) -> TokenLayout:
+        return token_layout(tensor.shape, now.latents, spatial=self._spatial, of_text=self._nowhere)
+
+    def _is_regional(self, now: CallStrengths) -> bool:
         """Tell whether some of its strengths differ from place to place."""
-        regional = self._strengths.now.stack.regional_groups
+        regional = now.stack.regional_groups
         return bool(regional) and not regional.isdisjoint(self._groups)  # without regions, a graph guards no groups
-
-    def _token_layout(self, tensor: Tensor) -> TokenLayout:
-        latents = self._strengths.now.latents
-        return token_layout(tensor.shape, latents, spatial=self._spatial, of_text=self._nowhere)
 
     def _changed_input(self, layer: nn.Module, x: Tensor, op: Operation, *, alike: bool) -> Tensor:
         placed = self._placed

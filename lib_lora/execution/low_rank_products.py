@@ -122,7 +122,7 @@ class PlainPair:
         strengths: of the layer.
     """
 
-    __slots__ = ("_sources", "_strengths", "down", "many", "number", "numbers", "pair", "placed", "spatial", "up")
+    __slots__ = ("_sources", "_strengths", "down", "known", "many", "pair", "placed", "spatial", "up")
 
     def __init__(
         self, placed: Placement[Any], pair: FusedPair, ranges: FactorRanges, strengths: LayerStrengths
@@ -139,10 +139,10 @@ class PlainPair:
         if not self.spatial and pair.up.dtype in EXACT:
             inside, out = pair.down.shape[1], pair.up.shape[0]
             self.many = MARGIN * inside * inside * out / (out + inside)
-        self.numbers: Sequence[float] | None = None
-        """The numbers of all groups that `strength` was asked for last."""
-        self.number: float | None = None
-        """The strength of all components at these, if it is one number."""
+        self.known: tuple[Sequence[float] | None, float | None] = None, None
+        """The numbers of all groups that `strength` was asked for last, and the strength of all components at these, if
+        it is one number. Both at once, as threads share them.
+        """
         self._sources: Collection[tuple[int, float]] = ()  # group and scale of each component
         # MPS compiles a graph for each new number
         if all(one.schedule is None for _, one in ranges) and pair.up.device.type != "mps":
@@ -150,11 +150,13 @@ class PlainPair:
 
     def strength(self, numbers: Sequence[float]) -> Tensor | float:
         """Return the strength of all components at the present numbers of all groups: one number or a vector."""
-        if numbers is not self.numbers:
+        last, number = self.known
+        if numbers is not last:
             factors = {numbers[group] * scale for group, scale in self._sources}
-            self.numbers, self.number = numbers, factors.pop() if len(factors) == 1 else None
-        if self.number is not None:
-            return self.number
+            number = factors.pop() if len(factors) == 1 else None
+            self.known = numbers, number
+        if number is not None:
+            return number
         if self._strengths.table.stale:
             self._strengths.table.rewrite()
         return self._strengths.alike[0]

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..adapters.base import Adapter
+from ..compiler import compiling
 from ..errors import ComponentError, FileError, LoraError
 from ..naming.binding import Binding
 from ..placement.resident import Waiting, device_of
@@ -102,6 +103,7 @@ class MergedExecutor(DenseExecutor):
     ) -> None:
         super().__init__(bindings, strengths, in_order=in_order)
         self._checkpoint = checkpoint
+        self._touched = tuple(dict.fromkeys((*self._params, *[binding.target.bias for binding in bindings])))
         self._originals: dict[str, OriginalWeight] = {}
         self._written: dict[str, _Written] = {}
         self._values: dict[int, float] = {}
@@ -114,7 +116,13 @@ class MergedExecutor(DenseExecutor):
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute the layer's forward; its weight has the adapters."""
-        return base_forward(layer, *args, **kwargs)
+        if compiling():
+            return base_forward(layer, *args, **kwargs)
+        # another thread may exchange the memory of a weight, which must live while the layer reads it
+        held = [weight.data for param in self._touched if (weight := stored(layer, param)) is not None]
+        y = base_forward(layer, *args, **kwargs)
+        del held
+        return y
 
     def move(
         self, layer: nn.Module, device: torch.device, *, now: bool = False, waiting: list[Waiting] | None = None

@@ -10,6 +10,7 @@ from pathlib import Path
 from torch import nn
 
 from ..errors import ComponentError, StackError
+from ..files.components import DENOISER, TEXT_ENCODER, role
 from ..naming.index import LayerIndex, alias_table, modules_of, parameter_of, targets_of
 from ..placement import schemes
 from ..stack import Stack
@@ -18,7 +19,8 @@ from ..tensors import every
 from ..weights.originals import Checkpoint
 from . import hooks
 
-_KNOWN = ("unet", "transformer", "text_encoder", "prior", "llm_adapter")
+_KNOWN = (DENOISER, TEXT_ENCODER, "llm_adapter", "connectors")
+"""Roles, and names of components beside these, that a strength may name though the model lacks them."""
 
 
 class Model:
@@ -57,7 +59,7 @@ class Model:
         for i, entry in enumerate(stack.entries):
             strengths = all_strengths(entry.multiplier)
             for name in [name for one in strengths if isinstance(one.of, Mapping) for name in one.of]:
-                if name not in known and name.rstrip("0123456789").rstrip("_") not in known:
+                if name not in known and role(name) not in known:
                     raise StackError(f"{entry.name}: no component {name!r}; there are {', '.join(self._refs)}", i)
 
     def indexes(self) -> list[LayerIndex]:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from ..compiler import compiling, has_compiled, is_compiled, is_in_compiled, tracing
-from ..files.components import is_denoiser
+from ..files.components import TEXT_ENCODER, is_denoiser, role
 from ..placement.budget import is_out_of_memory
 from ..report import ActivationReport, Uncalled
 from ..strengths.model_call import hook_of
@@ -65,22 +65,27 @@ class Watch:
         for name, component in components.items():
             if name not in self._watched and not _has_compiled(component):
                 self._watched[name] = _Calls(name, component, self._before_call, self._out_of_memory)
-        for calls in self._watched.values():
-            calls.activation = None  # or a call that runs would miss the layers that it called
+        self.pause()
         for layer in () if layers is None else layers.values():
             slot = layer.__dict__.get(hooks.SLOT)
             if slot is not None:  # perhaps of a plan before
                 slot.called = False
         for calls in self._watched.values():
+            unseen = calls.latest.unseen
             if layers is not None:
-                of_component = {key: layer for key, layer in layers.items() if key[0] == calls.name}
-                calls.layers = weakref.WeakValueDictionary(of_component)
-            calls.number, calls.first_not_finite, calls.activation = 0, None, object()
+                unseen = weakref.WeakValueDictionary({key: one for key, one in layers.items() if key[0] == calls.name})
+            calls.latest = _Activation(unseen)
+            calls.in_force = True
+
+    def pause(self) -> None:
+        """Take no call as one of an activation, before the layers change: a call that runs misses some of them."""
+        for calls in self._watched.values():
+            calls.in_force = False
 
     def end(self, components: Mapping[str, nn.Module]) -> None:
         """Stop watching; the hooks of components that were compiled meanwhile stay."""
         for name, calls in list(self._watched.items()):
-            calls.activation = None
+            calls.in_force = False
             if name not in components or not _has_compiled(components[name]):
                 self._watched.pop(name).unhook.close()
 
@@ -94,14 +99,14 @@ class Watch:
 
     def not_finite(self) -> dict[str, int]:
         """Return component -> number of the first call with an output that is not finite; waits for the device."""
-        tensors = {name: calls.first_not_finite for name, calls in self._watched.items()}
+        tensors = {name: calls.latest.first_not_finite for name, calls in self._watched.items()}
         firsts = {name: int(first) for name, first in tensors.items() if first is not None}
         return {name: first for name, first in firsts.items() if first != _NEVER}
 
     def uncalled(self, components: Mapping[str, nn.Module], layers: Layers) -> tuple[Uncalled, ...]:
         """Return the layers that were not called in any call of their component that ended."""
         reached = _reached(layers)
-        watched = {name: calls.number > 0 for name, calls in self._watched.items()}
+        watched = {name: calls.latest.number > 0 for name, calls in self._watched.items()}
         called = {name: part for name, part in components.items() if watched.get(name, name in reached)}
         parts = sorted((name, part) for name, part in called.items() if not is_compiled(part))
         return tuple(layer for name, part in parts for layer in _uncalled_in(name, part, layers))
@@ -113,6 +118,16 @@ class Watch:
 
 
 @dataclass(eq=False)
+class _Activation:
+    """The calls of one component that began and ended in one activation."""
+
+    unseen: Layers | None = None
+    """The layers to report on after the next call; held weakly."""
+    number: int = 0
+    first_not_finite: Tensor | None = None
+
+
+@dataclass(eq=False)
 class _Calls:
     """The calls of one component, of which those are noted that begin and end in one activation."""
 
@@ -120,14 +135,11 @@ class _Calls:
     component: InitVar[nn.Module]
     before_call: Callable[[str], None]
     out_of_memory: Callable[[], None]
-    layers: Layers | None = None
-    """The layers to report on after the next call; held weakly."""
-    activation: object | None = None
-    """Another object for each activation; None while none is in force."""
-    began: dict[int, object | None] = field(default_factory=dict)
+    latest: _Activation = field(default_factory=_Activation)
+    in_force: bool = False
+    """Whether the latest activation is in force, and no layer changes."""
+    began: dict[int, _Activation | None] = field(default_factory=dict)
     """Thread -> the activation in which its present call began."""
-    number: int = 0
-    first_not_finite: Tensor | None = None
     unhook: ExitStack = field(default_factory=ExitStack)
     """Takes the hooks off."""
 
@@ -144,7 +156,7 @@ class _Calls:
         """Note a call that begins; a forward pre-hook."""
         if not (compiling() or tracing()):
             self.before_call(self.name)
-            self.began[get_ident()] = self.activation
+            self.began[get_ident()] = self.latest if self.in_force else None
 
     def end(self, component: nn.Module, _: tuple[Any, ...], output: object) -> None:
         """Note a call that ended; a forward hook, which is called where the call failed, too."""
@@ -154,20 +166,25 @@ class _Calls:
         error = sys.exc_info()[1] if output is None else None  # an outer one, where the component returns nothing
         if is_out_of_memory(error):
             self.out_of_memory()
-        if error is not None or activation is None or activation is not self.activation:
+        if error is not None or activation is None or not self._has(activation):
             return
-        self.number += 1
-        layers, self.layers = dict(self.layers or {}), None
+        activation.number += 1
+        layers, activation.unseen = dict(activation.unseen or {}), None
         if layers and not is_compiled(component):
             uncalled = tuple(_uncalled_in(self.name, component, layers))
-            if not all(layer.expected for layer in uncalled) and activation is self.activation:
+            if not all(layer.expected for layer in uncalled) and self._has(activation):
                 logger.warning("%s", ActivationReport((), uncalled=uncalled, changed=len(layers)).silence)
         tensor = _numbers(output) if is_denoiser(self.name) else None
         if tensor is not None:
+            known = activation.first_not_finite
             with torch.no_grad():
-                first, known = torch.where(torch.isfinite(tensor).all(), _NEVER, self.number), self.first_not_finite
+                first = torch.where(torch.isfinite(tensor).all(), _NEVER, activation.number)
                 is_later = known is not None and known.device == first.device
-                self.first_not_finite = torch.minimum(known, first) if is_later else first  # type: ignore[arg-type]
+                activation.first_not_finite = torch.minimum(known, first) if is_later else first  # type: ignore[arg-type]
+
+    def _has(self, activation: _Activation) -> bool:
+        """Tell whether an activation is in force, with all its layers."""
+        return self.in_force and activation is self.latest
 
 
 def _has_compiled(component: nn.Module) -> bool:
@@ -194,7 +211,7 @@ def _uncalled_in(name: str, component: nn.Module, layers: Layers) -> Iterator[Un
             why = "its forward was replaced by other code"
         elif any(isinstance(module, _FAST_PATH) for module in above):
             why = "torch's fast path of TransformerEncoderLayer computes it in one kernel"
-        elif is_behind := name.startswith("text_encoder") and _is_behind(path, [*slots.keys() - uncalled.keys()]):
+        elif is_behind := role(name) == TEXT_ENCODER and _is_behind(path, [*slots.keys() - uncalled.keys()]):
             why = "the text encoder ends before it, as with CLIP skip"
         else:
             parent = type(above[0]).__name__ if above else "model"

@@ -7,6 +7,7 @@ that leaves a choice.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 
@@ -23,7 +24,12 @@ REFERENCE = "transformer_ref"
 
 EXACT = frozenset({"unet", "prior", *EXPERTS, REFERENCE, TEXT_ENCODER, *(f"{TEXT_ENCODER}_{i}" for i in (2, 3, 4))})
 """Names of one component each; any other name in a key is a role."""
-_DENOISERS = frozenset({DENOISER, "diffusion_model", "unet", "prior", "decoder", *EXPERTS, REFERENCE})
+_DENOISERS = re.compile(
+    r"(?:\w+_)?(?:unet|transformer|prior|denoiser|dit)(?:_ref|_?\d+)?|diffusion_model|decoder|super_res_(?:first|last)"
+)
+"""Names of denoisers in diffusers: `decoder` is Stable Cascade's and UnCLIP's; what decodes latents is called `vae`."""
+_TEXT_ENCODERS = re.compile(r"(?:\w+_)?text_encoder(?:_?\d+)?|bert")
+"""`prior_text_encoder` is of pipelines that have a prior of their own, `bert` of the first latent diffusion model."""
 
 _INSIDE = {"llm_adapter": DENOISER, "text_conditioner": DENOISER}
 """Components that other programs keep inside another one, so that files have them there: Anima's adapter."""
@@ -31,15 +37,15 @@ _INSIDE = {"llm_adapter": DENOISER, "text_conditioner": DENOISER}
 
 @lru_cache(maxsize=1024)
 def role(component: str) -> str:
-    """Return the role of a component; its own name if no other component has that role."""
-    if component in _DENOISERS:
+    """Return the role of a component, by its name; its own name if no other component has that role."""
+    if _DENOISERS.fullmatch(component):
         return DENOISER
-    return TEXT_ENCODER if component.startswith(TEXT_ENCODER) else component
+    return TEXT_ENCODER if _TEXT_ENCODERS.fullmatch(component) else component
 
 
 def is_denoiser(component: str) -> bool:
     """Return whether a component is called at each step, by its name."""
-    return component.startswith(("unet", "transformer", "prior"))
+    return role(component) == DENOISER
 
 
 def candidates(wanted: str | None, present: Sequence[str], experts: Sequence[str] = EXPERTS) -> list[tuple[str, ...]]:

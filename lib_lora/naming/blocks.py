@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..errors import StackError
+from ..files.components import TEXT_ENCODER, role
 from .architectures._block import BASE, block_lists, block_of, block_order, is_unet
 from .architectures._ldm_unet import UNET_BLOCKS
 from .index import LayerIndex
@@ -29,7 +30,7 @@ class BlockNames:
     @property
     def parts(self) -> tuple[str, ...]:
         """Return the blocks of the denoiser."""
-        return tuple(one for one in self.of_model if not one.startswith("text_encoder"))
+        return tuple(one for one in self.of_model if role(one) != TEXT_ENCODER)
 
     def lists(self) -> tuple[tuple[str, ...], ...]:
         """Return the lists of weights this model takes, of different lengths; the one that suits it best first."""
@@ -65,7 +66,7 @@ class Element:
 
     def suits(self, block: str, names: Iterable[str], model: BlockNames) -> bool:
         """Return whether the rule applies to a layer of a block (see `block_of`), by all names of the layer."""
-        shown = BASE if block.startswith("text_encoder") else block
+        shown = BASE if role(block) == TEXT_ENCODER else block
         order = UNET_BLOCKS if is_unet(model.parts) else (BASE, *model.parts)
         blocks = [one for written in self.blocks for one in _range(written, order)]
         if self.blocks and any(one in shown for one in blocks) == self.not_blocks:
@@ -133,5 +134,5 @@ def read_list(values: tuple[float, ...], model: BlockNames) -> Mapping[str, floa
     given = dict(zip(by_length[len(values)], values, strict=True))
     # a list of the blocks alone says nothing of what is around them
     weights = {block: given.get(block, 1.0 if block in ("IN", "OUT") else 0.0) for block in model.of_model}
-    encoders = [block for block in model.of_model if block.startswith("text_encoder")]
+    encoders = [block for block in model.of_model if role(block) == TEXT_ENCODER]
     return weights | {name: given.get(BASE, given.get(_ENCODERS.get(name, ""), 1.0)) for name in encoders}

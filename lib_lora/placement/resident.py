@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +54,9 @@ class PlacementPolicy:
     """The tensors of one plan in the computer's memory."""
 
 
+Kept: TypeAlias = "tuple[tuple[torch.dtype, torch.dtype], Piece[Any], bool]"
+"""The dtypes of output and input, the tensors for them in the arena, and whether these are packed. It is read at once:
+another thread may take the executor off."""
 P = TypeVar("P", bound=Placement[Any])
 _CPU = torch.device(budget.UNLIMITED)
 
@@ -73,8 +76,7 @@ class Resident(ABC, Generic[P]):
         self._budget = policy.budget
         self._account = policy.budget.join(self.evict)
         self._arena = policy.arena
-        self._piece: tuple[tuple[torch.dtype, torch.dtype], Piece[Any], bool] | None = None
-        """The dtypes of output and input, the tensors for them in the arena, and whether these are packed."""
+        self._piece: Kept | None = None
         self._bindings = tuple(bindings)
         self._groups = frozenset(map(attrgetter("group"), self._bindings))
         self._strengths = strengths
@@ -160,9 +162,9 @@ class Resident(ABC, Generic[P]):
             return
         if waiting is not None and device.type != budget.UNLIMITED:
             with plain_mode(_CPU):
-                is_ready = self._static is None and self._fill_piece(layer, device, dtype, dtype)
-            if is_ready:
-                waiting.append(Waiting(self, layer, device, dtype))
+                kept = self._fill_piece(layer, device, dtype, dtype) if self._static is None else None
+            if kept is not None:
+                waiting.append(Waiting(self, layer, device, dtype, kept))
                 return
         # the first call places it, if there is no room now
         self._budget.attempt(device, partial(self._place, layer, device, dtype, why="the layer is there"))
@@ -293,40 +295,44 @@ class Resident(ABC, Generic[P]):
 
     _place_for_call = uncompiled(_place)  # it reads files and keeps accounts
 
-    def settle(self, layer: nn.Module, content: Any, device: torch.device, dtype: torch.dtype) -> None:
+    def settle(self, waited: Waiting, content: Any) -> None:
         """Keep tensors that `place_together` has placed."""
-        assert self._piece is not None
-        placed = self._placement(content, device, dtype, dtype, packed=self._piece[2])
+        _, layer, device, dtype, kept = waited
+        placed = self._placement(content, device, dtype, dtype, packed=kept[2])
         self._keep(layer, placed, "the layer is there")
 
     def _placed_now(self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype) -> P:
         """Place from the arena, which gets the tensors first; on the CPU, and from base weights, make them in place."""
-        if device.type != budget.UNLIMITED and self._fill_piece(layer, device, dtype, input_dtype):
-            assert self._piece is not None
-            content, packed = self._piece[1].to_device(device), self._piece[2]
+        kept = self._fill_piece(layer, device, dtype, input_dtype) if device.type != budget.UNLIMITED else None
+        if kept is not None:
+            content, packed = kept[1].to_device(device), kept[2]
         else:
             content, packed = self._content(layer, device, dtype, input_dtype)
             if self.reads_base and self._account.known and device.type != budget.UNLIMITED:
                 self._set_piece(content, device, dtype, input_dtype, packed=packed)  # it comes and goes
         return self._placement(content, device, dtype, input_dtype, packed=packed)
 
-    def _fill_piece(self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype) -> bool:
-        """Have the tensors for a device in the arena; return False where they are made on it, of the base weight."""
-        if self._piece is not None and self._piece[0] == (dtype, input_dtype):
-            return True
+    def _fill_piece(
+        self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype
+    ) -> Kept | None:
+        """Have the tensors for a device in the arena; return None where they are made on it, of the base weight."""
+        kept = self._piece
+        if kept is not None and kept[0] == (dtype, input_dtype):
+            return kept
         self._drop_piece()
         self._adapters(layer)  # tells whether they read the base weight
         if self.reads_base:
-            return False
+            return None
         content, packed = self._content(layer, _CPU, dtype, input_dtype)
-        self._set_piece(content, device, dtype, input_dtype, packed=packed)
-        return True
+        return self._set_piece(content, device, dtype, input_dtype, packed=packed)
 
     def _set_piece(
         self, content: TensorFields, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype, *, packed: bool
-    ) -> None:
+    ) -> Kept:
         piece = self._arena.add(content, device)
-        self._piece, self._account.host = ((dtype, input_dtype), piece, packed), piece.nbytes
+        self._piece = kept = (dtype, input_dtype), piece, packed
+        self._account.host = piece.nbytes
+        return kept
 
     def _trace_move(self, placed: P, why: str, before: str, after: str) -> None:
         names = "+".join(dict.fromkeys(one.file.path.name for one in self._bindings))
@@ -342,8 +348,9 @@ class Resident(ABC, Generic[P]):
         Raises:
             FileError: a file changed on disk.
         """
-        if self._known is not None:
-            return tuple(one.file.private(known) for known, one in zip(self._known, self._bindings, strict=True))
+        known_ones = self._known  # read once: another thread may take the executor off
+        if known_ones is not None:
+            return tuple(one.file.private(known) for known, one in zip(known_ones, self._bindings, strict=True))
         weights: dict[str, Tensor] = {}
         found, known = [], []
         for one in self._bindings:
@@ -376,12 +383,12 @@ class Waiting(NamedTuple):
     layer: nn.Module
     device: torch.device
     dtype: torch.dtype
+    kept: Kept
 
     @property
     def piece(self) -> Piece[Any]:
         """Return the tensors in the arena."""
-        assert self.resident._piece is not None
-        return self.resident._piece[1]
+        return self.kept[1]
 
 
 def place_together(waiting: Iterable[Waiting]) -> None:
@@ -402,7 +409,7 @@ def place_together(waiting: Iterable[Waiting]) -> None:
 def _place_group(group: Sequence[Waiting], device: torch.device) -> None:
     with plain_mode(device):
         for one, content in zip(group, [*all_to_device([one.piece for one in group], device)], strict=True):
-            one.resident.settle(one.layer, content, device, one.dtype)
+            one.resident.settle(one, content)
 
 
 def device_of(layer: nn.Module) -> torch.device | None:

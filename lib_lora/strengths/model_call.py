@@ -7,7 +7,6 @@ step and the noise; `SchedulerClock` is one. Rows of a layer inside the call fol
 from __future__ import annotations
 
 import logging
-import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
@@ -25,10 +24,12 @@ from ..naming.architectures._arguments import denoised_in, halves_in, patch_of, 
 from ..naming.architectures._noise import noise_timestep, sigma_of
 from ..naming.architectures.base import is_image_first
 from ..tensors import plain_mode
+from .call_lock import CallArguments, CallLock, OpenCall
+from .pipeline_rows import PipelineRows, Row
 from .regions import LatentGrid
 from .stack_strengths import StackStrengths
 from .strength import Clock, Moment
-from .table import StrengthTable
+from .table import CallStrengths, StrengthTable
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,12 @@ class ModelCall:
         return len(denoised) if isinstance(denoised, list | tuple) else None
 
     @property
+    def prompts(self) -> int | None:
+        """Return the rows of a call of a text encoder, as its first tensor has them; None where it has none."""
+        tensors = (one for one in (*self.args, *self.kwargs.values()) if isinstance(one, Tensor) and one.ndim)
+        return next((len(one) for one in tensors), None)
+
+    @property
     def timestep(self) -> float | None:
         """Return the timestep, between 0 and 1000; None where there is none. Flow models call it with a fraction."""
         timestep = timestep_in(self.args, self.kwargs)
@@ -63,12 +70,6 @@ class ModelCall:
             if isinstance(timestep, float) and 0.0 < timestep < 1.0:
                 timestep *= _PURE_NOISE
         return float(timestep) if isinstance(timestep, int | float) else None
-
-
-class CallArguments(dict[str, Any]):
-    """The keyword arguments of a call of a model. Only torch's frame of the call holds them, so they go with it."""
-
-    __slots__ = ("__weakref__",)
 
 
 class _Hook(partial[Any]):
@@ -94,54 +95,8 @@ def hook_of(module: nn.Module, function: Callable[..., object], *, compiled: boo
     return _Hook(call if compiled else uncompiled(call))
 
 
-class Row(NamedTuple):
-    """The image and the prompt of one row of a model call."""
-
-    image: int
-    """Of the batch, from 0."""
-    negative: bool = False
-    """Whether it is of the negative prompt."""
-    part: int | None = None
-    """Of a positive prompt in several parts, each with rows of its own, such as by AND; from 0."""
-
-
 Rows: TypeAlias = Callable[[int], "Sequence[int | Row] | None"]
 """From the number of rows of a model call to the `Row` or the image of each; None for whole batches in a row."""
-
-_PATIENCE = 0.5  # seconds until a thread that waits looks whether the other one still lives
-
-
-class CallLock:
-    """Lets one thread at a time call a model, as strengths that are set for a call are set for all threads.
-
-    A call is over when its hook says so, when its arguments are gone, as after an exception without hooks, when its
-    thread calls a model again, or when its thread has ended.
-    """
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._call: weakref.ref[CallArguments] | None = None
-
-    def begin(self, arguments: CallArguments) -> None:
-        """Wait until no other thread calls a model."""
-        thread = threading.current_thread()
-        with self._changed:
-            while self._thread is not None and self._thread is not thread and self._thread.is_alive():
-                self._changed.wait(_PATIENCE)
-            self._thread, self._call = thread, weakref.ref(arguments, self._close)
-
-    def end(self) -> None:
-        """Let other threads call a model."""
-        with self._changed:
-            if self._thread is threading.current_thread():
-                self._close(self._call)
-
-    def _close(self, call: weakref.ref[CallArguments] | None) -> None:
-        with self._changed:
-            if call is self._call:
-                self._thread = self._call = None
-                self._changed.notify()
 
 
 @dataclass
@@ -152,9 +107,10 @@ class CallSettings:
     moment: Moment = field(default_factory=Moment)
     """Without a clock."""
     rows: Rows | None = None
-    """None for the layout of all known hosts: whole batches one after the other."""
-    chosen: int = 0
-    """The variant of calls without known rows, such as calls of a text encoder."""
+    """None asks the pipeline of diffusers that calls, and without one stands for whole batches one after the other."""
+    chosen: int | None = None
+    """The variant of calls of text encoders; None where each of their rows is a prompt."""
+    pipeline: PipelineRows = field(default_factory=PipelineRows)
     lock: CallLock = field(default_factory=CallLock)
 
     def moment_of(self, call: ModelCall, *, noise: bool, flow: bool) -> Moment:
@@ -185,7 +141,7 @@ class CallSettings:
         count, halves = call.rows, halves_in(call.kwargs, call.rows)
         if count is None:
             raise RowsError(f"the rows of a model call are unknown, and the stack has {images} images")
-        told = None if self.rows is None else self.rows(count)
+        told = self.pipeline(count, images) if self.rows is None else self.rows(count)
         if told is None and count % images:
             raise RowsError(f"a model call of {count} rows holds no whole batches of the stack's {images} images")
         told = [row % images for row in range(count)] if told is None else told
@@ -204,6 +160,28 @@ class CallSettings:
             variants.append(image * (1 + halved) + (halved and negative))
             parts.append(part)
         return tuple(variants), tuple(parts)
+
+    def prompts_of(self, call: ModelCall, name: str, stack: StackStrengths, now: CallStrengths) -> tuple[int, ...]:
+        """Return the variant of each row of a call of a text encoder, whose rows are prompts.
+
+        A single one is for all rows. An equal number of images is made from each prompt, one prompt after the other.
+
+        Raises:
+            RowsError: it is unknown which rows are of which image, or a row is of images with unlike strengths.
+        """
+        own = stack.of_images(name, now.values)
+        if self.chosen is not None or len(set(own)) == 1:
+            return (self.chosen or 0,)
+        images, count = len(own), call.prompts
+        if not count or images % count:
+            text = f"the stack has strengths of their own for {images} images in the {name}, and it is unknown which of"
+            raise RowsError(f"{text} them the {count or '?'} rows of a call are for; encode them by `use_image`")
+        each = images // count
+        for prompt in range(count):
+            if len(set(own[prompt * each : (prompt + 1) * each])) > 1:
+                text = f"{each} images of one prompt have strengths of their own for the {name}, which encodes it once"
+                raise RowsError(f"{text}; encode it for each of them by `use_image`")
+        return tuple(range(0, images * (1 + stack.halved), each * (1 + stack.halved)))
 
 
 class SchedulerClock:
@@ -265,40 +243,48 @@ def hook_calls(
     flow: Callable[[str], bool],
     stops: ExitStack,
 ) -> list[CallHooks]:
-    """Put hooks on the denoisers that set a strength table to each of their calls, if it depends on calls.
+    """Put hooks on the components that set a strength table to each of their calls, and return what they call.
 
-    `flow` tells whether the timesteps of a component are fractions of noise; `stops` gets what takes the hooks off.
-    torch calls no hook after an exception that is no `Exception`.
+    They are on denoisers, and where images have strengths of their own, on all others. `flow` tells whether the
+    timesteps of a component are fractions of noise; `stops` gets what takes the hooks off. torch calls no hook after an
+    exception that is no `Exception`.
     """
     hooked = list[CallHooks]()
-    for name, component in components.items() if table.by_call else ():
+    for name, component in components.items():
         if is_denoiser(name):
-            patch = patch_of(component) if name.startswith("transformer") else 0
-            calls = CallHooks(type(component).__name__, is_image_first(component), table, settings, patch, flow(name))
-            begin, end = hook_of(component, calls.begin), hook_of(component, calls.end)
-            stops.callback(component.register_forward_pre_hook(begin, with_kwargs=True).remove)
-            stops.callback(component.register_forward_hook(end, always_call=True).remove)
-            hooked.append(calls)
+            patch = patch_of(component) if "transformer" in name else 0
+            noted = type(component).__name__, is_image_first(component)
+            calls: CallHooks = _DenoiserCalls(name, table, settings, *noted, patch, flow(name))
+        elif table.now.stack.images > 1:
+            calls = CallHooks(name, table, settings)
+        else:
+            continue
+        begin, end = hook_of(component, calls.begin), hook_of(component, calls.end)
+        stops.callback(component.register_forward_pre_hook(begin, with_kwargs=True).remove)
+        stops.callback(component.register_forward_hook(end, always_call=True).remove)
+        hooked.append(calls)
     return hooked
+
+
+class _Setting(NamedTuple):
+    """What a call sets in the table; see `StrengthTable.set_call`."""
+
+    moment: Moment | None = None
+    rows: tuple[int, ...] = ()
+    parts: tuple[int | None, ...] = ()
+    latents: LatentGrid | None = None
 
 
 @dataclass(eq=False)
 class CallHooks:
-    """The calls of a denoiser, to which the table is set; after each it is set to calls of text encoders."""
+    """The calls of a component that encodes prompts, to which the table is set; after each it rests."""
 
-    name: str
-    """Of the model's class; the model itself is not held."""
-    image_first: bool
+    component: str
     table: StrengthTable
     settings: CallSettings
-    patch: int
-    flow: bool
-    stack: StackStrengths | None = None
-    """Of the call that runs."""
-    warned: bool = False
 
     def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> object:
-        """Set the moment, the rows and the latents of a call; a forward pre-hook.
+        """Set the strengths of a call; a forward pre-hook.
 
         Raises:
             RegionError: the call does not show where its tokens are.
@@ -308,22 +294,62 @@ class CallHooks:
         if kwargs is None:  # another thread is removing the hook, in two steps
             return None
         held = kwargs if isinstance(kwargs, CallArguments) else CallArguments(kwargs)  # one for all hooks of a call
-        self.settings.lock.begin(held)
-        call, table, moment = ModelCall(args, held, model), self.table, None
-        self.stack = stack = table.now.stack
+        opened, is_set = self.settings.lock.begin(held, self.component), False
+        opened.in_force = self.table.in_force
         with plain_mode(_CPU):
-            latents = self._latents(call, stack) if stack.has_regions else None
-            if table.scheduled or stack.varies:
-                noise = bool(table.scheduled) or stack.by_noise
-                moment = self.settings.moment_of(call, noise=noise, flow=self.flow)
-            variants, parts = tuple[int, ...](), tuple[int | None, ...]()
-            if stack.images > 1 or stack.halved or stack.has_parts:
-                variants, parts = self.settings.rows_of(call, stack.images, halved=stack.halved)
-            if repeats_rows(held) and len(set(variants)) > 1:
-                text = "regions by attention repeat the rows of a call, and its images have LoRA of their own"
-                raise RowsError(f"{text}; make them in batches of one")
-            table.set_call(stack, moment=moment, rows=variants, parts=parts, latents=latents)
+            while not is_set:  # again if another thread writes another stack meanwhile
+                now = self.table.now
+                opened.stack, opened.outer = now.stack, now if opened.is_inner else None
+                setting = self._setting(ModelCall(args, held, model), now, opened.outer)
+                is_set = self.table.set_call(now.stack, **setting._asdict())
         return args, held
+
+    def _setting(self, call: ModelCall, now: CallStrengths, outer: CallStrengths | None) -> _Setting:
+        if outer is not None and outer.mixed and call.prompts == len(outer.rows):
+            return _Setting(outer.moment, outer.rows, outer.parts, outer.latents)  # a part of the model that calls it
+        return _Setting(rows=self.settings.prompts_of(call, self.component, now.stack, now))
+
+    def end(self, *_: object) -> None:
+        """Set the table back: to the call around this one, or to rest; a forward hook."""
+        opened = self.settings.lock.present(self.component)
+        if opened is None:
+            return
+        self._look_back(opened)
+        with plain_mode(_CPU):
+            if opened.outer is None:
+                self.table.rest(self.settings.chosen or 0)
+            else:
+                self.table.resume(opened.outer)
+        self.settings.lock.end(opened)
+
+    def _look_back(self, opened: OpenCall) -> None:
+        """Look at what the layers found in a call that ends."""
+
+
+@dataclass(eq=False)
+class _DenoiserCalls(CallHooks):
+    """The calls of a denoiser."""
+
+    name: str
+    """Of the model's class; the model itself is not held."""
+    image_first: bool
+    patch: int
+    flow: bool
+    warned: bool = False
+
+    def _setting(self, call: ModelCall, now: CallStrengths, outer: CallStrengths | None) -> _Setting:
+        table, stack, moment = self.table, now.stack, None
+        latents = self._latents(call, stack) if stack.has_regions else None
+        if table.scheduled or stack.varies:
+            noise = bool(table.scheduled) or stack.by_noise
+            moment = self.settings.moment_of(call, noise=noise, flow=self.flow)
+        variants, parts = tuple[int, ...](), tuple[int | None, ...]()
+        if stack.images > 1 or stack.halved or stack.has_parts:
+            variants, parts = self.settings.rows_of(call, stack.images, halved=stack.halved)
+        if repeats_rows(call.kwargs) and len(set(variants)) > 1:
+            text = "regions by attention repeat the rows of a call, and its images have LoRA of their own"
+            raise RowsError(f"{text}; make them in batches of one")
+        return _Setting(moment, variants, parts, latents)
 
     def _latents(self, call: ModelCall, stack: StackStrengths) -> LatentGrid | None:
         x, image_first = denoised_in(call.args, call.kwargs), self.image_first
@@ -333,17 +359,15 @@ class CallHooks:
             raise RegionError(f"{text} its tokens lie in the picture; remove the region")
         return latents
 
-    def end(self, *_: object) -> None:
-        """Set the table to calls of text encoders; a forward hook."""
-        table, now = self.table, self.table.now
-        is_lost = now.latents is not None and not table.is_placed
-        if is_lost and now.stack is self.stack and not self.warned:  # of another stack, layers may have been passed
+    def _look_back(self, opened: OpenCall) -> None:
+        now, in_force = self.table.now, opened.in_force
+        is_lost = now.latents is not None and not self.table.is_placed
+        # of another stack, layers may have been passed
+        is_whole = now.stack is opened.stack and in_force is not None and in_force is self.table.in_force
+        if is_lost and is_whole and not self.warned:
             self.warned = True
             logger.warning(
                 "no layer of this %s has tokens that lie in the picture as expected; "
                 "LoRA for a part of it act everywhere, by its share",
                 self.name,
             )
-        with plain_mode(_CPU):
-            table.set_call(table.now.stack, rows=(self.settings.chosen,))
-        self.settings.lock.end()

@@ -1,10 +1,4 @@
-"""The user's factor of one entry: a number, or a function of component, block, step, sigma, image and region; pure.
-
-Steps are counted as the first extensions for AUTOMATIC1111's web UI saw them, so that prompts saved for them mean what
-they meant. They looked at a counter that is written at the end of a step: it says 0 in the first step and in the
-second, and n - 1 in step n (all from 0). Sources: cheald/sd-webui-loractl loractl/lib/utils.py, `calculate_weight`;
-hako-mikan/sd-webui-lora-block-weight scripts/lora_block_weight.py, `denoiser_callback`.
-"""
+"""The user's factor of one entry: a number, or a function of component, block, step, sigma, image and region; pure."""
 
 from __future__ import annotations
 
@@ -63,7 +57,7 @@ class Curve:
     """
 
     points: tuple[tuple[float, float], ...]
-    """(position, value). By step, positions up to 1 throughout are fractions of the pass; else they are steps."""
+    """(position, value). By step, positions up to 1 throughout are fractions of the pass; else steps, from 0."""
     unit: Unit = "step"
     shape: Shape = "linear"
     """`step` keeps a value until the next position."""
@@ -92,7 +86,7 @@ class Curve:
         if self.unit != "step":
             return self.value(_known(moment.sigma if self.unit == "sigma" else moment.timestep, self.unit))
         by_fraction = self.points[-1][0] <= 1.0
-        return self.value(_fraction(moment) if by_fraction else float(_counted(moment)))
+        return self.value(_fraction(moment) if by_fraction else float(_known(moment.step, "step")))
 
     def value(self, position: float) -> float:
         """Return the value at a position."""
@@ -182,20 +176,13 @@ def _reached(place: float, moment: Moment) -> bool:
     done = _known(moment.step, "step")
     if 0 < place < 1:
         return done >= place * _known(moment.steps, "number of steps")
-    return place <= 1 or done >= place  # A1111's counter says 0 twice, so a start of 0 or 1 is the same
-
-
-def _counted(moment: Moment) -> int:
-    """Return the steps done by A1111's counter."""
-    return max(int(_known(moment.step, "step")) - 1, 0)
+    return done >= place
 
 
 def _fraction(moment: Moment) -> float:
-    """Return how far the pass is: 0 in its first two steps, 1 in the last."""
-    steps = int(_known(moment.steps, "number of steps"))
-    if steps <= 2:
-        return min(_known(moment.step, "step") / max(steps - 1, 1), 1.0)
-    return min(_counted(moment) / (steps - 2), 1.0)
+    """Return how far the pass is: 0 in its first step, 1 in the last."""
+    steps = _known(moment.steps, "number of steps")
+    return min(_known(moment.step, "step") / max(steps - 1, 1), 1.0)
 
 
 def _known(value: float | None, what: str) -> float:

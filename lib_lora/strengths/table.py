@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import starmap
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from ..adapters.base import Pair, Schedule
-from ..compiler import may_compile, uncompiled
+from ..compiler import compiling, may_compile, uncompiled
 from ..tensors import page_locked
 from .regions import LatentGrid, RowRegions, TokenLayout, region_on_row, weights_at
 from .stack_strengths import StackStrengths, Values
@@ -68,6 +68,14 @@ class CallStrengths:
         return self.values[self.shown if variant is None else variant]
 
 
+class LayerView(NamedTuple):
+    """The strengths of one layer in one model call: the table's, and the tensors that were written for them."""
+
+    now: CallStrengths
+    alike: tuple[Tensor, ...]
+    rows: tuple[Tensor, ...]
+
+
 @dataclass(eq=False)
 class LayerStrengths:
     """The strengths of one layer on a device, in one dtype: its view of the matrix, which later writes show through."""
@@ -85,19 +93,30 @@ class LayerStrengths:
     def view(self, matrix: Tensor) -> None:
         """Look at this layer's columns of the matrix."""
         first, rows = matrix[0], matrix[1:]
-        self.alike = tuple(starmap(partial(first.narrow, 0), self.columns))
+        alike = tuple(starmap(partial(first.narrow, 0), self.columns))
         if self.spatial:
-            self.alike = tuple([_per_channel(one, self.spatial) for one in self.alike])
+            alike = tuple([_per_channel(one, self.spatial) for one in alike])
+        self.alike = alike  # at once, as another thread may read it
         self.rows = tuple(starmap(partial(rows.narrow, 1), self.columns)) if len(rows) else ()
 
-    def at(self, layout: TokenLayout, now: CallStrengths, *, regional: bool) -> tuple[Tensor, ...]:
+    def present(self) -> LayerView:
+        """Return the strengths of the present call, which another thread may replace at any time, as one."""
+        if compiling():  # a graph can take no lock, and compiled code reads the matrices without asking
+            return LayerView(self.table.now, self.alike, self.rows)
+        with self.table.lock:
+            if self.table.stale:
+                self.table.rewrite()
+            return LayerView(self.table.now, self.alike, self.rows)
+
+    def at(self, layout: TokenLayout, view: LayerView, *, regional: bool) -> tuple[Tensor, ...]:
         """Return the strengths for the rows and places of a tensor, with its dimensions, or as `alike`."""
-        shaped_factors, rows, channels_first = [], self.rows if now.mixed else (), layout.channels_first
+        shaped_factors, channels_first, now = [], layout.channels_first, view.now
+        rows = view.rows if now.mixed else ()
         for i, columns in enumerate(self.columns):
-            if not self.alike[i].numel():
-                shaped_factors.append(self.alike[i])
+            if not view.alike[i].numel():
+                shaped_factors.append(view.alike[i])
                 continue
-            factors = rows[i] if rows else self.alike[i].view(1, -1)
+            factors = rows[i] if rows else view.alike[i].view(1, -1)
             factors = factors.unsqueeze(2 if channels_first else 1)
             if regional:
                 factors = factors * self.table.weights(now, columns, layout, factors, mixed=bool(rows))
@@ -131,9 +150,11 @@ class StrengthTable:
     def __init__(self, strengths: StackStrengths, kept: KeepVector | None = None) -> None:
         self._kept = kept
         # a UI's thread writes strengths while the model's thread begins a call
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self.now = CallStrengths(strengths, strengths.values(None))
         """Read once for a call of a layer, as another thread may activate meanwhile."""
+        self.in_force: object | None = None
+        """Another object for each time for which layers have the plan's executors; None while any lacks its own."""
         self._weights: dict[tuple[object, ...], Tensor] = {}  # see `region_weights`
         self._weighed: LatentGrid | None = None  # the latents that these are for
         self._columns: dict[FactorRanges, Columns] = {}
@@ -183,7 +204,7 @@ class StrengthTable:
         """Return the strengths of a layer, a vector for each of the columns; see `LayerStrengths`."""
         key = device, dtype
         layer = LayerStrengths(self, key, spatial, columns)
-        with self._lock:  # or a matrix that is replaced meanwhile would miss the layer
+        with self.lock:  # or a matrix that is replaced meanwhile would miss the layer
             if key not in self._matrices:
                 self._written(key, self._host_factors())
                 if self.stale:  # compiled code reads the matrices without asking
@@ -195,7 +216,7 @@ class StrengthTable:
     def for_variant(self, columns: Columns, device: torch.device, dtype: torch.dtype, variant: int | None) -> Tensor:
         """Return the factors of a layer for one variant of the present call, (n,); None is the one that is shown."""
         key = device, dtype
-        with self._lock:
+        with self.lock:
             if key not in self._matrices:
                 self._written(key, self._host_factors())
             elif self.stale:
@@ -233,7 +254,7 @@ class StrengthTable:
     def write(self, strengths: StackStrengths) -> None:
         """Write every group. Where the number of variants changes, the first is shown."""
         values = strengths.values(None)
-        with self._lock:
+        with self.lock:
             now = self.now
             if strengths.regions != now.stack.regions:
                 self._weights.clear()
@@ -250,18 +271,18 @@ class StrengthTable:
         rows: tuple[int, ...] = (),
         parts: tuple[int | None, ...] = (),
         latents: LatentGrid | None = None,
-    ) -> None:
-        """Set the strengths to a model call; do nothing where another stack came since the arguments were read.
+    ) -> bool:
+        """Set the strengths to a model call; return False where another stack came since the arguments were read.
 
         Without a moment it stays. `rows` are variants, of which a single one is for all rows; without any, it stays.
 
         Raises:
             MomentError: the moment lacks what a strength depends on; all is as before then.
         """
-        with self._lock:
+        with self.lock:
             now, mixed = self.now, len(set(rows)) > 1
             if stack is not now.stack:
-                return
+                return False
             values = now.values
             if moment is not None:
                 for *_, schedule in self.scheduled:
@@ -273,6 +294,23 @@ class StrengthTable:
             shown = rows[0] if rows and not mixed and rows[0] < len(values) else now.shown
             rows = rows if mixed else now.rows
             self._set(CallStrengths(stack, values, moment or now.moment, shown, mixed, rows, parts, latents))
+            return True
+
+    def rest(self, variant: int, is_busy: Callable[[], bool] | None = None) -> None:
+        """Have one variant in calls that set nothing; do nothing while a model call runs, if `is_busy` tells so."""
+        with self.lock:
+            if is_busy is None or not is_busy():
+                self.set_call(self.now.stack, rows=(variant,))
+
+    def resume(self, before: CallStrengths) -> None:
+        """Have the rows, the places and the moment of a call that goes on, after another one inside it."""
+        with self.lock:
+            now = self.now
+            rows = before.rows if before.mixed else now.rows
+            if before.stack is now.stack:
+                self._set(replace(before, rows=rows))
+            elif len(before.values) == len(now.values):  # other strengths for as many images
+                self._set(replace(before, stack=now.stack, values=now.values, rows=rows))
 
     @property
     def is_placed(self) -> bool:
@@ -297,13 +335,13 @@ class StrengthTable:
         if self._kept is not None:
             read = {layer.device_dtype for layer in list(self._layers)}
             self._matrices = {key: matrix for key, matrix in self._matrices.items() if key in read}
-        with self._lock:
+        with self.lock:
             self._set(replace(self.now, moment=Moment()))
 
     @uncompiled
     def rewrite(self) -> None:
         """Write the latest strengths into the matrices, without waiting for a device."""
-        with self._lock:
+        with self.lock:
             factors = self._host_factors() if self._matrices else None
             for key, former in list(self._matrices.items()):
                 assert factors is not None

@@ -273,7 +273,7 @@ def test_a_schedule_and_a_region_go_together(tmp_path):
     x = torch.randn(2, 8, HEIGHT, WIDTH, dtype=torch.float64)
     engine = Engine({"unet": model})
     engine.activate(Stack([Entry(path, Strength(Curve(((0, 0), (4, 1))), region=LEFT))]))
-    engine.set_moment(Moment(3, 10))
+    engine.set_moment(Moment(2, 10))
     got = model(x)
     engine.activate(Stack([Entry(path, strength(0.5, LEFT))]))
     assert torch.equal(got, model(x))
@@ -424,7 +424,7 @@ def test_a_whole_unet_has_places_at_every_resolution(tmp_path):
         def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
             way = module._remora_slot.executor if module._remora_slot is not None else None
             if way is not None:
-                seen[name] = way._token_layout(output).grid is not None
+                seen[name] = way._layout(output, way._strengths.now).grid is not None
 
         return hook
 

@@ -1,4 +1,4 @@
-"""Curves and windows: what they are at a step, as the extensions that had them first count."""
+"""Curves and windows: what they are at a step, from 0."""
 
 from __future__ import annotations
 
@@ -15,26 +15,20 @@ from lib_lora.naming.architectures._noise import sigma_of
 POINTS = st.lists(st.tuples(st.floats(0, 1), st.floats(-3, 3)), min_size=1, max_size=6, unique_by=lambda one: one[0])
 
 
-def counter(step: int) -> int:
-    """Return `state.sampling_step` of AUTOMATIC1111's web UI during a step: the web UI writes it at the end of one."""
-    return max(step - 1, 0)
-
-
-@given(POINTS, st.integers(3, 60), st.booleans())
-def test_a_line_is_what_loractl_makes_of_it(points: list[tuple[float, float]], steps: int, whole: bool) -> None:
-    """By its formula: `np.interp` over the counter, or over its share of the steps less two."""
+@given(POINTS, st.integers(2, 60), st.booleans())
+def test_a_line_is_interpolated_over_the_steps(points: list[tuple[float, float]], steps: int, whole: bool) -> None:
     if whole:
         points = [(round(place * 40) + 2.0, value) for place, value in points]
         points = list({place: (place, value) for place, value in points}.values())
     curve = Curve(tuple(points))
     places, values = zip(*sorted(points), strict=True)
     for step in range(steps):
-        at = counter(step) if whole else counter(step) / (steps - 2)
+        at = step if whole else step / (steps - 1)
         assert math.isclose(curve.at(Moment(step, steps)), np.interp(at, places, values), abs_tol=1e-9)
 
 
 @pytest.mark.parametrize(("steps", "want"), [(1, [1.0]), (2, [1.0, 0.0])])
-def test_passes_too_short_for_the_formula_go_from_end_to_end(steps: int, want: list[float]) -> None:
+def test_short_passes_go_from_end_to_end(steps: int, want: list[float]) -> None:
     curve = Curve(((0, 1), (1, 0)))
     assert [curve.at(Moment(step, steps)) for step in range(steps)] == want
 
@@ -59,10 +53,11 @@ def test_a_jump_is_two_points_at_one_place() -> None:
     [
         (Window(), range(8)),
         (Window(stop=2), [0, 1]),
-        (Window(start=1, stop=2), [0, 1]),  # as step=1-2
+        (Window(start=1, stop=2), [1]),
+        (Window(start=1), range(1, 8)),
         (Window(start=2), range(2, 8)),
         (Window(start=2, stop=5), [2, 3, 4]),
-        (Window(stop=1), []),
+        (Window(stop=1), [0]),
         (Window(stop=0), []),
         (Window(start=0), range(8)),
         (Window(start=0.5), range(4, 8)),
@@ -70,18 +65,8 @@ def test_a_jump_is_two_points_at_one_place() -> None:
         (Window(start=9), []),
     ],
 )
-def test_windows_of_steps_are_those_of_the_block_weight_extension(window: Window, acting) -> None:
+def test_windows_of_steps(window: Window, acting) -> None:
     assert [step for step in range(8) if window.holds(Moment(step, 8))] == list(acting)
-
-
-@given(st.integers(0, 12), st.integers(0, 12), st.integers(1, 12))
-def test_its_callback_says_the_same(start: int, stop: int, steps: int) -> None:
-    """It sets the multiplier in its callback before each call: to 0 in the first, and at `counter > place - 2`."""
-    begun, ended, found = False, False, []
-    for step in range(steps):
-        begun, ended = begun or counter(step) > start - 2, ended or counter(step) > stop - 2
-        found.append(begun and not ended)
-    assert found == [Window(start=start, stop=stop).holds(Moment(step, steps)) for step in range(steps)]
 
 
 def test_windows_and_curves_of_noise() -> None:

@@ -377,7 +377,7 @@ def test_ranks_by_timestep_and_a_schedule_go_together(tmp_path):
     path = save(tmp_path / "t.safetensors", tensors, METADATA)
     model, x = Denoiser(), torch.randn(3, 8)
     served = Engine({"unet": model})
-    served.set_clock(lambda read: Moment(4, 8))
+    served.set_clock(lambda read: Moment(3, 8))
     plain = model(x, torch.tensor(0))
     served.activate(Stack([Entry(path, Strength(Curve(((0, 0.0), (6, 1.0)))))]))
     half = model(x, torch.tensor(500))

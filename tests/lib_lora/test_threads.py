@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import logging
+import random
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,7 +19,7 @@ import torch
 import torch._dynamo
 from torch import Tensor, nn
 
-from lib_lora import Engine, Entry, Halves, PerImage, Region, Stack, Strength, install, uninstall
+from lib_lora import Engine, Entry, Halves, PerImage, Region, RowsError, Stack, Strength, install, uninstall
 from lib_lora.execution import hooks
 from tests.conftest import TORCH
 from tests.fakes.files import pair, save
@@ -321,6 +323,192 @@ def test_an_activation_inside_a_call_of_a_layer_ends_no_call(tmp_path: Path, gro
         assert model(x).isfinite().all()
         assert not meddling
         assert torch.equal(model(x), want)
+
+
+class Served(nn.Module):
+    """A layer of each executor: low-rank, dense, and one of the prompt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.grouped = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, groups=2)
+        self.to_q, self.add_q_proj = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.grouped(self.conv(x))
+        tokens = self.to_q(y.flatten(2).transpose(1, 2)) + self.add_q_proj(y.mean((2, 3))).unsqueeze(1)
+        result: Tensor = tokens.transpose(1, 2).reshape(y.shape)
+        return result
+
+
+def stacks(folder: Path) -> list[Stack]:
+    """Return stacks of all sorts, on two files that share no plan."""
+    shapes = {"conv": (8, 8, 3, 3), "grouped": (8, 4, 3, 3), "to_q": (8, 8), "add_q_proj": (8, 8)}
+    first, second = (
+        save(
+            folder / f"{seed}.safetensors",
+            {key: one for name in names for key, one in pair(f"lora_unet_{name}", shapes[name], 4, seed=seed).items()},
+        )
+        for seed, names in enumerate([shapes, ["conv", "to_q"]])
+    )
+    left = Strength(0.5, region=Region.rectangle(0, 0, 0.5, 1))
+    return [
+        Stack([Entry(first, PerImage((0.2, 1.5)))]),
+        Stack([Entry(first, PerImage((left, 0.7)))]),
+        Stack([Entry(first, PerImage((1.5, left))), Entry(second, 0.3)]),
+        Stack([Entry(first, left)]),
+        Stack([Entry(first, 0.4)]),
+        Stack([Entry(first, 0.4), Entry(second, PerImage((0.0, 1.0)))], mode="merged"),
+        Stack([Entry(second, 0.4)], mode="merged"),
+        Stack([Entry(second, PerImage((1.0, 0.1, 0.0, -1.0)))]),
+        Stack(),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("calls", "activations"), [(300, 300), pytest.param(20_000, 50_000, marks=pytest.mark.long)], ids=["", "long"]
+)
+@torch.no_grad()
+def test_calls_beside_activations_raise_nothing_and_say_nothing_false(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, calls: int, activations: int
+) -> None:
+    """After them, each stack is what it is without threads."""
+    model, x, every = Served(), torch.randn(4, 8, 6, 6), stacks(tmp_path)
+    engine, choose, done = Engine({"unet": model}), random.Random(5), threading.Event()
+    want = []
+    for stack in every:
+        engine.activate(stack)
+        want.append(model(x))
+
+    def call() -> None:
+        made = 0
+        while made < calls or not done.is_set():
+            assert model(x).isfinite().all()
+            made += 1
+
+    def activate() -> None:
+        try:
+            for i in range(activations):
+                engine.activate(choose.choice(every))
+                if i % 8 == 0:
+                    assert not engine.report.uncalled
+                if engine.stack.entries:
+                    engine.set_multiplier(0, choose.choice(every[:5]).entries[0].multiplier)
+        finally:
+            done.set()
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with caplog.at_level(logging.WARNING):
+            in_threads(torch.no_grad()(call), torch.no_grad()(activate))
+    finally:
+        sys.setswitchinterval(before)
+    assert not caplog.records
+    for stack, one in zip(every, want, strict=True):
+        engine.activate(stack)
+        assert torch.equal(model(x), one)
+
+
+def test_a_denoiser_that_calls_another_one_keeps_the_lock_and_its_rows(tmp_path: Path) -> None:
+    """The other one has other rows, and other threads wait until the outer one is done."""
+    inner, order = Denoising(), list[str]()
+
+    class Outer(Denoising):
+        def forward(self, sample: Tensor, timestep: float = 0.0) -> Tensor:
+            order.append("begins")
+            y = inner(sample[:2], timestep=3.0)
+            waiting.wait(0.3)
+            order.append("goes on")
+            result: Tensor = self.layer(sample) + y.mean()
+            return result
+
+    outer, x, waiting = Outer(), torch.randn(4, 8), threading.Event()
+    file = save(tmp_path / "a.safetensors", pair("lora_unet_layer", (8, 8), 4) | pair("transformer.layer", (8, 8), 4))
+    engine = Engine({"unet": outer, "transformer": inner})
+    strengths = 0.5, 1.5
+    alone = []
+    for strength in strengths:
+        engine.activate(Stack([Entry(file, strength)]))
+        alone.append(outer.layer(x))
+    base, calm = torch.stack(alone)[[0, 1, 0, 1], range(4)], list[Tensor]()
+    engine.activate(Stack([Entry(file, PerImage(strengths))]))
+    added = inner(x[:2]).mean()
+    order.clear()
+
+    def call() -> None:
+        calm.append(outer(x))
+
+    def call_later() -> None:
+        while not order:
+            time.sleep(0.001)
+        inner(x[:2])
+        order.append("another thread")
+        waiting.set()
+
+    in_threads(call, call_later)
+    assert order == ["begins", "goes on", "another thread"]
+    assert (calm[0] - base - added).abs().max() < 1e-5
+    with pytest.raises(RowsError):
+        outer(x[:3])
+    assert not engine._calls.lock.is_held()
+    assert (outer(x) - base - added).abs().max() < 1e-5
+
+
+class Denoising(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8).requires_grad_(False)
+
+    def forward(self, sample: Tensor, timestep: float = 0.0) -> Tensor:
+        result: Tensor = self.layer(sample)
+        return result
+
+
+def test_a_call_that_was_broken_off_holds_no_other_thread(tmp_path: Path) -> None:
+    """No hook is called after KeyboardInterrupt, and a debugger keeps its traceback."""
+    model, x, kept = Denoising(), torch.randn(2, 8), list[BaseException]()
+    engine, file = Engine({"unet": model}), save(tmp_path / "a.safetensors", pair("lora_unet_layer", (8, 8), 4))
+    engine.activate(Stack([Entry(file, PerImage((1, 0)))]))
+    want = model(x)
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    hook = model.layer.register_forward_pre_hook(stop)
+    try:
+        model(x)
+    except KeyboardInterrupt as error:
+        kept.append(error)
+    hook.remove()
+    assert torch.equal(model(x), want)
+    got = list[Tensor]()
+    in_threads(lambda: got.append(model(x)))
+    assert torch.equal(got[0], want)
+
+
+def test_after_an_activation_that_failed_the_report_speaks_of_calls_since(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The former layers come back unseen, and a call that ends meanwhile had none of them."""
+    model, x = net(3), torch.randn(2, 4)
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(lora(tmp_path / "a.safetensors", 3))]))
+    model(x)
+
+    def fail(*_: object) -> None:
+        in_threads(lambda: model(x))
+        raise RuntimeError("the device is gone")
+
+    with caplog.at_level(logging.WARNING):
+        monkeypatch.setattr(hooks, "place_together", fail)
+        with pytest.raises(RuntimeError, match="the device is gone"):
+            engine.activate(Stack([Entry(lora(tmp_path / "b.safetensors", 1))]))
+        monkeypatch.undo()
+        assert not engine.report.uncalled
+        model(x)
+    assert not engine.report.uncalled
+    assert not caplog.records
 
 
 # compiled code --------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from collections.abc import Collection
 from functools import lru_cache
 from typing import Literal
 
-from ...files.components import DENOISER, role
+from ...files.components import DENOISER, TEXT_ENCODER, role
 from ._flux_blocks import FLUX_LIST
 from ._ldm_unet import UNET_LISTS, unet_block
 
@@ -50,9 +50,9 @@ _OUT = re.compile(r"^(?:norm_out|proj_out|final_layer|final_layernorm|out_layer|
 def block_of(component: str, name: str) -> str:
     """Return the block of a layer, by its dotted name in any tree; empty for a layer in no block."""
     if role(component) != DENOISER:
-        return component if component.startswith("text_encoder") else ""
+        return component if role(component) == TEXT_ENCODER else ""
     dotted = f"{name}."
-    unet = None if component.startswith("transformer") else unet_block(dotted)
+    unet = None if "transformer" in component else unet_block(dotted)
     if unet is not None:
         return unet
     if _OUT.match(name):
@@ -78,7 +78,7 @@ def side_of(block: str) -> Side:
 
 def block_order(block: str) -> tuple[int, str]:
     """Return a key that sorts blocks as they lie in a model, text encoders first."""
-    if block.startswith("text_encoder"):
+    if role(block) == TEXT_ENCODER:
         return 0, block
     places = {"IN": 1, "M": 2, "OUT": 9, "D": 3, "B": 4, "S": 5}
     letters = block.rstrip("0123456789")

@@ -253,7 +253,7 @@ def experts_named(*names: str) -> tuple[str, ...]:
 def is_flow(family: Family | None, component: str) -> bool:
     """Return whether the timesteps of a component are shares of noise, in a model of a family."""
     known = next((one for one in known_architectures() if family is not None and one.name == family.name), None)
-    return component.startswith("transformer") and (known is None or known.flow)
+    return "transformer" in component and (known is None or known.flow)
 
 
 def is_image_first(model: object) -> bool:

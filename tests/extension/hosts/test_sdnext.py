@@ -245,17 +245,6 @@ def test_the_cache_that_goes_by_text_alone_is_emptied_when_text_encoders_change(
     assert cache == {}
 
 
-def test_a_pipeline_that_encodes_all_prompts_at_once_is_said_to_have_one_images_loras(
-    setup: Setup, caplog: pytest.LogCaptureFixture
-) -> None:
-    encode = setup.web.modules["modules.sd_hijack_te"].hijack_encode_prompt
-    for prompts, text, said in (((f"x{A}", "y"), TEXT, True), ((f"x{A}", "y"), {}, False), ((f"x{A}",), TEXT, False)):
-        setup.picture(*prompts, **text)
-        caplog.clear()
-        assert encode(prompt=list(prompts)) == list(prompts)
-        assert ("encodes all prompts at once" in caplog.text) is said
-
-
 def test_lora_apply_te_is_honoured(setup: Setup) -> None:
     only_unet = setup.picture("x<lora:zorp:te=0:unet=0.8>", **TEXT)
     assert torch.equal(setup.picture(f"x{A}"), only_unet)

@@ -14,6 +14,7 @@ from extension.text.block_weights import BUILT_IN, BlockPresets, Blocks, read_li
 from extension.text.known import Known
 from extension.text.prompt import PromptError, format_tag, parse, parse_arguments
 from extension.text.regions import NAMED, NO_MASK, Mask, read_mask
+from extension.text.steps import amount_by_host
 from extension.text.tag import PASSES, Tag
 from lib_lora import Curve, Element, Entry, Halves, LoraError, Region, Shape, Strength, Unit, Window
 from tests.selection import examples
@@ -27,6 +28,7 @@ NAMES = st.text(st.characters(exclude_characters="<>:", exclude_categories=["Cs"
 )
 NUMBERS = st.floats(-10, 10, allow_nan=False)
 PLACES = st.floats(0, 60, allow_nan=False)
+DENOISING = ("unet", "transformer", "transformer_ref", "prior", "decoder", "llm_adapter", "connectors")
 
 
 @st.composite
@@ -192,7 +194,7 @@ def test_presets_are_those_that_are_given() -> None:
 
 def test_what_a_tag_means_in_a_pass() -> None:
     (tag,) = parse("<lora:a:0.5:1:hr=0.2:pass=base,hires>").tags
-    model = dict.fromkeys(("unet", "transformer", "prior", "llm_adapter"), 1.0)
+    model = dict.fromkeys(DENOISING, 1.0)
     assert tag.multiplier_in("base") == {"text_encoder": 0.5, **model}
     assert tag.multiplier_in("hires") == 0.2
     assert tag.multiplier_in("refiner") == 0.0
@@ -207,7 +209,7 @@ def test_a_function_of_a_tag() -> None:
     found = tag.multiplier
     assert isinstance(found, Strength)
     assert isinstance(found.of, dict | type(found.of))
-    assert found.amount("unet") == curve(0, 0, 1, 1)
+    assert found.amount("unet") == amount_by_host(curve(0, 0, 1, 1))
     assert found.amount("unet", "in") == 0.3
     assert found.amount("text_encoder_2") == 0.5
     assert found.during == Window(stop=4)
@@ -348,7 +350,7 @@ def test_an_error_shows_the_text_and_the_place(prompt: str, place: str, reason: 
 
 def test_one_number_stays_one_and_two_name_the_components() -> None:
     assert Tag("x", 0.5, 0.5).multiplier == 0.5
-    model = dict.fromkeys(("unet", "transformer", "prior", "llm_adapter"), 1.0)
+    model = dict.fromkeys(DENOISING, 1.0)
     assert Tag("x", 0.5, 1.0).multiplier == {"text_encoder": 0.5, **model}
 
 

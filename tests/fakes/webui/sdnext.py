@@ -258,14 +258,18 @@ class SDNext:
         pipe = self.data.sd_model
         pipe.scheduler.set_timesteps(self.steps)
         self.each_step = []
+
+        def __call__(self: Any, latents: Tensor, *, do_classifier_free_guidance: bool) -> Tensor:  # noqa: N807
+            for t in self.scheduler.timesteps:  # always of one timestep: only what is in force makes a difference
+                found = self.unet(noise, t, encoder_hidden_states=texts).sample
+                web.each_step.append(found[len(latents) :])
+                web.lora.after_step(len(web.each_step) - 1)
+                self.scheduler.step(found, t, noise)
+            return found
+
+        web = self
         with torch.no_grad():
-            for (
-                timestep
-            ) in pipe.scheduler.timesteps:  # always of one timestep: only what is in force makes a difference
-                found = pipe.unet(noise, timestep, encoder_hidden_states=texts).sample
-                self.each_step.append(found[len(prompts) :])
-                self.lora.after_step(len(self.each_step) - 1)
-                pipe.scheduler.step(found, timestep, noise)
+            found = __call__(pipe, noise[: len(prompts)], do_classifier_free_guidance=True)
         if self.interrupt_at_step:
             self.state.interrupted, self.interrupt_at_step = True, False
             raise StoppedError

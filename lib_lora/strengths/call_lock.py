@@ -1,0 +1,95 @@
+"""The calls of a model that run: one thread at a time, as strengths that are set for a call are set for all threads."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+from .stack_strengths import StackStrengths
+from .table import CallStrengths
+
+_PATIENCE = 0.5  # seconds until a thread that waits looks whether the other one still lives
+
+
+class CallArguments(dict[str, Any]):
+    """The keyword arguments of a call of a model. Only torch's frame of the call holds them, so they go with it."""
+
+    __slots__ = ("__weakref__",)
+
+
+@dataclass(eq=False, slots=True)
+class OpenCall:
+    """One call of a model that runs."""
+
+    arguments: weakref.ref[CallArguments]
+    of: str
+    """The component."""
+    is_inner: bool
+    """Whether another model calls this one in its own call."""
+    stack: StackStrengths | None = None
+    in_force: object | None = None
+    """See `StrengthTable.in_force`."""
+    outer: CallStrengths | None = None
+    """The strengths of the call around it."""
+
+
+class CallLock:
+    """Lets one thread at a time call a model, as strengths that are set for a call are set for all threads.
+
+    A model may call others: the thread holds the lock until the outermost call is over. A call is over when its hook
+    says so, when its arguments are gone, as after an exception without hooks, when its thread calls the same model
+    again, which no model does in its own call, or when its thread has ended.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._calls: list[OpenCall] = []
+
+    def begin(self, arguments: CallArguments, of: str) -> OpenCall:
+        """Wait until no other thread calls a model, and note a call."""
+        thread = threading.current_thread()
+        with self._changed:
+            while self.is_held() and self._thread is not thread:
+                self._changed.wait(_PATIENCE)
+            if self._thread is not thread:
+                self._calls.clear()
+            again = [i for i, call in enumerate(self._calls) if call.of == of]
+            del self._calls[again[0] if again else len(self._calls) :]
+            is_inner = any(call.arguments() is not arguments for call in self._calls)
+            call = OpenCall(weakref.ref(arguments, self._forget), of, is_inner)
+            self._thread = thread
+            self._calls.append(call)
+            return call
+
+    def present(self, of: str) -> OpenCall | None:
+        """Return the call of this thread that was noted so; None where none was."""
+        with self._changed:
+            calls = self._calls if self._thread is threading.current_thread() else ()
+            return next((call for call in calls if call.of == of), None)
+
+    def end(self, call: OpenCall) -> None:
+        """Forget a call and the ones inside it; behind the outermost, let other threads call a model."""
+        with self._changed:
+            if call in self._calls:
+                behind, arguments = self._calls[self._calls.index(call) + 1 :], call.arguments()
+                inner = [one for one in behind if one.arguments() is not arguments]  # others may note the same call
+                self._calls = [one for one in self._calls if one is not call and one not in inner]
+                self._let_others()
+
+    def is_held(self) -> bool:
+        """Tell whether a call runs, in any thread."""
+        with self._changed:
+            return bool(self._calls) and self._thread is not None and self._thread.is_alive()
+
+    def _forget(self, arguments: weakref.ref[CallArguments]) -> None:
+        with self._changed:
+            self._calls = [call for call in self._calls if call.arguments is not arguments]
+            self._let_others()
+
+    def _let_others(self) -> None:
+        if not self._calls:
+            self._thread = None
+            self._changed.notify()
