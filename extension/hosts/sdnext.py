@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from lib_lora import SchedulerClock, is_denoiser
 
-from ._extra_networks import Images
 from ._log_levels import LOGGERS, LogLevels
 from ._nunchaku import is_of_nunchaku, why_not
 from ._prompt_tags import Images

@@ -95,7 +95,7 @@ class Watch:
 
     def called(self) -> set[str]:
         """Return the components that were called since `begin`."""
-        return {name for name, calls in self._watched.items() if calls.number}
+        return {name for name, calls in self._watched.items() if calls.latest.number}
 
     def not_finite(self) -> dict[str, int]:
         """Return component -> number of the first call with an output that is not finite; waits for the device."""

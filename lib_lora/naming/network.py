@@ -215,9 +215,9 @@ class Network:
             adapter = self._adapter(group, component, place)
             parts = [(target, adapter if rows is None else part_of(adapter, rows)) for target, rows in place.pieces]
         except ValueError as error:
-            own = None if group.own_site is None else group.own_site.shape
+            shape = None if own is None else own.shape
             latents = any(index.find(name) == place for name in input_layers(self._family))
-            self._unlike[id(group)] = Unlike(component, place.name, own, place.shape, latents)
+            self._unlike[id(group)] = Unlike(component, place.name, shape, place.shape, latents)
             return misfit(error, f"{component}.{place.name}")
         return [Binding(part, target, self.file, component, place) for target, part in parts]
 

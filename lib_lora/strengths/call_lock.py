@@ -65,7 +65,7 @@ class CallLock:
             return call
 
     def present(self, of: str) -> OpenCall | None:
-        """Return the call of this thread that was noted so; None where none was."""
+        """Return the call of the component that this thread has begun; None where it has not."""
         with self._changed:
             calls = self._calls if self._thread is threading.current_thread() else ()
             return next((call for call in calls if call.of == of), None)

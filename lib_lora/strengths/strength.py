@@ -141,7 +141,7 @@ class Window:
         """
         if self.within is not None and not self.within.holds(moment):
             return False
-        if self.turn is not None and _counted(moment) % self.turn[1] != self.turn[0]:
+        if self.turn is not None and int(_known(moment.step, "step")) % self.turn[1] != self.turn[0]:
             return False
         if self.start is not None and not _reached(self.start, moment):
             return False
