@@ -44,8 +44,6 @@ class Tag:
     """Limit it to this component."""
     blocks: Blocks = NO_BLOCKS
     during: Window = ALWAYS
-    around: Window = ALWAYS
-    """Of the brackets around the tag, whose steps are the prompt's and not by the counter of extensions."""
     passes: frozenset[str] = frozenset()
     """Limit it to these passes; empty is all."""
     half: str = ""
@@ -59,6 +57,8 @@ class Tag:
     """In the place of the file's alpha / rank."""
     part: int | None = None
     """Of a prompt whose parts are joined by AND, the part whose rows it is limited to, from 0; None is all."""
+    around: Window = ALWAYS
+    """Of the brackets around the tag, whose steps are the prompt's and not by the counter of extensions."""
 
     @property
     def multiplier(self) -> Multiplier | Halves:
