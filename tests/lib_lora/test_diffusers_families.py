@@ -75,7 +75,8 @@ def test_no_model_and_no_file_is_named_wrongly(names, tmp_path):
                 infos[f"{prior}.{path}.lora_B.weight"] = ((out, 1, *(1 for _ in inside[1:])), "F16")
             network = load_network(hollow(tmp_path / "a.safetensors", infos), {prior: models[name]})
             report = network.report
-            unsure = right in SURE and not (report.model is not None and report.model.sure)
+            whole = family_of(fact(DENOISER, path, shape[1]) for path, shape in own.items())
+            unsure = whole is not None and whole.sure and (report.model is None or not report.model.sure)
             if unsure or is_wrong(report.model, right) or is_wrong(report.family, CLASSES[other]):
                 wrong.append((name, other, report.model, report.family))
             if not network.bindings:

@@ -12,6 +12,7 @@ from .cogvideox import MODULATION_512
 COGVIEW4 = Architecture(
     name="cogview4",
     title="CogView 4",
+    before=("cogview3",),
     signs=(
         MODULATION_512,
         Sign(r"^(denoiser|\?):transformer_blocks_\d+_(attn1_to_([qkv]|out_0)|ff_net_0_proj):(2560|4096)$", weight=1),

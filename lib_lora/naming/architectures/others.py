@@ -133,7 +133,7 @@ GLM_IMAGE = Architecture(
     signs=(
         _own("(image|glyph|prior)_projector_"),
         MODULATION_512,
-        Sign(rf"{_D}transformer_blocks_\d+_(attn1_to_([qkv]|out_0)|ff_net_0_proj):4096$", weight=1),
+        Sign(rf"{_D}transformer_blocks_\d+_(attn1_to_([qkv]|out_0)|ff_net_0_proj):(2560|4096)$", weight=1),
         _own("time_condition_embed_(timestep|condition)_embedder_", 4),
         named("glm-?image"),
     ),
@@ -235,7 +235,7 @@ PRIOR = Architecture(
         _own("proj_to_clip_embeddings|embedding_proj:|encoder_hidden_states_proj:|prd_embedding"),
         Sign(rf"{_D}transformer_blocks_\d+_(attn1_to_([qkv]|out_0)|ff_net_0_proj):2048$", weight=1),
     ),
-    never=_own(r"transformer_blocks_\d+_(attn2_|norm|attn_)|core_"),
+    never=_own(r"transformer_blocks_\d+_(attn2_|norm\d_linear|attn_)|core_"),
     flow=False,
 )
 PRX = Architecture(
