@@ -331,8 +331,9 @@ class _Reader:
 
     def _to_number(self, field: _Field) -> float:
         if not is_number(field.text):
-            large = _NUMBER.fullmatch(field.text) is not None
-            self._fail(field, f"{field.value!r} is {'too large' if large else 'not'} a number")
+            large, dotted = _NUMBER.fullmatch(field.text) is not None, field.text.replace(",", ".")
+            hint = f"; write {dotted}" if is_number(dotted) else ""
+            self._fail(field, f"{field.value!r} is {'too large' if large else 'not'} a number{hint}")
         return float(field.text)
 
     def _to_amount(self, field: _Field) -> Amount:

@@ -50,7 +50,11 @@ const isAmount = (text) =>
           : isNumber(text);
 /** @type {Check} */
 const isNumber = (text) =>
-    isFiniteNumber(text) ? "" : `“${text}” is ${NUMBER.test(text) ? "too large" : "not"} a number`;
+    isFiniteNumber(text)
+        ? ""
+        : `“${text}” is ${NUMBER.test(text) ? "too large" : "not"} a number${
+              isFiniteNumber(text.replace(",", ".")) ? `; write ${text.replace(",", ".")}` : ""
+          }`;
 /** @type {Check} */
 const isPlace = (text) => isNumber(text) || (Number(text) < 0 ? `“${text}” is below 0` : "");
 /** @type {Check} */
