@@ -41,8 +41,7 @@ from .tag import EXPERTS, PASSES, SIDES, Tag
 
 _NUMBER = re.compile(NUMBER)
 _END = NUMBER.removeprefix("[+-]?")
-RANGE = re.compile(rf"\s*(?=.*[0-9])({_END}|)\s*-\s*({_END}|)\s*", re.DOTALL)
-"""`a-b`, of which one may be empty."""
+_RANGE = re.compile(rf"({_END}|)\s*-\s*({_END}|)")
 _MODULE = re.compile(r"[A-Za-z0-9_]+")
 _FORM = "<lora:name:text-encoder multiplier:unet multiplier:rank>, as in <lora:name:0.8>"
 _MOST_POINTS = 1000
@@ -335,8 +334,9 @@ class _Reader:
 
     def _to_number(self, field: _Field) -> float:
         if not is_number(field.text):
-            large = _NUMBER.fullmatch(field.text) is not None
-            self._fail(field, f"{field.value!r} is {'too large' if large else 'not'} a number")
+            large, dotted = _NUMBER.fullmatch(field.text) is not None, field.text.replace(",", ".")
+            hint = f"; write {dotted}" if is_number(dotted) else ""
+            self._fail(field, f"{field.value!r} is {'too large' if large else 'not'} a number{hint}")
         return float(field.text)
 
     def _to_amount(self, field: _Field) -> Amount:
@@ -454,7 +454,7 @@ class _Reader:
         return Window(start, stop, high, low)
 
     def _range(self, field: _Field, example: str) -> tuple[float | None, float | None]:
-        match = RANGE.fullmatch(field.value)
+        match = match_range(field.value)
         if match is None:
             self._fail(field, f"{field.value!r} is not a range, such as {example}")
         found = [float(one) if one else None for one in (match[1], match[2])]
@@ -465,7 +465,13 @@ class _Reader:
 
 def is_range(text: str) -> bool:
     """Tell whether a field without a name is a range, as 5-15; -4 is a number."""
-    return RANGE.fullmatch(text) is not None and _NUMBER.fullmatch(text.strip()) is None
+    return match_range(text) is not None and _NUMBER.fullmatch(text.strip()) is None
+
+
+def match_range(text: str) -> re.Match[str] | None:
+    """Match `a-b`, of which one may be empty; without blanks around it, so that many of them take no long time."""
+    match = _RANGE.fullmatch(text.strip())
+    return match if match is not None and (match[1] or match[2]) else None
 
 
 def _shown(text: str) -> str:

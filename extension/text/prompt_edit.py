@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from .block_weights import NUMBER
-from .prompt import ALIASES, RANGE, PromptError, is_range, number, parse_arguments
+from .prompt import ALIASES, PromptError, is_range, match_range, number, parse_arguments
 from .spelling import KINDS, escaped, name_and_fields, unescaped
 
 _WHOLE = re.compile(rf"<({'|'.join(KINDS)}):([^<>]*)>", re.IGNORECASE)
@@ -98,7 +98,7 @@ def set_field(arguments: str, key: str, value: str) -> str:
     """
     name, fields = _taken_apart(arguments)
     key = ALIASES.get(key, key)
-    steps = next((one for one in fields if one.key == "step" and RANGE.fullmatch(one.value)), None)
+    steps = next((one for one in fields if one.key == "step" and match_range(one.value)), None)
     if steps is not None and key in ("start", "stop"):
         return _joined(name, _with_steps(fields, steps, key, value))
     own = _find(fields, key)
@@ -199,7 +199,7 @@ def _without(fields: Sequence[_Part], key: str) -> list[_Part]:
 
 
 def _with_steps(fields: list[_Part], steps: _Part, key: str, value: str) -> list[_Part]:
-    match = RANGE.fullmatch(steps.value)
+    match = match_range(steps.value)
     assert match is not None
     ends = {"start": match[1], "stop": match[2], key: value}
     if ends["start"] and ends["stop"]:

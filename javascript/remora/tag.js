@@ -50,7 +50,11 @@ const isAmount = (text) =>
           : isNumber(text);
 /** @type {Check} */
 const isNumber = (text) =>
-    isFiniteNumber(text) ? "" : `“${text}” is ${NUMBER.test(text) ? "too large" : "not"} a number`;
+    isFiniteNumber(text)
+        ? ""
+        : `“${text}” is ${NUMBER.test(text) ? "too large" : "not"} a number${
+              isFiniteNumber(text.replace(",", ".")) ? `; write ${text.replace(",", ".")}` : ""
+          }`;
 /** @type {Check} */
 const isPlace = (text) => isNumber(text) || (Number(text) < 0 ? `“${text}” is below 0` : "");
 /** @type {Check} */
@@ -122,7 +126,11 @@ const CHECKS = new Map([
  * @returns {[string, string] | null}
  */
 export function rangeOf(text) {
-    const ends = text.match(/^\s*([\d.]*(?:e[+-]?\d+)?)\s*-\s*([\d.]*(?:e[+-]?\d+)?)\s*$/i)?.slice(1);
+    // trimmed first, or many blanks in front would take a time that grows with their square
+    const ends = text
+        .trim()
+        .match(/^([\d.]*(?:e[+-]?\d+)?)\s*-\s*([\d.]*(?:e[+-]?\d+)?)$/i)
+        ?.slice(1);
     const good = (/** @type {string} */ end) => !end || (NUMBER.test(end) && Number.isFinite(Number(end)));
     return ends?.some(Boolean) && ends.every(good) ? [ends[0], ends[1]] : null;
 }

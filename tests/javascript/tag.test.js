@@ -101,6 +101,7 @@ test("the problem of a tag is one sentence", () => {
         [" :1", "the name is missing"],
         ["a:", "“” is not a number"],
         ["a:1.1.", "“1.1.” is not a number"],
+        ["a:0,7", "“0,7” is not a number; write 0.7"],
         ["a:1e999", "“1e999” is too large a number"],
         ["a:-1e39", "“-1e39” is too large a number"],
         ["a:0@x", "“0@x” is not a schedule; write, for example, 0@0,1@0.5"],

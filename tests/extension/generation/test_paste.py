@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,21 @@ def test_t17_the_hash_of_nothing_is_nobodys(catalog: Catalog) -> None:
     assert not catalog.with_hash(EMPTY[:10])
     assert digest(catalog, "toolkit") != EMPTY[:12]
     assert pasted(catalog, "<lora:other:1>", f"other: {digest(catalog, 'toolkit')}") == "<lora:toolkit:1>"
+
+
+def test_a_colon_in_a_name_is_escaped_in_the_prompt_and_missing_among_the_hashes(
+    catalog: Catalog, tmp_path: Path
+) -> None:
+    save_file({"x": torch.tensor([7.0])}, tmp_path / "re: ink.safetensors")
+    hashes = f"theirs x: {digest(catalog, 're: ink')}"
+    assert pasted(catalog, "a <lora:theirs\\: x:0.8>", hashes) == "a <lora:re\\: ink:0.8>"
+    assert pasted(catalog, "a <lora:re\\: ink:1>", "") == "a <lora:re\\: ink:1>"
+
+
+def test_a_long_text_without_an_end_takes_no_long_time(catalog: Catalog) -> None:
+    start = time.process_time()
+    with_own_names({"Prompt": "", "Remora stack": "<lora:" + "a" * 50_000}, catalog)
+    assert time.process_time() - start < 2
 
 
 def test_what_is_not_here_keeps_its_name(catalog: Catalog) -> None:

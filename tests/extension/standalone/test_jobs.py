@@ -274,7 +274,7 @@ def test_a_tag_that_cannot_be_read_is_refused_at_once(runner: Runner) -> None:
 def test_notes_tell_of_a_prompt_cut_short_and_a_tag_without_effect(runner: Runner) -> None:
     result = runner.submit(replace(SMALL, prompt="fox " * 40, negative_prompt="<lora:zorp:1>")).result(60)
     assert "the prompt has 120 tokens; only the first 75 were read" in result.notes
-    assert any("negative prompt is read as plain text" in note for note in result.notes)
+    assert any("it stands in the negative prompt, where tags are read as words" in text for text in result.warnings)
 
 
 def count_steps(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extension.text.grammar import read
-from extension.text.prompt import parse
+from extension.text.prompt import PromptError, parse
 from extension.text.tag import Tag
 from lib_lora import Moment, Strength, Window
 from tests.selection import examples
@@ -95,6 +95,14 @@ def test_off_reads_as_ever_and_on_keeps_all_words(prompt: str) -> None:
     assert off.with_tags == prompt
     assert [one for _, one in on.tags] == re.findall(r"<lora:([^<>]*)>", on.with_tags)
     assert re.findall("[a\\\\]|AND", on.text) == re.findall("[a\\\\]|AND", off.text)
+
+
+def test_a_field_of_many_blanks_takes_no_long_time() -> None:
+    blanks, start = " " * 20_000, time.process_time()
+    for field in (f"{blanks}-{blanks}", f"{blanks}x{blanks}", f"5{blanks}-{blanks}x"):
+        with pytest.raises(PromptError):
+            parse(f"<lora:a:{field}>")
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize("unit", ["(<lora:a:1>", "[<lora:a:1>|", "&lt;lora:", "<lora:a ", "[(:", ")]", "AND ", "<"])

@@ -282,6 +282,7 @@ def test_tags_are_cut_out_and_everything_else_stays() -> None:
     ("prompt", "place", "reason"),
     [
         ("a <lora:x:1.1.>", "1.1.", "'1.1.' is not a number"),
+        ("a <lora:x:0,7>", "0,7", "'0,7' is not a number; write 0.7"),
         ("a <lora:x:>", ">", "'' is not a number"),
         ("a <lora:x:unet=nan>", "nan", "'nan' is not a number"),
         ("a <lora:x:1:nan>", "nan", "'nan' is neither a number nor block weights; presets of block weights there are"),
