@@ -88,6 +88,6 @@ def _below(modules: Sequence[nn.Module]) -> tuple[list[str], list[int]]:
 
 def _shape(weight: Tensor | None) -> object:
     """Return the shape of a plain weight, the class of a packed one, and None where there is none."""
-    if type(weight) not in (nn.Parameter, Tensor):  # `functional_call` puts tensors there
+    if weight is None or type(weight) not in (nn.Parameter, Tensor):  # `functional_call` puts tensors there
         return None if weight is None else type(weight)
     return weight.shape if weight.numel() else None

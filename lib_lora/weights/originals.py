@@ -110,7 +110,7 @@ class WeightWatch:
     def _now(self) -> list[object]:
         layers = [(module(), param) for module, param in self._weights]
         weights = [None if layer is None else layer._parameters.get(param) for layer, param in layers]
-        plain = [weight for weight in weights if type(weight) in _PLAIN]
+        plain = [weight for weight in weights if weight is not None and type(weight) in _PLAIN]
         found: list[object] = [*map(id, weights), *map(version_of, plain)]
         found += [weight.data_ptr() for weight in plain]
         if len(plain) < len(weights):  # packed ones, and ones that are computed from others, such as by weight_norm
