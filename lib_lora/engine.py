@@ -37,11 +37,12 @@ from .strengths.model_call import CallHooks, CallSettings, Rows, SchedulerClock,
 from .strengths.stack_strengths import block_rules
 from .strengths.strength import AnyMultiplier, Clock, Moment, largest
 from .strengths.table import StrengthTable
-from .tensors import plain_mode
+from .tensors import every, plain_mode
 
 logger = logging.getLogger(__name__)
 
 _CPU = torch.device("cpu")
+_TWICE = "one that was made from such a weight, as in quantizing, has them twice: load the model again"
 _LATE = "what it has computed before this call of the"
 
 
@@ -76,7 +77,9 @@ class Engine:
 
     _hooked_calls: Sequence[CallHooks] = ()
     _lost = ""
-    """What a change of the model since the activation has left without its LoRA, or with two, and why."""
+    """What a change of the model since the activation has left without its LoRA, and why."""
+    _late: Sequence[str] = ()
+    """Components that were exchanged and perhaps called before that was noticed."""
 
     def __init__(
         self,
@@ -106,6 +109,7 @@ class Engine:
         """The strength table that the hooks on model calls serve, and whether they are on all components."""
         self._model, self._stack = Model({}, self._sources), Stack()
         self._plan: Plan | None = None
+        self._twice = weakref.WeakSet[nn.Module]()
         leave = ExitStack()  # in reverse
         for take_off in (self._hooked.close, self._watch.stop, self._call_hooks.close):
             leave.callback(take_off)
@@ -167,14 +171,14 @@ class Engine:
         with self._lock:
             plan = self._plan
             if plan is None:
-                return ActivationReport((), lost=self._lost)
-            gone = plan.lost(self._model.present)
+                return ActivationReport((), lost=self._losses())
+            gone, _ = plan.lost(self._model.present)
             why = "other code has put another layer in its place since the last activation or call"
             uncalled = tuple([Uncalled(*place, why) for place in gone])
             places = {place: layer for place, layer in plan.places.items() if place not in gone}
             uncalled += self._watch.uncalled(self.components, places)
             too_strong = _too_strong(self._stack, plan.key.networks, self._watch.not_finite())
-            return replace(plan.report, uncalled=uncalled, too_strong=too_strong, lost=self._lost)
+            return replace(plan.report, uncalled=uncalled, too_strong=too_strong, lost=self._losses())
 
     @property
     def silent(self) -> frozenset[str]:
@@ -211,7 +215,8 @@ class Engine:
                 if not stack.entries:
                     self._take_off(keep=True)
                     return ActivationReport(())
-                twice, former = self._may_be_twice(), self._plan
+                self._look_for_twice()
+                former = self._plan
                 plan = self._plan_for(stack)
                 plan.write(stack, in_force=plan is self._plan)  # first: layers are placed and merged by these numbers
                 if plan is not self._plan or not self._hooked.hold(plan.executors):
@@ -220,7 +225,7 @@ class Engine:
                 plan.strengths.rest(0, self._calls.lock.is_held)
                 self._hook_calls()
                 self._watch.begin(self.components, None if plan is former else plan.places)
-                self._lost = twice
+                self._lost, self._late = "", ()
                 if plan is not former or plan.key.why_live:
                     plan.watch_weights()
                 self._hooked.note_forwards()
@@ -272,16 +277,25 @@ class Engine:
             return False
         return self._model.has_changed(name) or watched.changed() or self._hooked.has_other_forwards()
 
-    def _may_be_twice(self) -> str:
-        """Tell in the log, too, that other code may have made layers from weights with merged LoRA."""
-        text = "" if self._plan is None else self._plan.may_be_twice(self._model.present)
-        if text:
-            logger.warning("%s", text)
-        return text
+    def _look_for_twice(self) -> None:
+        """Note the layers that other code may have made from weights with merged LoRA."""
+        new = [] if self._plan is None else self._plan.made_of_merged(self._model.present)
+        if not self._twice.issuperset(new):
+            self._twice.update(new)
+            logger.warning("%s", self._losses())
+
+    def _losses(self) -> str:
+        """Return which changes of the model the stack could not follow, and why."""
+        layers = {layer for module in self._model.present.values() for layer in every(module)} if self._twice else set()
+        count = len(layers & set(self._twice))
+        twice = f"{count} layers are new since LoRA were merged into the weights of others; {_TWICE}" if count else ""
+        return "; ".join(filter(None, [self._lost, twice]))
 
     def _follow(self, name: str) -> None:
         """Put the stack on what has changed of the model since the activation, before a component is called."""
         plan = self._plan
+        if name in self._late:  # from here on its output has the LoRA
+            self._late, self._lost = (), ""
         if plan is None or not (self._is_outdated(plan, name) or self._model.new_modules()):
             return
         with self._lock, plain_mode(_CPU):
@@ -302,6 +316,7 @@ class Engine:
                 logger.warning("%s", self._lost)
             late = [one for one in new if one in plan.watched and not (is_denoiser(one) and role(name) == TEXT_ENCODER)]
             if late and not self._lost:
+                self._late = late
                 self._lost = f"the {', '.join(late)} of the pipeline was exchanged, and {_LATE} {name} was without LoRA"
                 logger.warning("%s", self._lost)
             if chosen is not None:
@@ -451,9 +466,9 @@ class Engine:
 
     def _take_off(self, *, keep: bool) -> None:
         """Take everything off; where `keep` is set, keep the plan for later if there is room for it."""
-        twice = self._may_be_twice()
+        self._look_for_twice()
         self._stack, plan, self._plan = Stack(), self._plan, None
-        self._calls.chosen, self._lost = None, twice
+        self._calls.chosen, self._lost = None, ""
         if plan is not None:
             plan.strengths.in_force = None
         try:

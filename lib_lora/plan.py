@@ -47,7 +47,6 @@ _SWAPPED = "its weights are swapped in and out"
 _FUSED = "the file has one adapter for it and other layers, which depends on the weights of all of them"
 _VARIES = "the strength differs from step to step"
 _REGIONAL = "a LoRA is for a part of the picture"
-_TWICE = "one that was made from the weight before it, as in quantizing, has them twice: load the model again"
 _ZERO = "its `up` weights are all zero, as before the first step of training"
 
 LayerBindings = tuple[str, nn.Module, list[Binding]]
@@ -159,24 +158,23 @@ class Plan:
         bound = [binding for network in self.key.networks for binding in network.bindings]
         return {(binding.component, binding.target.path) for binding in bound}
 
-    def lost(self, components: Mapping[str, nn.Module]) -> list[tuple[str, str]]:
-        """Return component and path of the layers in whose place these components have others now."""
-        found = list[tuple[str, str]]()
+    def lost(self, components: Mapping[str, nn.Module]) -> tuple[list[tuple[str, str]], list[nn.Module]]:
+        """Return component and path of the layers in whose place these components have others now; and new layers."""
+        places, new = list[tuple[str, str]](), list[nn.Module]()
         for index in self.key.indexes:
             name, module = index.component, components.get(index.component)
             if name in self.watched and module is not None and not index.holds(module):
-                found += [(name, path) for path in index.lost(module)]
-        return sorted(self.bound.intersection(found))
+                paths, layers = index.exchanged(module)
+                places += [(name, path) for path in paths]
+                new += layers
+        return sorted(self.bound.intersection(places)), new
 
-    def may_be_twice(self, components: Mapping[str, nn.Module]) -> str:
-        """Tell that merged layers were replaced, whose weights other code may have read; empty where none was."""
-        if not self.key.why_live:
-            return ""
+    def made_of_merged(self, components: Mapping[str, nn.Module]) -> list[nn.Module]:
+        """Return the new layers of components where merged ones are gone, whose weights other code may have read."""
+        places, new = self.lost(components) if self.key.why_live else ([], [])
         indexes = {index.component: index for index in self.key.indexes}
-        layers = {place: indexes[place[0]].get(place[1]) for place in self.lost(components)}
         live = {layer for layer, executor in list(self.executors.items()) if not executor.merges}
-        found = [".".join(place) for place, layer in layers.items() if layer not in live]
-        return f"{len(found)} layers with merged LoRA were replaced, such as {found[0]}; {_TWICE}" if found else ""
+        return new if any(indexes[name].get(path) not in live for name, path in places) else []
 
     def _merge_again(self) -> None:
         for layer, executor in list(self.executors.items()):

@@ -11,7 +11,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..tensors import every
 from .architectures._names import PARTS
@@ -86,8 +86,8 @@ def _below(modules: Sequence[nn.Module]) -> tuple[list[str], list[int]]:
     return [*chain.from_iterable(tables)], [*map(id, chain.from_iterable(map(dict.values, tables)))]
 
 
-def _shape(weight: nn.Parameter | None) -> object:
+def _shape(weight: Tensor | None) -> object:
     """Return the shape of a plain weight, the class of a packed one, and None where there is none."""
-    if type(weight) is not nn.Parameter:
+    if weight is None or type(weight) not in (nn.Parameter, Tensor):  # `functional_call` puts tensors there
         return None if weight is None else type(weight)
     return weight.shape if weight.numel() else None

@@ -88,6 +88,9 @@ def mark_weight(layer: nn.Module, param: str) -> WeightMark | None:
     return None if weight is None or samples is None else (version_of(weight), samples)
 
 
+_PLAIN = (nn.Parameter, Tensor)  # the latter in `functional_call`
+
+
 class WeightWatch:
     """Tells whether weights may have been written to, moved or replaced since it looked last; reads no number.
 
@@ -107,12 +110,12 @@ class WeightWatch:
     def _now(self) -> list[object]:
         layers = [(module(), param) for module, param in self._weights]
         weights = [None if layer is None else layer._parameters.get(param) for layer, param in layers]
-        plain = [weight for weight in weights if type(weight) is nn.Parameter]
+        plain = [weight for weight in weights if weight is not None and type(weight) in _PLAIN]
         found: list[object] = [*map(id, weights), *map(version_of, plain)]
         found += [weight.data_ptr() for weight in plain]
         if len(plain) < len(weights):  # packed ones, and ones that are computed from others, such as by weight_norm
             pairs = zip(layers, weights, strict=True)
-            others = [layer for (layer, _), weight in pairs if layer is not None and type(weight) is not nn.Parameter]
+            others = [layer for (layer, _), weight in pairs if layer is not None and type(weight) not in _PLAIN]
             found += [(id(one), version_of(one)) for layer in others for one in (*layer.parameters(), *layer.buffers())]
         return found
 

@@ -94,6 +94,7 @@ def test_a_text_encoder_that_was_exchanged_is_said_as_it_was_called_before_anyth
     assert live.error() > 0.01
     assert "text_encoder of the pipeline was exchanged" in live.engine.report.silence
     assert live.error() < EXACT  # the next picture is right
+    assert live.engine.report.silence == ""
 
 
 @pytest.mark.parametrize("how", ["layer", "class"])
@@ -219,7 +220,13 @@ def test_layers_that_were_made_from_merged_weights_are_said_to_have_their_lora_t
     started = Started(files, mode="merged")
     started.pipeline.unet.mix = copy.deepcopy(started.pipeline.unet.mix)
     started.pipeline.picture()
+    assert "1 layers are new since LoRA were merged" in started.engine.report.silence
+    started.engine.activate(started.engine.stack)
     assert "has them twice" in started.engine.report.silence
+    started.engine.deactivate()
+    assert "has them twice" in started.engine.report.silence
+    started.pipeline.unet.mix = nn.Linear(8, 8)
+    assert started.engine.report.silence == ""
 
 
 def test_another_class_gets_another_executor(files):

@@ -68,12 +68,13 @@ class History:
 
 @pytest.mark.parametrize("changes", [60, pytest.param(300, marks=pytest.mark.long)])
 def test_no_picture_is_wrong_in_silence(changes, tmp_path, caplog):
-    some, files, wrong, made = random.Random(changes), write_files(tmp_path), list[str](), 0
+    some, files, wrong, made, right = random.Random(changes), write_files(tmp_path), list[str](), 0, 0
     while made < changes:
         history = History(files, some, caplog)
         for _ in range(AT_ONCE):
             made += 1
             text = history.step()
+            right += not text
             if text and text != "over":
                 wrong.append(text)
             if text:
@@ -81,3 +82,4 @@ def test_no_picture_is_wrong_in_silence(changes, tmp_path, caplog):
         with suppress(LoraError):  # a merged weight that was written to cannot be put back
             history.engine.close()
     assert len(wrong) == 0, "\n".join(wrong)
+    assert right > 0.6 * made  # the others were said to be without some LoRA, or ended in an error
