@@ -176,6 +176,8 @@ class DenseExecutor(Resident[Placement[Adapters]]):
     def _run_now(self, call: _Call) -> Any:
         if self._budget.contended:
             self._budget.note(self._account)
+        if call.now.is_unknown:
+            self._strengths.refuse_unknown(call.now, self._groups)
         try:
             if call.now.numbers is not None:  # all rows and places have the same strengths
                 return self._run(call)

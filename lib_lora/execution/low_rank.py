@@ -155,6 +155,8 @@ class LowRankExecutor(Resident[Placed]):
         now = self._strengths.now
         if now.stack.has_regions and (y := opaque.call(layer, base_forward, args, kwargs)) is not None:
             return y
+        if now.is_unknown:
+            self._strengths.refuse_unknown(now, self._groups)
         place = place_of_input(layer, args, kwargs)
         x: Tensor = args[place] if isinstance(place, int) else kwargs[place]
         alike = not now.mixed and not self._is_regional(now)

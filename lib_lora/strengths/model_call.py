@@ -314,7 +314,7 @@ class _HookedCalls:
         self._look_back(opened)
         with plain_mode(_CPU):
             if opened.outer is None:
-                self.table.rest(self.settings.chosen or 0)
+                self.table.rest(self.settings.chosen)
             else:
                 self.table.resume(opened.outer)
         self.settings.lock.end(opened)
