@@ -28,9 +28,10 @@ from ..naming.binding import Binding
 from ..placement import scratch
 from ..placement.resident import PlacementPolicy, Resident, strength_ranges
 from ..placement.storage import Placement, store
+from ..strengths.calls import CallStrengths
 from ..strengths.model_call import repeats_per_row
 from ..strengths.regions import ALL_PLACES, RegionPart, region_on_row, token_layout
-from ..strengths.table import CallStrengths, StrengthTable, shaped_by_places
+from ..strengths.table import StrengthTable, shaped_by_places
 from ..tensors import TensorFields, capturing, plain_mode, wide
 from ..weights.readers.base import WeightReader, stored, weight_reader
 from . import opaque

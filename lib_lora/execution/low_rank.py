@@ -25,9 +25,10 @@ from ..naming.binding import Binding
 from ..placement.resident import PlacementPolicy, Resident, strength_ranges
 from ..placement.static import padded_rank
 from ..placement.storage import Placement, store
+from ..strengths.calls import CallStrengths
 from ..strengths.model_call import repeats_per_row
 from ..strengths.regions import TokenLayout, token_layout
-from ..strengths.table import CallStrengths, LayerStrengths, StrengthTable, with_change_of_bias
+from ..strengths.table import LayerStrengths, StrengthTable, with_change_of_bias
 from ..tensors import TensorFields, capturing
 from . import opaque
 from .arguments import BaseForward, output_in, place_of_input, with_output

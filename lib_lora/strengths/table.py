@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import starmap
 from typing import NamedTuple, TypeAlias
@@ -23,8 +23,9 @@ from ..adapters.base import Pair, Schedule
 from ..compiler import compiling, may_compile, uncompiled
 from ..errors import RowsError
 from ..tensors import page_locked
+from .calls import CallStrengths
 from .regions import LatentGrid, RowRegions, TokenLayout, region_on_row, weights_at
-from .stack_strengths import StackStrengths, Values
+from .stack_strengths import StackStrengths
 from .strength import Moment
 
 ALIGNMENT = 16
@@ -37,39 +38,6 @@ FactorRanges: TypeAlias = tuple[tuple[int, Pair], ...]
 """For each binding of a layer the strength group of its factors, and their number, scale and schedule."""
 Columns: TypeAlias = tuple[int, int]
 """The columns of the matrix that a layer reads as one vector: the first, and how many."""
-
-
-@dataclass(eq=False)  # not frozen: the compiler would guard all fields
-class CallStrengths:
-    """The strengths in a model call. It is replaced as a whole: a thread that reads it has the parts of one call."""
-
-    stack: StackStrengths
-    values: Values
-    """For each variant, the strength of every group."""
-    moment: Moment = field(default_factory=Moment)
-    """Where its timestep is not known, all ranks act."""
-    shown: int = 0
-    """The variant of calls whose rows are alike."""
-    mixed: bool = False
-    """Whether the rows are of more than one variant."""
-    rows: tuple[int, ...] = ()
-    """The variant of each row of the latest call whose rows were `mixed`."""
-    parts: tuple[int | None, ...] = ()
-    """The part of the prompt of each row; none where that makes no difference."""
-    latents: LatentGrid | None = None
-    """None where they are not known."""
-    is_unknown: bool = False
-    """Whether no call is set, and images have strengths of their own."""
-    numbers: Sequence[float] | None = field(init=False)
-    """The strength of every group; None where rows or places may differ."""
-
-    def __post_init__(self) -> None:
-        may_differ = self.mixed or self.is_unknown or self.stack.has_regions
-        self.numbers = None if may_differ else self.values[self.shown]
-
-    def of(self, variant: int | None) -> tuple[float, ...]:
-        """Return the strength of every group for a variant; None is the one that is shown."""
-        return self.values[self.shown if variant is None else variant]
 
 
 class LayerView(NamedTuple):
