@@ -218,11 +218,12 @@ class Engine:
                 self._look_for_twice()
                 former = self._plan
                 plan = self._plan_for(stack)
+                plan.strengths.is_inside = self._model.is_called
                 plan.write(stack, in_force=plan is self._plan)  # first: layers are placed and merged by these numbers
                 if plan is not self._plan or not self._hooked.hold(plan.executors):
                     self._swap(plan)
                 self._stack, self._calls.chosen = stack, None
-                plan.strengths.rest(0, self._calls.lock.is_held)
+                plan.strengths.rest(None, self._calls.lock.is_held)
                 self._hook_calls()
                 self._watch.begin(self.components, None if plan is former else plan.places)
                 self._lost, self._late = "", ()
@@ -393,6 +394,7 @@ class Engine:
             self._stack = stack
             if (stack.images, stack.halved) != (former.images, former.halved):
                 self._calls.chosen = None
+                plan.strengths.rest(None, self._calls.lock.is_held)
             self._hook_calls()
 
     def set_moment(self, moment: Moment) -> None:
@@ -446,7 +448,7 @@ class Engine:
                 raise RowsError(f"there is no image {index}; the stack has {images}")
             self._calls.chosen = None if index is None or images == 1 else index * (1 + self._stack.halved)
             if self._plan is not None:
-                self._plan.strengths.rest(self._calls.chosen or 0, self._calls.lock.is_held)
+                self._plan.strengths.rest(self._calls.chosen, self._calls.lock.is_held)
 
     def reattach(self) -> None:
         """Serve layers again whose class or forward other code has replaced since the activation; else do nothing."""

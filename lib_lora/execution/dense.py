@@ -28,9 +28,10 @@ from ..naming.binding import Binding
 from ..placement import scratch
 from ..placement.resident import PlacementPolicy, Resident, strength_ranges
 from ..placement.storage import Placement, store
+from ..strengths.calls import CallStrengths
 from ..strengths.model_call import repeats_per_row
 from ..strengths.regions import ALL_PLACES, RegionPart, region_on_row, token_layout
-from ..strengths.table import CallStrengths, StrengthTable, shaped_by_places
+from ..strengths.table import StrengthTable, shaped_by_places
 from ..tensors import TensorFields, capturing, plain_mode, wide
 from ..weights.readers.base import WeightReader, stored, weight_reader
 from . import opaque
@@ -176,6 +177,8 @@ class DenseExecutor(Resident[Placement[Adapters]]):
     def _run_now(self, call: _Call) -> Any:
         if self._budget.contended:
             self._budget.note(self._account)
+        if call.now.is_unknown:
+            self._strengths.refuse_unknown(call.now, self._groups)
         try:
             if call.now.numbers is not None:  # all rows and places have the same strengths
                 return self._run(call)

@@ -25,9 +25,10 @@ from ..naming.binding import Binding
 from ..placement.resident import PlacementPolicy, Resident, strength_ranges
 from ..placement.static import padded_rank
 from ..placement.storage import Placement, store
+from ..strengths.calls import CallStrengths
 from ..strengths.model_call import repeats_per_row
 from ..strengths.regions import TokenLayout, token_layout
-from ..strengths.table import CallStrengths, LayerStrengths, StrengthTable, with_change_of_bias
+from ..strengths.table import LayerStrengths, StrengthTable, with_change_of_bias
 from ..tensors import TensorFields, capturing
 from . import opaque
 from .arguments import BaseForward, output_in, place_of_input, with_output
@@ -155,6 +156,8 @@ class LowRankExecutor(Resident[Placed]):
         now = self._strengths.now
         if now.stack.has_regions and (y := opaque.call(layer, base_forward, args, kwargs)) is not None:
             return y
+        if now.is_unknown:
+            self._strengths.refuse_unknown(now, self._groups)
         place = place_of_input(layer, args, kwargs)
         x: Tensor = args[place] if isinstance(place, int) else kwargs[place]
         alike = not now.mixed and not self._is_regional(now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -21,6 +22,8 @@ from . import hooks
 
 _KNOWN = (DENOISER, TEXT_ENCODER, "llm_adapter", "connectors")
 """Roles, and names of components beside these, that a strength may name though the model lacks them."""
+
+_CALL = nn.Module._call_impl.__code__
 
 
 class Model:
@@ -47,6 +50,15 @@ class Model:
     def components(self) -> dict[str, nn.Module]:
         """Return the components that are still alive."""
         return {name: module for name, ref in self._refs.items() if (module := ref()) is not None}
+
+    def is_called(self) -> bool:
+        """Tell whether this thread is in a call of a component, by its frames."""
+        frame, called = sys._getframe(1), {id(module) for module in self.components.values()}
+        while frame is not None:
+            if frame.f_code is _CALL and id(frame.f_locals.get("self")) in called:
+                return True
+            frame = frame.f_back  # type: ignore[assignment]
+        return False
 
     def layer_classes(self) -> set[type[nn.Module]]:
         """Return the classes whose forward runs for layers that adapters can change."""

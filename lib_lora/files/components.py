@@ -28,8 +28,10 @@ _DENOISERS = re.compile(
     r"(?:\w+_)?(?:unet|transformer|prior|denoiser|dit)(?:_ref|_?\d+)?|diffusion_model|decoder|super_res_(?:first|last)"
 )
 """Names of denoisers in diffusers: `decoder` is Stable Cascade's and UnCLIP's; what decodes latents is called `vae`."""
-_TEXT_ENCODERS = re.compile(r"(?:\w+_)?text_encoder(?:_?\d+)?|bert")
-"""`prior_text_encoder` is of pipelines that have a prior of their own, `bert` of the first latent diffusion model."""
+_TEXT_ENCODERS = re.compile(r"(?:prior_)?text_encoder.*|bert")
+"""`prior_text_encoder` is of pipelines that have a prior of their own, `bert` of the first latent diffusion model.
+Programs have further names below `text_encoders`.
+"""
 
 _INSIDE = {"llm_adapter": DENOISER, "text_conditioner": DENOISER}
 """Components that other programs keep inside another one, so that files have them there: Anima's adapter."""
@@ -38,9 +40,9 @@ _INSIDE = {"llm_adapter": DENOISER, "text_conditioner": DENOISER}
 @lru_cache(maxsize=1024)
 def role(component: str) -> str:
     """Return the role of a component, by its name; its own name if no other component has that role."""
-    if _DENOISERS.fullmatch(component):
-        return DENOISER
-    return TEXT_ENCODER if _TEXT_ENCODERS.fullmatch(component) else component
+    if _TEXT_ENCODERS.fullmatch(component):
+        return TEXT_ENCODER
+    return DENOISER if _DENOISERS.fullmatch(component) else component
 
 
 def is_denoiser(component: str) -> bool:

@@ -24,12 +24,12 @@ from ..naming.architectures._arguments import denoised_in, halves_in, patch_of, 
 from ..naming.architectures._noise import noise_timestep, sigma_of
 from ..naming.architectures.base import is_image_first
 from ..tensors import plain_mode
-from .call_lock import CallArguments, CallLock, OpenCall
+from .calls import CallArguments, CallLock, CallStrengths, OpenCall
 from .pipeline_rows import PipelineRows, Row
 from .regions import LatentGrid
 from .stack_strengths import StackStrengths
 from .strength import Clock, Moment
-from .table import CallStrengths, StrengthTable
+from .table import StrengthTable
 
 logger = logging.getLogger(__name__)
 
@@ -317,7 +317,7 @@ class CallHooks:
         self._look_back(opened)
         with plain_mode(_CPU):
             if opened.outer is None:
-                self.table.rest(self.settings.chosen or 0)
+                self.table.rest(self.settings.chosen)
             else:
                 self.table.resume(opened.outer)
         self.settings.lock.end(opened)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import starmap
 from typing import NamedTuple, TypeAlias
@@ -21,9 +21,11 @@ from torch import Tensor
 
 from ..adapters.base import Pair, Schedule
 from ..compiler import compiling, may_compile, uncompiled
+from ..errors import RowsError
 from ..tensors import page_locked
+from .calls import CallStrengths
 from .regions import LatentGrid, RowRegions, TokenLayout, region_on_row, weights_at
-from .stack_strengths import StackStrengths, Values
+from .stack_strengths import StackStrengths
 from .strength import Moment
 
 ALIGNMENT = 16
@@ -36,36 +38,6 @@ FactorRanges: TypeAlias = tuple[tuple[int, Pair], ...]
 """For each binding of a layer the strength group of its factors, and their number, scale and schedule."""
 Columns: TypeAlias = tuple[int, int]
 """The columns of the matrix that a layer reads as one vector: the first, and how many."""
-
-
-@dataclass(eq=False)  # not frozen: the compiler would guard all fields
-class CallStrengths:
-    """The strengths in a model call. It is replaced as a whole: a thread that reads it has the parts of one call."""
-
-    stack: StackStrengths
-    values: Values
-    """For each variant, the strength of every group."""
-    moment: Moment = field(default_factory=Moment)
-    """Where its timestep is not known, all ranks act."""
-    shown: int = 0
-    """The variant of calls whose rows are alike."""
-    mixed: bool = False
-    """Whether the rows are of more than one variant."""
-    rows: tuple[int, ...] = ()
-    """The variant of each row of the latest call whose rows were `mixed`."""
-    parts: tuple[int | None, ...] = ()
-    """The part of the prompt of each row; none where that makes no difference."""
-    latents: LatentGrid | None = None
-    """None where they are not known."""
-    numbers: Sequence[float] | None = field(init=False)
-    """The strength of every group; None where rows or places may differ."""
-
-    def __post_init__(self) -> None:
-        self.numbers = None if self.mixed or self.stack.has_regions else self.values[self.shown]
-
-    def of(self, variant: int | None) -> tuple[float, ...]:
-        """Return the strength of every group for a variant; None is the one that is shown."""
-        return self.values[self.shown if variant is None else variant]
 
 
 class LayerView(NamedTuple):
@@ -153,6 +125,8 @@ class StrengthTable:
         self.lock = threading.RLock()
         self.now = CallStrengths(strengths, strengths.values(None))
         """Read once for a call of a layer, as another thread may activate meanwhile."""
+        self.is_inside: Callable[[], bool] = bool
+        """Whether this thread is in a call of a component."""
         self.in_force: object | None = None
         """Another object for each time for which layers have the plan's executors; None while any lacks its own."""
         self._weights: dict[tuple[object, ...], Tensor] = {}  # see `region_weights`
@@ -296,11 +270,32 @@ class StrengthTable:
             self._set(CallStrengths(stack, values, moment or now.moment, shown, mixed, rows, parts, latents))
             return True
 
-    def rest(self, variant: int, is_busy: Callable[[], bool] | None = None) -> None:
-        """Have one variant in calls that set nothing; do nothing while a model call runs, if `is_busy` tells so."""
+    def rest(self, variant: int | None, is_busy: Callable[[], bool] | None = None) -> None:
+        """Have one variant in calls that set nothing; do nothing while a model call runs, if `is_busy` tells so.
+
+        With None it is unknown for which image such calls are, if images have strengths of their own.
+        """
         with self.lock:
             if is_busy is None or not is_busy():
-                self.set_call(self.now.stack, rows=(variant,))
+                self.set_call(self.now.stack, rows=(variant or 0,))
+                if variant is None and self.now.stack.images > 1:
+                    self.now = replace(self.now, is_unknown=True)
+
+    @uncompiled
+    def refuse_unknown(self, now: CallStrengths, groups: Collection[int]) -> None:
+        """Refuse a layer that other code calls by itself, outside of a call that tells the rows.
+
+        A component's call that began before an activation has the strengths of the first image to its end.
+
+        Raises:
+            RowsError: the images have strengths of their own for the layer.
+        """
+        stack = now.stack
+        variants = range(0, len(now.values), 1 + stack.halved)
+        own = {tuple([(now.values[one][i], stack.region(i, one)) for i in groups]) for one in variants}
+        if len(own) > 1 and not self.is_inside():
+            text = "a layer is called outside of a call of its model, and it is unknown for which of the"
+            raise RowsError(f"{text} {stack.images} images; choose one by `use_image`")
 
     def resume(self, before: CallStrengths) -> None:
         """Have the rows, the places and the moment of a call that goes on, after another one inside it."""

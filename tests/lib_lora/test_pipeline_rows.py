@@ -190,6 +190,25 @@ def test_a_decoder_is_a_denoiser_in_all_respects(tmp_path: Path) -> None:
             assert engine.silent == frozenset()
 
 
+def test_a_part_of_a_model_that_is_called_alone_is_refused(tmp_path: Path) -> None:
+    """As `get_text_features` does it: no call of the component tells the rows."""
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).requires_grad_(False), torch.randn(2, 8)
+    unet, file = (
+        Denoiser(),
+        save(tmp_path / "a.safetensors", pair("lora_te_0", (8, 8), 4) | pair("lora_unet_layer", (8, 8), 4)),
+    )
+    with Engine({"text_encoder": model, "unet": unet}) as engine:
+        engine.activate(Stack([Entry(file)]))
+        want = model[0](x)
+        engine.activate(Stack([Entry(file, PerImage((1.0, 0.0)))]))
+        with pytest.raises(RowsError, match="outside of a call of its model"):
+            model[0](x)
+        engine.use_image(0)
+        assert worst(model[0](x), want) < 1e-6
+        engine.activate(Stack([Entry(file, PerImage((1.0, {"text_encoder": 1.0})))]))
+        assert worst(model[0](x), want) < 1e-6, "the images are alike there"
+
+
 # all pipelines --------------------------------------------------------------------------------------------------------
 
 

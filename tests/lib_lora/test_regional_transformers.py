@@ -267,7 +267,8 @@ def test_every_layer_of_the_picture_has_its_places(tmp_path, make):
     def note(name: str) -> Callable[..., None]:
         def hook(module: Any, args: tuple[Tensor, ...], output: Tensor) -> None:
             if module._remora_slot is not None:
-                seen[name] = module._remora_slot.executor._token_layout(output).grid
+                way = module._remora_slot.executor
+                seen[name] = way._layout(output, way._strengths.now).grid
 
         return hook
 

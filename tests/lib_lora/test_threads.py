@@ -366,7 +366,7 @@ def stacks(folder: Path) -> list[Stack]:
 
 
 @pytest.mark.parametrize(
-    ("calls", "activations"), [(300, 300), pytest.param(20_000, 50_000, marks=pytest.mark.long)], ids=["", "long"]
+    ("calls", "activations"), [(150, 150), pytest.param(20_000, 50_000, marks=pytest.mark.long)], ids=["", "long"]
 )
 @torch.no_grad()
 def test_calls_beside_activations_raise_nothing_and_say_nothing_false(

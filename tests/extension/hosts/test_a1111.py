@@ -407,7 +407,7 @@ def test_prompts_encoded_by_stack_are_the_same_kinds_of_lists_and_come_back_in_o
 
     prompts = SdConditioning(["a", "b", "c"], is_negative_prompt=True, width=768)
     found = _by_stack(encode, ["x", "y", "x"], remora)(None, prompts, 20)
-    assert told == [0, (["a", "c"], True, 768, 20), 1, (["b"], True, 768, 20), 0]
+    assert told == [0, (["a", "c"], True, 768, 20), 1, (["b"], True, 768, 20), None]
     assert (found.shape, found.batch) == ((3,), [["A"], ["B"], ["C"]])
     listed = _by_stack(lambda model, texts: [text * 2 for text in texts], ["x", "y", "x"], remora)(
         None, ["a", "b", "c"]

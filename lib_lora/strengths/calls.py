@@ -1,16 +1,51 @@
-"""The calls of a model that run: one thread at a time, as strengths that are set for a call are set for all threads."""
+"""The strengths in one model call, and the calls that run: one thread at a time, as all threads share the strengths."""
 
 from __future__ import annotations
 
 import threading
 import weakref
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from .stack_strengths import StackStrengths
-from .table import CallStrengths
+from .regions import LatentGrid
+from .stack_strengths import StackStrengths, Values
+from .strength import Moment
 
 _PATIENCE = 0.5  # seconds until a thread that waits looks whether the other one still lives
+
+
+@dataclass(eq=False)  # not frozen: the compiler would guard all fields
+class CallStrengths:
+    """The strengths in a model call. It is replaced as a whole: a thread that reads it has the parts of one call."""
+
+    stack: StackStrengths
+    values: Values
+    """For each variant, the strength of every group."""
+    moment: Moment = field(default_factory=Moment)
+    """Where its timestep is not known, all ranks act."""
+    shown: int = 0
+    """The variant of calls whose rows are alike."""
+    mixed: bool = False
+    """Whether the rows are of more than one variant."""
+    rows: tuple[int, ...] = ()
+    """The variant of each row of the latest call whose rows were `mixed`."""
+    parts: tuple[int | None, ...] = ()
+    """The part of the prompt of each row; none where that makes no difference."""
+    latents: LatentGrid | None = None
+    """None where they are not known."""
+    is_unknown: bool = False
+    """Whether no call is set, and images have strengths of their own."""
+    numbers: Sequence[float] | None = field(init=False)
+    """The strength of every group; None where rows or places may differ."""
+
+    def __post_init__(self) -> None:
+        may_differ = self.mixed or self.is_unknown or self.stack.has_regions
+        self.numbers = None if may_differ else self.values[self.shown]
+
+    def of(self, variant: int | None) -> tuple[float, ...]:
+        """Return the strength of every group for a variant; None is the one that is shown."""
+        return self.values[self.shown if variant is None else variant]
 
 
 class CallArguments(dict[str, Any]):
