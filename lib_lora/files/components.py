@@ -28,7 +28,7 @@ _DENOISERS = re.compile(
     r"(?:\w+_)?(?:unet|transformer|prior|denoiser|dit)(?:_ref|_?\d+)?|diffusion_model|decoder|super_res_(?:first|last)"
 )
 """Names of denoisers in diffusers: `decoder` is Stable Cascade's and UnCLIP's; what decodes latents is called `vae`."""
-_TEXT_ENCODERS = re.compile(r"(?:prior_)?text_encoder.*|bert")
+_TEXT_ENCODERS = re.compile(r"(?:prior_)?text_encoders?(?:_?\d+)?(?:\..+)?|bert")
 """`prior_text_encoder` is of pipelines that have a prior of their own, `bert` of the first latent diffusion model.
 Programs have further names below `text_encoders`.
 """
