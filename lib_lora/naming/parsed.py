@@ -207,16 +207,8 @@ class ParsedFile:
             idle: the groups that act on nothing there.
             reading: the user's choices.
         """
-        unused, sources = [*self.unused, *self.unshared(self.groups)], self._sources(reading)
-        adapters: list[Adapter] = []
-        for group in self.groups if acting is None else idle:
-            if group.recipe is None:
-                unused += group.unused(group.unread)
-            elif group.own_site is not None:  # what does not fit even the shape that it claims fits no model
-                try:
-                    adapters.append(self.adapter(group, group.own_site))
-                except ValueError as error:
-                    unused += group.unused(misfit(error))
+        sources = self._sources(reading)
+        adapters, unfit = self._by_themselves(self.groups if acting is None else idle)
         kinds = Counter([group.recipe.name for group in self.groups if group.recipe is not None])
         ranks = {rank for adapter in (*adapters, *(acting or ())) if (rank := adapter.rank) is not None}
         return NetworkReport(
@@ -228,7 +220,7 @@ class ParsedFile:
             hit=0,
             layers=len(self.groups),
             nbytes=_bytes_of(adapters if acting is None else acting),
-            unused=tuple(unused),
+            unused=(*self.unused, *self.unshared(self.groups), *unfit),
             metadata=self.file.metadata,
             resolved=False,
             notes=self._notes(acting, sources, reading),
@@ -310,6 +302,20 @@ class ParsedFile:
             params = ", ".join(sorted({param for group in self.groups for param in group.keys}))
             text = self.stranger or "it contains adapters of an unsupported kind"
             raise UnknownAdapterError(self.file.path, f"{text}, with the parameters {params} (keys {seen}, …)")
+
+    def _by_themselves(self, groups: Iterable[Group]) -> tuple[list[Adapter], list[Unused]]:
+        """Return the adapters of layers on the weights that they were made for, and the keys that do not fit these."""
+        adapters: list[Adapter] = []
+        unused: list[Unused] = []
+        for group in groups:
+            if group.recipe is None:
+                unused += group.unused(group.unread)
+            elif group.own_site is not None:  # what does not fit even the shape that it claims fits no model
+                try:
+                    adapters.append(self.adapter(group, group.own_site))
+                except ValueError as error:
+                    unused += group.unused(misfit(error))
+        return adapters, unused
 
     def _sources(self, reading: Reading) -> set[ScaleSource]:
         """Return what tells the scales of its layers."""
