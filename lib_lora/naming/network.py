@@ -107,7 +107,8 @@ class Network:
             text = f"has numbers that are NaN or infinite in every layer that fits the loaded model; {_AGAIN}"
         elif not self.bindings:
             made_for = "" if report.family is None else f", being made for {report.family.likely}"
-            what = self.parsed.stranger or report.warning or f"fits no layer of the loaded model{made_for}"
+            stranger = "" if report.family is not None and report.family.sure else self.parsed.stranger
+            what = stranger or report.warning or f"fits no layer of the loaded model{made_for}"
             text = f"{what}: {report.why()}"
         elif 2 * report.hit < meant and not self._reading.fragments:
             made_for = "" if report.family is None or not report.doubt else f", being made for {report.family.titles}"
