@@ -9,6 +9,7 @@ from typing import TypeAlias
 from lib_lora import Window
 
 from .spelling import name_and_fields, unescaped
+from .steps import TurnByHost
 from .tag import ALWAYS, Tag
 
 PARAMETER = "Remora limits"
@@ -50,13 +51,13 @@ class Limits:
 
     def applied(self, tag: Tag) -> Tag:
         """Return the tag with these limits beside its own; its own `half=` and `mask=` count."""
-        window = tag.around
+        window = tag.during
         own = [Window(*ends) for ends in (self.share, self.steps) if ends != (None, None)]
-        for one in (*own, *(Window(turn=turn) for turn in self.turns)):
+        for one in (*own, *(TurnByHost(turn=turn) for turn in self.turns)):
             window = one if window == ALWAYS else replace(one, within=window)
         part = None if self.part is None or tag.mask.region is not None else self.part - 1
         half = tag.half or ("neg" if self.negative else "")
-        return replace(tag.scaled(self.factor), around=window, part=part, half=half)
+        return replace(tag.scaled(self.factor), during=window, part=part, half=half)
 
     @property
     def words(self) -> tuple[str, ...]:

@@ -38,4 +38,16 @@ def amount_by_host(written: Amount) -> Amount:
 def window_by_host(written: Window) -> Window:
     """Return the window of a tag: as the counter says 0 twice, a start or stop at step 1 is one at 0."""
     start, stop = (0.0 if number == 1 else number for number in (written.start, written.stop))
-    return replace(written, start=start, stop=stop)
+    return replace(written, start=start, stop=stop, within=written.within and window_by_host(written.within))
+
+
+class TurnByHost(Window):
+    """A turn of `[a|b]`: the web UI reads the same counter, so that the first option has the first two steps.
+
+    Source: AUTOMATIC1111/stable-diffusion-webui modules/prompt_parser.py, `reconstruct_cond_batch`.
+    """
+
+    def holds(self, moment: Moment) -> bool:
+        """Tell whether it is this turn, by that counter, within the window around it."""
+        counted = moment if moment.step is None else replace(moment, step=max(moment.step - 1, 0))
+        return Window(turn=self.turn).holds(counted) and (self.within is None or self.within.holds(moment))

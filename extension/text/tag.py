@@ -57,8 +57,6 @@ class Tag:
     """In the place of the file's alpha / rank."""
     part: int | None = None
     """Of a prompt whose parts are joined by AND, the part whose rows it is limited to, from 0; None is all."""
-    around: Window = ALWAYS
-    """Of the brackets around the tag, whose steps are the prompt's and not by the counter of extensions."""
 
     @property
     def multiplier(self) -> Multiplier | Halves:
@@ -94,15 +92,12 @@ class Tag:
         of = self._of(amount_by_host(te), amount_by_host(unet))
         blocks, region = self.blocks.weights(seed), self.mask.region
         part = self.part if self.mask.part is None else self.mask.part - 1
-        during = window_by_host(self.during)
-        if self.around != ALWAYS:
-            during = self.around if during == ALWAYS else replace(during, within=self.around)
-        if blocks is None and region is None and part is None and not self.sides and during == ALWAYS:
+        if blocks is None and region is None and part is None and not self.sides and self.during == ALWAYS:
             plain = _numbers(of)
             if plain is not None:
                 return plain
         sides = {} if self.module else {side: amount_by_host(one) for side, one in self.sides.items()}
-        return Strength(of, sides, during, blocks, region, part)
+        return Strength(of, sides, window_by_host(self.during), blocks, region, part)
 
     def _of(self, te: Amount, unet: Amount) -> Amount | Mapping[str, Amount]:
         """Return the amount of each component; a single one if all are equal."""

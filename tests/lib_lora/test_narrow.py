@@ -122,13 +122,13 @@ def test_more_channels_in_the_file_than_in_the_model_are_reported(tmp_path):
         "lora_unet_conv_in.lora_up.weight": random(16, 3),
     }
     details = reasons(save(tmp_path / "a.safetensors", tensors), unet(4))
-    assert details == ["unet.conv_in: want down (3, 4, 3, 3), got (3, 9, 3, 3)"] * 2
+    assert details == ["unet.conv_in is 16 x 4 x 3 x 3 in the model, 16 x 9 x 3 x 3 in the file"] * 2
 
 
 def test_only_the_layer_that_takes_the_latents_may_be_wider(tmp_path):
     tensors = {f"lora_unet_other.{name}": value for name, value in CONV["lora"].items()}
     details = reasons(save(tmp_path / "a.safetensors", tensors), unet(9))
-    assert details == ["unet.other: want down (3, 9, 3, 3), got (3, 4, 3, 3)"] * 2
+    assert details == ["unet.other is 16 x 9 x 3 x 3 in the model, 16 x 4 x 3 x 3 in the file"] * 2
 
 
 def test_another_familys_latents_are_no_fewer_channels(tmp_path):

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from extension.text.grammar import read
 from extension.text.prompt import PromptError, parse
+from extension.text.steps import TurnByHost
 from extension.text.tag import Tag
-from lib_lora import Moment, Strength, Window
+from lib_lora import Window
 from tests.selection import examples
 
 CASES = json.loads((Path(__file__).parents[2] / "data" / "prompt_grammar.json").read_text("utf-8"))
@@ -49,23 +50,9 @@ def test_a_place_means_what_the_same_fields_mean(place: str, written: str) -> No
 
 def test_limits_of_a_place_are_beside_those_of_the_tag() -> None:
     (tag,) = parse("[<lora:a:1:stop=4:sigma=9-2>:0.2]", on=True).tags
-    assert (tag.during, tag.around) == (Window(stop=4, high=9, low=2), Window(start=0.2))
-    assert isinstance(tag.multiplier, Strength)
-    assert tag.multiplier.during == Window(stop=4, high=9, low=2, within=Window(start=0.2))
-    both = parse("[[[<lora:a:1>|b]:2]::0.5]", on=True).tags[0].around
-    assert both == Window(turn=(0, 2), within=Window(start=2, within=Window(stop=0.5)))
-
-
-def test_brackets_count_the_steps_of_the_prompt_and_fields_those_of_the_first_extensions() -> None:
-    placed, written = (parse(text, on=True).tags[0].multiplier for text in ("[<lora:a:1>:1]", "<lora:a:1:start=1>"))
-    assert isinstance(placed, Strength)
-    assert isinstance(written, Strength)
-    assert [one.during.holds(Moment(step, 9)) for one in (placed, written) for step in (0, 1)] == [
-        False,
-        True,
-        True,
-        True,
-    ]
+    assert tag.during == Window(start=0.2, within=Window(stop=4, high=9, low=2))
+    both = parse("[[[<lora:a:1>|b]:2]::0.5]", on=True).tags[0].during
+    assert both == TurnByHost(turn=(0, 2), within=Window(start=2, within=Window(stop=0.5)))
 
 
 def test_a_tag_of_the_negative_prompt_is_for_its_half() -> None:
