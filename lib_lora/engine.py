@@ -226,14 +226,18 @@ class Engine:
                 plan.strengths.rest(None, self._calls.lock.is_held)
                 self._hook_calls()
                 self._watch.begin(self.components, None if plan is former else plan.places)
-                self._lost, self._late = "", ()
-                if plan is not former or plan.key.why_live:
-                    plan.watch_weights()
-                self._hooked.note_forwards()
+                self._note_model(plan, is_new=plan is not former)
                 return plan.report
             finally:
                 self._cache.trim(() if self._plan is None else self._plan.key.networks)
                 self._plans.keep_only(self._cache.holds)
+
+    def _note_model(self, plan: Plan, *, is_new: bool) -> None:
+        """Note what a later call compares the model with."""
+        self._lost, self._late = "", ()
+        if is_new or plan.key.why_live:
+            plan.watch_weights()
+        self._hooked.note_forwards()
 
     def _plan_for(self, stack: Stack) -> Plan:
         """Return the plan of a stack on the model as it is now; a new plan has touched no layer."""

@@ -60,6 +60,15 @@ class Parts(TensorFields):
     exact: ClassVar[frozenset[str]] = frozenset({"bias"})
 
 
+def _called(
+    layer: nn.Module, forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any], place: int | str, x: Tensor
+) -> Any:
+    """Call a forward with another input."""
+    if isinstance(place, str):
+        return forward(layer, *args, **{**kwargs, place: x})
+    return forward(layer, *args[:place], x, *args[place + 1 :], **kwargs)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Placed(Placement[Parts]):
     """A layer's adapters on one device, and their strengths."""
@@ -167,12 +176,8 @@ class LowRankExecutor(Resident[Placed]):
 
         def base(x: Tensor) -> Tensor:
             nonlocal returned, of_base
-            if returned is not None:
-                of_base, returned = returned, None
-            elif isinstance(place, str):
-                of_base = base_forward(layer, *args, **{**kwargs, place: x})
-            else:
-                of_base = base_forward(layer, *args[:place], x, *args[place + 1 :], **kwargs)
+            of_base = _called(layer, base_forward, args, kwargs, place, x) if returned is None else returned
+            returned = None
             return of_base if isinstance(of_base, Tensor) else output_in(layer, of_base)
 
         try:
