@@ -183,10 +183,10 @@ class AdapterFile:
     def verify(self) -> None:
         """Check that the file on disk is still the one that was opened."""
         try:
-            now = stamp_of(self.path.stat())
+            size, written, _, *where = stamp_of(self.path.stat())
         except OSError as error:
             raise FileError(self.path, f"it vanished from disk while in use: {error.strerror or error}") from error
-        if now != self.stamp:
+        if [size, written, *where] != [*self.stamp[:2], *self.stamp[3:]]:  # rights and links change the third
             raise FileError(self.path, "it changed on disk while in use; activate it again to use the new content")
 
     def _with_stream(self, read: Callable[[BufferedReader], T]) -> T:

@@ -175,6 +175,15 @@ def test_a_file_that_is_not_there_or_is_a_folder(tmp_path):
             AdapterFile.open(path)
 
 
+def test_other_rights_and_another_link_change_nothing_of_a_file_in_use(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    safetensors.torch.save_file({"x": torch.ones(2)}, path)
+    file = AdapterFile.open(path)
+    path.chmod(0o400)
+    os.link(path, tmp_path / "b.safetensors")
+    file.verify()
+
+
 def test_a_file_changed_on_disk_is_noticed_before_it_is_touched(write):
     path = write(raw({"a": entry(), "b": entry(8, 12, ())}, bytes(12)))
     file = AdapterFile.open(path)
