@@ -323,7 +323,6 @@ class Host(ABC):
             KeyError: there is no such setting.
         """
 
-    @abstractmethod
     def set_option(self, key: str, value: object) -> None:
         """Change a setting that was added, and keep it.
 
@@ -332,6 +331,7 @@ class Host(ABC):
             PermissionError: the host's settings are fixed.
             OSError: it cannot be kept.
         """
+        raise PermissionError(f"Remora cannot change settings of this web UI; change {key} there")
 
     def cannot_serve(self) -> str:
         """Return why LoRA would have no effect on the present model; empty if they have, or may have."""

@@ -316,9 +316,10 @@ class StrengthTable:
         """Have other strengths in force; compiled code and CUDA graphs read the matrices without asking."""
         former, self.now = self.now, now
         same = (former.values, former.shown, former.rows) == (now.values, now.shown, now.rows)
-        if same and (not self.scheduled or former.moment == now.moment):
+        if not same or (self.scheduled and former.moment != now.moment):
+            self.stale = True
+        elif not self.stale:  # else perhaps since before the compiler was imported
             return
-        self.stale = True
         if may_compile() or any(device.type == "cuda" for device, _ in self._matrices):
             self.rewrite()
 

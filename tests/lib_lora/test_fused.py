@@ -216,7 +216,7 @@ class TestApart:
         assert all(adapter.reads_whole for adapter in self.bound(tmp_path, NAMED["boft"], EVEN))
 
     @torch.no_grad()
-    @pytest.mark.parametrize("sample", [one for one in LINEAR if one.name in WHOLE], ids=ids)
+    @pytest.mark.parametrize("sample", [one for one in LINEAR if one.name in WHOLE - {"bora"}], ids=ids)
     def test_the_whole_is_found_out_once_for_all_its_parts(self, tmp_path, sample, monkeypatch):
         read: list[nn.Module] = []
         monkeypatch.setattr(
@@ -228,9 +228,7 @@ class TestApart:
         for multiplier in (1.0, 0.5):
             engine.set_multiplier(0, multiplier)
             model(x_for(linear))
-        assert ways(model) == {
-            DenseExecutor if sample.name in {"bora", "dora around a full difference"} else LowRankExecutor
-        }
+        assert ways(model) == {DenseExecutor if sample.name == "dora around a full difference" else LowRankExecutor}
         assert len(read) == len(set(read)) == 3
 
 
