@@ -24,7 +24,7 @@ FUZZ = settings(max_examples=int(os.environ.get("REMORA_EXAMPLES") or examples(1
 """100,000 in the long run."""
 
 NAMES = st.text(st.characters(exclude_characters="<>:", exclude_categories=["Cs", "Cc"]), min_size=1).filter(
-    lambda name: name == name.strip()
+    lambda name: name == name.strip() and not name.endswith("\\")  # which would make the colon behind it a letter
 )
 NUMBERS = st.floats(-10, 10, allow_nan=False)
 PLACES = st.floats(0, 60, allow_nan=False)
