@@ -23,8 +23,8 @@ from .models import ROWS, bytes_of, loras, step_of, unchanged, unet
 RANKS = (4, 8, 3, 17)
 MOMENT = Moment(step=2, steps=8)
 RAMP = Strength(Curve(((0, 0), (8, 1))))
-AT_MOMENT = 1 / 8
-"""The ramp at that moment: as in A1111, its first two steps have the value of the beginning."""
+AT_MOMENT = 2 / 8
+"""The ramp at that moment."""
 LEFT = Region.rectangle(0, 0, 0.5, 1)
 STORED = {"file": 0.0, "bfloat16": 2**-8, "float8": 2**-4}
 """Largest rounding error of an entry, in units of it."""

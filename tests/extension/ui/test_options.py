@@ -16,6 +16,7 @@ from extension.generation.options import (
     CACHE,
     DEFAULT_MULTIPLIER,
     ENABLED,
+    GRAMMAR,
     HASHES,
     IN_ORDER,
     MERGE,
@@ -68,6 +69,7 @@ def test_every_setting_has_a_control_with_its_bounds() -> None:
         DEFAULT_MULTIPLIER,
         ON_BAD_LORA,
         HASHES,
+        GRAMMAR,
         MERGE,
     ]
     assert (props["remora-cache-mb"]["minimum"], props["remora-cache-mb"]["maximum"]) == (0, 1 << 20)
