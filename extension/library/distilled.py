@@ -139,7 +139,7 @@ def _said(header: Mapping[str, str], spellings: Sequence[str]) -> float | None:
 
 
 def _is_of_sampling(header: Mapping[str, str]) -> bool:
-    """Return whether the steps of a header are named as those of sampling, and not of the training."""
+    """Return whether the header names its steps as steps of sampling, and not of training."""
     return any(name in header for name in _HEADER["steps"] if name != "steps")
 
 

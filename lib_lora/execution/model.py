@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import FrameType
 
 from torch import nn
 
@@ -53,11 +54,12 @@ class Model:
 
     def is_called(self) -> bool:
         """Tell whether this thread is in a call of a component, by its frames."""
-        frame, called = sys._getframe(1), {id(module) for module in self.components.values()}
+        frame: FrameType | None = sys._getframe(1)
+        called = {id(module) for module in self.components.values()}
         while frame is not None:
             if frame.f_code is _CALL and id(frame.f_locals.get("self")) in called:
                 return True
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
         return False
 
     def layer_classes(self) -> set[type[nn.Module]]:

@@ -180,8 +180,9 @@ class _Calls:
             known = activation.first_not_finite
             with torch.no_grad():
                 first = torch.where(torch.isfinite(tensor).all(), _NEVER, activation.number)
-                is_later = known is not None and known.device == first.device
-                activation.first_not_finite = torch.minimum(known, first) if is_later else first  # type: ignore[arg-type]
+                if known is not None and known.device == first.device:
+                    first = torch.minimum(known, first)
+                activation.first_not_finite = first
 
     def _has(self, activation: _Activation) -> bool:
         """Tell whether an activation is in force, with all its layers."""

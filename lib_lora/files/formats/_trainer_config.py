@@ -59,7 +59,7 @@ class PeftConfig:
     Args:
         values: one configuration, or several with `component.` before each name.
         notes: one sentence for each configuration that is not used, or is doubtful.
-        said: the arguments of the network in the header: ranks and alphas by layer, and those of convolutions.
+        said: the arguments of the network in the header: ranks and alphas by layer and of convolutions.
 
     Raises:
         ValueError: patterns of names take too long to match; from all that asks for one module.

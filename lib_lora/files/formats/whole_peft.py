@@ -1,4 +1,4 @@
-"""Whole tensors under PEFT's wrapper, which no checkpoint has: a file may consist of them, as those of BitFit do.
+"""Whole tensors under PEFT's wrapper, which no checkpoint has: a file may consist of them, as BitFit's files do.
 
 `base_model.model.blocks.0.norm1.weight`
 `base_model.model.blocks.0.attn.to_q.bias`
