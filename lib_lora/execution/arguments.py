@@ -11,6 +11,8 @@ from ..errors import ComponentError
 
 BaseForward = Callable[..., Any]
 """The forward of a layer without adapters."""
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
 
 _INPUTS = ("input", "x", "hidden_states", "query")
 """What layers call their input."""

@@ -31,7 +31,7 @@ from ..strengths.regions import TokenLayout, token_layout
 from ..strengths.table import LayerStrengths, StrengthTable, with_change_of_bias
 from ..tensors import TensorFields, capturing
 from . import opaque
-from .arguments import BaseForward, output_in, place_of_input, with_output
+from .arguments import Args, BaseForward, Kwargs, output_in, place_of_input, with_output
 from .low_rank_products import (
     USUAL,
     FusedPair,
@@ -58,15 +58,6 @@ class Parts(TensorFields):
     bias: Tensor | None  # (n, out), one row for each binding that changes the bias
 
     exact: ClassVar[frozenset[str]] = frozenset({"bias"})
-
-
-def _called(
-    layer: nn.Module, forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any], place: int | str, x: Tensor
-) -> Any:
-    """Call a forward with another input."""
-    if isinstance(place, str):
-        return forward(layer, *args, **{**kwargs, place: x})
-    return forward(layer, *args[:place], x, *args[place + 1 :], **kwargs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,7 +119,7 @@ class LowRankExecutor(Resident[Placed]):
         self._only_pairs = bool(pairs) and not self._inputs and not self._outputs
         self._is_plain = self._only_pairs and not (biases or policy.static is not None or target.kind == "embedding")
 
-    def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, layer: nn.Module, base_forward: BaseForward, args: Args, kwargs: Kwargs) -> Any:
         """Compute the layer's forward plus its deltas."""
         plain: PlainPair | None = None if compiling() or tracing() else self._views  # a graph must not guard it
         if plain is None or plain.placed is not self._placed or len(args) != 1 or kwargs or self._budget.contended:
@@ -154,12 +145,7 @@ class LowRankExecutor(Resident[Placed]):
         return add_plain(plain, strength, layer, x, y, fresh=fresh)
 
     def _run_any(
-        self,
-        layer: nn.Module,
-        base_forward: BaseForward,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        returned: Any = None,
+        self, layer: nn.Module, base_forward: BaseForward, args: Args, kwargs: Kwargs, returned: Any = None
     ) -> Any:
         """Compute any call; `returned` is the result of the base forward, if it was called already."""
         now = self._strengths.now
@@ -176,8 +162,12 @@ class LowRankExecutor(Resident[Placed]):
 
         def base(x: Tensor) -> Tensor:
             nonlocal returned, of_base
-            of_base = _called(layer, base_forward, args, kwargs, place, x) if returned is None else returned
-            returned = None
+            if returned is not None:
+                of_base, returned = returned, None
+            elif isinstance(place, str):
+                of_base = base_forward(layer, *args, **{**kwargs, place: x})
+            else:
+                of_base = base_forward(layer, *args[:place], x, *args[place + 1 :], **kwargs)
             return of_base if isinstance(of_base, Tensor) else output_in(layer, of_base)
 
         try:
