@@ -42,8 +42,7 @@ from .tensors import every, plain_mode
 logger = logging.getLogger(__name__)
 
 _CPU = torch.device("cpu")
-_TWICE = "one that was made from such a weight, as in quantizing, has them twice: load the model again"
-_LATE = "what it has computed before this call of the"
+_TWICE = "a layer that was made from a merged weight, as in quantizing, has them twice: load the model again"
 
 
 class Engine:
@@ -203,7 +202,8 @@ class Engine:
         """Put `stack` in force in place of the former one. An empty stack takes everything off.
 
         Raises:
-            ActivationError: files of entries cannot be used; it has all the causes. The former stack stays in force.
+            ActivationError: files of entries cannot be used; it has all the causes. The former stack stays in force,
+                unless the pipeline has other modules now: then none is.
             StackError: a multiplier names no component.
             ComponentError: a component was unloaded, or another engine serves one of its layers.
         """
@@ -226,17 +226,16 @@ class Engine:
                 plan.strengths.rest(None, self._calls.lock.is_held)
                 self._hook_calls()
                 self._watch.begin(self.components, None if plan is former else plan.places)
-                self._note_model(plan, is_new=plan is not former)
+                self._note_model(plan)
                 return plan.report
             finally:
                 self._cache.trim(() if self._plan is None else self._plan.key.networks)
                 self._plans.keep_only(self._cache.holds)
 
-    def _note_model(self, plan: Plan, *, is_new: bool) -> None:
+    def _note_model(self, plan: Plan) -> None:
         """Note what a later call compares the model with."""
         self._lost, self._late = "", ()
-        if is_new or plan.key.why_live:
-            plan.watch_weights()
+        plan.watch_weights()
         self._hooked.note_forwards()
 
     def _plan_for(self, stack: Stack) -> Plan:
@@ -251,14 +250,18 @@ class Engine:
         plan = self._plan
         if plan is None or plan.key != key:
             return self._plans.take(key) or make_plan(key, self._model, self._policy)
-        plan.follow_weights()
+        plan.drop_stale()
         return plan
 
     def _swap(self, plan: Plan) -> None:
         """Put a plan on the layers, and keep the former one if there is room; on an error do neither."""
         former, reset, resting = self._plan, self._budget.reset, self._model.resting
-        keep = former is not None and former.key != plan.key and self._plans.has_room(former)
-        keep = keep and former is not None and former.key.indexes == plan.key.indexes  # a model comes back as a new one
+        keep = (
+            former is not None
+            and former.key != plan.key
+            and former.key.indexes == plan.key.indexes  # a model that has changed comes back as a new one
+            and self._plans.has_room(former)
+        )
         self._watch.pause()
         if former is not None:
             former.strengths.in_force = None
@@ -305,7 +308,7 @@ class Engine:
             return
         with self._lock, plain_mode(_CPU):
             plan, chosen, new = self._plan, self._calls.chosen, self._model.new_modules()
-            if plan is None:
+            if plan is None or not (new or self._is_outdated(plan, name)):  # another thread has followed it
                 return
             try:
                 if new or self._model.has_changed(name):
@@ -314,15 +317,18 @@ class Engine:
                 else:
                     self._hooked.ensure_in_force()
                     plan.follow_weights()
-                    plan.watch_weights()
-                    self._hooked.note_forwards()
             except LoraError as error:
                 self._lost = f"the model has changed, and the LoRA cannot be put on it: {error}"
                 logger.warning("%s", self._lost)
-            late = [one for one in new if one in plan.watched and not (is_denoiser(one) and role(name) == TEXT_ENCODER)]
+            if self._plan is plan:  # or a weight that is refused would be noticed at each call
+                plan.watch_weights()
+                self._hooked.note_forwards()
+            served = [component for component in new if component in plan.watched]
+            late = [one for one in served if not (is_denoiser(one) and role(name) == TEXT_ENCODER)]
             if late and not self._lost:
-                self._late = late
-                self._lost = f"the {', '.join(late)} of the pipeline was exchanged, and {_LATE} {name} was without LoRA"
+                self._late, exchanged = late, ", ".join(late)
+                text = f"the {exchanged} of the pipeline was exchanged, and what it has computed before this call of"
+                self._lost = f"{text} the {name} was without LoRA"
                 logger.warning("%s", self._lost)
             if chosen is not None:
                 self.use_image(chosen // (1 + self._stack.halved))
@@ -383,7 +389,7 @@ class Engine:
             entries[index] = replace(entries[index], multiplier=multiplier)
             stack, key = replace(former, entries=entries), plan.key
             self._model.check_names(stack)
-            unheard = plan.watched.keys() - self._watch.called()  # a call compares
+            unheard = plan.watched.keys() - self._watch.called()  # a component that was called was compared at its call
             changed = bool(self._model.new_modules()) or any(self._is_outdated(plan, name) for name in unheard)
             if (
                 changed
@@ -411,7 +417,7 @@ class Engine:
         """
         with self._lock, plain_mode(_CPU):
             if self._plan is not None:
-                self._plan.strengths.set_call(self._plan.strengths.now.stack, moment=moment)
+                self._plan.strengths.set_moment(moment)
             self._calls.moment = moment
 
     def set_clock(self, clock: Clock | None) -> None:
@@ -468,6 +474,7 @@ class Engine:
         """
         with self._lock:
             self._take_off(keep=False)
+            self._hooked_calls = ()
             refuse_spoiled(self.components.values())
 
     def _take_off(self, *, keep: bool) -> None:

@@ -159,7 +159,7 @@ class Plan:
         return {(binding.component, binding.target.path) for binding in bound}
 
     def lost(self, components: Mapping[str, nn.Module]) -> tuple[list[tuple[str, str]], list[nn.Module]]:
-        """Return component and path of the layers in whose place these components have others now; and new layers."""
+        """Return component and path of each changed layer that has left its place, and the layers that came since."""
         places, new = list[tuple[str, str]](), list[nn.Module]()
         for index in self.key.indexes:
             name, module = index.component, components.get(index.component)
@@ -171,7 +171,9 @@ class Plan:
 
     def made_of_merged(self, components: Mapping[str, nn.Module]) -> list[nn.Module]:
         """Return the new layers of components where merged ones are gone, whose weights other code may have read."""
-        places, new = self.lost(components) if self.key.why_live else ([], [])
+        if not self.key.why_live:
+            return []
+        places, new = self.lost(components)
         indexes = {index.component: index for index in self.key.indexes}
         live = {layer for layer, executor in list(self.executors.items()) if not executor.merges}
         return new if any(indexes[name].get(path) not in live for name, path in places) else []
@@ -186,7 +188,13 @@ class Plan:
         weights: dict[str, list[tuple[nn.Module, str]]] = {}
         for layer, executor in list(self.executors.items()):
             weights.setdefault(executor.component, []).extend(executor.weights(layer))
-        self.watched = {component: WeightWatch(own) for component, own in weights.items()}
+        self.watched = {component: WeightWatch(of_component) for component, of_component in weights.items()}
+
+    def drop_stale(self) -> None:
+        """Drop what was computed from base weights that have changed since, beside merged layers."""
+        for layer, executor in list(self.executors.items()):
+            if not executor.merges and executor.is_stale(layer):
+                executor.release(layer)
 
     def follow_weights(self) -> None:
         """Drop what was computed from base weights that have changed since, and merge again.
@@ -194,10 +202,11 @@ class Plan:
         Raises:
             ComponentError, FileError: see `MergedExecutor.release`; all other layers have followed.
         """
+        self.drop_stale()
         with ExitStack() as stack:
             for layer, executor in list(self.executors.items()):
-                if executor.reads_base or executor.merges:
-                    stack.callback(executor.follow_weights, layer)
+                if executor.merges:
+                    stack.callback(move_to_layer, executor, layer, now=True)
 
     @property
     def kept_bytes(self) -> int:

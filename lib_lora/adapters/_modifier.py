@@ -101,3 +101,13 @@ class Modifier(Adapter):
 
     def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
         return self.inner.output_effect(device, dtype)
+
+    def form_on_output(self, rank: int | None = None) -> Form | None:
+        """Return the form of the inner adapter, with a change of the output."""
+        form = self.inner.form(rank)
+        return None if form is None else replace(form, on_output=True)
+
+    def output_effect_of_inner(self, device: torch.device, dtype: torch.dtype) -> OutputEffect | None:
+        """Return what the inner adapter does to the output; None if it leaves the output alone."""
+        form = self.inner.form()
+        return self.inner.output_effect(device, dtype) if form is not None and form.on_output else None

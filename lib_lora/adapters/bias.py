@@ -27,7 +27,8 @@ class Bias(Modifier):
 
     @classmethod
     def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
-        bias = bias_for(site, "diff_b", params["diff_b"])
+        (name,) = cls.params.required
+        bias = bias_for(site, name, params[name])
         assert bias is not None
         return cls(inner, bias)
 

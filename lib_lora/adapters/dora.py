@@ -164,8 +164,7 @@ class DoRA(Modifier):
         return ScaledInput(placed(self._known() - 1, device, dtype))
 
     def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
-        form = self.inner.form()
-        inner = self.inner.output_effect(device, dtype) if form is not None and form.on_output else None
+        inner = self.output_effect_of_inner(device, dtype)
         sigma = self._known()
         if self.axis == "row":
             excess = placed(sigma - 1, device, dtype)

@@ -90,10 +90,8 @@ class Residual(Modifier):
         return self.inner.delta_weight(at).reshape(self.shape) + self._dense(at.device, at.dtype) * at.multiplier
 
     def form(self, rank: int | None = None) -> Form | None:
-        form = self.inner.form(rank)
-        return None if form is None else replace(form, on_output=True)
+        return self.form_on_output(rank)
 
     def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
-        form = self.inner.form()
-        inner = self.inner.output_effect(device, dtype) if form is not None and form.on_output else None
+        inner = self.output_effect_of_inner(device, dtype)
         return _Sparse(inner, placed(self._dense(device, dtype), device, dtype))

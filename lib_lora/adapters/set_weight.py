@@ -1,7 +1,7 @@
 """A weight and a bias put in the place of the layer's, as ComfyUI's `set_weight` and `set_bias` do.
 
 W' = W + m (v - W), b' = b + m (u - b). ComfyUI knows no strength here; between 0 and 1 the line from W to v is what a
-strength can mean. Source: ComfyUI comfy/lora.py, `set`; A weight of several times as many
+strength can mean. Source: ComfyUI comfy/lora.py, `set`. A weight of several times as many
 rows is a bank of heads, see `heads.py`.
 """
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from ..tensors import wide
 from ._operation import Operation
 from .base import (
     Adapter,
@@ -32,7 +33,6 @@ from .base import (
     placed,
     shape_text,
     taken,
-    widened,
 )
 from .heads import Heads
 
@@ -45,6 +45,11 @@ class _Instead(OutputEffect):
 
     def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
         return (op.apply(x, self.value) - y) * multiplier
+
+
+def minus_one(bias: Tensor) -> Tensor:
+    """Return the factor of the layer's own bias where another takes its place, in a dtype that torch can compute in."""
+    return torch.full_like(bias, -1.0, dtype=wide(bias.dtype))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +118,7 @@ class SetWeight(Proportional):
 
     @property
     def bias_excess(self) -> Tensor | None:
-        return None if self.bias is None else -torch.ones_like(self.bias)
-
-    def change_of_bias(self, bias: Tensor | None) -> Tensor | None:
-        return self.bias if self.bias is None or bias is None else widened(self.bias, bias) - bias
+        return None if self.bias is None else minus_one(self.bias)
 
     def take(self, rows: Rows) -> Self:
         value, bias = (None if one is None else taken(one, rows) for one in (self.value, self.bias))

@@ -389,10 +389,10 @@ class HookedLayers:
         return self._forwards_now() != self._forwards
 
     def _forwards_now(self) -> list[int]:
-        layers = [it() for it in self._layers]
-        own = [layer.__dict__.get("forward") for layer in layers if layer is not None]
-        classes = set(map(type, layers))
-        return [*map(id, own), *[id(cls.forward) for cls in classes if issubclass(cls, nn.Module)]]
+        layers = [layer for it in self._layers if (layer := it()) is not None]
+        forwards = [layer.__dict__.get("forward") for layer in layers]
+        classes: set[type[nn.Module]] = set(map(type, layers))
+        return [*map(id, forwards), *[id(cls.forward) for cls in classes]]
 
     def swap(
         self,

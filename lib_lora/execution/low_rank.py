@@ -131,9 +131,7 @@ class LowRankExecutor(Resident[Placed]):
         if x.is_cuda and capturing(x.device):  # a graph reads strengths from tensors
             return self._run_any(layer, base_forward, args, kwargs)
         last, number = plain.known
-        if numbers is not last:
-            number = None
-        strength = plain.strength(numbers) if number is None else number
+        strength = number if number is not None and numbers is last else plain.strength(numbers)
         if x.numel() > plain.many and x.dtype is placed.dtype and pays(layer, base_forward, x):
             return effective_linear(layer, x, plain.pair.down, plain.pair.up, strength)
         y = base_forward(layer, x)

@@ -1,4 +1,4 @@
-"""The merged executor, opt-in: the deltas are written into the base weight, which costs nothing per call.
+"""The merged executor, opt-in: the deltas are written into the base weight, so a call computes nothing more.
 
 The sum is computed in fp32 from the original weight, and rounded stochastically where the weight has fewer bits. The
 original is restored bit for bit while the parameter has the memory and the version that were noted when it was written:
@@ -22,7 +22,7 @@ from ..adapters.base import Adapter
 from ..compiler import compiling
 from ..errors import ComponentError, FileError, LoraError
 from ..naming.binding import Binding
-from ..placement.resident import Waiting, device_of
+from ..placement.resident import Waiting
 from ..strengths.table import StrengthTable
 from ..tensors import plain_mode
 from ..weights.originals import Checkpoint, OriginalWeight, kept, samples_of, version_of
@@ -31,7 +31,6 @@ from ..weights.rounding import generator_for, round_stochastically
 from .arguments import BaseForward
 from .dense import DenseExecutor
 
-_CPU = torch.device("cpu")
 _spoiled: weakref.WeakKeyDictionary[nn.Module, dict[str, bytes]] = weakref.WeakKeyDictionary()
 """Samples of the parameters that could not be restored; their layers are refused while they have these numbers."""
 
@@ -118,8 +117,14 @@ class MergedExecutor(DenseExecutor):
         """Compute the layer's forward; its weight has the adapters."""
         if compiling():
             return base_forward(layer, *args, **kwargs)
-        # another thread may exchange the memory of a weight, which must live while the layer reads it
-        held = [weight.data for param in self._touched if (weight := stored(layer, param)) is not None]
+        # another thread may exchange the memory of a weight on the CPU, which must live while the layer reads it
+        held = [
+            parameter.data
+            for module in (layer, *layer._modules.values())
+            if module is not None
+            for parameter in module._parameters.values()
+            if parameter is not None and parameter.device.type == "cpu"
+        ]
         y = base_forward(layer, *args, **kwargs)
         del held
         return y
@@ -150,12 +155,7 @@ class MergedExecutor(DenseExecutor):
 
     def weights(self, layer: nn.Module) -> list[tuple[nn.Module, str]]:
         """Return the parameters that have the adapters, and the ones that these were computed from."""
-        written = dict.fromkeys([*self._params, *[binding.target.bias for binding in self._bindings]])
-        return [*super().weights(layer), *[(layer, param) for param in written if param in layer._parameters]]
-
-    def follow_weights(self, layer: nn.Module) -> None:
-        """Merge again where other code has loaded or converted the weight since."""
-        self.move(layer, device_of(layer) or _CPU, now=True)
+        return [*super().weights(layer), *[(layer, param) for param in self._touched if param in layer._parameters]]
 
     @contextmanager
     def converting(self, layer: nn.Module) -> Iterator[None]:

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import FrameType
+from traceback import walk_stack
 
 from torch import nn
 
@@ -54,13 +54,9 @@ class Model:
 
     def is_called(self) -> bool:
         """Tell whether this thread is in a call of a component, by its frames."""
-        frame: FrameType | None = sys._getframe(1)
         called = {id(module) for module in self.components.values()}
-        while frame is not None:
-            if frame.f_code is _CALL and id(frame.f_locals.get("self")) in called:
-                return True
-            frame = frame.f_back
-        return False
+        frames = (frame for frame, _ in walk_stack(sys._getframe(1)) if frame.f_code is _CALL)
+        return any(id(frame.f_locals.get("self")) in called for frame in frames)
 
     def layer_classes(self) -> set[type[nn.Module]]:
         """Return the classes whose forward runs for layers that adapters can change."""
@@ -73,7 +69,7 @@ class Model:
         for i, entry in enumerate(stack.entries):
             strengths = all_strengths(entry.multiplier)
             for name in [name for one in strengths if isinstance(one.of, Mapping) for name in one.of]:
-                if name not in known and role(name) not in known:
+                if role(name) not in known:
                     raise StackError(f"{entry.name}: no component {name!r}; there are {', '.join(self._refs)}", i)
 
     def indexes(self) -> list[LayerIndex]:
@@ -105,10 +101,11 @@ class Model:
 
     def new_modules(self) -> list[str]:
         """Return the modules that the pipeline has and that are no components; others may have left it."""
-        pipeline, served = self.pipeline(), self.components
+        pipeline = self.pipeline()
         # reading all that it has takes longer
         if pipeline is None or all(getattr(pipeline, name, self) is module() for name, module in self._refs.items()):
             return []
+        served = self.components
         return [name for name, module in self.present.items() if served.get(name) is not module]
 
     def has_changed(self, name: str) -> bool:

@@ -58,11 +58,12 @@ _CONVERT = (
     'save_file({k: v.contiguous() for k, v in d.items()}, sys.argv[2])" IN.pt OUT.safetensors'
 )
 Stamp = tuple[int, int, int, int, int]
-"""Bytes, times in nanoseconds, device and inode of a file: two files differ in one of them, and two states of one."""
+"""Bytes, time of writing, device, inode and time of change of a file. Two files differ in one, and two states of one;
+times are in nanoseconds."""
 
 
 def stamp_of(stat: os.stat_result) -> Stamp:
-    return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_dev, stat.st_ino
+    return stat.st_size, stat.st_mtime_ns, stat.st_dev, stat.st_ino, stat.st_ctime_ns
 
 
 class TensorInfo(NamedTuple):
@@ -183,10 +184,10 @@ class AdapterFile:
     def verify(self) -> None:
         """Check that the file on disk is still the one that was opened."""
         try:
-            size, written, _, *where = stamp_of(self.path.stat())
+            now = stamp_of(self.path.stat())
         except OSError as error:
             raise FileError(self.path, f"it vanished from disk while in use: {error.strerror or error}") from error
-        if [size, written, *where] != [*self.stamp[:2], *self.stamp[3:]]:  # rights and links change the third
+        if now[:4] != self.stamp[:4]:  # other rights and links change the last
             raise FileError(self.path, "it changed on disk while in use; activate it again to use the new content")
 
     def _with_stream(self, read: Callable[[BufferedReader], T]) -> T:

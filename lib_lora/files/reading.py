@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 from ..errors import FileError
+from ..tensors import LARGEST
 
 _MAX_SIDECAR = 8 << 20  # bytes
 
@@ -74,7 +74,7 @@ def _said(sidecar: Path, size: int, time: int) -> tuple[float | None, float | No
         return None, None
     values = [own.get(name) if isinstance(own, dict) else None for name in ("alpha", "scale")]
     for name, value in zip(("alpha", "scale"), values, strict=True):
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
         if value is not None and not is_number:
             raise FileError(sidecar, f"its {name} {value!r:.40} must be a finite number")
     return values[0], values[1]

@@ -46,8 +46,8 @@ class Network:
         self._family = family_of_model(indexes)
         self._tiers = {name: self._tiers_of(name) for name in {group.component for group in parsed.groups}}
         self._names: dict[tuple[str | None, ...], Mapping[str, str | NumberingError]] = {}
-        self._unlike: dict[int, Unlike] = {}
-        """Identity of a layer of the file -> the layer of the model that has another shape."""
+        self._unlike: dict[Unused, Unlike] = {}
+        """Why a layer of the file does not fit -> the layer of the model that has another shape."""
         fits = [(group, *self._fit(group)) for group in parsed.groups]
         fits.sort(key=lambda fit: fit[1][0].place.turn if fit[1] else 1)
         bad = parsed.file.not_finite([key for group, bindings, _ in fits if bindings for key in group.reads])
@@ -65,16 +65,16 @@ class Network:
 
     def _diagnosed(self, idle: Sequence[tuple[Group, Unused]]) -> list[tuple[Group, Unused]]:
         """Return the layers that act on nothing, with what the file was made for where shapes or names tell."""
-        unlike = {id(group): self._unlike[id(group)] for group, why in idle if why.cause == "shape"}
+        unlike = {why: self._unlike[why] for _, why in idle if why.cause == "shape"}
         texts = dict(zip(unlike, diagnoses(list(unlike.values()), self.parsed.family, self._family), strict=True))
         generic: set[str] = set()
         if self._acting and any(why.cause == "no_module" for _, why in idle):
             generic = {without_block(name) for index in self._indexes.values() for name in index.flat}
         found = []
         for group, why in idle:
-            if id(group) in texts:
-                one = unlike[id(group)]
-                why = replace(why, reason=texts[id(group)], detail=why.detail if one.is_broken else one.detail)
+            if why in texts:
+                layer = unlike[why]
+                why = replace(why, reason=texts[why], detail=why.detail if layer.is_broken else layer.detail)
             elif why.cause == "no_module" and not why.detail:
                 text = missing(group.module, self.parsed.family, self._family, generic)
                 why = replace(why, reason=text or why.reason)
@@ -206,7 +206,7 @@ class Network:
         if isinstance(place, NumberingError):
             return Unused("", "no_module", place.reason, place.detail)
         if place is None:
-            return self._indexes[component].other_layer(group.module, flattened=group.flattened)
+            return index.other_layer(group.module, flattened=group.flattened)
         if place.kind not in group.recipe.kinds:
             return Unused("", "layer_kind", f"not defined for {place.kind} layers", f"{component}.{place.name}")
         own = group.own_site
@@ -217,9 +217,10 @@ class Network:
             parts = [(target, adapter if rows is None else part_of(adapter, rows)) for target, rows in place.pieces]
         except ValueError as error:
             shape = None if own is None else own.shape
-            latents = any(index.find(name) == place for name in input_layers(self._family))
-            self._unlike[id(group)] = Unlike(component, place.name, shape, place.shape, latents)
-            return misfit(error, f"{component}.{place.name}")
+            latents = self._takes_latents(index, place)
+            why = misfit(error, f"{component}.{place.name}")
+            self._unlike[why] = Unlike(component, place.name, shape, place.shape, latents)
+            return why
         return [Binding(part, target, self.file, component, place) for target, part in parts]
 
     def _place(self, group: Group, index: LayerIndex) -> Place | NumberingError | None:
@@ -257,13 +258,16 @@ class Network:
                     return refitted
             raise
 
+    def _takes_latents(self, index: LayerIndex, place: Place) -> bool:
+        return any(index.find(name) == place for name in input_layers(self._family))
+
     def _refitted(self, group: Group, component: str, place: Place) -> Adapter | None:
         """Make an adapter of a layer that has more inputs, or less by a basis, than in training; None without one."""
         index, made_for = self._indexes[component], self.parsed.family
         if group.own_site is None or (made_for and self._family and made_for.name != self._family.name):
             return None
         basis = input_basis(index.root(), place.windows[0].path)
-        if basis is None and not any(index.find(name) == place for name in input_layers(self._family)):
+        if basis is None and not self._takes_latents(index, place):
             return None
         out, kernel = place.shape[0], place.shape[2:]
         inputs = math.prod(group.own_site.shape[1:]) // math.prod(kernel)  # a kernel may be flattened into the inputs

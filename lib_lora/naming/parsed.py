@@ -208,7 +208,7 @@ class ParsedFile:
             reading: the user's choices.
         """
         sources = self._sources(reading)
-        adapters, unfit = self._by_themselves(self.groups if acting is None else idle)
+        adapters, unfit = self._by_themselves(self.groups if acting is None else idle, reading)
         kinds = Counter([group.recipe.name for group in self.groups if group.recipe is not None])
         ranks = {rank for adapter in (*adapters, *(acting or ())) if (rank := adapter.rank) is not None}
         return NetworkReport(
@@ -303,7 +303,7 @@ class ParsedFile:
             text = self.stranger or "it contains adapters of an unsupported kind"
             raise UnknownAdapterError(self.file.path, f"{text}, with the parameters {params} (keys {seen}, …)")
 
-    def _by_themselves(self, groups: Iterable[Group]) -> tuple[list[Adapter], list[Unused]]:
+    def _by_themselves(self, groups: Iterable[Group], reading: Reading) -> tuple[list[Adapter], list[Unused]]:
         """Return the adapters of layers on the weights that they were made for, and the keys that do not fit these."""
         adapters: list[Adapter] = []
         unused: list[Unused] = []
@@ -312,7 +312,7 @@ class ParsedFile:
                 unused += group.unused(group.unread)
             elif group.own_site is not None:  # what does not fit even the shape that it claims fits no model
                 try:
-                    adapters.append(self.adapter(group, group.own_site))
+                    adapters.append(self.adapter(group, group.own_site, reading))
                 except ValueError as error:
                     unused += group.unused(misfit(error))
         return adapters, unused

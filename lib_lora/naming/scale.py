@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from ..adapters._config import configured_alpha
-from ..adapters._recipe import Recipe
 from ..adapters.base import NO_ALPHA, Alpha
 from ..errors import NumberError
 from ..files.file import AdapterFile
@@ -25,11 +24,27 @@ from ..files.formats._header import Layer
 from ..files.reading import Reading
 from ..tensors import LARGEST
 
+if TYPE_CHECKING:
+    from .parsed import Group
+
 ScaleSource = Literal["user", "tensors", "file", "convention", "guess", "none"]
 """What tells the scale of a file: `file` is its header or its configuration, `none` stands for kinds without one."""
 
 SCALED = frozenset(
-    {"lora", "lora_embedding", "moslora", "loraxs", "adalora", "tlora", "loha", "lokr", "glora", "gralora", "deft"}
+    {
+        "lora",
+        "lora_embedding",
+        "moslora",
+        "loraxs",
+        "adalora",
+        "tlora",
+        "loha",
+        "lokr",
+        "glora",
+        "gralora",
+        "deft",
+        "supertuning",
+    }
 )
 """Algorithms whose change is multiplied by alpha / rank."""
 NO_SCALE = (
@@ -45,19 +60,7 @@ _RANKS = {"lora_up.weight": 1, "hada_w1_b": 0, "lokr_w2_b": 0, "lokr_w1_b": 0, "
 """Parameter -> the dimension that is the rank, the one that counts first in front."""
 
 
-class Parameters(Protocol):
-    """The parameters of one layer in a file, see `parsed.Group`."""
-
-    component: str | None
-    module: str
-    flattened: bool
-    format: str
-    keys: dict[str, str]
-    recipe: Recipe | None
-    transposed: frozenset[str]
-
-
-def layers_of(groups: Iterable[Parameters], file: AdapterFile) -> list[Layer]:
+def layers_of(groups: Iterable[Group], file: AdapterFile) -> list[Layer]:
     """Return what a configuration of the file must agree with."""
     return [
         Layer(
@@ -72,7 +75,7 @@ def layers_of(groups: Iterable[Parameters], file: AdapterFile) -> list[Layer]:
     ]
 
 
-def _rank(group: Parameters, file: AdapterFile) -> int | None:
+def _rank(group: Group, file: AdapterFile) -> int | None:
     for param, dim in _RANKS.items():
         shape = file.infos[group.keys[param]].shape if param in group.keys else ()
         if len(shape) > dim:
@@ -107,7 +110,7 @@ def alpha_of(key: str | None, file: AdapterFile, config: Mapping[str, object], r
     return Alpha(number)
 
 
-def source_of(group: Parameters, config: Mapping[str, object], reading: Reading) -> ScaleSource:
+def source_of(group: Group, config: Mapping[str, object], reading: Reading) -> ScaleSource:
     """Return what tells the scale of a layer."""
     if group.recipe is None or group.recipe.kind.name not in SCALED:
         return "none"
@@ -121,7 +124,7 @@ def source_of(group: Parameters, config: Mapping[str, object], reading: Reading)
     return "file"
 
 
-def doubt_of(group: Parameters, file: AdapterFile, config: Mapping[str, object]) -> str:
+def doubt_of(group: Group, file: AdapterFile, config: Mapping[str, object]) -> str:
     """Return that only the trainer of a LoKr knows its scale; empty where something tells it.
 
     Of two full matrices no shape is the rank. LyCORIS then stores the rank as alpha, which is at least half as long as

@@ -62,7 +62,7 @@ class Structure:
     def holds(self, *, quick: bool = False) -> bool:
         """Tell whether the same modules are there, of the same classes, and their weights have the same shapes.
 
-        Where `quick`, of weights that were resized in place only embeddings' are noticed: others fail when called.
+        Where `quick`, notice only embeddings among the weights that were resized in place: calls of the others fail.
         """
         if self._gone:
             return False
@@ -75,9 +75,10 @@ class Structure:
         weights = [layer._parameters.get(name) for layer, name in zip(layers, self._params, strict=True)]
         if quick and [*map(id, weights)] == self._weights:
             return all(_shape(weights[i]) in (self._shapes[i], None) for i in self._embeddings)
-        self._weights = [*map(id, weights)]
-        # an offloader leaves no weight, or an empty one, for a while
-        return all(new in (old, None) for new, old in zip(map(_shape, weights), self._shapes, strict=True))
+        is_same = all(new in (old, None) for new, old in zip(map(_shape, weights), self._shapes, strict=True))
+        if is_same:  # an offloader leaves no weight, or an empty one, for a while
+            self._weights = [*map(id, weights)]
+        return is_same
 
 
 def _below(modules: Sequence[nn.Module]) -> tuple[list[str], list[int]]:

@@ -55,8 +55,10 @@ class PlacementPolicy:
 
 
 Kept: TypeAlias = "tuple[tuple[torch.dtype, torch.dtype], Piece[Any], bool]"
-"""The dtypes of output and input, the tensors for them in the arena, and whether these are packed. It is read at once:
-another thread may take the executor off."""
+"""The dtypes of output and input, the tensors for them in the arena, and whether these are packed.
+
+Read it once: another thread may take the executor off.
+"""
 P = TypeVar("P", bound=Placement[Any])
 _CPU = torch.device(budget.UNLIMITED)
 
@@ -192,15 +194,6 @@ class Resident(ABC, Generic[P]):
             elif type(one.adapter).on is not Adapter.on:
                 found.append((layer, one.target.param))
         return found
-
-    def follow_weights(self, layer: nn.Module) -> None:
-        """Drop what was computed from base weights that have changed since.
-
-        Raises:
-            ComponentError, FileError: see `MergedExecutor.release`.
-        """
-        if self.reads_base and self.is_stale(layer):
-            self.release(layer)
 
     def release(self, layer: nn.Module) -> None:
         """Drop the placed tensors; the file's own tensors stay."""
@@ -348,9 +341,10 @@ class Resident(ABC, Generic[P]):
         Raises:
             FileError: a file changed on disk.
         """
-        known_ones = self._known  # read once: another thread may take the executor off
-        if known_ones is not None:
-            return tuple(one.file.private(known) for known, one in zip(known_ones, self._bindings, strict=True))
+        known_adapters = self._known  # read once: another thread may take the executor off
+        if known_adapters is not None:
+            pairs = zip(known_adapters, self._bindings, strict=True)
+            return tuple(binding.file.private(known) for known, binding in pairs)
         weights: dict[str, Tensor] = {}
         found, known = [], []
         for one in self._bindings:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from types import FrameType
+from traceback import walk_stack
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -90,11 +90,9 @@ def _is_batch(value: object) -> bool:
 
 def _pipeline_that_calls() -> Mapping[str, Any] | None:
     """Return the variables of the pipeline's `__call__` that the present call of a model is made in."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame, _ in walk_stack(sys._getframe(1)):
         if frame.f_code.co_name == "__call__":
             variables = frame.f_locals
             if hasattr(variables.get("self"), "register_modules"):  # as every pipeline has
                 return variables
-        frame = frame.f_back
     return None

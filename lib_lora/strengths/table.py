@@ -245,6 +245,7 @@ class StrengthTable:
         rows: tuple[int, ...] = (),
         parts: tuple[int | None, ...] = (),
         latents: LatentGrid | None = None,
+        is_unknown: bool = False,
     ) -> bool:
         """Set the strengths to a model call; return False where another stack came since the arguments were read.
 
@@ -267,8 +268,22 @@ class StrengthTable:
                 self._weights.clear()
             shown = rows[0] if rows and not mixed and rows[0] < len(values) else now.shown
             rows = rows if mixed else now.rows
-            self._set(CallStrengths(stack, values, moment or now.moment, shown, mixed, rows, parts, latents))
+            moment = moment or now.moment
+            self._set(CallStrengths(stack, values, moment, shown, mixed, rows, parts, latents, is_unknown))
             return True
+
+    def set_moment(self, moment: Moment) -> None:
+        """Have another moment in the present call, or in the next ones.
+
+        Raises:
+            MomentError: it lacks what a strength depends on; all is as before then.
+        """
+        with self.lock:
+            for *_, schedule in self.scheduled:
+                schedule.check(moment)
+            stack = self.now.stack
+            values = stack.values(moment) if stack.varies else self.now.values
+            self._set(replace(self.now, moment=moment, values=values))
 
     def rest(self, variant: int | None, is_busy: Callable[[], bool] | None = None) -> None:
         """Have one variant in calls that set nothing; do nothing while a model call runs, if `is_busy` tells so.
@@ -277,9 +292,8 @@ class StrengthTable:
         """
         with self.lock:
             if is_busy is None or not is_busy():
-                self.set_call(self.now.stack, rows=(variant or 0,))
-                if variant is None and self.now.stack.images > 1:
-                    self.now = replace(self.now, is_unknown=True)
+                stack = self.now.stack
+                self.set_call(stack, rows=(variant or 0,), is_unknown=variant is None and stack.images > 1)
 
     @uncompiled
     def refuse_unknown(self, now: CallStrengths, groups: Collection[int]) -> None:

@@ -103,9 +103,8 @@ class WeightWatch:
         self._seen = self._now()
 
     def changed(self) -> bool:
-        """Tell whether anything differs; after that, it does not."""
-        seen, self._seen = self._seen, self._now()
-        return seen != self._seen
+        """Tell whether anything differs."""
+        return self._seen != self._now()
 
     def _now(self) -> list[object]:
         layers = [(module(), param) for module, param in self._weights]

@@ -339,3 +339,26 @@ def test_modules_that_leave_and_others_at_their_place_are_noticed_by_the_quick_c
     index = LayerIndex("unet", model, alias_table())
     weight.data = torch.empty(0)  # as an offloader leaves it between two calls
     assert index.holds(model)
+
+
+class Few(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(3))
+
+    def forward(self, x: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+        return self.layers[1](self.layers[0](x)), self.layers[2](last)
+
+
+def test_a_weight_of_another_shape_loses_its_lora_at_the_next_call_and_the_report_says_so(tmp_path):
+    model, x = Few(), torch.ones(1, 4)
+    engine, tensors = Engine({"unet": model}), {}
+    for number in range(3):
+        tensors |= pair(f"lora_unet_layers_{number}", (4, 4), 2)
+    engine.activate(Stack([Entry(save(tmp_path / "a.safetensors", tensors))]))
+    before, _ = model(x, x)
+    model.layers[2].weight = nn.Parameter(torch.zeros(4, 6))
+    now, last = model(x, torch.ones(1, 6))
+    assert torch.equal(now, before)
+    assert not last.any()
+    assert engine.report.entries[0].hit == 2

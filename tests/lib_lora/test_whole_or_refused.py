@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lib_lora import load_network, register, unregister
+from lib_lora import Engine, Entry, Stack, load_network, register, unregister
 from lib_lora.adapters.base import Params
 from lib_lora.adapters.lora import LoRA
 from lib_lora.files.formats.base import KeyFormat
@@ -142,3 +142,14 @@ def test_a_plug_in_may_have_layers_transposed_tensors_and_a_configuration(tmp_pa
         assert isinstance(found, Coral)
     finally:
         unregister(MLX, Coral)
+
+
+def test_a_bias_in_fp8_takes_the_place_of_the_layers(tmp_path):
+    layer = nn.Linear(2, 4)
+    tensors = {"diffusion_model.layer.set_bias": torch.arange(4.0).to(torch.float8_e4m3fn)}
+    path = save(tmp_path / "a.safetensors", tensors)
+    model = Model(layer)
+    plain = nn.functional.linear(torch.ones(1, 2), layer.weight)
+    with Engine({"unet": model}) as engine:
+        engine.activate(Stack([Entry(path)], mode="merged"))
+        assert (model.layer(torch.ones(1, 2)) - plain - torch.arange(4.0)).abs().max() < 1e-6

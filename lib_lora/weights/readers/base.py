@@ -109,13 +109,10 @@ def check_present(layer: nn.Module, params: Iterable[str]) -> None:
     """
     for param in params:
         parameter = stored(layer, param)
-        if not isinstance(parameter, nn.Parameter):
-            text = (
-                f"{param} of a {type(layer).__name__} is no parameter any more, so that no LoRA can be merged into it"
-            )
-            raise ComponentError(f"{text}; switch merging off (mode='live', or the setting)")
-        if parameter.device.type == "meta":
-            text = f"{param} of a {type(layer).__name__} is offloaded now, so that no LoRA can be merged into it"
+        is_there = isinstance(parameter, nn.Parameter)
+        if parameter is None or not is_there or parameter.device.type == "meta":
+            why = "is offloaded now" if is_there else "is no parameter any more"
+            text = f"{param} of a {type(layer).__name__} {why}, so that no LoRA can be merged into it"
             raise ComponentError(f"{text}; switch merging off (mode='live', or the setting)")
 
 
