@@ -1,5 +1,5 @@
 // Amounts: a number, or points of a curve over the generation, `value@position`. Pure; the server's
-// lib_lora/strengths/schedule.py reads them alike.
+// lib_lora/strengths/strength.py reads them alike.
 
 /**
  * @typedef {{value: number, at: number}} Point

@@ -22,6 +22,7 @@ import {fieldsOf} from "./tag.js";
  * @property {string} kind
  * @property {Section | null} around
  * @property {{mark: string, at: number}[]} marks
+ * @property {Set<string>} kinds of its marks
  * @property {boolean} closed
  * @property {string | null} when
  * @property {Section | null} section the latest
@@ -80,16 +81,16 @@ function timed(when, before) {
 }
 
 /** @param {Bracket} bracket */
-function isScheduled({kind, when, marks}) {
-    return kind === "[" && when !== null && marks.length < 3 && marks.every(({mark}) => mark === ":");
+function isScheduled({kind, when, marks, kinds}) {
+    return kind === "[" && when !== null && marks.length < 3 && !kinds.has("|");
 }
 
 /** @type {(bracket: Bracket, section: number) => Limits} */
 function meaning(bracket, section) {
-    const {kind, marks, closed, when} = bracket;
+    const {kind, marks, kinds, closed, when} = bracket;
     if (!closed) return NONE;
     if (kind === "(") return {...NONE, factor: when === null ? UP : Number(when)};
-    if (marks.length && marks.every(({mark}) => mark === "|")) return {...NONE, turns: [[section, marks.length + 1]]};
+    if (marks.length && !kinds.has(":")) return {...NONE, turns: [[section, marks.length + 1]]};
     if (isScheduled(bracket)) return timed(String(when), section === 0 && marks.length === 2);
     return {...NONE, factor: written(1 / UP)};
 }
@@ -99,9 +100,9 @@ function meaning(bracket, section) {
  * @returns {Limits}
  */
 function limitsOf(section) {
-    const own = meaning(section.bracket, section.number);
-    const {around} = section.bracket;
-    section.known ??= around ? together(limitsOf(around), own) : own;
+    const {bracket, number} = section;
+    const {around} = bracket;
+    section.known ??= around ? together(limitsOf(around), meaning(bracket, number)) : meaning(bracket, number);
     return section.known;
 }
 
@@ -165,7 +166,7 @@ class Reader {
         }
         const around = this.open.at(-1)?.section ?? null;
         /** @type {Bracket} */
-        const bracket = {kind, around, marks: [], closed: false, when: null, section: null};
+        const bracket = {kind, around, marks: [], kinds: new Set(), closed: false, when: null, section: null};
         bracket.section = {bracket, number: 0, known: null};
         this.open.push(bracket);
     }
@@ -175,6 +176,7 @@ class Reader {
         const bracket = this.open.at(-1);
         if (!bracket) return;
         bracket.marks.push({mark, at});
+        bracket.kinds.add(mark);
         bracket.section = {bracket, number: bracket.marks.length, known: null};
     }
 

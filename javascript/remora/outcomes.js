@@ -14,14 +14,14 @@ export const isFailure = (lora) => lora.state === "failed" || lora.state === "mi
 const keyOf = (lora) => JSON.stringify([lora.name, lora.asked, lora.always_on, lora.reason]);
 
 /**
- * Tell whether an outcome is that of a row. A tag that could not be read is known by all that it says: another tag of
- * the same name may be good.
+ * Tell whether an outcome is that of a row. A tag that could not be read is known by all that it says, which has a colon
+ * as a name may have one: another tag of the same name may be good.
  * @param {LoraOutcome} lora
  * @param {Asker} row
  */
 export function isOf(lora, row) {
     if (isFailure(lora) && lora.always_on !== row.always) return false;
-    if (lora.asked.includes(":")) return lora.asked === row.body;
+    if (isFailure(lora) && lora.asked.includes(":") && lora.asked !== row.name) return lora.asked === row.body;
     return [lora.asked, lora.name].includes(row.name) || lora.name === row.file;
 }
 

@@ -46,6 +46,7 @@ import {same} from "./store.js";
  * @returns {Meant[]}
  */
 function meaningsOf(prompt, tags, on, of) {
+    if (!tags.length) return [];
     const isRead = isMeant(
         tags.map(({body}) => body),
         on,
@@ -80,8 +81,8 @@ export class Stack {
         this.others = new Others();
         /** @type {{prompt: string, standard: number, tags: Tag[]} | undefined} */
         this.read = undefined;
-        /** @type {{key: string, found: Meant[]}} */
-        this.meant = {key: "", found: []};
+        /** @type {{prompt: string, negative: string, on: boolean, parts: boolean, found: Meant[]} | undefined} */
+        this.meant = undefined;
         /** @type {string | undefined} */
         this.seen = undefined; // the prompt that the page shows
     }
@@ -138,17 +139,19 @@ export class Stack {
     places() {
         const {server, prompt, negative} = this.tab.state;
         const {grammar: on = false, parts = false} = server ?? {};
-        const key = JSON.stringify([prompt, negative, on, parts]);
-        if (this.meant.key !== key) {
+        const {meant} = this;
+        const isSame = meant?.prompt === prompt && meant.negative === negative;
+        if (!isSame || meant.on !== on || meant.parts !== parts) {
             const tags = this.tags();
             const others = negative.length > LONGEST ? [] : readTags(negative);
             const found = [
                 ...meaningsOf(prompt, tags, on, {parts}),
                 ...meaningsOf(negative, others, on, {parts, negative: true}),
             ];
-            this.meant = {key, found};
+            this.meant = {prompt, negative, on, parts, found};
+            return found;
         }
-        return this.meant.found;
+        return meant.found;
     }
 
     /**

@@ -244,8 +244,8 @@ def _dtype(root: nn.Module) -> torch.dtype:
     return next(parameter.dtype for parameter in root.parameters() if parameter.is_floating_point())
 
 
-def _attention(pipeline: Pipeline, *_: Any) -> None:
-    pipeline.unet.attn = seeded(Attention(), _[-1]).to(_dtype(pipeline.unet))
+def _attention(pipeline: Pipeline, component: str, path: str, seed: int) -> None:
+    pipeline.unet.attn = seeded(Attention(), seed).to(_dtype(pipeline.unet))
 
 
 def _take_out(pipeline: Pipeline, component: str, path: str, seed: int) -> None:

@@ -23,6 +23,13 @@ test("an outcome is that of the row with its name, its file or its tag", () => {
     assert.ok(!isOf(unread, row({body: "zorp:1:lbw=ALL"})), "it was put right");
 });
 
+test("a name with a colon is no text of a tag", () => {
+    const named = row({name: "a: b", body: "a\\: b:1", file: "a: b"});
+    for (const state of ["applied", "failed", "missing"])
+        assert.ok(isOf(outcome({name: "a: b", asked: "a: b", state}), named), state);
+    assert.ok(isOf(outcome({name: "a: b", asked: "alias: b"}), named));
+});
+
 test("a failure of what is always on is that of its own row alone", () => {
     const failed = outcome({state: "failed", always_on: true});
     assert.ok(isOf(failed, row({always: true})));

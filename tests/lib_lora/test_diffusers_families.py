@@ -58,8 +58,10 @@ def is_wrong(found: Family | None, right: str) -> bool:
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("names", [FEW, pytest.param(tuple(CLASSES), marks=pytest.mark.long)], ids=["few", "every"])
 def test_no_model_and_no_file_is_named_wrongly(names, tmp_path):
-    """A file in the model's own names, or in those of two others; whole ones, and what trainers leave of them."""
+    """Files in the model's own names and in two other models' names, whole and in part."""
     names, wrong = [name for name in names if hasattr(diffusers, name)], []
+    if len(names) < 2:
+        pytest.skip("this diffusers has none of these models, or one")
     models = {name: model(name) for name in names}
     trees = {name: tree(one) for name, one in models.items()}
     for i, name in enumerate(names):

@@ -227,7 +227,7 @@ def test_known_spellings(key):
 
 @pytest.mark.parametrize("key", [key for key in STRANGERS if key not in {one.example for one in FORMATS.values()}])
 def test_other_keys_are_nobodys(key):
-    """Or those of a whole tensor, which is no adapter by itself."""
+    """Or they are whole tensors, which are no adapters by themselves."""
     assert_no_adapters(key)
 
 

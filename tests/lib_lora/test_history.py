@@ -196,5 +196,6 @@ def told(code: str) -> list[str]:
 def test_many_activations_leave_no_trace(tmp_path, rounds):
     """Of memory, a thousand show it: with few, caches still fill."""
     grown, adapted = told(f"print(*history(Path({str(tmp_path)!r}), pytest.MonkeyPatch(), {rounds}))")
-    assert int(grown) < ALLOWED_GROWTH
+    if rounds > SETTLED:
+        assert int(grown) < ALLOWED_GROWTH
     assert told(f"print(fresh_output({str(tmp_path)!r}))") == [adapted]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import diffusers
 import pytest
 import torch
 from torch import Tensor, nn
@@ -69,7 +70,6 @@ def test_an_underscore_behind_a_name_is_none_of_the_name(tmp_path):
 
 
 def test_names_of_wan_for_the_second_animate_model(tmp_path):
-    diffusers = pytest.importorskip("diffusers")
     if not hasattr(diffusers, "WanAnimate2Transformer3DModel"):
         pytest.skip("this diffusers has no Wan-Animate-2")
     with torch.device("meta"):
@@ -89,10 +89,10 @@ def test_names_of_wan_for_the_second_animate_model(tmp_path):
 
 
 def test_flux_of_another_width(tmp_path):
-    from diffusers import FluxTransformer2DModel
-
     with torch.device("meta"):
-        model = FluxTransformer2DModel(num_layers=1, num_single_layers=1, attention_head_dim=64, num_attention_heads=16)
+        model = diffusers.FluxTransformer2DModel(
+            num_layers=1, num_single_layers=1, attention_head_dim=64, num_attention_heads=16
+        )
     width = 1024
     shapes = {
         "double_blocks_0_img_attn_qkv": (3 * width, width),

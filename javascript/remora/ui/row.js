@@ -32,7 +32,6 @@ export function Row({tab, entry, outcome, handle}) {
     }, [more]);
     const split = apart || entry.teText !== entry.unetText;
     const curved = Boolean(entry.teCurve || entry.unetCurve);
-    const chips = summary(entry);
     const tie = () => {
         if (split) entry.setStrength(unet, unet);
         setApart(!split);
@@ -72,7 +71,7 @@ export function Row({tab, entry, outcome, handle}) {
             <${Blocks} tab=${tab} entry=${entry} />
         </div>`
         }
-        ${chips.length > 0 && html`<div class="rt-chips">${chips.map((text) => html`<span class="rt-chip" key=${text}>${text}</span>`)}</div>`}
+        <${Chips} words=${summary(entry)} />
         ${entry.place && html`<${PlaceOfTag} tab=${tab} place=${entry.place} />`}
         ${said && html`<p class="rt-problem" role="alert">✕ ${said}</p>`}
         ${
@@ -85,7 +84,8 @@ export function Row({tab, entry, outcome, handle}) {
         }
         ${note && html`<p class="rt-warning">⚠ ${note}</p>`}
         ${
-            name.includes("#")
+            entry.place
+            && name.includes("#")
             && tab.state.server?.comments
             && html`<p class="rt-warning">⚠ The web UI cuts a prompt at #, unless “Enable comments” is off in its settings.
             Then the tag is lost. Rename the file, or switch the setting off.</p>`
@@ -104,6 +104,11 @@ export function PlaceOfTag({tab, place: {words, unread}}) {
         return html`<p class="rt-warning">⚠ ${unread}
             <${Button} label="Tags obey the brackets around them: switch on" class="rt-small"
                 onClick=${() => tab.edits.obeyBrackets()}>Switch on<//></p>`;
+    return html`<${Chips} words=${words} />`;
+}
+
+/** @param {{words: string[]}} props */
+function Chips({words}) {
     return (
         words.length > 0
         && html`<div class="rt-chips">${words.map((text) => html`<span class="rt-chip" key=${text}>${text}</span>`)}</div>`

@@ -70,7 +70,8 @@ export function Stack({tab, state, outcomes: {of, others}}) {
                 .map(
                     (
                         place,
-                    ) => html`<div class="rt-row" key=${`negative ${place.name}`}><span class="rt-name">${place.name}</span>
+                        at,
+                    ) => html`<div class="rt-row" key=${`negative ${at}`}><span class="rt-name">${place.name}</span>
             <${PlaceOfTag} tab=${tab} place=${place} /></div>`,
                 )
         }

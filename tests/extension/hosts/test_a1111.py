@@ -883,7 +883,7 @@ def test_while_it_is_off_a_place_changes_nothing_and_that_is_said(
 def test_the_tab_switches_the_setting_and_the_web_ui_keeps_it(host: A1111Fake, loras: Path) -> None:
     A1111.set_option(GRAMMAR, True)
     try:
-        assert state_of(extension._session)["grammar"] is True  # type: ignore[arg-type]
+        assert told()["grammar"] is True
         assert json.loads((loras.parent / "config.json").read_text())[GRAMMAR] is True
         on = host.generate("x [<lora:a:1>::0.5]", steps=4)
         assert torch.equal(one(on), one(host.generate("x <lora:a:1:stop=0.5>", steps=4)))
@@ -930,7 +930,7 @@ def test_a_tag_in_a_part_of_the_prompt_acts_on_the_rows_of_that_part(host: A1111
 
 def test_a_tag_that_a_comment_cuts_is_said(host: A1111Fake) -> None:
     found = host.generate("x <lora:hash\n, y <lora:a:1>")  # as the host has it after the comment of `hash#1:1>`
-    (cut,) = [one for one in state_of(extension._session)["loras"] if one["asked"] == "hash"]  # type: ignore[arg-type]
+    (cut,) = [one for one in told()["loras"] if one["asked"] == "hash"]
     assert "is not closed" in cut["reason"]
     assert "Enable comments" in cut["reason"]
     assert found.images

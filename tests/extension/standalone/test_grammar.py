@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +17,8 @@ ON = {GRAMMAR: True}
 TURNS = "1@0,0@1,1@2,0@3:curve=step"
 
 
-def made(runner: Runner, tags: str, negative: str = "", **more: object) -> Result:
-    job = replace(JOB, prompt=f"two red circles {tags}", negative_prompt=negative, **more)  # type: ignore[arg-type]
+def made(runner: Runner, tags: str, negative: str = "", **more: Any) -> Result:
+    job = replace(JOB, prompt=f"two red circles {tags}", negative_prompt=negative, **more)
     return runner.submit(job).result(120)
 
 

@@ -19,7 +19,7 @@ from .. import strangers as folder
 _READ = 8_000_000
 """The bytes of a pickle in which names are searched."""
 _LINE = 300
-"""The characters of a key that are looked at, so that no hostile key takes long."""
+"""The characters of a key that are read; a longer key must not take long."""
 _TEXTS = re.compile(rb"(?:X(?P<two>..)\x00\x00|\x8c(?P<one>.))", re.DOTALL)
 """Begin of a text in a pickle, with its length. Source: CPython Lib/pickle.py, BINUNICODE and SHORT_BINUNICODE."""
 
@@ -71,13 +71,14 @@ class Stranger:
 @cached
 def strangers() -> tuple[Stranger, ...]:
     """Return all kinds, in the order in which they are tried."""
-    return tuple(sorted(discover(folder, Stranger).values(), key=lambda one: one.general))
+    # the signs of a checkpoint are the most general of all
+    return tuple(sorted(discover(folder, Stranger).values(), key=lambda one: (one.general, one.name == "checkpoint")))
 
 
 def stranger_of(
     shapes: Mapping[str, Iterable[int] | None], metadata: Mapping[str, str] | None = None, name: str = ""
 ) -> Stranger | None:
-    """Return what a file is that is no adapter; None where nothing tells.
+    """Return the kind of a file that is no adapter; None if nothing tells it.
 
     Args:
         shapes: key -> shape, None where it is not known.

@@ -25,7 +25,6 @@ CONTROLNET = Stranger(
         r"|(input_hint_block|zero_convs)\.|controlnet_x_embedder\.|control_add_embedding\.)",
     ),
     general=True,
-    before=("checkpoint",),
 )
 SPARSE_CTRL = Stranger(
     "sparse_ctrl",
@@ -72,7 +71,6 @@ MOTION_MODULE = Stranger(
     (r"^key:[^:]*(motion_modules\.\d+\.|temporal_transformer\.)",),
     never=r"^key:[^:]*lora",
     general=True,
-    before=("checkpoint",),
 )
 CAMERA_CTRL = Stranger(
     "camera_ctrl", "a CameraCtrl for AnimateDiff", _ANIMATE, (r"^key:[^:]*encoder_down_conv_blocks\.",)
@@ -83,7 +81,6 @@ IP_ADAPTER = Stranger(
     _IP,
     (r"^key:([^:]*(to_[kv]_ip|ip_adapter_double_stream_[kv]_proj|ip_adapter_proj_model)\b|ip_adapter\.|ip_adapter:)",),
     general=True,
-    before=("checkpoint",),
 )
 FACE_ID = Stranger(
     "ip_adapter_face_id",
@@ -172,7 +169,6 @@ TOKEN = Stranger(
     never=r"^key:[^:]*[._](weight|bias|alpha|lora_?\w*|diff\w*|scale)(:|\.)",
     most=4,
     general=True,
-    before=("checkpoint",),
 )
 BUNDLE = Stranger(
     "bundled_embeddings",

@@ -6,6 +6,9 @@ from .base import Stranger
 
 _NO_LORA = r"^key:[^:]*(lora|lokr|loha|hada|oft_|\.diff(_b)?:)"
 _PLAIN = "put it into the folder of models and load it as the model"
+_ENCODER = "load it as text encoder"
+_UPSCALER = "put it into the folder of upscalers"
+_PREPROCESSOR = "put it into the folder of ControlNet's preprocessors"
 
 CHECKPOINT = Stranger(
     "checkpoint",
@@ -45,7 +48,6 @@ VAE = Stranger(
     ),
     never=rf"{_NO_LORA}|^key:model\.diffusion_model\.",
     general=True,
-    before=("checkpoint",),
 )
 TAESD = Stranger(
     "taesd",
@@ -59,7 +61,7 @@ TAESD = Stranger(
 CLIP = Stranger(
     "clip_text_encoder",
     "a text encoder (CLIP)",
-    "load it as text encoder",
+    _ENCODER,
     (
         r"^key:((text_model\.)?(encoder\.layers\.\d+\.(layer_norm\d|self_attn)|embeddings\.token_embedding)\.|transformer\.(text_model\.|resblocks\.)|cond_stage_model\.)",
     ),
@@ -68,7 +70,7 @@ CLIP = Stranger(
 T5 = Stranger(
     "t5_text_encoder",
     "a text encoder (T5)",
-    "load it as text encoder",
+    _ENCODER,
     (r"^key:(shared\.weight|encoder\.block\.\d+\.layer\.\d+\.(SelfAttention|DenseReluDense)\.)",),
     never=_NO_LORA,
 )
@@ -98,12 +100,11 @@ DINO = Stranger(
     (r"^key:(model\.)?(embeddings\.patch_embeddings\.projection|embeddings\.mask_token|patch_embed\.proj\.weight)",),
     never=rf"{_NO_LORA}|^key:(x_embedder|time|t_embedder|final_layer|depth_head|head\.)",
     general=True,
-    before=("checkpoint",),
 )
 ESRGAN = Stranger(
     "esrgan",
     "an upscaler (ESRGAN, Real-ESRGAN)",
-    "put it into the folder of upscalers",
+    _UPSCALER,
     (
         r"^key:((params(_ema)?\.)?(body|RRDB_trunk)\.\d+\.(rdb|RDB)\d\.|model\.1\.sub\.\d+\.RDB\d|conv_first\."
         r"|body\.\d+\.weight:64x64x3x3$)",
@@ -113,7 +114,7 @@ ESRGAN = Stranger(
 SWINIR = Stranger(
     "swinir",
     "an upscaler (SwinIR, HAT, DAT)",
-    "put it into the folder of upscalers",
+    _UPSCALER,
     (
         r"^key:(params(_ema)?\.)?layers\.\d+\.(residual_group\.(blocks|layers)\.\d+|blocks\.\d+\.attn\.attns\.\d|residual_group\.overlap_attn)\.",
     ),
@@ -147,7 +148,7 @@ INPAINTER = Stranger(
 DEPTH = Stranger(
     "depth",
     "a model that estimates depth (Depth Anything, MiDaS, ZoeDepth)",
-    "put it into the folder of ControlNet's preprocessors",
+    _PREPROCESSOR,
     (
         r"^key:(depth_head\.|scratch\.(refinenet|layer)\d|core\.core\.|conditional_log_binomial\.|head\.(projects|scratch)\b)",
     ),
@@ -155,13 +156,13 @@ DEPTH = Stranger(
 POSE = Stranger(
     "pose",
     "a model that finds poses (OpenPose)",
-    "put it into the folder of ControlNet's preprocessors",
+    _PREPROCESSOR,
     (r"^key:(Mconv\d_stage\d|conv\d_\d_CPM|model\d_\d\.M?conv\d_|model0\.conv1_1)\b",),
 )
 LINES = Stranger(
     "lines",
     "a model that draws lines (HED, PiDiNet, Lineart)",
-    "put it into the folder of ControlNet's preprocessors",
+    _PREPROCESSOR,
     (r"^key:(block1\.convs\.0\.|netNetwork|block\d_\d\.conv1\.|dilations\.0\.conv1|model0\.1\.weight:64x3x7x7)",),
 )
 SAM = Stranger(
@@ -197,7 +198,6 @@ TAGGER = Stranger(
     "load it with a tagger's extension or node",
     (r"^key:((head|classifier|fc)\.weight:(6[0-9]{3}|9[0-9]{3}|1[0-2]\d{3})x\d+$|n_Conv_0\.)",),
     general=True,
-    before=("checkpoint",),
 )
 CAPTIONER = Stranger(
     "captioner",
@@ -211,7 +211,7 @@ CAPTIONER = Stranger(
 SEGMENTER = Stranger(
     "segmenter",
     "a model that labels every pixel (SegFormer, OneFormer, UperNet)",
-    "put it into the folder of ControlNet's preprocessors",
+    _PREPROCESSOR,
     (r"^key:(segformer\.|decode_head\.|sem_seg_head\.|pixel_level_module\.)",),
 )
 VOICE = Stranger(

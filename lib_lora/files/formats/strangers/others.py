@@ -5,76 +5,74 @@ from __future__ import annotations
 from .base import Stranger
 
 _LOAD_ELSEWHERE = "it changes nothing in an image model; load it with PEFT into the model it was made for"
+_ITS_TRAINER = "load it with the program that trained it"
+_ITS_PROGRAM = "load it with the program it was made for"
 _LORA = r"(lora_[AB]|lora_(up|down)|lora_embedding_[AB]|hada_w1_a|lokr_w1|ia3_l|vera_lambda_[bd])\b"
+
+
+def _lora(name: str, of: str, layers: str, *, never: str = "", general: bool = False) -> Stranger:
+    sign = rf"^key:base_model\.model\.{layers}[^:]*{_LORA}"
+    return Stranger(name, f"a LoRA of {of}", _LOAD_ELSEWHERE, (sign,), never=never, general=general)
+
+
+def _head(name: str, title: str, remedy: str, *heads: bytes) -> Stranger:
+    return Stranger(name, title, remedy, heads=heads)
+
 
 SAM_LORA = Stranger(
     "sam_lora",
     "a LoRA of Segment Anything",
-    "load it with the program that trained it",
+    _ITS_TRAINER,
     (
         r"^key:(w_[ab]_\d{3}:|[^:]*linear_[ab]_[qv]\.|(base_model\.model\.)?[^:]*(image_encoder\.(blocks|trunk|neck)"
         r"|mask_decoder|vision_encoder\.layers\.\d+\.attn\.qkv)[^:]*lora)",
     ),
 )
-WHISPER_LORA = Stranger(
+WHISPER_LORA = _lora(
     "whisper_lora",
-    "a LoRA of a model for speech (Whisper)",
-    _LOAD_ELSEWHERE,
-    (
-        rf"^key:base_model\.model\.(model\.)?(decoder\.layers\.\d+\.encoder_attn|encoder\.layers\.\d+\.self_attn\.)[^:]*{_LORA}",
-    ),
+    "a model for speech (Whisper)",
+    r"(model\.)?(decoder\.layers\.\d+\.encoder_attn|encoder\.layers\.\d+\.self_attn\.)",
     never=r"^key:[^:]*(text_model|vision_model)",
 )
-VISION_LANGUAGE_LORA = Stranger(
+VISION_LANGUAGE_LORA = _lora(
     "vision_language_lora",
-    "a LoRA of a model that reads pictures (LLaVA, Qwen-VL and the like)",
-    _LOAD_ELSEWHERE,
-    (
-        rf"^key:base_model\.model\.(model\.)?(visual|vision_tower|vision_model|multi_modal_projector|mm_projector)\.[^:]*{_LORA}",
-    ),
+    "a model that reads pictures (LLaVA, Qwen-VL and the like)",
+    r"(model\.)?(visual|vision_tower|vision_model|multi_modal_projector|mm_projector)\.",
 )
-LANGUAGE_LORA = Stranger(
+LANGUAGE_LORA = _lora(
     "language_lora",
-    "a LoRA of a language model (Llama, Qwen, Mistral, Gemma and the like)",
-    _LOAD_ELSEWHERE,
-    (rf"^key:base_model\.model\.((model|language_model)\.)+layers\.\d+\.(self_attn|mlp)\.[^:]*{_LORA}",),
+    "a language model (Llama, Qwen, Mistral, Gemma and the like)",
+    r"((model|language_model)\.)+layers\.\d+\.(self_attn|mlp)\.",
     general=True,
-    before=("checkpoint",),
 )
-GPT_LORA = Stranger(
+GPT_LORA = _lora(
     "gpt_lora",
-    "a LoRA of a language model (GPT-2, GPT-NeoX, Falcon, BLOOM, ChatGLM and the like)",
-    _LOAD_ELSEWHERE,
+    "a language model (GPT-2, GPT-NeoX, Falcon, BLOOM, ChatGLM and the like)",
     (
-        rf"^key:base_model\.model\.[^:]*((transformer|gpt_neox|model\.decoder)\.(h|layers)\.\d+\."
-        rf"|transformer\.encoder\.layers\.\d+\.|backbone\.layers\.\d+\.mixer\.)[^:]*{_LORA}",
+        r"[^:]*((transformer|gpt_neox|model\.decoder)\.(h|layers)\.\d+\."
+        r"|transformer\.encoder\.layers\.\d+\.|backbone\.layers\.\d+\.mixer\.)"
     ),
     never=r"^key:[^:]*encoder_attn",
 )
-BERT_LORA = Stranger(
+BERT_LORA = _lora(
     "bert_lora",
-    "a LoRA of a model that classifies or compares texts (BERT, RoBERTa and the like)",
-    _LOAD_ELSEWHERE,
-    (rf"^key:base_model\.model\.[^:]*(bert|deberta|electra)\.encoder\.layer\.\d+\.[^:]*{_LORA}",),
+    "a model that classifies or compares texts (BERT, RoBERTa and the like)",
+    r"[^:]*(bert|deberta|electra)\.encoder\.layer\.\d+\.",
 )
-VIT_LORA = Stranger(
+VIT_LORA = _lora(
     "vit_lora",
-    "a LoRA of a model that classifies pictures (ViT, DINO, Swin)",
-    _LOAD_ELSEWHERE,
-    (rf"^key:base_model\.model\.[^:]*(vit|swin|dinov2|beit|deit|vision_model)\.encoder\.layers?\.\d+\.[^:]*{_LORA}",),
+    "a model that classifies pictures (ViT, DINO, Swin)",
+    r"[^:]*(vit|swin|dinov2|beit|deit|vision_model)\.encoder\.layers?\.\d+\.",
 )
-T5_LORA = Stranger(
+T5_LORA = _lora(
     "seq2seq_lora",
-    "a LoRA of a model that rewrites texts (T5, BART)",
-    _LOAD_ELSEWHERE,
-    (
-        rf"^key:base_model\.model\.(model\.)?decoder\.(block\.\d+\.layer\.\d+\.(EncDecAttention|SelfAttention)\.)[^:]*{_LORA}",
-    ),
+    "a model that rewrites texts (T5, BART)",
+    r"(model\.)?decoder\.(block\.\d+\.layer\.\d+\.(EncDecAttention|SelfAttention)\.)",
 )
 VAE_LORA = Stranger(
     "vae_lora",
     "a LoRA of a VAE",
-    "load it with the program that trained it",
+    _ITS_TRAINER,
     (
         r"^key:((vae|first_stage_model)\.|base_model\.model\.(encoder|decoder)\.(mid_block|conv_in|down_blocks|up_blocks)"
         r"|lora_vae_)[^:]*(lora|\.alpha)",
@@ -92,37 +90,38 @@ POLICY_LORA = Stranger(
     _LOAD_ELSEWHERE,
     (r"^key:base_model\.model\.(score|classifier|classification_head|qa_outputs|regression_head)\.[^:]*",),
     general=True,
-    before=("checkpoint",),
 )
 
-WEB_PAGE = Stranger(
+WEB_PAGE = _head(
     "web_page",
     "a web page, not an adapter",
     "the site answered with HTML (a log-in page?); download it again",
-    heads=(b"<!doct", b"<html"),
+    b"<!doct",
+    b"<html",
 )
-XML = Stranger(
+XML = _head(
     "xml",
     "a message of a server, not an adapter",
     "the site refused the download; download it again",
-    heads=(b"<?xml",),
+    b"<?xml",
 )
-JSON = Stranger(
+JSON = _head(
     "json",
     "a text in JSON, not an adapter",
     "it is the message of a server, or the notes beside a file; download the file itself",
-    heads=(b'{"', b"{\n", b"{\r\n", b"[{"),
+    b'{"',
+    b"{\n",
+    b"{\r\n",
+    b"[{",
 )
-LFS = Stranger(
-    "lfs_pointer", "a Git LFS pointer, not the file itself", "fetch it with `git lfs pull`", heads=(b"version ",)
-)
-GGUF = Stranger(
+LFS = _head("lfs_pointer", "a Git LFS pointer, not the file itself", "fetch it with `git lfs pull`", b"version ")
+GGUF = _head(
     "gguf",
     "a GGUF file",
     "load it as the model or text encoder; only safetensors adapters can be read",
-    heads=(b"gguf",),
+    b"gguf",
 )
-GGML = Stranger("ggml", "a GGML file", "load it with the program it was made for", heads=(b"lmgg", b"tjgg", b"fmgg"))
+GGML = _head("ggml", "a GGML file", _ITS_PROGRAM, b"lmgg", b"tjgg", b"fmgg")
 NUMPY = Stranger(
     "numpy",
     "an array of NumPy",
@@ -130,11 +129,14 @@ NUMPY = Stranger(
     (r"^key:[^:]*\.npy:",),
     heads=(b"\x93numpy",),
 )
-PICTURE = Stranger(
+PICTURE = _head(
     "picture",
     "a picture, not an adapter",
     "it may be the preview of a file; download the file itself",
-    heads=(b"\x89png", b"\xff\xd8\xff", b"gif8", b"riff"),
+    b"\x89png",
+    b"\xff\xd8\xff",
+    b"gif8",
+    b"riff",
 )
 ARCHIVE = Stranger(
     "archive",
@@ -143,20 +145,14 @@ ARCHIVE = Stranger(
     (r"^key:[^:]*\.(safetensors|ckpt|png|jpe?g|txt):",),
     heads=(b"rar!", b"7z\xbc\xaf", b"\x1f\x8b\x08"),
 )
-ONNX = Stranger(
-    "onnx", "a model in ONNX", "load it with the program it was made for", heads=(b"\x08\x07\x12", b"\x08\x08\x12")
-)
-DRAW_THINGS = Stranger("draw_things", "a file of Draw Things", "export it there as safetensors", heads=(b"sqlite f",))
-HDF5 = Stranger("hdf5", "a model in HDF5 (Keras)", "load it with the program it was made for", heads=(b"\x89hdf",))
-TENSORRT = Stranger(
-    "tensorrt", "an engine of TensorRT", "load it with the extension that made it", heads=(b"ftrt", b"ptrt")
-)
-TORRENT = Stranger(
-    "torrent", "a torrent, not the file itself", "download the file with a torrent client", heads=(b"d8:annou",)
-)
-EMPTY = Stranger(
+ONNX = _head("onnx", "a model in ONNX", _ITS_PROGRAM, b"\x08\x07\x12", b"\x08\x08\x12")
+DRAW_THINGS = _head("draw_things", "a file of Draw Things", "export it there as safetensors", b"sqlite f")
+HDF5 = _head("hdf5", "a model in HDF5 (Keras)", _ITS_PROGRAM, b"\x89hdf")
+TENSORRT = _head("tensorrt", "an engine of TensorRT", "load it with the extension that made it", b"ftrt", b"ptrt")
+TORRENT = _head("torrent", "a torrent, not the file itself", "download the file with a torrent client", b"d8:annou")
+EMPTY = _head(
     "zeros",
     "a file that begins with zeros, as downloads do that were broken off",
     "download it again",
-    heads=(b"\0\0\0\0\0\0\0\0",),
+    b"\0\0\0\0\0\0\0\0",
 )
