@@ -20,20 +20,21 @@ from .hosts import Outcome, Used
 from .kept.always_on import parameters
 from .text import placed, regions
 from .text.placed import PlacedTag
-from .text.prompt import PromptError, parse_arguments
+from .text.prompt import NOT_CLOSED, PromptError, parse_arguments
 from .text.tag import Pass, Tag
 
 if TYPE_CHECKING:
     from lib_lora import Clock, Rows
 
+    from .generation.options import Values
     from .generation.session import Session
     from .hosts import Axis, Batch, Host
 
 logger = logging.getLogger(__name__)
 
-_OPEN = (
-    "the tag is not closed, '>' is missing; if its name has a #: AUTOMATIC1111 and Forge take the rest of the line for "
-    "a comment, so rename the file, or turn off “Enable comments” in their settings"
+_COMMENT = (
+    "; if its name has a #: AUTOMATIC1111 and Forge take the rest of the line for a comment, so rename the file, or "
+    "turn off “Enable comments” in their settings"
 )
 
 
@@ -73,16 +74,15 @@ class Guest:
             LoraError: a tag, name or file failed and the settings stop the generation; no LoRA is active.
         """
         values = Overridden(self._host, batch.settings)
-        wanted = settings(values)
+        wanted, written = settings(values), tuple(chain.from_iterable(batch.images))
         try:
             always, unread = self._session.always_tags(wanted.skip_bad)
             bad: dict[Skipped, LoraError] = {}
             images = [self._read(arguments, batch, bad) for arguments in batch.images]
             unread += self._session.skip_or_raise(bad, wanted.skip_bad)
             besides = [tag.without(batch.without) for tag in always]
-            written = tuple(chain.from_iterable(batch.images))
-            doubts = placed.unread(written)
-            activation = self._session.begin_batch(images, wanted, besides, batch.seeds, batch.at, doubts)
+            unheeded = placed.unread(written)
+            activation = self._session.begin_batch(images, wanted, besides, batch.seeds, batch.at, unheeded)
             notes = (*activation.notes, *activation.far_off(batch.steps, batch.cfg))
             activation = replace(activation, left_out=(*unread, *activation.left_out), notes=notes)
             self._session.last = activation
@@ -93,18 +93,9 @@ class Guest:
             raise
         return Outcome(
             images=tuple(self._used(activation, image) for image in range(activation.images)),
-            settings={
-                **to_parameters(values),
-                **parameters(always, activation.always),
-                **regions.parameters(tag.mask for tag in (*always, *chain.from_iterable(images))),
-                **placed.parameters(written),
-            }
-            if activation.active
-            else {},
+            settings=_parameters(values, activation, always, [*chain.from_iterable(images)], written),
             hashes_wanted=hashes_wanted(values),
-            problems=tuple(
-                dict.fromkeys((*activation.skipped, *activation.warnings, *activation.notes, *activation.unread))
-            ),
+            problems=_problems(activation),
             warnings=self._session.warnings,
         )
 
@@ -220,15 +211,37 @@ class Guest:
         tags, names = [], self._session.names
         for written in arguments:
             one = written if isinstance(written, PlacedTag) else PlacedTag(written)
+            if one.limits.negative and not one.meant:
+                continue  # words
             try:
                 if one.is_open:
-                    raise PromptError(f"<lora:{_first_line(one)}", one.start - len("<lora:"), _OPEN, "")
-                if one.meant or not one.limits.negative:
-                    tag = parse_arguments(one, batch.default, names)
-                    tags.append((one.limits.applied(tag) if one.meant else tag).without(batch.without))
+                    why = NOT_CLOSED + (_COMMENT if self._host.has_comments else "")
+                    raise PromptError(f"<lora:{_first_line(one)}", one.start - len("<lora:"), why, "")
+                tag = parse_arguments(one, batch.default, names)
+                tags.append((one.limits.applied(tag) if one.meant else tag).without(batch.without))
             except LoraError as error:
                 bad[Skipped.unread(_first_line(one) if one.is_open else str(one), error)] = error
         return tags
+
+
+def _problems(activation: Activation) -> tuple[str, ...]:
+    """Return what the user is told; a LoRA with two tags may have the same sentence twice."""
+    said = (*activation.skipped, *activation.warnings, *activation.notes, *activation.unread)
+    return tuple(dict.fromkeys(said))
+
+
+def _parameters(
+    values: Values, activation: Activation, always: Sequence[Tag], own: Sequence[Tag], written: Sequence[str]
+) -> dict[str, str]:
+    """Return what the parameters text says of the settings and tags of active LoRA."""
+    if not activation.active:
+        return {}
+    return {
+        **to_parameters(values),
+        **parameters(always, activation.always),
+        **regions.parameters(tag.mask for tag in (*always, *own)),
+        **placed.parameters(written),
+    }
 
 
 def _first_line(text: str) -> str:

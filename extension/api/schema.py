@@ -360,6 +360,17 @@ def routes(
 ) -> tuple[Route, ...]:
     """Return all of Remora's own routes, below `/remora/v1`."""
     return (
+        *_library(library),
+        *_stack(stack),
+        *_presets(presets),
+        *_blocks(blocks),
+        *_regions(regions),
+        *_compare(compare),
+    )
+
+
+def _library(library: Library) -> tuple[Route, ...]:
+    return (
         Route("GET", "/loras", library.list, "Loras"),
         Route("POST", "/refresh", library.refresh, "Loras"),
         Route("GET", "/lora", library.one, "LoraDetails"),
@@ -369,10 +380,20 @@ def routes(
         Route("DELETE", "/picture", library.restore_picture, "LoraDetails"),
         Route("POST", "/resolve", library.resolve, "Meanings", "Names"),
         Route("GET", "/inspect", library.inspect, "Inspection"),
+    )
+
+
+def _stack(stack: StackApi) -> tuple[Route, ...]:
+    return (
         Route("GET", "/state", stack.state, "State"),
         Route("PUT", "/grammar", stack.set_grammar, "State", "GrammarWanted"),
         Route("GET", "/stack", stack.stack, "Stack"),
         Route("PUT", "/stack", stack.set_stack, "Stack", "StackWanted"),
+    )
+
+
+def _presets(presets: PresetsApi) -> tuple[Route, ...]:
+    return (
         Route("GET", "/presets", presets.list, "Presets"),
         Route("POST", "/presets", presets.add, "Presets", "Text"),
         Route("GET", "/preset", presets.text, "text/plain"),
@@ -380,12 +401,27 @@ def routes(
         Route("DELETE", "/preset", presets.remove, "Presets"),
         Route("GET", "/preset/thumbnail", presets.thumbnail, "image/webp"),
         Route("PUT", "/preset/thumbnail", presets.set_thumbnail, "Presets", "image/*"),
+    )
+
+
+def _blocks(blocks: BlocksApi) -> tuple[Route, ...]:
+    return (
         Route("GET", "/blocks", blocks.list, "Blocks"),
         Route("PUT", "/blocks/presets", blocks.put, "Blocks", "BlockPresetWanted"),
         Route("DELETE", "/blocks/presets", blocks.remove, "Blocks"),
+    )
+
+
+def _regions(regions: RegionsApi) -> tuple[Route, ...]:
+    return (
         Route("GET", "/regions", regions.list, "Regions"),
         Route("PUT", "/regions", regions.put, "Regions", "RegionWanted"),
         Route("DELETE", "/regions", regions.remove, "Regions"),
+    )
+
+
+def _compare(compare: CompareApi) -> tuple[Route, ...]:
+    return (
         Route("GET", "/compare", compare.state, "Compare"),
         Route("POST", "/compare", compare.start, "Compare", "CompareWanted"),
         Route("DELETE", "/compare", compare.cancel, "Compare"),

@@ -11,7 +11,7 @@ from ..library.catalog import CatalogError
 from ..text.infotext import parse_hashes
 from ..text.names import numbered
 from ..text.regions import MAX_NAME
-from ..text.spelling import escaped, unescaped
+from ..text.spelling import KIND, escaped, unescaped
 
 if TYPE_CHECKING:
     from lib_lora import Region
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from ..library.catalog import Catalog, CatalogFile
 
 _WHOLE_TAG = re.compile(r"<lora:[^<>:][^<>]*>", re.IGNORECASE)
-_TAG = re.compile(r"(<(?:lora|lyco|loractl):)((?:\\:|[^<>:])+)(?=[:>])", re.IGNORECASE)
+_TAG = re.compile(rf"(<(?:{KIND}):)((?:\\:|[^<>:])+)(?=[:>])", re.IGNORECASE)
 _AROUND_NAME = "! \t\n\r"  # characters around the name of a region
-_MASK = re.compile(r"(<(?:lora|lyco|loractl):[^<>]*?:\s*mask\s*=)([^<>:]*)", re.IGNORECASE)
+_MASK = re.compile(rf"(<(?:{KIND}):[^<>]*?:\s*mask\s*=)([^<>:]*)", re.IGNORECASE)
 
 
 def with_own_names(parameters: Mapping[str, str], catalog: Catalog) -> str:
@@ -86,7 +86,7 @@ def with_own_regions(
 def _file(name: str, catalog: Catalog) -> object:
     """Return a key that is equal for two names of one file."""
     try:
-        return catalog.find(name).path
+        return catalog.find(name, suggest=False).path
     except CatalogError:
         return name
 
@@ -114,6 +114,6 @@ def _own_name_by_all(name: str, digest: str, catalog: Catalog) -> str:
 def _named(name: str, catalog: Catalog) -> CatalogFile | None:
     """Return the file of that name, or None if there is none or more than one."""
     try:
-        return catalog.find(name)
+        return catalog.find(name, suggest=False)
     except CatalogError:
         return None

@@ -61,7 +61,7 @@ class Request:
     seeds: tuple[int, ...] = ()
     at: str = "base"
     unread: tuple[str, ...] = ()
-    """One sentence for each tag whose place in its prompt does not do what it seems to."""
+    """One sentence for each tag whose place in its prompt has no effect."""
 
     def of_image(self, image: int) -> tuple[Tag, ...]:
         """Return one image's own tags."""

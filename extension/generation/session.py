@@ -31,6 +31,7 @@ from ..library import distilled
 from ..library.catalog import Catalog, CatalogError, CatalogFile, Lookup
 from ..text.known import Known
 from ..text.prompt import parse_arguments
+from ..text.spelling import name_of
 from ..text.tag import Tag
 from .batch import Shared, Wish, entry_of, first, gather, text_keys
 from .request import USUAL, Memory, Request, Settings
@@ -85,7 +86,7 @@ class Skipped:
     @classmethod
     def unread(cls, written: str, error: LoraError) -> Skipped:
         """Make one for a tag that cannot be parsed."""
-        return cls(written.partition(":")[0].strip(), str(error), written=written)
+        return cls(name_of(written), str(error), written=written)
 
 
 @dataclass(frozen=True)
@@ -100,10 +101,10 @@ class Activation:
     """One sentence for each bundled embedding that cannot be used, each strength that was limited, and each noise that
     the model has no denoiser of its own for.
     """
+    embeddings: tuple[str, ...] = ()
+    """The notes on bundled embeddings, which the parameters text of a picture has, too."""
     unread: tuple[str, ...] = ()
-    """What the parameters text of a picture has, too: the notes on bundled embeddings, and one sentence for each tag
-    whose place in its prompt does not do what it seems to, or that fits several files.
-    """
+    """One sentence for each tag whose place in its prompt has no effect, or that fits several files."""
     text_keys: tuple[Hashable, ...] = ((),)
     """For each image, a key of what changes the text encoders' output."""
     always: Mapping[int, CatalogFile] = field(default_factory=dict)
@@ -206,7 +207,8 @@ class Session:
         """Return why the effect of the latest LoRA is doubtful; complete only after the model was called."""
         if self._engine is not None and self._engine.stack.entries:
             self.last = replace(self.last, report=self._engine.report)
-        return (*self.last.warnings, *self.last.unread, *self.last.waiting)
+        last = self.last
+        return (*last.warnings, *last.embeddings, *last.unread, *last.waiting)
 
     @property
     def names(self) -> Known:
@@ -242,7 +244,7 @@ class Session:
             always: LoRA that each image has before its own, unless it names them itself.
             seeds: of the images, as far as known.
             at: the pass, see `tag.Pass`.
-            unread: one sentence for each tag whose place in its prompt does not do what it seems to.
+            unread: one sentence for each tag whose place in its prompt has no effect.
 
         Raises:
             LoraError: a name or a file failed and `settings` do not skip it; the previous LoRA stay active.
@@ -349,10 +351,10 @@ class Session:
         """Deactivate all LoRA; the model is as it was without any."""
         self._batch = None
         for sentence in self.last.waiting:
-            self._say(sentence, logging.WARNING)
+            self.say(sentence)
         if self._engine is not None and self._engine.stack.entries:
             for sentence in self.warnings():
-                self._say(sentence, logging.WARNING)
+                self.say(sentence)
             self._look_for_layers(self._engine)
         try:
             self.host.use_embeddings({})
@@ -401,10 +403,43 @@ class Session:
     def _put_in_force(self, batch: Request) -> Activation:
         batch, limited = batch.limited() if batch.settings.limited else (batch, ())
         for note in (*limited, *batch.unread):
-            self._say(note, logging.WARNING)
+            self.say(note)
         left_out = [Skipped(tag.name, why, always_on=tag in batch.always) for why, tag in batch.strays().items()]
         for one in left_out:
-            self._say(one.reason, logging.WARNING)
+            self.say(one.reason)
+        always, used, images = self._wished(batch, left_out)
+        entries = gather(images, in_order=batch.settings.in_order)
+        of_stack = [wish.file for wish in always.values()]
+        report, stack = self._activate_what_can_be(entries, len(images), batch, of_stack, left_out)
+        active = tuple(
+            Active(first(one).name, first(one).file, its_report, tuple(one))
+            for one, its_report in zip(entries, report.entries, strict=True)
+        )
+        files = {one.file for one in active}
+        embeddings = self._lend_embeddings(active)
+        several = tuple(dict.fromkeys(filter(None, (self.catalog.note_on(one.name) for one in active))))
+        for note in several:
+            self.say(note)
+        return Activation(
+            active=active,
+            left_out=tuple(left_out),
+            report=report,
+            notes=(*limited, *batch.of_all_noise(self.host.components().keys()), *embeddings),
+            embeddings=embeddings,
+            unread=(*batch.unread, *several),
+            text_keys=self._text_keys(stack, [first(one).file for one in entries], report, batch.settings),
+            always={position: always[position].file for position in used if always[position].file in files},
+            waiting=batch.waiting(self._passes),
+        )
+
+    def _wished(
+        self, batch: Request, left_out: list[Skipped]
+    ) -> tuple[Mapping[int, Wish], Sequence[int], list[list[Wish]]]:
+        """Find the files of a batch; those that fail go to `left_out`, or stop the job.
+
+        Returns:
+            The always-on LoRA by position, the positions of those that some image has, and the LoRA of each image.
+        """
         lookup = Lookup(self.catalog)
         bad: dict[Skipped, LoraError] = {}
         always = self._always(lookup, batch, bad)
@@ -416,30 +451,16 @@ class Session:
             [*(always[position] for position in sorted(front)), *(one for one in image if not one.is_off)]
             for front, image in zip(besides, own, strict=True)
         ]
-        entries = gather(images, in_order=batch.settings.in_order)
-        of_stack = [wish.file for wish in always.values()]
-        report, stack = self._activate_what_can_be(entries, len(images), batch, of_stack, left_out)
-        active = tuple(
-            Active(first(one).name, first(one).file, its_report, tuple(one))
-            for one, its_report in zip(entries, report.entries, strict=True)
-        )
+        return always, sorted(set().union(*besides)), images
+
+    def _text_keys(
+        self, stack: Stack, files: Sequence[CatalogFile], report: ActivationReport, chosen: Settings
+    ) -> tuple[Hashable, ...]:
+        """Return for each image a key of what changes the text encoders' output."""
         texts = [name for name in self.host.components() if name.startswith("text_encoder")]
-        chosen = batch.settings
         how = chosen.in_order, chosen.mode, chosen.memory.storage, chosen.reading
-        hit = [own.components for own in report.entries]
-        of_images = text_keys(stack, [first(one).file for one in entries], texts, hit)
-        keys = tuple((how, key) if key else () for key in of_images)
-        files = {one.file for one in active}
-        used = sorted(set().union(*besides))
-        in_force = {position: always[position].file for position in used if always[position].file in files}
-        embeddings = self._lend_embeddings(active)
-        notes = (*limited, *batch.of_all_noise(self.host.components().keys()), *embeddings)
-        chosen_files = dict.fromkeys(filter(None, (self.catalog.note_on(one.name) for one in active)))
-        for note in chosen_files:
-            self._say(note, logging.WARNING)
-        waiting = batch.waiting(self._passes)
-        unread = (*embeddings, *batch.unread, *chosen_files)
-        return Activation(active, tuple(left_out), report, notes, unread, keys, in_force, waiting)
+        of_images = text_keys(stack, files, texts, [own.components for own in report.entries])
+        return tuple((how, key) if key else () for key in of_images)
 
     def _activate_what_can_be(
         self,
@@ -555,7 +576,7 @@ class Session:
             self.end()
             raise
         for note in notes:
-            self._say(note, logging.WARNING)
+            self.say(note)
         return tuple(notes)
 
     def _bundled(self, active: Sequence[Active]) -> tuple[dict[str, Mapping[str, Tensor]], list[str]]:

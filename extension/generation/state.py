@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..version import VERSION
@@ -37,16 +38,8 @@ _OF_FILE: Mapping[str, object] = {
 def state_of(session: Session) -> dict[str, Any]:
     """Return the LoRA of the latest batch; after a failure, only those that failed."""
     last, failed = session.last, session.failed
-    names = names_of(session)
-    always = set(last.always.values())
-    if not failed:
-        loras = [_active(one, names, one.file in always, last.report, i) for i, one in enumerate(last.active)]
-        loras += [_left_out(one) for one in last.left_out]
-    else:
-        loras = [_left_out(one) for one in failed if _is_of_a_lora(one)]
     ran = not failed
     model = session.model_family()
-    progress = session.catalog.progress
     return {
         "version": VERSION,
         "host": session.host.name,
@@ -57,7 +50,7 @@ def state_of(session: Session) -> dict[str, Any]:
         "comments": session.host.has_comments,
         "model": None if model is None else model.titles,
         "images": last.images,
-        "loras": loras,
+        "loras": _loras(session),
         "merged": last.report.merged if ran else 0,
         "live": dict(last.report.live) if ran else {},
         "notes": [
@@ -65,13 +58,18 @@ def state_of(session: Session) -> dict[str, Any]:
             *(_notes(last) if ran else [one.reason for one in failed if not _is_of_a_lora(one)]),
         ],
         "conflicts": list(session.host.conflicts()),
-        "catalog": {
-            "revision": session.catalog.index.revision,
-            "running": progress.running,
-            "done": progress.done,
-            "total": progress.total,
-        },
+        "catalog": {"revision": session.catalog.index.revision, **asdict(session.catalog.progress)},
     }
+
+
+def _loras(session: Session) -> list[dict[str, Any]]:
+    """Describe each LoRA; after a failure, only those that failed."""
+    if session.failed:
+        return [_left_out(one) for one in session.failed if _is_of_a_lora(one)]
+    last, names = session.last, names_of(session)
+    always = set(last.always.values())
+    found = [_active(one, names, one.file in always, last.report, i) for i, one in enumerate(last.active)]
+    return [*found, *(_left_out(one) for one in last.left_out)]
 
 
 def names_of(session: Session) -> Mapping[CatalogFile, str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequenc
 from types import ModuleType
 from typing import Any, ClassVar
 
+from ..text.spelling import escaped, name_of
 from ..text.tag import Pass
 from ._clocks import DenoiserClock
 from ._conditionings import Conditionings
@@ -132,14 +133,13 @@ class A1111FamilyHost(WebUIHost):
         name = values.get("sd_lora")
         if not name or name == "None":
             return images
-        arguments = f"{name}:{values.get('extra_networks_default_multiplier', 1.0)}"
+        named = escaped(name)
+        arguments = f"{named}:{values.get('extra_networks_default_multiplier', 1.0)}"
         for every in ("all_prompts", "all_hr_prompts"):
             prompts = getattr(p, every, None)
             if prompts:
-                setattr(p, every, [one if f"<lora:{name}" in one else f"{one}<lora:{arguments}>" for one in prompts])
-        return tuple(
-            image if any(tag.split(":")[0] == name for tag in image) else (*image, arguments) for image in images
-        )
+                setattr(p, every, [one if f"<lora:{named}" in one else f"{one}<lora:{arguments}>" for one in prompts])
+        return tuple(image if any(name_of(tag) == name for tag in image) else (*image, arguments) for image in images)
 
     def _serving(self) -> Remora | None:
         return self.remora if self.remora.enabled else None

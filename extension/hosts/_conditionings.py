@@ -10,9 +10,9 @@ from collections.abc import Callable, Hashable, Sequence
 from types import ModuleType
 from typing import Any
 
-from ..text.grammar import read
 from ..text.tag import Pass
 from ._extra_networks import of_others
+from ._prompt_tags import without_negative
 from ._wraps import Wraps
 from .base import Remora
 
@@ -105,7 +105,7 @@ def _chosen(prompts: Any, images: Sequence[int]) -> Any:
 
 def _without_tags(prompts: Any, remora: Remora) -> Any:
     """Return negative prompts without their tags, if these mean something."""
-    found = [read(one, on=remora.grammar, negative=True).text for one in prompts]
+    found = without_negative(prompts, on=remora.grammar)
     return prompts if found == list(prompts) else _alike(prompts, found)
 
 

@@ -16,10 +16,11 @@ Images = tuple[tuple[str, ...], ...]
 """For each image, the texts between `<lora:` and `>` in its prompts."""
 
 _MASK = re.compile(r":\s*mask\s*=")
+_PART = re.compile(r":\s*part\s*=")
 
 
 class PromptTags:
-    """Reads tags as the host does, and their places beside.
+    """Reads tags as the host does, and finds their places.
 
     Args:
         module: the host's `modules.extra_networks`.
@@ -53,7 +54,7 @@ class PromptTags:
 
     def without_negative(self, prompts: Sequence[str]) -> list[str]:
         """Return negative prompts without their tags, if these mean something."""
-        return [read(one, on=bool(self._grammar()), negative=True).text for one in prompts]
+        return without_negative(prompts, on=bool(self._grammar()))
 
     def _placed(self, found: Grammar) -> tuple[PlacedTag, ...]:
         """Return the tags that Remora applies, in the order of their parts and kinds."""
@@ -84,14 +85,24 @@ class PromptTags:
         return tuple(":".join(map(str, params.items)) for kind in kinds for params in tags.get(kind, ()))
 
 
+def without_negative(prompts: Sequence[str], *, on: bool) -> list[str]:
+    """Return negative prompts without their tags, if these mean something.
+
+    Args:
+        prompts: the prompts.
+        on: see `grammar.read`.
+    """
+    return [read(one, on=on, negative=True).text for one in prompts]
+
+
 def _in_part(tag: PlacedTag, *, has_rows: bool) -> PlacedTag:
     """Return a tag with its part of the prompt as a field if it has a region; without a part if parts have no rows."""
     part, has_region = tag.limits.part, _MASK.search(tag) is not None
-    if part is not None and has_region and ":part=" not in tag:
-        tag = tag.extended(f":part={part}")
+    if part is not None and has_region and _PART.search(tag) is None:
+        tag = tag.changed(f":part={part}")
     if part is None or (has_rows and not has_region):
         return tag
-    return PlacedTag(tag, replace(tag.limits, part=None), meant=tag.meant, start=tag.start, is_open=tag.is_open)
+    return tag.changed(limits=replace(tag.limits, part=None))
 
 
 def _negatives(p: Any) -> Sequence[str]:

@@ -102,9 +102,13 @@ class WebUIHost(Host):
         shared = self._shared()
         if key not in self._options:
             raise KeyError(key)
-        if getattr(shared.cmd_opts, "freeze_settings", False):
-            raise PermissionError("the web UI was started with --freeze-settings")
-        shared.opts.set(key, value)
+        for flag in ("freeze_settings", "freeze"):
+            if getattr(shared.cmd_opts, flag, False):  # SD.Next does nothing then, and only logs it
+                raise PermissionError(f"the web UI was started with --{flag.replace('_', '-')}")
+        try:
+            shared.opts.set(key, value)
+        except AssertionError as error:  # the setting or its section is frozen
+            raise PermissionError(str(error)) from error
         shared.opts.save(shared.config_filename)
 
     def adapter_dirs(self) -> Sequence[Path]:
@@ -123,13 +127,9 @@ class WebUIHost(Host):
 
         def order(file: Path) -> tuple[object, ...]:
             folder = next((i for i, one in enumerate(folders) if file.is_relative_to(one)), len(folders))
-            return folder, self.sort_key(str(file.parent)), self.sort_key(file.name)
+            return folder, sort_key(str(file.parent)), sort_key(file.name)
 
         return max(files, key=order)
-
-    def sort_key(self, text: str) -> Sequence[object]:
-        """Return what the built-in sorts folders and file names by: numbers in them by their value."""
-        return [int(part) if part.isdigit() else part.lower() for part in re.split(r"([0-9]+)", text)]
 
     def painter(self) -> Painter:
         return self._painter
@@ -351,6 +351,11 @@ class WebUIHost(Host):
     @staticmethod
     def _shared() -> Any:
         return importlib.import_module("modules.shared")
+
+
+def sort_key(text: str) -> Sequence[object]:
+    """Return what the built-in sorts folders and file names by: numbers in them by their value."""
+    return [int(part) if part.isdecimal() else part.lower() for part in re.split(r"([0-9]+)", text)]
 
 
 def attempt(*steps: Callable[[], object]) -> Sequence[Exception]:

@@ -289,7 +289,7 @@ class Host(ABC):
 
     @abstractmethod
     def adapter_dirs(self) -> Sequence[Path]:
-        """Return the folders of LoRA files; of equal names, the file in the first folder wins."""
+        """Return the folders of LoRA files."""
 
     def own_choice(self, files: Sequence[Path]) -> Path | None:
         """Return which of several files of one name the host's own LoRA takes; None if it takes none."""

@@ -21,11 +21,12 @@ from ..store import Store, json_bytes
 from ..text.known import ANY
 from ..text.names import numbered
 from ..text.prompt import PromptError, parse
+from ..text.spelling import KIND
 
 VERSION = 1  # of the file, and of the text
 _FILE = "presets.json"
 _HEAD = re.compile(r"#\s*Remora preset\s+(\d+)\s*:\s*(.*)", re.IGNORECASE)
-_LINE = re.compile(r"<(?:lora|lyco|loractl):[^<>]*>", re.IGNORECASE)
+_LINE = re.compile(rf"<(?:{KIND}):[^<>]*>", re.IGNORECASE)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _MAX_NAME = 100  # characters
 _MAX_TEXT = 100_000

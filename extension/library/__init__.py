@@ -5,12 +5,13 @@ from .facts import Facts, Structure, Training, read_training
 from .index import Index, Row
 from .notes import EDITABLE, Notes, NotesError, notes_lock, read_notes, write_notes
 from .scan import Progress, Scanner, notes_of
-from .walk import READABLE, CatalogFile, Found, beside, walk
+from .walk import READABLE, CatalogFile, Choice, Found, beside, walk
 
 __all__ = [
     "EDITABLE",
     "READABLE",
     "CatalogFile",
+    "Choice",
     "Distilled",
     "Facts",
     "Found",

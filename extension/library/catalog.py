@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from lib_lora import AdapterFile, LoraError
 
-from . import CatalogFile, Facts, Found, Index, Progress, Row, Scanner
+from . import CatalogFile, Choice, Facts, Found, Index, Progress, Row, Scanner
 
 __all__ = ["Catalog", "CatalogError", "CatalogFile", "Lookup"]
 
@@ -66,7 +66,7 @@ class Catalog:
         self,
         folders: Callable[[], Sequence[Path]],
         data_dir: Callable[[], Path | None] = lambda: None,
-        choice: Callable[[Sequence[Path]], Path | None] = lambda paths: None,
+        choice: Choice = lambda paths: None,
     ) -> None:
         self._folders = folders
         self._choice = choice
@@ -198,17 +198,18 @@ class Catalog:
         Raises:
             CatalogError: the name leaves the folders, is unknown, or matches several files.
         """
-        return self._find(self._names_now(), name, suggest=suggest)
+        return self._find(self._names_now(), name, suggest=suggest)[0]
 
-    def _find(self, names: _Names, name: str, *, suggest: bool) -> CatalogFile:
+    def _find(self, names: _Names, name: str, *, suggest: bool) -> tuple[CatalogFile, str]:
+        """Return the file that a name means, and one sentence if several files fit it; see `find`."""
         wanted = name.strip().replace("\\", "/")
         if not names.are_of_files(wanted):  # a name may begin as a drive does: `a: b`
             _check_inside(name, wanted)
         for candidates in self._lookups(names, wanted):
             if candidates:
-                return candidates[0] if len(candidates) == 1 else self._one_of(names, name, candidates)
+                return self._one_of(name, candidates)
         if candidates := names.folded(wanted):
-            return candidates[0] if len(candidates) == 1 else self._one_of(names, name, candidates, exact=False)
+            return self._one_of(name, candidates, exact=False)
         if _HASH.fullmatch(wanted) and (unknown := self._hash_unknown(names)):
             reason = (
                 f"is not in the LoRA folders; if it is a hash, try again later: {unknown} hashes are being computed"
@@ -220,40 +221,38 @@ class Catalog:
 
     def note_on(self, name: str) -> str:
         """Return one sentence if several files fit a name that finds one; empty otherwise."""
-        names = self._names_now()
         try:
-            self._find(names, name, suggest=False)
+            return self._find(self._names_now(), name, suggest=False)[1]
         except CatalogError:
             return ""
-        return names.notes.get(name, "")
 
-    def _one_of(
-        self, names: _Names, name: str, candidates: Sequence[CatalogFile], *, exact: bool = True
-    ) -> CatalogFile:
-        """Return the file that is meant of several that fit.
+    def _one_of(self, name: str, candidates: Sequence[CatalogFile], *, exact: bool = True) -> tuple[CatalogFile, str]:
+        """Return the file that is meant of those that fit, and one sentence if it is one of several.
 
         Raises:
             CatalogError: they differ, and the host tells none.
         """
+        if len(candidates) == 1:
+            return candidates[0], ""
         chosen = self._choice([file.path for file in candidates]) if exact else None
         taken = next((file for file in candidates if file.path == chosen), None)
         shown = [_distinct(file, candidates) for file in candidates]
         if self._are_alike(candidates):
-            return taken or candidates[0]
+            return taken or candidates[0], ""
         if taken is None:
             reason = f"fits several files: {', '.join(shown)}; write one of these"
             raise CatalogError(name, reason, shown, fits_several=True)
-        names.notes[name] = (
+        return taken, (
             f"{name} fits several files, {', '.join(shown)}: {_distinct(taken, candidates)} is applied, which the web "
             "UI's own LoRA takes; to choose, write the folder, too"
         )
-        return taken
 
     def _are_alike(self, files: Sequence[CatalogFile]) -> bool:
         """Tell whether files have the same bytes; files of one size are read whole, once."""
-        if not all(file.readable for file in files):
+        if not all(file.readable for file in files) or len({file.size for file in files}) > 1:
             return False
-        return len({file.size for file in files}) == 1 and len({self._tried(self.sha256, file) for file in files}) == 1
+        hashes = {self._tried(self.sha256, file) for file in files}
+        return len(hashes) == 1 and "" not in hashes
 
     def _similar(self, names: _Names, wanted: str) -> list[str]:
         """Return up to three names for an unknown one: in other folders, then similar ones."""
@@ -492,12 +491,10 @@ class _Names:
         self.readable = sum(file.readable for file in files)
         self.written = sorted({name for file in files if file.readable for name in (file.name, file.relative)})
         """Names as in prompts."""
-        self.notes: dict[str, str] = {}
-        """For each name that was found though several files fit it, a sentence."""
         self._order = {path: position for position, path in enumerate(found)}
         self._relative = _table((file, {file.relative, file.relative + file.path.suffix}) for file in files)
         self._own = _table((file, {file.name, file.path.name}) for file in files)
-        self._folded: dict[Callable[[str], str], defaultdict[str, set[Path]]] = {}
+        self._folded: dict[Callable[[str], str], dict[str, list[CatalogFile]]] = {}
         """For each way to compare names, the files by their names; made when a name is not found otherwise."""
         self._lock = threading.Lock()
         self._followed = 0
@@ -508,7 +505,7 @@ class _Names:
         """By the first digits."""
         self._unhashed: set[Path] = set()
 
-    def of_files(self, wanted: str, choice: Callable[[Sequence[Path]], Path | None]) -> tuple[list[CatalogFile], ...]:
+    def of_files(self, wanted: str, choice: Choice) -> tuple[list[CatalogFile], ...]:
         """Return the files with this name or path, by priority."""
         relative, own = _preferred(self._relative.get(wanted, ())), _preferred(self._own.get(wanted, ()))
         # the only name of a file at the top is its file name, so it has priority, unless the host takes another one
@@ -520,15 +517,14 @@ class _Names:
         return wanted in self._own or wanted in self._relative
 
     def folded(self, wanted: str) -> list[CatalogFile]:
-        """Return the files with this name, path or alias in another spelling, by how much it differs."""
+        """Return the files with this name or path in another spelling, by how much it differs."""
         for fold in _FOLDS:
             table = self._folded.get(fold)
-            if table is None:
-                table = self._folded[fold] = defaultdict(set)
-                for found in self.found.values():
-                    for name in (found.file.name, found.file.path.name, found.file.relative):
-                        table[fold(name)].add(found.file.path)
-            if files := self._readable(table.get(fold(wanted), set())):
+            if table is None:  # whole before it is stored: other threads find names meanwhile
+                files = [one.file for one in self.found.values() if one.file.readable]
+                table = _table((one, set(map(fold, (one.name, one.path.name, one.relative)))) for one in files)
+                self._folded[fold] = table
+            if files := list(table.get(fold(wanted), ())):
                 return files
         return []
 
@@ -620,7 +616,7 @@ def _as_sdnext(name: str) -> str:
 
 
 _FOLDS = (_same_text, _fold, _as_sdnext)
-"""How names are compared that are not the same: an accent may be a letter of its own, case, and SD.Next's names."""
+"""Ways to compare names: accents in either encoding, any case, and SD.Next's `_` for a dot."""
 
 
 def _preferred(files: Sequence[CatalogFile]) -> list[CatalogFile]:

@@ -1,6 +1,6 @@
 """The settings that a distilled LoRA was made for, by its name: such a LoRA replaces most steps of a model.
 
-Few files carry such settings in their header, so that the names under which they are published tell. A LoRA *for* a
+Few files have such settings in their header. For the others the published name tells them. A LoRA *for* a
 distilled model, as "Z-Image Turbo style", is none. Each entry of `_KNOWN` has its sources; what none of them says is
 left out. Model cards write the guidance scale of diffusers, where 0 is none; `timestep_spacing="trailing"` is the
 scheduler SGM Uniform, by the card of ByteDance/SDXL-Lightning.
@@ -16,11 +16,9 @@ from types import MappingProxyType
 
 _STEPS = re.compile(r"(?<!\d)(\d{1,2})(?:[ _-]?to[ _-]?\d+)?[ _-]?steps?(?![a-z])")
 _MOST_STEPS = 24
+_OF_SAMPLING = ("num_inference_steps", "inference_steps", "sampling_steps", "sample_steps", "distill_steps", "nfe")
 _HEADER = {
-    "steps": (
-        *("num_inference_steps", "inference_steps", "sampling_steps", "sample_steps", "distill_steps", "nfe"),
-        "steps",
-    ),
+    "steps": (*_OF_SAMPLING, "steps"),
     "shift": ("shift", "flow_shift", "sample_shift", "scheduler_shift", "inference_shift", "video_shift"),
     "cfg": ("guidance_scale", "cfg_scale", "guidance", "cfg", "sample_guide_scale"),
 }
@@ -140,7 +138,7 @@ def _said(header: Mapping[str, str], spellings: Sequence[str]) -> float | None:
 
 def _is_of_sampling(header: Mapping[str, str]) -> bool:
     """Return whether the header names its steps as steps of sampling, and not of training."""
-    return any(name in header for name in _HEADER["steps"] if name != "steps")
+    return any(name in header for name in _OF_SAMPLING)
 
 
 def _by_name(names: Sequence[str]) -> Distilled | None:

@@ -15,7 +15,7 @@ from typing import Any
 from .facts import Facts, FactsReader
 from .index import Index
 from .notes import Notes, read_notes
-from .walk import CatalogFile, Found, walk
+from .walk import CatalogFile, Choice, Found, walk
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Scanner:
         self,
         folders: Callable[[], Sequence[Path]],
         index: Index,
-        choice: Callable[[Sequence[Path]], Path | None] = lambda paths: None,
+        choice: Choice = lambda paths: None,
     ) -> None:
         self._folders = folders
         self._choice = choice
@@ -232,9 +232,7 @@ def notes_of(found: Found) -> Notes:
         return Notes(problems=(f"the notes beside it cannot be read: {error!r:.300}",))
 
 
-def names_of(
-    files: Sequence[CatalogFile], choice: Callable[[Sequence[Path]], Path | None]
-) -> Mapping[CatalogFile, str]:
+def names_of(files: Sequence[CatalogFile], choice: Choice) -> Mapping[CatalogFile, str]:
     """Return the shortest unique name of each file; an unreadable file has its full name.
 
     Args:

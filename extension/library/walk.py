@@ -5,13 +5,17 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from stat import S_ISREG
+from typing import TypeAlias
 
 logger = logging.getLogger(__name__)
+
+Choice: TypeAlias = Callable[[Sequence[Path]], Path | None]
+"""Returns which of several files of one name the host's own LoRA takes; None if it tells none."""
 
 READABLE = ".safetensors"
 _PICKLES = frozenset({".pt", ".ckpt", ".bin"})  # listed so that the error can say how to convert it

@@ -95,22 +95,8 @@ def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
     plan = _plan(studio, request)
     pictures: list[Picture] = []
     cancelled = False
-    pipeline = studio.model.pipeline
-    values = Overridden(studio.host, request.settings)
-    wanted = settings(values)
-    on = enabled(values)
-    always, unread = studio.session.always_tags(wanted.skip_bad) if on else ((), ())
-    tags = (*plan.prompt.tags, *plan.negative.tags) if on else ()
-    written = (*plan.prompt.placed, *plan.negative.placed)
-    seeds = [plan.seed + image for image in range(request.batch_size)]
     try:
-        activation = studio.session.begin(tags, wanted, always, seeds, placed.unread(written) if on else ())
-        far_off = activation.far_off(request.steps, request.cfg_scale)
-        found = (*activation.skipped, *activation.notes, *far_off)
-        notes = (*(one.reason for one in unread), *found, *_notes(studio, plan))
-        parameters = _parameters(studio, plan, activation, values) | always_on.parameters(always, activation.always)
-        parameters |= regions.parameters(tag.mask for tag in (*always, *tags))
-        parameters |= placed.parameters(written) if on else {}
+        parameters, notes = _begin(studio, plan)
         for batch in range(request.n_iter):
             watch.batch_begins()
             if pictures and watch.interrupted():  # who interrupts gets a picture
@@ -120,12 +106,30 @@ def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
         cancelled = True
     finally:
         studio.session.end()
-        pipeline.maybe_free_model_hooks()  # an interrupted pipeline has not done it
+        studio.model.pipeline.maybe_free_model_hooks()  # an interrupted pipeline has not done it
     last = studio.session.last
     cancelled |= bool(plan.unfinished) and watch.interrupted()
-    notes = (*plan.unfinished, *notes)
+    notes = [*plan.unfinished, *notes]
     states = tuple(state_at(last.report, index) for index in range(len(last.report.entries)))
-    return Result(tuple(pictures), plan.seed, cancelled, last.lines(), states, notes, tuple(studio.session.warnings()))
+    warnings = tuple(studio.session.warnings())
+    return Result(tuple(pictures), plan.seed, cancelled, last.lines(), states, tuple(notes), warnings)
+
+
+def _begin(studio: Studio, plan: _Rendering) -> tuple[dict[str, str], list[str]]:
+    """Activate the LoRA of a job; return the parameters of its pictures, and what the user is told."""
+    request = plan.request
+    values = Overridden(studio.host, request.settings)
+    wanted, on = settings(values), enabled(values)
+    always, unread = studio.session.always_tags(wanted.skip_bad) if on else ((), ())
+    tags = (*plan.prompt.tags, *plan.negative.tags) if on else ()
+    written = (*plan.prompt.placed, *plan.negative.placed) if on else ()
+    seeds = [plan.seed + image for image in range(request.batch_size)]
+    activation = studio.session.begin(tags, wanted, always, seeds, placed.unread(written))
+    parameters = _parameters(studio, plan, activation, values) | always_on.parameters(always, activation.always)
+    parameters |= regions.parameters(tag.mask for tag in (*always, *tags)) | placed.parameters(written)
+    far_off = activation.far_off(request.steps, request.cfg_scale)
+    found = (*activation.skipped, *activation.notes, *far_off)
+    return parameters, [*(one.reason for one in unread), *found, *_notes(studio, plan)]
 
 
 def _plan(studio: Studio, request: Txt2Img) -> _Rendering:

@@ -20,7 +20,7 @@ from lib_lora import BlockWeights, Element
 NUMBER = r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"  # `\d` matches digits of all alphabets
 _NUMBER = re.compile(NUMBER)
 _SEPARATORS = re.compile(r"[\x1c-\x1f]")
-_LARGEST = 3.4e38
+LARGEST = 3.4e38
 """Just below the largest float32 number; strengths are applied in float32."""
 _INHERITED = re.compile(r"X(?:([+-])([0-9]+(?:\.[0-9]*)?|\.[0-9]+))?")
 _MOST = 400
@@ -99,7 +99,7 @@ class Blocks:
 
 def is_number(text: str) -> bool:
     """Tell whether a text is a valid strength; a number like 1e39 is not."""
-    return _NUMBER.fullmatch(text) is not None and abs(float(text)) <= _LARGEST
+    return _NUMBER.fullmatch(text) is not None and abs(float(text)) <= LARGEST
 
 
 def read_list(text: str) -> tuple[Value, ...]:

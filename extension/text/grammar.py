@@ -3,7 +3,7 @@
     [<lora:a:1>::0.4]   [<lora:a:1>:<lora:b:1>:10]   [<lora:a:1>:0.4]   [<lora:a:1>|<lora:b:1>]
     (<lora:a:1>:1.2)   (<lora:a:1>)   [<lora:a:1>]   a cat AND a dog <lora:a:1>
 
-Brackets of which nothing is left but a tag's are taken out with it. One pass over the prompt, whose stack of open
+Brackets that are empty without their tags are taken out with them. One pass over the prompt, whose stack of open
 brackets is bounded, reads it in linear time.
 
 Source: AUTOMATIC1111/stable-diffusion-webui modules/prompt_parser.py.
@@ -14,9 +14,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from .block_weights import NUMBER, is_number
-from .placed import NEVER, NO_LIMITS, Limits, PlacedTag
+from .placed import NEVER, NO_LIMITS, Ends, Limits, PlacedTag
 from .spelling import KIND, name_and_fields, plain
 
 _TOKEN = re.compile(rf"\\[()\[\]:|\\]|<(?:((?i:{KIND})):([^<>]*)(>?)|\w+:[^<>]*>)|[()\[\]:|]|\bAND\b")
@@ -40,6 +41,7 @@ class Grammar:
     """The kind of each tag, in lower case, and what it says."""
 
 
+@lru_cache(maxsize=64)
 def read(prompt: str, *, on: bool, parts: bool = False, negative: bool = False) -> Grammar:
     """Read the tags of a prompt.
 
@@ -50,7 +52,7 @@ def read(prompt: str, *, on: bool, parts: bool = False, negative: bool = False) 
         negative: it is a negative prompt.
     """
     written, prompt = prompt, plain(prompt)
-    reader = _Reader(prompt, Limits(negative=negative), parts=parts and not negative)
+    reader = _PromptReader(prompt, Limits(negative=negative), parts=parts and not negative)
     meant = _wanted([one.text for one in reader.tags], on)
     found = [(one.kind, one.placed(meant=meant)) for one in reader.tags]
     cuts = reader.cuts if meant else []
@@ -73,7 +75,7 @@ def _wanted(tags: Sequence[str], on: bool) -> bool:
 
 
 @dataclass(eq=False, slots=True)
-class _Tag:
+class _WrittenTag:
     kind: str
     text: str
     start: int
@@ -116,6 +118,8 @@ class _Bracket:
     has_tag: bool = False
     marks: list[tuple[str, int]] = field(default_factory=list)
     """The separators in it, and where they are."""
+    marked: set[str] = field(default_factory=set)
+    """The kinds of them."""
     filled: list[bool] = field(default_factory=lambda: [False])
     """Of each section between them, whether there is more in it than tags and blanks."""
     closed: bool = False
@@ -133,18 +137,15 @@ class _Bracket:
             return NO_LIMITS
         if self.kind == "(":
             return Limits(_UP if self.when is None else float(self.when))
-        if self.marks and all(mark == "|" for mark, _ in self.marks):
+        if self.marked == {"|"}:
             return Limits(turns=((section, len(self.filled)),))
         if self.is_scheduled:
-            is_first = section == 0 and len(self.marks) == 2
-            return _until(str(self.when)) if is_first else _after(str(self.when))
+            return _timed(str(self.when), is_first=section == 0 and len(self.marks) == 2)
         return Limits(float(f"{1 / _UP:.12g}"))
 
     @property
     def is_scheduled(self) -> bool:
-        return (
-            self.kind == "[" and self.when is not None and len(self.marks) < 3 and {m for m, _ in self.marks} == {":"}
-        )
+        return self.kind == "[" and self.when is not None and len(self.marks) < 3 and self.marked == {":"}
 
     @property
     def is_empty(self) -> bool:
@@ -153,30 +154,21 @@ class _Bracket:
         return self.has_tag and not any(self.filled[:-1] if numbered else self.filled)
 
 
-def _until(when: str) -> Limits:
-    value, share = float(when), "." in when or abs(float(when)) < 1
-    if value <= 0:
-        return NEVER
-    if share:
-        return Limits(share=(None, value)) if value < 1 else NO_LIMITS
-    return Limits(steps=(None, value))
+def _timed(when: str, *, is_first: bool) -> Limits:
+    """Return what a bracket with a time means for the tags that act until then, or after it."""
+    value, is_share = float(when), "." in when or abs(float(when)) < 1
+    if value <= 0 or (is_share and value >= 1):
+        return NEVER if is_first == (value <= 0) else NO_LIMITS
+    ends: Ends = (None, value) if is_first else (value, None)
+    return Limits(share=ends) if is_share else Limits(steps=ends)
 
 
-def _after(when: str) -> Limits:
-    value, share = float(when), "." in when or abs(float(when)) < 1
-    if value <= 0:
-        return NO_LIMITS
-    if share:
-        return Limits(share=(value, None)) if value < 1 else NEVER
-    return Limits(steps=(value, None))
-
-
-class _Reader:
+class _PromptReader:
     """Reads one prompt; `tags` and `cuts` are what it found."""
 
     def __init__(self, prompt: str, of_all: Limits, *, parts: bool) -> None:
         self._prompt, self._of_all, self._parts = prompt, of_all, parts
-        self.tags: list[_Tag] = []
+        self.tags: list[_WrittenTag] = []
         self.cuts: list[tuple[int, int]] = []
         """The brackets that are left empty."""
         self._open: list[_Bracket] = []
@@ -211,6 +203,7 @@ class _Reader:
         elif token in (":", "|") and self._open and not self._deep:
             bracket = self._open[-1]
             bracket.marks.append((token, match.start()))
+            bracket.marked.add(token)
             bracket.filled.append(False)
             bracket.section = _Section(bracket, len(bracket.marks))
         elif token == "AND" and self._parts:
@@ -228,7 +221,7 @@ class _Reader:
         if section is not None:
             section.bracket.has_tag = True
         kind, text, is_open = match[1].lower(), match[2], not match[3]
-        self.tags.append(_Tag(kind, text, match.start(), match.end(), is_open, section, self._part))
+        self.tags.append(_WrittenTag(kind, text, match.start(), match.end(), is_open, section, self._part))
 
     def _begin(self, kind: str, start: int) -> None:
         if len(self._open) < _DEEPEST and not self._deep:

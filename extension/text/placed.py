@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from lib_lora import Window
 
-from .spelling import name_and_fields, unescaped
+from .spelling import name_of
 from .steps import TurnByHost
 from .tag import ALWAYS, Tag
 
@@ -55,7 +55,7 @@ class Limits:
         own = [Window(*ends) for ends in (self.share, self.steps) if ends != (None, None)]
         for one in (*own, *(TurnByHost(turn=turn) for turn in self.turns)):
             window = one if window == ALWAYS else replace(one, within=window)
-        part = None if self.part is None or tag.mask.region is not None else self.part - 1
+        part = self.part if tag.mask.region is None else None
         half = tag.half or ("neg" if self.negative else "")
         return replace(tag.scaled(self.factor), during=window, part=part, half=half)
 
@@ -111,14 +111,15 @@ class PlacedTag(str):
         made.limits, made.meant, made.start, made.is_open = limits, meant, start, is_open
         return made
 
-    def extended(self, fields: str) -> PlacedTag:
-        """Return the tag with more fields."""
-        return PlacedTag(f"{self}{fields}", self.limits, meant=self.meant, start=self.start, is_open=self.is_open)
+    def changed(self, fields: str = "", limits: Limits | None = None) -> PlacedTag:
+        """Return the tag with more fields, or with other limits."""
+        kept = self.limits if limits is None else limits
+        return PlacedTag(f"{self}{fields}", kept, meant=self.meant, start=self.start, is_open=self.is_open)
 
     @property
     def name(self) -> str:
-        """Return the name as written."""
-        return unescaped(name_and_fields(self)[0].strip())
+        """Return the name that it means."""
+        return name_of(self)
 
     @property
     def unread(self) -> str:
@@ -135,14 +136,15 @@ class PlacedTag(str):
 
 
 def unread(tags: Iterable[str]) -> tuple[str, ...]:
-    """Return one sentence for each tag whose place does not do what it seems to."""
-    found = [one.unread for one in tags if isinstance(one, PlacedTag)]
+    """Return one sentence for each tag whose place has no effect."""
+    found = [one.unread for one in tags if isinstance(one, PlacedTag) and not one.is_open]
     return tuple(dict.fromkeys(filter(None, found)))
 
 
 def parameters(tags: Iterable[str]) -> dict[str, str]:
     """Return the parameter that says what the places of tags mean."""
-    meant = [one for one in tags if isinstance(one, PlacedTag) and one.meant and one.limits != NO_LIMITS]
+    closed = [one for one in tags if isinstance(one, PlacedTag) and not one.is_open]
+    meant = [one for one in closed if one.meant and one.limits != NO_LIMITS]
     found = dict.fromkeys(f"{one.name}: {', '.join(one.limits.words)}" for one in meant)
     return {PARAMETER: "; ".join(found)} if found else {}
 

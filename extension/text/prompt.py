@@ -55,6 +55,7 @@ _SETTINGS = (
 )
 ALIASES = {"w": "lbw", "end": "stop"}
 """Other names of settings."""
+NOT_CLOSED = "the tag is not closed, '>' is missing"
 _T = TypeVar("_T")
 
 
@@ -77,7 +78,7 @@ class PromptError(LoraError, ValueError):
     @property
     def arguments(self) -> str:
         """Return the text between `<lora:` and `>`."""
-        return str(self.text.partition(":")[2].removesuffix(">"))
+        return self.text.partition(":")[2].removesuffix(">")
 
 
 @dataclass(frozen=True)
@@ -110,9 +111,8 @@ def parse(prompt: str, names: Known = BUILT_IN, *, on: bool = False, negative: b
             continue
         before = f"<{kind}:"
         if one.is_open:
-            why = "the tag is not closed, '>' is missing"
-            raise PromptError(before + one, one.start - len(before), why)
-        tag = _Reader(f"{before}{one}>", one, one.start, 1.0, names).tag()
+            raise PromptError(before + one, one.start - len(before), NOT_CLOSED)
+        tag = _TagReader(f"{before}{one}>", one, one.start, 1.0, names).tag()
         tags.append(one.limits.applied(tag) if one.meant else tag)
     return Parsed(found.text, tuple(tags), tuple(one for _, one in found.tags))
 
@@ -128,7 +128,7 @@ def parse_arguments(arguments: str, default: float = 1.0, names: Known = BUILT_I
     Raises:
         PromptError: as `parse`; positions count from the tag's `<`.
     """
-    return _Reader(f"<lora:{arguments}>", arguments, len("<lora:"), default, names).tag()
+    return _TagReader(f"<lora:{arguments}>", arguments, len("<lora:"), default, names).tag()
 
 
 def format_tag(tag: Tag) -> str:
@@ -215,7 +215,7 @@ def _fields(arguments: str, start: int) -> Iterator[_Field]:
         start += len(part) + 1
 
 
-class _Reader:
+class _TagReader:
     """Parses one tag."""
 
     def __init__(self, text: str, arguments: str, start: int, default: float, names: Known) -> None:

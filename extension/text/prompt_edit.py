@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 from .block_weights import NUMBER
 from .prompt import ALIASES, PromptError, is_range, match_range, number, parse_arguments
-from .spelling import KINDS, escaped, name_and_fields, unescaped
+from .spelling import KIND, escaped, name_and_fields, name_of
 
-_WHOLE = re.compile(rf"<({'|'.join(KINDS)}):([^<>]*)>", re.IGNORECASE)
+_WHOLE = re.compile(rf"<({KIND}):([^<>]*)>", re.IGNORECASE)
 _NUMBER = re.compile(NUMBER)
 _POINT = re.compile(rf"\s*(?P<value>{_NUMBER.pattern})\s*(?P<place>[@~]\s*{_NUMBER.pattern}\s*)?")
 _FLAGS = ("high", "low")
@@ -22,7 +22,7 @@ _FLAGS = ("high", "low")
 
 def names_in(prompt: str) -> list[str]:
     """Return the names of the LoRA tags in a prompt, in order; invalid tags are left out."""
-    return [_name_of(match[2]) for match in _WHOLE.finditer(prompt) if _readable(match[2])]
+    return [name_of(match[2]) for match in _WHOLE.finditer(prompt) if _readable(match[2])]
 
 
 def with_strength(prompt: str, name: str, te: float, unet: float) -> str:
@@ -238,13 +238,9 @@ def _scaled(amount: str, strength: float) -> float | str:
 
 def _changed(prompt: str, name: str, change: Callable[[str, str], str], before: str = "") -> str:
     def put(match: re.Match[str]) -> str:
-        return change(match[1], match[2]) if _name_of(match[2]) == name else match[0]
+        return change(match[1], match[2]) if name_of(match[2]) == name else match[0]
 
     return re.sub(before + _WHOLE.pattern, put, prompt, flags=re.IGNORECASE)
-
-
-def _name_of(arguments: str) -> str:
-    return unescaped(name_and_fields(arguments)[0].strip())
 
 
 def _readable(arguments: str) -> bool:

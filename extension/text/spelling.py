@@ -43,11 +43,16 @@ def name_and_fields(arguments: str) -> list[str]:
     return re.split(r"(?<!\\):", arguments)
 
 
+def name_of(arguments: str) -> str:
+    """Return the name that a tag means."""
+    return unescaped(name_and_fields(arguments)[0].strip())
+
+
 def escaped(name: str) -> str:
     """Return a name as a tag has it."""
     return name.replace(":", "\\:")
 
 
 def unescaped(name: str) -> str:
-    """Return the name that a tag means."""
+    """Return a name that is written as a tag has it."""
     return name.replace("\\:", ":")

@@ -8,14 +8,13 @@ from typing import Literal, TypeAlias
 
 from lib_lora import Amount, Curve, Halves, Multiplier, Side, Strength, Window, is_off
 
-from .block_weights import NO_BLOCKS, Blocks
+from .block_weights import LARGEST, NO_BLOCKS, Blocks
 from .regions import NO_MASK, Mask
 from .steps import amount_by_host, window_by_host
 
 Pass: TypeAlias = Literal["base", "hires", "refiner", "detailer"]
 """The passes of a picture in a web UI, in order; each has its own steps."""
 PASSES: tuple[Pass, ...] = ("base", "hires", "refiner", "detailer")
-_LARGEST = 3.4e38  # of float32, in which strengths are applied
 LIMIT = 10.0
 """Largest strength, unless the user removes the limit: beyond it there are no pictures."""
 SIDES: tuple[Side, ...] = ("in", "mid", "out")
@@ -56,7 +55,7 @@ class Tag:
     scale: float | None = None
     """In the place of the file's alpha / rank."""
     part: int | None = None
-    """Of a prompt whose parts are joined by AND, the part whose rows it is limited to, from 0; None is all."""
+    """Of a prompt whose parts are joined by AND, the part whose rows it is limited to, from 1; None is all."""
 
     @property
     def multiplier(self) -> Multiplier | Halves:
@@ -91,7 +90,8 @@ class Tag:
             unet = unet if self.hires_unet is None else self.hires_unet
         of = self._of(amount_by_host(te), amount_by_host(unet))
         blocks, region = self.blocks.weights(seed), self.mask.region
-        part = self.part if self.mask.part is None else self.mask.part - 1
+        number = self.mask.part or self.part
+        part = None if number is None else number - 1
         if blocks is None and region is None and part is None and not self.sides and self.during == ALWAYS:
             plain = _numbers(of)
             if plain is not None:
@@ -146,7 +146,7 @@ class Tag:
         """Return the tag with its strengths times a factor, rounded to how they would be written."""
         if factor == 1.0:
             return self
-        return self._with_amounts(lambda value: max(-_LARGEST, min(_LARGEST, float(f"{value * factor:.12g}"))))
+        return self._with_amounts(lambda value: max(-LARGEST, min(LARGEST, float(f"{value * factor:.12g}"))))
 
     def _with_amounts(self, change: Callable[[float], float]) -> Tag:
         hires = [None if one is None else _changed(one, change) for one in (self.hires_te, self.hires_unet)]

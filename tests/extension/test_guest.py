@@ -19,6 +19,7 @@ from extension.guest import Guest
 from extension.hosts import Batch, Outcome
 from extension.hosts.standalone import StandaloneHost
 from extension.standalone.demo import Demo
+from extension.text.grammar import read
 from lib_lora import LoraError, Region
 from lib_lora.inspection.skeleton import skeleton
 from tests.fakes.demo import demo_pipeline
@@ -97,6 +98,19 @@ def test_one_bad_tag_never_disables_the_others(setup: Setup) -> None:
     assert [[used.name for used in outcome.image(i)] for i in range(2)] == [["stripes"], ["zorp"]]
     for part in ("'1.1.' is not a number", "'no-such'", "'b' is not a setting"):
         assert sum(part in problem for problem in outcome.problems) == 1
+
+
+def test_a_tag_that_is_not_closed_is_told_where_it_is_no_word(setup: Setup) -> None:
+    (negative,) = (tag for _, tag in read("bad <lora:x:y", on=False, negative=True).tags)
+    (open_tag,) = (tag for _, tag in read("a <lora:zorp:0.5", on=False).tags)
+    assert setup.guest.batch(Batch(((negative,),))).problems == ()
+    (problem,) = setup.guest.batch(Batch(((open_tag,),))).problems
+    assert problem.endswith("the tag is not closed, '>' is missing")  # this host has no comments
+
+
+def test_the_name_of_a_tag_that_cannot_be_read_may_have_a_colon(setup: Setup) -> None:
+    setup.batch("a\\:b:nosuch=1")
+    assert [one.name for one in setup.session.last.left_out] == ["a:b"]
 
 
 def test_settings_that_a_distilled_lora_was_not_made_for_are_told(setup: Setup) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -227,6 +228,9 @@ def test_the_setting_that_adds_one_lora_to_every_prompt_is_honoured(host: A1111F
     hires = host.generate("a cat", enable_hr=True)
     assert hires.p.all_hr_prompts == hires.p.all_prompts == ["a cat<lora:a:0.5>"]
     assert torch.equal(one(host.generate("a cat")), wanted[0])
+    host.shared.opts.data.update(sd_lora="x: y")
+    own = "a cat<lora:x\\: y:0.5>"
+    assert all(host.generate(prompt).infotexts[0].startswith(f"{own}\n") for prompt in ("a cat", own))
     host.shared.opts.data.update(sd_lora="None")
 
 
@@ -880,7 +884,9 @@ def test_while_it_is_off_a_place_changes_nothing_and_that_is_said(
     assert torch.equal(one(by_tag), one(host.generate("x <lora:a:1:stop=0.5>", steps=4)))
 
 
-def test_the_tab_switches_the_setting_and_the_web_ui_keeps_it(host: A1111Fake, loras: Path) -> None:
+def test_the_tab_switches_the_setting_and_the_web_ui_keeps_it(
+    host: A1111Fake, loras: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     A1111.set_option(GRAMMAR, True)
     try:
         assert told()["grammar"] is True
@@ -889,6 +895,15 @@ def test_the_tab_switches_the_setting_and_the_web_ui_keeps_it(host: A1111Fake, l
         assert torch.equal(one(on), one(host.generate("x <lora:a:1:stop=0.5>", steps=4)))
         host.shared.cmd_opts.freeze_settings = True
         with pytest.raises(PermissionError, match="--freeze-settings"):
+            A1111.set_option(GRAMMAR, False)
+        host.shared.cmd_opts.freeze_settings = False
+        with monkeypatch.context() as patch:
+            patch.setattr(host.shared.cmd_opts, "freeze", True, raising=False)
+            with pytest.raises(PermissionError, match=r"--freeze$"):
+                A1111.set_option(GRAMMAR, False)
+        frozen = AssertionError("settings in section 'Remora' are frozen")
+        monkeypatch.setattr(host.shared.opts, "set", Mock(side_effect=frozen))
+        with pytest.raises(PermissionError, match="are frozen"):
             A1111.set_option(GRAMMAR, False)
     finally:
         host.shared.cmd_opts.freeze_settings = False

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from extension.hosts._extra_networks import ExtraNetworks, ImageTags, of_others
+from extension.hosts._prompt_tags import PromptTags
 from tests.fakes.webui import extra_networks as fakes
 
 
@@ -343,3 +344,9 @@ def test_a_batch_that_goes_past_the_hosts_function_is_known(taken: Taken) -> Non
     untagged = fakes.processing()
     untagged.network_data = taken.module.parse_prompts(["x"])[1]
     assert taken.networks.bypassed(untagged) == ()
+
+
+def test_a_region_that_names_its_part_keeps_it() -> None:
+    tags = PromptTags(fakes.a1111(), lambda kind: True, lambda: False, has_parts=True)
+    assert tags.of("a AND b <lora:x:1:mask=left>") == ("x:1:mask=left:part=2",)
+    assert tags.of("a AND b <lora:x:1:mask=left: part = 1>") == ("x:1:mask=left: part = 1",)

@@ -14,7 +14,7 @@ import pytest
 from torch import nn
 
 from extension.generation.options import MERGE, NEVER, TABLE
-from extension.hosts._webui import WebUIHost
+from extension.hosts._webui import WebUIHost, sort_key
 
 ROOT = Path(__file__).resolve().parents[3]
 BLOCKS = """
@@ -106,6 +106,10 @@ def test_an_explanation_is_shown_beside_its_own_setting_where_gradio_shows_it_ab
     ShowsInfo().add_options(TABLE)
     assert beside == [option.info for option in TABLE if option.info]
     assert not any("info" in info.component_args for info in shown.values())
+
+
+def test_numbers_in_names_sort_by_their_value_and_other_digits_as_letters() -> None:
+    assert sorted(["a10", "a²", "a2"], key=sort_key) == ["a2", "a10", "a²"]
 
 
 def test_what_is_kept_lies_beside_the_hosts_settings(shown: dict[str, Any], tmp_path: Path) -> None:

@@ -101,6 +101,19 @@ def test_of_files_with_the_same_bytes_any_is_taken_without_a_word(folder: Path) 
     assert Catalog(lambda: [folder], choice=lambda paths: two).find("a").path == two
 
 
+def test_files_that_cannot_be_hashed_are_not_alike(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(folder / "x" / "a.safetensors")
+    put(folder / "y" / "a.safetensors", value=1)
+    found = catalog(folder)
+
+    def fail(*_: object) -> str:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("extension.library.catalog._hash_from", fail)
+    with pytest.raises(CatalogError, match="several files: x/a, y/a"):
+        found.find("a")
+
+
 def test_of_different_files_of_one_name_the_hosts_choice_is_taken_and_said(folder: Path) -> None:
     top, one = put(folder / "a.safetensors"), put(folder / "x" / "a.safetensors", value=1)
     two = put(folder / "y" / "a.safetensors", value=2)

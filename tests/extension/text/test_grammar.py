@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from extension.text import placed
 from extension.text.grammar import read
 from extension.text.prompt import PromptError, parse
 from extension.text.steps import TurnByHost
@@ -74,6 +75,14 @@ def test_a_place_that_does_not_count_says_so_and_what_to_do() -> None:
     assert never.unread == "a never acts at its place in the prompt"
 
 
+def test_a_tag_that_is_not_closed_has_no_place() -> None:
+    found = read("a <lora:a", on=False, negative=True), read("bad AND <lora:a", on=True, parts=True)
+    unclosed = [tag for one in found for _, tag in one.tags]
+    assert [tag.limits.words for tag in unclosed] == [("negative prompt",), ("part 2",)]
+    assert placed.unread(unclosed) == ()
+    assert placed.parameters(unclosed) == {}
+
+
 @settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join))
 def test_off_reads_as_ever_and_on_keeps_all_words(prompt: str) -> None:
@@ -92,11 +101,20 @@ def test_a_field_of_many_blanks_takes_no_long_time() -> None:
     assert time.process_time() - start < 1
 
 
-@pytest.mark.parametrize("unit", ["(<lora:a:1>", "[<lora:a:1>|", "&lt;lora:", "<lora:a ", "[(:", ")]", "AND ", "<"])
-def test_a_long_prompt_takes_linear_time(unit: str) -> None:
+@pytest.mark.parametrize(
+    ("before", "unit", "after"),
+    [
+        *(
+            ("", unit, "")
+            for unit in ("(<lora:a:1>", "[<lora:a:1>|", "&lt;lora:", "<lora:a ", "[(:", ")]", "AND ", "<")
+        ),
+        ("[", "<lora:a:1>|", "]"),
+    ],
+)
+def test_a_long_prompt_takes_linear_time(before: str, unit: str, after: str) -> None:
     def seconds(length: int) -> float:
-        prompt, start = unit * (length // len(unit)), time.process_time()
-        read(prompt, on=True, parts=True)
+        prompt, start = before + unit * (length // len(unit)) + after, time.process_time()
+        read.__wrapped__(prompt, on=True, parts=True)  # as its results are kept
         return time.process_time() - start
 
     short, long = (min(seconds(length) for _ in range(2)) for length in (25_000, 100_000))
