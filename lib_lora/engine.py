@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -262,11 +263,12 @@ class Engine:
             and former.key.indexes == plan.key.indexes  # a model that has changed comes back as a new one
             and self._plans.has_room(former)
         )
+        headroom = cache(self._budget.has_headroom) if keep else None  # asking a driver takes as long as a layer
         self._watch.pause()
         if former is not None:
             former.strengths.in_force = None
         try:
-            self._hooked.swap(plan.executors, reset, resting, keep=keep)
+            self._hooked.swap(plan.executors, reset, resting, headroom)
         except BaseException:
             self._watch.begin(self.components, {} if former is None else former.places)
             if former is not None:
@@ -488,7 +490,7 @@ class Engine:
             self._watch.end(self.components if keep else {})
             self._hook_calls()
             if keep and plan is not None and self._plans.has_room(plan):
-                self._hooked.swap({}, self._budget.reset, self._model.resting, keep=True)
+                self._hooked.swap({}, self._budget.reset, self._model.resting, cache(self._budget.has_headroom))
                 self._plans.put(plan)
         finally:
             if not keep:

@@ -38,7 +38,7 @@ class Operation:
         rows: tuple[int, int] | None = None,
     ) -> None:
         self._layer = layer
-        self._base = base or layer.forward
+        self._base = layer.forward if base is None else base  # torch 2.11 cannot trace whether a function is true
         self._rows = rows
         self.spatial = spatial
         """Number of dimensions behind the channels: 0 for linear layers."""

@@ -399,8 +399,7 @@ class HookedLayers:
         executors: Mapping[nn.Module, Executor],
         reset: Callable[[], None],
         resting: Callable[[], Collection[nn.Module]],
-        *,
-        keep: bool,
+        headroom: Callable[[torch.device], bool] | None,
     ) -> None:
         """Replace the executors of all layers, except where one stays; on any error the old ones are restored.
 
@@ -408,7 +407,7 @@ class HookedLayers:
             executors: by layer.
             reset: called when nothing is placed, unless an executor stays.
             resting: returns the offloaded layers, beside which nothing is placed before their first call.
-            keep: leave the tensors of the old executors where they are, for later, as far as there is room.
+            headroom: tells whether the tensors of the old executors may stay on a device, for later; None drops them.
 
         Raises:
             ComponentError: another engine serves one of the layers.
@@ -421,9 +420,10 @@ class HookedLayers:
             for layer in [layer for layer in new if layer not in before]:
                 self._attach(layer)
             for layer, old in leaving.items():  # before the new ones are placed, so that a device never has both
-                if old is not None:
-                    # others may write to base weights meanwhile
-                    (old.rest if keep and not old.reads_base else old.release)(layer)
+                if old is not None and headroom is not None and not old.reads_base:
+                    old.rest(layer, headroom)
+                elif old is not None:  # others may write to base weights meanwhile
+                    old.release(layer)
             for layer in before.keys() - after.keys():
                 self._take_off(layer)
             if len(leaving) == len(before):

@@ -201,12 +201,12 @@ class Resident(ABC, Generic[P]):
         self.evict("it is taken off")
         self._drop_piece()
 
-    def rest(self, layer: nn.Module) -> None:
-        """Stay where it is until its plan is in force again, if memory allows that; else leave the device."""
+    def rest(self, layer: nn.Module, has_headroom: Callable[[torch.device], bool]) -> None:
+        """Stay on a device that has headroom until its plan is in force again; else leave it."""
         placed = self._placed
         if placed is None or placed.device.type == budget.UNLIMITED:
             return
-        if self._static is not None or not (self._stays and self._budget.has_headroom(placed.device)):
+        if self._static is not None or not (self._stays and has_headroom(placed.device)):
             self.move(layer, _CPU)
 
     def leave_device(self) -> None:
@@ -244,7 +244,7 @@ class Resident(ABC, Generic[P]):
         self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype | None = None
     ) -> P:
         placed = self._placed
-        if placed is None or placed.device != device or placed.dtype != dtype:
+        if placed is None or device != placed.device or dtype is not placed.dtype:
             return self._place_for_call(layer, device, dtype, input_dtype)
         return placed
 

@@ -70,6 +70,7 @@ def captured(model: nn.Module, files: list[Path]) -> Found:
         graph, worst = torch.cuda.CUDAGraph(), 0.0
         with torch.cuda.graph(graph):
             output = step(model)
+        graph.replay()  # the capture computed nothing
         first, moved = output.clone(), 0.0
         for strength in STRENGTHS:
             engine.set_multiplier(0, strength)

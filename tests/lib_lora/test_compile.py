@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from lib_lora import Engine, Entry, PerImage, Region, Stack, Strength, install, uninstall
+from lib_lora.adapters._operation import Operation
 from lib_lora.compiler import compiling, uncompiled
 from tests.conftest import TORCH
 from tests.fakes import quantized
@@ -387,3 +388,17 @@ def test_another_model_that_was_compiled_hides_no_layer_that_is_never_called(tmp
     assert engine.silent == {"unet"}
     assert [layer.path for layer in engine.report.uncalled] == ["layer"]
     engine.close()
+
+
+def test_a_forward_is_not_asked_whether_it_is_true():
+    """torch 2.11 cannot trace that of a function, and a model that was compiled with `fullgraph=True` fails."""
+
+    class Forward:
+        def __call__(self, x):
+            return x
+
+        def __bool__(self):
+            raise TypeError("a forward was asked whether it is true")
+
+    x = torch.ones(1, 2)
+    assert Operation(nn.Linear(2, 2), 0, Forward()).whole(x) is x

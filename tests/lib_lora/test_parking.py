@@ -264,6 +264,19 @@ def test_nothing_is_left_on_a_device_without_headroom(model, files, monkeypatch)
 
 
 @torch.no_grad()
+def test_a_switch_asks_the_driver_once_for_all_layers(model, files, monkeypatch):
+    asked, has_headroom = [], Budget.has_headroom
+    monkeypatch.setattr(Budget, "has_headroom", lambda *args: asked.append(args) or has_headroom(*args))
+    with simulated():
+        own = Engine({"unet": model.to(device())})
+        for number in (0, 1, 0):
+            own.activate(stack(files[number]))
+        own.activate(Stack())
+        assert len(asked) == 3
+        own.close()
+
+
+@torch.no_grad()
 def test_with_headroom_it_stays_on_its_device_until_memory_runs_out(model, files, monkeypatch):
     monkeypatch.setattr(Budget, "has_headroom", lambda self, device: True)
     with simulated():
