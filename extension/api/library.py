@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from lib_lora import AdapterFile, Family, LoraError, inspect_file, load_network
 from lib_lora.inspection.zeros import changes_nothing
 
 from ..library import (
+    EDITABLE,
     Facts,
     Found,
     Notes,
@@ -94,7 +96,7 @@ class Library:
     async def change(self, request: Request, id: str = "", name: str = "") -> Response:  # noqa: A002
         """Change the notes on one file, in the file beside it that web UIs read."""
         file = await run_in_threadpool(self._file, id, name)
-        changes = await object_of(request, _MAX_NOTES, "notes", *_NOTED)
+        changes = await object_of(request, _MAX_NOTES, "notes", *EDITABLE)
         return await run_in_threadpool(self._change, request, file, changes)
 
     async def thumbnail(self, request: Request, id: str = "", name: str = "") -> Response:  # noqa: A002
@@ -190,6 +192,7 @@ class Library:
             "training": dict(training.settings),
             "training_tags": [[_without_tags(tag), count] for tag, count in training.tags],
             "distilled": _distilled(row, training.header),
+            "scale_is_guess": _scale_is_guess(file),
             "sidecars": [path.name for path in (*found.notes, *filter(None, [found.picture]))],
             "hash": digest,
         }
@@ -245,12 +248,9 @@ class Library:
         return {key: _family(family, model) for key, family in families.items()}
 
 
-_NOTED = ("description", "words", "negative", "notes", "tags", "strength", "rating", "favourite")
-
-
 def _editable(told: dict[str, Any]) -> dict[str, Any]:
     """Return the data that clients change; hash and uses change while pictures are made."""
-    return {field: told[field] for field in (*_NOTED, "picture")}
+    return {field: told[field] for field in (*EDITABLE, "picture")}
 
 
 def _kept(file: CatalogFile, what: str, write: Callable[[], object]) -> None:
@@ -273,6 +273,12 @@ def _training(file: CatalogFile) -> tuple[Training, list[str]]:
     except Exception as error:  # a bad header must not hide the file's notes
         logger.exception("remora: the training metadata of %s cannot be read", file.path)
         return Training(), [f"its training metadata cannot be read: {error!r:.300}"]
+
+
+def _scale_is_guess(file: CatalogFile) -> bool:
+    with suppress(LoraError):  # `reason` says why
+        return "guess" in inspect_file(file.path).scales
+    return False
 
 
 def family_key(family: Family) -> str:
@@ -311,6 +317,7 @@ def listed(row: Row) -> dict[str, Any]:
         "rating": notes.rating,
         "favourite": notes.favourite,
         "strength": notes.strength,
+        "alpha": notes.alpha,
         "added": row.added,
         "used": row.used,
         "uses": row.uses,

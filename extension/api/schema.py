@@ -55,6 +55,7 @@ _NOTED: Mapping[str, Schema] = {
     "rating": {**_WHOLE, "minimum": 0, "maximum": 5},
     "favourite": _TRUTH,
     "strength": {**_or_null(_NUMBER), "description": "preferred strength"},
+    "alpha": {**_or_null(_NUMBER), "description": "in place of the file's own alpha"},
 }
 _LISTED: Mapping[str, Schema] = {
     "id": {**_TEXT, "description": "id of the file in these routes; changes if the file is moved"},
@@ -115,6 +116,7 @@ COMPONENTS: Mapping[str, Schema] = {
             "training": _by_name(_TEXT),
             "training_tags": _list({"type": "array", "minItems": 2, "maxItems": 2}),
             "distilled": _or_null(_DISTILLED),
+            "scale_is_guess": {**_TRUTH, "description": "nothing tells the file's alpha, and the user gave none"},
             "sidecars": {**_list(_TEXT), "description": "files beside the LoRA that were read"},
             "hash": {**_TEXT, "description": "12 hex digits, as in `Lora hashes`; empty until it is computed"},
         }

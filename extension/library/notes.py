@@ -21,13 +21,14 @@ from ..store import Store, json_bytes, read_bytes, write_text
 from .plain import are_texts, demand
 from .walk import CatalogFile, beside
 
-VERSION = 1
+VERSION = 2
 """Of these data; notes of another version are read again."""
 RATINGS = range(6)
 """Stars; 0 is none."""
 _MAX_BYTES = 8 << 20  # of a file with notes
 _MAX_TEXT = 20_000  # characters of a field
 _MAX_TAGS = 200
+_MAX_ALPHA = 1e6
 _OWN = "remora"  # the object in `name.json` for fields that no web UI has
 
 
@@ -49,6 +50,8 @@ class Notes:
     tags: tuple[str, ...] = ()
     strength: float | None = None
     """The preferred strength; None is the web UI's default."""
+    alpha: float | None = None
+    """The user's alpha for the file; None leaves it to the file. lib_lora reads it from `name.json`, too."""
     rating: int = 0
     favourite: bool = False
     problems: tuple[str, ...] = ()
@@ -73,6 +76,7 @@ class Notes:
         demand(are_texts((*found.tags, *found.problems)) and isinstance(found.favourite, bool))
         demand(type(found.rating) is int and found.rating in RATINGS)
         demand(found.strength is None or found.strength == _number(found.strength))
+        demand(found.alpha is None or found.alpha == _alpha(found.alpha))
         return found
 
 
@@ -99,6 +103,7 @@ def read_notes(paths: Sequence[Path]) -> Notes:
         base_model=_text(own.get("sd version")).replace("Unknown", "") or _text(version.get("baseModel")),
         tags=tuple(_texts(own.get("tags")) or _texts(model.get("tags")))[:_MAX_TAGS],
         strength=_number(own.get("preferred weight")),
+        alpha=_alpha(remora.get("alpha")),
         rating=rating if (rating := remora.get("rating")) in RATINGS and type(rating) is int else 0,
         favourite=remora.get("favourite") is True,
         problems=tuple(problems),
@@ -157,6 +162,9 @@ def _checked(name: str, value: object) -> object:
         case "strength":
             good = value is None or (value == 0 and value is not False) or _number(value) is not None
             wanted = "a number from -100 to 100, or null for the web UI's default; 0 counts as null"
+        case "alpha":
+            good = value is None or _alpha(value) is not None
+            wanted = f"a number from -{_MAX_ALPHA:,.0f} to {_MAX_ALPHA:,.0f}, or null for the file's own"
         case "tags":
             good = isinstance(value, list) and len(value) <= _MAX_TAGS and all(_is_line(tag) for tag in value)
             wanted = f"a list of no more than {_MAX_TAGS} texts of 1 to 100 characters"
@@ -199,6 +207,7 @@ _WRITERS: Mapping[str, Callable[[dict[str, Any], Any], None]] = {
     "notes": _field("notes"),
     "tags": _field("tags"),
     "strength": lambda data, value: data.update({"preferred weight": value or 0.0}),
+    "alpha": _own_field("alpha"),
     "rating": _own_field("rating"),
     "favourite": _own_field("favourite"),
 }
@@ -271,6 +280,12 @@ def _number(value: object) -> float | None:
         return None
     # compare before converting: an integer of 400 digits cannot become a float
     return float(value) if value and abs(value) <= 100 else None
+
+
+def _alpha(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if abs(value) <= _MAX_ALPHA else None
 
 
 class _TextOf(HTMLParser):

@@ -28,6 +28,7 @@
  * @property {number} rating
  * @property {boolean} favourite
  * @property {number | null} strength the preferred one
+ * @property {number | null} alpha the user's, in place of the file's own
  * @property {string} captions
  * @property {number} added
  * @property {number} used 0 is never
@@ -42,6 +43,7 @@
  * @property {{[name: string]: string}} training
  * @property {[tag: string, count: number][]} training_tags
  * @property {Distilled | null} distilled null unless it is a known distilled LoRA
+ * @property {boolean} scale_is_guess nothing tells the file's alpha, and the user gave none
  * @property {string[]} sidecars
  * @property {string} hash empty where it was not made yet
  *

@@ -290,6 +290,35 @@ def plotted(trial: Trial, prompt: str, values: Sequence[str]) -> list[np.ndarray
     return cells
 
 
+def brackets(trial: Trial) -> str:
+    fields = trial.fields | {"steps": 5}
+    negative = {"negative_prompt": f"a blue square <lora:{trial.a}:1>"}
+    places = {
+        "[<lora:{a}:1>::0.4]": "<lora:{a}:1:stop=0.4>",
+        "[<lora:{a}:1>:2]": "<lora:{a}:1:start=2>",
+        "[<lora:{a}:1>:<lora:{b}:1>:0.4]": "<lora:{a}:1:stop=0.4> <lora:{b}:1:start=0.4>",
+        "(<lora:{a}:1>:0.5)": "<lora:{a}:0.5>",
+        "(([<lora:{a}:1>:2]))": "<lora:{a}:1.21:start=2>",
+    }
+    trial.ui.set(remora_grammar=True)
+    try:
+        plain = trial.ui.picture(f"{trial.words} <lora:{trial.a}:1>", fields)
+        for place, arguments in places.items():
+            told, tags = (text.format(a=trial.a, b=trial.b) for text in (place, arguments))
+            made = trial.ui.picture(f"{trial.words} {told}", fields)
+            unlike(made, plain, f"{told} as the tag alone: the picture")
+            same(made, trial.ui.picture(f"{trial.words} {tags}", fields), f"{told} beside {tags}")
+        made = trial.ui.picture(trial.words, fields | negative)
+        tag = f"<lora:{trial.a}:1:half=neg>"
+        without = fields | {"negative_prompt": "a blue square"}
+        unlike(made, trial.ui.picture(trial.words, without), "a tag in the negative prompt: the picture")
+        same(made, trial.ui.picture(f"{trial.words} {tag}", without), f"a tag in the negative prompt beside {tag}")
+    finally:
+        trial.ui.set(remora_grammar=False)
+    trial.none_again("after tags within brackets")
+    return f"in {len(places) + 1} places"
+
+
 CHECKS: Mapping[str, Callable[[Trial], str]] = {
     "No LoRA, twice: the same picture": repeats,
     "Each LoRA changes it": changes,
@@ -304,5 +333,6 @@ CHECKS: Mapping[str, Callable[[Trial], str]] = {
     "Off, the web UI's own LoRA, on again: the same as before": given_back,
     "Another checkpoint and back: the same as before": checkpoints,
     "X/Y/Z plot: each cell as made alone": plot,
+    "Tags within brackets: as the same written as arguments": brackets,
 }
 """What is tried, as the table says it -> its check, which returns what it measured."""

@@ -19,7 +19,7 @@ import {Button, Deleted, Dialog, isNumber, numberOf, Picture, Stars, Trouble, us
 const HASHED = 1500; // milliseconds after which a hash that was not known is asked for again
 
 /**
- * @typedef {Record<"words" | "negative" | "notes" | "description" | "tags" | "strength", string>} Draft
+ * @typedef {Record<"words" | "negative" | "notes" | "description" | "tags" | "strength" | "alpha", string>} Draft
  * The texts of the fields.
  */
 
@@ -192,6 +192,17 @@ function Fields({draft, edit, lora}) {
         }
         ${field("negative", "Words for the negative prompt")}
         ${field("strength", "Preferred strength", 0, "Empty or 0: the web UI’s default")}
+        ${
+            (lora.scale_is_guess || lora.alpha !== null)
+            && field(
+                "alpha",
+                "Alpha",
+                0,
+                lora.scale_is_guess
+                    ? "Nothing in the file tells its alpha, so its scale is taken as 1. If it is too strong or too weak, give the alpha of its training; a tag may have alpha=8 instead"
+                    : "In place of the file’s own. Empty: the file’s own",
+            )
+        }
         ${field("tags", "Tags", 0, "Separate tags with commas: portrait, ink")}
         ${field("notes", "Notes", 3)}
         ${field("description", "Description", 3)}`;
@@ -247,6 +258,7 @@ function draftOf(lora) {
         description,
         tags: lora.tags.join(", "),
         strength: lora.strength === null ? "" : String(lora.strength),
+        alpha: lora.alpha === null ? "" : String(lora.alpha),
     };
 }
 
@@ -276,6 +288,11 @@ function changesOf(lora, draft) {
                 throw new Error(`The preferred strength must be a number, such as 0.8, not “${draft.strength}”.`);
             }
             changes.strength = numberOf(draft.strength) || null;
+        } else if (name === "alpha") {
+            if (draft.alpha.trim() && !isNumber(draft.alpha)) {
+                throw new Error(`Alpha must be a number, such as 8, not “${draft.alpha}”.`);
+            }
+            changes.alpha = draft.alpha.trim() ? numberOf(draft.alpha) : null;
         } else {
             changes[name] = draft[name];
         }

@@ -13,6 +13,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import torch
 from fastapi.testclient import TestClient
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -23,7 +24,7 @@ from extension.kept.block_presets import BlockPresetsFile
 from extension.kept.region_files import RegionFiles
 from extension.standalone.jobs import Runner
 from extension.standalone.server import make_api
-from lib_lora import Family
+from lib_lora import Family, inspect_file
 
 V1 = "/remora/v1"
 SMALL: dict[str, Any] = {"steps": 1, "width": 64, "height": 64, "seed": 7, "sampler": "Euler a"}
@@ -134,6 +135,18 @@ def test_all_about_one_file_and_its_notes(ask: Checked, copy: Path) -> None:
     assert (changed["notes"], changed["tags"], changed["strength"]) == ("n", ["a"], 0.5)
     assert json.loads(copy.with_suffix(".json").read_text())["preferred weight"] == 0.5
     assert changed["sidecars"] == ["copied.json"]
+
+
+def test_where_a_scale_is_a_guess_it_is_said_and_the_users_alpha_counts(ask: Checked, copy: Path) -> None:
+    assert not ask("GET", "/lora", params={"name": "copied"})["scale_is_guess"]
+    layer = "base_model.model.down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q"
+    save_file({f"{layer}.lora_A.weight": torch.ones(4, 16), f"{layer}.lora_B.weight": torch.ones(16, 4)}, copy)
+    ask("POST", "/refresh")
+    told = ask("GET", "/lora", params={"name": "copied"})
+    assert (told["scale_is_guess"], told["alpha"]) == (True, None)
+    changed = ask("PATCH", "/lora", params={"id": told["id"]}, json={"alpha": 8})
+    assert (changed["scale_is_guess"], changed["alpha"]) == (False, 8)
+    assert inspect_file(copy).scales == ("user",)
 
 
 def test_a_hash_is_made_beside_other_work_and_kept(ask: Checked, copy: Path) -> None:

@@ -87,6 +87,7 @@ def test_what_is_changed_is_read_again_and_the_rest_stays(file: CatalogFile, bef
         "notes": "m",
         "tags": ["x", "y"],
         "strength": 0.5,
+        "alpha": 8,
         "rating": 4,
         "favourite": True,
     }
@@ -127,6 +128,8 @@ def test_a_description_that_is_in_a_text_file_is_changed_there_too(file: Catalog
         ({"rating": True}, "rating must be"),
         ({"favourite": 1}, "favourite must be true or false, not 1"),
         ({"strength": "x"}, "strength must be a number"),
+        ({"alpha": float("nan")}, "alpha must be a number from -1,000,000 to 1,000,000, or null"),
+        ({"alpha": True}, "alpha must be"),
         ({"tags": ["", "a"]}, "tags must be a list"),
         ({"notes": "x" * 30_000}, "notes must be a text of no more than 20,000"),
         ({"words": "fine", "rating": -1}, "rating must be"),

@@ -11,7 +11,9 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from extension.standalone.demo import Demo
 from extension.standalone.pnginfo import read_infotext
@@ -251,6 +253,22 @@ def test_a_preferred_strength_of_0_is_the_web_uis_default_and_the_dialog_says_so
         assert json.loads(copy.with_suffix(".json").read_text("utf-8"))["preferred weight"] == kept
         tab.button("About copied").click()
     assert dialog.get_by_label("Preferred strength").input_value() == ""
+
+
+def test_where_the_scale_is_a_guess_the_dialog_asks_for_alpha(tab: Tab, copy: Path) -> None:
+    layer = "base_model.model.down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q"
+    save_file({f"{layer}.lora_A.weight": torch.ones(4, 16), f"{layer}.lora_B.weight": torch.ones(16, 4)}, copy)
+    tab.button("Refresh").click()
+    tab.button("About copied").click(timeout=LONG)
+    dialog = tab.page.get_by_role("dialog", name="copied")
+    dialog.get_by_text("Nothing in the file tells its alpha").wait_for(timeout=LONG)
+    dialog.get_by_label("Alpha").fill("8")
+    dialog.get_by_role("button", name="Save").click()
+    dialog.wait_for(state="hidden")
+    assert json.loads(copy.with_suffix(".json").read_text("utf-8"))["remora"] == {"alpha": 8}
+    tab.button("About copied").click()
+    dialog.get_by_text("In place of the file").wait_for(timeout=LONG)
+    assert dialog.get_by_label("Alpha").input_value() == "8"
 
 
 def test_what_is_typed_in_a_dialog_outlives_all_that_the_server_tells(tab: Tab, served: Served, copy: Path) -> None:
