@@ -111,6 +111,31 @@ def test_a_patch_of_others_on_top_is_respected_and_outlives_ours(path):
         nn.Linear.forward = original
 
 
+@pytest.mark.parametrize("layer", [nn.Embedding, nn.Linear, nn.LayerNorm], ids=lambda cls: cls.__name__)
+def test_what_others_put_on_every_module_counts_for_patched_classes(monkeypatch, layer):
+    """A1111 replaces the loading of `nn.Module`, to give tensors on meta their memory while it loads a model."""
+    install()
+    load, moves = nn.Module._load_from_state_dict, []
+
+    def loading(module, state, prefix, *args):
+        for name, one in module._parameters.items():
+            if one is not None and one.is_meta:
+                module._parameters[name] = nn.Parameter(torch.zeros_like(one, device="cpu"))
+        load(module, state, prefix, *args)
+
+    apply = nn.Module._apply
+    monkeypatch.setattr(nn.Module, "_load_from_state_dict", loading)
+    monkeypatch.setattr(nn.Module, "_apply", lambda module, *args: moves.append(module) or apply(module, *args))
+    sizes = (4,) if layer is nn.LayerNorm else (4, 6)
+    weights = layer(*sizes).state_dict()
+    with torch.device("meta"):
+        made = nn.Sequential(layer(*sizes))
+    made.load_state_dict({f"0.{name}": value for name, value in weights.items()})
+    assert all(torch.equal(made[0].state_dict()[name], value) for name, value in weights.items())
+    made.double()
+    assert made[0] in moves
+
+
 def test_a_patch_undone_by_others_is_installed_again_and_said_once(path, caplog):
     model, x = net(), torch.randn(3, 4)
     original = nn.Linear.forward
