@@ -141,15 +141,21 @@ class ClassPatch(Patch):
     def __init__(self, cls: type[nn.Module]) -> None:
         super().__init__(cls.forward)
         self.cls = cls
-        base_apply: Callable[..., nn.Module] = cls._apply
-        base_load: Callable[..., None] = cls._load_from_state_dict
+        own = {name: cls.__dict__.get(name) for name in ("_apply", "_load_from_state_dict")}
+
+        def base(name: str, layer: nn.Module) -> Callable[..., Any]:
+            # what a class inherits is looked up at each call: A1111 replaces `nn.Module`'s while it loads a model
+            function = own[name]
+            inherited: Callable[..., Any] = getattr(super(cls, layer), name)
+            return inherited if function is None else MethodType(function, layer)
 
         def _apply(layer: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
             executor = executor_of(layer)
             if executor is None:
-                return base_apply(layer, *args, **kwargs)
+                moved: nn.Module = base("_apply", layer)(*args, **kwargs)
+                return moved
             with executor.converting(layer):
-                moved = base_apply(layer, *args, **kwargs)
+                moved = base("_apply", layer)(*args, **kwargs)
             move_to_layer(executor, layer)  # of any patch: the second move does nothing
             return moved
 
@@ -157,7 +163,7 @@ class ClassPatch(Patch):
             executor = executor_of(layer)
             if executor is not None:
                 executor.before_load(layer, state, prefix)
-            base_load(layer, state, prefix, *args, **kwargs)
+            base("_load_from_state_dict", layer)(state, prefix, *args, **kwargs)
 
         # the slot is read as a plain attribute with a class-level default: dynamo guards that, but not a missing key
         self._ours: dict[str, Any] = {SLOT: None, _PATCH: self, "forward": self.forward, "_apply": _apply}
