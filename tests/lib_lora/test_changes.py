@@ -21,6 +21,7 @@ from lib_lora.naming.index import LayerIndex, alias_table
 from tests.fakes.changes import KINDS, Encoder, Pipeline, right_picture, seeded, write_files
 from tests.fakes.files import pair, save
 from tests.fakes.kinds import SAMPLES
+from tests.fakes.models import tiny_text_encoder
 
 EXACT = 1e-5
 
@@ -178,6 +179,32 @@ def test_an_embedding_that_got_more_tokens_keeps_the_lora_of_the_others(live, ho
     assert live.error() < EXACT
     ids = torch.tensor([[11]])
     assert torch.equal(live.pipeline.text_encoder.tokens(ids), more[1].reshape(1, 1, 8))
+
+
+@pytest.mark.parametrize(("more", "unused"), [(3, set()), (-5, {"shape"})])
+def test_an_embedding_that_transformers_resizes_is_followed(tmp_path, more, unused):
+    """With fewer tokens the LoRA of the tokens is off, and those of other layers stay."""
+    encoder, ids = tiny_text_encoder(0), torch.arange(90, 95)[None]
+    tokens = encoder.get_input_embeddings()
+    found = {name: one for name, one in encoder.named_modules() if one is tokens or name.endswith("layers.0.mlp.fc1")}
+    names = {f"lora_te_{name.replace('.', '_')}": layer for name, layer in found.items()}
+    tensors = {}
+    for name, layer in names.items():
+        tensors |= pair(name, tuple(layer.weight.shape), 2, size=0.5)
+    stack, engine = Stack([Entry(save(tmp_path / "a.safetensors", tensors))]), Engine({"text_encoder": encoder})
+    engine.activate(stack)
+    encoder(ids)
+    encoder.resize_token_embeddings(len(tokens.weight) + more, mean_resizing=False)
+    at_once = encoder(ids)[0]
+    engine.activate(stack)
+    assert torch.equal(encoder(ids)[0], at_once)
+    assert {one.cause for one in engine.report.entries[0].unused} == unused
+    engine.deactivate()
+    for name, layer in names.items():
+        if layer is not tokens or not unused:
+            delta = tensors[f"{name}.lora_up.weight"] @ tensors[f"{name}.lora_down.weight"]
+            layer.weight[: len(delta)] += delta
+    assert off(at_once, encoder(ids)[0]) < EXACT
 
 
 def test_a_lazy_layer_and_one_that_was_resized_fit_their_new_size(tmp_path):
