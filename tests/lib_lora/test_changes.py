@@ -294,7 +294,7 @@ def test_no_buffer_of_a_parametrization_changes_by_putting_a_stack_on_and_taking
     assert versions == {name: one._version for name, one in model.named_buffers()}
 
 
-@pytest.mark.parametrize("how", ["replaced", "link", "configuration"])
+@pytest.mark.parametrize("how", ["replaced", "overwritten", "link", "link to the folder", "configuration", "sidecar"])
 def test_a_file_with_the_size_and_time_of_the_former_one_is_another_file(how, tmp_path):
     folder = tmp_path / "f"
     folder.mkdir()
@@ -306,12 +306,22 @@ def test_a_file_with_the_size_and_time_of_the_former_one_is_another_file(how, tm
         os.utime(path, ns=(10**18, 10**18))
         return path
 
-    config.write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 2}))
+    def timed(path: Path, value: object) -> None:
+        path.write_text(json.dumps(value))
+        os.utime(path, ns=(10**18, 10**18))
+
+    timed(config, {"peft_type": "LORA", "r": 2, "lora_alpha": 2})
     path = write(folder / "adapter_model.safetensors", 1.0)
+    link, sidecar = tmp_path / "link", path.with_suffix(".json")
     if how == "link":
         path = tmp_path / "adapter_model.safetensors"
         shutil.copy(config, tmp_path / config.name)
         path.symlink_to(folder / "adapter_model.safetensors")
+    elif how == "link to the folder":
+        link.symlink_to(folder)
+        path = link / path.name
+    elif how == "sidecar":
+        timed(sidecar, {"remora": {"alpha": 2}})
     model = nn.ModuleDict({"layer": nn.Linear(4, 4, bias=False)}).requires_grad_(False)
     engine, x = Engine({"unet": model}), torch.ones(1, 4)
     engine.activate(Stack([Entry(path)]))
@@ -322,9 +332,18 @@ def test_a_file_with_the_size_and_time_of_the_former_one_is_another_file(how, tm
         write(other, 3.0)
         path.unlink()
         path.symlink_to(other)
+    elif how == "overwritten":
+        path.write_bytes(write(other, 3.0).read_bytes())
+        os.utime(path, ns=(10**18, 10**18))
+    elif how == "link to the folder":
+        shutil.copytree(folder, tmp_path / "g")
+        write(tmp_path / "g" / path.name, 3.0)
+        link.unlink()
+        link.symlink_to(tmp_path / "g")
+    elif how == "sidecar":
+        timed(sidecar, {"remora": {"alpha": 6}})
     else:
-        config.write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 6}))
-        os.utime(config, ns=(10**18, 10**18))
+        timed(config, {"peft_type": "LORA", "r": 2, "lora_alpha": 6})
     engine.activate(Stack([Entry(path)]))
     assert torch.allclose(model["layer"](x) - base, 3 * (first - base), rtol=1e-5, atol=1e-8)
 
