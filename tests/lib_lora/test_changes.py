@@ -278,15 +278,22 @@ def test_another_class_gets_another_executor(files):
     assert hooks.patch_of(Packed) is not None
 
 
-@pytest.mark.parametrize("kind", ["lora", "dora by rows", "full"])
-def test_no_buffer_of_a_parametrization_changes_by_putting_a_stack_on_and_taking_it_off(kind, tmp_path):
+@pytest.mark.parametrize("mode", ["live", "merged"])
+@pytest.mark.parametrize("norm", [parametrizations.spectral_norm, torch.nn.utils.spectral_norm])
+@pytest.mark.parametrize(
+    ("kind", "shape"), [("lora", (8, 8)), ("dora by rows", (8, 8)), ("full", (8, 8)), ("dora by rows", (8, 8, 3, 3))]
+)
+def test_no_buffer_of_a_parametrization_changes_by_putting_a_stack_on_and_taking_it_off(
+    kind, shape, norm, mode, tmp_path
+):
     sample = next(sample for sample in SAMPLES if sample.name == kind)
-    model = nn.ModuleDict({"layer": parametrizations.spectral_norm(nn.Linear(8, 8))}).train()
-    path, _ = sample.write(tmp_path, (8, 8))
+    layer = nn.Conv2d(8, 8, 3) if shape[2:] else nn.Linear(8, 8)
+    model = nn.ModuleDict({"layer": norm(layer)}).train()
+    path, _ = sample.write(tmp_path, shape)
     before = {name: one.clone() for name, one in model.state_dict().items()}
     versions = {name: one._version for name, one in model.named_buffers()}
     engine = Engine({"unet": model})
-    engine.activate(Stack([Entry(path)]))
+    assert engine.activate(Stack([Entry(path)], mode=mode)).entries[0].hit == 1
     engine.set_multiplier(0, 0.5)
     engine.report  # noqa: B018
     engine.deactivate()
