@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from torch.nn.utils import parametrizations
 from lib_lora import Engine, Entry, Stack, load_network
 from lib_lora.execution import hooks
 from lib_lora.naming.index import LayerIndex, alias_table
+from tests.fakes.accelerator import device, simulated
 from tests.fakes.changes import KINDS, Encoder, Pipeline, right_picture, seeded, write_files
 from tests.fakes.files import pair, save
 from tests.fakes.kinds import SAMPLES
@@ -355,22 +357,42 @@ def test_a_file_with_the_size_and_time_of_the_former_one_is_another_file(how, tm
     assert torch.allclose(model["layer"](x) - base, 3 * (first - base), rtol=1e-5, atol=1e-8)
 
 
-def test_a_relative_path_means_the_file_that_it_meant(tmp_path, monkeypatch):
-    model = nn.ModuleDict({"layer": nn.Linear(4, 4)})
-    path = save(tmp_path / "a.safetensors", pair("lora_unet_layer", (4, 4), 2))
+@pytest.mark.parametrize("beside", ["", "link", "sidecar"])
+@pytest.mark.parametrize("options", [{}, {"mode": "merged"}, {"device_budget": 0}, {"storage": "bfloat16"}], ids=str)
+def test_a_relative_path_means_the_file_that_it_meant(tmp_path, monkeypatch, options, beside):
+    """Also where numbers are read from it at the first call, which places them on a device."""
+    engine_options, mode = {key: one for key, one in options.items() if key != "mode"}, options.get("mode", "live")
+    path, name, scale = (
+        save(tmp_path / "a.safetensors", pair("lora_unet_layer", (4, 4), 2, size=0.5)),
+        "a.safetensors",
+        1.0,
+    )
     monkeypatch.chdir(tmp_path)
-    stack, network = Stack([Entry("a.safetensors")]), load_network("a.safetensors", {"unet": model})
-    engine = Engine({"unet": model})
-    engine.activate(stack)
-    (tmp_path / "b").mkdir()
-    monkeypatch.chdir(tmp_path / "b")
-    model["layer"](torch.ones(1, 4))
-    engine.deactivate()
-    engine.activate(stack)
+    if beside == "link":
+        name = "link.safetensors"
+        Path(name).symlink_to("a.safetensors")
+    elif beside == "sidecar":
+        path.with_suffix(".json").write_text(json.dumps({"remora": {"alpha": 8}}))
+        scale = 8 / 2
     tensors = load_file(path)
-    delta = tensors["lora_unet_layer.lora_up.weight"] @ tensors["lora_unet_layer.lora_down.weight"]
-    assert torch.allclose(network.delta_weight("unet", "layer"), delta, rtol=1e-5, atol=1e-8)
-    assert stack.entries[0].path == path
+    delta = scale * tensors["lora_unet_layer.lora_up.weight"] @ tensors["lora_unet_layer.lora_down.weight"]
+    model, x = nn.ModuleDict({"layer": nn.Linear(4, 4)}).requires_grad_(False), torch.ones(1, 4)
+    want = model["layer"](x) + x @ delta.mT
+    with simulated() if engine_options else nullcontext():
+        if engine_options:
+            model, x = model.to(device()), x.to(device())
+        stack, network = Stack([Entry(name)], mode=mode), load_network(name, {"unet": model})
+        engine = Engine({"unet": model}, **engine_options)
+        engine.activate(stack)
+        (tmp_path / "b").mkdir()
+        monkeypatch.chdir(tmp_path / "b")
+        for _ in range(2):
+            assert torch.allclose(model["layer"](x).cpu(), want, rtol=1e-2 if "storage" in options else 1e-5, atol=1e-6)
+            engine.deactivate()
+            engine.activate(stack)
+        engine.deactivate()
+    assert torch.allclose(network.delta_weight("unet", "layer").cpu(), delta, rtol=1e-5, atol=1e-8)
+    assert stack.entries[0].path == tmp_path / name
 
 
 def test_modules_that_leave_and_others_at_their_place_are_noticed_by_the_quick_comparison():
