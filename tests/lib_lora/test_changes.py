@@ -239,6 +239,25 @@ def test_what_was_computed_from_weights_follows_a_state_dict(files, mode, assign
     assert off(started.pipeline.picture(), right_picture(started.shadow, {})[0]) < EXACT
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize("norm", [torch.nn.utils.weight_norm, torch.nn.utils.spectral_norm])
+def test_what_was_computed_from_weights_that_hooks_compute_follows_a_state_dict(norm, tmp_path):
+    """As torch's former normalizations do it at each call, so that the weight beside them is of the call before."""
+    sample = next(sample for sample in SAMPLES if sample.name == "dora by rows")
+    model, shadow = (nn.Sequential(norm(seeded(nn.Linear(8, 8), 1))).requires_grad_(False).eval() for _ in range(2))
+    path, tensors = sample.write(tmp_path, (8, 8), layer="0")
+    engine, x = Engine({"unet": model}), torch.ones(1, 8)
+    engine.activate(Stack([Entry(path)]))
+    for factor in (1.0, 2.0):
+        state = {name: factor * value for name, value in model.state_dict().items()}
+        for one in (model, shadow):
+            one.load_state_dict(state)
+        got = model(x)
+        shadow(x)  # which computes its weight
+        right = nn.functional.linear(x.double(), sample.weight(tensors, shadow[0].weight, 1.0), shadow[0].bias.double())
+        assert off(got, right) < EXACT
+
+
 def test_a_merged_weight_that_was_written_to_is_said_at_the_call(files, caplog):
     started = Started(files, mode="merged")
     with torch.no_grad():

@@ -9,6 +9,8 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from ...errors import ComponentError
 from ...registry import discover_classes
@@ -50,7 +52,7 @@ class WeightReader(ABC):
 
 
 def stored(layer: nn.Module, param: str) -> Tensor | None:
-    """Return the tensor under a dotted name below `layer`, as it is stored, or as parametrizations compute it."""
+    """Return the tensor under a dotted name below `layer`, as it is stored, or as others compute it for a call."""
     *parents, leaf = param.split(".")
     owner: object = layer
     for name in parents:
@@ -60,7 +62,19 @@ def stored(layer: nn.Module, param: str) -> Tensor | None:
             found = getattr(owner, leaf, None)
     else:
         found = getattr(owner, leaf, None)
+        if isinstance(owner, nn.Module) and owner._forward_pre_hooks and leaf not in owner._parameters:
+            found = _computed_by_hooks(owner, leaf, found)
     return found if isinstance(found, Tensor) else None
+
+
+def _computed_by_hooks(layer: nn.Module, param: str, latest: object) -> object:
+    """Return what torch's former weight_norm or spectral_norm compute at the next call, else `latest`."""
+    for hook in layer._forward_pre_hooks.values():
+        if isinstance(hook, WeightNorm) and hook.name == param:
+            return hook.compute_weight(layer)
+        if isinstance(hook, SpectralNorm) and hook.name == param:
+            return hook.compute_weight(layer, do_power_iteration=False)
+    return latest
 
 
 @contextmanager
