@@ -22,7 +22,7 @@ from tests.fakes.kinds import SAMPLES
 
 WIDTH, ENTRIES = 8, 10
 KINDS = {
-    "unet.enter": "dora by rows",
+    "unet.enter": "dora around loha",
     "unet.attn.to_q": "lora",
     "unet.attn.to_k": "lora",
     "unet.attn.to_v": "dora by rows",

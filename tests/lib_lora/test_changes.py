@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,11 @@ from torch.nn.utils import parametrizations
 from lib_lora import Engine, Entry, Stack, load_network
 from lib_lora.execution import hooks
 from lib_lora.naming.index import LayerIndex, alias_table
+from tests.fakes.accelerator import device, simulated
 from tests.fakes.changes import KINDS, Encoder, Pipeline, right_picture, seeded, write_files
 from tests.fakes.files import pair, save
 from tests.fakes.kinds import SAMPLES
+from tests.fakes.models import tiny_text_encoder
 
 EXACT = 1e-5
 
@@ -180,6 +183,32 @@ def test_an_embedding_that_got_more_tokens_keeps_the_lora_of_the_others(live, ho
     assert torch.equal(live.pipeline.text_encoder.tokens(ids), more[1].reshape(1, 1, 8))
 
 
+@pytest.mark.parametrize(("more", "unused"), [(3, set()), (-5, {"shape"})])
+def test_an_embedding_that_transformers_resizes_is_followed(tmp_path, more, unused):
+    """With fewer tokens the LoRA of the tokens is off, and those of other layers stay."""
+    encoder, ids = tiny_text_encoder(0), torch.arange(90, 95)[None]
+    tokens = encoder.get_input_embeddings()
+    found = {name: one for name, one in encoder.named_modules() if one is tokens or name.endswith("layers.0.mlp.fc1")}
+    names = {f"lora_te_{name.replace('.', '_')}": layer for name, layer in found.items()}
+    tensors = {}
+    for name, layer in names.items():
+        tensors |= pair(name, tuple(layer.weight.shape), 2, size=0.5)
+    stack, engine = Stack([Entry(save(tmp_path / "a.safetensors", tensors))]), Engine({"text_encoder": encoder})
+    engine.activate(stack)
+    encoder(ids)
+    encoder.resize_token_embeddings(len(tokens.weight) + more, mean_resizing=False)
+    at_once = encoder(ids)[0]
+    engine.activate(stack)
+    assert torch.equal(encoder(ids)[0], at_once)
+    assert {one.cause for one in engine.report.entries[0].unused} == unused
+    engine.deactivate()
+    for name, layer in names.items():
+        if layer is not tokens or not unused:
+            delta = tensors[f"{name}.lora_up.weight"] @ tensors[f"{name}.lora_down.weight"]
+            layer.weight[: len(delta)] += delta
+    assert off(at_once, encoder(ids)[0]) < EXACT
+
+
 def test_a_lazy_layer_and_one_that_was_resized_fit_their_new_size(tmp_path):
     model = nn.ModuleDict({"lazy": nn.LazyLinear(6), "grown": nn.Linear(4, 4)})
     tensors = pair("lora_unet_lazy", (6, 5), 2) | pair("lora_unet_grown", (6, 5), 2)
@@ -208,6 +237,25 @@ def test_what_was_computed_from_weights_follows_a_state_dict(files, mode, assign
     assert started.error() < EXACT
     started.engine.deactivate()
     assert off(started.pipeline.picture(), right_picture(started.shadow, {})[0]) < EXACT
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize("norm", [torch.nn.utils.weight_norm, torch.nn.utils.spectral_norm])
+def test_what_was_computed_from_weights_that_hooks_compute_follows_a_state_dict(norm, tmp_path):
+    """As torch's former normalizations do it at each call, so that the weight beside them is of the call before."""
+    sample = next(sample for sample in SAMPLES if sample.name == "dora by rows")
+    model, shadow = (nn.Sequential(norm(seeded(nn.Linear(8, 8), 1))).requires_grad_(False).eval() for _ in range(2))
+    path, tensors = sample.write(tmp_path, (8, 8), layer="0")
+    engine, x = Engine({"unet": model}), torch.ones(1, 8)
+    engine.activate(Stack([Entry(path)]))
+    for factor in (1.0, 2.0):
+        state = {name: factor * value for name, value in model.state_dict().items()}
+        for one in (model, shadow):
+            one.load_state_dict(state)
+        got = model(x)
+        shadow(x)  # which computes its weight
+        right = nn.functional.linear(x.double(), sample.weight(tensors, shadow[0].weight, 1.0), shadow[0].bias.double())
+        assert off(got, right) < EXACT
 
 
 def test_a_merged_weight_that_was_written_to_is_said_at_the_call(files, caplog):
@@ -251,15 +299,22 @@ def test_another_class_gets_another_executor(files):
     assert hooks.patch_of(Packed) is not None
 
 
-@pytest.mark.parametrize("kind", ["lora", "dora by rows", "full"])
-def test_no_buffer_of_a_parametrization_changes_by_putting_a_stack_on_and_taking_it_off(kind, tmp_path):
+@pytest.mark.parametrize("mode", ["live", "merged"])
+@pytest.mark.parametrize("norm", [parametrizations.spectral_norm, torch.nn.utils.spectral_norm])
+@pytest.mark.parametrize(
+    ("kind", "shape"), [("lora", (8, 8)), ("dora by rows", (8, 8)), ("full", (8, 8)), ("dora by rows", (8, 8, 3, 3))]
+)
+def test_no_buffer_of_a_parametrization_changes_by_putting_a_stack_on_and_taking_it_off(
+    kind, shape, norm, mode, tmp_path
+):
     sample = next(sample for sample in SAMPLES if sample.name == kind)
-    model = nn.ModuleDict({"layer": parametrizations.spectral_norm(nn.Linear(8, 8))}).train()
-    path, _ = sample.write(tmp_path, (8, 8))
+    layer = nn.Conv2d(8, 8, 3) if shape[2:] else nn.Linear(8, 8)
+    model = nn.ModuleDict({"layer": norm(layer)}).train()
+    path, _ = sample.write(tmp_path, shape)
     before = {name: one.clone() for name, one in model.state_dict().items()}
     versions = {name: one._version for name, one in model.named_buffers()}
     engine = Engine({"unet": model})
-    engine.activate(Stack([Entry(path)]))
+    assert engine.activate(Stack([Entry(path)], mode=mode)).entries[0].hit == 1
     engine.set_multiplier(0, 0.5)
     engine.report  # noqa: B018
     engine.deactivate()
@@ -267,7 +322,7 @@ def test_no_buffer_of_a_parametrization_changes_by_putting_a_stack_on_and_taking
     assert versions == {name: one._version for name, one in model.named_buffers()}
 
 
-@pytest.mark.parametrize("how", ["replaced", "link", "configuration"])
+@pytest.mark.parametrize("how", ["replaced", "overwritten", "link", "link to the folder", "configuration", "sidecar"])
 def test_a_file_with_the_size_and_time_of_the_former_one_is_another_file(how, tmp_path):
     folder = tmp_path / "f"
     folder.mkdir()
@@ -279,12 +334,22 @@ def test_a_file_with_the_size_and_time_of_the_former_one_is_another_file(how, tm
         os.utime(path, ns=(10**18, 10**18))
         return path
 
-    config.write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 2}))
+    def timed(path: Path, value: object) -> None:
+        path.write_text(json.dumps(value))
+        os.utime(path, ns=(10**18, 10**18))
+
+    timed(config, {"peft_type": "LORA", "r": 2, "lora_alpha": 2})
     path = write(folder / "adapter_model.safetensors", 1.0)
+    link, sidecar = tmp_path / "link", path.with_suffix(".json")
     if how == "link":
         path = tmp_path / "adapter_model.safetensors"
         shutil.copy(config, tmp_path / config.name)
         path.symlink_to(folder / "adapter_model.safetensors")
+    elif how == "link to the folder":
+        link.symlink_to(folder)
+        path = link / path.name
+    elif how == "sidecar":
+        timed(sidecar, {"remora": {"alpha": 2}})
     model = nn.ModuleDict({"layer": nn.Linear(4, 4, bias=False)}).requires_grad_(False)
     engine, x = Engine({"unet": model}), torch.ones(1, 4)
     engine.activate(Stack([Entry(path)]))
@@ -295,29 +360,58 @@ def test_a_file_with_the_size_and_time_of_the_former_one_is_another_file(how, tm
         write(other, 3.0)
         path.unlink()
         path.symlink_to(other)
+    elif how == "overwritten":
+        path.write_bytes(write(other, 3.0).read_bytes())
+        os.utime(path, ns=(10**18, 10**18))
+    elif how == "link to the folder":
+        shutil.copytree(folder, tmp_path / "g")
+        write(tmp_path / "g" / path.name, 3.0)
+        link.unlink()
+        link.symlink_to(tmp_path / "g")
+    elif how == "sidecar":
+        timed(sidecar, {"remora": {"alpha": 6}})
     else:
-        config.write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 6}))
-        os.utime(config, ns=(10**18, 10**18))
+        timed(config, {"peft_type": "LORA", "r": 2, "lora_alpha": 6})
     engine.activate(Stack([Entry(path)]))
     assert torch.allclose(model["layer"](x) - base, 3 * (first - base), rtol=1e-5, atol=1e-8)
 
 
-def test_a_relative_path_means_the_file_that_it_meant(tmp_path, monkeypatch):
-    model = nn.ModuleDict({"layer": nn.Linear(4, 4)})
-    path = save(tmp_path / "a.safetensors", pair("lora_unet_layer", (4, 4), 2))
+@pytest.mark.parametrize("beside", ["", "link", "sidecar"])
+@pytest.mark.parametrize("options", [{}, {"mode": "merged"}, {"device_budget": 0}, {"storage": "bfloat16"}], ids=str)
+def test_a_relative_path_means_the_file_that_it_meant(tmp_path, monkeypatch, options, beside):
+    """Also where numbers are read from it at the first call, which places them on a device."""
+    engine_options, mode = {key: one for key, one in options.items() if key != "mode"}, options.get("mode", "live")
+    path, name, scale = (
+        save(tmp_path / "a.safetensors", pair("lora_unet_layer", (4, 4), 2, size=0.5)),
+        "a.safetensors",
+        1.0,
+    )
     monkeypatch.chdir(tmp_path)
-    stack, network = Stack([Entry("a.safetensors")]), load_network("a.safetensors", {"unet": model})
-    engine = Engine({"unet": model})
-    engine.activate(stack)
-    (tmp_path / "b").mkdir()
-    monkeypatch.chdir(tmp_path / "b")
-    model["layer"](torch.ones(1, 4))
-    engine.deactivate()
-    engine.activate(stack)
+    if beside == "link":
+        name = "link.safetensors"
+        Path(name).symlink_to("a.safetensors")
+    elif beside == "sidecar":
+        path.with_suffix(".json").write_text(json.dumps({"remora": {"alpha": 8}}))
+        scale = 8 / 2
     tensors = load_file(path)
-    delta = tensors["lora_unet_layer.lora_up.weight"] @ tensors["lora_unet_layer.lora_down.weight"]
-    assert torch.allclose(network.delta_weight("unet", "layer"), delta, rtol=1e-5, atol=1e-8)
-    assert stack.entries[0].path == path
+    delta = scale * tensors["lora_unet_layer.lora_up.weight"] @ tensors["lora_unet_layer.lora_down.weight"]
+    model, x = nn.ModuleDict({"layer": nn.Linear(4, 4)}).requires_grad_(False), torch.ones(1, 4)
+    want = model["layer"](x) + x @ delta.mT
+    with simulated() if engine_options else nullcontext():
+        if engine_options:
+            model, x = model.to(device()), x.to(device())
+        stack, network = Stack([Entry(name)], mode=mode), load_network(name, {"unet": model})
+        engine = Engine({"unet": model}, **engine_options)
+        engine.activate(stack)
+        (tmp_path / "b").mkdir()
+        monkeypatch.chdir(tmp_path / "b")
+        for _ in range(2):
+            assert off(model["layer"](x).cpu(), want) < (1e-2 if "storage" in options else EXACT)
+            engine.deactivate()
+            engine.activate(stack)
+        engine.deactivate()
+    assert torch.allclose(network.delta_weight("unet", "layer").cpu(), delta, rtol=1e-5, atol=1e-8)
+    assert stack.entries[0].path == tmp_path / name
 
 
 def test_modules_that_leave_and_others_at_their_place_are_noticed_by_the_quick_comparison():

@@ -13,7 +13,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lib_lora import Engine, Entry, Halves, PerImage, RowsError, Stack, Strength
+from lib_lora import (
+    Curve,
+    Engine,
+    Entry,
+    Halves,
+    Moment,
+    PerImage,
+    Region,
+    RowsError,
+    Stack,
+    Strength,
+    Window,
+)
 from lib_lora.files.components import DENOISER, TEXT_ENCODER, role
 from lib_lora.strengths.pipeline_rows import _POSITIVE_FIRST
 from tests.fakes.contract import worst
@@ -176,18 +188,31 @@ def test_halves_that_are_not_known_are_refused(tmp_path: Path, name: str, guided
         pipe(layout, x)  # whose images are known
 
 
-def test_a_decoder_is_a_denoiser_in_all_respects(tmp_path: Path) -> None:
-    """As of Stable Cascade and UnCLIP: its schedule, its images and its halves."""
-    file, x = save(tmp_path / "a.safetensors", pair("lora_unet_layer", (8, 8), 4)), torch.randn(2, 8)
-    for name in ("decoder", "prior_prior", "unconditional_transformer"):
-        model = Denoiser()
-        with Engine({name: model}) as engine:
-            plain = model(x)
-            engine.activate(Stack([Entry(file)]))
-            strong = model(x)
-            engine.activate(Stack([Entry(file, PerImage((Strength(1.0), 0.0)))]))
-            assert worst(model(x), torch.cat([strong[:1], plain[1:]])) < 1e-5
-            assert engine.silent == frozenset()
+@pytest.mark.parametrize("name", ["decoder", "prior_prior", "unconditional_transformer"])
+def test_a_decoder_is_a_denoiser_in_all_respects(tmp_path: Path, name: str) -> None:
+    """As of Stable Cascade and UnCLIP: its schedule, its places, its images and its halves."""
+    file, model = save(tmp_path / "a.safetensors", pair("lora_unet_layer", (8, 8, 1, 1), 4)), Denoiser()
+    model.layer, x = nn.Conv2d(8, 8, 1).requires_grad_(False), torch.randn(2, 8, 2, 4)
+    pipe = type("WuerstchenDecoderPipeline", (Pipeline,), {})()
+    pipe.transformer = model
+    with Engine({name: model}) as engine:
+        plain = model(x)
+        engine.activate(Stack([Entry(file)]))
+        strong = model(x)
+        assert worst(strong, plain) > 0.01
+        engine.activate(Stack([Entry(file, PerImage((Strength(1.0), 0.0)))]))
+        assert worst(model(x), torch.cat([strong[:1], plain[1:]])) < 1e-5
+        engine.activate(Stack([Entry(file, Strength(1.0, region=Region.rectangle(0, 0, 0.5, 1)))]))
+        assert worst(model(x), torch.cat([strong[..., :2], plain[..., 2:]], -1)) < 1e-5
+        for schedule in (Strength(Curve(((0.0, 0.0), (1.0, 1.0)))), Strength(during=Window(0.5))):
+            engine.activate(Stack([Entry(file, schedule)]))
+            for step, want in enumerate((plain, strong)):
+                engine.set_moment(Moment(step, 2))
+                assert worst(model(x), want) < 1e-5
+        engine.activate(Stack([Entry(file, Halves(1.0, 0.0))]))
+        for got in pipe("pn", x):
+            assert worst(got, torch.cat([strong, plain])) < 1e-5
+        assert engine.silent == frozenset()
 
 
 def test_a_part_of_a_model_that_is_called_alone_is_refused(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch._dynamo
@@ -23,6 +24,7 @@ from lib_lora import Engine, Entry, Halves, PerImage, Region, RowsError, Stack, 
 from lib_lora.execution import hooks
 from tests.conftest import TORCH
 from tests.fakes.files import pair, save
+from tests.fakes.kinds import SAMPLES
 
 
 @pytest.fixture(autouse=True)
@@ -216,24 +218,45 @@ def test_patched_classes_are_freed(tmp_path: Path, installed: bool) -> None:
 
 
 @pytest.mark.parametrize("mode", ["live", "merged"])
-def test_nothing_draws_from_the_global_generator(tmp_path: Path, mode: Any) -> None:
-    model, ours = net(2), nn.Linear.forward
-    file = lora(tmp_path / "a.safetensors", 2)
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        ("lora", (8, 8)),
+        ("lora", (8, 8, 1, 1)),
+        *[(kind, (10, 8)) for kind in ("vera", "randlora", "fourierft", "waveft")],
+    ],
+)
+def test_nothing_draws_from_the_global_generator(tmp_path: Path, kind: str, shape: tuple[int, ...], mode: Any) -> None:
+    """Even where a kind has random numbers, a weight is rounded at random, or a forward is replaced."""
+    sample = next(sample for sample in SAMPLES if sample.name == kind)
+    dtype = torch.bfloat16 if mode == "merged" else torch.float32
+    layer = nn.Conv2d(8, 8, 1) if shape[2:] else nn.Linear(8, shape[0])
+    model, x = nn.ModuleDict({"layer": layer}).to(dtype), torch.zeros(1, 8, *shape[2:], dtype=dtype)
+    path, _ = sample.write(tmp_path, shape)
+    engine = Engine({"unet": model})
+    before = generators()
+    ours: dict[type[nn.Module], Any] = {cls: cls.forward for cls in (nn.Linear, nn.Conv2d)}
 
     def theirs(self: nn.Module, x: Tensor) -> Tensor:
-        return ours(self, x)
+        result: Tensor = ours[type(self)](self, x)
+        return result
 
-    engine, before = Engine({"unet": model}), torch.get_rng_state()
-    ours = nn.Linear.forward
-    nn.Linear.forward = theirs  # type: ignore[method-assign,assignment]
     try:
-        engine.activate(Stack([Entry(file)], mode=mode))
+        for cls in ours:
+            cls.forward = theirs
+        assert engine.activate(Stack([Entry(path)], mode=mode)).entries[0].hit == 1
         for _ in range(3):
-            model(torch.zeros(2, 4))
+            layer(x)
         engine.deactivate()
     finally:
-        nn.Linear.forward = ours  # type: ignore[method-assign]
-    assert torch.equal(torch.get_rng_state(), before)
+        for cls, forward in ours.items():
+            cls.forward = forward
+    assert generators() == before
+
+
+def generators() -> tuple[object, ...]:
+    """Return the states of the global generators of Python, numpy and torch."""
+    return random.getstate(), str(numpy.random.get_state()), torch.get_rng_state().tolist()
 
 
 # an activation beside a call ------------------------------------------------------------------------------------------

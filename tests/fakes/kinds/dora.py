@@ -9,6 +9,8 @@ from torch import Tensor
 
 from .base import PEFT, Sample, Shape, Tensors, randn
 from .full import _residual_effective as residual_effective
+from .loha import _effective as loha_effective
+from .loha import _make as make_loha
 from .lora import _effective as lora_effective
 from .lora import _effective_tucker as tucker_effective
 from .lora import _make as make_lora
@@ -134,6 +136,17 @@ SAMPLES = (
         "full+dora",
         _make_full,
         _columns(lambda own, weight, m: weight + m * own["diff"]),
+        additive=False,
+    ),
+    Sample(
+        "dora around loha",
+        "loha+dora",
+        lambda shape, generator: {
+            **make_loha(2)(shape, generator),
+            "dora_scale": _magnitude(generator, shape[0], *(1,) * (len(shape) - 1)),
+        },
+        _rows(loha_effective(1 / 2)),
+        frozenset({"linear, many tokens"}),
         additive=False,
     ),
     Sample(
