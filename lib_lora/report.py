@@ -20,7 +20,7 @@ Cause = Literal[
     "unknown_parameters",  # no adapter kind reads this combination of parameters of a layer
     "second_adapter",  # another adapter of the file acts on the layer already
     "unchosen_adapter",  # it belongs to an adapter of another name than the one that is used
-    "repeated",  # another key says the same
+    "repeated",  # another key says the same, or what counts in its place
     "unread",  # several layers share it, and no layer that acts reads it
 ]
 """Why a key has no effect, for programs; the same in all versions."""

@@ -39,6 +39,8 @@ from .architectures._diagnosis import BROKEN
 from .architectures.base import experts_named, fact, family_of
 from .scale import NO_SCALE, UNUSED_SCALE, ScaleSource, alpha_of, doubt_of, layers_of, source_of
 
+_UNTRAINED = "original_module"
+"""What PEFT calls a layer of `modules_to_save` as it was; with `bias="all"` it saves the bias of that one, too."""
 _NOT_FINITE = "of a layer with numbers that are NaN or infinite"
 
 
@@ -245,6 +247,9 @@ class ParsedFile:
             if one.adapter is not None and one.adapter != wanted:
                 reason = f"of a second adapter {one.adapter!r}; only {wanted!r} is used"
                 self.unused.append(Unused(key, "unchosen_adapter", reason))
+                continue
+            if known[name].last and _UNTRAINED in one.module.split("."):
+                self.unused.append(Unused(key, "repeated", "of a layer before the training, beside the trained one"))
                 continue
             if one.module == FILE_WIDE:
                 keys = self.shared

@@ -287,6 +287,7 @@ def eager_twin(model):
 
 QUANTIZED = {
     "bitsandbytes nf4": 1,
+    "quanto int8": 1,
     "SDNQ int8": 1,
     "SDNQ uint4 with SVD": 1,
     "GGUF Q4_0": 1,

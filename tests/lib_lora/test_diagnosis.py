@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import diffusers
 import pytest
 from diffusers import WanTransformer3DModel
 from torch import nn
@@ -102,3 +103,45 @@ def test_a_text_encoder_of_another_width_is_named(tmp_path):
     network = load_network(hollow(tmp_path / "a.safetensors", infos), {"text_encoder": encoder})
     with pytest.raises(NoMatchError, match="made for a text encoder that is OpenCLIP bigG, 1280 wide; the loaded one"):
         network.check_fit()
+
+
+def own_flux(width: int) -> dict[str, tuple[int, int]]:
+    """Return layers by FLUX.1's own names -> outputs and inputs."""
+    halves = {"attn_qkv": (3, 1), "attn_proj": (1, 1), "mlp_0": (4, 1), "mlp_2": (1, 4), "mod_lin": (6, 1)}
+    layers = {f"double_blocks_0_{half}_{name}": size for half in ("img", "txt") for name, size in halves.items()}
+    layers |= {f"single_blocks_0_{name}": size for name, size in {"linear1": (7, 1), "linear2": (1, 5)}.items()}
+    return {name: (outputs * width, inside * width) for name, (outputs, inside) in layers.items()}
+
+
+@pytest.mark.parametrize("heads", [24, 4])
+@pytest.mark.parametrize(
+    ("model_class", "title"),
+    [
+        ("OvisImageTransformer2DModel", "Ovis-Image"),
+        ("BriaTransformer2DModel", "BRIA 3.2"),
+        ("BriaFiboTransformer2DModel", "BRIA FIBO"),
+    ],
+)
+def test_own_names_of_flux_on_a_relative_that_has_none_name_no_other_family(tmp_path, model_class, title, heads):
+    made = getattr(diffusers, model_class, None)
+    if made is None:
+        pytest.skip(f"this diffusers has no {model_class}")
+    more = {"pooled_projection_dim": None} if "Bria" in model_class else {}
+    relative = on_meta(made, num_layers=1, num_single_layers=1, num_attention_heads=heads, **more)
+    layers = own_flux(128 * heads)
+    infos: dict[str, tuple[tuple[int, ...], str]] = {}
+    for name, (outputs, inside) in layers.items():
+        infos[f"lora_unet_{name}.lora_down.weight"] = ((2, inside), "F16")
+        infos[f"lora_unet_{name}.lora_up.weight"] = ((outputs, 2), "F16")
+    network = load_network(hollow(tmp_path / "a.safetensors", infos), {"transformer": relative})
+    assert network.report.hit == 0
+    family = network.report.family
+    assert family is None or family.name == "flux" or not family.sure, family
+    with pytest.raises(NoMatchError) as caught:
+        network.check_fit()
+    if heads == 24:
+        assert f"FLUX.1 or HunyuanVideo, the loaded model is {title}: 0 of {len(layers)} layers fit" in str(
+            caught.value
+        )
+    else:
+        assert "fits no layer of the loaded model" in str(caught.value)

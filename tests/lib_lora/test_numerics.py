@@ -77,16 +77,27 @@ def test_half_precision_is_no_worse_than_twice_a_careful_bake(files, dtype):
     assert error(unet(**inputs)[0], wanted) <= 2 * error(baked(**inputs)[0], wanted)
 
 
+LAYERS = {
+    "linear": (lambda: nn.Linear(64, 64), (64, 64), (8, 64)),
+    "convolution": (lambda: nn.Conv2d(32, 32, 3), (32, 32, 3, 3), (2, 32, 6, 6)),
+}
+
+
 @pytest.mark.parametrize(("large", "small"), [("down", "up"), ("up", "down")])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-def test_a_large_and_a_small_factor_stay_finite_in_fp16(tmp_path, dtype, large, small):
+@pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_large_and_a_small_factor_stay_finite_in_fp16(tmp_path, kind, dora, dtype, large, small):
     """Baking multiplies the pair first, in fp32, and is finite."""
-    tensors = pair("lora_unet_layer", (64, 64), 4, size=1.0)
+    build, shape, size = LAYERS[kind]
+    tensors = pair("lora_unet_layer", shape, 4, size=1.0)
     factor = 8000 if dtype is torch.float16 else 8e6  # which float16 does not hold
     tensors[f"lora_unet_layer.lora_{large}.weight"] *= factor
     tensors[f"lora_unet_layer.lora_{small}.weight"] /= 10 * factor
+    if dora:
+        tensors["lora_unet_layer.dora_scale"] = torch.rand(shape[0], *(1,) * (len(shape) - 1)) + 0.5
     path = save(tmp_path / "a.safetensors", {key: one.to(dtype) for key, one in tensors.items()})
-    model, x = Model(nn.Linear(64, 64)).half().requires_grad_(False), torch.randn(8, 64).half()
+    model, x = Model(build()).half().requires_grad_(False), torch.randn(size).half()
     engine = Engine({"unet": model})
     engine.activate(Stack([Entry(path)], mode="merged"))
     baked = model(x)

@@ -181,6 +181,54 @@ def test_lora_with_a_bias_and_beginnings_that_leave_the_base(tmp_path, begin, st
     assert worst(served(base, x, Entry(path)), want) < BOUND
 
 
+class Head(nn.Module):
+    """A layer with a LoRA, and others that PEFT saves whole or with a bias of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm, self.head = nn.Linear(24, 48), nn.LayerNorm(48), nn.Conv1d(48, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(self.norm(self.layer(x)).transpose(-1, -2))
+        return found
+
+
+# arguments of PEFT -> layers of the file
+BESIDE: dict[str, tuple[dict[str, Any], int]] = {
+    "every bias": ({"bias": "all"}, 3),
+    "its biases": ({"bias": "lora_only"}, 1),
+    "whole layers": ({"modules_to_save": ["norm", "head"]}, 3),
+    "whole layers and its biases": ({"modules_to_save": ["head"], "bias": "lora_only"}, 2),
+    "whole layers and every bias": ({"modules_to_save": ["norm", "head"], "bias": "all"}, 3),
+}
+
+
+@pytest.mark.parametrize("mode", ["live", "merged"])
+@pytest.mark.parametrize("case", BESIDE)
+def test_lora_with_biases_and_whole_layers(tmp_path, case, mode):
+    peft = pytest.importorskip("peft", "0.21")
+    torch.manual_seed(4)
+    base, x = Head().double().requires_grad_(False), torch.randn(3, 7, 24, dtype=torch.float64)
+    arguments, layers = BESIDE[case]
+    config = peft.LoraConfig(target_modules=["layer"], r=4, lora_alpha=6, **arguments)
+    made = peft.get_peft_model(copy.deepcopy(base), config).double().eval()
+    for parameter in made.parameters():
+        if parameter.requires_grad:
+            parameter.data = torch.randn_like(parameter) * 0.3
+    path, plain, want = saved(made, tmp_path), run(base, x), run(made, x)
+    half = made.merge_and_unload()
+    for name, parameter in half.named_parameters():
+        parameter.data = (parameter + base.get_parameter(name)) / 2
+    with Engine({"unet": base}) as engine:
+        (report,) = engine.activate(Stack([Entry(path)], mode=mode)).entries
+        assert (report.hit, report.layers, report.warning) == (layers, layers, "")
+        assert all(one.cause == "repeated" for one in report.unused), report.unused
+        assert worst(run(base, x), want) < BOUND
+        engine.activate(Stack([Entry(path, 0.5)], mode=mode))
+        assert worst(run(base, x), run(half, x)) < BOUND
+    assert worst(want, plain) > 1e-2, "the adapter must show"
+
+
 def changed(path: Path, **values: object) -> Path:
     config = path.parent / "adapter_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | values))

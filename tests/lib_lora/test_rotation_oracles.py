@@ -37,6 +37,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Linear(24, 48), (3, 7, 24)),
     "linear, square": (lambda: nn.Linear(24, 24), (3, 7, 24)),
     "conv": (lambda: nn.Conv2d(8, 24, 3, padding=1, stride=2), (2, 8, 9, 7)),
+    "conv, square": (lambda: nn.Conv2d(12, 12, 3, padding=1), (2, 12, 5, 7)),
     "conv 1x1": (lambda: nn.Conv2d(24, 48, 1), (2, 24, 5, 7)),
     "conv 1-d": (lambda: nn.Conv1d(8, 24, 5), (2, 8, 9)),
 }
@@ -124,8 +125,12 @@ PEFT = {
     "hra": ("HRAConfig", {"r": 4}, ("linear", "conv 1x1", "conv")),
     "hra, odd": ("HRAConfig", {"r": 5}, ("linear", "conv")),
     "hra, orthogonal": ("HRAConfig", {"r": 4, "apply_GS": True}, ("linear", "conv")),
-    "ia3": ("IA3Config", {"feedforward_modules": []}, ("linear", "linear, square", "conv")),
-    "ia3, feed-forward": ("IA3Config", {"feedforward_modules": ["layer"]}, ("linear", "linear, square", "conv")),
+    "ia3": ("IA3Config", {"feedforward_modules": []}, ("linear", "linear, square", "conv", "conv, square")),
+    "ia3, feed-forward": (
+        "IA3Config",
+        {"feedforward_modules": ["layer"]},
+        ("linear", "linear, square", "conv", "conv, square"),
+    ),
 }
 
 

@@ -52,11 +52,13 @@ HEADERS = {
     "rs-LoRA": ({"network_alpha": "8", "ss_scaling_strategy": "alpha_over_sqrt_rank"}, 4.0),
     "rs-LoRA in the arguments": ({"network_alpha": "8", "ss_network_args": '{"rs_lora": "True"}'}, 4.0),
     "the first of two": ({"lora_alpha": "8", "ss_network_alpha": "4"}, 2.0),
+    "kohya's own alone": ({"ss_network_alpha": "8", "ss_network_dim": "4"}, 2.0),
+    "kohya's own of another state": ({"ss_network_alpha": "8", "ss_network_dim": "64"}, 1.0),
     "folded by musubi-tuner": ({"ss_network_alpha": "8", "ss_network_module": "networks.lora_wan"}, 1.0),
     "JSON of a script": ({"peft_config": json.dumps({"r": 4, "lora_alpha": 8, "alpha_pattern": {"layer": 2}})}, 0.5),
 }
 UNDOUBTED = {"LightX2V", "with its component", "of a component that the keys do not name", "JSON of a script"}
-UNDOUBTED |= {"rs-LoRA", "rs-LoRA in the arguments"}
+UNDOUBTED |= {"rs-LoRA", "rs-LoRA in the arguments", "kohya's own alone"}
 
 
 @pytest.mark.parametrize("case", HEADERS)

@@ -37,9 +37,37 @@ def test_an_unknown_parameter_refuses_its_layer_in_every_spelling(tmp_path, star
     assert {one.key for one in report.unused} == {key for key in tensors if key.startswith(f"{start}.")}
 
 
-def test_rank_0_has_one_reason(tmp_path):
-    tensors = pair("lora_unet_layer", (12, 8), 0)
-    network = load_network(save(tmp_path / "a.safetensors", tensors), {"unet": Model(nn.Linear(8, 12))})
+def rank_0(kind: str) -> dict[str, Tensor]:
+    def zeros(start: str, **sizes: tuple[int, ...]) -> dict[str, Tensor]:
+        return {f"{start}.{name.replace('_weight', '.weight')}": torch.zeros(size) for name, size in sizes.items()}
+
+    return {
+        "LoRA": pair("lora_unet_layer", (12, 8), 0),
+        "LoRA with alpha": pair("lora_unet_layer", (12, 8), 0, alpha=1),
+        "LoRA on a convolution": pair("lora_unet_layer", (12, 8, 3, 3), 0),
+        "LoRA by PEFT": peft("base_model.model.layer", 12, 8, 0),
+        "LoRA by diffusers": peft("unet.layer", 12, 8, 0),
+        "LoHa": zeros("lora_unet_layer", hada_w1_a=(12, 0), hada_w1_b=(0, 8), hada_w2_a=(12, 0), hada_w2_b=(0, 8)),
+        "LoHa by PEFT": zeros(
+            "base_model.model.layer", hada_w1_a=(12, 0), hada_w1_b=(0, 8), hada_w2_a=(12, 0), hada_w2_b=(0, 8)
+        ),
+        "LoKr": zeros("lora_unet_layer", lokr_w1=(4, 2), lokr_w2_a=(3, 0), lokr_w2_b=(0, 4)),
+        "LoKr of two products": zeros(
+            "lora_unet_layer", lokr_w1_a=(4, 0), lokr_w1_b=(0, 2), lokr_w2_a=(3, 0), lokr_w2_b=(0, 4)
+        ),
+    }[kind]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("LoRA", "LoRA with alpha", "LoRA on a convolution", "LoRA by PEFT", "LoRA by diffusers"),
+        *("LoHa", "LoHa by PEFT", "LoKr", "LoKr of two products"),
+    ],
+)
+def test_rank_0_has_one_reason(tmp_path, kind):
+    layer = nn.Conv2d(8, 12, 3) if "convolution" in kind else nn.Linear(8, 12)
+    network = load_network(save(tmp_path / "a.safetensors", rank_0(kind)), {"unet": Model(layer)})
     assert list(network.report.reasons()) == ["of rank 0, which changes nothing"]
 
 
@@ -62,11 +90,26 @@ def test_a_layer_of_another_class_is_there_and_named(tmp_path, key, make):
     assert report.unused[0].detail == f"unet.layer: {type(layer).__name__}"
 
 
-def test_an_underscore_behind_a_name_is_none_of_the_name(tmp_path):
-    model = nn.ModuleDict({"proj_out": nn.Linear(8, 12)})
-    for start in ("transformer.proj_out_", "lora_unet_proj_out_"):
-        path = save(tmp_path / "a.safetensors", pair(start, (12, 8), 2))
-        assert load_network(path, {"transformer": model}).report.hit == 1
+@pytest.mark.parametrize("alpha", [None, 4.0])
+@pytest.mark.parametrize("name", ["proj_out", "proj_in", "attn.to_out.0", "ff.net.2"])
+def test_an_underscore_behind_a_name_is_none_of_the_name(tmp_path, name, alpha):
+    model = nn.ModuleDict({"blocks": nn.ModuleList([tree(name)])})
+    for start in (f"transformer.blocks.0.{name}_", f"lora_unet_blocks_0_{name.replace('.', '_')}_"):
+        tensors = pair(start, (12, 8), 2, alpha=alpha)
+        network = load_network(save(tmp_path / "a.safetensors", tensors), {"transformer": model})
+        assert (network.report.hit, network.report.unused) == (1, ())
+        down, up, *_ = tensors.values()
+        delta = network.delta_weight("transformer", f"blocks.0.{name}")
+        assert torch.allclose(delta, up @ down * ((alpha or 2) / 2), atol=1e-6)
+
+
+def tree(path: str) -> nn.Module:
+    """Return a model of one layer at a path, whose numbers are places in lists."""
+    first, _, rest = path.partition(".")
+    inner = tree(rest) if rest else nn.Linear(8, 12)
+    if first.isdecimal():
+        return nn.ModuleList([*(nn.Identity() for _ in range(int(first))), inner])
+    return nn.ModuleDict({first: inner})
 
 
 def test_names_of_wan_for_the_second_animate_model(tmp_path):
@@ -88,12 +131,13 @@ def test_names_of_wan_for_the_second_animate_model(tmp_path):
         assert report.hit == report.layers == len(own), report.why()
 
 
-def test_flux_of_another_width(tmp_path):
+@pytest.mark.parametrize("heads", [16, 32])
+def test_flux_of_another_width(tmp_path, heads):
     with torch.device("meta"):
         model = diffusers.FluxTransformer2DModel(
-            num_layers=1, num_single_layers=1, attention_head_dim=64, num_attention_heads=16
+            num_layers=1, num_single_layers=1, attention_head_dim=64, num_attention_heads=heads
         )
-    width = 1024
+    width = 64 * heads
     shapes = {
         "double_blocks_0_img_attn_qkv": (3 * width, width),
         "double_blocks_0_txt_mod_lin": (6 * width, width),

@@ -20,7 +20,8 @@ HUNYUAN_VIDEO15 = Architecture(
     name="hunyuan_video15",
     title="HunyuanVideo 1.5",
     signs=(
-        Sign(r"^(denoiser|\?):double_blocks_\d+_(img|txt)_(attn_|mlp_|mod_).*:2048$"),
+        # not the second layer of a feed-forward, which has 2048 inputs in a model that is 512 wide
+        Sign(r"^(denoiser|\?):double_blocks_\d+_(img|txt)_(attn_|mlp_(0|fc[01])|mod_).*:2048$"),
         ATTENTION_2048,
         Sign(r"^(denoiser|\?):(txt_in_individual_|context_embedder_)token_refiner_.*:2048$"),
         named("hunyuan[_-]video[_-]1[._]5|hunyuanvideo-"),

@@ -833,7 +833,10 @@ def test_a_textual_inversion_that_came_with_a_lora_is_there_while_it_is(host: A1
         assert asked(host, "mark", during=note) == 2  # the word means something else now
         assert seen == [["mark"]] * 4 + [[]] * 2
         database.expected_shape = 1024
-        assert any("1024" in text for text in host.generate("mark<lora:bundled:1>").p.comments)
+        found = host.generate("mark<lora:bundled:1>")
+        sentence = "embedding 'mark' is read as plain words: it is 8 wide, and the model takes 1024"
+        assert sentence in found.p.comments
+        assert f"Remora warnings: {sentence}" in found.infotexts[0]
         database.expected_shape = -1
     finally:
         path.unlink()

@@ -134,6 +134,9 @@ def test_of_different_files_of_one_name_the_hosts_choice_is_taken_and_said(folde
         ("lora_v2", "lora.v2"),  # as SD.Next names it
         ("cafe\u0301", "caf\u00e9"),
         ("CAF\u00c9", "caf\u00e9"),
+        ("na\u00efve", "nai\u0308ve"),  # as macOS may store it
+        ("NA\u00cfVE.safetensors", "nai\u0308ve"),
+        ("\u00e9t\u00e9/na\u00eff", "e\u0301te\u0301/nai\u0308f"),
         ("Styles\\Zorp", "styles/zorp"),
         ("ZORP.safetensors", "styles/zorp"),
         ("re: zorp", "re: zorp"),
@@ -142,7 +145,10 @@ def test_of_different_files_of_one_name_the_hosts_choice_is_taken_and_said(folde
 )
 def test_a_name_in_another_spelling_finds_the_only_file_that_fits(folder: Path, name: str, file: str) -> None:
     for number, one in enumerate(
-        ("UPPER", "lora.v2", "cafe\u0301x", "caf\u00e9", "styles/zorp", "re: zorp", "STRASSE")
+        (
+            *("UPPER", "lora.v2", "cafe\u0301x", "caf\u00e9", "nai\u0308ve", "e\u0301te\u0301/nai\u0308f"),
+            *("styles/zorp", "re: zorp", "STRASSE"),
+        )
     ):
         put(folder / f"{one}.safetensors", value=number)
     assert catalog(folder).find(name).path == folder / f"{file}.safetensors"

@@ -22,6 +22,7 @@ from extension.standalone.inversions import TextualInversions
 from extension.standalone.model import load_model
 from extension.standalone.render import Watch, render
 from extension.standalone.studio import Studio, open_studio
+from extension.text.infotext import parse_infotext
 from tests.fakes import accelerator
 from tests.fakes.checkpoints import tiny_pipeline
 from tests.fakes.files import pair, save
@@ -235,7 +236,9 @@ def test_a_job_tells_of_an_embedding_that_does_not_fit(studio: Studio) -> None:
     assert result.notes == (
         "embedding 'forxl' is read as plain words: it has no vectors for text_encoder, only clip_g",
     )
-    assert result.pictures[0].infotext.startswith("forxl <lora:char:1>\n")
+    text = result.pictures[0].infotext
+    assert text.startswith("forxl <lora:char:1>\n")
+    assert result.notes[0] in parse_infotext(text).settings["Remora warnings"]
 
 
 def test_tokens_are_counted_as_they_are_read(studio: Studio) -> None:
