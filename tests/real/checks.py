@@ -300,7 +300,9 @@ def brackets(trial: Trial) -> str:
         "(<lora:{a}:1>:0.5)": "<lora:{a}:0.5>",
         "(([<lora:{a}:1>:2]))": "<lora:{a}:1.21:start=2>",
     }
-    trial.ui.set(remora_grammar=True)
+    options = trial.ui.ask("/sdapi/v1/options")
+    former = {name: options[name] for name in ("remora_grammar", "remora_merge")}
+    trial.ui.set(remora_grammar=True, remora_merge="never")  # a text that was encoded while merged is used again
     try:
         plain = trial.ui.picture(f"{trial.words} <lora:{trial.a}:1>", fields)
         for place, arguments in places.items():
@@ -314,7 +316,7 @@ def brackets(trial: Trial) -> str:
         unlike(made, trial.ui.picture(trial.words, without), "a tag in the negative prompt: the picture")
         same(made, trial.ui.picture(f"{trial.words} {tag}", without), f"a tag in the negative prompt beside {tag}")
     finally:
-        trial.ui.set(remora_grammar=False)
+        trial.ui.set(**former)
     trial.none_again("after tags within brackets")
     return f"in {len(places) + 1} places"
 
