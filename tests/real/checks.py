@@ -301,7 +301,8 @@ def brackets(trial: Trial) -> str:
         "(([<lora:{a}:1>:2]))": "<lora:{a}:1.21:start=2>",
     }
     options = trial.ui.ask("/sdapi/v1/options")
-    former = {name: options[name] for name in ("remora_grammar", "remora_merge")}
+    usual = {"remora_grammar": False, "remora_merge": "never"}  # Forge Neo does not list the settings of extensions
+    former = {name: options.get(name, value) for name, value in usual.items()}
     trial.ui.set(remora_grammar=True, remora_merge="never")  # a text that was encoded while merged is used again
     try:
         plain = trial.ui.picture(f"{trial.words} <lora:{trial.a}:1>", fields)
