@@ -135,39 +135,41 @@ def patch_in(function: object) -> Patch | None:
     return patch
 
 
+def _serving_executors(cls: type[nn.Module]) -> dict[str, Callable[..., Any]]:
+    """Make the methods of a class by which executors follow the moves of their layers and the loading of weights."""
+    own = {name: getattr(cls, name) for name in ("_apply", "_load_from_state_dict") if name in cls.__dict__}
+
+    def base(name: str, layer: nn.Module) -> Callable[..., Any]:
+        # what a class inherits is looked up at each call: A1111 replaces `nn.Module`'s while it loads a model
+        return partial(own[name], layer) if name in own else getattr(super(cls, layer), name)
+
+    def _apply(layer: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        executor = executor_of(layer)
+        if executor is None:
+            moved: nn.Module = base("_apply", layer)(*args, **kwargs)
+            return moved
+        with executor.converting(layer):
+            moved = base("_apply", layer)(*args, **kwargs)
+        move_to_layer(executor, layer)  # of any patch: the second move does nothing
+        return moved
+
+    def _load_from_state_dict(layer: nn.Module, state: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+        executor = executor_of(layer)
+        if executor is not None:
+            executor.before_load(layer, state, prefix)
+        base("_load_from_state_dict", layer)(state, prefix, *args, **kwargs)
+
+    return {"_apply": _apply, "_load_from_state_dict": _load_from_state_dict}
+
+
 class ClassPatch(Patch):
     """The patch of a class, on top of what the class has. The class alone keeps it, so that it goes with the class."""
 
     def __init__(self, cls: type[nn.Module]) -> None:
         super().__init__(cls.forward)
         self.cls = cls
-        own = {name: cls.__dict__.get(name) for name in ("_apply", "_load_from_state_dict")}
-
-        def base(name: str, layer: nn.Module) -> Callable[..., Any]:
-            # what a class inherits is looked up at each call: A1111 replaces `nn.Module`'s while it loads a model
-            function = own[name]
-            inherited: Callable[..., Any] = getattr(super(cls, layer), name)
-            return inherited if function is None else MethodType(function, layer)
-
-        def _apply(layer: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-            executor = executor_of(layer)
-            if executor is None:
-                moved: nn.Module = base("_apply", layer)(*args, **kwargs)
-                return moved
-            with executor.converting(layer):
-                moved = base("_apply", layer)(*args, **kwargs)
-            move_to_layer(executor, layer)  # of any patch: the second move does nothing
-            return moved
-
-        def _load_from_state_dict(layer: nn.Module, state: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
-            executor = executor_of(layer)
-            if executor is not None:
-                executor.before_load(layer, state, prefix)
-            base("_load_from_state_dict", layer)(state, prefix, *args, **kwargs)
-
         # the slot is read as a plain attribute with a class-level default: dynamo guards that, but not a missing key
-        self._ours: dict[str, Any] = {SLOT: None, _PATCH: self, "forward": self.forward, "_apply": _apply}
-        self._ours |= {"_load_from_state_dict": _load_from_state_dict}
+        self._ours: dict[str, Any] = {SLOT: None, _PATCH: self, "forward": self.forward, **_serving_executors(cls)}
         self._former = {name: cls.__dict__[name] for name in self._ours if name in cls.__dict__}
         for name, ours in self._ours.items():
             setattr(cls, name, ours)

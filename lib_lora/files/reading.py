@@ -9,7 +9,6 @@ from pathlib import Path
 
 from ..errors import FileError
 from ..tensors import LARGEST
-from .file import Stamp, stamp_of
 
 _MAX_SIDECAR = 8 << 20  # bytes
 
@@ -56,19 +55,19 @@ def with_sidecar(path: Path, reading: Reading) -> Reading:
     if reading.alpha is not None or reading.scale is not None:
         return reading
     try:
-        stamp = stamp_of(sidecar.stat())
+        stat = sidecar.stat()
     except (OSError, ValueError):
         return reading
-    alpha, scale = _said(sidecar, stamp)
+    alpha, scale = _said(sidecar, stat.st_size, stat.st_mtime_ns, stat.st_dev, stat.st_ino, stat.st_ctime_ns)
     return reading if alpha is None and scale is None else replace(reading, alpha=alpha, scale=scale)
 
 
 @lru_cache(maxsize=256)
-def _said(sidecar: Path, stamp: Stamp) -> tuple[float | None, float | None]:
+def _said(sidecar: Path, size: int, *_state: int) -> tuple[float | None, float | None]:
     """Return alpha and scale in a state of a sidecar; what cannot be read as JSON says nothing."""
     own: object = None
     try:
-        content = sidecar.read_bytes() if sidecar.is_file() and stamp[0] <= _MAX_SIDECAR else b""
+        content = sidecar.read_bytes() if sidecar.is_file() and size <= _MAX_SIDECAR else b""
         loaded = json.loads(content.decode("utf-8-sig") or "null")
         own = loaded.get("remora") if isinstance(loaded, dict) else None
     except (OSError, ValueError, RecursionError):
