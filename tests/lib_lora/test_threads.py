@@ -44,7 +44,7 @@ def _quick_switches() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-def in_threads(*works: Callable[[], None]) -> None:
+def in_threads(*works: Callable[[], None], patience: float = 300) -> None:
     failed: list[BaseException] = []
 
     def run(work: Callable[[], None]) -> None:
@@ -57,7 +57,7 @@ def in_threads(*works: Callable[[], None]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(300)
+        thread.join(patience)
         assert not thread.is_alive()
     if failed:
         raise failed[0]
@@ -424,7 +424,7 @@ def test_calls_beside_activations_raise_nothing_and_say_nothing_false(
     sys.setswitchinterval(1e-5)
     try:
         with caplog.at_level(logging.WARNING):
-            in_threads(torch.no_grad()(call), torch.no_grad()(activate))
+            in_threads(torch.no_grad()(call), torch.no_grad()(activate), patience=300 + activations / 10)
     finally:
         sys.setswitchinterval(before)
     assert not caplog.records
