@@ -360,8 +360,9 @@ class _DenoiserCalls(CallHooks):
         return latents
 
     def _look_back(self, opened: OpenCall) -> None:
-        now, in_force = self.table.now, opened.in_force
-        is_lost = now.latents is not None and not self.table.is_placed
+        with self.table.lock:  # or another thread writes other regions between the two
+            now, is_placed = self.table.now, self.table.is_placed
+        in_force, is_lost = opened.in_force, now.latents is not None and not is_placed
         # of another stack, layers may have been passed
         is_whole = now.stack is opened.stack and in_force is not None and in_force is self.table.in_force
         if is_lost and is_whole and not self.warned:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Halves, PerImage, Region, RowsError, Stack, Strength, install, uninstall
 from lib_lora.execution import hooks
+from lib_lora.strengths.table import StrengthTable
 from tests.conftest import TORCH
 from tests.fakes.files import pair, save
 from tests.fakes.kinds import SAMPLES
@@ -431,6 +432,24 @@ def test_calls_beside_activations_raise_nothing_and_say_nothing_false(
     for stack, one in zip(every, want, strict=True):
         engine.activate(stack)
         assert torch.equal(model(x), one)
+
+
+@torch.no_grad()
+def test_no_thread_writes_while_a_call_looks_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where other regions are written in between, the call has none that layers have met, and said so falsely."""
+    model, x, is_placed, held = Served(), torch.randn(4, 8, 6, 6), StrengthTable.is_placed, list[bool]()
+
+    def looked(table: StrengthTable) -> bool:
+        held.append(table.lock._is_owned())  # type: ignore[attr-defined]
+        return bool(is_placed.fget(table))  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(StrengthTable, "is_placed", property(looked))
+    with Engine({"unet": model}) as engine:
+        for stack in stacks(tmp_path):
+            engine.activate(stack)
+            model(x)
+    assert held
+    assert all(held)
 
 
 def test_a_denoiser_that_calls_another_one_keeps_the_lock_and_its_rows(tmp_path: Path) -> None:
