@@ -291,7 +291,7 @@ def listed(row: Row) -> dict[str, Any]:
     file = row.file
     facts, notes = row.facts or Facts(), row.notes or Notes()
     structure = facts.structure
-    words = notes.words or _without_tags(", ".join(facts.words))
+    noted = {name: getattr(notes, name) for name in EDITABLE if name != "description"}
     return {
         "id": file.id,
         "name": row.name,
@@ -309,15 +309,10 @@ def listed(row: Row) -> dict[str, Any]:
         "format": structure.format,
         "size": file.size,
         "mtime": file.mtime_ns / 1e9,
-        "words": words,
-        "negative": notes.negative,
+        **noted,
+        "words": notes.words or _without_tags(", ".join(facts.words)),
         "tags": list(notes.tags),
         "captions": _without_tags(facts.tags),
-        "notes": notes.notes,
-        "rating": notes.rating,
-        "favourite": notes.favourite,
-        "strength": notes.strength,
-        "alpha": notes.alpha,
         "added": row.added,
         "used": row.used,
         "uses": row.uses,

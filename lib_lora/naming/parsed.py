@@ -19,6 +19,7 @@ from ..files import formats
 from ..files.components import EXPERTS
 from ..files.file import AdapterFile
 from ..files.formats._dotted import layers_above
+from ..files.formats._header import Layer
 from ..files.formats._trainer_config import PeftConfig, base_model
 from ..files.formats.base import (
     ADAPTER_PARAMS,
@@ -28,6 +29,7 @@ from ..files.formats.base import (
     PARTS,
     SHARED_PARAMS,
     KeyFormat,
+    ParsedKey,
     parse_key,
 )
 from ..files.formats.strangers.base import stranger_of
@@ -37,10 +39,8 @@ from ..report import Cause, Family, NetworkReport, Unused
 from .architectures._checkpoint import family_of_checkpoint
 from .architectures._diagnosis import BROKEN
 from .architectures.base import experts_named, fact, family_of
-from .scale import NO_SCALE, UNUSED_SCALE, ScaleSource, alpha_of, doubt_of, layers_of, source_of
+from .scale import NO_SCALE, SCALED, UNUSED_SCALE, ScaleSource, alpha_of, doubt_of, rank_of, source_of
 
-_UNTRAINED = "original_module"
-"""What PEFT calls a layer of `modules_to_save` as it was; with `bias="all"` it saves the bias of that one, too."""
 _NOT_FINITE = "of a layer with numbers that are NaN or infinite"
 
 
@@ -107,6 +107,13 @@ class Group:
         return self.recipe is not None and self.recipe.name == "lora" and not any(map(file.magnitude, ups))
 
 
+def _passed_over(key: str, parsed: ParsedKey, wanted: str | None) -> Unused:
+    """Return why a key has no effect though a format knows it."""
+    if parsed.untrained:
+        return Unused(key, "repeated", "of a layer before the training, beside the trained one")
+    return Unused(key, "unchosen_adapter", f"of a second adapter {parsed.adapter!r}; only {wanted!r} is used")
+
+
 def misfit(error: ValueError, where: str = "") -> Unused:
     """Return why an adapter of a layer raised an error where it was made, for a layer of the model or without one."""
     if isinstance(error, UnsupportedError):
@@ -141,7 +148,7 @@ class ParsedFile:
         self._refuse_strangers()
         known = key_formats()
         beside = any(known[group.format].configured for group in self.groups)
-        self.config = PeftConfig.of(file, layers_of(self.groups, file), beside=beside)
+        self.config = PeftConfig.of(file, self._configurable(), beside=beside)
         try:  # they are matched once, here, as they may take too long
             for group in () if self.config.empty else self.groups:
                 self.config.values(group.component, group.module)
@@ -230,6 +237,20 @@ class ParsedFile:
             base_model=base_model(self.file.metadata, self.config.base_model),
         )
 
+    def _configurable(self) -> list[Layer]:
+        """Return what a configuration of the file must agree with."""
+        return [
+            Layer(
+                group.module,
+                group.recipe.kind.name,
+                rank_of(group.keys, group.transposed, self.file),
+                group.flattened,
+                group.recipe.kind.name in SCALED and "alpha" not in group.keys,
+            )
+            for group in self.groups
+            if group.recipe is not None and group.recipe.kind.name != "set_weight"
+        ]
+
     def _grouped(self) -> list[Group]:
         # by format and name, so that nothing depends on the order of keys in the file
         known = key_formats()
@@ -244,12 +265,8 @@ class ParsedFile:
             if one is None:
                 strays.append(key)
                 continue
-            if one.adapter is not None and one.adapter != wanted:
-                reason = f"of a second adapter {one.adapter!r}; only {wanted!r} is used"
-                self.unused.append(Unused(key, "unchosen_adapter", reason))
-                continue
-            if known[name].last and _UNTRAINED in one.module.split("."):
-                self.unused.append(Unused(key, "repeated", "of a layer before the training, beside the trained one"))
+            if one.untrained or one.adapter not in (None, wanted):
+                self.unused.append(_passed_over(key, one, wanted))
                 continue
             if one.module == FILE_WIDE:
                 keys = self.shared
@@ -324,7 +341,11 @@ class ParsedFile:
 
     def _sources(self, reading: Reading) -> set[ScaleSource]:
         """Return what tells the scales of its layers."""
-        return {source_of(group, self._config(group, group.module), reading) for group in self.groups} - {"none"}
+        return {self._source(group, reading) for group in self.groups} - {"none"}
+
+    def _source(self, group: Group, reading: Reading) -> ScaleSource:
+        config, configured = self._config(group, group.module), key_formats()[group.format].configured
+        return source_of(group.recipe, group.keys, config, reading, configured=configured)
 
     def _notes(
         self, acting: Sequence[Adapter] | None, sources: Collection[ScaleSource], reading: Reading
@@ -333,7 +354,7 @@ class ParsedFile:
         strange = (self.stranger,) if not acting and self.family is None and self.stranger else ()
         if reading.alpha is not None or reading.scale is not None:
             return strange if "user" in sources else (*strange, UNUSED_SCALE)
-        doubts = {doubt_of(group, self.file, self._config(group, group.module)) for group in self.groups} - {""}
+        doubts = {doubt_of(group.keys, self.file, self._config(group, group.module)) for group in self.groups} - {""}
         return (*strange, *self.config.notes, *([NO_SCALE] if "guess" in sources else []), *sorted(doubts))
 
 

@@ -12,20 +12,17 @@ The first that tells counts:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ..adapters._config import configured_alpha
+from ..adapters._recipe import Recipe
 from ..adapters.base import NO_ALPHA, Alpha
 from ..errors import NumberError
 from ..files.file import AdapterFile
-from ..files.formats._header import Layer
 from ..files.reading import Reading
 from ..tensors import LARGEST
-
-if TYPE_CHECKING:
-    from .parsed import Group
 
 ScaleSource = Literal["user", "tensors", "file", "convention", "guess", "none"]
 """What tells the scale of a file: `file` is its header or its configuration, `none` stands for kinds without one."""
@@ -60,26 +57,18 @@ _RANKS = {"lora_up.weight": 1, "hada_w1_b": 0, "lokr_w2_b": 0, "lokr_w1_b": 0, "
 """Parameter -> the dimension that is the rank, the one that counts first in front."""
 
 
-def layers_of(groups: Iterable[Group], file: AdapterFile) -> list[Layer]:
-    """Return what a configuration of the file must agree with."""
-    return [
-        Layer(
-            group.module,
-            group.recipe.kind.name,
-            _rank(group, file),
-            group.flattened,
-            group.recipe.kind.name in SCALED and "alpha" not in group.keys,
-        )
-        for group in groups
-        if group.recipe is not None and group.recipe.kind.name != "set_weight"
-    ]
+def rank_of(keys: Mapping[str, str], transposed: Collection[str], file: AdapterFile) -> int | None:
+    """Return the rank of a layer by the shapes of its parameters; None where none tells it.
 
-
-def _rank(group: Group, file: AdapterFile) -> int | None:
+    Args:
+        keys: canonical parameter -> key in the file.
+        transposed: parameters that the file has with rows and columns exchanged.
+        file: the file.
+    """
     for param, dim in _RANKS.items():
-        shape = file.infos[group.keys[param]].shape if param in group.keys else ()
+        shape = file.infos[keys[param]].shape if param in keys else ()
         if len(shape) > dim:
-            return shape[1 - dim if param in group.transposed else dim]
+            return shape[1 - dim if param in transposed else dim]
     return None
 
 
@@ -110,28 +99,38 @@ def alpha_of(key: str | None, file: AdapterFile, config: Mapping[str, object], r
     return Alpha(number)
 
 
-def source_of(group: Group, config: Mapping[str, object], reading: Reading) -> ScaleSource:
-    """Return what tells the scale of a layer."""
-    if group.recipe is None or group.recipe.kind.name not in SCALED:
+def source_of(
+    recipe: Recipe | None, params: Collection[str], config: Mapping[str, object], reading: Reading, *, configured: bool
+) -> ScaleSource:
+    """Return what tells the scale of a layer.
+
+    Args:
+        recipe: the algorithm that reads it.
+        params: the layer's, by their canonical names.
+        config: of the layer.
+        reading: the user's choice.
+        configured: see `KeyFormat`.
+    """
+    if recipe is None or recipe.kind.name not in SCALED:
         return "none"
     if reading.scale is not None or reading.alpha is not None:
         return "user"
-    if "alpha" in group.keys:
+    if "alpha" in params:
         return "tensors"
     with suppress(NumberError):  # else the layer is left out, and says so
         if configured_alpha(config) == NO_ALPHA:
-            return "guess" if group.format in ("peft", "loraxs") else "convention"
+            return "guess" if configured else "convention"
     return "file"
 
 
-def doubt_of(group: Group, file: AdapterFile, config: Mapping[str, object]) -> str:
+def doubt_of(keys: Mapping[str, str], file: AdapterFile, config: Mapping[str, object]) -> str:
     """Return that only the trainer of a LoKr knows its scale; empty where something tells it.
 
     Of two full matrices no shape is the rank. LyCORIS then stores the rank as alpha, which is at least half as long as
     the second matrix, and trains at 1. Another number may be divided by a rank that is nowhere.
     """
     full = {"lokr_w1", "lokr_w2", "alpha"}
-    if not full <= group.keys.keys() or config.get("r") or "lokr_factor" in file.infos:
+    if not full <= keys.keys() or config.get("r") or "lokr_factor" in file.infos:
         return ""
-    alpha, size = file.numbers.get(group.keys["alpha"], 0.0), max(file.infos[group.keys["lokr_w2"]].shape, default=0)
+    alpha, size = file.numbers.get(keys["alpha"], 0.0), max(file.infos[keys["lokr_w2"]].shape, default=0)
     return _LOKR if 0 < 2 * alpha < size else ""

@@ -244,7 +244,7 @@ class Resident(ABC, Generic[P]):
         self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype | None = None
     ) -> P:
         placed = self._placed
-        if placed is None or device != placed.device or dtype is not placed.dtype:
+        if placed is None or placed.device != device or placed.dtype != dtype:
             return self._place_for_call(layer, device, dtype, input_dtype)
         return placed
 

@@ -25,7 +25,7 @@ from ..errors import RowsError
 from ..tensors import page_locked
 from .calls import CallStrengths
 from .regions import LatentGrid, RowRegions, TokenLayout, region_on_row, weights_at
-from .stack_strengths import StackStrengths
+from .stack_strengths import StackStrengths, Values
 from .strength import Moment
 
 ALIGNMENT = 16
@@ -258,11 +258,7 @@ class StrengthTable:
             now, mixed = self.now, len(set(rows)) > 1
             if stack is not now.stack:
                 return False
-            values = now.values
-            if moment is not None:
-                for *_, schedule in self.scheduled:
-                    schedule.check(moment)
-                values = stack.values(moment) if stack.varies else values
+            values = now.values if moment is None else self._values_at(moment)
             if latents not in (None, self._weighed):
                 self._weighed = latents
                 self._weights.clear()
@@ -279,11 +275,13 @@ class StrengthTable:
             MomentError: it lacks what a strength depends on; all is as before then.
         """
         with self.lock:
-            for *_, schedule in self.scheduled:
-                schedule.check(moment)
-            stack = self.now.stack
-            values = stack.values(moment) if stack.varies else self.now.values
-            self._set(replace(self.now, moment=moment, values=values))
+            self._set(replace(self.now, moment=moment, values=self._values_at(moment)))
+
+    def _values_at(self, moment: Moment) -> Values:
+        for *_, schedule in self.scheduled:
+            schedule.check(moment)
+        now = self.now
+        return now.stack.values(moment) if now.stack.varies else now.values
 
     def rest(self, variant: int | None, is_busy: Callable[[], bool] | None = None) -> None:
         """Have one variant in calls that set nothing; do nothing while a model call runs, if `is_busy` tells so.

@@ -50,6 +50,8 @@ class ParsedKey:
     flattened: bool
     adapter: str | None = None
     """PEFT's adapter name inside the key, such as `default`."""
+    untrained: bool = False
+    """Whether it is of a layer as it was before the training, which the trainer saves beside the trained one."""
 
     @property
     def file_wide(self) -> bool:
@@ -121,7 +123,7 @@ class KeyFormat:
 
     Each pattern is matched against the whole key and has the group `param`, and may have `module` (a key without one
     is file-wide), `component` (looked up in `components`), `leaf` (appended to the module, through `leaves`), `rest`
-    (appended to the parameter) and `adapter`.
+    (appended to the parameter), `adapter` and `untrained`.
     """
 
     name: str
@@ -170,6 +172,7 @@ class KeyFormat:
             param=self.params.get(param) or _BARE.get(param, param),
             flattened=self.flattened,
             adapter=groups.get("adapter"),
+            untrained=groups.get("untrained") is not None,
         )
 
     def with_params(self, params: Mapping[str, Iterable[str]]) -> KeyFormat:

@@ -3,6 +3,7 @@
 `base_model.model.blocks.0.attn.to_q.bias`                           (`bias="all"` and `bias="lora_only"`)
 `base_model.model.blocks.0.attn.to_q.base_layer.bias`
 `base_model.model.proj_out.modules_to_save.default.weight`           (newer PEFT saves `proj_out.weight`)
+`base_model.model.proj_out.original_module.bias`                     (as it was: saved with `bias="all"`, too)
 `transformer.transformer_blocks.0.attn.norm_q.weight`                (FLUX control in diffusers)
 
 A checkpoint has the same names, so a file of nothing else is no adapter, unless PEFT's wrapper is in front:
@@ -18,7 +19,10 @@ from .base import KeyFormat
 _FACTOR = r"(?:\w*(?:lora|lokr|loha|hada|ia3)\w*|\w+_[AB])"
 """How an unknown algorithm may call a factor, which is no layer of the model."""
 MODULE = rf"(?P<module>(?:(?!{_FACTOR}\.(?:weight|bias|scale)$)[^.]+\.)*?(?!{_FACTOR}\.)[^.]+)"
-PARAM = r"(?:\.base_layer)?(?:\.modules_to_save(?:\.(?P<adapter>[^.]+))?)?\.(?P<param>weight|bias|scale)"
+PARAM = (
+    r"(?:\.(?P<untrained>original_module))?(?:\.base_layer)?"
+    r"(?:\.modules_to_save(?:\.(?P<adapter>[^.]+))?)?\.(?P<param>weight|bias|scale)"
+)
 PARAMS = {"weight": "set_weight", "scale": "set_weight", "bias": "set_bias"}
 
 WHOLE = KeyFormat(

@@ -48,8 +48,8 @@ class Stranger:
     """How many tensors such a file has at most."""
     heads: tuple[bytes, ...] = ()
     """First bytes, in small letters, of a file that is no safetensors; one of them is enough."""
-    general: bool = False
-    """Whether other kinds have these signs, too, and are tried before."""
+    general: int = 0
+    """Kinds with a smaller number are tried first: they may have these signs, too."""
     before: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -71,8 +71,7 @@ class Stranger:
 @cached
 def strangers() -> tuple[Stranger, ...]:
     """Return all kinds, in the order in which they are tried."""
-    # the signs of a checkpoint are the most general of all
-    return tuple(sorted(discover(folder, Stranger).values(), key=lambda one: (one.general, one.name == "checkpoint")))
+    return tuple(sorted(discover(folder, Stranger).values(), key=lambda one: one.general))
 
 
 def stranger_of(

@@ -24,7 +24,7 @@ CONTROLNET = Stranger(
         r"^key:(control_model\.|controlnet_(down_)?blocks[._]|controlnet_(single_)?blocks\.|controlnet_cond_embedding\."
         r"|(input_hint_block|zero_convs)\.|controlnet_x_embedder\.|control_add_embedding\.)",
     ),
-    general=True,
+    general=1,
 )
 SPARSE_CTRL = Stranger(
     "sparse_ctrl",
@@ -70,7 +70,7 @@ MOTION_MODULE = Stranger(
     _ANIMATE,
     (r"^key:[^:]*(motion_modules\.\d+\.|temporal_transformer\.)",),
     never=r"^key:[^:]*lora",
-    general=True,
+    general=1,
 )
 CAMERA_CTRL = Stranger(
     "camera_ctrl", "a CameraCtrl for AnimateDiff", _ANIMATE, (r"^key:[^:]*encoder_down_conv_blocks\.",)
@@ -80,7 +80,7 @@ IP_ADAPTER = Stranger(
     "an IP-Adapter, which takes a picture as prompt",
     _IP,
     (r"^key:([^:]*(to_[kv]_ip|ip_adapter_double_stream_[kv]_proj|ip_adapter_proj_model)\b|ip_adapter\.|ip_adapter:)",),
-    general=True,
+    general=1,
 )
 FACE_ID = Stranger(
     "ip_adapter_face_id",
@@ -168,7 +168,7 @@ TOKEN = Stranger(
     (r"^key:[^.:]+:(\d+x)?(768|1024|1280|2048|2304|2560|3584|4096|5120)$",),
     never=r"^key:[^:]*[._](weight|bias|alpha|lora_?\w*|diff\w*|scale)(:|\.)",
     most=4,
-    general=True,
+    general=1,
 )
 BUNDLE = Stranger(
     "bundled_embeddings",

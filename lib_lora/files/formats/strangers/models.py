@@ -20,7 +20,7 @@ CHECKPOINT = Stranger(
         r"\.[^:]*(attn|attention|emb_layers|resnets|proj_in)[^:]*\.(weight|bias):)",
     ),
     never=_NO_LORA,
-    general=True,
+    general=2,
 )
 QUANTIZED = Stranger(
     "quantized_checkpoint",
@@ -47,7 +47,7 @@ VAE = Stranger(
         r"|(pre_|post_)?quant_conv\.)",
     ),
     never=rf"{_NO_LORA}|^key:model\.diffusion_model\.",
-    general=True,
+    general=1,
 )
 TAESD = Stranger(
     "taesd",
@@ -99,7 +99,7 @@ DINO = Stranger(
     "load it where a program asks for DINO",
     (r"^key:(model\.)?(embeddings\.patch_embeddings\.projection|embeddings\.mask_token|patch_embed\.proj\.weight)",),
     never=rf"{_NO_LORA}|^key:(x_embedder|time|t_embedder|final_layer|depth_head|head\.)",
-    general=True,
+    general=1,
 )
 ESRGAN = Stranger(
     "esrgan",
@@ -197,7 +197,7 @@ TAGGER = Stranger(
     "a model that writes tags for pictures (WD tagger, DeepDanbooru)",
     "load it with a tagger's extension or node",
     (r"^key:((head|classifier|fc)\.weight:(6[0-9]{3}|9[0-9]{3}|1[0-2]\d{3})x\d+$|n_Conv_0\.)",),
-    general=True,
+    general=1,
 )
 CAPTIONER = Stranger(
     "captioner",

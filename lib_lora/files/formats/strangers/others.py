@@ -10,7 +10,7 @@ _ITS_PROGRAM = "load it with the program it was made for"
 _LORA = r"(lora_[AB]|lora_(up|down)|lora_embedding_[AB]|hada_w1_a|lokr_w1|ia3_l|vera_lambda_[bd])\b"
 
 
-def _lora(name: str, of: str, layers: str, *, never: str = "", general: bool = False) -> Stranger:
+def _lora(name: str, of: str, layers: str, *, never: str = "", general: int = 0) -> Stranger:
     sign = rf"^key:base_model\.model\.{layers}[^:]*{_LORA}"
     return Stranger(name, f"a LoRA of {of}", _LOAD_ELSEWHERE, (sign,), never=never, general=general)
 
@@ -43,7 +43,7 @@ LANGUAGE_LORA = _lora(
     "language_lora",
     "a language model (Llama, Qwen, Mistral, Gemma and the like)",
     r"((model|language_model)\.)+layers\.\d+\.(self_attn|mlp)\.",
-    general=True,
+    general=1,
 )
 GPT_LORA = _lora(
     "gpt_lora",
@@ -89,7 +89,7 @@ POLICY_LORA = Stranger(
     "an adapter with a head of its own for classifying",
     _LOAD_ELSEWHERE,
     (r"^key:base_model\.model\.(score|classifier|classification_head|qa_outputs|regression_head)\.[^:]*",),
-    general=True,
+    general=1,
 )
 
 WEB_PAGE = _head(
