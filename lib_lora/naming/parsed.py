@@ -341,11 +341,18 @@ class ParsedFile:
 
     def _sources(self, reading: Reading) -> set[ScaleSource]:
         """Return what tells the scales of its layers."""
-        return {self._source(group, reading) for group in self.groups} - {"none"}
-
-    def _source(self, group: Group, reading: Reading) -> ScaleSource:
-        config, configured = self._config(group, group.module), key_formats()[group.format].configured
-        return source_of(group.recipe, group.keys, config, reading, configured=configured)
+        configured = {name for name, one in key_formats().items() if one.configured}
+        return {
+            source_of(
+                group.recipe.kind.name,
+                group.keys,
+                self._config(group, group.module),
+                reading,
+                configured=group.format in configured,
+            )
+            for group in self.groups
+            if group.recipe is not None
+        } - {"none"}
 
     def _notes(
         self, acting: Sequence[Adapter] | None, sources: Collection[ScaleSource], reading: Reading

@@ -17,7 +17,6 @@ from contextlib import suppress
 from typing import Literal
 
 from ..adapters._config import configured_alpha
-from ..adapters._recipe import Recipe
 from ..adapters.base import NO_ALPHA, Alpha
 from ..errors import NumberError
 from ..files.file import AdapterFile
@@ -100,18 +99,18 @@ def alpha_of(key: str | None, file: AdapterFile, config: Mapping[str, object], r
 
 
 def source_of(
-    recipe: Recipe | None, params: Collection[str], config: Mapping[str, object], reading: Reading, *, configured: bool
+    kind: str, params: Collection[str], config: Mapping[str, object], reading: Reading, *, configured: bool
 ) -> ScaleSource:
     """Return what tells the scale of a layer.
 
     Args:
-        recipe: the algorithm that reads it.
+        kind: the algorithm that reads it.
         params: the layer's, by their canonical names.
         config: of the layer.
         reading: the user's choice.
         configured: see `KeyFormat`.
     """
-    if recipe is None or recipe.kind.name not in SCALED:
+    if kind not in SCALED:
         return "none"
     if reading.scale is not None or reading.alpha is not None:
         return "user"
