@@ -44,6 +44,7 @@ function lora(name, more = {}) {
         negative: "",
         tags: [],
         notes: "",
+        alpha: null,
         rating: 0,
         favourite: false,
         strength: null,
