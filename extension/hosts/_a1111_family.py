@@ -110,9 +110,9 @@ class A1111FamilyHost(WebUIHost):
         for problem in outcome.problems:
             p.comment(problem)
 
-    def unserved(self, p: Any, sentence: str) -> None:
+    def unserved(self, p: Any, images: Images, sentence: str) -> None:
         p.comment(sentence)
-        super().unserved(p, sentence)
+        super().unserved(p, images, sentence)
 
     def _generation(self, original: Callable[..., Any], p: Any, *args: Any, **kwargs: Any) -> Any:
         """Deactivate all LoRA after a generation, however it ends; after a nested one, restore the outer one's."""
@@ -120,6 +120,10 @@ class A1111FamilyHost(WebUIHost):
         nested, self.generating = self.generating, True
         try:
             return original(p, *args, **kwargs)
+        except BaseException as error:
+            if self.batch is not None:
+                self.remora.ended_by(error)
+            raise
         finally:
             self.batch, self.generating = outer, nested
             if outer is None or not self.remora.enabled:
