@@ -284,7 +284,7 @@ class Session:
     def end(self) -> None:
         """Deactivate all LoRA; the model is as it was without any."""
         self._batch = None
-        told = {one.sentence for one in self.last.left_out}
+        told = {one.sentence for activation in self.passes.activations for one in activation.left_out}
         for sentence in self.warnings():
             if sentence not in told:
                 self.say(sentence)
@@ -301,10 +301,10 @@ class Session:
         silent = engine.silent
         if silent and not self.useless and not {name for name in engine.components if is_denoiser(name)} - silent:
             names = " and ".join(sorted(silent))
+            so = "the web UI's own LoRA gets the tags" if self.host.has_own_lora else "no LoRA has an effect"
             self.useless = (
                 f"no layer of the {names} was called: something else computes in their place, such as a compiled "
-                "engine; the web UI's own LoRA gets the tags, until another model is loaded or Remora is turned off "
-                "and on in the settings"
+                f"engine; {so}, until another model is loaded or Remora is turned off and on in the settings"
             )
             logger.warning("remora: %s", self.useless)
 

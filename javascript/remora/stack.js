@@ -224,11 +224,8 @@ export class Stack {
         const byKey = new Map(rows.map(({where, key}, at) => [`${where} ${key}`, found[at]]));
         const isWrong = (/** @type {typeof rows[number]} */ row, /** @type {number} */ at) => {
             const outcome = row.on ? found[at] : undefined;
-            return (
-                row.problem
-                || this.tab.library.meaning(row.name).problem
-                || (outcome && !outcome.changed && isFailure(outcome.lora))
-            );
+            const said = row.where !== "negative" && (row.problem || this.tab.library.meaning(row.name).problem); // words else
+            return said || (outcome && !outcome.changed && isFailure(outcome.lora));
         };
         const others = this.others.of(loras, found);
         return {
