@@ -242,8 +242,8 @@ class Guest:
 
 def _tags(images: Sequence[Sequence[str]]) -> list[tuple[Place, str]]:
     """Return the places and the names of the tags of a batch, each once."""
-    own = [one if isinstance(one, PlacedTag) else PlacedTag(one, number=i) for it in images for i, one in enumerate(it)]
-    return list(dict.fromkeys((one.place, one.name) for one in own))
+    tags = [PlacedTag.of(text, number) for texts in images for number, text in enumerate(texts)]
+    return list(dict.fromkeys((tag.place, tag.name) for tag in tags))
 
 
 def _problems(activation: Activation) -> tuple[str, ...]:

@@ -66,8 +66,8 @@ class Activation:
 
     @property
     def skipped(self) -> tuple[str, ...]:
-        """Return one sentence for each LoRA that was left out."""
-        return tuple(one.sentence for one in self.left_out)
+        """Return one sentence for each LoRA that was left out, once each."""
+        return tuple(dict.fromkeys(outcome.sentence for outcome in self.left_out))
 
     @property
     def hints(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from lib_lora import FileError, LoraError
@@ -12,7 +13,7 @@ from ..library.catalog import CatalogError
 from ..text.placed import LABEL, PlacedTag
 from ..text.prompt import PromptError, parse_placed
 from ..text.spelling import name_of
-from ..text.tag import PASSES, Place, Tag
+from ..text.tag import Place, Tag
 
 if TYPE_CHECKING:
     from lib_lora import ActivationReport, NetworkReport
@@ -43,6 +44,9 @@ _AGAIN = "make the picture again; if it fails again, remove the tag"
 _LOWER = "lower its strength"
 _FITTING = "use a file that was made for this model, to have all of it"
 _SET = "change the strength, the schedule or the region in the tag"
+_WORDS = "it stands in the negative prompt, where tags are read as words"
+_OFF = "its strength is 0", "raise its strength"
+_OFF_HERE = "its strength is 0 in this pass", "raise its strength in this pass"
 _WHERES = ("always", "prompt", "negative")
 _OBEY = f"turn on “{LABEL}”, or write grammar=1 into the tag"
 
@@ -134,21 +138,16 @@ def read_tags(
     bad: dict[TagOutcome, LoraError] = {}
     words: list[TagOutcome] = []
     for number, text in enumerate(written):
-        one = text if isinstance(text, PlacedTag) else PlacedTag(text, number=number)
-        if one.limits.negative and not one.meant:
-            if not one.is_open:
-                words.append(_as_words(one))
+        tag = PlacedTag.of(text, number)
+        if tag.limits.negative and not tag.meant:
+            if not tag.is_open:
+                words.append(TagOutcome(tag.place, tag.name, "none", _WORDS, _OBEY, tag.unread))
             continue
         try:
-            tags.append(parse_placed(one, default, names, cut=_COMMENT if has_comments else ""))
+            tags.append(parse_placed(tag, default, names, cut=_COMMENT if has_comments else ""))
         except LoraError as error:
-            bad[TagOutcome(one.place, name_of(one.written), "failed", str(error), _CORRECT, str(error), True)] = error
+            bad[TagOutcome(tag.place, name_of(tag.written), "failed", str(error), _CORRECT, str(error), True)] = error
     return tags, bad, words
-
-
-def _as_words(one: PlacedTag) -> TagOutcome:
-    reason = "it stands in the negative prompt, where tags are read as words"
-    return TagOutcome(one.place, one.name, "none", reason, _OBEY, one.unread)
 
 
 def resting(tag: Tag, place: Place, made: Set[str]) -> TagOutcome:
@@ -160,11 +159,10 @@ def resting(tag: Tag, place: Place, made: Set[str]) -> TagOutcome:
         made: the passes of the picture so far.
     """
     if tag.is_off:
-        return TagOutcome(place, tag.name, "none", "its strength is 0", "raise its strength", place.note)
+        return TagOutcome(place, tag.name, "none", *_OFF, place.note)
     if not made.isdisjoint(tag.acts_in):
-        named = place.where == "always"
-        return TagOutcome(place, tag.name, "none", *(_NAMED if named else ("its strength is 0 in this pass", "")))
-    passes = ",".join(one for one in PASSES if one in tag.acts_in)
+        return TagOutcome(place, tag.name, "none", *(_NAMED if place.where == "always" else _OFF_HERE))
+    passes = ",".join(tag.acts_in)
     reason = f"it is for pass={passes}, and no such pass was made"
     advice = f"make a picture with such a pass, or change the passes of {tag.name}"
     return TagOutcome(place, tag.name, "waiting", reason, advice, f"{tag.name} has had no effect: {reason}")
@@ -174,7 +172,8 @@ def of_active(active: Active, place: Place, report: ActivationReport, index: int
     """Return the outcome of a tag whose LoRA is the entry of the report with this index."""
     state = state_at(report, index)
     reason = "" if state == "applied" else _why_not_whole(report, index)
-    advice = {"applied": "", "failed": _LOWER}.get(state, _FITTING if active.report.unused else _SET)
+    is_set_so = report.without_effect(index)
+    advice = {"applied": "", "failed": _LOWER}.get(state, _SET if is_set_so else _FITTING)
     sentence = "; ".join(sentences_on(active.name, report, index))
     warning = "; ".join(filter(None, [active.report.doubt, report.unlimited.get(index)]))
     images = active.places[place]
@@ -183,32 +182,32 @@ def of_active(active: Active, place: Place, report: ActivationReport, index: int
 
 def state_at(report: ActivationReport, index: int) -> State:
     """Return what became of one active LoRA, the entry of the report with this index."""
-    one = report.entries[index]
+    entry = report.entries[index]
     if index in report.too_strong:
         return "failed"
     if index in report.idle:
         return "none"
-    whole = not one.unused and one.hit == one.layers and not report.without_effect(index)
+    whole = not entry.unused and entry.hit == entry.layers and not report.without_effect(index)
     return "applied" if whole else "partly"
 
 
 def sentences_on(name: str, report: ActivationReport, index: int) -> tuple[str, ...]:
     """Return why the effect of an active LoRA is doubtful, with its name; empty if it is not."""
-    one, effect = report.entries[index], report.without_effect(index)
-    found = [f"{name}: {one.warning}"] if one.warning else []
-    found += [f"{name} has {effect}"] if effect else []
+    warning, effect = report.entries[index].warning, report.without_effect(index)
+    sentences = [f"{name}: {warning}"] if warning else []
+    sentences += [f"{name} has {effect}"] if effect else []
     doubts = report.unlimited.get(index), report.too_strong.get(index)
-    found += [f"{name}: {why}" for why in doubts if why]
-    if not found and state_at(report, index) != "applied":
-        found = [f"{name} is applied in part: {_why_not_whole(report, index)}"]
-    return tuple(found)
+    sentences += [f"{name}: {why}" for why in doubts if why]
+    if not sentences and state_at(report, index) != "applied":
+        sentences = [f"{name} is applied in part: {_why_not_whole(report, index)}"]
+    return tuple(sentences)
 
 
 def _why_not_whole(whole: ActivationReport, index: int) -> str:
     report: NetworkReport = whole.entries[index]
     partly_idle, too_strong = whole.without_effect(index), whole.too_strong.get(index, "")
     idle = whole.idle.get(index) or (f"it has {partly_idle}" if partly_idle else "")
-    none = [one for one in (too_strong, idle) if one]
+    none = [why for why in (too_strong, idle) if why]
     fit, keys = "fits" if report.hit == 1 else "fit", "key" if len(report.unused) == 1 else "keys"
     missed = [] if report.hit == report.layers else [f"{report.hit} of {report.layers} layers {fit} this model"]
     unused = [f"{len(report.unused)} {keys} unused: {report.why()}"] if report.unused else []
@@ -217,25 +216,28 @@ def _why_not_whole(whole: ActivationReport, index: int) -> str:
 
 def merged(passes: Iterable[Sequence[TagOutcome]]) -> tuple[TagOutcome, ...]:
     """Return one outcome for each tag of a picture, by the outcomes in each of its passes."""
-    found: dict[Place, TagOutcome] = {}
-    for outcomes in passes:
-        for one in outcomes:
-            known = found.get(one.place) if one.place is not None else None
-            if one.place is not None and (known is None or one.weight >= known.weight):
-                found[one.place] = one
-    return tuple(sorted(found.values(), key=_order))
+    by_place: dict[Place, TagOutcome] = {}
+    for outcome in chain.from_iterable(passes):
+        place = outcome.place
+        if place is None:
+            continue
+        known = by_place.get(place)
+        if known is not None and known.weight > outcome.weight:
+            known, outcome = outcome, known
+        images = () if known is None else known.images
+        by_place[place] = replace(outcome, images=tuple(sorted({*images, *outcome.images})))
+    return tuple(outcome for place, outcome in sorted(by_place.items(), key=lambda item: _order(item[0])))
 
 
-def _order(one: TagOutcome) -> tuple[int, int]:
-    assert one.place is not None
-    return _WHERES.index(one.place.where), one.place.number
+def _order(place: Place) -> tuple[int, int]:
+    return _WHERES.index(place.where), place.number
 
 
 def failed(outcomes: Iterable[TagOutcome], why: str) -> tuple[TagOutcome, ...]:
     """Return the outcomes of tags that were applied to a picture which was not made, or not as it should be."""
     return tuple(
-        replace(one, state="failed", reason=why, advice=_AGAIN, sentence=f"{one.name}: {why}")
-        if one.state in ("applied", "partly")
-        else one
-        for one in outcomes
+        replace(outcome, state="failed", reason=why, advice=_AGAIN, sentence=f"{outcome.name}: {why}")
+        if outcome.state in ("applied", "partly")
+        else outcome
+        for outcome in outcomes
     )

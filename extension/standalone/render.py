@@ -148,7 +148,7 @@ def _begin(studio: Studio, plan: _Rendering) -> tuple[dict[str, str], list[str]]
     parameters |= regions.parameters(tag.mask for tag in (*always, *tags))
     parameters |= placed.parameters(plan.written if on else ())
     far_off = activation.far_off(request.steps, request.cfg_scale)
-    found = (*dict.fromkeys(activation.skipped), *activation.notes, *far_off)
+    found = (*activation.skipped, *activation.notes, *far_off)
     return parameters, [*found, *_notes(studio, plan)]
 
 

@@ -123,6 +123,11 @@ class PlacedTag(str):
         made.written = text.partition("\n")[0] if is_open else text
         return made
 
+    @classmethod
+    def of(cls, text: str, number: int) -> PlacedTag:
+        """Return a text as a tag with a place; one whose place is not known has its number among its image's tags."""
+        return text if isinstance(text, PlacedTag) else cls(text, number=number)
+
     def changed(self, fields: str = "", limits: Limits | None = None) -> PlacedTag:
         """Return the tag with more fields, or with other limits, at the same place."""
         kept = self.limits if limits is None else limits
