@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lib_lora import LoraError
 
+from .generation.activation import Passes
 from .generation.options import Overridden, enabled, from_parameters, hashes_wanted, settings, to_parameters
 from .generation.options import grammar as grammar_wanted
 from .generation.outcomes import TagOutcome, read_tags
@@ -102,6 +103,16 @@ class Guest:
         advice = _OTHER_MODEL if why else _TURN_ON
         self._session.hand_over([TagOutcome(*one, "handed", why or _OFF, advice, why) for one in _tags(images)], at)
         return Outcome(warnings=partial(self._session.warnings, self._session.passes))
+
+    @property
+    def pictures(self) -> object:
+        """Return what is known of the present pictures, for `go_on_with`."""
+        return self._session.passes
+
+    def go_on_with(self, pictures: object) -> None:
+        """Note that the latest batch goes on with these pictures, after others were made in between."""
+        if isinstance(pictures, Passes):
+            self._session.go_on_with(pictures)
 
     def text_key(self) -> Hashable:
         """Return a key of everything that changes the text encoders' output; equal keys mean equal outputs."""

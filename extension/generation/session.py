@@ -107,7 +107,7 @@ class Session:
 
     def _read_report(self) -> None:
         """Take over what the model's calls have shown."""
-        if self._engine is not None and self._engine.stack.entries:
+        if self._engine is not None and self._engine.stack.entries and self.last.active:
             self.passes.latest = replace(self.last, report=self._engine.report)
 
     @property
@@ -138,8 +138,8 @@ class Session:
         """Activate these LoRA in place of all others; without any, deactivate all.
 
         Args:
-            images: the LoRA of each image, in order. A single item holds for all images. A LoRA at multiplier 0 only
-                removes the same LoRA of `always` from its image.
+            images: the LoRA of each image; a single item holds for all. A LoRA at multiplier 0 only removes the same
+                LoRA of `always` from its image.
             settings: how the LoRA are applied, and what happens if one fails.
             always: LoRA that each image has before its own, unless it names them itself.
             seeds: of the images, as far as known.
@@ -149,9 +149,8 @@ class Session:
         Raises:
             LoraError: a name or a file failed and `settings` do not skip it; the previous LoRA stay active.
         """
-        own = tuple(placed(tags, "prompt") for tags in images)
-        batch = Request(own, settings, placed(always, "always"), tuple(seeds), at, tuple(apart))
-        self._read_report()
+        asked = tuple(placed(tags, "prompt") for tags in images)
+        batch = Request(asked, settings, placed(always, "always"), tuple(seeds), at, tuple(apart))
         self.failed = ()
         try:
             activation = self._put_in_force(batch)
@@ -160,8 +159,8 @@ class Session:
             raise
         self._batch = batch
         self._begin_pass(at, activation)
-        self.catalog.used({one.file for one in self.last.active})
-        return self.last
+        self.catalog.used({active.file for active in activation.active})
+        return activation
 
     def note(self, sentence: str) -> None:
         """Add a sentence about the present pictures."""
@@ -171,6 +170,12 @@ class Session:
         """Note the tags of a pass in which Remora applies none."""
         self.failed = ()
         self._begin_pass(at, Activation(resting=tuple(tags)))
+
+    def go_on_with(self, passes: Passes) -> None:
+        """Count the latest pass among these, whose pictures go on after others were made in between."""
+        if passes is not self.passes and passes.made and self._batch is not None:
+            passes.begin(self._batch.at, self.last)
+            self.passes = passes
 
     def ended_by(self, error: BaseException) -> None:
         """Note that an error ended the generation: its LoRA have not made the pictures."""
@@ -278,7 +283,6 @@ class Session:
     def _go_on(self) -> None:
         """Activate the latest batch in another pass of its pictures, or on another model."""
         if self._batch is not None:
-            self._read_report()
             self.passes.begin(self._batch.at, self._put_in_force(self._batch))
 
     def end(self) -> None:
@@ -335,6 +339,7 @@ class Session:
         return served.keys() == present.keys() and all(served[name] is part for name, part in present.items())
 
     def _put_in_force(self, batch: Request) -> Activation:
+        self._read_report()
         batch, limited = batch.limited() if batch.settings.limited else (batch, ())
         left_out = [*batch.apart, *batch.strays()]
         for note in (*limited, *(one.sentence for one in left_out if one.state == "none")):

@@ -118,6 +118,7 @@ class A1111FamilyHost(WebUIHost):
         """Deactivate all LoRA after a generation, however it ends; after a nested one, restore the outer one's."""
         outer, self.batch = self.batch if self.generating else None, None  # others may activate LoRA before it
         nested, self.generating = self.generating, True
+        pictures = self.remora.pictures
         try:
             return original(p, *args, **kwargs)
         except BaseException as error:
@@ -130,6 +131,7 @@ class A1111FamilyHost(WebUIHost):
                 self.nothing_in_force()
             else:
                 self.put_in_force(outer)
+                self.remora.go_on_with(pictures)
 
     def _with_the_one_for_all(self, p: Any, images: Images) -> Images:
         """Add the tag of the setting `sd_lora` to every prompt without it; return all tags."""

@@ -136,6 +136,13 @@ class Remora(Protocol):
             at: the host's present pass.
         """
 
+    @property
+    def pictures(self) -> object:
+        """Return what is known of the present pictures, for `go_on_with`."""
+
+    def go_on_with(self, pictures: object) -> None:
+        """Note that the latest batch goes on with these pictures, after others were made in between."""
+
     def ended_by(self, error: BaseException) -> None:
         """Note that an error ended the generation: its LoRA have not made the pictures."""
 

@@ -43,6 +43,8 @@ export function told(loras, rows) {
     return found;
 }
 
+/** @typedef {{before: number, after: number, changed: boolean}} Pair a tag of the picture, and its row */
+
 /**
  * Pair the tags of a picture with rows.
  * @param {LoraOutcome[]} asked
@@ -54,8 +56,28 @@ function pairs(asked, rows) {
         rows.map((row) => row.written),
     );
     const found = same.map(([before, after]) => ({before, after, changed: false}));
-    const used = new Set(same.map(([before]) => before));
-    const done = new Set(same.map(([, after]) => after));
+    found.push(...moved(asked, rows, found));
+    const used = new Set(found.map(({before}) => before));
+    const done = new Set(found.map(({after}) => after));
+    let [from, top] = [0, 0];
+    for (const [before, after] of [...same, [asked.length, rows.length]]) {
+        const was = numbers(from, before).filter((at) => !used.has(at));
+        const is = numbers(top, after).filter((at) => !done.has(at));
+        if (was.length * is.length <= MOST) found.push(...between(was, is, asked, rows));
+        [from, top] = [before + 1, after + 1];
+    }
+    return found;
+}
+
+/**
+ * Pair the tags that say the same at another place.
+ * @param {LoraOutcome[]} asked
+ * @param {Asker[]} rows
+ * @param {Pair[]} known
+ */
+function moved(asked, rows, known) {
+    const used = new Set(known.map(({before}) => before));
+    const done = new Set(known.map(({after}) => after));
     /** @type {Map<string, number[]>} */
     const left = new Map(); // by what they say, the tags of the picture without a row
     for (const [at, {written}] of asked.entries()) {
@@ -63,19 +85,11 @@ function pairs(asked, rows) {
         if (!left.has(written)) left.set(written, []);
         left.get(written)?.push(at);
     }
+    /** @type {Pair[]} */
+    const found = [];
     for (const [after, {written}] of rows.entries()) {
         const before = done.has(after) ? undefined : left.get(written)?.shift();
-        if (before === undefined) continue;
-        found.push({before, after, changed: true}); // it was moved
-        used.add(before);
-        done.add(after);
-    }
-    let [from, top] = [0, 0];
-    for (const [before, after] of [...same, [asked.length, rows.length]]) {
-        const was = numbers(from, before).filter((at) => !used.has(at));
-        const is = numbers(top, after).filter((at) => !done.has(at));
-        if (was.length * is.length <= MOST) found.push(...between(was, is, asked, rows));
-        [from, top] = [before + 1, after + 1];
+        if (before !== undefined) found.push({before, after, changed: true});
     }
     return found;
 }

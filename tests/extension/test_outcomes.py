@@ -236,6 +236,21 @@ def test_an_entry_that_is_always_on_has_an_outcome_of_its_own(a1111: A1111Fake) 
     assert told[0]["reason"] == "the prompt names this LoRA, and the tag of the prompt counts"
 
 
+def test_a_detailer_within_a_picture_makes_its_pass(a1111: A1111Fake) -> None:
+    """The web UI goes on with the batch of the first pass: that is no other picture."""
+    prompt = "x<lora:latey:1:pass=detailer><lora:rowsy:1:pass=refiner>"
+    faces = [1]
+
+    def detail(step: int) -> None:
+        if faces.pop() if faces else 0:
+            a1111.generate(prompt, steps=1, _ad_inner=True)
+
+    a1111.generate(prompt, during=detail)
+    assert [one["state"] for one in state_of(session())["loras"]] == ["applied", "waiting"]
+    a1111.generate(prompt)
+    assert [one["state"] for one in state_of(session())["loras"]] == ["waiting", "waiting"]
+
+
 def test_what_an_error_ended_has_not_been_applied(a1111: A1111Fake) -> None:
     def broken(*_: Any) -> None:
         raise RuntimeError("injected")
