@@ -216,7 +216,7 @@ class Guest:
             try:
                 if one.is_open:
                     why = NOT_CLOSED + (_COMMENT if self._host.has_comments else "")
-                    raise PromptError(f"<lora:{_first_line(one)}", one.start - len("<lora:"), why, "")
+                    raise PromptError(f"<lora:{_first_line(one)}", one.start - len("<lora:"), why)
                 tag = parse_arguments(one, batch.default, names)
                 tags.append((one.limits.applied(tag) if one.meant else tag).without(batch.without))
             except LoraError as error:

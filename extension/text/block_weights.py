@@ -181,7 +181,9 @@ def _value(text: str, place: int) -> Value:
     if text in ("R", "U") or _INHERITED.fullmatch(text):
         return text
     if not is_number(text):
-        raise BlockWeightsError(f"value {place} of the list, {text[:20]!r}, is neither a number nor R, U or X")
+        upper = text.upper()
+        wanted = f"; write {upper}" if upper in ("R", "U") or _INHERITED.fullmatch(upper) else ""
+        raise BlockWeightsError(f"value {place} of the list, {text[:20]!r}, is neither a number nor R, U or X{wanted}")
     return float(text)
 
 
