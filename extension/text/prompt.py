@@ -413,6 +413,9 @@ class _TagReader:
 
     def _values(self, field: _Field) -> tuple[float | str, ...]:
         if field.text in self._names.blocks.lists or not is_list(field.text):
+            if is_number(field.text) and field.text not in self._names.blocks.lists:
+                wanted = "write a weight for each block, or the name of a preset"
+                self._fail(field, f"{field.text!r} is a single number; {wanted}")
             return self._preset(field, self._names.blocks.lists, "presets of block weights")
         if not field.named and _DECIMAL.fullmatch(field.text):
             wanted = f"{number_meant(field.text)}, or for block weights lbw={field.text}"

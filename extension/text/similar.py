@@ -23,7 +23,7 @@ _DASHES = re.compile("[\u2010-\u2015\u2212]")
 
 
 def similar(word: str, names: Iterable[str]) -> list[str]:
-    """Return up to three names that a word may mean, the most likely first; case does not matter."""
+    """Return up to three names that a word may mean, the most likely first: if some differ in case only, these alone."""
     wanted = word.strip().lower()[:_LONGEST]
     most = max(1, min(_FARTHEST, len(wanted) // 3))
     found = []
@@ -32,7 +32,8 @@ def similar(word: str, names: Iterable[str]) -> list[str]:
         if distance <= most:
             found.append((distance, name))
     found.sort(key=lambda one: one[0])
-    return [name for _, name in found[:_MOST]]
+    is_exact = bool(found) and found[0][0] == 0
+    return [name for distance, name in found[:_MOST] if not (is_exact and distance)]
 
 
 def _distance(word: str, name: str, most: int) -> int:

@@ -14,7 +14,7 @@ const WIDE = /[\uff01-\uff5e]/g; // full-width letters, digits and marks
 const NARROWER = 0xfee0; // from their codes to those in ASCII
 
 /**
- * Return up to three names that a word may mean, the most likely first; case does not matter.
+ * Return up to three names that a word may mean, the most likely first: if some differ in case only, these alone.
  * @param {string} word
  * @param {string[]} names
  */
@@ -28,6 +28,7 @@ export function similar(word, names) {
         .filter((one) => one.distance <= most)
         .sort((one, other) => one.distance - other.distance)
         .slice(0, MOST)
+        .filter(({distance: away}, _, [first]) => away === first.distance || first.distance > 0)
         .map(({name}) => name);
 }
 

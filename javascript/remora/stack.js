@@ -10,6 +10,7 @@
  */
 
 import * as boxes from "./boxes.js";
+import {faultOfNames} from "./faults.js";
 import {isMeant, places as placesOf, unread, wordsOf} from "./grammar.js";
 import {History} from "./history.js";
 import {isFailure, isOf, Others} from "./outcomes.js";
@@ -180,6 +181,28 @@ export class Stack {
         return rows;
     }
 
+    /** Return the rows of the list that is always on. */
+    always() {
+        return this.tab.state.always.entries.map((entry) => {
+            const body = bodyOf(entry);
+            return {...readBody(body), name: entry.name, on: entry.on, key: entry.name, body, entry};
+        });
+    }
+
+    /** Return the lists of presets and regions, as far as this page knows them. */
+    get known() {
+        const {blocks, regions, server} = this.tab.state;
+        return {blocks: blocks && blocks.model === (server?.model ?? null) ? blocks : null, regions};
+    }
+
+    /**
+     * Return what is wrong with the tag of a row, and what may be meant.
+     * @param {Reading & {body: string}} row
+     */
+    faultOf(row) {
+        return row.problem ? {key: "", said: row.problem, fixes: row.fixes} : faultOfNames(row, this.known);
+    }
+
     /** Return the ids of the files in the prompt. */
     used() {
         return new Set(
@@ -199,21 +222,17 @@ export class Stack {
         const loras = this.tab.state.server?.loras ?? [];
         /** @type {(row: {name: string, body: string}, always: boolean) => Asker} */
         const asker = ({name, body}, always) => ({name, body, always, file: this.tab.library.meaning(name).lora?.name});
-        const always = this.tab.state.always.entries.map((entry) => ({
-            ...readBody(bodyOf(entry)),
-            name: entry.name,
-            body: bodyOf(entry),
-            on: entry.on,
-        }));
         const rows = [
             ...this.rows().map((row) => ({...row, always: false})),
-            ...always.map((row) => ({...row, always: true})),
+            ...this.always().map((row) => ({...row, always: true})),
         ];
         /** @type {(row: {name: string, body: string}, always: boolean) => LoraOutcome | undefined} */
         const of = (row, isAlways) => loras.find((lora) => isOf(lora, asker(row, isAlways)));
         const isWrong = (/** @type {typeof rows[number]} */ row) => {
             const outcome = row.on && of(row, row.always);
-            return row.problem || this.tab.library.meaning(row.name).problem || (outcome && isFailure(outcome));
+            return (
+                this.faultOf(row).said || this.tab.library.meaning(row.name).problem || (outcome && isFailure(outcome))
+            );
         };
         const others = this.others.of(
             loras,

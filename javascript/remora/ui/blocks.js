@@ -36,10 +36,9 @@ export function Blocks({tab, entry}) {
     }, [server?.model]);
     const told = blocks ?? UNKNOWN;
     const text = entry.values.lbw ?? "";
-    const {cells, preset, problem} = readWeights(text, told);
+    const {cells, preset} = readWeights(text, told);
     const write = (/** @type {string} */ value, what = "") => entry.edit((body) => setField(body, "lbw", value), what);
-    const said =
-        blocks && (problem || (!told.layouts.length ? "No model is loaded yet, so its blocks are unknown." : ""));
+    const said = blocks && !told.layouts.length ? "No model is loaded yet, so its blocks are unknown." : "";
     return html`<div class="rt-part" role="group" aria-label=${`Blocks of ${entry.name}`}>
         <strong>Blocks</strong>
         ${!blocks && !trouble && html`<p class="rt-hint">Loading …</p>`}

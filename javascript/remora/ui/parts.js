@@ -99,6 +99,20 @@ export function Strength({title, what, value, set, disabled = false}) {
 }
 
 /**
+ * Draw a button for each text that may be meant by a wrong one.
+ * @param {{choices: {word: string, instead: string, pick: () => unknown}[]}} props `instead` is empty where the word says all
+ */
+export function Meant({choices}) {
+    return (
+        choices.length > 0
+        && html`<div class="rt-chips">${choices.map(
+            ({word, instead, pick}) => html`<button type="button" class="rt-small" key=${word}
+            aria-label=${instead ? `Write ${word} in place of ${instead}` : word} onClick=${pick}>${word}</button>`,
+        )}</div>`
+    );
+}
+
+/**
  * Say what a strength beyond all sense does; nothing of others.
  * @param {number} value
  */

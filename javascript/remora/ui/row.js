@@ -5,7 +5,7 @@
  * @import {Tab} from "../main.js"
  * @import {Curve} from "../curve.js"
  * @import {Filled} from "../vendor/preact.js"
- * @import {Meant} from "../stack.js"
+ * @import {Meant as PlaceMeant} from "../stack.js"
  * @import {Entry, Handle} from "./stack.js"
  */
 
@@ -14,7 +14,7 @@ import {Blocks} from "./blocks.js";
 import {Sketch} from "./curve.js";
 import {Icon} from "./icons.js";
 import {Outcome} from "./outcome.js";
-import {Button, Strength, WordButton} from "./parts.js";
+import {Button, Meant, Strength, WordButton} from "./parts.js";
 import {Passes} from "./passes.js";
 import {Regions} from "./regions.js";
 import {Schedule} from "./schedule.js";
@@ -36,7 +36,8 @@ export function Row({tab, entry, outcome, handle}) {
         if (split) entry.setStrength(unet, unet);
         setApart(!split);
     };
-    const said = entry.problem || problem;
+    const fault = tab.stack.faultOf(entry);
+    const said = fault.said || problem;
     const told = said || !entry.on ? undefined : outcome;
     const idle = entry.on && !said && !curved && !unet && !entry.te;
     const doubt = !said && lora && !told?.warning && told?.state !== "failed" ? tab.library.catalog.against(lora) : "";
@@ -71,17 +72,16 @@ export function Row({tab, entry, outcome, handle}) {
             <${Blocks} tab=${tab} entry=${entry} />
         </div>`
         }
-        <${Chips} words=${summary(entry)} />
+        <${Chips} words=${summary({...entry, values: {...entry.values, [fault.key]: undefined}})} />
         ${entry.place && html`<${PlaceOfTag} tab=${tab} place=${entry.place} />`}
         ${said && html`<p class="rt-problem" role="alert">✕ ${said}</p>`}
-        ${
-            !entry.problem
-            && candidates.length > 0
-            && html`<div class="rt-chips">${candidates.map(
-                (one) => html`<button type="button" class="rt-small" key=${one}
-                aria-label=${`Write ${one} in place of ${name}`} onClick=${() => entry.rename(one)}>${one}</button>`,
-            )}</div>`
-        }
+        <${Meant} choices=${(
+            fault.said ? fault.fixes : candidates.map((word) => ({word, instead: name, body: ""}))
+        ).map(({word, instead, body}) => ({
+            word,
+            instead,
+            pick: () => (body ? entry.edit((now) => (now === entry.body ? body : now)) : entry.rename(word)),
+        }))} />
         ${note && html`<p class="rt-warning">⚠ ${note}</p>`}
         ${
             entry.place
@@ -97,7 +97,7 @@ export function Row({tab, entry, outcome, handle}) {
 
 /**
  * Draw what the place of a tag in its prompt does, or does not do.
- * @param {{tab: Tab, place: Meant}} props
+ * @param {{tab: Tab, place: PlaceMeant}} props
  */
 export function PlaceOfTag({tab, place: {words, unread}}) {
     if (unread)

@@ -12,7 +12,7 @@
 
 import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import * as boxes from "../boxes.js";
-import {bodyOf, readBody, setMultipliers, tagOf} from "../prompt.js";
+import {setMultipliers, tagOf} from "../prompt.js";
 import {Icon} from "./icons.js";
 import {Outcome} from "./outcome.js";
 import {Button, WordButton} from "./parts.js";
@@ -29,10 +29,10 @@ import {summary} from "./summary.js";
  * @property {{icon: IconName, word: string, label: string}} moveTo how that is said
  * @property {(name: string) => void} rename
  *
- * @typedef {Reading & Actions & {on: boolean, text?: string, place?: Meant}} Entry
+ * @typedef {Reading & Actions & {on: boolean, body: string, text?: string, place?: Meant}} Entry
  * The contents and the actions of a row.
  *
- * @typedef {Reading & {on: boolean, key: string, entry: StackEntry}} AlwaysRow
+ * @typedef {ReturnType<Tab["stack"]["always"]>[number]} AlwaysRow
  * @typedef {{[attribute: string]: unknown}} Handle
  * The attributes of the handle that a row is dragged by.
  * @typedef {{from: number, to: number}} Drag
@@ -266,13 +266,7 @@ function Always({tab, state, of}) {
             {...always, entries: always.entries.map((one) => (one === entry ? {...entry, ...changes} : one))},
             `always ${entry.name}`,
         );
-    const rows = always.entries.map((entry) => ({
-        ...readBody(bodyOf(entry)),
-        name: entry.name,
-        on: entry.on,
-        key: entry.name,
-        entry,
-    }));
+    const rows = tab.stack.always();
     const move = (/** @type {number} */ from, /** @type {number} */ to) => {
         if (to < 0 || to >= always.entries.length) return;
         const entries = [...always.entries];
@@ -300,7 +294,7 @@ function Always({tab, state, of}) {
             /** @type {AlwaysRow} */ row,
             /** @type {Handle} */ handle,
         ) => html`
-            <${Row} handle=${handle} tab=${tab} outcome=${of({name: row.name, body: bodyOf(row.entry)}, true)}
+            <${Row} handle=${handle} tab=${tab} outcome=${of(row, true)}
                 entry=${described(row)} />`} />
     </div>`;
 }
