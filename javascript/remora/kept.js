@@ -76,7 +76,7 @@ export class Kept {
         const {on, entries} = this.tab.state.always;
         try {
             const stack = await this.tab.api.ask("PUT", "stack", {always_on: on, entries});
-            this.tab.set({stackProblem: stack.problem, refused: null, said: "Saved."});
+            this.tab.set({stackProblem: stack.problem, refused: null, said: "“Always on” is saved."});
         } catch (error) {
             if (!(error instanceof ApiError) || error.status !== CHANGED) throw error;
             const now = await this.tab.api.get("stack");

@@ -274,7 +274,6 @@ export class Stack {
             always,
             off,
             added,
-            said: "",
             canUndo: this.history.past.length > 0,
             canRedo: this.history.future.length > 0,
         });

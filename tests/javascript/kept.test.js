@@ -51,7 +51,7 @@ test("changes are saved together, a moment after the last one, with the tag of t
         ...{method: "PUT", path: "stack", tag: '"s1"'},
         body: {always_on: true, entries: [entry("a"), entry("b")]},
     });
-    assert.equal(tab.state.said, "Saved.");
+    assert.equal(tab.state.said, "“Always on” is saved.");
     assert.equal(tab.api.tags.get("stack"), "s2");
 });
 

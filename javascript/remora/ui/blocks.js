@@ -41,8 +41,8 @@ export function Blocks({tab, entry}) {
     const said = blocks && !told.layouts.length ? "No model is loaded yet, so its blocks are unknown." : "";
     return html`<div class="rt-part" role="group" aria-label=${`Blocks of ${entry.name}`}>
         <strong>Blocks</strong>
-        ${!blocks && !trouble && html`<p class="rt-hint">Loading …</p>`}
-        <${Trouble} text=${trouble} />
+        ${!blocks && !trouble.text && html`<p class="rt-hint">Loading …</p>`}
+        <${Trouble} trouble=${trouble} />
         ${said && html`<p class="rt-notice" role="status">${said}</p>`}
         ${
             cells

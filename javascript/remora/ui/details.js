@@ -53,7 +53,7 @@ export function Details({tab, id}) {
         return () => clearTimeout(timer);
     }, [lora]);
     if (!lora || !draft) {
-        return html`<${Dialog} title="About this LoRA" close=${close}><${Trouble} text=${trouble} />
+        return html`<${Dialog} title="About this LoRA" close=${close}><${Trouble} trouble=${trouble} />
             ${!trouble && html`<p class="rt-hint">Loading …</p>`}<//>`;
     }
     const edit = (/** @type {Partial<Draft>} */ changes) => setDraft((now) => now && {...now, ...changes});
@@ -80,7 +80,7 @@ export function Details({tab, id}) {
         });
     const used = tab.stack.used().has(lora.id);
     const against = tab.library.catalog.against(lora);
-    const foot = html`<${Trouble} text=${trouble} />
+    const foot = html`<${Trouble} trouble=${trouble} />
         <div class="rt-line rt-end">
             <button type="button" onClick=${close}>Cancel</button>
             <button type="button" class="rt-primary" onClick=${save}>Save</button>

@@ -54,7 +54,7 @@ export function Painter({name: former, weights: first, taken, save, close}) {
                 throw new Error("The region is empty: paint the part in which the LoRA acts.");
             await save(name, asPng(weights));
         });
-    const foot = html`<${Trouble} text=${trouble} />
+    const foot = html`<${Trouble} trouble=${trouble} />
         <${NameForm} label="Name of the region" button="Save" hint="Name" former=${former} most=${60}
             problem=${(/** @type {string} */ name) => nameProblem(name, taken)} save=${submit}>
             <button type="button" class="rt-small" onClick=${close}>Cancel</button>

@@ -7,6 +7,7 @@
  */
 
 import {html, useEffect, useRef, useState} from "../vendor/preact.js";
+import {ApiError, CHANGED} from "../api.js";
 import {Icon} from "./icons.js";
 
 /**
@@ -241,11 +242,16 @@ export function NameForm({label, button, hint = "", former = "", focus = false, 
 }
 
 /**
- * Draw an error in a dialog, in place.
- * @param {{text: string}} props
+ * Draw an error in place. Where a change was refused because another page or program made one first, a button makes it
+ * all the same.
+ * @param {{trouble: TroubleShown}} props
  */
-export function Trouble({text}) {
-    return html`<div role="alert">${text && html`<p class="rt-error">${text}</p>`}</div>`;
+export function Trouble({trouble: {text, again}}) {
+    return html`<div role="alert">${
+        text
+        && html`<p class="rt-error">${text}
+        ${again && html`<button type="button" class="rt-small" onClick=${again}>Make my change all the same</button>`}</p>`
+    }</div>`;
 }
 
 /**
@@ -275,36 +281,43 @@ export function Deleted({name, replaced = false, undo}) {
  */
 
 /**
- * Make a function that tries something and shows the last error.
- * @param {(text: string) => void} show
+ * Make a function that tries something and shows the last error, with a function that tries again what another page or
+ * program came before.
+ * @param {(text: string, again: (() => unknown) | null) => void} show
  * @returns {Attempt}
  */
 export function attempts(show) {
     let begun = 0;
     let failed = 0; // the number of the attempt whose error is shown
-    return async (work, clears = true) => {
+    /** @type {Attempt} */
+    const attempt = async (work, clears = true) => {
         begun += 1;
         const number = begun;
         try {
             const result = await work();
             // what began earlier and ends later says nothing of a later error
-            if (clears && number >= failed) show("");
+            if (clears && number >= failed) show("", null);
             return result;
         } catch (error) {
             failed = number;
-            show(/** @type {Error} */ (error).message);
+            const isLate = error instanceof ApiError && error.status === CHANGED;
+            show(/** @type {Error} */ (error).message, isLate ? () => attempt(work, clears) : null);
             return undefined;
         }
     };
+    return attempt;
 }
 
 /**
+ * @typedef {{text: string, again: (() => unknown) | null}} TroubleShown
+ * An error, empty where there is none.
+ *
  * Keep the last error, beside a function that tries something.
- * @returns {[trouble: string, attempt: Attempt]}
+ * @returns {[trouble: TroubleShown, attempt: Attempt]}
  */
 export function useTrouble() {
-    const [trouble, setTrouble] = useState("");
+    const [trouble, setTrouble] = useState(/** @type {TroubleShown} */ ({text: "", again: null}));
     const attempt = useRef(/** @type {Attempt | null} */ (null));
-    attempt.current ??= attempts(setTrouble);
+    attempt.current ??= attempts((text, again) => setTrouble({text, again}));
     return [trouble, attempt.current];
 }

@@ -86,7 +86,7 @@ export function Presets({tab, state}) {
             await tab.kept.writePresets("POST", "presets", [], {text: text?.value});
             setText(null);
         });
-    const foot = html`<${Trouble} text=${trouble} />
+    const foot = html`<${Trouble} trouble=${trouble} />
         ${
             deleted
             && html`<${Deleted} name=${`${deleted.replaced && deleted.picture ? "picture of" : "preset"} ${deleted.preset.name}`}

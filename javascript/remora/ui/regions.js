@@ -72,8 +72,8 @@ export function Regions({tab, entry}) {
         });
     return html`<div class="rt-part" role="group" aria-label=${`Region of ${entry.name}`}>
         <strong>Region</strong>
-        <${Trouble} text=${trouble} />
-        ${!regions && !trouble && html`<p class="rt-hint">Loading …</p>`}
+        <${Trouble} trouble=${trouble} />
+        ${!regions && !trouble.text && html`<p class="rt-hint">Loading …</p>`}
         ${
             regions
             && html`<${Choice} entry=${entry} regions=${regions} text=${text} write=${write} />

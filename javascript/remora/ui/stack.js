@@ -144,14 +144,13 @@ function Targets({tab, state}) {
 /** @param {{tab: Tab, state: State, rows: PromptRow[]}} props */
 function Tools({tab, state, rows}) {
     const [byHand, setByHand] = useState("");
+    const text = [
+        ...state.always.entries
+            .filter((one) => one.on && state.always.on && !rows.some((row) => row.name === one.name))
+            .map(tagOf),
+        ...rows.filter((row) => row.on).map((row) => row.text),
+    ].join(" ");
     const copy = async () => {
-        const on = [
-            ...state.always.entries
-                .filter((one) => one.on && state.always.on && !rows.some((row) => row.name === one.name))
-                .map(tagOf),
-            ...rows.filter((row) => row.on).map((row) => row.text),
-        ];
-        const text = on.join(" ");
         const done = text !== "" && (await boxes.copy(text));
         setByHand(done ? "" : text);
         tab.set({
@@ -172,7 +171,7 @@ function Tools({tab, state, rows}) {
         <${Button} label="Remove all LoRA from the prompt" class="rt-small" disabled=${!rows.length}
             onClick=${() => tab.edits.clear()}>Clear<//>
     </div></div>
-    ${byHand && html`<textarea class="rt-by-hand" readonly rows="2" aria-label="The stack as a prompt" value=${byHand}></textarea>`}`;
+    ${byHand && byHand === text && html`<textarea class="rt-by-hand" readonly rows="2" aria-label="The stack as a prompt" value=${byHand}></textarea>`}`;
 }
 
 /**
