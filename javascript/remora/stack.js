@@ -66,6 +66,7 @@ export const STACK = {
     target: "", // name of the shown prompt; empty without prompts
     prompt: "",
     negative: "",
+    steps: /** @type {number | null} */ (null), // that the page is set to
     off: /** @type {Off[]} */ ([]),
     added: /** @type {Added[]} */ ([]),
     canUndo: false,
@@ -101,6 +102,7 @@ export class Stack {
         const one = found.find(({name}) => name === target);
         const prompt = one ? one.box.value : "";
         const negative = one?.negative ? one.negative.value : "";
+        this.tab.set({steps: one ? boxes.stepsOf(target) : null});
         if (
             target === this.tab.state.target
             && prompt === this.tab.state.prompt

@@ -302,7 +302,7 @@ function Presets({tab, entry, text, told, cells, preset, write, attempt}) {
         ${deleted && html`<${Deleted} name=${`preset ${deleted.name}`} replaced=${deleted.replaced} undo=${undo} />`}
         ${
             saving
-            && html`<${NameForm} label="Name of the new block preset" button="Save" hint="Name" focus problem=${nameProblem} save=${save}>
+            && html`<${NameForm} label="Name of the new block preset" button="Save" hint="Name" focus problem=${nameProblem} save=${save} cancel=${() => setSaving(false)}>
             <button type="button" class="rt-small" onClick=${() => setSaving(false)}>Cancel</button>
         <//>`
         }`;

@@ -8,6 +8,7 @@
 
 import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import {ApiError, CHANGED} from "../api.js";
+import {numberMeant} from "../similar.js";
 import {Icon} from "./icons.js";
 
 /**
@@ -61,6 +62,17 @@ const LIMIT = 10; // that of extension/text/tag.py
 const SLIDER = {min: -1, max: 2, step: 0.05};
 
 /**
+ * Return where the track of the slider is filled, as shares of it: between 0 and the value.
+ * @param {number} value
+ */
+export function filled(value) {
+    const [zero, place] = [0, value].map((one) =>
+        Math.min(1, Math.max(0, (one - SLIDER.min) / (SLIDER.max - SLIDER.min))),
+    );
+    return {"--rt-from": Math.min(zero, place), "--rt-to": Math.max(zero, place)};
+}
+
+/**
  * Draw a strength: a slider for the usual ones, a field for any.
  * @param {object} props
  * @param {string} props.title
@@ -78,6 +90,10 @@ export function Strength({title, what, value, set, disabled = false}) {
         setTyped(event.target.value);
         if (isNumber(event.target.value)) set(numberOf(event.target.value));
     };
+    const slide = (/** @type {FieldEvent} */ event) => {
+        setTyped(null);
+        set(event.target.valueAsNumber);
+    };
     const step = (/** @type {Key} */ event) => {
         /** @type {{[key: string]: number | undefined}} */
         const steps = {ArrowUp: SLIDER.step, ArrowDown: -SLIDER.step};
@@ -88,19 +104,40 @@ export function Strength({title, what, value, set, disabled = false}) {
         set(Number((value + by * (event.shiftKey ? 10 : 1)).toFixed(4)));
     };
     const shown = Number(value.toFixed(4));
-    return html`<div class=${`rt-strength${title ? " rt-half" : ""}`}>
+    return html`<div class=${`rt-strength${title ? " rt-half" : ""}`} onFocusOut=${leaving(() => setTyped(null))}>
         <span aria-hidden="true">${title}</span>
         <input type="range" ...${SLIDER} value=${shown} disabled=${disabled} aria-label=${`${what}, slider`}
-            onInput=${(event) => set(event.target.valueAsNumber)} />
+            style=${filled(value)} onInput=${slide} />
         <input type="text" inputmode="decimal" role="spinbutton" aria-valuenow=${shown} value=${typed ?? String(shown)} ref=${field}
             disabled=${disabled} aria-label=${what} aria-invalid=${String(!good)} autocomplete="off" spellcheck=${false}
-            onInput=${type} onKeyDown=${step} onBlur=${() => setTyped(null)} />
-        <span class="rt-problem" role="alert">${good ? tooStrong(value) : typed.trim() ? `“${typed}” is not a number. Type one, such as 0.8.` : "Type a number, such as 0.8."}</span>
+            onInput=${type} onKeyDown=${step} />
+        <span class="rt-problem" role="alert">${good ? tooStrong(value) : typed.trim() ? `“${typed}” is not a number; write ${numberMeant(typed) || "one, such as 0.8"}.` : "Type a number, such as 0.8."}</span>
+        <${Meant} choices=${good ? [] : numbersMeant(typed, (number) => (setTyped(null), set(Number(number))))} />
     </div>`;
 }
 
 /**
- * Draw a button for each text that may be meant by a wrong one.
+ * Return the choices of `Meant` for a text that is no number.
+ * @param {string} typed
+ * @param {(number: string) => unknown} pick
+ */
+export function numbersMeant(typed, pick) {
+    const number = numberMeant(typed);
+    return number ? [{word: number, instead: typed, pick: () => pick(number)}] : [];
+}
+
+/**
+ * Return a listener that calls a function when the focus leaves an element and all that is in it.
+ * @param {() => void} left
+ */
+export const leaving = (left) => (/** @type {FocusEvent} */ event) => {
+    const element = /** @type {Element} */ (event.currentTarget);
+    if (!element.contains(/** @type {Node | null} */ (event.relatedTarget))) left();
+};
+
+/**
+ * Draw a button for each text that may be meant by a wrong one. A press leaves the focus where it is: a field that is
+ * left forgets what was typed.
  * @param {{choices: {word: string, instead: string, pick: () => unknown}[]}} props `instead` is empty where the word says all
  */
 export function Meant({choices}) {
@@ -108,7 +145,8 @@ export function Meant({choices}) {
         choices.length > 0
         && html`<div class="rt-chips">${choices.map(
             ({word, instead, pick}) => html`<button type="button" class="rt-small" key=${word}
-            aria-label=${instead ? `Write ${word} in place of ${instead}` : word} onClick=${pick}>${word}</button>`,
+            aria-label=${instead ? `Write ${word} in place of ${instead}` : word}
+            onMouseDown=${(/** @type {Event} */ event) => event.preventDefault()} onClick=${pick}>${word}</button>`,
         )}</div>`
     );
 }
@@ -141,11 +179,25 @@ export function numberOf(text) {
 }
 
 /**
+ * Return what Ctrl+Z, Ctrl+Y and Ctrl+Shift+Z are for; null of other keys, and where something is being typed.
+ * @param {KeyboardEvent | Key} event
+ * @returns {"undo" | "redo" | null}
+ */
+export function historyKey(event) {
+    const target = /** @type {Element} */ (event.target);
+    const isTyping = target.matches("textarea, input:not([type=checkbox], [type=range], [type=radio], [type=file])");
+    const key = event.key.toLowerCase();
+    if (isTyping || event.altKey || !(event.ctrlKey || event.metaKey) || !["z", "y"].includes(key)) return null;
+    return key === "y" || event.shiftKey ? "redo" : "undo";
+}
+
+/**
  * Draw a dialog over the page. Escape, a click beside it and its button close it; what is unsaved is asked about first.
  * Its children scroll between the title and the foot, which are always in sight.
- * @param {{title: string, close: () => void, unsaved?: boolean, children?: Value, foot?: Value, class?: string}} props
+ * @param {{title: string, close: () => void, unsaved?: boolean, children?: Value, foot?: Value, class?: string,
+ *     pressed?: (event: Key) => void}} props
  */
-export function Dialog({title, close, unsaved = false, children, foot, class: name = ""}) {
+export function Dialog({title, close, unsaved = false, children, foot, class: name = "", pressed}) {
     const [asked, setAsked] = useState(false);
     const asks = unsaved && !asked;
     const leave = () => (asks ? setAsked(true) : close());
@@ -163,7 +215,7 @@ export function Dialog({title, close, unsaved = false, children, foot, class: na
     }, []);
     const outside = (/** @type {Event} */ event) => event.target === element.current && leave();
     // it can have the focus itself: after a click on its background keys would else be the page's
-    return html`<dialog class=${`rt-dialog ${name}`} ref=${element} aria-label=${title} tabindex="-1" onClose=${close} onCancel=${cancel} onClick=${outside}>
+    return html`<dialog class=${`rt-dialog ${name}`} ref=${element} aria-label=${title} tabindex="-1" onClose=${close} onCancel=${cancel} onClick=${outside} onKeyDown=${pressed}>
         <div class="rt-dialog-head"><h3>${title}</h3><${Button} label="Close" class="rt-small" onClick=${leave}><${Icon} name="remove" /><//></div>
         <div class="rt-dialog-body">${children}</div>
         <div class="rt-dialog-foot">
@@ -211,9 +263,11 @@ export function Stars({rating, set, name}) {
  * @param {number} [props.most] characters
  * @param {(name: string) => string} props.problem of a name, which may be empty
  * @param {(name: string) => unknown} props.save called with a name that has no problem
+ * @param {() => void} [props.cancel] called by Escape, which otherwise takes back what is typed
  * @param {Value} [props.children] behind the button
  */
-export function NameForm({label, button, hint = "", former = "", focus = false, most = 100, problem, save, children}) {
+export function NameForm(props) {
+    const {label, button, hint = "", former = "", focus = false, most = 100, problem, save, cancel, children} = props;
     const field = /** @type {Filled<HTMLInputElement>} */ (useRef());
     const [name, setName] = useState(former);
     const [said, setSaid] = useState("");
@@ -231,10 +285,18 @@ export function NameForm({label, button, hint = "", former = "", focus = false, 
         setName(event.target.value);
         setSaid("");
     };
+    const pressed = (/** @type {Key} */ event) => {
+        if (event.key !== "Escape" || (!cancel && name === former)) return;
+        event.preventDefault(); // or a dialog around it closes
+        event.stopPropagation();
+        setName(former);
+        setSaid("");
+        cancel?.();
+    };
     return html`<form class="rt-line rt-name-form" noValidate onSubmit=${submit}>
         <label class="rt-field rt-name-field">
             <input type="text" aria-label=${label} aria-invalid=${String(said !== "")} placeholder=${hint} maxlength=${most} autocomplete="off"
-                ref=${field} value=${name} onInput=${type} />
+                ref=${field} value=${name} onInput=${type} onKeyDown=${pressed} />
             <span class="rt-problem" role="alert">${said}</span></label>
         <button type="submit" class="rt-small rt-primary">${button}</button>
         ${children}
@@ -311,7 +373,9 @@ export function attempts(show) {
 /**
  * @typedef {{text: string, again: (() => unknown) | null}} TroubleShown
  * An error, empty where there is none.
- *
+ */
+
+/**
  * Keep the last error, beside a function that tries something.
  * @returns {[trouble: TroubleShown, attempt: Attempt]}
  */

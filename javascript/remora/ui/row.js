@@ -18,7 +18,7 @@ import {Button, Meant, Strength, WordButton} from "./parts.js";
 import {Passes} from "./passes.js";
 import {Regions} from "./regions.js";
 import {Schedule} from "./schedule.js";
-import {summary} from "./summary.js";
+import {summary, whyUnreached} from "./summary.js";
 
 /** @param {{tab: Tab, entry: Entry, outcome: LoraOutcome | undefined, handle: Handle}} props */
 export function Row({tab, entry, outcome, handle}) {
@@ -40,6 +40,7 @@ export function Row({tab, entry, outcome, handle}) {
     const said = fault.said || problem;
     const told = said || !entry.on ? undefined : outcome;
     const idle = entry.on && !said && !curved && !unet && !entry.te;
+    const unreached = said ? "" : whyUnreached(entry, tab.state.steps);
     const doubt = !said && lora && !told?.warning && told?.state !== "failed" ? tab.library.catalog.against(lora) : "";
     // chips stand last: where they came above the editors, those would move away under the pointer that draws in them
     return html`
@@ -66,7 +67,7 @@ export function Row({tab, entry, outcome, handle}) {
         ${
             more
             && html`<div class="rt-more">
-            <${Schedule} entry=${entry} />
+            <${Schedule} entry=${entry} unreached=${unreached} />
             <${Regions} tab=${tab} entry=${entry} />
             <${Passes} entry=${entry} />
             <${Blocks} tab=${tab} entry=${entry} />
@@ -90,6 +91,7 @@ export function Row({tab, entry, outcome, handle}) {
             && html`<p class="rt-warning">⚠ The web UI cuts a prompt at #, unless “Enable comments” is off in its settings.
             Then the tag is lost. Rename the file, or switch the setting off.</p>`
         }
+        ${!more && unreached && html`<p class="rt-warning">⚠ ${unreached}</p>`}
         ${idle && html`<p class="rt-hint">A strength of 0 changes nothing: the LoRA is left out.</p>`}
         ${doubt && html`<p class="rt-warning">⚠ ${doubt}</p>`}
         <${Outcome} lora=${told} />`;
