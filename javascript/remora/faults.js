@@ -11,7 +11,7 @@ import {setField} from "./tag.js";
 import {readWeights} from "./weights.js";
 
 /**
- * @typedef {Pick<Blocks, "layouts" | "presets"> & {rules?: Blocks["rules"]}} KnownBlocks
+ * @typedef {Pick<Blocks, "layouts" | "presets" | "rules">} KnownBlocks
  * @typedef {{blocks: KnownBlocks | null, regions: Region[] | null}} Known
  * What the server keeps; null while it was not asked.
  *
@@ -29,7 +29,7 @@ export function faultOfNames({values, body}, {blocks, regions}) {
     /** @type {[key: string, fault: (text: string) => NameFault][]} */
     const checks = [
         ...(blocks ? [check("lbw", (text) => faultOfWeights(text, blocks))] : []),
-        ...(blocks?.rules ? [check("lbwe", (text) => faultOfRules(text, blocks.rules ?? []))] : []),
+        ...(blocks ? [check("lbwe", (text) => faultOfRules(text, blocks.rules))] : []),
         ...(regions ? [check("mask", (text) => faultOfMask(text, regions))] : []),
     ];
     for (const [key, fault] of checks) {

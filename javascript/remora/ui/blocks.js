@@ -24,8 +24,8 @@ const LOWEST = -1,
 /** @type {{[key: string]: number}} */
 const STEPS = {ArrowUp: 0.05, ArrowDown: -0.05, PageUp: 0.25, PageDown: -0.25};
 const OWN = "*"; // stands for weights of no preset; no preset has this name
-/** @type {Omit<Told, "rules"> & {rules?: string[]}} */
-const UNKNOWN = {blocks: [], layouts: [], presets: [], problem: ""};
+/** @type {Told} */
+const UNKNOWN = {blocks: [], layouts: [], presets: [], rules: [], about_rules: {}, problem: ""};
 
 /** @param {{tab: Tab, entry: Entry}} props */
 export function Blocks({tab, entry}) {
@@ -61,18 +61,24 @@ export function Blocks({tab, entry}) {
 
 /**
  * Draw the presets of rules for some layers, which come after the weights of blocks.
- * @param {{entry: Entry, told: {rules?: string[]}}} props
+ * @param {{entry: Entry, told: Pick<Told, "rules" | "about_rules">}} props
  */
-function Rules({entry, told: {rules = []}}) {
+function Rules({entry, told: {rules, about_rules: about}}) {
     const own = entry.values.lbwe ?? "";
     if (!own && !rules.length) return null;
     const names = own && !rules.includes(own) ? [own, ...rules] : rules;
+    const said = own
+        ? Object.hasOwn(about, own)
+            ? about[own]
+            : ""
+        : "Rules set the weight of some layers, after the weights of blocks.";
     return html`<label class="rt-field"><span>Rules for layers</span>
         <select aria-label=${`Block rules of ${entry.name}`} value=${own}
             onChange=${(event) => entry.edit((body) => setField(body, "lbwe", event.target.value))}>
             <option value="">None</option>
             ${names.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}
-        </select></label>`;
+        </select>
+        <span class="rt-hint" role="status">${said}</span></label>`;
 }
 
 /**

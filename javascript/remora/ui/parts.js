@@ -94,6 +94,10 @@ export function Strength({title, what, value, set, disabled = false}) {
         setTyped(null);
         set(event.target.valueAsNumber);
     };
+    const pick = (/** @type {string} */ number) => {
+        setTyped(null);
+        set(Number(number));
+    };
     const step = (/** @type {Key} */ event) => {
         /** @type {{[key: string]: number | undefined}} */
         const steps = {ArrowUp: SLIDER.step, ArrowDown: -SLIDER.step};
@@ -112,7 +116,7 @@ export function Strength({title, what, value, set, disabled = false}) {
             disabled=${disabled} aria-label=${what} aria-invalid=${String(!good)} autocomplete="off" spellcheck=${false}
             onInput=${type} onKeyDown=${step} />
         <span class="rt-problem" role="alert">${good ? tooStrong(value) : typed.trim() ? `“${typed}” is not a number; write ${numberMeant(typed) || "one, such as 0.8"}.` : "Type a number, such as 0.8."}</span>
-        <${Meant} choices=${good ? [] : numbersMeant(typed, (number) => (setTyped(null), set(Number(number))))} />
+        <${Meant} choices=${good ? [] : numbersMeant(typed, pick)} />
     </div>`;
 }
 

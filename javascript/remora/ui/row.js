@@ -83,6 +83,11 @@ export function Row({tab, entry, outcome, handle}) {
             instead,
             pick: () => (body ? entry.edit((now) => (now === entry.body ? body : now)) : entry.rename(word)),
         }))} />
+        ${
+            entry.words
+            && html`<p class="rt-hint rt-line">This prompt has no trigger words of it: ${entry.words}.
+            <${Button} label=${`Insert the trigger words of ${name}`} class="rt-small" onClick=${entry.insertWords}>Insert them<//></p>`
+        }
         ${note && html`<p class="rt-warning">⚠ ${note}</p>`}
         ${
             entry.place

@@ -28,6 +28,8 @@ import {summary} from "./summary.js";
  * @property {(() => void) | null} move to the other list; null where there is no prompt
  * @property {{icon: IconName, word: string, label: string}} moveTo how that is said
  * @property {(name: string) => void} rename
+ * @property {string} [words] trigger words that the prompt lacks
+ * @property {() => void} [insertWords]
  *
  * @typedef {Reading & Actions & {on: boolean, body: string, text?: string, place?: Meant}} Entry
  * The contents and the actions of a row.
@@ -281,6 +283,8 @@ function Always({tab, state, of}) {
         setStrength: (te, unet) =>
             tab.edits.editAlways(row.entry, (body) => setMultipliers(body, te, unet), "strength"),
         remove: () => tab.edits.changeAlways({...always, entries: always.entries.filter((one) => one !== row.entry)}),
+        words: state.target && row.on && always.on ? tab.edits.wordsMissing(row.name) : "",
+        insertWords: () => tab.edits.insertWords(row.name),
         move: state.target ? () => tab.edits.unpin(row.entry) : null,
         moveTo: {icon: "prompt", word: "Prompt", label: `Into the prompt: move ${row.name} from “Always on”`},
     });

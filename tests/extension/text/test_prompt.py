@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extension.text.block_weights import BUILT_IN, BlockPresets, Blocks, read_list
+from extension.text.block_weights import BUILT_IN, BlockPresets, Blocks, described, read_list, read_rules
 from extension.text.known import Known
 from extension.text.prompt import PromptError, format_tag, parse, parse_arguments
 from extension.text.regions import NAMED, NO_MASK, Mask, read_mask
@@ -428,3 +428,11 @@ def test_what_the_documentation_writes_is_read(example: str) -> None:
     own = Known(regions={"face": Region.rectangle(0, 0, 0.5, 0.5)})
     (tag,) = parse(example, own).tags
     assert tag.name == "name"
+
+
+def test_rules_are_described_in_sentences() -> None:
+    rules = read_rules("A:IN05-OUT05:attn:1\n\nB:NOT IN01 M00:NOT ff proj:0.5,::0")
+    assert described(rules["A"]) == "Layers with “attn” in their names, in IN05-OUT05: weight 1."
+    assert described(rules["B"]) == (
+        "Layers without “ff” or “proj” in their names, in all blocks but IN01, M00: weight 0.5. All layers: weight 0."
+    )
