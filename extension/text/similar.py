@@ -23,7 +23,7 @@ _DASHES = re.compile("[\u2010-\u2015\u2212]")
 
 
 def similar(word: str, names: Iterable[str]) -> list[str]:
-    """Return up to three names that a word may mean, the most likely first: if some differ in case only, these alone."""
+    """Return up to three names that a word may mean, the likeliest first: if some differ in case only, these alone."""
     wanted = word.strip().lower()[:_LONGEST]
     most = max(1, min(_FARTHEST, len(wanted) // 3))
     found = []

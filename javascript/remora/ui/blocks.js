@@ -12,7 +12,7 @@ import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import {written} from "../curve.js";
 import {setField} from "../tag.js";
 import {isLetter, nameProblem, painted, readWeights, shownBlocks, snapped, writeWeights} from "../weights.js";
-import {Button, Deleted, isNumber, NameForm, numberOf, Trouble, useTrouble} from "./parts.js";
+import {Button, Deleted, isNumber, isStill, NameForm, numberOf, Trouble, useTrouble} from "./parts.js";
 
 const LOWEST = -1,
     HIGHEST = 2; // by keys; any number can be typed
@@ -305,7 +305,15 @@ function Presets({tab, entry, text, told, cells, preset, write, attempt}) {
             ${!saving && html`<button type="button" class="rt-small" disabled=${!cells?.length} onClick=${() => setSaving(true)}>Save as preset</button>`}
             ${preset?.own && html`<button type="button" class="rt-small" onClick=${remove}>Delete preset ${preset.name}</button>`}
         </div>
-        ${deleted && html`<${Deleted} name=${`preset ${deleted.name}`} replaced=${deleted.replaced} undo=${undo} />`}
+        ${
+            deleted
+            && isStill(
+                deleted.name,
+                deleted.replaced,
+                told.presets.filter((one) => one.own),
+            )
+            && html`<${Deleted} name=${`preset ${deleted.name}`} replaced=${deleted.replaced} undo=${undo} />`
+        }
         ${
             saving
             && html`<${NameForm} label="Name of the new block preset" button="Save" hint="Name" focus problem=${nameProblem} save=${save} cancel=${() => setSaving(false)}>

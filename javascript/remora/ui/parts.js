@@ -321,6 +321,14 @@ export function Trouble({trouble: {text, again}}) {
 }
 
 /**
+ * Tell whether something is still deleted, or replaced: another page may have made one of its name since.
+ * @param {string} name
+ * @param {boolean | undefined} replaced
+ * @param {{name: string}[] | null} now what there is
+ */
+export const isStill = (name, replaced, now) => (now ?? []).some((one) => one.name === name) === Boolean(replaced);
+
+/**
  * Say what was deleted or replaced, with a button that takes it back. The button has the focus, as the one before it is gone.
  * @param {{name: string, replaced?: boolean, undo: () => unknown}} props
  */

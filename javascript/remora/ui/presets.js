@@ -11,7 +11,7 @@ import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import {query} from "../api.js";
 import * as boxes from "../boxes.js";
 import {hasWords, readTags, withEntry} from "../prompt.js";
-import {Button, Deleted, Dialog, NameForm, Picture, Trouble, useTrouble} from "./parts.js";
+import {Button, Deleted, Dialog, isStill, NameForm, Picture, Trouble, useTrouble} from "./parts.js";
 
 /**
  * @typedef {(preset: Kept, name: string) => Promise<boolean | undefined>} Rename
@@ -20,14 +20,6 @@ import {Button, Deleted, Dialog, NameForm, Picture, Trouble, useTrouble} from ".
 
 /** @param {string} name */
 const nameProblem = (name) => (name ? "" : "Give the preset a name.");
-
-/**
- * Tell whether a preset is still deleted, or replaced: another one may have its name since.
- * @param {{preset: Kept, replaced?: boolean}} deleted
- * @param {Kept[] | null} presets
- */
-const isSo = ({preset, replaced = false}, presets) =>
-    (presets ?? []).some(({name}) => name === preset.name) === replaced;
 
 /** @param {{tab: Tab, state: State}} props */
 export function Presets({tab, state}) {
@@ -102,7 +94,7 @@ export function Presets({tab, state}) {
     const foot = html`<${Trouble} trouble=${trouble} />
         ${
             deleted
-            && isSo(deleted, state.presets)
+            && isStill(deleted.preset.name, deleted.replaced, state.presets)
             && html`<${Deleted} name=${`${deleted.replaced && deleted.picture ? "picture of" : "preset"} ${deleted.preset.name}`}
             replaced=${deleted.replaced} undo=${undo} />`
         }

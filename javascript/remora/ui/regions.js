@@ -13,7 +13,7 @@ import {written} from "../curve.js";
 import {invertedText, maskProblem, masksMeant, percent, readMask, weightsOf} from "../regions.js";
 import {setField} from "../tag.js";
 import {Painter} from "./painter.js";
-import {Deleted, leaving, Meant, Trouble, useTrouble} from "./parts.js";
+import {Deleted, isStill, leaving, Meant, Trouble, useTrouble} from "./parts.js";
 import {draw, weightsAt} from "./pixels.js";
 
 const OTHER = "*"; // stands for a text that is no name; no region has this name
@@ -89,7 +89,15 @@ export function Regions({tab, entry}) {
             }
             ${own && html`<button type="button" class="rt-small" onClick=${remove}>Delete ${own.name}</button>`}
         </div>
-        ${deleted && html`<${Deleted} name=${`region ${deleted.name}`} replaced=${deleted.replaced} undo=${undo} />`}
+        ${
+            deleted
+            && isStill(
+                deleted.name,
+                deleted.replaced,
+                regions.filter((one) => one.own),
+            )
+            && html`<${Deleted} name=${`region ${deleted.name}`} replaced=${deleted.replaced} undo=${undo} />`
+        }
         ${text && known && html`<${Shown} entry=${entry} text=${text} feather=${feather} known=${known} />`}`
         }
         ${

@@ -387,7 +387,10 @@ def filled(tab: Tab) -> list[bool]:
     slider = tab.root.get_by_role("slider", name="Strength of zorp, slider")
     picture = Image.open(io.BytesIO(slider.screenshot())).convert("RGB")
     inside = picture.width - 16
-    pixel = [picture.getpixel((8 + round(inside * (at + 1) / 3), picture.height // 2)) for at in (-0.95, -0.35, 0.35, 1.4, 1.9)]
+    pixel = [
+        picture.getpixel((8 + round(inside * (at + 1) / 3), picture.height // 2))
+        for at in (-0.95, -0.35, 0.35, 1.4, 1.9)
+    ]
     return [one != pixel[-1] for one in pixel[:-1]]
 
 
