@@ -8,7 +8,7 @@
 import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import {shownPicture} from "../boxes.js";
 import {inverted, nameProblem, nothing, percent, SIDE, stroked} from "../regions.js";
-import {Dialog, historyKey, NameForm, Trouble, useTrouble} from "./parts.js";
+import {Dialog, historyKey, keepFocus, NameForm, Trouble, useTrouble} from "./parts.js";
 import {asPng, draw, weightsOfFile} from "./pixels.js";
 
 /** @type {{[key: string]: [right: number, below: number] | undefined}} */
@@ -63,6 +63,10 @@ export function Painter({name: former, weights: first, taken, save, close}) {
         event.preventDefault();
         (way === "undo" ? undo : redo)();
     };
+    const travelled = (/** @type {Event} */ event, /** @type {() => void} */ travel) => {
+        travel();
+        keepFocus(event);
+    };
     const take = (/** @type {FieldEvent} */ event) =>
         attempt(async () => {
             const [file] = /** @type {FileList} */ (event.target.files);
@@ -90,8 +94,8 @@ export function Painter({name: former, weights: first, taken, save, close}) {
             </div>
             <label class="rt-brush"><span>Brush</span><input type="range" min="2" max="40" step="1" value=${size} aria-label="Size of the brush"
                 onInput=${(event) => setSize(event.target.valueAsNumber)} /></label>
-            <button type="button" class="rt-small" disabled=${!past.length} onClick=${undo}>Undo stroke</button>
-            <button type="button" class="rt-small" disabled=${!future.length} onClick=${redo}>Redo stroke</button>
+            <button type="button" class="rt-small" disabled=${!past.length} onClick=${(/** @type {Event} */ event) => travelled(event, undo)}>Undo stroke</button>
+            <button type="button" class="rt-small" disabled=${!future.length} onClick=${(/** @type {Event} */ event) => travelled(event, redo)}>Redo stroke</button>
             <button type="button" class="rt-small" onClick=${() => change(nothing())}>Clear</button>
             <button type="button" class="rt-small" onClick=${() => change(inverted(weights))}>Invert</button>
             <label class="rt-small rt-file">From a picture<input type="file" accept="image/*" aria-label="A picture, white where the LoRA acts"

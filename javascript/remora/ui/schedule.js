@@ -18,7 +18,7 @@ import {stepsOf} from "./summary.js";
 /** @type {{[shape: string]: string}} */
 const SHAPE_TITLES = {linear: "straight lines", step: "steps", cosine: "soft (cosine)"};
 
-/** @param {{entry: Entry, unreached: string}} props `unreached` says in which case it never acts */
+/** @param {{entry: Entry, unreached: string}} props `unreached` says why it never acts */
 export function Schedule({entry, unreached}) {
     const {name, teCurve, unetCurve, teText, unetText} = entry;
     const tied = teCurve && teText === unetText;
