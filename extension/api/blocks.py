@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import HTTPException, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from ..text.block_weights import BlockWeightsError, format_list
+from ..text.block_weights import BlockWeightsError, described, format_list
 from .answers import BROKEN, UNPROCESSABLE, answer, object_of, refuse_stale
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class BlocksApi:
                 for name, values in presets.lists.items()
             ],
             "rules": list(presets.elements),
+            "about_rules": {name: described(rules) for name, rules in presets.elements.items()},
             "problem": self._session.block_presets.problem,
         }
 

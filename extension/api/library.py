@@ -44,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_NOTES = 1 << 20  # bytes of a change
 _MAX_NAMES = 50
+_SUGGESTED_FOR = 10  # unknown names of a request: each is compared with all names
 _PATIENCE = 0.3  # seconds that a list waits for unread files: a list of few files is complete at once
 _WEEK = "private, max-age=604800"
 
@@ -156,19 +157,19 @@ class Library:
             raise HTTPException(NOT_FOUND, str(error)) from error
 
     def _meanings(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Look up names; similar names, which take a while, are found for the first unknown one only."""
-        catalog, compare = self._session.catalog, True
+        """Look up names; similar names, which take a while, are found for the first unknown ones."""
+        catalog, unknown = self._session.catalog, 0
         meant: dict[str, dict[str, Any]] = {}
         for name in names:
             try:
-                file = catalog.find(name, suggest=compare)
+                file = catalog.find(name, suggest=unknown < _SUGGESTED_FOR)
                 own = catalog.name_of(file)
                 told = {"problem": catalog.problem(file), "note": catalog.note_on(name), "candidates": []}
                 meant[name] = {"id": file.id, "name": own, **told}
             except CatalogError as error:
                 told = {"problem": error.reason, "note": "", "candidates": list(error.candidates)}
                 meant[name] = {"id": None, **told}
-                compare = compare and error.fits_several
+                unknown += not error.fits_several
         return meant
 
     def _told(self, file: CatalogFile) -> dict[str, Any]:

@@ -255,6 +255,7 @@ COMPONENTS: Mapping[str, Schema] = {
                 )
             ),
             "rules": {**_list(_TEXT), "description": "names for lbwe="},
+            "about_rules": {**_by_name(_TEXT), "description": "what each of them does"},
             "problem": _TEXT,
         }
     ),

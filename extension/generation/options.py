@@ -50,7 +50,9 @@ TABLE: tuple[Option, ...] = (
         DEFAULT_MULTIPLIER,
         1.0,
         "Multiplier of an inserted LoRA",
-        "the strength that a click on a LoRA writes into the prompt",
+        "the strength that a click on a LoRA writes into the prompt, from 0 to 2",
+        minimum=0,
+        maximum=2,  # as AUTOMATIC1111 has it for its own
     ),
     Option(
         ON_BAD_LORA,
@@ -221,7 +223,11 @@ def skip_bad(values: Values) -> bool:
 
 
 def default_multiplier(values: Values) -> float:
-    """Return the multiplier for an inserted tag."""
+    """Return the multiplier for an inserted tag; of a value that a former version took, the nearest valid one."""
+    value, option = values.option(DEFAULT_MULTIPLIER), _BY_KEY[DEFAULT_MULTIPLIER]
+    number = _parsed(value)
+    if isinstance(number, int | float) and math.isfinite(number) and not isinstance(number, bool):
+        return min(max(float(number), option.minimum), option.maximum)
     return _number(values, DEFAULT_MULTIPLIER)
 
 
@@ -288,13 +294,17 @@ def from_parameters(parameters: Mapping[str, str]) -> dict[str, object]:
 
 
 def _number(values: Values, key: str) -> float:
-    value = values.option(key)
-    if isinstance(value, str):  # some hosts hand back text
-        with suppress(ValueError):
-            value = float(value)
-    number = checked(key, value)
+    number = checked(key, _parsed(values.option(key)))
     assert isinstance(number, int | float)
     return number
+
+
+def _parsed(value: object) -> object:
+    """Return a value as a number if it is the text of one: some hosts hand back text."""
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return float(value)
+    return value
 
 
 def _is_number(value: object, option: Option) -> TypeGuard[int | float]:

@@ -154,6 +154,25 @@ def format_list(values: Iterable[Value]) -> str:
     return ",".join(value if isinstance(value, str) else f"{value:.12g}" for value in values)
 
 
+def described(rules: Iterable[Element]) -> str:
+    """Return sentences that say what rules do, in their order."""
+    return " ".join(f"{_layers(rule)}{_places(rule)}: weight {rule.weight:g}." for rule in rules)
+
+
+def _layers(rule: Element) -> str:
+    words = " or ".join(f"“{word}”" for word in rule.words)
+    if not words:
+        return "All layers"
+    return f"Layers without {words} in their names" if rule.not_words else f"Layers with {words} in their names"
+
+
+def _places(rule: Element) -> str:
+    blocks = ", ".join(rule.blocks)
+    if not blocks:
+        return ""
+    return f", in all blocks but {blocks}" if rule.not_blocks else f", in {blocks}"
+
+
 def checked_name(name: str) -> str:
     """Return a valid name of a preset.
 
@@ -181,7 +200,9 @@ def _value(text: str, place: int) -> Value:
     if text in ("R", "U") or _INHERITED.fullmatch(text):
         return text
     if not is_number(text):
-        raise BlockWeightsError(f"value {place} of the list, {text[:20]!r}, is neither a number nor R, U or X")
+        upper = text.upper()
+        wanted = f"; write {upper}" if upper in ("R", "U") or _INHERITED.fullmatch(upper) else ""
+        raise BlockWeightsError(f"value {place} of the list, {text[:20]!r}, is neither a number nor R, U or X{wanted}")
     return float(text)
 
 

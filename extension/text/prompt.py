@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from typing import Any, NoReturn, TypeVar, get_args
@@ -36,6 +36,7 @@ from .block_weights import NUMBER, Blocks, BlockWeightsError, is_list, is_number
 from .known import BUILT_IN, Known
 from .placed import PlacedTag
 from .regions import NO_MASK, Mask, RegionTextError, read_mask
+from .similar import did_you_mean, number_meant, range_meant, similar
 from .spelling import escaped, name_and_fields, unescaped
 from .tag import EXPERTS, PASSES, SIDES, Tag
 
@@ -43,7 +44,8 @@ _NUMBER = re.compile(NUMBER)
 _END = NUMBER.removeprefix("[+-]?")
 _RANGE = re.compile(rf"({_END}|)\s*-\s*({_END}|)")
 _MODULE = re.compile(r"[A-Za-z0-9_]+")
-_FORM = "<lora:name:text-encoder multiplier:unet multiplier:rank>, as in <lora:name:0.8>"
+_DECIMAL = re.compile(r"[+-]?[0-9]+,[0-9]+")
+"""A number with a comma for its point, or a list of two whole numbers."""
 _MOST_POINTS = 1000
 _MOST_RANKS = 999_999
 _MOST_IMAGES = 999
@@ -68,9 +70,8 @@ class PromptError(LoraError, ValueError):
         reason: the fault, without the place.
     """
 
-    def __init__(self, text: str, position: int, reason: str, expected: str = _FORM) -> None:
-        wanted = f"; expected {expected}" if expected else ""
-        super().__init__(f"{_shown(text)!r}, at character {position + 1} of the prompt: {reason}{wanted}")
+    def __init__(self, text: str, position: int, reason: str) -> None:
+        super().__init__(f"{_shown(text)!r}, at character {position + 1} of the prompt: {reason}")
         self.text = text
         self.position = position
         self.reason = reason
@@ -114,7 +115,7 @@ def parse(prompt: str, names: Known = BUILT_IN, *, on: bool = False, negative: b
 
 
 def parse_placed(
-    one: PlacedTag, default: float = 1.0, names: Known = BUILT_IN, *, kind: str = "lora", cut: str | None = None
+    one: PlacedTag, default: float = 1.0, names: Known = BUILT_IN, *, kind: str = "lora", cut: str = ""
 ) -> Tag:
     """Parse a tag of a prompt, with what its place means; the result knows its place.
 
@@ -123,15 +124,14 @@ def parse_placed(
         default: as `parse_arguments`.
         names: as `parse_arguments`.
         kind: of the tag.
-        cut: why a tag may not be closed, in place of the form of a tag in that error.
+        cut: why a tag may not be closed, for the end of that error.
 
     Raises:
         PromptError: as `parse`.
     """
     before = f"<{kind}:"
     if one.is_open:
-        reason, form = NOT_CLOSED + (cut or ""), _FORM if cut is None else ""
-        raise PromptError(before + one.written, one.start - len(before), reason, form)
+        raise PromptError(before + one.written, one.start - len(before), NOT_CLOSED + cut)
     tag = _TagReader(f"{before}{one}>", one, one.start or len(before), default, names).tag()
     return replace(one.limits.applied(tag) if one.meant else tag, place=one.place)
 
@@ -243,7 +243,7 @@ class _TagReader:
         self._names = names
         self._name, *rest = _fields(arguments, start)
         if not self._name.text:
-            raise PromptError(text, start, "the name is missing")
+            raise PromptError(text, start, "the name is missing; write, for example, <lora:name:0.8>")
         self._fields: dict[str, _Field] = {}
         self._noise: set[str] = set()
         self._overruled: list[tuple[str, _Field]] = []
@@ -295,7 +295,8 @@ class _TagReader:
             name = key.strip()
             if equals:
                 if name not in _SETTINGS:
-                    self._fail(field, f"{name!r} is not a setting; the settings are {', '.join(_SETTINGS)}")
+                    meant = did_you_mean(similar(name, _SETTINGS)) or "leave it out"
+                    self._fail(field, f"{name[:60]!r} is not a setting of a LoRA tag; {meant}")
                 self._take(ALIASES.get(name, name), _Field(value, field.place + len(key) + 1, True), field)
             elif name.lower() in EXPERTS:
                 self._noise.add(name.lower())
@@ -311,7 +312,7 @@ class _TagReader:
 
     def _take(self, name: str, value: _Field, field: _Field) -> None:
         if name in self._fields:
-            self._fail(field, f"{name!r} is set twice")
+            self._fail(field, f"{name!r} is set twice; leave one out")
         self._fields[name] = value
 
     def _by_place(self, fields: list[_Field]) -> Iterator[tuple[str, _Field]]:
@@ -320,7 +321,8 @@ class _TagReader:
         if len(fields) > 1 and not self._is_amount(fields[1]):
             names = ["te", "lbw", *(["x"] if len(fields) > 2 and self._is_amount(fields[2]) else ["lbwe"])]
         if len(fields) > len(names):
-            self._fail(fields[len(names)], f"a fourth number, {fields[len(names)].value!r}")
+            extra = fields[len(names)]
+            self._fail(extra, f"a fourth number, {extra.value!r}; write at most two strengths and a rank")
         yield from zip(names, fields, strict=False)
 
     @staticmethod
@@ -349,13 +351,13 @@ class _TagReader:
         return found
 
     def _fail(self, field: _Field, reason: str) -> NoReturn:
-        raise PromptError(self._text, field.place, reason, "" if field.named else _FORM)
+        raise PromptError(self._text, field.place, reason)
 
     def _to_number(self, field: _Field) -> float:
         if not is_number(field.text):
-            large, dotted = _NUMBER.fullmatch(field.text) is not None, field.text.replace(",", ".")
-            hint = f"; write {dotted}" if is_number(dotted) else ""
-            self._fail(field, f"{field.value!r} is {'too large' if large else 'not'} a number{hint}")
+            large = _NUMBER.fullmatch(field.text) is not None
+            wanted = number_meant(field.text) or "a number, such as 0.8"
+            self._fail(field, f"{field.value!r} is {'too large' if large else 'not'} a number; write {wanted}")
         return float(field.text)
 
     def _to_amount(self, field: _Field) -> Amount:
@@ -376,7 +378,7 @@ class _TagReader:
         return Curve(tuple(points), unit, shape)
 
     def _to_rank(self, field: _Field) -> int:
-        return self._to_count(field, _MOST_RANKS, "is not a rank (a whole number from 1)")
+        return self._to_count(field, _MOST_RANKS, "is not a rank; write a whole number from 1, such as 16")
 
     def _to_count(self, field: _Field, most: int, reason: str) -> int:
         written = field.text.lstrip("0")
@@ -387,7 +389,7 @@ class _TagReader:
     def _to_module(self, field: _Field) -> str:
         if not _MODULE.fullmatch(field.text):
             self._fail(
-                field, f"{field.value!r} is not a component of a model, such as unet, transformer_2 or text_encoder"
+                field, f"{field.value!r} is not a component of a model; write, for example, unet or text_encoder"
             )
         return field.text.lower()
 
@@ -395,7 +397,7 @@ class _TagReader:
         found = set()
         for part in field.split(",+"):
             if part.text.lower() not in PASSES:
-                self._fail(part, f"{part.value!r} is not a pass; the passes are {', '.join(PASSES)}")
+                self._fail(part, f"{part.value!r} is not a pass; {_one_of_these(part.text, PASSES, 'the passes are')}")
             found.add(part.text.lower())
         return frozenset(found) if len(found) < len(PASSES) else frozenset()
 
@@ -408,7 +410,8 @@ class _TagReader:
         if field is None:
             return ""
         if field.text.lower() not in choices:
-            self._fail(field, f"{field.value!r} is none of {', '.join(choices)}")
+            meant = did_you_mean(similar(field.text, choices))
+            self._fail(field, f"{field.value!r} is none of {', '.join(choices)}{meant and f'; {meant}'}")
         return field.text.lower()
 
     # --- fields that belong together ---
@@ -428,7 +431,13 @@ class _TagReader:
 
     def _values(self, field: _Field) -> tuple[float | str, ...]:
         if field.text in self._names.blocks.lists or not is_list(field.text):
+            if is_number(field.text) and field.text not in self._names.blocks.lists:
+                wanted = "write a weight for each block, or the name of a preset"
+                self._fail(field, f"{field.text!r} is a single number; {wanted}")
             return self._preset(field, self._names.blocks.lists, "presets of block weights")
+        if not field.named and _DECIMAL.fullmatch(field.text):
+            wanted = f"{number_meant(field.text)}, or for block weights lbw={field.text}"
+            self._fail(field, f"{field.value!r} is not a number; write {wanted}")
         try:
             return read_list(field.text)
         except BlockWeightsError as error:
@@ -436,7 +445,8 @@ class _TagReader:
 
     def _preset(self, field: _Field, presets: Mapping[str, _T], what: str) -> _T:
         if field.text not in presets:
-            self._fail(field, f"{field.text[:60]!r} is neither a number nor block weights; {known(what, presets)}")
+            meant = did_you_mean(similar(field.text, presets)) or known(what, presets)
+            self._fail(field, f"{field.text[:60]!r} is neither a number nor block weights; {meant}")
         return presets[field.text]
 
     def _mask(self) -> Mask:
@@ -451,7 +461,7 @@ class _TagReader:
         try:
             mask = read_mask(field.value, feather, self._names.regions)
         except RegionTextError as error:
-            raise PromptError(self._text, field.place + error.place, str(error), "") from error
+            raise PromptError(self._text, field.place + error.place, str(error)) from error
         return replace(mask, part=self._read("part", self._to_part, None))
 
     def _to_part(self, field: _Field) -> int:
@@ -469,16 +479,16 @@ class _TagReader:
             high, low = self._range(self._fields["sigma"], "14-1")
         for name, value in (("start", start), ("stop", stop)):
             if value is not None and value < 0:
-                self._fail(self._fields[name], f"{value:g} is below 0")
+                self._fail(self._fields[name], f"{value:g} is below 0; write a number from 0")
         return Window(start, stop, high, low)
 
     def _range(self, field: _Field, example: str) -> tuple[float | None, float | None]:
         match = match_range(field.value)
-        if match is None:
-            self._fail(field, f"{field.value!r} is not a range, such as {example}")
-        found = [float(one) if one else None for one in (match[1], match[2])]
+        found = [float(one) if one else None for one in (match[1], match[2])] if match is not None else [math.inf]
         if any(one is not None and not math.isfinite(one) for one in found):
-            self._fail(field, f"{field.value!r} is not a range, such as {example}")
+            meant = range_meant(field.value)
+            wanted = f"; write {meant}" if match is None and match_range(meant) else f", such as {example}"
+            self._fail(field, f"{field.value!r} is not a range{wanted}")
         return found[0], found[1]
 
 
@@ -495,3 +505,8 @@ def match_range(text: str) -> re.Match[str] | None:
 
 def _shown(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _one_of_these(word: str, names: Sequence[str], are: str) -> str:
+    """Return the end of a sentence: the names that a word may mean, or all of them."""
+    return did_you_mean(similar(word, names)) or f"{are} {', '.join(names)}"

@@ -20,6 +20,8 @@ from operator import or_
 
 from lib_lora import Region, StackError
 
+from .similar import did_you_mean, similar
+
 PARAMETER = "Remora regions"
 """Name in a parameters text of the user's own regions that a picture used."""
 NAMED: Mapping[str, Region] = {
@@ -122,12 +124,13 @@ def _meant(name: str, place: int, own: Mapping[str, Region], used: dict[str, Reg
         return own[name]
     if name in NAMED:
         return NAMED[name]
-    names = ", ".join(sorted(NAMED)) + "".join(f", {one}" for one in sorted(own)[:20])
     if "," in name:
         raise RegionTextError(
             f"{name[:60]!r} is not a rectangle; write left,top,right,bottom, such as 0,0,0.5,1", place
         )
-    raise RegionTextError(f"there is no region {name[:60]!r}; the regions are {names}", place)
+    names = ", ".join(sorted(NAMED)) + "".join(f", {one}" for one in sorted(own)[:20])
+    meant = did_you_mean(similar(name, (*NAMED, *own))) or f"the regions are {names}"
+    raise RegionTextError(f"there is no region {name[:60]!r}; {meant}", place)
 
 
 def checked_name(name: str) -> str:

@@ -19,7 +19,7 @@ _SPELT = re.compile(
     "|".join(rf"{left}[ \t]*({KIND})[ \t]*([:{_COLON}])({inner}*){right}" for left, inner, right in _SPELLINGS),
     re.IGNORECASE,
 )
-_NARROW = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
+NARROW = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
 """Full-width letters, digits and marks as they are in ASCII."""
 
 
@@ -32,7 +32,7 @@ def _plain_tag(match: re.Match[str]) -> str:
     kind, colon, arguments = (one for one in match.groups() if one is not None)
     if colon != ":" or not match[0].startswith("<"):
         name, *fields = name_and_fields(arguments.replace(_COLON, ":"))
-        arguments = ":".join([name, *(field.translate(_NARROW) for field in fields)])
+        arguments = ":".join([name, *(field.translate(NARROW) for field in fields)])
     return f"<{kind.lower()}:{arguments}>"
 
 

@@ -128,6 +128,7 @@
  * @property {Layout[]} layouts
  * @property {BlockPreset[]} presets
  * @property {string[]} rules
+ * @property {{[name: string]: string | undefined}} about_rules
  * @property {string} problem
  *
  * @typedef {{name: string, own: boolean, share: number, picture: string}} Region

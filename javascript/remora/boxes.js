@@ -82,6 +82,18 @@ export function settings(name) {
 }
 
 /**
+ * Return the number of steps that the page is set to; null where it has no control for them.
+ * @param {string} name of the prompt
+ */
+export function stepsOf(name) {
+    const [, , , start] = BOXES.find(([other]) => other === name) ?? ["", "", "", ""];
+    /** @type {HTMLInputElement | null} */
+    const input = document.querySelector(`#${start}steps input[type=number]`);
+    const steps = Number(input?.value);
+    return steps > 0 ? steps : null;
+}
+
+/**
  * Write numbers into the page's controls, which hear of it as of typing.
  * @param {string} name of the prompt
  * @param {{[field: string]: number}} values by the fields of `settings`

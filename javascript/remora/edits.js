@@ -300,6 +300,26 @@ export class Edits {
     }
 
     /**
+     * Return the trigger words of a LoRA that is always on, if the prompt has neither them nor a tag of it.
+     * @param {string} name
+     */
+    wordsMissing(name) {
+        const words = this.tab.library.wordsOf(name);
+        if (this.tab.stack.used().has(this.tab.library.meaning(name).lora?.id ?? "")) return "";
+        return words && !hasWords(this.tab.state.prompt, words) ? words : "";
+    }
+
+    /**
+     * Add the trigger words of a LoRA to the prompt.
+     * @param {string} name
+     */
+    insertWords(name) {
+        this.tab.stack.readBoxes();
+        const words = this.wordsMissing(name);
+        if (words) this.tab.stack.change({prompt: withPhrases(this.tab.state.prompt, [words])});
+    }
+
+    /**
      * Move an always-on entry to the prompt, replacing a tag of the same LoRA there.
      * @param {StackEntry} entry
      */

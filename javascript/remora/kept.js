@@ -6,6 +6,7 @@
  */
 
 import {ApiError, CHANGED, query} from "./api.js";
+import {faultOfNames, listsOf} from "./faults.js";
 import {same} from "./store.js";
 
 /**
@@ -35,6 +36,8 @@ export class Kept {
         /** @type {ReturnType<typeof setTimeout> | null} */
         this.pending = null;
         this.unsaved = 0; // changes of the stack that are being sent
+        /** @type {Set<string>} */
+        this.sought = new Set(); // tags for which the lists were loaded
     }
 
     /** Load the always-on stack, unless changes of it are being saved. */
@@ -73,7 +76,7 @@ export class Kept {
         const {on, entries} = this.tab.state.always;
         try {
             const stack = await this.tab.api.ask("PUT", "stack", {always_on: on, entries});
-            this.tab.set({stackProblem: stack.problem, refused: null, said: "Saved."});
+            this.tab.set({stackProblem: stack.problem, refused: null, said: "“Always on” is saved."});
         } catch (error) {
             if (!(error instanceof ApiError) || error.status !== CHANGED) throw error;
             const now = await this.tab.api.get("stack");
@@ -115,6 +118,30 @@ export class Kept {
     /** @param {PresetList} told */
     showPresets({presets, problem}) {
         this.tab.set({presets, presetProblem: problem});
+    }
+
+    /**
+     * Load the lists of presets and regions that a tag has names of. A name that is in none of them is looked for once
+     * more: another page may have made it.
+     */
+    async loadNamed() {
+        const wanted = {blocks: false, regions: false};
+        for (const tag of [...this.tab.stack.rows(), ...this.tab.stack.always()]) {
+            const lists = listsOf(tag.values);
+            const known = this.tab.stack.known;
+            const isMissing = (lists.blocks && !known.blocks) || (lists.regions && !known.regions);
+            if (!isMissing && !faultOfNames(tag, known).said) continue;
+            const {lbw, lbwe, mask} = tag.values;
+            const text = JSON.stringify([this.tab.state.server?.model, lbw, lbwe, mask]);
+            if (this.sought.has(text)) continue;
+            this.sought.add(text);
+            wanted.blocks ||= lists.blocks;
+            wanted.regions ||= lists.regions;
+        }
+        const model = this.tab.state.server?.model ?? null;
+        if (wanted.blocks)
+            await this.tab.server.attempt(async () => this.showBlocks(await this.tab.api.get("blocks"), model));
+        if (wanted.regions) await this.tab.server.attempt(() => this.loadRegions());
     }
 
     /** Load the model's blocks, unless they are known; throws errors of the server. */

@@ -50,6 +50,7 @@ export class Library {
         await new Promise((done) => setTimeout(() => done(undefined)));
         this.meanings.clear();
         this.requested.clear();
+        this.tab.kept.sought.clear();
         this.changed();
     }
 
@@ -59,6 +60,7 @@ export class Library {
     }
 
     async resolveNames() {
+        if (this.tab.state.loaded) this.tab.kept.loadNamed();
         const names = [...this.tab.stack.tags(), ...this.tab.state.always.entries]
             .map((one) => one.name)
             .filter((name) => name && !this.catalog.named(name) && !this.requested.has(name));

@@ -7,13 +7,16 @@ import {KEPT, Kept} from "./kept.js";
 import {LIBRARY, Library, remember, remembered} from "./library.js";
 import {SERVER, Server} from "./server.js";
 import {STACK, Stack} from "./stack.js";
-import {Store} from "./store.js";
+import {same, Store} from "./store.js";
 import {loadSheet, shadowed, Theme} from "./theme.js";
 import {App} from "./ui/app.js";
 
 const POLL = 2000; // milliseconds between two polls of the server, while the tab is visible
 const READ = 250; // the same for the prompts and the colours of the page
 const LOOK = 100; // milliseconds between two searches for the element
+
+/** @type {(keyof State)[]} what a sentence in `said` is about */
+const SPOKEN_OF = ["target", "prompt", "negative", "always", "off"];
 
 const SHOWN = {
     pane: "library",
@@ -43,9 +46,13 @@ export class Tab {
         return this.store.state;
     }
 
-    /** @param {Partial<State>} changes */
+    /**
+     * Change the state. What is said of the stack ends when another stack is shown.
+     * @param {Partial<State>} changes
+     */
     set(changes) {
-        this.store.set(changes);
+        const isOther = SPOKEN_OF.some((name) => name in changes && !same(changes[name], this.state[name]));
+        this.store.set(isOther ? {said: "", ...changes} : changes);
         if ("sort" in changes || "view" in changes || "cards" in changes) remember(this.state);
     }
 }

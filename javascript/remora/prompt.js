@@ -37,7 +37,7 @@ export function readTags(prompt, standard = 1) {
         const body = usual ? inside : narrow(inside);
         const place = {text: match[0], kind, body, start: match.index, end: match.index + match[0].length};
         const read = readBody(body, standard);
-        if (!end) read.problem = "this tag is not closed: “>” is missing";
+        if (!end) Object.assign(read, {problem: "this tag is not closed: “>” is missing", fixes: []});
         return {...place, ...read};
     });
 }

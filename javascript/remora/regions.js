@@ -2,6 +2,7 @@
 // extension/text/regions.py reads the same, and one table of cases holds both.
 
 import {written} from "./curve.js";
+import {didYouMean, similar} from "./similar.js";
 
 /**
  * @typedef {number[]} Weights
@@ -50,9 +51,36 @@ export function maskProblem(text, names) {
             if (edges.some((edge) => edge > 1) || left >= right || top >= bottom) {
                 return `“${name}” is not a rectangle; write left,top,right,bottom as parts of the picture, such as 0,0,0.5,1`;
             }
-        } else if (!names.includes(name)) return `there is no region “${name}”`;
+        } else if (!names.includes(name)) return `there is no region “${name}”${didYouMean(similar(name, names))}`;
     }
     return "";
+}
+
+/**
+ * Return texts that may be meant by one whose first unknown name is similar to known ones.
+ * @param {string} text
+ * @param {string[]} names that are known
+ * @returns {{names: string[], texts: string[]}}
+ */
+export function masksMeant(text, names) {
+    const parts = text.split("+");
+    const at = readMask(text).findIndex(({name, edges}) => name && !edges && !names.includes(name));
+    const {name} = readMask(text)[at] ?? {name: ""};
+    const meant = similar(name, names);
+    const texts = meant.map((one) =>
+        parts.map((part, place) => (place === at ? part.replace(name, () => one) : part)).join("+"),
+    );
+    return {names: meant, texts};
+}
+
+/**
+ * Return a text for all of the picture but the region of a text, or the region of one for all but it; null where the
+ * text has several parts, whose outside no text says.
+ * @param {string} text
+ */
+export function invertedText(text) {
+    const [{name, inverted: is}, ...others] = readMask(text);
+    return others.length || !name ? null : `${is ? "" : "!"}${name}`;
 }
 
 /**

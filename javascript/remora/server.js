@@ -8,6 +8,9 @@
 import {ApiError, CHANGED} from "./api.js";
 import {same} from "./store.js";
 
+const LATE =
+    "Your change is not made: another page or program has changed the same since this page read it. What is shown now has that change.";
+
 export const SERVER = {
     error: "",
     login: false, // ask for a password
@@ -61,7 +64,7 @@ export class Server {
             if (!(error instanceof ApiError) || error.status !== CHANGED) throw error;
             const before = part();
             await reload();
-            if (!same(before, part())) throw error;
+            if (!same(before, part())) throw new ApiError(LATE, CHANGED);
             return await this.tab.api.ask(method, path, body);
         }
     }

@@ -9,6 +9,7 @@
  */
 
 import * as boxes from "./boxes.js";
+import {faultOfNames} from "./faults.js";
 import {isMeant, places as placesOf, unread, wordsOf} from "./grammar.js";
 import {History} from "./history.js";
 import {isFailure, Others, told} from "./outcomes.js";
@@ -65,6 +66,7 @@ export const STACK = {
     target: "", // name of the shown prompt; empty without prompts
     prompt: "",
     negative: "",
+    steps: /** @type {number | null} */ (null), // that the page is set to
     off: /** @type {Off[]} */ ([]),
     added: /** @type {Added[]} */ ([]),
     canUndo: false,
@@ -100,6 +102,7 @@ export class Stack {
         const one = found.find(({name}) => name === target);
         const prompt = one ? one.box.value : "";
         const negative = one?.negative ? one.negative.value : "";
+        this.tab.set({steps: one ? boxes.stepsOf(target) : null});
         if (
             target === this.tab.state.target
             && prompt === this.tab.state.prompt
@@ -197,6 +200,20 @@ export class Stack {
         return prompt.slice(prompt.lastIndexOf("\n", start) + 1, end).includes("#");
     }
 
+    /** Return the lists of presets and regions, as far as this page knows them. */
+    get known() {
+        const {blocks, regions, server} = this.tab.state;
+        return {blocks: blocks && blocks.model === (server?.model ?? null) ? blocks : null, regions};
+    }
+
+    /**
+     * Return what is wrong with the tag of a row, and what may be meant.
+     * @param {Reading & {body: string}} row
+     */
+    faultOf(row) {
+        return row.problem ? {key: "", said: row.problem, fixes: row.fixes} : faultOfNames(row, this.known);
+    }
+
     /** Return the ids of the files in the prompt. */
     used() {
         return new Set(
@@ -224,7 +241,8 @@ export class Stack {
         const byKey = new Map(rows.map(({where, key}, at) => [`${where} ${key}`, found[at]]));
         const isWrong = (/** @type {typeof rows[number]} */ row, /** @type {number} */ at) => {
             const outcome = row.on ? found[at] : undefined;
-            const said = row.where !== "negative" && (row.problem || this.tab.library.meaning(row.name).problem); // words else
+            const said = // words else
+                row.where !== "negative" && (this.faultOf(row).said || this.tab.library.meaning(row.name).problem);
             return said || (outcome && !outcome.changed && isFailure(outcome.lora));
         };
         const others = this.others.of(loras, found);
@@ -273,7 +291,6 @@ export class Stack {
             always,
             off,
             added,
-            said: "",
             canUndo: this.history.past.length > 0,
             canRedo: this.history.future.length > 0,
         });

@@ -4,14 +4,23 @@
 /** @import {Curve} from "./curve.js" */
 
 import {isFiniteNumber, NUMBER, readAmount, SHAPES, written} from "./curve.js";
+import {didYouMean, numberMeant, rangeMeant, similar} from "./similar.js";
 
 /**
  * @typedef {{key: string, head: string, value: string, named: boolean}} Field
  * One field of a tag: `head` is the text up to and with `=`, empty where the field has none. The key of a flag is the
  * flag, that of a range without a key is `step`, and one value too many has no key.
  *
- * @typedef {(text: string) => string} Check
- * Returns the problem of a text, empty if it has none.
+ * @typedef {{said: string, write: string[]}} Fault
+ * What is wrong with a text, and texts that may be meant.
+ *
+ * @typedef {(text: string) => Fault | null} Check
+ *
+ * @typedef {{word: string, instead: string, body: string}} Fix
+ * A body that may be meant: with a word in place of a text, or, where that is empty, as the word says.
+ *
+ * @typedef {{said: string, fixes: Fix[]}} Problem
+ * What is wrong with a tag, empty where nothing is.
  *
  * @typedef {{[key: string]: string | undefined}} Values
  * The texts of all fields by their key.
@@ -28,6 +37,7 @@ import {isFiniteNumber, NUMBER, readAmount, SHAPES, written} from "./curve.js";
  * @property {Values} values
  * @property {string[]} flags
  * @property {string} problem empty where the tag can be read
+ * @property {Fix[]} fixes of the problem
  *
  * @typedef {{name: string, unet: number, text_encoder: number, more: string}} Said
  * An entry of the stack that is always on: `more` has the other fields of a tag.
@@ -41,48 +51,78 @@ const ALIASES = new Map([
 export const PASSES = ["base", "hires", "refiner", "detailer"];
 const AMOUNTS = ["te", "unet", "hr", "hrte", "hrunet", "in", "mid", "out"];
 
+/** @type {(said: string, ...write: string[]) => Fault} */
+const wrong = (said, ...write) => ({said, write});
+
 /** @type {Check} */
 const isAmount = (text) =>
     readAmount(text)
-        ? ""
+        ? null
         : /[@~]/.test(text)
-          ? `“${text}” is not a schedule; write, for example, 0@0,1@0.5`
+          ? wrong(`“${text}” is not a schedule; write, for example, 0@0,1@0.5`)
           : isNumber(text);
 /** @type {Check} */
-const isNumber = (text) =>
-    isFiniteNumber(text)
-        ? ""
-        : `“${text}” is ${NUMBER.test(text) ? "too large" : "not"} a number${
-              isFiniteNumber(text.replace(",", ".")) ? `; write ${text.replace(",", ".")}` : ""
-          }`;
+const isNumber = (text) => {
+    if (isFiniteNumber(text)) return null;
+    const meant = numberMeant(text);
+    const said = `“${text}” is ${NUMBER.test(text) ? "too large" : "not"} a number; write ${meant || "a number, such as 0.8"}`;
+    return wrong(said, ...[meant].filter(Boolean));
+};
 /** @type {Check} */
-const isPlace = (text) => isNumber(text) || (Number(text) < 0 ? `“${text}” is below 0` : "");
+const isPlace = (text) =>
+    isNumber(text) ?? (Number(text) < 0 ? wrong(`“${text}” is below 0; write a number from 0`) : null);
 /** @type {Check} */
-const isText = (text) => (text ? "" : "a name is missing");
+const isText = (text) => (text ? null : wrong("a name is missing; write one, or leave the setting out"));
 /** @type {Check} */
 const isModule = (text) =>
     isText(text)
-    || (/^\w+$/.test(text)
-        ? ""
-        : `“${text}” is not a component of a model, such as unet, transformer_2 or text_encoder`);
+    ?? (/^\w+$/.test(text)
+        ? null
+        : wrong(`“${text}” is not a component of a model; write, for example, unet or text_encoder`));
 /** @type {(...words: string[]) => Check} */
 const isOneOf =
     (...words) =>
-    (text) =>
-        words.includes(text.toLowerCase()) ? "" : `“${text}” is none of ${words.join(", ")}`;
+    (text) => {
+        if (words.includes(text.toLowerCase())) return null;
+        const meant = similar(text, words);
+        return wrong(`“${text}” is none of ${words.join(", ")}${didYouMean(meant)}`, ...meant);
+    };
 /** @type {(digits: number, otherwise: string) => Check} */
 const isCount = (digits, otherwise) => {
     const count = new RegExp(`^0*[1-9]\\d{0,${digits - 1}}$`);
-    return (text) => (count.test(text) ? "" : `“${text}” ${otherwise}`);
+    return (text) => (count.test(text) ? null : wrong(`“${text}” ${otherwise}`));
 };
 /** @type {Check} */
-const isRange = (text) => (rangeOf(text) ? "" : `“${text}” is not a range; write, for example, 2-10`);
-/** @type {(check: Check, between: RegExp) => Check} */
-const each = (check, between) => (text) =>
-    text
-        .split(between)
-        .map((part) => check(part.trim()))
-        .find(Boolean) ?? "";
+const isRange = (text) => {
+    if (rangeOf(text)) return null;
+    const meant = rangeOf(rangeMeant(text)) ? rangeMeant(text) : "";
+    return wrong(`“${text}” is not a range; write ${meant || "a range, such as 2-10"}`, ...[meant].filter(Boolean));
+};
+/** @type {Check} */
+const isSoftEdge = (text) =>
+    isNumber(text)
+    ?? (Number(text) < 0 || Number(text) > 1 ? wrong(`${text} is not a soft edge; write a number from 0 to 1`) : null);
+/** @type {(check: Check) => Check} */
+const each = (check) => (text) => {
+    const parts = text.split(/([,+])/); // with the marks between them
+    for (const [at, part] of parts.entries()) {
+        const fault = at % 2 ? null : check(part.trim());
+        if (fault)
+            return wrong(
+                fault.said,
+                ...fault.write.map((meant) => parts.map((other, place) => (place === at ? meant : other)).join("")),
+            );
+    }
+    return null;
+};
+/** @type {Check} */
+const isList = (text) => {
+    if (!/^[+-]?\d+,\d+$/.test(text)) return isText(text);
+    return wrong(
+        `“${text}” is not a number; write ${numberMeant(text)}, or for block weights lbw=${text}`,
+        numberMeant(text),
+    );
+};
 
 /**
  * The check of each field. A tag may hold any key, so this is no plain object: that has `constructor` and others.
@@ -93,7 +133,7 @@ const CHECKS = new Map([
     ...Object.entries({
         alpha: isNumber,
         scale: isNumber,
-        dyn: isCount(6, "is not a rank (a whole number from 1)"),
+        dyn: isCount(6, "is not a rank; write a whole number from 1, such as 16"),
         lbw: isText,
         lbwe: isText,
         x: isNumber,
@@ -105,18 +145,12 @@ const CHECKS = new Map([
         by: isOneOf("step", "sigma", "timestep"),
         curve: isOneOf(...SHAPES),
         half: isOneOf("pos", "neg"),
-        pass: each(isOneOf(...PASSES), /[,+]/),
+        pass: each(isOneOf(...PASSES)),
         mask: isText,
         part: isCount(3, "is not a part of a prompt; the parts between AND are numbered from 1"),
         grammar: isOneOf("0", "1"),
-        feather: /** @type {Check} */ (
-            (text) =>
-                isNumber(text)
-                || (Number(text) < 0 || Number(text) > 1
-                    ? `${text} is not a soft edge; write a number from 0 to 1`
-                    : "")
-        ),
-        rows: each(isCount(3, "is not an image of a batch; images are numbered from 1"), /[,+]/),
+        feather: isSoftEdge,
+        rows: each(isCount(3, "is not an image of a batch; images are numbered from 1")),
     }),
 ]);
 
@@ -213,6 +247,7 @@ export function readBody(body, standard = 1) {
     const te = readAmount(values.te ?? written(standard)) ?? {value: standard, curve: null};
     const unet = values.unet !== undefined ? (readAmount(values.unet) ?? {value: standard, curve: null}) : te;
     const teText = te.curve ? String(values.te) : written(te.value);
+    const {said, fixes} = problemOf(name, fields);
     return {
         name: plainName(name.trim()),
         te: te.value,
@@ -223,7 +258,8 @@ export function readBody(body, standard = 1) {
         unetText: unet === te ? teText : unet.curve ? String(values.unet) : written(unet.value),
         values,
         flags: fields.filter((field) => FLAGS.includes(field.key)).map((field) => field.key),
-        problem: problemOf(name, fields),
+        problem: said,
+        fixes,
     };
 }
 
@@ -237,25 +273,87 @@ function valuesOf(fields) {
     return Object.fromEntries(counting.filter(({key}) => CHECKS.has(key)).map(({key, value}) => [key, value.trim()]));
 }
 
-/** @type {(name: string, fields: Field[]) => string} */
+/** @type {(name: string, fields: Field[]) => Problem} */
 function problemOf(name, fields) {
-    if (!name.trim()) return "the name is missing";
+    if (!name.trim()) return {said: "the name is missing; write, for example, <lora:name:0.8>", fixes: []};
     const seen = new Set();
-    for (const {key, head, value, named} of fields) {
-        if (!named && !key) return `a fourth number, “${value}”`;
-        if (!head && FLAGS.includes(key)) continue;
-        const check = CHECKS.get(key);
-        if (!check) return `“${key}” is not a setting of a LoRA tag; the settings are ${[...CHECKS.keys()].join(", ")}`;
-        if (named && seen.has(key)) return `“${key}” is set twice`;
-        if (named) seen.add(key);
-        const problem = check(value.trim());
-        if (problem) return problem;
+    for (const field of fields) {
+        const said = faultOfKey(field, seen);
+        if (said !== null) return {said, fixes: fixesOfKey(name, fields, field)};
+        const {key, value, named} = field;
+        const check = key === "lbw" && !named ? isList : CHECKS.get(key);
+        const fault = check?.(value.trim());
+        if (fault) return {said: fault.said, fixes: fault.write.map((meant) => replaced(name, fields, field, meant))};
     }
-    const fading = fields.find(({key}) => ["feather", "part"].includes(key));
-    if (fading && !fields.some(({key}) => key === "mask")) return `“${fading.key}” needs a region, such as mask=left`;
-    const lost = fields.find(({key}) => ["by", "curve"].includes(key));
-    return lost && !hasCurve(fields) ? `“${lost.key}” needs a schedule, such as 0@0,1@0.5` : "";
+    const [lost, said] = lostField(fields);
+    return {said, fixes: lost ? [leftOut(name, fields, lost)] : []};
 }
+
+/**
+ * Say what is wrong with a field, whatever its value is; null where nothing is.
+ * @param {Field} field
+ * @param {Set<string>} seen keys before it
+ */
+function faultOfKey({key, head, value, named}, seen) {
+    if (!named && !key) return `a fourth number, “${value}”; write at most two strengths and a rank`;
+    if (!head && FLAGS.includes(key)) return null;
+    if (!CHECKS.has(key)) {
+        const meant = similar(key, [...CHECKS.keys(), ...ALIASES.keys()]);
+        return `“${key}” is not a setting of a LoRA tag${didYouMean(meant) || "; leave it out"}`;
+    }
+    if (named && seen.has(key)) return `“${key}” is set twice; leave one out`;
+    if (named) seen.add(key);
+    return null;
+}
+
+/**
+ * Return the bodies that may be meant by one with a field that cannot be there.
+ * @param {string} name
+ * @param {Field[]} fields
+ * @param {Field} field
+ */
+function fixesOfKey(name, fields, field) {
+    const meant = CHECKS.has(field.key) ? [] : similar(field.key, [...CHECKS.keys(), ...ALIASES.keys()]);
+    if (!field.named || !meant.length) return [leftOut(name, fields, field)];
+    return meant.map((key) => ({
+        word: key,
+        instead: field.key,
+        body: joined(
+            name,
+            fields.map((one) => (one === field ? {...one, head: `${key}=`} : one)),
+        ),
+    }));
+}
+
+/**
+ * Return the field that has no effect without another one, and a sentence about it.
+ * @param {Field[]} fields
+ * @returns {[Field | undefined, string]}
+ */
+function lostField(fields) {
+    const fading = fields.find(({key}) => ["feather", "part"].includes(key));
+    if (fading && !fields.some(({key}) => key === "mask"))
+        return [fading, `“${fading.key}” needs a region, such as mask=left`];
+    const shape = fields.find(({key}) => ["by", "curve"].includes(key));
+    return shape && !hasCurve(fields) ? [shape, `“${shape.key}” needs a schedule, such as 0@0,1@0.5`] : [undefined, ""];
+}
+
+/** @type {(name: string, fields: Field[], field: Field, meant: string) => Fix} */
+const replaced = (name, fields, field, meant) => ({
+    word: meant,
+    instead: field.value.trim(),
+    body: joined(
+        name,
+        fields.map((one) => (one === field ? {...one, value: meant} : one)),
+    ),
+});
+
+/** @type {(name: string, fields: Field[], field: Field) => Fix} */
+const leftOut = (name, fields, field) => ({
+    word: `Leave out ${field.head}${field.value}`,
+    instead: "",
+    body: joined(name, without(fields, [field])),
+});
 
 /** @param {Field[]} fields */
 const hasCurve = (fields) => {

@@ -1,8 +1,9 @@
 // Block weights: a number for each block of the model, or the name of a preset of them. Pure.
 
-/** @import {BlockPreset, Blocks, Layout} from "./api.js" */
+/** @import {BlockPreset, Blocks} from "./api.js" */
 
 import {isFiniteNumber, NUMBER, written} from "./curve.js";
+import {didYouMean, similar} from "./similar.js";
 
 const LETTER = /^(?:R|U|X(?:[+-](?:\d+(?:\.\d*)?|\.\d+))?)$/; // drawn at random, or whatever X is
 const NOT_IN_NAMES = /[:,<>=#]/;
@@ -28,39 +29,59 @@ export function shownBlocks({blocks, layouts}) {
 
 /**
  * Read a field for a model. The cells are the texts for the shown blocks, null where the model takes no such
- * list; the preset is the one that the field names.
+ * list; the preset is the one that the field names. `write` has the texts that may be meant by a wrong one.
  * @param {string} text
  * @param {Pick<Blocks, "layouts" | "presets">} told
- * @returns {{cells: string[] | null, preset: BlockPreset | null, problem: string}}
+ * @returns {{cells: string[] | null, preset: BlockPreset | null, problem: string, write: string[]}}
  */
 export function readWeights(text, told) {
     const ids = told.layouts[0]?.ids ?? [];
-    if (!text) return {cells: ids.map(() => "1"), preset: null, problem: ""};
-    const preset =
-        told.presets.find(({name}) => name === text)
-        ?? told.presets.find(({name}) => name.toLowerCase() === text.toLowerCase())
-        ?? null;
+    if (!text) return {cells: ids.map(() => "1"), preset: null, problem: "", write: []};
+    const preset = told.presets.find(({name}) => name === text) ?? null;
     const cells = (preset ? preset.values : text).split(",").map((cell) => cell.trim());
+    const isGood = cells.every((cell) => isFiniteNumber(cell) || isLetter(cell));
+    if (!isGood) return {cells: null, preset, ...faultOf(text, cells, told)};
     const layout = told.layouts.find(({length}) => length === cells.length);
-    const bad = cells.find((cell) => !isFiniteNumber(cell) && !isLetter(cell));
-    const problem = problemOf(text, cells, bad, layout, told, preset);
-    return {cells: layout && bad === undefined ? expanded(cells, layout.ids, ids) : null, preset, problem};
+    if (layout) return {cells: expanded(cells, layout.ids, ids), preset, problem: "", write: []};
+    const isEven = cells.length > 1 && cells.every((cell) => !isLetter(cell) && Number(cell) === Number(cells[0]));
+    // a list of equal values fits every model
+    if (isEven && ids.length) return {cells: ids.map(() => cells[0]), preset, problem: "", write: []};
+    const problem = cells.length === 1 || ids.length ? wrongLength(cells, preset, told) : "";
+    return {cells: null, preset, problem, write: []};
 }
 
 /**
+ * Say which of the cells is no weight, or that the only one is no preset.
  * @param {string} text
  * @param {string[]} cells
- * @param {string | undefined} bad the first cell that is no weight
- * @param {Layout | undefined} layout
- * @param {Pick<Blocks, "layouts">} told
- * @param {BlockPreset | null} preset
+ * @param {Pick<Blocks, "presets">} told
  */
-function problemOf(text, cells, bad, layout, told, preset) {
-    if (bad !== undefined && cells.length === 1) return `There is no preset “${text}”.`;
-    if (bad !== undefined) return `“${bad}” is not a block weight: write a number, R, U or X.`;
-    if (layout || !told.layouts.length) return "";
-    const count = cells.length === 1 ? "1 value" : `${cells.length} values`;
-    return `${preset ? `${preset.name} has ${count}` : count}; the loaded model takes ${told.layouts.map(({length}) => length).join(", ")}.`;
+function faultOf(text, cells, {presets}) {
+    const at = cells.findIndex((cell) => !isFiniteNumber(cell) && !isLetter(cell));
+    if (cells.length === 1) {
+        const names = similar(
+            text,
+            presets.map(({name}) => name),
+        );
+        return {problem: `There is no preset “${text}”${didYouMean(names) || "."}`, write: names};
+    }
+    const upper = cells[at].toUpperCase();
+    const write = isLetter(upper) ? [cells.map((cell, place) => (place === at ? upper : cell)).join(",")] : [];
+    return {
+        problem: `“${cells[at]}” is not a block weight: write ${isLetter(upper) ? upper : "a number, R, U or X"}.`,
+        write,
+    };
+}
+
+/**
+ * @param {string[]} cells
+ * @param {BlockPreset | null} preset
+ * @param {Pick<Blocks, "layouts">} told
+ */
+function wrongLength(cells, preset, {layouts}) {
+    if (cells.length === 1)
+        return `“${cells[0]}” is a single number; write a weight for each block, or the name of a preset.`;
+    return `${preset ? `${preset.name} has ` : ""}${cells.length} values; the loaded model takes ${layouts.map(({length}) => length).join(", ")}.`;
 }
 
 /**

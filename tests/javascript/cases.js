@@ -18,6 +18,10 @@ import {readFileSync} from "node:fs";
  * @property {string[]} refused masks
  * @property {string[]} names that a region may have
  * @property {string[]} refused_names
+ *
+ * @typedef {object} SimilarCases
+ * @property {[word: string, names: string[], wanted: string[]][]} similar
+ * @property {[text: string, wanted: string][]} numbers
  */
 
 /** @param {string} name */
@@ -33,3 +37,6 @@ export const GRAMMAR = read("prompt_grammar.json");
 
 /** @type {RegionCases} */
 export const REGIONS = read("regions.json");
+
+/** @type {SimilarCases} */
+export const SIMILAR = read("similar.json");

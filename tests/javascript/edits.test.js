@@ -30,6 +30,24 @@ test("a LoRA is inserted with its words and strength, and removed with them", ()
     assert.equal(tab.state.said, "fur removed.");
 });
 
+test("the trigger words of what is always on are told of in a prompt without them, and inserted", () => {
+    const fur = lora("fur", {words: "soft fur"});
+    const {tab, box} = openPage({prompts: {txt2img: "a fox <lora:fur:1> soft fur"}, loras: [fur]});
+    tab.edits.pin(row(tab, "fur"));
+    assert.equal(tab.edits.wordsMissing("fur"), "", "they stay in this prompt");
+    box().value = "a cat,";
+    tab.stack.readBoxes();
+    assert.equal(tab.edits.wordsMissing("fur"), "soft fur");
+    tab.edits.insertWords("fur");
+    assert.equal(box().value, "a cat, soft fur");
+    assert.equal(tab.edits.wordsMissing("fur"), "");
+    tab.stack.undo();
+    assert.equal(box().value, "a cat,");
+    box().value = "a <lora:fur:0>";
+    tab.stack.readBoxes();
+    assert.equal(tab.edits.wordsMissing("fur"), "", "its tag counts here");
+});
+
 test("a LoRA whose name no tag can have is not inserted, with the reason", () => {
     const {tab, box} = openPage({prompts: {txt2img: "a fox"}, loras: [lora("a>b")]});
     tab.edits.toggle(lora("a>b"));

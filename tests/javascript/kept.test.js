@@ -51,7 +51,7 @@ test("changes are saved together, a moment after the last one, with the tag of t
         ...{method: "PUT", path: "stack", tag: '"s1"'},
         body: {always_on: true, entries: [entry("a"), entry("b")]},
     });
-    assert.equal(tab.state.said, "Saved.");
+    assert.equal(tab.state.said, "“Always on” is saved.");
     assert.equal(tab.api.tags.get("stack"), "s2");
 });
 
@@ -209,7 +209,7 @@ test("a preset is saved although another page has changed others, but not over a
     assert.deepEqual([second.sent.length, second.tab.state.presets?.[0].text], [2, "<lora:z>"]);
 });
 
-const BLOCKS = {blocks: [{id: "IN00", title: ""}], layouts: [], presets: [], rules: [], problem: ""};
+const BLOCKS = {blocks: [{id: "IN00", title: ""}], layouts: [], presets: [], rules: [], about_rules: {}, problem: ""};
 
 test("blocks are loaded once for each model", async () => {
     const {tab, sent} = openPage({routes: {"GET blocks": () => ({tag: "b", data: BLOCKS})}});
@@ -332,4 +332,37 @@ test("block weights and regions are not saved over another page's change of the 
         ["PUT", "GET", "PUT", "GET"],
     );
     assert.deepEqual([tab.state.blocks?.presets[0].values, tab.state.regions?.[0].picture], ["0", "z"]);
+});
+
+test("presets and regions that tags name are loaded once, and once more for a name that is not there", async () => {
+    const blocks = {...BLOCKS, layouts: [], presets: [{name: "OUTALL", values: "1,0", own: false}]};
+    const {tab, sent, box} = openPage({
+        prompts: {txt2img: "<lora:a:1:lbw=OUTALL> <lora:b:1:mask=0,0,1,0.5>"},
+        loras: [],
+        routes: {
+            "GET blocks": () => ({data: blocks}),
+            "GET regions": () => ({data: {regions: [{name: "left"}], problem: ""}}),
+            "POST resolve": () => ({data: {names: {}}}),
+        },
+    });
+    const asked = () => sent.map(({path}) => path).filter((path) => path !== "resolve");
+    const write = async (/** @type {string} */ prompt) => {
+        box().value = prompt;
+        tab.stack.readBoxes();
+        await turn();
+        await turn();
+    };
+    tab.set({loaded: true});
+    await tab.kept.loadNamed();
+    assert.deepEqual(asked(), ["blocks"]);
+    await write("<lora:a:1:lbw=OUTALL:high>");
+    assert.deepEqual(asked(), ["blocks"]);
+    for (const again of ["", " again"]) await write(`<lora:a:1:lbw=OUTAL>${again}`);
+    assert.deepEqual(asked(), ["blocks", "blocks"]);
+    await write("<lora:a:1:mask=left>");
+    assert.deepEqual(asked(), ["blocks", "blocks", "regions"]);
+    await write("<lora:a:1:mask=lft>");
+    assert.equal(asked().length, 4);
+    assert.deepEqual(tab.stack.faultOf(tab.stack.tags()[0]).said, "there is no region “lft”; did you mean left?");
+    assert.equal(tab.stack.outcomes().errors, 1);
 });

@@ -3,7 +3,10 @@
 import assert from "node:assert/strict";
 import {test} from "node:test";
 import {groupsOf} from "../../javascript/remora/ui/blocks.js";
-import {attempts, isNumber, numberOf, tooStrong} from "../../javascript/remora/ui/parts.js";
+import {ApiError, CHANGED} from "../../javascript/remora/api.js";
+import {attempts, filled, isNumber, numberOf, tooStrong} from "../../javascript/remora/ui/parts.js";
+import {whyUnreached} from "../../javascript/remora/ui/summary.js";
+import {readBody} from "../../javascript/remora/tag.js";
 
 /** Return what is shown, and a function that tries something. */
 function shown() {
@@ -53,6 +56,63 @@ test("an attempt in the background shows its error and clears none", async () =>
         throw new Error("worse");
     }, false);
     assert.deepEqual(texts, ["bad", "worse"]);
+});
+
+test("what another page came before can be tried again, and nothing else", async () => {
+    /** @type {((() => unknown) | null)[]} */
+    const ways = [];
+    const attempt = attempts((_, again) => ways.push(again));
+    let tries = 0;
+    const work = () => {
+        tries += 1;
+        if (tries === 1) throw new ApiError("late", CHANGED);
+        return tries;
+    };
+    await attempt(work);
+    assert.equal(await ways[0]?.(), 2);
+    await attempt(() => {
+        throw new ApiError("refused", 422);
+    });
+    assert.deepEqual(ways.slice(1), [null, null]);
+});
+
+test("a slider is filled between 0 and its value, within its ends", () => {
+    /** @type {[value: number, from: number, to: number][]} */
+    const cases = [
+        [0, 1 / 3, 1 / 3],
+        [2, 1 / 3, 1],
+        [50, 1 / 3, 1],
+        [-1, 0, 1 / 3],
+        [0.5, 1 / 3, 0.5],
+    ];
+    for (const [value, from, to] of cases) assert.deepEqual(filled(value), {"--rt-from": from, "--rt-to": to});
+});
+
+test("a window that has no step of the page is said", () => {
+    /** @type {[body: string, steps: number | null, said: RegExp | ""][]} */
+    const cases = [
+        ["a:start=99", 20, /^It acts in no step: it begins after step 99, and the page is set to 20 steps\.$/],
+        ["a:start=20", 20, /begins after step 20/],
+        ["a:start=19", 20, ""],
+        ["a:start=99", null, ""],
+        ["a:start=99:pass=hires", 20, ""],
+        ["a:start=0.99", 20, /begins after 99 %/],
+        ["a:start=0.95", 20, ""],
+        ["a:stop=1", 20, /ends at step 1/],
+        ["a:stop=0.01", 20, ""],
+        ["a:10-5", null, /^It acts in no step: it begins after step 10 and ends at step 5\.$/],
+        ["a:start=0.5:stop=8", 20, /begins after 50 % and ends at step 8/],
+        ["a:start=0.5:stop=8", null, ""],
+        ["a:0@0,1@30", 20, /^Its schedule goes on to step 30/],
+        ["a:0@0,1@20", 20, ""],
+        ["a:0@0,1@30:by=sigma", 20, ""],
+        ["a:start=1:stop=2", 20, ""],
+    ];
+    for (const [body, steps, said] of cases) {
+        const told = whyUnreached(readBody(body), steps);
+        if (said) assert.match(told, said, body);
+        else assert.equal(told, "", body);
+    }
 });
 
 test("a number may have a comma for its point", () => {

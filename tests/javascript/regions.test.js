@@ -7,7 +7,9 @@ import {
     feathered,
     inverted,
     joined,
+    invertedText,
     maskProblem,
+    masksMeant,
     nameProblem,
     nothing,
     percent,
@@ -78,12 +80,32 @@ test("the problem of a text is one sentence", () => {
         ["left+", "the region is missing; write, for example, left or 0,0,0.5,1"],
         ["!", "the region is missing; write, for example, left or 0,0,0.5,1"],
         ["left+nose", "there is no region “nose”"],
+        ["Left+top", "there is no region “Left”; did you mean left?"],
         ["0,0,1.5,1", `“0,0,1.5,1” ${rectangles}`],
         ["0.5,0,0.5,1", `“0.5,0,0.5,1” ${rectangles}`],
         ["0,1,1,0", `“0,1,1,0” ${rectangles}`],
         ["0,0.5,1,0.5", `“0,0.5,1,0.5” ${rectangles}`],
     ];
     for (const [text, problem] of cases) assert.equal(maskProblem(text, NAMES), problem, text);
+});
+
+test("a region of a similar name is suggested where it stands", () => {
+    assert.deepEqual(masksMeant("nothing like it", ["left", "face"]), {names: [], texts: []});
+    assert.deepEqual(masksMeant("0,0,1,0.5+ !lft +face", ["left", "face"]), {
+        names: ["left"],
+        texts: ["0,0,1,0.5+ !left +face"],
+    });
+    assert.deepEqual(masksMeant("left", ["left"]), {names: [], texts: []});
+});
+
+test("a region is inverted and put back, unless it has several parts", () => {
+    assert.deepEqual(["left", "!left", "!! left", " ! 0,0,.5,1"].map(invertedText), [
+        "!left",
+        "left",
+        "!left",
+        "0,0,.5,1",
+    ]);
+    assert.deepEqual(["left+top", "", "!"].map(invertedText), [null, null, null]);
 });
 
 test("the problem of a name is one sentence", () => {

@@ -33,6 +33,33 @@ test("a prompt that the user chose in the tab stays until the page shows another
     assert.equal(tab.state.target, "txt2img");
 });
 
+test("what is said of a stack ends when the stack is another", () => {
+    /** @type {((page: ReturnType<typeof openPage>) => void)[]} */
+    const changes = [
+        ({tab}) => tab.stack.choose("img2img"),
+        ({tab, box}) => {
+            box().value = "typed";
+            tab.stack.readBoxes();
+        },
+        ({tab, negative}) => {
+            negative().value = "typed";
+            tab.stack.readBoxes();
+        },
+        ({tab}) => tab.edits.addAlways("b"),
+        ({tab}) => tab.kept.showStack({version: 1, always_on: true, entries: [], problem: ""}),
+        ({tab}) => tab.stack.change({prompt: "other"}),
+    ];
+    for (const change of changes) {
+        const page = openPage({prompts: {txt2img: ["a fox", ""], img2img: ["a fox", ""]}});
+        page.tab.set({said: "Preset Mine in use."});
+        page.tab.stack.readBoxes();
+        page.tab.set({pane: "library"});
+        assert.equal(page.tab.state.said, "Preset Mine in use.");
+        change(page);
+        assert.equal(page.tab.state.said, "", String(change));
+    }
+});
+
 test("a page without prompts has no target and no rows", () => {
     const {tab} = openPage({prompts: {}});
     assert.deepEqual([tab.state.target, tab.state.prompt, tab.stack.rows()], ["", "", []]);

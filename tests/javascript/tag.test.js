@@ -36,6 +36,7 @@ test("a body is read with all its fields", () => {
         values: {te: "0.5", unet: "0.7", dyn: "8", lbw: "OUTALL", stop: "10"},
         flags: ["high", "low"],
         problem: "",
+        fixes: [],
     });
 });
 
@@ -52,7 +53,7 @@ test("a missing strength is the standard one, and the UNet takes the text encode
 test("a strength that cannot be read is the standard one, and a problem", () => {
     const {te, unet, teText, unetText, problem} = readBody("a:x:unet=y", 0.8);
     assert.deepEqual([te, unet, teText, unetText], [0.8, 0.8, "0.8", "0.8"]);
-    assert.equal(problem, "“x” is not a number");
+    assert.equal(problem, "“x” is not a number; write a number, such as 0.8");
 });
 
 test("of a curve the strength is the value farthest from 0, and the text is kept", () => {
@@ -92,37 +93,34 @@ test("values by place are strengths and a rank, or a strength, block weights, an
 });
 
 test("the problem of a tag is one sentence", () => {
-    const settings =
-        "te, unet, hr, hrte, hrunet, in, mid, out, alpha, scale, dyn, lbw, lbwe, x, module, start, stop, step, sigma, by, curve,"
-        + " half, pass, mask, part, grammar, feather, rows";
     /** @type {[string, string][]} */
     const cases = [
-        ["", "the name is missing"],
-        [" :1", "the name is missing"],
-        ["a:", "“” is not a number"],
-        ["a:1.1.", "“1.1.” is not a number"],
+        ["", "the name is missing; write, for example, <lora:name:0.8>"],
+        [" :1", "the name is missing; write, for example, <lora:name:0.8>"],
+        ["a:", "“” is not a number; write a number, such as 0.8"],
+        ["a:1.1.", "“1.1.” is not a number; write a number, such as 0.8"],
         ["a:0,7", "“0,7” is not a number; write 0.7"],
-        ["a:1e999", "“1e999” is too large a number"],
-        ["a:-1e39", "“-1e39” is too large a number"],
+        ["a:1e999", "“1e999” is too large a number; write a number, such as 0.8"],
+        ["a:-1e39", "“-1e39” is too large a number; write a number, such as 0.8"],
         ["a:0@x", "“0@x” is not a schedule; write, for example, 0@0,1@0.5"],
-        ["a:1:2:3:4", "a fourth number, “4”"],
-        ["a:nope=1", `“nope” is not a setting of a LoRA tag; the settings are ${settings}`],
-        ["a:=5", `“” is not a setting of a LoRA tag; the settings are ${settings}`],
-        ["a:stop=1:stop=2", "“stop” is set twice"],
-        ["a:w=X:lbw=Y", "“lbw” is set twice"],
-        ["a:1:1:0.5", "“0.5” is not a rank (a whole number from 1)"],
-        ["a:dyn=0", "“0” is not a rank (a whole number from 1)"],
-        ["a:dyn=1234567", "“1234567” is not a rank (a whole number from 1)"],
-        ["a:lbw=", "a name is missing"],
-        ["a:lbwe=", "a name is missing"],
-        ["a:module=", "a name is missing"],
-        ["a:mask=", "a name is missing"],
-        ["a:x=y", "“y” is not a number"],
-        ["a:x=1e999", "“1e999” is too large a number"],
-        ["a:start=-1", "“-1” is below 0"],
-        ["a:stop=x", "“x” is not a number"],
-        ["a:step=5", "“5” is not a range; write, for example, 2-10"],
-        ["a:sigma=-", "“-” is not a range; write, for example, 2-10"],
+        ["a:1:2:3:4", "a fourth number, “4”; write at most two strengths and a rank"],
+        ["a:nope=1", "“nope” is not a setting of a LoRA tag; leave it out"],
+        ["a:=5", "“” is not a setting of a LoRA tag; leave it out"],
+        ["a:stop=1:stop=2", "“stop” is set twice; leave one out"],
+        ["a:w=X:lbw=Y", "“lbw” is set twice; leave one out"],
+        ["a:1:1:0.5", "“0.5” is not a rank; write a whole number from 1, such as 16"],
+        ["a:dyn=0", "“0” is not a rank; write a whole number from 1, such as 16"],
+        ["a:dyn=1234567", "“1234567” is not a rank; write a whole number from 1, such as 16"],
+        ["a:lbw=", "a name is missing; write one, or leave the setting out"],
+        ["a:lbwe=", "a name is missing; write one, or leave the setting out"],
+        ["a:module=", "a name is missing; write one, or leave the setting out"],
+        ["a:mask=", "a name is missing; write one, or leave the setting out"],
+        ["a:x=y", "“y” is not a number; write a number, such as 0.8"],
+        ["a:x=1e999", "“1e999” is too large a number; write a number, such as 0.8"],
+        ["a:start=-1", "“-1” is below 0; write a number from 0"],
+        ["a:stop=x", "“x” is not a number; write a number, such as 0.8"],
+        ["a:step=5", "“5” is not a range; write a range, such as 2-10"],
+        ["a:sigma=-", "“-” is not a range; write a range, such as 2-10"],
         ["a:1@0,0:by=moon", "“moon” is none of step, sigma, timestep"],
         ["a:1@0,0:curve=round", "“round” is none of linear, step, cosine"],
         ["a:half=both", "“both” is none of pos, neg"],
@@ -130,7 +128,7 @@ test("the problem of a tag is one sentence", () => {
         ["a:pass=base,", "“” is none of base, hires, refiner, detailer"],
         ["a:mask=left:part=0", "“0” is not a part of a prompt; the parts between AND are numbered from 1"],
         ["a:mask=left:part=1000", "“1000” is not a part of a prompt; the parts between AND are numbered from 1"],
-        ["a:mask=left:feather=x", "“x” is not a number"],
+        ["a:mask=left:feather=x", "“x” is not a number; write a number, such as 0.8"],
         ["a:mask=left:feather=1.5", "1.5 is not a soft edge; write a number from 0 to 1"],
         ["a:mask=left:feather=-0.5", "-0.5 is not a soft edge; write a number from 0 to 1"],
         ["a:rows=0", "“0” is not an image of a batch; images are numbered from 1"],
@@ -141,6 +139,36 @@ test("the problem of a tag is one sentence", () => {
         ["a:1:curve=cosine", "“curve” needs a schedule, such as 0@0,1@0.5"],
     ];
     for (const [body, problem] of cases) assert.equal(readBody(body).problem, problem, body);
+});
+
+test("what may be meant by a wrong tag is a body to write", () => {
+    /** @type {[body: string, said: string, fixes: string[]][]} */
+    const cases = [
+        ["a:0,7:high", "“0,7” is not a number; write 0.7", ["a:0.7:high"]],
+        ["a:1:0,7", "“0,7” is not a number; write 0.7, or for block weights lbw=0,7", ["a:1:0.7"]],
+        ["a:1:hr = 80%:x=2", "“80%” is not a number; write 0.8", ["a:1:hr =0.8:x=2"]],
+        ["a:mas=left", "“mas” is not a setting of a LoRA tag; did you mean mask?", ["a:mask=left"]],
+        ["a:Mask=left", "“Mask” is not a setting of a LoRA tag; did you mean mask?", ["a:mask=left"]],
+        ["a:1:nope=1:high", "“nope” is not a setting of a LoRA tag; leave it out", ["a:1:high"]],
+        ["a:stop=1:stop=2", "“stop” is set twice; leave one out", ["a:stop=1"]],
+        ["a:1:2:3:4", "a fourth number, “4”; write at most two strengths and a rank", ["a:1:2:3"]],
+        [
+            "a:pass=base, hire",
+            "“hire” is none of base, hires, refiner, detailer; did you mean hires?",
+            ["a:pass=base,hires"],
+        ],
+        ["a:half=positive", "“positive” is none of pos, neg; did you mean pos?", ["a:half=pos"]],
+        ["a:step=0,2–0,8", "“0,2–0,8” is not a range; write 0.2-0.8", ["a:step=0.2-0.8"]],
+        ["a:feather=0.5:high", "“feather” needs a region, such as mask=left", ["a:high"]],
+        ["a:x", "“x” is not a number; write a number, such as 0.8", []],
+    ];
+    for (const [body, said, wanted] of cases) {
+        const {problem, fixes} = readBody(body);
+        assert.deepEqual([problem, fixes.map((fix) => fix.body)], [said, wanted], body);
+        for (const fix of wanted) assert.equal(readBody(fix).problem, "", fix);
+    }
+    assert.deepEqual(readBody("a:0,7").fixes, [{word: "0.7", instead: "0,7", body: "a:0.7"}]);
+    assert.deepEqual(readBody("a:1:nope=1").fixes, [{word: "Leave out nope=1", instead: "", body: "a:1"}]);
 });
 
 test("a good tag has no problem", () => {

@@ -65,8 +65,8 @@ test("letters stand for weights that are drawn, or for X", () => {
 });
 
 test("no text is every block in full", () => {
-    assert.deepEqual(readWeights("", TOLD), {cells: ["1", "1", "1", "1"], preset: null, problem: ""});
-    assert.deepEqual(readWeights("", NO_MODEL), {cells: [], preset: null, problem: ""});
+    assert.deepEqual(readWeights("", TOLD), {cells: ["1", "1", "1", "1"], preset: null, problem: "", write: []});
+    assert.deepEqual(readWeights("", NO_MODEL), {cells: [], preset: null, problem: "", write: []});
 });
 
 test("weights are read where the model takes as many", () => {
@@ -74,6 +74,7 @@ test("weights are read where the model takes as many", () => {
         cells: ["1", "R", "X-0.5", "0.25"],
         preset: null,
         problem: "",
+        write: [],
     });
 });
 
@@ -94,23 +95,39 @@ test("weights of another layout go to the same blocks, and the engine's rules fi
     assert.deepEqual(readWeights("0.5", told).cells, ["0.5", "0.5", "1", "1", "0", "0.5"]);
 });
 
-test("a preset is found by its name, and in other letters where no name is exactly that", () => {
+test("a preset is found by its name alone, as on the server, and a similar name is suggested", () => {
     assert.equal(readWeights("outall", TOLD).preset, TOLD.presets[1]);
-    const {cells, preset, problem} = readWeights("OutAll", TOLD);
-    assert.equal(preset, TOLD.presets[0]);
-    assert.deepEqual([cells, problem], [["1", "0", "0", "1"], ""]);
+    /** @type {[text: string, problem: string, write: string[]][]} */
+    const cases = [
+        ["OutAll", "There is no preset “OutAll”; did you mean OUTALL or outall?", ["OUTALL", "outall"]],
+        ["OUTAL", "There is no preset “OUTAL”; did you mean OUTALL or outall?", ["OUTALL", "outall"]],
+        ["short", "There is no preset “short”; did you mean Short?", ["Short"]],
+        ["1,x+0.5,R,0", "“x+0.5” is not a block weight: write X+0.5.", ["1,X+0.5,R,0"]],
+    ];
+    for (const [text, problem, write] of cases)
+        assert.deepEqual(readWeights(text, TOLD), {cells: null, preset: null, problem, write}, text);
+});
+
+test("a list of equal values fits every model", () => {
+    assert.deepEqual(readWeights("0.5,0.50", TOLD), {
+        cells: ["0.5", "0.5", "0.5", "0.5"],
+        preset: null,
+        problem: "",
+        write: [],
+    });
+    assert.match(readWeights("R,R", TOLD).problem, /^2 values; the loaded model takes 4, 3/);
 });
 
 test("the problem of a text is one sentence", () => {
     /** @type {[text: string, problem: string][]} */
     const cases = [
         ["nothing", "There is no preset “nothing”."],
-        ["1,2,x,0", "“x” is not a block weight: write a number, R, U or X."],
+        ["1,2,y,0", "“y” is not a block weight: write a number, R, U or X."],
         ["1,,0,0", "“” is not a block weight: write a number, R, U or X."],
         ["Odd", "“q” is not a block weight: write a number, R, U or X."],
-        ["1", "1 value; the loaded model takes 4, 3."],
+        ["1", "“1” is a single number; write a weight for each block, or the name of a preset."],
         ["1,2", "2 values; the loaded model takes 4, 3."],
-        ["short", "Short has 2 values; the loaded model takes 4, 3."],
+        ["Short", "Short has 2 values; the loaded model takes 4, 3."],
     ];
     for (const [text, problem] of cases) {
         const read = readWeights(text, TOLD);
@@ -119,7 +136,7 @@ test("the problem of a text is one sentence", () => {
 });
 
 test("without a model any number of weights is good, and none is shown", () => {
-    assert.deepEqual(readWeights("1,2", NO_MODEL), {cells: null, preset: null, problem: ""});
+    assert.deepEqual(readWeights("1,2", NO_MODEL), {cells: null, preset: null, problem: "", write: []});
     assert.equal(readWeights("nothing", NO_MODEL).problem, "There is no preset “nothing”.");
 });
 

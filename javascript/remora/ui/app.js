@@ -10,6 +10,7 @@ import {useStore} from "../store.js";
 import {Compare} from "./compare.js";
 import {Details} from "./details.js";
 import {Library} from "./library.js";
+import {historyKey} from "./parts.js";
 import {Presets} from "./presets.js";
 import {Stack} from "./stack.js";
 
@@ -74,12 +75,10 @@ function useKeys(tab, root) {
             const target = /** @type {Element} */ (event.target);
             if (target.closest("dialog")) return; // what is behind it stays as it is
             const typing = target.matches("textarea, input:not([type=checkbox], [type=range], [type=radio])");
-            if (typing || event.altKey) return;
-            const key = event.key.toLowerCase();
-            if ((event.ctrlKey || event.metaKey) && (key === "z" || key === "y")) {
-                if (key === "y" || event.shiftKey) tab.stack.redo();
-                else tab.stack.undo();
-            } else if (key === "/" && !event.ctrlKey && !event.metaKey) {
+            const way = historyKey(event);
+            if (way === "redo") tab.stack.redo();
+            else if (way === "undo") tab.stack.undo();
+            else if (event.key === "/" && !typing && !event.altKey && !event.ctrlKey && !event.metaKey) {
                 /** @type {HTMLElement | null} */ (root.querySelector("input[type=search]"))?.focus();
             } else {
                 return;

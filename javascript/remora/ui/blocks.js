@@ -12,7 +12,7 @@ import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import {written} from "../curve.js";
 import {setField} from "../tag.js";
 import {isLetter, nameProblem, painted, readWeights, shownBlocks, snapped, writeWeights} from "../weights.js";
-import {Button, Deleted, isNumber, NameForm, numberOf, Trouble, useTrouble} from "./parts.js";
+import {Button, Deleted, isNumber, isStill, NameForm, numberOf, Trouble, useTrouble} from "./parts.js";
 
 const LOWEST = -1,
     HIGHEST = 2; // by keys; any number can be typed
@@ -24,8 +24,8 @@ const LOWEST = -1,
 /** @type {{[key: string]: number}} */
 const STEPS = {ArrowUp: 0.05, ArrowDown: -0.05, PageUp: 0.25, PageDown: -0.25};
 const OWN = "*"; // stands for weights of no preset; no preset has this name
-/** @type {Omit<Told, "rules"> & {rules?: string[]}} */
-const UNKNOWN = {blocks: [], layouts: [], presets: [], problem: ""};
+/** @type {Told} */
+const UNKNOWN = {blocks: [], layouts: [], presets: [], rules: [], about_rules: {}, problem: ""};
 
 /** @param {{tab: Tab, entry: Entry}} props */
 export function Blocks({tab, entry}) {
@@ -36,14 +36,13 @@ export function Blocks({tab, entry}) {
     }, [server?.model]);
     const told = blocks ?? UNKNOWN;
     const text = entry.values.lbw ?? "";
-    const {cells, preset, problem} = readWeights(text, told);
+    const {cells, preset} = readWeights(text, told);
     const write = (/** @type {string} */ value, what = "") => entry.edit((body) => setField(body, "lbw", value), what);
-    const said =
-        blocks && (problem || (!told.layouts.length ? "No model is loaded yet, so its blocks are unknown." : ""));
+    const said = blocks && !told.layouts.length ? "No model is loaded yet, so its blocks are unknown." : "";
     return html`<div class="rt-part" role="group" aria-label=${`Blocks of ${entry.name}`}>
         <strong>Blocks</strong>
-        ${!blocks && !trouble && html`<p class="rt-hint">Loading …</p>`}
-        <${Trouble} text=${trouble} />
+        ${!blocks && !trouble.text && html`<p class="rt-hint">Loading …</p>`}
+        <${Trouble} trouble=${trouble} />
         ${said && html`<p class="rt-notice" role="status">${said}</p>`}
         ${
             cells
@@ -62,18 +61,24 @@ export function Blocks({tab, entry}) {
 
 /**
  * Draw the presets of rules for some layers, which come after the weights of blocks.
- * @param {{entry: Entry, told: {rules?: string[]}}} props
+ * @param {{entry: Entry, told: Pick<Told, "rules" | "about_rules">}} props
  */
-function Rules({entry, told: {rules = []}}) {
+function Rules({entry, told: {rules, about_rules: about}}) {
     const own = entry.values.lbwe ?? "";
     if (!own && !rules.length) return null;
     const names = own && !rules.includes(own) ? [own, ...rules] : rules;
+    const said = own
+        ? Object.hasOwn(about, own)
+            ? about[own]
+            : ""
+        : "Rules set the weight of some layers, after the weights of blocks.";
     return html`<label class="rt-field"><span>Rules for layers</span>
         <select aria-label=${`Block rules of ${entry.name}`} value=${own}
             onChange=${(event) => entry.edit((body) => setField(body, "lbwe", event.target.value))}>
             <option value="">None</option>
             ${names.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}
-        </select></label>`;
+        </select>
+        <span class="rt-hint" role="status">${said}</span></label>`;
 }
 
 /**
@@ -300,10 +305,18 @@ function Presets({tab, entry, text, told, cells, preset, write, attempt}) {
             ${!saving && html`<button type="button" class="rt-small" disabled=${!cells?.length} onClick=${() => setSaving(true)}>Save as preset</button>`}
             ${preset?.own && html`<button type="button" class="rt-small" onClick=${remove}>Delete preset ${preset.name}</button>`}
         </div>
-        ${deleted && html`<${Deleted} name=${`preset ${deleted.name}`} replaced=${deleted.replaced} undo=${undo} />`}
+        ${
+            deleted
+            && isStill(
+                deleted.name,
+                deleted.replaced,
+                told.presets.filter((one) => one.own),
+            )
+            && html`<${Deleted} name=${`preset ${deleted.name}`} replaced=${deleted.replaced} undo=${undo} />`
+        }
         ${
             saving
-            && html`<${NameForm} label="Name of the new block preset" button="Save" hint="Name" focus problem=${nameProblem} save=${save}>
+            && html`<${NameForm} label="Name of the new block preset" button="Save" hint="Name" focus problem=${nameProblem} save=${save} cancel=${() => setSaving(false)}>
             <button type="button" class="rt-small" onClick=${() => setSaving(false)}>Cancel</button>
         <//>`
         }`;

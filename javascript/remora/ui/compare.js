@@ -76,7 +76,7 @@ export function Compare({tab, state}) {
     };
     const flip = (/** @type {string} */ name) =>
         setChosen(chosen.includes(name) ? chosen.filter((one) => one !== name) : [...chosen, name]);
-    const foot = html`<${Trouble} text=${trouble} />
+    const foot = html`<${Trouble} trouble=${trouble} />
         <div class="rt-line rt-end">
             ${own && html`<${Progress} made=${own} />`}
             ${

@@ -14,7 +14,7 @@ import {canBeInserted, size} from "../catalog.js";
 import {split} from "../prompt.js";
 import {rank} from "./card.js";
 import {Icon} from "./icons.js";
-import {Button, Deleted, Dialog, isNumber, numberOf, Picture, Stars, Trouble, useTrouble} from "./parts.js";
+import {Button, Deleted, Dialog, isNumber, numberOf, Picture, Stars, tooStrong, Trouble, useTrouble} from "./parts.js";
 
 const HASHED = 1500; // milliseconds after which a hash that was not known is asked for again
 
@@ -53,7 +53,7 @@ export function Details({tab, id}) {
         return () => clearTimeout(timer);
     }, [lora]);
     if (!lora || !draft) {
-        return html`<${Dialog} title="About this LoRA" close=${close}><${Trouble} text=${trouble} />
+        return html`<${Dialog} title="About this LoRA" close=${close}><${Trouble} trouble=${trouble} />
             ${!trouble && html`<p class="rt-hint">Loading …</p>`}<//>`;
     }
     const edit = (/** @type {Partial<Draft>} */ changes) => setDraft((now) => now && {...now, ...changes});
@@ -80,7 +80,7 @@ export function Details({tab, id}) {
         });
     const used = tab.stack.used().has(lora.id);
     const against = tab.library.catalog.against(lora);
-    const foot = html`<${Trouble} text=${trouble} />
+    const foot = html`<${Trouble} trouble=${trouble} />
         <div class="rt-line rt-end">
             <button type="button" onClick=${close}>Cancel</button>
             <button type="button" class="rt-primary" onClick=${save}>Save</button>
@@ -191,7 +191,7 @@ function Fields({draft, edit, lora}) {
         </div>`
         }
         ${field("negative", "Words for the negative prompt")}
-        ${field("strength", "Preferred strength", 0, "Empty or 0: the web UI’s default")}
+        ${field("strength", "Preferred strength", 0, aboutStrength(draft.strength) || "Empty or 0: the web UI’s default")}
         ${
             (lora.scale_is_guess || lora.alpha !== null)
             && field(
@@ -206,6 +206,16 @@ function Fields({draft, edit, lora}) {
         ${field("tags", "Tags", 0, "Separate tags with commas: portrait, ink")}
         ${field("notes", "Notes", 3)}
         ${field("description", "Description", 3)}`;
+}
+
+/**
+ * Say what an unusual strength does; nothing of others.
+ * @param {string} text
+ */
+function aboutStrength(text) {
+    if (!isNumber(text)) return "";
+    const opposite = "A negative strength has the opposite effect of the LoRA.";
+    return tooStrong(numberOf(text)) || (numberOf(text) < 0 ? opposite : "");
 }
 
 /** @param {{take: (picture: Blob | undefined) => unknown, attempt: Attempt}} props */

@@ -8,7 +8,7 @@
 import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import {shownPicture} from "../boxes.js";
 import {inverted, nameProblem, nothing, percent, SIDE, stroked} from "../regions.js";
-import {Dialog, NameForm, Trouble, useTrouble} from "./parts.js";
+import {Dialog, historyKey, keepFocus, NameForm, Trouble, useTrouble} from "./parts.js";
 import {asPng, draw, weightsOfFile} from "./pixels.js";
 
 /** @type {{[key: string]: [right: number, below: number] | undefined}} */
@@ -31,16 +31,41 @@ const MOST_UNDONE = 50;
 export function Painter({name: former, weights: first, taken, save, close}) {
     const [trouble, attempt] = useTrouble();
     const [weights, setWeights] = useState(() => first ?? nothing());
-    const [undone, setUndone] = useState(/** @type {Weights[]} */ ([])); // former weights, the latest last
+    const [past, setPast] = useState(/** @type {Weights[]} */ ([])); // former weights, the latest last
+    const [future, setFuture] = useState(/** @type {Weights[]} */ ([])); // what was taken back, the latest last
     const [size, setSize] = useState(12);
     const [erase, setErase] = useState(false);
+    const begin = () => {
+        setPast([...past, weights].slice(-MOST_UNDONE));
+        setFuture([]);
+    };
     const change = (/** @type {Weights} */ changed) => {
-        setUndone([...undone, weights].slice(-MOST_UNDONE));
+        begin();
         setWeights(changed);
     };
     const undo = () => {
-        setWeights(/** @type {Weights} */ (undone.at(-1)));
-        setUndone(undone.slice(0, -1));
+        const former = past.at(-1);
+        if (!former) return;
+        setFuture([...future, weights]);
+        setWeights(former);
+        setPast(past.slice(0, -1));
+    };
+    const redo = () => {
+        const next = future.at(-1);
+        if (!next) return;
+        setPast([...past, weights]);
+        setWeights(next);
+        setFuture(future.slice(0, -1));
+    };
+    const pressed = (/** @type {Key} */ event) => {
+        const way = historyKey(event);
+        if (!way) return;
+        event.preventDefault();
+        (way === "undo" ? undo : redo)();
+    };
+    const travelled = (/** @type {Event} */ event, /** @type {() => void} */ travel) => {
+        travel();
+        keepFocus(event);
     };
     const take = (/** @type {FieldEvent} */ event) =>
         attempt(async () => {
@@ -54,14 +79,13 @@ export function Painter({name: former, weights: first, taken, save, close}) {
                 throw new Error("The region is empty: paint the part in which the LoRA acts.");
             await save(name, asPng(weights));
         });
-    const foot = html`<${Trouble} text=${trouble} />
+    const foot = html`<${Trouble} trouble=${trouble} />
         <${NameForm} label="Name of the region" button="Save" hint="Name" former=${former} most=${60}
             problem=${(/** @type {string} */ name) => nameProblem(name, taken)} save=${submit}>
             <button type="button" class="rt-small" onClick=${close}>Cancel</button>
         <//>`;
-    return html`<${Dialog} title=${former ? `Region ${former}` : "A new region"} close=${close} unsaved=${undone.length > 0} foot=${foot}>
-        <${Sheet} weights=${weights} size=${size} value=${erase ? 0 : 1} begin=${() => setUndone([...undone, weights].slice(-MOST_UNDONE))}
-            put=${setWeights} />
+    return html`<${Dialog} title=${former ? `Region ${former}` : "A new region"} close=${close} unsaved=${past.length > 0} foot=${foot} pressed=${pressed}>
+        <${Sheet} weights=${weights} size=${size} value=${erase ? 0 : 1} begin=${begin} put=${setWeights} />
         <p class="rt-hint" role="status">${percent(weights)} % of the picture. Remora stretches the region over pictures of any shape.</p>
         <div class="rt-line">
             <div class="rt-switch" role="group" aria-label="What the brush does">
@@ -70,7 +94,8 @@ export function Painter({name: former, weights: first, taken, save, close}) {
             </div>
             <label class="rt-brush"><span>Brush</span><input type="range" min="2" max="40" step="1" value=${size} aria-label="Size of the brush"
                 onInput=${(event) => setSize(event.target.valueAsNumber)} /></label>
-            <button type="button" class="rt-small" disabled=${!undone.length} onClick=${undo}>Undo stroke</button>
+            <button type="button" class="rt-small" disabled=${!past.length} onClick=${(/** @type {Event} */ event) => travelled(event, undo)}>Undo stroke</button>
+            <button type="button" class="rt-small" disabled=${!future.length} onClick=${(/** @type {Event} */ event) => travelled(event, redo)}>Redo stroke</button>
             <button type="button" class="rt-small" onClick=${() => change(nothing())}>Clear</button>
             <button type="button" class="rt-small" onClick=${() => change(inverted(weights))}>Invert</button>
             <label class="rt-small rt-file">From a picture<input type="file" accept="image/*" aria-label="A picture, white where the LoRA acts"

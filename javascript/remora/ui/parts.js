@@ -7,6 +7,8 @@
  */
 
 import {html, useEffect, useRef, useState} from "../vendor/preact.js";
+import {ApiError, CHANGED} from "../api.js";
+import {numberMeant} from "../similar.js";
 import {Icon} from "./icons.js";
 
 /**
@@ -60,6 +62,17 @@ const LIMIT = 10; // that of extension/text/tag.py
 const SLIDER = {min: -1, max: 2, step: 0.05};
 
 /**
+ * Return where the track of the slider is filled, as shares of it: between 0 and the value.
+ * @param {number} value
+ */
+export function filled(value) {
+    const [zero, place] = [0, value].map((one) =>
+        Math.min(1, Math.max(0, (one - SLIDER.min) / (SLIDER.max - SLIDER.min))),
+    );
+    return {"--rt-from": Math.min(zero, place), "--rt-to": Math.max(zero, place)};
+}
+
+/**
  * Draw a strength: a slider for the usual ones, a field for any.
  * @param {object} props
  * @param {string} props.title
@@ -77,6 +90,14 @@ export function Strength({title, what, value, set, disabled = false}) {
         setTyped(event.target.value);
         if (isNumber(event.target.value)) set(numberOf(event.target.value));
     };
+    const slide = (/** @type {FieldEvent} */ event) => {
+        setTyped(null);
+        set(event.target.valueAsNumber);
+    };
+    const pick = (/** @type {string} */ number) => {
+        setTyped(null);
+        set(Number(number));
+    };
     const step = (/** @type {Key} */ event) => {
         /** @type {{[key: string]: number | undefined}} */
         const steps = {ArrowUp: SLIDER.step, ArrowDown: -SLIDER.step};
@@ -87,15 +108,51 @@ export function Strength({title, what, value, set, disabled = false}) {
         set(Number((value + by * (event.shiftKey ? 10 : 1)).toFixed(4)));
     };
     const shown = Number(value.toFixed(4));
-    return html`<div class=${`rt-strength${title ? " rt-half" : ""}`}>
+    return html`<div class=${`rt-strength${title ? " rt-half" : ""}`} onFocusOut=${leaving(() => setTyped(null))}>
         <span aria-hidden="true">${title}</span>
         <input type="range" ...${SLIDER} value=${shown} disabled=${disabled} aria-label=${`${what}, slider`}
-            onInput=${(event) => set(event.target.valueAsNumber)} />
+            style=${filled(value)} onInput=${slide} />
         <input type="text" inputmode="decimal" role="spinbutton" aria-valuenow=${shown} value=${typed ?? String(shown)} ref=${field}
             disabled=${disabled} aria-label=${what} aria-invalid=${String(!good)} autocomplete="off" spellcheck=${false}
-            onInput=${type} onKeyDown=${step} onBlur=${() => setTyped(null)} />
-        <span class="rt-problem" role="alert">${good ? tooStrong(value) : typed.trim() ? `“${typed}” is not a number. Type one, such as 0.8.` : "Type a number, such as 0.8."}</span>
+            onInput=${type} onKeyDown=${step} />
+        <span class="rt-problem" role="alert">${good ? tooStrong(value) : typed.trim() ? `“${typed}” is not a number; write ${numberMeant(typed) || "one, such as 0.8"}.` : "Type a number, such as 0.8."}</span>
+        <${Meant} choices=${good ? [] : numbersMeant(typed, pick)} />
     </div>`;
+}
+
+/**
+ * Return the choices of `Meant` for a text that is no number.
+ * @param {string} typed
+ * @param {(number: string) => unknown} pick
+ */
+export function numbersMeant(typed, pick) {
+    const number = numberMeant(typed);
+    return number ? [{word: number, instead: typed, pick: () => pick(number)}] : [];
+}
+
+/**
+ * Return a listener that calls a function when the focus leaves an element and all that is in it.
+ * @param {() => void} left
+ */
+export const leaving = (left) => (/** @type {FocusEvent} */ event) => {
+    const element = /** @type {Element} */ (event.currentTarget);
+    if (!element.contains(/** @type {Node | null} */ (event.relatedTarget))) left();
+};
+
+/**
+ * Draw a button for each text that may be meant by a wrong one. A press leaves the focus where it is: a field that is
+ * left forgets what was typed.
+ * @param {{choices: {word: string, instead: string, pick: () => unknown}[]}} props `instead` is empty where the word says all
+ */
+export function Meant({choices}) {
+    return (
+        choices.length > 0
+        && html`<div class="rt-chips">${choices.map(
+            ({word, instead, pick}) => html`<button type="button" class="rt-small" key=${word}
+            aria-label=${instead ? `Write ${word} in place of ${instead}` : word}
+            onMouseDown=${(/** @type {Event} */ event) => event.preventDefault()} onClick=${pick}>${word}</button>`,
+        )}</div>`
+    );
 }
 
 /**
@@ -126,11 +183,25 @@ export function numberOf(text) {
 }
 
 /**
+ * Return what Ctrl+Z, Ctrl+Y and Ctrl+Shift+Z are for; null of other keys, and where something is being typed.
+ * @param {KeyboardEvent | Key} event
+ * @returns {"undo" | "redo" | null}
+ */
+export function historyKey(event) {
+    const target = /** @type {Element} */ (event.target);
+    const isTyping = target.matches("textarea, input:not([type=checkbox], [type=range], [type=radio], [type=file])");
+    const key = event.key.toLowerCase();
+    if (isTyping || event.altKey || !(event.ctrlKey || event.metaKey) || !["z", "y"].includes(key)) return null;
+    return key === "y" || event.shiftKey ? "redo" : "undo";
+}
+
+/**
  * Draw a dialog over the page. Escape, a click beside it and its button close it; what is unsaved is asked about first.
  * Its children scroll between the title and the foot, which are always in sight.
- * @param {{title: string, close: () => void, unsaved?: boolean, children?: Value, foot?: Value, class?: string}} props
+ * @param {{title: string, close: () => void, unsaved?: boolean, children?: Value, foot?: Value, class?: string,
+ *     pressed?: (event: Key) => void}} props
  */
-export function Dialog({title, close, unsaved = false, children, foot, class: name = ""}) {
+export function Dialog({title, close, unsaved = false, children, foot, class: name = "", pressed}) {
     const [asked, setAsked] = useState(false);
     const asks = unsaved && !asked;
     const leave = () => (asks ? setAsked(true) : close());
@@ -148,7 +219,7 @@ export function Dialog({title, close, unsaved = false, children, foot, class: na
     }, []);
     const outside = (/** @type {Event} */ event) => event.target === element.current && leave();
     // it can have the focus itself: after a click on its background keys would else be the page's
-    return html`<dialog class=${`rt-dialog ${name}`} ref=${element} aria-label=${title} tabindex="-1" onClose=${close} onCancel=${cancel} onClick=${outside}>
+    return html`<dialog class=${`rt-dialog ${name}`} ref=${element} aria-label=${title} tabindex="-1" onClose=${close} onCancel=${cancel} onClick=${outside} onKeyDown=${pressed}>
         <div class="rt-dialog-head"><h3>${title}</h3><${Button} label="Close" class="rt-small" onClick=${leave}><${Icon} name="remove" /><//></div>
         <div class="rt-dialog-body">${children}</div>
         <div class="rt-dialog-foot">
@@ -156,6 +227,16 @@ export function Dialog({title, close, unsaved = false, children, foot, class: na
             ${foot}
         </div>
     </dialog>`;
+}
+
+/**
+ * Leave the focus in the dialog if the button that has it is disabled by its own click: keys would else be the page's.
+ * @param {Event} event
+ */
+export function keepFocus(event) {
+    const button = /** @type {HTMLButtonElement} */ (event.currentTarget);
+    const dialog = button.closest("dialog");
+    requestAnimationFrame(() => button.disabled && dialog?.focus());
 }
 
 /**
@@ -196,9 +277,11 @@ export function Stars({rating, set, name}) {
  * @param {number} [props.most] characters
  * @param {(name: string) => string} props.problem of a name, which may be empty
  * @param {(name: string) => unknown} props.save called with a name that has no problem
+ * @param {() => void} [props.cancel] called by Escape, which otherwise takes back what is typed
  * @param {Value} [props.children] behind the button
  */
-export function NameForm({label, button, hint = "", former = "", focus = false, most = 100, problem, save, children}) {
+export function NameForm(props) {
+    const {label, button, hint = "", former = "", focus = false, most = 100, problem, save, cancel, children} = props;
     const field = /** @type {Filled<HTMLInputElement>} */ (useRef());
     const [name, setName] = useState(former);
     const [said, setSaid] = useState("");
@@ -216,10 +299,18 @@ export function NameForm({label, button, hint = "", former = "", focus = false, 
         setName(event.target.value);
         setSaid("");
     };
+    const pressed = (/** @type {Key} */ event) => {
+        if (event.key !== "Escape" || (!cancel && name === former)) return;
+        event.preventDefault(); // or a dialog around it closes
+        event.stopPropagation();
+        setName(former);
+        setSaid("");
+        cancel?.();
+    };
     return html`<form class="rt-line rt-name-form" noValidate onSubmit=${submit}>
         <label class="rt-field rt-name-field">
             <input type="text" aria-label=${label} aria-invalid=${String(said !== "")} placeholder=${hint} maxlength=${most} autocomplete="off"
-                ref=${field} value=${name} onInput=${type} />
+                ref=${field} value=${name} onInput=${type} onKeyDown=${pressed} />
             <span class="rt-problem" role="alert">${said}</span></label>
         <button type="submit" class="rt-small rt-primary">${button}</button>
         ${children}
@@ -227,12 +318,25 @@ export function NameForm({label, button, hint = "", former = "", focus = false, 
 }
 
 /**
- * Draw an error in a dialog, in place.
- * @param {{text: string}} props
+ * Draw an error in place. Where a change was refused because another page or program made one first, a button makes it
+ * all the same.
+ * @param {{trouble: TroubleShown}} props
  */
-export function Trouble({text}) {
-    return html`<div role="alert">${text && html`<p class="rt-error">${text}</p>`}</div>`;
+export function Trouble({trouble: {text, again}}) {
+    return html`<div role="alert">${
+        text
+        && html`<p class="rt-error">${text}
+        ${again && html`<button type="button" class="rt-small" onClick=${again}>Make my change all the same</button>`}</p>`
+    }</div>`;
 }
+
+/**
+ * Tell whether something is still deleted, or replaced: another page may have made one of its name since.
+ * @param {string} name
+ * @param {boolean | undefined} replaced
+ * @param {{name: string}[] | null} now what there is
+ */
+export const isStill = (name, replaced, now) => (now ?? []).some((one) => one.name === name) === Boolean(replaced);
 
 /**
  * Say what was deleted or replaced, with a button that takes it back. The button has the focus, as the one before it is gone.
@@ -261,36 +365,45 @@ export function Deleted({name, replaced = false, undo}) {
  */
 
 /**
- * Make a function that tries something and shows the last error.
- * @param {(text: string) => void} show
+ * Make a function that tries something and shows the last error, with a function that tries again what another page or
+ * program came before.
+ * @param {(text: string, again: (() => unknown) | null) => void} show
  * @returns {Attempt}
  */
 export function attempts(show) {
     let begun = 0;
     let failed = 0; // the number of the attempt whose error is shown
-    return async (work, clears = true) => {
+    /** @type {Attempt} */
+    const attempt = async (work, clears = true) => {
         begun += 1;
         const number = begun;
         try {
             const result = await work();
             // what began earlier and ends later says nothing of a later error
-            if (clears && number >= failed) show("");
+            if (clears && number >= failed) show("", null);
             return result;
         } catch (error) {
             failed = number;
-            show(/** @type {Error} */ (error).message);
+            const isLate = error instanceof ApiError && error.status === CHANGED;
+            show(/** @type {Error} */ (error).message, isLate ? () => attempt(work, clears) : null);
             return undefined;
         }
     };
+    return attempt;
 }
 
 /**
+ * @typedef {{text: string, again: (() => unknown) | null}} TroubleShown
+ * An error, empty where there is none.
+ */
+
+/**
  * Keep the last error, beside a function that tries something.
- * @returns {[trouble: string, attempt: Attempt]}
+ * @returns {[trouble: TroubleShown, attempt: Attempt]}
  */
 export function useTrouble() {
-    const [trouble, setTrouble] = useState("");
+    const [trouble, setTrouble] = useState(/** @type {TroubleShown} */ ({text: "", again: null}));
     const attempt = useRef(/** @type {Attempt | null} */ (null));
-    attempt.current ??= attempts(setTrouble);
+    attempt.current ??= attempts((text, again) => setTrouble({text, again}));
     return [trouble, attempt.current];
 }

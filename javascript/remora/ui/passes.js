@@ -34,6 +34,6 @@ export function Passes({entry}) {
                 title=${`Acts in ${TITLES[one]}`} onClick=${() => flip(one)}>${one}</button>`,
             )}
         </div>
-        <p class="rt-problem" role="alert">${kept ? `One pass must stay on. To switch ${entry.name} off in all passes, use its check box above.` : ""}</p>
+        <p class="rt-problem" role="alert">${kept && on.length === 1 ? `One pass must stay on. To switch ${entry.name} off in all passes, use its check box above.` : ""}</p>
     </div>`;
 }

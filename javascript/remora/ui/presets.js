@@ -4,17 +4,17 @@
  * @import {Preset as Kept} from "../api.js"
  * @import {State, Tab} from "../main.js"
  * @import {Row} from "../stack.js"
+ * @import {Filled} from "../vendor/preact.js"
  */
 
-import {html, useEffect, useState} from "../vendor/preact.js";
+import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import {query} from "../api.js";
 import * as boxes from "../boxes.js";
 import {hasWords, readTags, withEntry} from "../prompt.js";
-import {Button, Deleted, Dialog, NameForm, Picture, Trouble, useTrouble} from "./parts.js";
+import {Button, Deleted, Dialog, isStill, NameForm, Picture, Trouble, useTrouble} from "./parts.js";
 
 /**
- * @typedef {`preset?${string}` | `preset/thumbnail?${string}`} Path
- * @typedef {(method: string, path: Path, names: string[], body?: object) => Promise<boolean | undefined>} Ask
+ * @typedef {(preset: Kept, name: string) => Promise<boolean | undefined>} Rename
  * Returns true where the server did it.
  */
 
@@ -31,10 +31,11 @@ export function Presets({tab, state}) {
         /** @type {{preset: Kept, picture: Blob | null, replaced?: boolean} | null} */ (null),
     );
     const close = () => tab.set({dialog: ""});
-    /** @type {Ask} */
-    const ask = (method, path, names, body) =>
+    /** @type {Rename} */
+    const rename = (preset, name) =>
         attempt(async () => {
-            await tab.kept.writePresets(method, path, names, body);
+            const changed = {text: now(preset).text, former: preset.name};
+            await tab.kept.writePresets("PUT", `preset?${query({name})}`, [name, preset.name], changed);
             return true;
         });
     useEffect(() => {
@@ -44,7 +45,7 @@ export function Presets({tab, state}) {
     const save = (/** @type {string} */ name) =>
         attempt(async () => {
             if (!rows.length) throw new Error("The prompt has no LoRA to save. Insert one first.");
-            const former = state.presets?.find((one) => one.name === name);
+            const former = tab.state.presets?.find((one) => one.name === name);
             const lines = rows.map((row) => `${row.text} ${wordsIn(tab, row)}`.trim());
             await tab.kept.writePresets("PUT", `preset?${query({name})}`, [name], {text: lines.join("\n")});
             setKept(kept + 1);
@@ -54,15 +55,19 @@ export function Presets({tab, state}) {
         const answer = thumbnail ? await tab.api.send("GET", `preset/thumbnail?${query({name})}`) : null;
         return answer?.ok ? await answer.blob() : null;
     };
-    const remove = (/** @type {Kept} */ preset) =>
+    // what is tried again takes the preset as it is then
+    const now = (/** @type {Kept} */ preset) => tab.state.presets?.find((one) => one.name === preset.name) ?? preset;
+    const remove = (/** @type {Kept} */ shown) =>
         attempt(async () => {
+            const preset = now(shown);
             const {name} = preset;
             const picture = await pictureOf(preset);
             await tab.kept.writePresets("DELETE", `preset?${query({name})}`, [name]);
             setDeleted({preset, picture});
         });
-    const take = (/** @type {Kept} */ preset) =>
+    const take = (/** @type {Kept} */ shown) =>
         attempt(async () => {
+            const preset = now(shown);
             const blob = await boxes.shownPicture();
             if (!blob) throw new Error("The page shows no picture yet; make one first.");
             const picture = await pictureOf(preset);
@@ -86,9 +91,10 @@ export function Presets({tab, state}) {
             await tab.kept.writePresets("POST", "presets", [], {text: text?.value});
             setText(null);
         });
-    const foot = html`<${Trouble} text=${trouble} />
+    const foot = html`<${Trouble} trouble=${trouble} />
         ${
             deleted
+            && isStill(deleted.preset.name, deleted.replaced, state.presets)
             && html`<${Deleted} name=${`${deleted.replaced && deleted.picture ? "picture of" : "preset"} ${deleted.preset.name}`}
             replaced=${deleted.replaced} undo=${undo} />`
         }
@@ -109,11 +115,11 @@ export function Presets({tab, state}) {
         <${NameForm} key=${kept} label="Name of the new preset" button="Save" hint="Keep this stack as …" focus=${kept > 0} problem=${nameProblem} save=${save}>
             <${Button} label="Import presets from text" class="rt-small" onClick=${() => setText({value: "", importing: true})}>Import<//>
         <//>`;
-    return html`<${Dialog} title="Presets" close=${close} foot=${foot}>
+    return html`<${Dialog} title="Presets" close=${close} unsaved=${Boolean(text?.importing && text.value)} foot=${foot}>
         <ul class="rt-presets" aria-label="Presets">
             ${(state.presets ?? []).map(
                 (preset) => html`<${Preset} key=${preset.name} preset=${preset} tab=${tab}
-                ask=${ask} take=${take} close=${close} exportOne=${exportOne} remove=${remove} />`,
+                rename=${rename} take=${take} close=${close} exportOne=${exportOne} remove=${remove} />`,
             )}
         </ul>
         ${
@@ -129,19 +135,22 @@ export function Presets({tab, state}) {
  * @param {object} props
  * @param {Kept} props.preset
  * @param {Tab} props.tab
- * @param {Ask} props.ask
+ * @param {Rename} props.rename
  * @param {(preset: Kept) => void} props.take gives it the picture of the page
  * @param {() => void} props.close
  * @param {(preset: Kept) => void} props.exportOne
  * @param {(preset: Kept) => void} props.remove
  */
-function Preset({preset, tab, ask, take, close, exportOne, remove}) {
+function Preset({preset, tab, rename, take, close, exportOne, remove}) {
     const [renaming, setRenaming] = useState(false);
+    const button = /** @type {Filled<HTMLButtonElement>} */ (useRef());
     const path = preset.thumbnail && `preset/thumbnail?${query({name: preset.name, v: preset.thumbnail})}`;
-    const rename = async (/** @type {string} */ name) => {
-        const path = /** @type {const} */ (`preset?${query({name})}`);
-        const changed = {text: preset.text, former: preset.name};
-        if (await ask("PUT", path, [name, preset.name], changed)) setRenaming(false);
+    const save = async (/** @type {string} */ name) => {
+        if (await rename(preset, name)) setRenaming(false);
+    };
+    const stop = () => {
+        setRenaming(false);
+        button.current.focus();
     };
     const apply = (/** @type {boolean} */ replacing) => {
         applyPreset(tab, preset, replacing);
@@ -153,14 +162,15 @@ function Preset({preset, tab, ask, take, close, exportOne, remove}) {
         <div class="rt-preset-text">
             ${
                 renaming
-                    ? html`<${NameForm} label="New name" button="Rename" former=${preset.name} focus problem=${nameProblem} save=${rename} />`
+                    ? html`<${NameForm} label="New name" button="Rename" former=${preset.name} focus problem=${nameProblem} save=${save} cancel=${stop} />`
                     : html`<strong>${preset.name}</strong>`
             }
             <span class="rt-hint">${tags.join(" ")}</span>
             <div class="rt-line">
                 <${Button} label=${`Use ${preset.name} in place of the prompt’s LoRA`} class="rt-small" onClick=${() => apply(true)}>Use<//>
                 <${Button} label=${`Add ${preset.name} to the prompt’s LoRA`} class="rt-small" onClick=${() => apply(false)}>Add<//>
-                <${Button} label=${`Rename ${preset.name}`} class="rt-small" onClick=${() => setRenaming(!renaming)}>Rename<//>
+                <button type="button" aria-label=${`Rename ${preset.name}`} title=${`Rename ${preset.name}`} class="rt-small" ref=${button}
+                    onClick=${() => setRenaming(!renaming)}>Rename</button>
                 <${Button} label=${`Export ${preset.name} as text`} class="rt-small" onClick=${() => exportOne(preset)}>Export<//>
                 <${Button} label=${`Take the page’s picture for ${preset.name}`} class="rt-small" onClick=${() => take(preset)}>Picture<//>
                 <${Button} label=${`Delete ${preset.name}`} class="rt-small"

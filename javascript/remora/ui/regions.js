@@ -10,10 +10,10 @@
 
 import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import {written} from "../curve.js";
-import {maskProblem, percent, weightsOf} from "../regions.js";
+import {invertedText, maskProblem, masksMeant, percent, readMask, weightsOf} from "../regions.js";
 import {setField} from "../tag.js";
 import {Painter} from "./painter.js";
-import {Deleted, Trouble, useTrouble} from "./parts.js";
+import {Deleted, isStill, leaving, Meant, Trouble, useTrouble} from "./parts.js";
 import {draw, weightsAt} from "./pixels.js";
 
 const OTHER = "*"; // stands for a text that is no name; no region has this name
@@ -47,7 +47,9 @@ export function Regions({tab, entry}) {
     }, [regions]);
     const text = entry.values.mask ?? "",
         feather = Number(entry.values.feather ?? 0) || 0;
-    const own = regions?.find((one) => one.own && one.name === text);
+    const [part, ...others] = readMask(text);
+    const base = others.length ? "" : part.name; // the region that is chosen, or all but it
+    const own = regions?.find((one) => one.own && one.name === base);
     // without a region, nothing can fade
     const write = (/** @type {string} */ value, what = "") =>
         entry.edit((body) => setField(value ? body : setField(body, "feather", ""), "mask", value), what);
@@ -72,8 +74,8 @@ export function Regions({tab, entry}) {
         });
     return html`<div class="rt-part" role="group" aria-label=${`Region of ${entry.name}`}>
         <strong>Region</strong>
-        <${Trouble} text=${trouble} />
-        ${!regions && !trouble && html`<p class="rt-hint">Loading …</p>`}
+        <${Trouble} trouble=${trouble} />
+        ${!regions && !trouble.text && html`<p class="rt-hint">Loading …</p>`}
         ${
             regions
             && html`<${Choice} entry=${entry} regions=${regions} text=${text} write=${write} />
@@ -87,7 +89,15 @@ export function Regions({tab, entry}) {
             }
             ${own && html`<button type="button" class="rt-small" onClick=${remove}>Delete ${own.name}</button>`}
         </div>
-        ${deleted && html`<${Deleted} name=${`region ${deleted.name}`} replaced=${deleted.replaced} undo=${undo} />`}
+        ${
+            deleted
+            && isStill(
+                deleted.name,
+                deleted.replaced,
+                regions.filter((one) => one.own),
+            )
+            && html`<${Deleted} name=${`region ${deleted.name}`} replaced=${deleted.replaced} undo=${undo} />`
+        }
         ${text && known && html`<${Shown} entry=${entry} text=${text} feather=${feather} known=${known} />`}`
         }
         ${
@@ -102,7 +112,9 @@ export function Regions({tab, entry}) {
 function Choice({entry, regions, text, write}) {
     const [typed, setTyped] = useState(/** @type {string | null} */ (null));
     const names = regions.map((one) => one.name);
-    const chosen = !text || names.includes(text) ? text : OTHER;
+    const [{name, inverted}, ...others] = readMask(text);
+    const chosen = !text || (names.includes(name) && !others.length) ? name : OTHER;
+    const other = text && invertedText(text);
     const shown = typed ?? text;
     const problem = shown.trim() ? maskProblem(shown, names) : "";
     const type = (/** @type {FieldEvent} */ event) => {
@@ -110,24 +122,35 @@ function Choice({entry, regions, text, write}) {
         if (!event.target.value.trim() || !maskProblem(event.target.value, names))
             write(event.target.value.trim(), "region");
     };
+    const {names: words, texts} = masksMeant(shown, names);
+    const meant = words.map((word, at) => ({
+        word,
+        instead: shown,
+        pick: () => {
+            setTyped(null);
+            write(texts[at], "region");
+        },
+    }));
     const options = (/** @type {boolean} */ which) =>
         regions
             .filter((one) => one.own === which)
             .map(({name}) => html`<option key=${name} value=${name}>${name}</option>`);
     return html`<div class="rt-line">
             <select aria-label=${`Region of ${entry.name}, by name`} value=${chosen}
-                onChange=${(event) => event.target.value !== OTHER && write(event.target.value)}>
+                onChange=${(event) => event.target.value !== OTHER && write(inverted && event.target.value ? `!${event.target.value}` : event.target.value)}>
                 <option value="">The whole picture</option>
                 ${chosen === OTHER && html`<option value=${OTHER}>As written</option>`}
                 ${options(false)}
                 ${options(true).length > 0 && html`<optgroup label="Your own">${options(true)}</optgroup>`}
             </select>
+            <button type="button" class="rt-small" aria-pressed=${String(inverted && !others.length)} disabled=${!other}
+                title="The LoRA acts in the rest of the picture" onClick=${() => write(String(other))}>All but this</button>
         </div>
-        <label class="rt-field"><span>As text</span>
+        <div class="rt-field" onFocusOut=${leaving(() => setTyped(null))}><label class="rt-field"><span>As text</span>
             <input type="text" autocomplete="off" spellcheck=${false} aria-label=${`Region of ${entry.name}, as text`}
-                aria-invalid=${String(problem !== "")} placeholder="left, or 0,0,0.5,1" value=${shown} onInput=${type}
-                onBlur=${() => setTyped(null)} />
+                aria-invalid=${String(problem !== "")} placeholder="left, or 0,0,0.5,1" value=${shown} onInput=${type} />
             <span class="rt-problem" role="alert">${problem}</span></label>
+        <${Meant} choices=${typed !== null ? meant : []} /></div>
         <p class="rt-hint">A name, or left,top,right,bottom as parts of the picture, from 0 to 1. + joins regions, ! inverts one.</p>`;
 }
 

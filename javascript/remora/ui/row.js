@@ -5,7 +5,7 @@
  * @import {Told} from "../outcomes.js"
  * @import {Curve} from "../curve.js"
  * @import {Filled} from "../vendor/preact.js"
- * @import {Meant} from "../stack.js"
+ * @import {Meant as PlaceMeant} from "../stack.js"
  * @import {Entry, Handle} from "./stack.js"
  */
 
@@ -14,11 +14,11 @@ import {Blocks} from "./blocks.js";
 import {Sketch} from "./curve.js";
 import {Icon} from "./icons.js";
 import {Outcome} from "./outcome.js";
-import {Button, Strength, WordButton} from "./parts.js";
+import {Button, Meant, Strength, WordButton} from "./parts.js";
 import {Passes} from "./passes.js";
 import {Regions} from "./regions.js";
 import {Schedule} from "./schedule.js";
-import {summary} from "./summary.js";
+import {summary, whyUnreached} from "./summary.js";
 
 /** @param {{tab: Tab, entry: Entry, outcome: Told | undefined, handle: Handle}} props */
 export function Row({tab, entry, outcome, handle}) {
@@ -36,11 +36,13 @@ export function Row({tab, entry, outcome, handle}) {
         if (split) entry.setStrength(unet, unet);
         setApart(!split);
     };
-    const said = entry.problem || problem;
+    const fault = tab.stack.faultOf(entry);
+    const said = fault.said || problem;
     const idle = entry.on && !said && !curved && !unet && !entry.te;
     const saysSo = said || (idle && outcome?.lora.state === "none" && !outcome.changed);
     const told = saysSo || !entry.on ? undefined : outcome;
     const {warning, state} = told?.lora ?? {};
+    const unreached = said ? "" : whyUnreached(entry, tab.state.steps);
     const doubt = !said && lora && !warning && state !== "failed" ? tab.library.catalog.against(lora) : "";
     // chips stand last: where they came above the editors, those would move away under the pointer that draws in them
     return html`
@@ -67,22 +69,26 @@ export function Row({tab, entry, outcome, handle}) {
         ${
             more
             && html`<div class="rt-more">
-            <${Schedule} entry=${entry} />
+            <${Schedule} entry=${entry} unreached=${unreached} />
             <${Regions} tab=${tab} entry=${entry} />
             <${Passes} entry=${entry} />
             <${Blocks} tab=${tab} entry=${entry} />
         </div>`
         }
-        <${Chips} words=${summary(entry)} />
+        <${Chips} words=${summary({...entry, values: {...entry.values, [fault.key]: undefined}})} />
         ${entry.place && html`<${PlaceOfTag} tab=${tab} place=${entry.place} />`}
         ${said && html`<p class="rt-problem" role="alert">✕ ${said}</p>`}
+        <${Meant} choices=${(
+            fault.said ? fault.fixes : candidates.map((word) => ({word, instead: name, body: ""}))
+        ).map(({word, instead, body}) => ({
+            word,
+            instead,
+            pick: () => (body ? entry.edit((now) => (now === entry.body ? body : now)) : entry.rename(word)),
+        }))} />
         ${
-            !entry.problem
-            && candidates.length > 0
-            && html`<div class="rt-chips">${candidates.map(
-                (one) => html`<button type="button" class="rt-small" key=${one}
-                aria-label=${`Write ${one} in place of ${name}`} onClick=${() => entry.rename(one)}>${one}</button>`,
-            )}</div>`
+            entry.words
+            && html`<p class="rt-hint rt-line">This prompt has no trigger words of it: ${entry.words}.
+            <${Button} label=${`Insert the trigger words of ${name}`} class="rt-small" onClick=${entry.insertWords}>Insert them<//></p>`
         }
         ${note && html`<p class="rt-warning">⚠ ${note}</p>`}
         ${
@@ -92,6 +98,7 @@ export function Row({tab, entry, outcome, handle}) {
             settings. Then the tag is lost. ${name.includes("#") ? "Rename the file" : "Move the tag in front of the #"}, or
             switch the setting off.</p>`
         }
+        ${!more && unreached && html`<p class="rt-warning">⚠ ${unreached}</p>`}
         ${idle && html`<p class="rt-hint">A strength of 0 changes nothing: the LoRA is left out.</p>`}
         ${doubt && html`<p class="rt-warning">⚠ ${doubt}</p>`}
         <${Outcome} told=${told} />`;
@@ -99,7 +106,7 @@ export function Row({tab, entry, outcome, handle}) {
 
 /**
  * Draw what the place of a tag in its prompt does, or does not do.
- * @param {{tab: Tab, place: Meant}} props
+ * @param {{tab: Tab, place: PlaceMeant}} props
  */
 export function PlaceOfTag({tab, place: {words, unread}}) {
     if (unread)

@@ -9,16 +9,17 @@
 
 import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import {readAmount, SHAPES, valueAt, writePoints, written} from "../curve.js";
+import {numberMeant} from "../similar.js";
 import {setField, setMultipliers, withoutShape} from "../tag.js";
 import {axisOf, Drawing, kept, onGrid, rounded} from "./curve.js";
-import {isNumber, numberOf} from "./parts.js";
+import {isNumber, leaving, Meant, numberOf, numbersMeant} from "./parts.js";
 import {stepsOf} from "./summary.js";
 
 /** @type {{[shape: string]: string}} */
 const SHAPE_TITLES = {linear: "straight lines", step: "steps", cosine: "soft (cosine)"};
 
-/** @param {{entry: Entry}} props */
-export function Schedule({entry}) {
+/** @param {{entry: Entry, unreached: string}} props `unreached` says why it never acts */
+export function Schedule({entry, unreached}) {
     const {name, teCurve, unetCurve, teText, unetText} = entry;
     const tied = teCurve && teText === unetText;
     const write = (/** @type {string} */ text, what = "") =>
@@ -43,6 +44,7 @@ export function Schedule({entry}) {
             ${!unetCurve && html`${" "}<button type="button" class="rt-link" onClick=${end}>No schedule</button>`}</p>`
         }
         <${Steps} entry=${entry} />
+        ${unreached && html`<p class="rt-warning">⚠ ${unreached}</p>`}
     </div>`;
 }
 
@@ -126,18 +128,24 @@ function gap(points, {max, grid}) {
  * @param {string} props.text
  * @param {(text: string) => void} props.write
  * @param {(text: string) => string} props.problem
+ * @param {boolean} [props.isNumber] whether a number that may be meant is suggested
  */
-function Typed({label, title, text, write, problem}) {
+function Typed({label, title, text, write, problem, isNumber: ofNumber = false}) {
     const [typed, setTyped] = useState(/** @type {string | null} */ (null));
     const said = typed === null ? "" : problem(typed);
     const type = (/** @type {FieldEvent} */ event) => {
         setTyped(event.target.value);
         if (!problem(event.target.value)) write(event.target.value);
     };
-    return html`<label class="rt-field"><span>${title}</span>
+    const pick = (/** @type {string} */ number) => {
+        setTyped(null);
+        write(number);
+    };
+    return html`<div class="rt-field" onFocusOut=${leaving(() => setTyped(null))}><label class="rt-field"><span>${title}</span>
         <input type="text" autocomplete="off" spellcheck=${false} aria-label=${label} aria-invalid=${String(said !== "")} value=${typed ?? text}
-            onInput=${type} onBlur=${() => setTyped(null)} />
-        <span class="rt-problem" role="alert">${said}</span></label>`;
+            onInput=${type} />
+        <span class="rt-problem" role="alert">${said}</span></label>
+        <${Meant} choices=${ofNumber && said && typed !== null ? numbersMeant(typed, pick) : []} /></div>`;
 }
 
 /** @param {{entry: Entry}} props */
@@ -146,12 +154,12 @@ function Steps({entry}) {
     const problem = (/** @type {string} */ typed) =>
         !typed.trim() || (isNumber(typed) && numberOf(typed) >= 0)
             ? ""
-            : `“${typed}” is not a step. Type a number, such as 10.`;
+            : `“${typed}” is not a step; write ${numberMeant(typed) || "a number, such as 10"}.`;
     /** @type {(key: "start" | "stop", title: string) => Value} */
     const field = (
         key,
         title,
-    ) => html`<${Typed} title=${title} label=${`${title} of ${entry.name}`} text=${steps[key]} problem=${problem}
+    ) => html`<${Typed} title=${title} label=${`${title} of ${entry.name}`} text=${steps[key]} problem=${problem} isNumber
         write=${(/** @type {string} */ typed) => entry.edit((body) => setField(body, key, typed.trim().replace(",", ".")), "steps")} />`;
     return html`<div class="rt-steps">${field("start", "After step")}${field("stop", "Until step")}</div>
         <p class="rt-hint">Empty: all steps. A number below 1 is a part of the pass, such as 0.5.</p>`;

@@ -28,8 +28,10 @@ import {summary} from "./summary.js";
  * @property {(() => void) | null} move to the other list; null where there is no prompt
  * @property {{icon: IconName, word: string, label: string}} moveTo how that is said
  * @property {(name: string) => void} rename
+ * @property {string} [words] trigger words that the prompt lacks
+ * @property {() => void} [insertWords]
  *
- * @typedef {Reading & Actions & {on: boolean, text?: string, place?: Meant, cut?: boolean}} Entry
+ * @typedef {Reading & Actions & {on: boolean, body: string, text?: string, place?: Meant, cut?: boolean}} Entry
  * The contents and the actions of a row.
  *
  * @typedef {ReturnType<Tab["stack"]["always"]>[number]} AlwaysRow
@@ -142,14 +144,13 @@ function Targets({tab, state}) {
 /** @param {{tab: Tab, state: State, rows: PromptRow[]}} props */
 function Tools({tab, state, rows}) {
     const [byHand, setByHand] = useState("");
+    const text = [
+        ...state.always.entries
+            .filter((one) => one.on && state.always.on && !rows.some((row) => row.name === one.name))
+            .map(tagOf),
+        ...rows.filter((row) => row.on).map((row) => row.text),
+    ].join(" ");
     const copy = async () => {
-        const on = [
-            ...state.always.entries
-                .filter((one) => one.on && state.always.on && !rows.some((row) => row.name === one.name))
-                .map(tagOf),
-            ...rows.filter((row) => row.on).map((row) => row.text),
-        ];
-        const text = on.join(" ");
         const done = text !== "" && (await boxes.copy(text));
         setByHand(done ? "" : text);
         tab.set({
@@ -170,7 +171,7 @@ function Tools({tab, state, rows}) {
         <${Button} label="Remove all LoRA from the prompt" class="rt-small" disabled=${!rows.length}
             onClick=${() => tab.edits.clear()}>Clear<//>
     </div></div>
-    ${byHand && html`<textarea class="rt-by-hand" readonly rows="2" aria-label="The stack as a prompt" value=${byHand}></textarea>`}`;
+    ${byHand && byHand === text && html`<textarea class="rt-by-hand" readonly rows="2" aria-label="The stack as a prompt" value=${byHand}></textarea>`}`;
 }
 
 /**
@@ -281,6 +282,8 @@ function Always({tab, state, of}) {
         setStrength: (te, unet) =>
             tab.edits.editAlways(row.entry, (body) => setMultipliers(body, te, unet), "strength"),
         remove: () => tab.edits.changeAlways({...always, entries: always.entries.filter((one) => one !== row.entry)}),
+        words: state.target && row.on && always.on ? tab.edits.wordsMissing(row.name) : "",
+        insertWords: () => tab.edits.insertWords(row.name),
         move: state.target ? () => tab.edits.unpin(row.entry) : null,
         moveTo: {icon: "prompt", word: "Prompt", label: `Into the prompt: move ${row.name} from “Always on”`},
     });

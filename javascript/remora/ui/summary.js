@@ -60,6 +60,32 @@ export function stepsOf(values) {
     return {start: start || (values.start ?? ""), stop: stop || (values.stop ?? "")};
 }
 
+/**
+ * Say why no step of the first pass is one in which a LoRA acts, or which points of its schedule are not reached.
+ * @param {Pick<Reading, "values" | "teCurve" | "unetCurve">} reading
+ * @param {number | null} steps that the page is set to; null where they are unknown
+ */
+export function whyUnreached({values, unetCurve}, steps) {
+    const {start, stop} = stepsOf(values);
+    const of = passesOf(values.pass).includes("base") ? steps : null;
+    // the first two steps count as step 0, so that 1 means 0
+    const [begin, end] = [start, stop].map((text) => (text === "" ? null : Number(text) === 1 ? 0 : Number(text)));
+    const place = (/** @type {number} */ at) => (at > 0 && at < 1 ? at * (of ?? Number.NaN) : at);
+    const said = (/** @type {string} */ text) =>
+        Number(text) > 0 && Number(text) < 1 ? `${Number(text) * 100} %` : `step ${text}`;
+    const first = Math.ceil(place(begin ?? 0));
+    if (end === 0) return `It acts in no step, as it ends at step ${stop}. Steps 0 and 1 are the beginning.`;
+    if (of !== null && first >= of)
+        return `It acts in no step: it begins after ${said(start)}, and the page is set to ${of} steps.`;
+    if (end !== null && first >= place(end))
+        return `It acts in no step: it begins after ${said(start)} and ends at ${said(stop)}.`;
+    const last = unetCurve?.at(-1)?.at ?? 0;
+    const isByStep = !["sigma", "timestep"].includes(values.by?.toLowerCase() ?? "");
+    if (of !== null && isByStep && last > 1 && last > of)
+        return `Its schedule goes on to step ${last}, and the page is set to ${of} steps.`;
+    return "";
+}
+
 /** @param {Values} values */
 function steps(values) {
     const {start, stop} = stepsOf(values);

@@ -231,9 +231,10 @@ def test_names_are_resolved(ask: Checked, copy: Path) -> None:
     assert "no more than 50 texts" in ask("POST", "/resolve", 422, json={"names": [f"n{i}" for i in range(51)]})
 
 
-def test_only_one_unknown_name_of_a_request_is_compared_with_those_there_are(ask: Checked) -> None:
-    meant = ask("POST", "/resolve", json={"names": ["zorpp", "stripe"]})["names"]
-    assert (meant["zorpp"]["candidates"], meant["stripe"]["candidates"]) == (["zorp"], [])
+def test_the_first_unknown_names_of_a_request_are_compared_with_those_there_are(ask: Checked) -> None:
+    asked = ["zorpp", "stripe", *(f"no such {i}" for i in range(8)), "nihgt"]
+    meant = ask("POST", "/resolve", json={"names": asked})["names"]
+    assert [meant[name]["candidates"] for name in ("zorpp", "stripe", "nihgt")] == [["zorp"], ["stripes"], []]
 
 
 def test_words_of_a_header_hold_no_tags_and_no_lines(ask: Checked, copy: Path) -> None:
@@ -318,6 +319,8 @@ def test_blocks_and_presets_of_weights_for_them(ask: Checked) -> None:
     assert {"id": "BASE", "title": "Text encoders"} in blocks["blocks"]
     assert all(one["title"] for one in blocks["blocks"])
     assert {"name": "ALL0.5", "values": ",".join(["0.5"] * 17), "own": False} in blocks["presets"]
+    assert list(blocks["about_rules"]) == blocks["rules"]
+    assert blocks["about_rules"]["ATTNDEEPON"] == "Layers with “attn” in their names, in IN05-OUT05: weight 1."
     made = ask("PUT", "/blocks/presets", json={"name": "Mine", "values": "1,R,-0.5"})
     assert {"name": "Mine", "values": "1,R,-0.5", "own": True} in made["presets"]
     gone = ask("DELETE", "/blocks/presets", params={"name": "Mine"})

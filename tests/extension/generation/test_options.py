@@ -108,6 +108,15 @@ def test_a_host_that_holds_a_bad_value_is_told_which(host: StandaloneHost, key: 
         options.settings(host)
 
 
+def test_a_strength_of_inserted_lora_that_a_former_version_took_is_the_nearest_valid_one(host: StandaloneHost) -> None:
+    for kept, used in ((-5, 0.0), ("3", 2.0), (0.5, 0.5)):
+        host.set_option(DEFAULT_MULTIPLIER, kept)
+        assert default_multiplier(host) == used
+    host.set_option(DEFAULT_MULTIPLIER, "much")
+    with pytest.raises(ValueError, match=DEFAULT_MULTIPLIER):
+        default_multiplier(host)
+
+
 def test_one_generation_may_have_settings_of_its_own(host: StandaloneHost) -> None:
     own = Overridden(host, {MERGE: ALWAYS, ON_BAD_LORA: FAIL})
     assert options.settings(own) == Settings(False, "merged", False, options.memory(host))
@@ -132,9 +141,11 @@ def test_numbers_become_what_the_setting_is() -> None:
     [
         (ON_BAD_LORA, "x", f"one of: {SKIP}, {FAIL}, not 'x'"),
         (ON_BAD_LORA, ["x"], "one of"),
-        (DEFAULT_MULTIPLIER, True, "a number, not True"),
-        (DEFAULT_MULTIPLIER, math.nan, "a number, not nan"),
-        (DEFAULT_MULTIPLIER, None, "a number, not None"),
+        (DEFAULT_MULTIPLIER, True, "a number from 0 to 2, not True"),
+        (DEFAULT_MULTIPLIER, math.nan, "a number from 0 to 2, not nan"),
+        (DEFAULT_MULTIPLIER, None, "a number from 0 to 2, not None"),
+        (DEFAULT_MULTIPLIER, -5, "a number from 0 to 2, not -5"),
+        (DEFAULT_MULTIPLIER, 2.5, "a number from 0 to 2, not 2.5"),
         (HASHES, 1, "true or false, not 1"),
         (CACHE, 1.5, "a whole number from 0 to 1048576, not 1.5"),
         (CACHE, math.inf, "a whole number"),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extension.text.block_weights import BUILT_IN, BlockPresets, Blocks, read_list
+from extension.text.block_weights import BUILT_IN, BlockPresets, Blocks, described, read_list, read_rules
 from extension.text.known import Known
 from extension.text.prompt import PromptError, format_tag, parse, parse_arguments
 from extension.text.regions import NAMED, NO_MASK, Mask, read_mask
@@ -292,14 +292,24 @@ def test_tags_are_cut_out_and_everything_else_stays() -> None:
         ("a <lora:x:1:1:0>", "0>", "is not a rank"),
         ("a <lora:x:dyn=4.5>", "4.5", "is not a rank"),
         ("a <lora:x:1:1:8:9>", "9>", "a fourth number"),
-        ("a <lora:x:lbv=1>", "lbv", "'lbv' is not a setting"),
+        ("a <lora:x:lbv=1>", "lbv", "'lbv' is not a setting of a LoRA tag; did you mean lbw?"),
+        ("a <lora:x:Mask=left>", "Mask", "'Mask' is not a setting of a LoRA tag; did you mean mask?"),
+        ("a <lora:x:colour=1>", "colour", "'colour' is not a setting of a LoRA tag; leave it out"),
+        ("a <lora:x:1:0,7>", "0,7", "'0,7' is not a number; write 0.7, or for block weights lbw=0,7"),
+        ("a <lora:x:80%>", "80%", "'80%' is not a number; write 0.8"),
+        ("a <lora:x:1:hr=\u22120,5>", "\u22120,5", "'\u22120,5' is not a number; write -0.5"),
+        ("a <lora:x:1:step=0,2\u20130,8>", "0,2", "'0,2\u20130,8' is not a range; write 0.2-0.8"),
+        ("a <lora:x:1:lbw=outall>", "outall", "did you mean OUTALL?"),
+        ("a <lora:x:1:lbw=1,x+0.2>", "1,x", "is neither a number nor R, U or X; write X+0.2"),
+        ("a <lora:x:lbw=0.5>", "0.5", "'0.5' is a single number; write a weight for each block"),
+        ("a <lora:x:1:lbwe=ATTN>", "ATTN", "did you mean ATTNDEEPON or ATTNDEEPOFF?"),
         ("a <lora:x:te=1:te=2>", "te=2", "set twice"),
         ("a <lora:x:1:lbw=OUTALL:w=OUTALL>", "w=OUT", "set twice"),
         ("a <lora:x:0@0,1@no>", "no", "'no' is not a number"),
         ("a <lora:x:0@0,1@0.5@1>", "1@0.5@1", "is not a point"),
         ("a <lora:x:0@0,@1>", "@1", "'' is not a number"),
         ("a <lora:x:1:lbw=1,2,B>", "1,2,B", "value 3 of the list, 'B', is neither a number nor R, U or X"),
-        ("a <lora:x:1:lbw=OUTAL>", "OUTAL", "'OUTAL' is neither a number nor block weights"),
+        ("a <lora:x:1:lbw=OUTAL>", "OUTAL", "'OUTAL' is neither a number nor block weights; did you mean OUTALL?"),
         ("a <lora:x:1:lbw=>", ">", "'' is neither a number nor block weights"),
         ("a <lora:x:1:lbwe=OUTALL>", "OUTALL", "presets of rules there are: ATTNDEEPOFF"),
         ("a <lora:x:1:step=4>", "4>", "'4' is not a range, such as 2-12"),
@@ -308,7 +318,8 @@ def test_tags_are_cut_out_and_everything_else_stays() -> None:
         ("a <lora:x:1:end=-2>", "-2", "-2 is below 0"),
         ("a <lora:x:1:end=2:stop=3>", "stop=3", "'stop' is set twice"),
         ("a <lora:x:1:5-15:step=2-3>", "step=2-3", "'step' is set twice"),
-        ("a <lora:x:1:pass=hire>", "hire", "'hire' is not a pass; the passes are base, hires, refiner, detailer"),
+        ("a <lora:x:1:pass=hire>", "hire", "'hire' is not a pass; did you mean hires?"),
+        ("a <lora:x:1:pass=none>", "none", "'none' is not a pass; the passes are base, hires, refiner, detailer"),
         ("a <lora:x:0@0,1@1:by=minute>", "minute", "'minute' is none of step, sigma, timestep"),
         ("a <lora:x:1:curve=cosine>", "cosine", "needs a schedule"),
         ("a <lora:x:1:half=both>", "both", "'both' is none of pos, neg"),
@@ -320,7 +331,9 @@ def test_tags_are_cut_out_and_everything_else_stays() -> None:
         ("a <lora:x:1:lbw=1e39,1>", "1e39", "value 1 of the list, '1e39', is neither a number"),
         ("a <lora:x:1:lbw=٣,1>", "٣", "value 1 of the list, '٣', is neither a number"),
         ("a <lora:x:1:mask=>", ">", "the region is missing"),
-        ("a <lora:x:1:mask=lft>", "lft", "there is no region 'lft'; the regions are bottom, center, left"),
+        ("a <lora:x:1:mask=lft>", "lft", "there is no region 'lft'; did you mean left?"),
+        ("a <lora:x:1:mask=Left>", "Left", "there is no region 'Left'; did you mean left?"),
+        ("a <lora:x:1:mask=eye>", "eye", "there is no region 'eye'; the regions are bottom, center, left"),
         ("a <lora:x:1:mask=left+0,0,2,1>", "0,0,2", "a rectangle is left, top, right and bottom"),
         ("a <lora:x:1:mask=left+0,0,1>", "0,0,1", "'0,0,1' is not a rectangle"),
         ("a <lora:x:1:mask=!0,0,1,1>", "!0,0", "has no place in the picture"),
@@ -339,8 +352,8 @@ def test_an_error_shows_the_text_and_the_place(prompt: str, place: str, reason: 
     with pytest.raises(PromptError) as caught:
         parse(prompt)
     error = caught.value
-    of_a_setting = "=" in prompt[prompt.rfind(":", 0, error.position) : error.position]
-    assert ("expected <lora:name" in str(error)) is not of_a_setting, "the form of a tag tells nothing of a region"
+    assert str(error).endswith(f"of the prompt: {error.reason}"), "what is wrong, and nothing behind it"
+    assert error.reason.count(";") <= 1
     assert prompt[error.position :].startswith(place)
     assert f"character {error.position + 1} of" in str(error)
     assert reason in error.reason
@@ -415,3 +428,11 @@ def test_what_the_documentation_writes_is_read(example: str) -> None:
     own = Known(regions={"face": Region.rectangle(0, 0, 0.5, 0.5)})
     (tag,) = parse(example, own).tags
     assert tag.name == "name"
+
+
+def test_rules_are_described_in_sentences() -> None:
+    rules = read_rules("A:IN05-OUT05:attn:1\n\nB:NOT IN01 M00:NOT ff proj:0.5,::0")
+    assert described(rules["A"]) == "Layers with “attn” in their names, in IN05-OUT05: weight 1."
+    assert described(rules["B"]) == (
+        "Layers without “ff” or “proj” in their names, in all blocks but IN01, M00: weight 0.5. All layers: weight 0."
+    )

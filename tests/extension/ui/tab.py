@@ -64,7 +64,7 @@ class Tab:
     def saved(self) -> None:
         """Wait until the server has what the page shows."""
         self.page.wait_for_timeout(300)  # in which the page waits for further changes
-        self.root.get_by_text("Saved.").wait_for(timeout=LONG)
+        self.root.get_by_text("“Always on” is saved.").wait_for(timeout=LONG)
 
     def prompt_is(self, text: str) -> None:
         self.page.wait_for_function(

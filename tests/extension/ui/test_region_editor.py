@@ -87,6 +87,21 @@ def test_a_region_is_written(tab: Tab) -> None:
         text(row).fill(wrong)
         row.get_by_role("alert").get_by_text(problem).wait_for()
         assert tab.prompt == "<lora:zorp:1:mask=left>"
+    text(row).fill("top+rigth")
+    row.get_by_role("button", name="Write right in place of top+rigth").click()
+    tab.prompt_is("<lora:zorp:1:mask=top+right>")
+    assert row.get_by_role("button", name="All but this").is_disabled(), "no text says it"
+    text(row).fill("left")
+    row.get_by_role("button", name="All but this").click()
+    tab.prompt_is("<lora:zorp:1:mask=!left>")
+    assert choice(row).locator("option:checked").inner_text() == "left"
+    choice(row).select_option("top")
+    tab.prompt_is("<lora:zorp:1:mask=!top>")
+    row.get_by_role("button", name="All but this", pressed=True).click()
+    tab.prompt_is("<lora:zorp:1:mask=top>")
+    tab.write("<lora:zorp:1:mask=Left>")
+    row.get_by_role("button", name="Write left in place of Left").click()
+    tab.prompt_is("<lora:zorp:1:mask=left>")
     text(row).fill("!0.25,0,1,1 + 0.75,0,1,1")
     tab.prompt_is("<lora:zorp:1:mask=!0.25,0,1,1 + 0.75,0,1,1>")
     row.get_by_role("img", name="50 % of the picture").wait_for()
@@ -126,9 +141,22 @@ def test_a_region_is_painted_by_pointer_kept_changed_and_deleted(tab: Tab, serve
 
     row.get_by_role("button", name="Change stroke").click()
     dialog = tab.page.get_by_role("dialog", name="Region stroke")
+    shares = dialog.get_by_role("status").get_by_text("% of the picture")
+    before = shares.inner_text()
     dialog.get_by_role("button", name="Invert").click()
-    dialog.get_by_role("button", name="Undo stroke").click()
-    dialog.get_by_role("button", name="Invert").click()
+    inverted = shares.inner_text()
+    assert inverted != before
+    for press, wanted in (
+        (lambda: dialog.get_by_role("button", name="Undo stroke").click(), before),
+        (lambda: dialog.get_by_role("button", name="Redo stroke").click(), inverted),
+        (lambda: tab.page.keyboard.press("Control+z"), before),
+        (lambda: tab.page.keyboard.press("Control+Shift+z"), inverted),
+        (lambda: tab.page.keyboard.press("Control+z"), before),
+        (lambda: tab.page.keyboard.press("Control+y"), inverted),
+    ):
+        press()
+        dialog.get_by_text(wanted).wait_for()
+    assert dialog.get_by_role("button", name="Redo stroke").is_disabled()
     dialog.get_by_role("button", name="Save").click()
     dialog.wait_for(state="hidden")
     changed = picture_of(served, "stroke").weights(64, 64)

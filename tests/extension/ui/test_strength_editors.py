@@ -51,6 +51,7 @@ class Blocks:
             "blocks": [{"id": one, "title": "Text encoders" if one == "BASE" else f"Part {one}"} for one in FULL],
             "layouts": [{"length": len(ids), "ids": ids} for ids in (FULL, WITH_ATTENTION)],
             "rules": ["ATTNDEEPOFF", "PROJDEEPOFF"],
+            "about_rules": {"ATTNDEEPOFF": "Layers with “attn” in their names, in IN05-OUT05: weight 0."},
             "presets": [
                 {"name": "OUTALL", "values": OUTALL, "own": False},
                 *({"name": name, "values": values, "own": True} for name, values in self.own.items()),
@@ -140,9 +141,13 @@ def test_a_weight_is_typed(tab: Tab) -> None:
 
 
 def test_presets_are_chosen_kept_and_deleted(tab: Tab) -> None:
+    tab.write("<lora:zorp:1:OUTAL>")
+    tab.row("zorp").get_by_role("button", name="Write OUTALL in place of OUTAL").click()
+    tab.prompt_is("<lora:zorp:1:OUTALL>")
     tab.write("<lora:zorp:1:IN02>")
     row = more(tab, "zorp")
     row.get_by_text("There is no preset “IN02”.").wait_for()
+    assert row.get_by_text("blocks IN02").count() == 0, "no chip tells of it as if it acted"
     choice = row.get_by_role("combobox", name="Block preset of zorp")
     choice.select_option("OUTALL")
     tab.prompt_is("<lora:zorp:1:OUTALL>")
@@ -177,8 +182,10 @@ def test_rules_for_layers_are_chosen(tab: Tab) -> None:
     tab.write("<lora:zorp:1:lbw=OUTALL:lbwe=THEIRS> x")
     rules = more(tab, "zorp").get_by_label("Block rules of zorp")
     assert rules.input_value() == "THEIRS"  # one that is not known here stays as it is
+    tab.row("zorp").get_by_role("alert").get_by_text("There are no rules “THEIRS”.").wait_for()
     rules.select_option("ATTNDEEPOFF")
     tab.prompt_is("<lora:zorp:1:lbw=OUTALL:lbwe=ATTNDEEPOFF> x")
+    tab.row("zorp").get_by_text("Layers with “attn” in their names, in IN05-OUT05: weight 0.").wait_for()
     tab.row("zorp").get_by_text("block rules ATTNDEEPOFF").wait_for()
     rules.select_option("None")
     tab.prompt_is("<lora:zorp:1:lbw=OUTALL> x")
@@ -187,9 +194,10 @@ def test_rules_for_layers_are_chosen(tab: Tab) -> None:
 
 
 def test_a_list_that_does_not_fit_is_said_and_kept(tab: Tab) -> None:
-    tab.write(f"<lora:zorp:1:lbw={','.join(['1'] * 19)}>")
+    tag = f"<lora:zorp:1:lbw=0,{','.join(['1'] * 18)}>"
+    tab.write(tag)
     more(tab, "zorp").get_by_text("19 values; the loaded model takes 26, 17.").wait_for()
-    assert tab.prompt == f"<lora:zorp:1:lbw={','.join(['1'] * 19)}>"
+    assert tab.prompt == tag
 
 
 def test_letters_are_kept_until_they_are_changed(tab: Tab) -> None:
@@ -308,6 +316,11 @@ def test_the_steps_in_which_it_acts(tab: Tab) -> None:
     row = more(tab, "zorp")
     row.get_by_role("textbox", name="After step of zorp").fill("x")
     row.get_by_role("alert").get_by_text("“x” is not a step").wait_for()
+    row.get_by_role("textbox", name="After step of zorp").fill("50%")
+    row.get_by_role("button", name="Write 0.5 in place of 50%").click()
+    row.get_by_text("after 50 %").wait_for()
+    row.get_by_role("textbox", name="After step of zorp").fill("99")
+    row.get_by_text("It acts in no step: it begins after step 99, and the page is set to 20 steps.").wait_for()
     row.get_by_role("textbox", name="After step of zorp").fill("0.25")
     row.get_by_text("after 25 %").wait_for()
     row.get_by_role("textbox", name="After step of zorp").fill("1")

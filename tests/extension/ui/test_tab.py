@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import time
 from collections.abc import Iterator
@@ -376,6 +377,21 @@ def test_sliders_and_arrow_keys_change_a_strength(tab: Tab) -> None:
     tab.prompt_is("<lora:zorp:1> zorp")
     tab.strength("zorp").fill("5.5")  # past the slider
     tab.prompt_is("<lora:zorp:5.5> zorp")
+    for strength, is_filled in ((0.8, [False, False, True, False]), (-0.7, [False, True, False, False])):
+        tab.strength("zorp").fill(str(strength))
+        assert filled(tab) == is_filled, "from 0 to the strength"
+
+
+def filled(tab: Tab) -> list[bool]:
+    """Tell of four places of a slider, at -0.95, -0.35, 0.35 and 1.4, whether its track is filled there."""
+    slider = tab.root.get_by_role("slider", name="Strength of zorp, slider")
+    picture = Image.open(io.BytesIO(slider.screenshot())).convert("RGB")
+    inside = picture.width - 16
+    pixel = [
+        picture.getpixel((8 + round(inside * (at + 1) / 3), picture.height // 2))
+        for at in (-0.95, -0.35, 0.35, 1.4, 1.9)
+    ]
+    return [one != pixel[-1] for one in pixel[:-1]]
 
 
 def test_a_strength_that_is_no_number_is_said_in_place_and_nothing_is_lost(tab: Tab) -> None:
@@ -713,12 +729,43 @@ def test_a_preset_that_another_page_made_meanwhile_is_not_written_over(tab: Tab,
     httpx.put(preset, params={"name": "Same"}, json={"text": "<lora:night:1>"}).raise_for_status()
     dialog.get_by_role("textbox", name="Name of the new preset").fill("Same")
     dialog.get_by_role("button", name="Save").click()
-    dialog.get_by_role("alert").get_by_text("was changed on another page or by another program").wait_for()
+    dialog.get_by_role("alert").get_by_text("Your change is not made: another page or program").wait_for()
     dialog.get_by_text("Same", exact=True).wait_for()
     assert "night" in httpx.get(preset, params={"name": "Same"}).text
-    dialog.get_by_role("button", name="Save").click()  # now that the user has seen it
+    dialog.get_by_role("button", name="Make my change all the same").click()
     dialog.get_by_text("<lora:zorp:0.5>").nth(1).wait_for()
     assert "zorp" in httpx.get(preset, params={"name": "Same"}).text
+    httpx.put(preset, params={"name": "Same"}, json={"text": "<lora:stripes:1>"}).raise_for_status()
+    dialog.get_by_role("button", name="Delete Same").click()
+    dialog.get_by_role("button", name="Make my change all the same").click()
+    dialog.get_by_role("button", name="Undo deleting the preset Same").click()  # as the other page had made it
+    dialog.get_by_text("<lora:stripes:1>").wait_for()
+    assert dialog.get_by_text("Your change is not made").count() == 0
+
+
+def test_escape_in_a_name_takes_back_what_is_typed_and_leaves_the_dialog_open(tab: Tab, served: Served) -> None:
+    text = {"text": "<lora:zorp:0.5>"}
+    httpx.put(f"{served.url}/remora/v1/preset", params={"name": "Mine"}, json=text).raise_for_status()
+    tab.pane("Stack")
+    tab.button("Presets").click()
+    dialog = tab.page.get_by_role("dialog", name="Presets")
+    field = dialog.get_by_role("textbox", name="Name of the new preset")
+    field.fill("half a na")
+    field.press("Escape")
+    assert (field.input_value(), dialog.is_visible()) == ("", True)
+    dialog.get_by_role("button", name="Rename Mine").click()
+    dialog.get_by_role("textbox", name="New name").press("Escape")
+    dialog.get_by_role("textbox", name="New name").wait_for(state="hidden")
+    assert dialog.get_by_role("button", name="Rename Mine").evaluate("e => e === e.getRootNode().activeElement")
+    dialog.get_by_role("button", name="Import presets").click()
+    dialog.get_by_role("textbox", name="Text to import").fill("# Remora preset 1: long")
+    tab.page.keyboard.press("Escape")
+    dialog.get_by_role("button", name="Keep editing").click()
+    dialog.get_by_role("button", name="Close", exact=True).last.click()
+    dialog.get_by_role("button", name="Use Mine").click()
+    tab.root.get_by_role("status").get_by_text("Preset Mine in use.").wait_for()
+    tab.write("another stack")
+    tab.root.get_by_text("Preset Mine in use.").wait_for(state="hidden")
 
 
 # --- presets ---
