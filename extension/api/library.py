@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from fastapi import HTTPException, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from lib_lora import AdapterFile, Family, LoraError, inspect_file, load_network
-from lib_lora.inspection.zeros import changes_nothing
+import lib_lora
+from lib_lora import AdapterFile, Family, LoraError
 
 from ..library import (
     EDITABLE,
@@ -135,13 +135,15 @@ class Library:
 
     def inspect(self, request: Request, name: str = "", model: str = "") -> Response:
         """Return the content of a file; with `model`, what of it would change the loaded model."""
+        from lib_lora.inspection.zeros import changes_nothing
+
         file = self._file("", name)
         if model not in ("", "loaded"):
             raise HTTPException(UNPROCESSABLE, f"model must be 'loaded' or left out, not {model!r}")
         try:
             parts = self._session.host.components() if model else {}
-            network = load_network(file.path, parts) if parts else None
-            report = inspect_file(file.path) if network is None else network.report
+            network = lib_lora.load_network(file.path, parts) if parts else None
+            report = lib_lora.inspect_file(file.path) if network is None else network.report
             zero = changes_nothing(AdapterFile.open(file.path) if network is None else network.file)
         except LoraError as error:
             raise HTTPException(UNPROCESSABLE, str(error)) from error
@@ -277,7 +279,7 @@ def _training(file: CatalogFile) -> tuple[Training, list[str]]:
 
 def _scale_is_guess(file: CatalogFile) -> bool:
     with suppress(LoraError):  # `reason` says why
-        return "guess" in inspect_file(file.path).scales
+        return "guess" in lib_lora.inspect_file(file.path).scales
     return False
 
 
