@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 ENTRY = Path(__file__).resolve().parents[2] / "scripts" / "remora.py"
-PACKAGES = {"remora", "lib_lora", "watchdog"}
-"""What a start adds to the host's own packages; watchdog, where a host has it, by the thread that scans the library."""
+PACKAGES = {"remora", "lib_lora", "filelock", "watchdog"}
+"""What a start adds to the host's packages; filelock is small, and a thread imports watchdog."""
 AT_FIRST_USE = (
     "lib_lora.adapters",
     "lib_lora.engine",
