@@ -1,7 +1,7 @@
 // What became of the LoRAs of the latest picture, for the rows that asked for them. Pure.
 
 /**
- * @import {LoraOutcome} from "./api.js"
+ * @import {Outcome as LoraOutcome} from "../api.d.ts"
  *
  * @typedef {{name: string, body: string, always: boolean, file: string | undefined}} Asker
  * A row: its name and all that its tag says, whether it is always on, and the name of its file.

@@ -1,6 +1,6 @@
 // What became of one LoRA in the latest picture.
 
-/** @import {LoraOutcome} from "../api.js" */
+/** @import {Outcome as LoraOutcome} from "../../api.d.ts" */
 
 import {html} from "../vendor/preact.js";
 import {size} from "../catalog.js";

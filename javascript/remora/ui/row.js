@@ -1,7 +1,7 @@
 // One entry of the stack.
 
 /**
- * @import {LoraOutcome} from "../api.js"
+ * @import {Outcome as LoraOutcome} from "../../api.d.ts"
  * @import {Tab} from "../main.js"
  * @import {Curve} from "../curve.js"
  * @import {Filled} from "../vendor/preact.js"
