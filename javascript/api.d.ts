@@ -8,18 +8,6 @@ export interface Error {
 
 /** One file of the library. */
 export interface Lora {
-    /** trigger words, as they are put into a prompt */
-    words: string;
-    /** words for the negative prompt */
-    negative: string;
-    tags: string[];
-    notes: string;
-    rating: number;
-    favourite: boolean;
-    /** preferred strength */
-    strength: number | null;
-    /** in place of the file's own alpha */
-    alpha: number | null;
     /** id of the file in these routes; changes if the file is moved */
     id: string;
     /** as in <lora:name:0.8> */
@@ -46,6 +34,18 @@ export interface Lora {
     size: number;
     /** seconds since 1970, like `added` and `used` */
     mtime: number;
+    /** trigger words, as they are put into a prompt */
+    words: string;
+    /** words for the negative prompt */
+    negative: string;
+    tags: string[];
+    notes: string;
+    rating: number;
+    favourite: boolean;
+    /** preferred strength */
+    strength: number | null;
+    /** in place of the file's own alpha */
+    alpha: number | null;
     /** frequent words of the training captions */
     captions: string;
     added: number;
@@ -99,18 +99,6 @@ export interface Distilled {
 
 /** All data of one file. */
 export interface LoraDetails {
-    /** trigger words, as they are put into a prompt */
-    words: string;
-    /** words for the negative prompt */
-    negative: string;
-    tags: string[];
-    notes: string;
-    rating: number;
-    favourite: boolean;
-    /** preferred strength */
-    strength: number | null;
-    /** in place of the file's own alpha */
-    alpha: number | null;
     /** id of the file in these routes; changes if the file is moved */
     id: string;
     /** as in <lora:name:0.8> */
@@ -137,6 +125,18 @@ export interface LoraDetails {
     size: number;
     /** seconds since 1970, like `added` and `used` */
     mtime: number;
+    /** trigger words, as they are put into a prompt */
+    words: string;
+    /** words for the negative prompt */
+    negative: string;
+    tags: string[];
+    notes: string;
+    rating: number;
+    favourite: boolean;
+    /** preferred strength */
+    strength: number | null;
+    /** in place of the file's own alpha */
+    alpha: number | null;
     /** frequent words of the training captions */
     captions: string;
     added: number;

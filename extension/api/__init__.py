@@ -49,9 +49,9 @@ def add_routes(app: FastAPI, session: Session) -> None:
         add_route(app, "/sdapi/v1/refresh-loras", shared.refresh, access, methods=["POST"])
     if f"{_OWN}/state" in taken:
         return
-    for section in SECTIONS:
-        api = section.api(session)
-        for route in section.routes:
+    for _, kind, routes in SECTIONS:
+        api = kind(session)
+        for route in routes:
             add_route(app, _OWN + route.path, route.bound(api), access, **_said(route))
     hidden: dict[str, Any] = {"methods": ["GET"], "include_in_schema": False}
     add_route(app, f"{_OWN}/openapi.json", _schema(app), access, **hidden)

@@ -31,7 +31,7 @@ def documents() -> dict[Path, str]:
 def types_of_tab() -> str:
     """Return TypeScript that declares every record, and the answer to each path."""
     declared = "\n".join(_declared(record) for record in with_inner(*used_records()))
-    routes = [route for section in SECTIONS for route in section.routes if "/" not in _name(route.answers)]
+    routes = [route for *_, routes in SECTIONS for route in routes if "/" not in _name(route.answers)]
     by_path = {_path(route): _name(route.answers) for route in routes}
     quoted = {path: f'"{path}"' if "/" in path else path for path in by_path}
     answers = "".join(f"    {quoted[path]}: {name};\n" for path, name in by_path.items())
@@ -73,7 +73,7 @@ def _type(kind: Any) -> str:
 def tables() -> str:
     """Return the table of the routes of each section, as Markdown."""
     head = "| route | effect | body | answer |\n|---|---|---|---|\n"
-    return "\n".join(f"{section.title}:\n\n{head}" + "".join(map(_row, section.routes)) for section in SECTIONS)
+    return "\n".join(f"{title}:\n\n{head}" + "".join(map(_row, routes)) for title, _, routes in SECTIONS)
 
 
 def _row(route: Route) -> str:

@@ -16,19 +16,6 @@ class Error(TypedDict):
     detail: Annotated[str, "one sentence: what, where, and what to do"]
 
 
-class Noted(TypedDict):
-    """The notes on a file that a list has."""
-
-    words: Annotated[str, "trigger words, as they are put into a prompt"]
-    negative: Annotated[str, "words for the negative prompt"]
-    tags: Texts
-    notes: str
-    rating: Annotated[int, {"minimum": 0, "maximum": 5}]
-    favourite: bool
-    strength: Annotated[float | None, "preferred strength"]
-    alpha: Annotated[float | None, "in place of the file's own alpha"]
-
-
 class Notes(TypedDict, total=False):
     """A change of the notes on a file."""
 
@@ -43,7 +30,7 @@ class Notes(TypedDict, total=False):
     description: str
 
 
-class Lora(Noted):
+class Lora(TypedDict):
     """One file of the library."""
 
     id: Annotated[str, "id of the file in these routes; changes if the file is moved"]
@@ -62,6 +49,14 @@ class Lora(Noted):
     format: str
     size: Annotated[int, "bytes"]
     mtime: Annotated[float, "seconds since 1970, like `added` and `used`"]
+    words: Annotated[str, "trigger words, as they are put into a prompt"]
+    negative: Annotated[str, "words for the negative prompt"]
+    tags: Texts
+    notes: str
+    rating: Annotated[int, {"minimum": 0, "maximum": 5}]
+    favourite: bool
+    strength: Annotated[float | None, "preferred strength"]
+    alpha: Annotated[float | None, "in place of the file's own alpha"]
     captions: Annotated[str, "frequent words of the training captions"]
     added: float
     used: Annotated[float, "0 means never"]

@@ -55,7 +55,7 @@ class Route:
     method: str
     path: str
     endpoint: Callable[..., Any]
-    """A method of the section's class; its first docstring line describes the route, and its parameters the query."""
+    """A method of a class below; its first docstring line describes the route, and its parameters the query."""
     answers: Record | str
     """A record, or a media type."""
     takes: Body | None = None
@@ -106,95 +106,63 @@ class Route:
         return told
 
 
-@dataclass(frozen=True)
-class Section:
-    """Routes on one subject."""
-
-    title: str
-    api: Callable[[Session], object]
-    routes: tuple[Route, ...]
-
-
-SECTIONS = (
-    Section(
-        "Files",
-        Library,
-        (
-            Route("GET", "/loras", Library.list, records.Loras),
-            Route("POST", "/refresh", Library.refresh, records.Loras),
-            Route("GET", "/lora", Library.one, records.LoraDetails),
-            Route("PATCH", "/lora", Library.change, records.LoraDetails, Body(records.Notes, "notes")),
-            Route("GET", "/thumbnail", Library.thumbnail, WEBP, nothing="its picture is damaged"),
-            Route("PUT", "/picture", Library.set_picture, records.LoraDetails, Body(PICTURE, "a picture")),
-            Route("DELETE", "/picture", Library.restore_picture, records.LoraDetails),
-            Route("POST", "/resolve", Library.resolve, records.Meanings, Body(records.Names, "the question")),
-            Route("GET", "/inspect", Library.inspect, records.Inspection),
-        ),
-    ),
-    Section(
-        "Stack and latest picture",
-        StackApi,
-        (
-            Route("GET", "/state", StackApi.state, records.State),
-            Route("PUT", "/grammar", StackApi.set_grammar, records.State, Body(records.GrammarWanted, "the setting")),
-            Route("GET", "/stack", StackApi.stack, records.Stack),
-            Route("PUT", "/stack", StackApi.set_stack, records.Stack, Body(records.StackWanted, "the stack")),
-        ),
-    ),
-    Section(
-        "Presets",
-        PresetsApi,
-        (
-            Route("GET", "/presets", PresetsApi.list, records.Presets),
-            Route("POST", "/presets", PresetsApi.add, records.Presets, Body(records.Text, "the import")),
-            Route("GET", "/preset", PresetsApi.text, TEXT),
-            Route("PUT", "/preset", PresetsApi.put, records.Presets, Body(records.PresetWanted, "a preset")),
-            Route("DELETE", "/preset", PresetsApi.remove, records.Presets),
-            Route("GET", "/preset/thumbnail", PresetsApi.thumbnail, WEBP),
-            Route("PUT", "/preset/thumbnail", PresetsApi.set_thumbnail, records.Presets, Body(PICTURE, "a picture")),
-        ),
-    ),
-    Section(
-        "Block weights",
-        BlocksApi,
-        (
-            Route("GET", "/blocks", BlocksApi.list, records.Blocks),
-            Route(
-                "PUT",
-                "/blocks/presets",
-                BlocksApi.put,
-                records.Blocks,
-                Body(records.BlockPresetWanted, "a preset of block weights", 1 << 16),
-            ),
-            Route("DELETE", "/blocks/presets", BlocksApi.remove, records.Blocks),
-        ),
-    ),
-    Section(
-        "Regions",
-        RegionsApi,
-        (
-            Route("GET", "/regions", RegionsApi.list, records.Regions),
-            Route("PUT", "/regions", RegionsApi.put, records.Regions, Body(records.RegionWanted, "a region", 16 << 20)),
-            Route("DELETE", "/regions", RegionsApi.remove, records.Regions),
-        ),
-    ),
-    Section(
-        "Comparisons",
-        CompareApi,
-        (
-            Route("GET", "/compare", CompareApi.state, records.Compare),
-            Route("POST", "/compare", CompareApi.start, records.Compare, Body(records.CompareWanted, "a comparison")),
-            Route("DELETE", "/compare", CompareApi.cancel, records.Compare),
-            Route("GET", "/compare/picture", CompareApi.picture, PNG),
-        ),
-    ),
+_FILES = (
+    Route("GET", "/loras", Library.list, records.Loras),
+    Route("POST", "/refresh", Library.refresh, records.Loras),
+    Route("GET", "/lora", Library.one, records.LoraDetails),
+    Route("PATCH", "/lora", Library.change, records.LoraDetails, Body(records.Notes, "notes")),
+    Route("GET", "/thumbnail", Library.thumbnail, WEBP, nothing="its picture is damaged"),
+    Route("PUT", "/picture", Library.set_picture, records.LoraDetails, Body(PICTURE, "a picture")),
+    Route("DELETE", "/picture", Library.restore_picture, records.LoraDetails),
+    Route("POST", "/resolve", Library.resolve, records.Meanings, Body(records.Names, "the question")),
+    Route("GET", "/inspect", Library.inspect, records.Inspection),
 )
+_STACK = (
+    Route("GET", "/state", StackApi.state, records.State),
+    Route("PUT", "/grammar", StackApi.set_grammar, records.State, Body(records.GrammarWanted, "the setting")),
+    Route("GET", "/stack", StackApi.stack, records.Stack),
+    Route("PUT", "/stack", StackApi.set_stack, records.Stack, Body(records.StackWanted, "the stack")),
+)
+_PRESETS = (
+    Route("GET", "/presets", PresetsApi.list, records.Presets),
+    Route("POST", "/presets", PresetsApi.add, records.Presets, Body(records.Text, "the import")),
+    Route("GET", "/preset", PresetsApi.text, TEXT),
+    Route("PUT", "/preset", PresetsApi.put, records.Presets, Body(records.PresetWanted, "a preset")),
+    Route("DELETE", "/preset", PresetsApi.remove, records.Presets),
+    Route("GET", "/preset/thumbnail", PresetsApi.thumbnail, WEBP),
+    Route("PUT", "/preset/thumbnail", PresetsApi.set_thumbnail, records.Presets, Body(PICTURE, "a picture")),
+)
+_BLOCK = (
+    Route("GET", "/blocks", BlocksApi.list, records.Blocks),
+    Route("PUT", "/blocks/presets", BlocksApi.put, records.Blocks, Body(records.BlockPresetWanted, "a list of weights")),
+    Route("DELETE", "/blocks/presets", BlocksApi.remove, records.Blocks),
+)
+_REGIONS = (
+    Route("GET", "/regions", RegionsApi.list, records.Regions),
+    Route("PUT", "/regions", RegionsApi.put, records.Regions, Body(records.RegionWanted, "a region", 16 << 20)),
+    Route("DELETE", "/regions", RegionsApi.remove, records.Regions),
+)
+_COMPARISONS = (
+    Route("GET", "/compare", CompareApi.state, records.Compare),
+    Route("POST", "/compare", CompareApi.start, records.Compare, Body(records.CompareWanted, "a comparison")),
+    Route("DELETE", "/compare", CompareApi.cancel, records.Compare),
+    Route("GET", "/compare/picture", CompareApi.picture, PNG),
+)
+SECTIONS: tuple[tuple[str, Callable[[Session], object], tuple[Route, ...]], ...] = (
+    ("Files", Library, _FILES),
+    ("Stack and latest picture", StackApi, _STACK),
+    ("Presets", PresetsApi, _PRESETS),
+    ("Block weights", BlocksApi, _BLOCK),
+    ("Regions", RegionsApi, _REGIONS),
+    ("Comparisons", CompareApi, _COMPARISONS),
+)
+"""Title, class and routes of each subject."""
 
 
 def used_records() -> Iterator[Record]:
     """Yield the records that the table names."""
     yield records.Error
-    for route in (route for section in SECTIONS for route in section.routes):
+    for route in (route for *_, routes in SECTIONS for route in routes):
         kinds = [route.answers, *([route.takes.kind] if route.takes is not None else [])]
         yield from (kind for kind in kinds if not isinstance(kind, str))
 
