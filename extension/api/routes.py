@@ -134,7 +134,7 @@ _PRESETS = (
 )
 _BLOCK = (
     Route("GET", "/blocks", BlocksApi.list, records.Blocks),
-    Route("PUT", "/blocks/presets", BlocksApi.put, records.Blocks, Body(records.BlockPresetWanted, "a list of weights")),
+    Route("PUT", "/blocks/presets", BlocksApi.put, records.Blocks, Body(records.BlockPresetWanted, "block weights")),
     Route("DELETE", "/blocks/presets", BlocksApi.remove, records.Blocks),
 )
 _REGIONS = (
