@@ -204,13 +204,22 @@ export interface Family {
     sure: boolean;
 }
 
-/** The outcome of one LoRA in the latest picture. */
+/** The outcome of one tag in the latest picture. */
 export interface Outcome {
     name: string;
     /** the name in the prompt, or the whole text of a tag that cannot be read */
     asked: string;
-    state: "applied" | "partly" | "none" | "failed" | "missing";
+    /** where the tag is written */
+    where: "prompt" | "negative" | "always";
+    /** of the tag in its prompt, or of the entry of the stack, from 0 */
+    number: number;
+    /** the text between `<lora:` and `>` */
+    written: string;
+    state: "applied" | "partly" | "waiting" | "none" | "failed" | "missing" | "handed";
+    /** why the tag is not applied as written; empty if it is */
     reason: string;
+    /** what to do about that */
+    advice: string;
     /** layers of the file that act */
     hit: number;
     layers: number | null;
@@ -220,6 +229,8 @@ export interface Outcome {
     /** time to read the file and to find its layers */
     seconds: number;
     warning: string;
+    /** what the place of the tag in its prompt does not do */
+    hint: string;
     format: string | null;
     family: Family | null;
     base_model: string | null;
@@ -247,6 +258,8 @@ export interface State {
     version: string;
     host: string;
     enabled: boolean;
+    /** the web UI applies the tags itself where Remora does not */
+    own_lora: boolean;
     default_multiplier: number;
     /** brackets around tags mean something */
     grammar: boolean;

@@ -197,18 +197,23 @@ class Family(TypedDict):
 
 
 class Outcome(TypedDict):
-    """The outcome of one LoRA in the latest picture."""
+    """The outcome of one tag in the latest picture."""
 
     name: str
     asked: Annotated[str, "the name in the prompt, or the whole text of a tag that cannot be read"]
-    state: Literal["applied", "partly", "none", "failed", "missing"]
-    reason: str
+    where: Annotated[Literal["prompt", "negative", "always"], "where the tag is written"]
+    number: Annotated[int, "of the tag in its prompt, or of the entry of the stack, from 0"]
+    written: Annotated[str, "the text between `<lora:` and `>`"]
+    state: Literal["applied", "partly", "waiting", "none", "failed", "missing", "handed"]
+    reason: Annotated[str, "why the tag is not applied as written; empty if it is"]
+    advice: Annotated[str, "what to do about that"]
     hit: Annotated[int, "layers of the file that act"]
     layers: int | None
     changed: Annotated[int, "layers of the model"]
     bytes: int
     seconds: Annotated[float, "time to read the file and to find its layers"]
     warning: str
+    hint: Annotated[str, "what the place of the tag in its prompt does not do"]
     format: str | None
     family: Family | None
     base_model: str | None
@@ -234,6 +239,7 @@ class State(TypedDict):
     version: str
     host: str
     enabled: bool
+    own_lora: Annotated[bool, "the web UI applies the tags itself where Remora does not"]
     default_multiplier: float
     grammar: Annotated[bool, "brackets around tags mean something"]
     comments: Annotated[bool, "# in a prompt begins a comment"]

@@ -29,7 +29,7 @@ class StackApi:
         self._session = session
 
     def state(self, request: Request) -> Response:
-        """Return the outcome of each LoRA in the latest picture, and the progress of the scan."""
+        """Return the outcome of each tag in the latest picture, and the progress of the scan."""
         self._session.catalog.scan_often()
         state = cast(records.State, {**state_of(self._session), "stack": tag_of(self._told())})
         return answer(request, state)
