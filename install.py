@@ -37,7 +37,7 @@ from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parent
 PYTHON_FLOOR = (3, 10)
-HOST_FLOORS = {"torch": (2, 1), "safetensors": (0, 0)}  # what a web UI must bring
+HOST_FLOORS = {"torch": (2, 1), "safetensors": (0, 0), "filelock": (0, 0)}  # what a web UI must bring
 GROUPS = {  # files in requirements/, in order
     "run": ("torch", "run", "data"),
     "test": ("test",),

@@ -12,9 +12,7 @@ import logging
 import os
 import secrets
 import stat
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -22,21 +20,18 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from filelock import FileLock, Timeout
+
 logger = logging.getLogger(__name__)
-
-
-if sys.platform == "win32":
-    import hashlib
-    import msvcrt
-    import tempfile
-else:
-    import fcntl
-
 
 _T = TypeVar("_T")
 _Stamp: TypeAlias = tuple[int, ...]
 _PATIENCE = 10.0  # seconds that another thread or program may take for its change
 _PAUSE = 0.002  # seconds between two attempts to lock
+LOCK_FILE = ".remora.lock"
+"""In each folder where something was changed; empty."""
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF, errno.EISDIR})
+"""Errors of file systems without locks, such as some network drives."""
 
 
 @dataclass(frozen=True)
@@ -255,86 +250,43 @@ def locked(folder: Path) -> AbstractContextManager[object]:
 
 
 class _FolderLock:
-    """The lock of one folder."""
+    """The lock of one folder: filelock's, which excludes programs, and one for the threads of this program."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._threads = threading.RLock()
-        self._depth = 0
-        self._handle: int | None = None
+        self._threads = threading.RLock()  # of their own: old versions of filelock let every thread in after the first
+        self._programs = FileLock(str(folder / LOCK_FILE), mode=0o666)
 
     def __enter__(self) -> None:
         if not self._threads.acquire(timeout=_PATIENCE):
             raise _busy(self._folder)
         try:
-            if not self._depth:
-                self._handle = _lock_programs_out(self._folder)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._lock_programs_out()
         except BaseException:
             self._threads.release()
             raise
-        self._depth += 1
+
+    def _lock_programs_out(self) -> None:
+        try:
+            self._programs.acquire(timeout=_PATIENCE, poll_interval=_PAUSE)
+        except Timeout as error:
+            raise _busy(self._folder) from error
+        except (OSError, NotImplementedError) as error:
+            if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
+                raise
+            logger.info("remora: %s cannot be locked against other programs: %s", self._folder, error)
 
     def __exit__(self, *_: object) -> None:
-        self._depth -= 1
-        if not self._depth and self._handle is not None:
-            os.close(self._handle)  # which releases it, as the end of the process does
-            self._handle = None
+        self._programs.release()  # does nothing where the file system has no locks
         self._threads.release()
 
 
 _LOCKS: dict[Path, _FolderLock] = {}
 
 
-def _lock_programs_out(folder: Path) -> int | None:
-    """Return the handle that holds the lock; None if the file system has no locks."""
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = _opened(folder)
-    until = time.monotonic() + _PATIENCE
-    try:
-        while not _try_lock(handle):
-            if time.monotonic() > until:
-                raise _busy(folder)
-            time.sleep(_PAUSE)
-    except OSError as error:
-        os.close(handle)
-        if error.errno not in _NO_LOCKS:
-            raise
-        logger.info("remora: %s cannot be locked against other programs: %s", folder, error.strerror)
-        return None
-    return handle
-
-
 def _busy(folder: Path) -> OSError:
     return TimeoutError(errno.ETIMEDOUT, "another program has been changing it for long; try again", str(folder))
-
-
-_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF, errno.EISDIR})
-"""Errors of file systems without locks, such as some network drives."""
-
-if sys.platform == "win32":  # folders cannot be opened there
-
-    def _opened(folder: Path) -> int:
-        name = hashlib.sha256(os.path.normcase(folder).encode("utf-8", "surrogatepass")).hexdigest()[:32]
-        return os.open(Path(tempfile.gettempdir()) / f"remora-{name}.lock", os.O_RDWR | os.O_CREAT)
-
-    def _try_lock(handle: int) -> bool:
-        try:
-            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-        except PermissionError:
-            return False
-        return True
-
-else:  # the folder itself, so that nothing is left lying in it
-
-    def _opened(folder: Path) -> int:
-        return os.open(folder, os.O_RDONLY)
-
-    def _try_lock(handle: int) -> bool:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
 
 
 def _stamp_of(path: Path) -> _Stamp:

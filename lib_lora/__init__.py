@@ -1,6 +1,11 @@
-"""LoRA adapters applied live in the forward of any torch model; base weights are never written."""
+"""LoRA adapters applied live in the forward of any torch model; base weights are never written.
 
-from .engine import Engine
+A host imports this when it starts. What a start does not need is imported by the first access.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from .errors import (
     ActivationError,
     ComponentError,
@@ -23,12 +28,8 @@ from .files.formats._trainer_config import base_model
 from .files.reading import Reading
 from .naming.architectures._block import Side
 from .naming.blocks import BlockNames, BlockWeights, Element
-from .naming.network import Network, inspect_file, load_network, model_blocks, model_family
-from .placement.static import RANK_BUCKETS
-from .plugins import register, unregister
 from .report import ActivationReport, Cause, Family, MemoryReport, NetworkReport, Uncalled, Unused
 from .stack import Entry, Stack
-from .strengths.model_call import Rows, SchedulerClock
 from .strengths.pipeline_rows import Row
 from .strengths.regions import Region
 from .strengths.strength import (
@@ -46,6 +47,13 @@ from .strengths.strength import (
     is_off,
 )
 
+if TYPE_CHECKING:
+    from .engine import Engine
+    from .naming.network import Network, inspect_file, load_network, model_blocks, model_family
+    from .placement.static import RANK_BUCKETS
+    from .plugins import register, unregister
+    from .strengths.model_call import Rows, SchedulerClock
+
 __all__ = ["RANK_BUCKETS", "Engine", "Entry", "Reading", "Stack", "install", "uninstall"]
 __all__ += ["Amount", "BlockNames", "BlockWeights", "Curve", "Element", "Halves", "Multiplier", "PerImage", "Region"]
 __all__ += ["Shape", "Side", "Strength", "Unit", "Window", "is_off"]
@@ -55,3 +63,20 @@ __all__ += ["load_network", "model_blocks", "model_family", "register", "unregis
 __all__ += ["ActivationReport", "Cause", "Family", "MemoryReport", "NetworkReport", "Uncalled", "Unused"]
 __all__ += ["ActivationError", "ComponentError", "LoraError", "MomentError", "RegionError", "RowsError", "StackError"]
 __all__ += ["FileError", "NoMatchError", "PickleError", "StorageError", "UnknownAdapterError", "UnknownFormatError"]
+
+_AT_FIRST_ACCESS = {
+    "engine": ("Engine",),
+    "naming.network": ("Network", "inspect_file", "load_network", "model_blocks", "model_family"),
+    "placement.static": ("RANK_BUCKETS",),
+    "plugins": ("register", "unregister"),
+    "strengths.model_call": ("Rows", "SchedulerClock"),
+}
+
+
+def __getattr__(name: str) -> object:
+    for module, names in _AT_FIRST_ACCESS.items():
+        if name in names:
+            value: object = getattr(import_module(f".{module}", __name__), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -107,6 +107,12 @@ class Plan:
     """Component -> the base weights that something was computed from, or merged into."""
 
     @property
+    def where(self) -> str:
+        """Return the components and the number of layers that it changes, for the log."""
+        components = ", ".join(sorted({component for component, _ in self.bound})) or "no component"
+        return f"{components} ({len(self.executors)} layers)"
+
+    @property
     def report(self) -> ActivationReport:
         """Return which files, keys and layers act by now."""
         idle, partly_idle, unlimited = self.strengths.now.stack.effects()
@@ -140,7 +146,7 @@ class Plan:
             StackError: the model takes no list of block weights as long as an entry's.
         """
         if trace.decisions and in_force:
-            trace.decision("the same files and layers: strengths written")
+            trace.decision("%s: the same files and layers: strengths written", self.where)
         former, wishes = self.strengths.now.stack, [(entry.name, entry.multiplier) for entry in stack.entries]
         self.strengths.write(StackStrengths(wishes, stack.images, stack.halved, self.groups, former.model))
         if not (in_force and self.key.why_live):
@@ -231,8 +237,6 @@ def make_plan(key: PlanKey, model: Model, policy: PlacementPolicy) -> Plan:
     Raises:
         ComponentError: a layer has a weight that a LoRA could not be taken off.
     """
-    if trace.decisions:
-        trace.decision("executors chosen again")
     blocks, components, groups = blocks_of(key.indexes), model.components, dict[StrengthGroup, int]()
     bindings = _bindings(key, blocks, groups)
     refuse_spoiled([layer for _, layer, _ in bindings])
@@ -259,6 +263,8 @@ def make_plan(key: PlanKey, model: Model, policy: PlacementPolicy) -> Plan:
             path, reason = bound[0].target.path, f"; live: {why}" if why else ""
             trace.decision("%s.%s: %s: %s%s", component, path, executor.name, adapters, reason)
     plan.live.update(filter(None, reasons.values()))
+    if trace.decisions:
+        trace.decision("%s: executors chosen", plan.where)
     return plan
 
 
@@ -369,7 +375,7 @@ class PlanCache:
         plan = self._plans.pop(key, None)
         if plan is not None:
             if trace.decisions:
-                trace.decision("a plan that was kept is used again")
+                trace.decision("%s: a plan that was kept is used again", plan.where)
             refuse_spoiled(list(plan.executors))
             plan.strengths.begin_again()
         return plan

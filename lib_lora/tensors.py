@@ -152,3 +152,11 @@ def every(module: nn.Module) -> list[nn.Module]:
         if parent._modules:
             modules.extend([child for child in parent._modules.values() if child is not None])
     return modules
+
+
+def device_of(layer: nn.Module) -> torch.device | None:
+    """Return the device of the layer's own parameters."""
+    for tensor in (*layer._parameters.values(), *layer._buffers.values()):
+        if tensor is not None:
+            return tensor.device
+    return None

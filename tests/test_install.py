@@ -274,10 +274,11 @@ class TestCalledByAWebUI:
         monkeypatch.setattr(metadata, "version", version)
         monkeypatch.setattr(sys, "version_info", (3, 9, 1))
         assert install.main([]) == 0
-        python, torch, safetensors = capsys.readouterr().out.splitlines()
+        python, torch, safetensors, filelock = capsys.readouterr().out.splitlines()
         assert "needs Python 3.10 or newer" in python
         assert torch == "Remora: needs torch 2.1 or newer, found 2.0.1+cu118"
         assert safetensors == "Remora: needs safetensors, which is not installed"
+        assert filelock == "Remora: needs filelock, which is not installed"
 
     def test_imports_no_torch_and_changes_nothing(self, tmp_path: Path) -> None:
         program = (

@@ -1,7 +1,7 @@
 """HTTP routes: the ones about LoRA files that clients of A1111-like web UIs know, and Remora's own, `/remora/v1/*`.
 
-Only features that fastapi has since 0.94 are used. Bodies and queries are checked here and not by models, so that every
-error is one sentence under `detail`, for every version of fastapi and pydantic.
+Only features that fastapi has since 0.94 are used. `schema.py` checks bodies, not pydantic, so that every error is one
+sentence under `detail`, for every version of fastapi and pydantic.
 """
 
 from __future__ import annotations
@@ -15,14 +15,8 @@ from ..hosts import Access
 from ..version import VERSION
 from .answers import answer, object_of, refused
 from .app import front_end
-from .blocks import BlocksApi
-from .compare import CompareApi
 from .guard import add_route, refuse_other_sites
-from .library import Library
-from .presets import PresetsApi
-from .regions import RegionsApi
-from .schema import COMPONENTS, Route, routes
-from .stack import StackApi
+from .routes import SECTIONS, Route, schemas
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,16 +49,10 @@ def add_routes(app: FastAPI, session: Session) -> None:
         add_route(app, "/sdapi/v1/refresh-loras", shared.refresh, access, methods=["POST"])
     if f"{_OWN}/state" in taken:
         return
-    own = routes(
-        Library(session),
-        StackApi(session),
-        PresetsApi(session),
-        CompareApi(session),
-        BlocksApi(session),
-        RegionsApi(session),
-    )
-    for route in own:
-        add_route(app, _OWN + route.path, route.endpoint, access, **_said(route))
+    for _, kind, routes in SECTIONS:
+        api = kind(session)
+        for route in routes:
+            add_route(app, _OWN + route.path, route.bound(api), access, **_said(route))
     hidden: dict[str, Any] = {"methods": ["GET"], "include_in_schema": False}
     add_route(app, f"{_OWN}/openapi.json", _schema(app), access, **hidden)
     # public: a page loads its scripts without the password of the API, and they contain no secret
@@ -107,7 +95,7 @@ def _schema(app: FastAPI) -> Callable[[Request], Response]:
         own = [route for route in app.routes if getattr(route, "path", "").startswith(f"{_OWN}/")]
         text = "LoRA in a Stable Diffusion web UI: files, stack, presets, comparisons, and the outcome of each LoRA."
         made = get_openapi(title="Remora", version=VERSION, description=text, routes=own)
-        made.setdefault("components", {}).setdefault("schemas", {}).update(COMPONENTS)
+        made.setdefault("components", {}).setdefault("schemas", {}).update(schemas())
         return answer(request, made)
 
     return schema
@@ -115,10 +103,9 @@ def _schema(app: FastAPI) -> Callable[[Request], Response]:
 
 def _said(route: Route) -> dict[str, Any]:
     """Return the arguments that describe a route to fastapi."""
-    lines = (route.endpoint.__doc__ or "").strip().splitlines()
     return {
         "methods": [route.method],
-        "summary": lines[0],
+        "summary": route.summary,
         "tags": ["Remora"],
         "operation_id": f"remora_{route.method.lower()}{route.path.replace('/', '_')}",
         "openapi_extra": route.described(),

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastapi import HTTPException, Request, Response
-from fastapi.concurrency import run_in_threadpool
 
 from ..text.block_weights import BlockWeightsError, described, format_list
-from .answers import BROKEN, UNPROCESSABLE, answer, object_of, refuse_stale
+from . import records
+from .answers import BROKEN, UNPROCESSABLE, answer, refuse_stale
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..generation.session import Session
 
-_MAX_BODY = 1 << 16  # bytes
 _TITLES = {
     "BASE": "Text encoders",
     "CLIP": "CLIP text encoder",
@@ -37,7 +36,7 @@ class BlocksApi:
         """List the blocks of the loaded model, the sizes of lists it accepts, and presets."""
         return answer(request, self._listed())
 
-    def _listed(self) -> dict[str, Any]:
+    def _listed(self) -> records.Blocks:
         lists = self._session.model_blocks().lists()
         presets, own = self._session.block_presets.all, self._session.block_presets.own
         return {
@@ -52,13 +51,9 @@ class BlocksApi:
             "problem": self._session.block_presets.problem,
         }
 
-    async def put(self, request: Request) -> Response:
+    def put(self, request: Request, body: records.BlockPresetWanted) -> Response:
         """Save a list of block weights under a name, replacing the preset of that name."""
-        data = await object_of(request, _MAX_BODY, "a preset of block weights", "name", "values")
-        name, values = data.get("name"), data.get("values")
-        if not isinstance(name, str) or not isinstance(values, str):
-            raise HTTPException(UNPROCESSABLE, "name and values of a preset of block weights must be text")
-        return await run_in_threadpool(self._changed, request, lambda: self._session.block_presets.put(name, values))
+        return self._changed(request, lambda: self._session.block_presets.put(body["name"], body["values"]))
 
     def remove(self, request: Request, name: str) -> Response:
         """Delete one of the user's own presets of block weights."""

@@ -8,13 +8,13 @@ import re
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from fastapi import HTTPException, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from lib_lora import AdapterFile, Family, LoraError, inspect_file, load_network
-from lib_lora.inspection.zeros import changes_nothing
+import lib_lora
+from lib_lora import AdapterFile, Family, LoraError
 
 from ..library import (
     EDITABLE,
@@ -32,7 +32,8 @@ from ..library import (
 )
 from ..library.catalog import CatalogError
 from ..library.pictures import PictureError, Replaced, Thumbnails, set_picture
-from .answers import BROKEN, NO_CONTENT, NOT_FOUND, UNPROCESSABLE, answer, object_of, picture_of, refuse_stale, whole
+from . import records
+from .answers import BROKEN, NO_CONTENT, NOT_FOUND, UNPROCESSABLE, answer, refuse_stale, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MAX_NOTES = 1 << 20  # bytes of a change
 _MAX_NAMES = 50
 _SUGGESTED_FOR = 10  # unknown names of a request: each is compared with all names
 _PATIENCE = 0.3  # seconds that a list waits for unread files: a list of few files is complete at once
@@ -60,10 +60,7 @@ class Library:
         """The file whose picture was set last, and what was in its place."""
 
     def list(self, request: Request, since: str = "0") -> Response:
-        """List the files; unusable ones have the reason.
-
-        `since` is the `revision` of an earlier list: then only changed rows and the ids of missing files are returned.
-        """
+        """List the files; with `since`, the `revision` of an earlier list, only what has changed."""
         known = whole(since, "since")
         catalog = self._session.catalog
         catalog.scan_often()
@@ -72,18 +69,16 @@ class Library:
         known = known if known <= revision else 0  # from an earlier process
         rows, gone = catalog.index.since(known)
         progress = catalog.progress
-        return answer(
-            request,
-            {
-                "revision": revision,
-                "whole": not known,
-                "loras": [listed(row) for row in rows],
-                "gone": gone,
-                "families": self._families(),
-                "scan": {"running": progress.running, "done": progress.done, "total": progress.total},
-                "problem": catalog.index.problem,
-            },
-        )
+        told: records.Loras = {
+            "revision": revision,
+            "whole": not known,
+            "loras": [listed(row) for row in rows],
+            "gone": gone,
+            "families": self._families(),
+            "scan": {"running": progress.running, "done": progress.done, "total": progress.total},
+            "problem": catalog.index.problem,
+        }
+        return answer(request, told)
 
     def refresh(self, request: Request) -> Response:
         """Scan the folders again, and list the files."""
@@ -91,14 +86,13 @@ class Library:
         return self.list(request)
 
     def one(self, request: Request, id: str = "", name: str = "") -> Response:  # noqa: A002  # of the query
-        """Return all data of one file."""
+        """Return all data of one file: training, captions, files beside it."""
         return self._answered(request, self._file(id, name))
 
-    async def change(self, request: Request, id: str = "", name: str = "") -> Response:  # noqa: A002
+    def change(self, request: Request, body: records.Notes, id: str = "", name: str = "") -> Response:  # noqa: A002
         """Change the notes on one file, in the file beside it that web UIs read."""
-        file = await run_in_threadpool(self._file, id, name)
-        changes = await object_of(request, _MAX_NOTES, "notes", *EDITABLE)
-        return await run_in_threadpool(self._change, request, file, changes)
+        file = self._file(id, name)
+        return self._changed(request, file, "notes", lambda: write_notes(file, body))
 
     async def thumbnail(self, request: Request, id: str = "", name: str = "") -> Response:  # noqa: A002
         """Return a thumbnail of one file as WebP; no content if the picture is damaged."""
@@ -116,37 +110,50 @@ class Library:
             return Response(status_code=NO_CONTENT, headers=headers)
         return Response(made, media_type="image/webp", headers=headers)
 
-    async def set_picture(self, request: Request, id: str = "", name: str = "") -> Response:  # noqa: A002
-        """Replace the picture beside one file; the body is any picture file."""
-        file = await run_in_threadpool(self._file, id, name)
-        content = await picture_of(request)
-        return await run_in_threadpool(self._set_picture, request, file, content)
+    def set_picture(self, request: Request, body: bytes, id: str = "", name: str = "") -> Response:  # noqa: A002
+        """Replace the picture beside one file; the body is a picture of at most 25 million pixels."""
+        file = self._file(id, name)
 
-    async def restore_picture(self, request: Request, id: str = "", name: str = "") -> Response:  # noqa: A002
-        """Put back the picture that the latest PUT replaced, if it was that of the file named."""
-        file = await run_in_threadpool(self._file, id, name)
-        return await run_in_threadpool(self._restore_picture, request, file)
+        def work() -> None:
+            self._replaced = (file.path, set_picture(file, beside(file), body))
 
-    async def resolve(self, request: Request) -> Response:
+        return self._changed(request, file, "picture", work)
+
+    def restore_picture(self, request: Request, id: str = "", name: str = "") -> Response:  # noqa: A002
+        """Put back the picture that the latest `PUT` replaced, if that was of this file."""
+        file = self._file(id, name)
+
+        def work() -> None:
+            path, replaced = self._replaced or (None, None)
+            if replaced is None or path != file.path:
+                raise HTTPException(NOT_FOUND, f"there is no former picture of {file.path.name} to restore")
+            replaced.restore()
+            self._replaced = None
+
+        return self._changed(request, file, "picture", work)
+
+    def resolve(self, request: Request, body: records.Names) -> Response:
         """Return the file that each name means, or why it means none; ambiguous names have candidates."""
-        asked = (await object_of(request, _MAX_NOTES, "the question", "names")).get("names")
-        if not isinstance(asked, list) or len(asked) > _MAX_NAMES or not all(isinstance(one, str) for one in asked):
+        if len(body["names"]) > _MAX_NAMES:
             raise HTTPException(UNPROCESSABLE, f"names must be a list of no more than {_MAX_NAMES} texts")
-        return answer(request, {"names": await run_in_threadpool(self._meanings, asked)})
+        told: records.Meanings = {"names": self._meanings(body["names"])}
+        return answer(request, told)
 
     def inspect(self, request: Request, name: str = "", model: str = "") -> Response:
-        """Return the content of a file; with `model`, what of it would change the loaded model."""
+        """Return the content of a file; with `model=loaded`, what of it would change the loaded model."""
+        from lib_lora.inspection.zeros import changes_nothing
+
         file = self._file("", name)
         if model not in ("", "loaded"):
             raise HTTPException(UNPROCESSABLE, f"model must be 'loaded' or left out, not {model!r}")
         try:
             parts = self._session.host.components() if model else {}
-            network = load_network(file.path, parts) if parts else None
-            report = inspect_file(file.path) if network is None else network.report
+            network = lib_lora.load_network(file.path, parts) if parts else None
+            report = lib_lora.inspect_file(file.path) if network is None else network.report
             zero = changes_nothing(AdapterFile.open(file.path) if network is None else network.file)
         except LoraError as error:
             raise HTTPException(UNPROCESSABLE, str(error)) from error
-        return answer(request, {**report.to_json(), "changes_nothing": zero})
+        return answer(request, records.Inspection({**report.to_json(), "changes_nothing": zero}))
 
     def _file(self, id: str, name: str) -> CatalogFile:  # noqa: A002
         if not id and not name:
@@ -156,23 +163,21 @@ class Library:
         except CatalogError as error:
             raise HTTPException(NOT_FOUND, str(error)) from error
 
-    def _meanings(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    def _meanings(self, names: Sequence[str]) -> dict[str, records.Meaning]:
         """Look up names; similar names, which take a while, are found for the first unknown ones."""
         catalog, unknown = self._session.catalog, 0
-        meant: dict[str, dict[str, Any]] = {}
+        meant: dict[str, records.Meaning] = {}
         for name in names:
             try:
                 file = catalog.find(name, suggest=unknown < _SUGGESTED_FOR)
-                own = catalog.name_of(file)
-                told = {"problem": catalog.problem(file), "note": catalog.note_on(name), "candidates": []}
-                meant[name] = {"id": file.id, "name": own, **told}
+                own, problem, note = catalog.name_of(file), catalog.problem(file), catalog.note_on(name)
+                meant[name] = {"id": file.id, "name": own, "problem": problem, "note": note, "candidates": []}
             except CatalogError as error:
-                told = {"problem": error.reason, "note": "", "candidates": list(error.candidates)}
-                meant[name] = {"id": None, **told}
+                meant[name] = {"id": None, "problem": error.reason, "note": "", "candidates": list(error.candidates)}
                 unknown += not error.fits_several
         return meant
 
-    def _told(self, file: CatalogFile) -> dict[str, Any]:
+    def _told(self, file: CatalogFile) -> records.LoraDetails:
         catalog = self._session.catalog
         found = beside(file)
         try:
@@ -191,31 +196,12 @@ class Library:
             "problems": [*notes.problems, *problems],
             "kinds": dict(row.facts.structure.kinds) if row.facts is not None else {},
             "training": dict(training.settings),
-            "training_tags": [[_without_tags(tag), count] for tag, count in training.tags],
+            "training_tags": [(_without_tags(tag), count) for tag, count in training.tags],
             "distilled": _distilled(row, training.header),
             "scale_is_guess": _scale_is_guess(file),
             "sidecars": [path.name for path in (*found.notes, *filter(None, [found.picture]))],
             "hash": digest,
         }
-
-    def _change(self, request: Request, file: CatalogFile, changes: dict[str, Any]) -> Response:
-        return self._changed(request, file, "notes", lambda: write_notes(file, changes))
-
-    def _set_picture(self, request: Request, file: CatalogFile, content: bytes) -> Response:
-        def work() -> None:
-            self._replaced = (file.path, set_picture(file, beside(file), content))
-
-        return self._changed(request, file, "picture", work)
-
-    def _restore_picture(self, request: Request, file: CatalogFile) -> Response:
-        def work() -> None:
-            path, replaced = self._replaced or (None, None)
-            if replaced is None or path != file.path:
-                raise HTTPException(NOT_FOUND, f"there is no former picture of {file.path.name} to restore")
-            replaced.restore()
-            self._replaced = None
-
-        return self._changed(request, file, "picture", work)
 
     def _changed(self, request: Request, file: CatalogFile, what: str, work: Callable[[], object]) -> Response:
         """Change a file beside a LoRA unless it has changed since the client read it; return its data."""
@@ -238,7 +224,7 @@ class Library:
             self._thumbnails = Thumbnails(None if folder is None else Path(folder) / "thumbnails")
         return self._thumbnails
 
-    def _families(self) -> dict[str, dict[str, Any]]:
+    def _families(self) -> dict[str, records.FamilyFit]:
         """Return the families of all files, and whether each is the loaded model's."""
         model = self._session.model_family()
         families = {
@@ -249,9 +235,9 @@ class Library:
         return {key: _family(family, model) for key, family in families.items()}
 
 
-def _editable(told: dict[str, Any]) -> dict[str, Any]:
+def _editable(told: records.LoraDetails) -> dict[str, object]:
     """Return the data that clients change; hash and uses change while pictures are made."""
-    return {field: told[field] for field in (*EDITABLE, "picture")}
+    return {field: value for field, value in told.items() if field in (*EDITABLE, "picture")}
 
 
 def _kept(file: CatalogFile, what: str, write: Callable[[], object]) -> None:
@@ -278,7 +264,7 @@ def _training(file: CatalogFile) -> tuple[Training, list[str]]:
 
 def _scale_is_guess(file: CatalogFile) -> bool:
     with suppress(LoraError):  # `reason` says why
-        return "guess" in inspect_file(file.path).scales
+        return "guess" in lib_lora.inspect_file(file.path).scales
     return False
 
 
@@ -287,12 +273,11 @@ def family_key(family: Family) -> str:
     return f"{family.titles}{'' if family.known else '?'}"
 
 
-def listed(row: Row) -> dict[str, Any]:
+def listed(row: Row) -> records.Lora:
     """Return the data of a file in a list."""
     file = row.file
     facts, notes = row.facts or Facts(), row.notes or Notes()
     structure = facts.structure
-    noted = {name: getattr(notes, name) for name in EDITABLE if name != "description"}
     return {
         "id": file.id,
         "name": row.name,
@@ -305,14 +290,19 @@ def listed(row: Row) -> dict[str, Any]:
         "family": None if structure.family is None else family_key(structure.family),
         "base_model": facts.base_model or notes.base_model or None,
         "kind": "+".join(sorted(structure.kinds, key=lambda kind: -structure.kinds[kind])),
-        "rank": None if structure.ranks is None else list(structure.ranks),
+        "rank": structure.ranks,
         "layers": structure.layers,
         "format": structure.format,
         "size": file.size,
         "mtime": file.mtime_ns / 1e9,
-        **noted,
         "words": notes.words or _without_tags(", ".join(facts.words)),
+        "negative": notes.negative,
         "tags": list(notes.tags),
+        "notes": notes.notes,
+        "rating": notes.rating,
+        "favourite": notes.favourite,
+        "strength": notes.strength,
+        "alpha": notes.alpha,
         "captions": _without_tags(facts.tags),
         "added": row.added,
         "used": row.used,
@@ -321,12 +311,12 @@ def listed(row: Row) -> dict[str, Any]:
     }
 
 
-def _distilled(row: Row, header: Mapping[str, str]) -> dict[str, Any] | None:
+def _distilled(row: Row, header: Mapping[str, str]) -> records.Distilled | None:
     """Return the settings that a distilled LoRA was made for; None for others."""
     made = distilled(row.name, row.facts.alias if row.facts is not None else "", header=header)
     if made is None:
         return None
-    return {**asdict(made), "steps": list(made.steps), "cfg": list(made.cfg)}
+    return cast(records.Distilled, asdict(made))
 
 
 def _picture(row: Row) -> str:
@@ -342,7 +332,7 @@ def _without_tags(text: str) -> str:
     return re.sub(r"[<>\s]+", " ", text).strip()
 
 
-def _family(family: Family, model: Family | None) -> dict[str, Any]:
+def _family(family: Family, model: Family | None) -> records.FamilyFit:
     # a card is only dimmed by it, so that a probable family of the model is enough
     fits = model is None or not family.differs(model, hints=True)
     reason = "" if fits or model is None else f"made for {family.titles}; the loaded model is {model.likely}"

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, TypeVar
 
 from fastapi import HTTPException, Request, Response
-from fastapi.concurrency import run_in_threadpool
 
 from ..kept.presets import Preset, PresetError
-from .answers import BROKEN, NOT_FOUND, UNPROCESSABLE, answer, object_of, picture_of, refuse_stale
+from . import records
+from .answers import BROKEN, NOT_FOUND, UNPROCESSABLE, answer, refuse_stale
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..generation.session import Session
 
-_MAX_TEXT = 1 << 20  # bytes
+_T = TypeVar("_T")
 
 
 class PresetsApi:
@@ -34,18 +34,13 @@ class PresetsApi:
         text = self._tried(lambda: self._presets.get(name)).to_text()
         return Response(text.encode("utf-8", "replace"), media_type="text/plain")
 
-    async def put(self, request: Request, name: str) -> Response:
+    def put(self, request: Request, body: records.PresetWanted, name: str) -> Response:
         """Save a stack under a name, replacing the preset of that name; `former` renames one."""
-        data = await object_of(request, _MAX_TEXT, "a preset", "text", "former")
-        text, former = data.get("text"), data.get("former", "")
-        if not isinstance(text, str) or not isinstance(former, str):
-            raise HTTPException(UNPROCESSABLE, "the text of a preset must be text, and its former name, too")
-        return await run_in_threadpool(self._changed, request, lambda: self._presets.put(name, text, former))
+        return self._changed(request, lambda: self._presets.put(name, body["text"], body.get("former", "")))
 
-    async def set_thumbnail(self, request: Request, name: str) -> Response:
+    def set_thumbnail(self, request: Request, body: bytes, name: str) -> Response:
         """Replace the thumbnail of a preset; the body is any picture file."""
-        content = await picture_of(request)
-        return await run_in_threadpool(self._changed, request, lambda: self._presets.set_thumbnail(name, content))
+        return self._changed(request, lambda: self._presets.set_thumbnail(name, body))
 
     def thumbnail(self, name: str) -> Response:
         """Return the thumbnail of a preset, as WebP."""
@@ -58,17 +53,14 @@ class PresetsApi:
         """Delete a preset."""
         return self._changed(request, lambda: self._presets.remove(name))
 
-    async def add(self, request: Request) -> Response:
+    def add(self, request: Request, body: records.Text) -> Response:
         """Save the presets of a text; all of them or none."""
-        text = (await object_of(request, _MAX_TEXT, "the import", "text")).get("text")
-        if not isinstance(text, str):
-            raise HTTPException(UNPROCESSABLE, "text must be the text of one or more presets")
-        return await run_in_threadpool(self._changed, request, lambda: self._presets.add_text(text))
+        return self._changed(request, lambda: self._presets.add_text(body["text"]))
 
-    def _listed(self) -> dict[str, Any]:
+    def _listed(self) -> records.Presets:
         return {"presets": [_told(preset) for preset in self._presets.all], "problem": self._presets.problem}
 
-    def _changed(self, request: Request, work: Callable[[], Any]) -> Response:
+    def _changed(self, request: Request, work: Callable[[], object]) -> Response:
         """Apply a change unless the presets have changed since the client read them; list the presets."""
 
         def change() -> Response:
@@ -77,9 +69,9 @@ class PresetsApi:
                 work()
                 return self.list(request)
 
-        return cast(Response, self._tried(change))
+        return self._tried(change)
 
-    def _tried(self, work: Callable[[], Any]) -> Any:
+    def _tried(self, work: Callable[[], _T]) -> _T:
         try:
             return work()
         except PresetError as error:
@@ -90,6 +82,6 @@ class PresetsApi:
             raise HTTPException(BROKEN, detail) from error
 
 
-def _told(preset: Preset) -> dict[str, str]:
+def _told(preset: Preset) -> records.Preset:
     mark = hashlib.sha256(preset.thumbnail).hexdigest()[:8] if preset.thumbnail else ""
     return {"name": preset.name, "text": preset.text, "thumbnail": mark}

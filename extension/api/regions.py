@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastapi import HTTPException, Request, Response
-from fastapi.concurrency import run_in_threadpool
 
 from ..kept.region_files import as_png, from_text
 from ..text.regions import NAMED, RegionTextError, checked_name
-from .answers import BROKEN, UNPROCESSABLE, answer, object_of, refuse_stale
+from . import records
+from .answers import BROKEN, UNPROCESSABLE, answer, refuse_stale
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from lib_lora import Region
 
     from ..generation.session import Session
-
-_MAX_BODY = 16 << 20  # bytes
 
 
 class RegionsApi:
@@ -29,10 +27,10 @@ class RegionsApi:
         self._session = session
 
     def list(self, request: Request) -> Response:
-        """List the regions, Remora's first."""
+        """List the regions that `mask=` can name, Remora's first, as small grey pictures."""
         return answer(request, self._listed())
 
-    def _listed(self) -> dict[str, Any]:
+    def _listed(self) -> records.Regions:
         own = self._session.regions.all
         come_along = [_shown(name, region, own=False) for name, region in NAMED.items() if name not in own]
         return {
@@ -40,15 +38,10 @@ class RegionsApi:
             "problem": self._session.regions.problem,
         }
 
-    async def put(self, request: Request) -> Response:
+    def put(self, request: Request, body: records.RegionWanted) -> Response:
         """Save a picture as a region under a name, replacing the region of that name."""
-        data = await object_of(request, _MAX_BODY, "a region", "name", "picture")
-        name, picture = data.get("name"), data.get("picture")
-        if not isinstance(name, str) or not isinstance(picture, str):
-            raise HTTPException(UNPROCESSABLE, "name and picture of a region must be text")
-        return await run_in_threadpool(
-            self._changed, request, lambda: self._session.regions.put(checked_name(name), from_text(picture))
-        )
+        name, picture = body["name"], body["picture"]
+        return self._changed(request, lambda: self._session.regions.put(checked_name(name), from_text(picture)))
 
     def remove(self, request: Request, name: str) -> Response:
         """Delete one of the user's own regions."""
@@ -68,6 +61,6 @@ class RegionsApi:
             raise HTTPException(BROKEN, detail) from error
 
 
-def _shown(name: str, region: Region, *, own: bool) -> dict[str, object]:
+def _shown(name: str, region: Region, *, own: bool) -> records.Region:
     picture = base64.b64encode(as_png(region)).decode("ascii")
     return {"name": name, "own": own, "share": round(region.share, 4), "picture": picture}

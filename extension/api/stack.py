@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from fastapi import HTTPException, Request, Response
-from fastapi.concurrency import run_in_threadpool
 
 from lib_lora import LoraError
 
@@ -15,13 +14,12 @@ from ..generation.state import state_of
 from ..kept.always_on import AlwaysOn, StackRefusedError, read
 from ..library.catalog import CatalogError, Lookup
 from ..text.prompt import parse_arguments
-from .answers import BROKEN, UNPROCESSABLE, answer, json_of, object_of, refuse_stale, tag_of
+from . import records
+from .answers import BROKEN, UNPROCESSABLE, answer, refuse_stale, tag_of
 
 if TYPE_CHECKING:
     from ..generation.session import Session
     from ..kept.always_on import AlwaysOnEntry
-
-_MAX_BODY = 1 << 20  # bytes
 
 
 class StackApi:
@@ -31,40 +29,31 @@ class StackApi:
         self._session = session
 
     def state(self, request: Request) -> Response:
-        """Return the outcome of the LoRA of the latest pictures."""
+        """Return the outcome of each tag in the latest picture, and the progress of the scan."""
         self._session.catalog.scan_often()
-        return answer(request, {**state_of(self._session), "stack": tag_of(self._told())})
+        state = cast(records.State, {**state_of(self._session), "stack": tag_of(self._told())})
+        return answer(request, state)
 
-    async def set_grammar(self, request: Request) -> Response:
-        """Switch on or off that brackets around tags mean something, as in the web UI's settings."""
-        wanted = (await object_of(request, _MAX_BODY, "the setting", "on")).get("on")
-        if not isinstance(wanted, bool):
-            raise HTTPException(UNPROCESSABLE, "on must be true or false")
-        return await run_in_threadpool(self._set_grammar, request, wanted)
-
-    def _set_grammar(self, request: Request, on: bool) -> Response:
+    def set_grammar(self, request: Request, body: records.GrammarWanted) -> Response:
+        """Switch "Tags obey the brackets around them" on or off, as in the web UI's settings."""
         try:
-            self._session.host.set_option(GRAMMAR, on)
+            self._session.host.set_option(GRAMMAR, body["on"])
         except OSError as error:
             detail = f"the setting cannot be changed here: {error.strerror or error}"
             raise HTTPException(BROKEN, detail) from error
         return self.state(request)
 
     def stack(self, request: Request) -> Response:
-        """Return the always-on stack, and any problem of its file."""
+        """Return the list "Always on", and any problem of its file."""
         return answer(request, self._told())
 
-    async def set_stack(self, request: Request) -> Response:
-        """Replace the always-on stack from the next picture on; all of it or nothing.
+    def set_stack(self, request: Request, body: records.StackWanted) -> Response:
+        """Replace the list "Always on" from the next picture on; all of it or nothing.
 
         With `If-Match`, only if the present stack has this ETag.
         """
-        data = await json_of(request, _MAX_BODY, "the stack")
-        return await run_in_threadpool(self._set, request, data)
-
-    def _set(self, request: Request, data: object) -> Response:
         try:
-            stack = self._known(read(data))
+            stack = self._known(read(body))
         except (StackRefusedError, LoraError) as error:
             raise HTTPException(UNPROCESSABLE, str(error)) from error
         try:
@@ -79,8 +68,9 @@ class StackApi:
                 BROKEN, f"the stack cannot be saved and is unchanged: {error.strerror or error}"
             ) from error
 
-    def _told(self) -> dict[str, Any]:
-        return {**self._session.always_on.stack.to_json(), "problem": self._session.always_on.problem}
+    def _told(self) -> records.Stack:
+        kept = self._session.always_on
+        return cast(records.Stack, {**kept.stack.to_json(), "problem": kept.problem})
 
     def _known(self, stack: AlwaysOn) -> AlwaysOn:
         """Return the stack with names as tags spell them; a name in the previous stack may have no file any more.

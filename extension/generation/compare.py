@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 
 from ..hosts.txt2img import RequestError, Txt2Img
 from ..text.prompt_edit import names_in, with_strength, without
@@ -213,6 +213,8 @@ def _drawn(made: Plan, pictures: Sequence[Image.Image | None]) -> Image.Image:
     across = len(made.columns) * (size[0] + _GAP) + _GAP
     down = _LINE + len(made.rows) * (size[1] + label + _GAP) + _GAP
     paper = Image.new("RGB", (across, down), _PAPER)
+    from PIL import ImageDraw, ImageFont  # a start needs neither
+
     pen, font = ImageDraw.Draw(paper), ImageFont.load_default()
     for x, text in enumerate(made.columns):
         pen.text((_GAP + x * (size[0] + _GAP), _GAP), _short(text, size[0]), _INK, font)

@@ -8,18 +8,15 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import lib_lora
 from lib_lora import (
-    RANK_BUCKETS,
     ActivationError,
     ActivationReport,
-    Engine,
     LoraError,
     Stack,
     StackError,
     is_denoiser,
     is_off,
-    model_blocks,
-    model_family,
 )
 
 from ..kept.always_on import AlwaysOnFile
@@ -38,7 +35,7 @@ from .request import USUAL, Memory, Request, Settings, place_of, placed
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from lib_lora import BlockNames, Clock, Family, Rows
+    from lib_lora import BlockNames, Clock, Engine, Family, Rows
 
     from ..hosts import Host
 
@@ -220,7 +217,7 @@ class Session:
         """Update the family of the host's model; `model_blocks` finds its blocks on demand."""
         parts, known = self.host.components(), self._parts()
         if known != self._family_of:
-            self._family, self._family_of = model_family(parts) if parts else None, known
+            self._family, self._family_of = lib_lora.model_family(parts) if parts else None, known
             self._blocks = None
 
     def _parts(self) -> Mapping[str, weakref.ref[nn.Module]]:
@@ -247,7 +244,7 @@ class Session:
         """Return the blocks of the host's present model; empty without a model."""
         self._look_at_model()
         if self._blocks is None:
-            self._blocks = model_blocks(self.host.components())
+            self._blocks = lib_lora.model_blocks(self.host.components())
         return self._blocks
 
     def bytes_to_place(self) -> int:
@@ -544,13 +541,13 @@ class Session:
 
 def make_engine(host: Host, memory: Memory) -> Engine:
     """Create the engine for the host's model."""
-    return Engine(
+    return lib_lora.Engine(
         host.components(),
         checkpoints=host.checkpoints(),
         storage=memory.storage,
         device_budget=memory.device_budget,
         cache_bytes=memory.cache_bytes,
-        rank_buckets=RANK_BUCKETS if memory.round_up else (),
+        rank_buckets=lib_lora.RANK_BUCKETS if memory.round_up else (),
         parked_bytes=memory.ready_bytes,
     )
 

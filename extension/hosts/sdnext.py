@@ -10,7 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from lib_lora import SchedulerClock, is_denoiser
+import lib_lora
+from lib_lora import is_denoiser
 
 from ._log_levels import LOGGERS, LogLevels
 from ._nunchaku import is_of_nunchaku, why_not
@@ -101,7 +102,7 @@ class SDNextHost(WebUIHost):
             self._log.take()
 
     def take_over(self) -> None:
-        self.remora.clock(SchedulerClock(lambda: getattr(self._pipe(), "scheduler", None)))
+        self.remora.clock(lib_lora.SchedulerClock(lambda: getattr(self._pipe(), "scheduler", None)))
         self._prompts.wrap(self._wraps)
         self._infotexts.wrap(self._wraps)
         passes = module("modules.processing_diffusers")

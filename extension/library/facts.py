@@ -12,7 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from lib_lora import AdapterFile, Family, FileError, Glance, LoraError, base_model, glance, inspect_file
+import lib_lora
+from lib_lora import AdapterFile, Family, FileError, Glance, LoraError, base_model, glance
 
 from .plain import are_texts, demand, is_count, read_json
 
@@ -174,7 +175,7 @@ class FactsReader:
 
 
 def _inspect(path: Path) -> Structure:
-    report = inspect_file(path)
+    report = lib_lora.inspect_file(path)
     return Structure(report.format, dict(report.kinds), report.ranks, report.layers, report.family)
 
 

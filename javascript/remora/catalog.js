@@ -1,6 +1,9 @@
 // The list of files: kept up to date by changes, searched, filtered and sorted. Pure but for `Catalog`.
 
-/** @import {Api, FamilyFit, Lora, Loras} from "./api.js" */
+/**
+ * @import {FamilyFit, Lora, Loras} from "../api.d.ts"
+ * @import {Api} from "./api.js"
+ */
 
 import {query} from "./api.js";
 

@@ -1,7 +1,7 @@
 // The user's edits of the stack: LoRA are inserted, removed, changed, moved, made always on.
 
 /**
- * @import {Lora, StackEntry} from "./api.js"
+ * @import {Lora, StackEntry} from "../api.d.ts"
  * @import {Always} from "./kept.js"
  * @import {Tab} from "./main.js"
  * @import {FreeTag, Off, OffRow, OnRow, Row, Snapshot} from "./stack.js"

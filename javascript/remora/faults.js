@@ -1,7 +1,7 @@
 // What a tag names that does not exist: presets of block weights or of rules, and regions. Pure.
 
 /**
- * @import {Blocks, Region} from "./api.js"
+ * @import {Blocks, Region} from "../api.d.ts"
  * @import {Problem, Reading, Values} from "./tag.js"
  */
 

@@ -1,7 +1,7 @@
 // Data that the server keeps: the always-on stack, presets, block weights and regions.
 
 /**
- * @import {Blocks, Preset, PresetList, Region, StackEntry, StackOnDisk} from "./api.js"
+ * @import {Blocks, Preset, Presets as PresetList, Region, StackEntry, Stack as StackOnDisk} from "../api.d.ts"
  * @import {Tab} from "./main.js"
  */
 

@@ -1,7 +1,7 @@
 // The library of LoRA files: the catalog, the meaning of names in tags, and notes and pictures of files.
 
 /**
- * @import {Lora, Meaning} from "./api.js"
+ * @import {Lora, Meaning} from "../api.d.ts"
  * @import {Tab} from "./main.js"
  */
 

@@ -1,7 +1,7 @@
 // What became of the tags of the latest picture, for the rows of the stack. Pure.
 
 /**
- * @import {LoraOutcome} from "./api.js"
+ * @import {Outcome as LoraOutcome} from "../api.d.ts"
  *
  * @typedef {Pick<LoraOutcome, "where" | "written" | "name">} Asker
  * A row: what it is written in, all that its tag says, and its name.

@@ -1,7 +1,8 @@
 // The server: requests, their errors, and the state that is polled while the tab is visible.
 
 /**
- * @import {AnswerTo, Path, ServerState} from "./api.js"
+ * @import {State as ServerState} from "../api.d.ts"
+ * @import {AnswerTo, Path} from "./api.js"
  * @import {Tab} from "./main.js"
  */
 

@@ -1,7 +1,7 @@
 // The prompt of the page and the stack of its tags: read, written, undone.
 
 /**
- * @import {LoraOutcome} from "./api.js"
+ * @import {Outcome as LoraOutcome} from "../api.d.ts"
  * @import {Always} from "./kept.js"
  * @import {Tab} from "./main.js"
  * @import {Tag} from "./prompt.js"

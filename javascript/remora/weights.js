@@ -1,6 +1,6 @@
 // Block weights: a number for each block of the model, or the name of a preset of them. Pure.
 
-/** @import {BlockPreset, Blocks} from "./api.js" */
+/** @import {BlockPreset, Blocks} from "../api.d.ts" */
 
 import {isFiniteNumber, NUMBER, written} from "./curve.js";
 import {didYouMean, similar} from "./similar.js";

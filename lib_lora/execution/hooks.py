@@ -19,7 +19,7 @@ from contextlib import ExitStack, nullcontext
 from functools import partial
 from operator import is_
 from types import FunctionType, MethodType, SimpleNamespace
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -28,16 +28,19 @@ from ..compiler import compiling, forget_compiled, is_in_compiled
 from ..errors import ComponentError
 from ..placement import schemes
 from ..placement.budget import is_out_of_memory
-from ..placement.resident import Resident, Waiting, device_of, place_together
+from ..tensors import device_of
 from . import opaque
 from .arguments import BaseForward
+
+if TYPE_CHECKING:
+    from ..placement.resident import Resident, Waiting
 
 logger = logging.getLogger(__name__)
 
 SLOT, _PATCH = "_remora_slot", "_remora_patch"
 _CPU = torch.device("cpu")
 
-Executor: TypeAlias = Resident[Any]
+Executor: TypeAlias = "Resident[Any]"
 """Computes one layer with its adapters: `low_rank.py`, `dense.py` or `merged.py`."""
 
 
@@ -439,10 +442,7 @@ class HookedLayers:
             slots = self._snapshot()
             for layer, executor in new.items():
                 slots[layer].executor = executor
-            idle, waiting = resting() if new else (), list[Waiting]()
-            for layer, executor in new.items():
-                move_to_layer(executor, layer, now=executor.merges or layer not in idle, waiting=waiting)
-            place_together(waiting)
+            _place(new, resting() if new else ())
         except BaseException:
             self._restore(before)
             raise
@@ -520,6 +520,16 @@ class HookedLayers:
             executor, slot.executor = slot.executor, None
             _withdraw(layer, slot)
             return executor
+
+
+def _place(executors: Mapping[nn.Module, Executor], resting: Collection[nn.Module]) -> None:
+    """Place executors beside their layers, except beside resting ones."""
+    from ..placement.resident import place_together  # with the engine, not when a host starts
+
+    waiting: list[Waiting] = []
+    for layer, executor in executors.items():
+        move_to_layer(executor, layer, now=executor.merges or layer not in resting, waiting=waiting)
+    place_together(waiting)
 
 
 def move_to_layer(

@@ -10,12 +10,15 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from ..errors import StackError
 from ..files.components import TEXT_ENCODER, role
 from .architectures._block import BASE, block_lists, block_of, block_order, is_unet
 from .architectures._ldm_unet import UNET_BLOCKS
-from .index import LayerIndex
+
+if TYPE_CHECKING:
+    from .index import LayerIndex
 
 _ENCODERS = {"text_encoder": "CLIP", "text_encoder_2": "T5", "text_encoder_3": "T5"}
 

@@ -23,7 +23,7 @@ from ..compiler import uncompiled
 from ..naming.binding import Binding
 from ..naming.places import Target
 from ..strengths.table import FactorRanges, StrengthTable
-from ..tensors import TensorFields, plain_mode
+from ..tensors import TensorFields, device_of, plain_mode
 from ..weights.originals import WeightMark, mark_weight
 from ..weights.readers.base import read_base_weight, stored
 from . import budget, trace
@@ -328,9 +328,10 @@ class Resident(ABC, Generic[P]):
         return kept
 
     def _trace_move(self, placed: P, why: str, before: str, after: str) -> None:
-        names = "+".join(dict.fromkeys(one.file.path.name for one in self._bindings))
-        path, nbytes = self._bindings[0].target.path, placed.content.nbytes
-        trace.move("%s %s: %s -> %s, %d bytes: %s", names, path, before, after, nbytes, why)
+        names = "+".join(dict.fromkeys(binding.file.path.name for binding in self._bindings))
+        first, nbytes = self._bindings[0], placed.content.nbytes
+        where = f"{first.component}.{first.target.path}"
+        trace.move("%s: %s: %s -> %s, %d bytes: %s", where, names, before, after, nbytes, why)
 
     def _drop_piece(self) -> None:
         self._piece, self._account.host = None, 0
@@ -404,14 +405,6 @@ def _place_group(group: Sequence[Waiting], device: torch.device) -> None:
     with plain_mode(device):
         for one, content in zip(group, [*all_to_device([one.piece for one in group], device)], strict=True):
             one.resident.settle(one, content)
-
-
-def device_of(layer: nn.Module) -> torch.device | None:
-    """Return the device of the layer's own parameters."""
-    for tensor in (*layer._parameters.values(), *layer._buffers.values()):
-        if tensor is not None:
-            return tensor.device
-    return None
 
 
 def computing_dtype(layer: nn.Module, weight: Tensor) -> torch.dtype | None:

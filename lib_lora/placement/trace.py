@@ -1,8 +1,9 @@
 """Detailed logs of decisions and moves, switched on by environment variables.
 
 `SD_LORA_DEBUG` logs each activation: how each layer is computed, and why a key is unused. `SD_MOVE_DEBUG` logs each
-move of a layer's adapters: file, layer, from, to, bytes, why. Any value but 0 switches a log on. Both log warnings, as
-every host shows these. Otherwise a move costs the look-up of one attribute.
+move of a layer's adapters: component, layer, files, from, to, bytes, why. Any value but 0 switches a log on. Its lines
+have the level INFO, and the logger shows them whatever level its parents have. While a log is off, a move costs the
+look-up of one attribute.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from ..report import NetworkReport
 DECISIONS, MOVES = "SD_LORA_DEBUG", "SD_MOVE_DEBUG"
 
 logger = logging.getLogger(__name__)
+_alone = logging.StreamHandler()
+"""Shows the lines in programs that set up no logging: Python itself shows only warnings there."""
+_alone.addFilter(lambda record: not (logger.parent and logger.parent.hasHandlers()))
 
 decisions = False
 """Whether decisions are logged."""
@@ -27,6 +31,11 @@ def ask(environment: Mapping[str, str]) -> None:
     """Switch both logs on or off."""
     global decisions, moves
     decisions, moves = (environment.get(name, "").strip() not in ("", "0") for name in (DECISIONS, MOVES))
+    logger.setLevel(logging.INFO if decisions or moves else logging.NOTSET)
+    if decisions or moves:
+        logger.addHandler(_alone)
+    else:
+        logger.removeHandler(_alone)
 
 
 def files(reports: Iterable[NetworkReport]) -> None:
@@ -39,12 +48,12 @@ def files(reports: Iterable[NetworkReport]) -> None:
 
 def decision(text: str, *values: object) -> None:
     """Log a decision, as `logging` formats it."""
-    logger.warning(f"{DECISIONS}: {text}", *values)
+    logger.info(f"{DECISIONS}: {text}", *values)
 
 
 def move(text: str, *values: object) -> None:
     """Log a move, as `logging` formats it."""
-    logger.warning(f"{MOVES}: {text}", *values)
+    logger.info(f"{MOVES}: {text}", *values)
 
 
 ask(os.environ)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -21,7 +22,7 @@ from extension.kept.block_presets import BlockPresetsFile
 from extension.kept.presets import PresetError, Presets
 from extension.kept.region_files import RegionFiles
 from extension.library import CatalogFile, NotesError, beside, read_notes, write_notes
-from extension.store import Store, json_bytes, locked, read_bytes, set_aside, write_bytes, write_text
+from extension.store import LOCK_FILE, Store, json_bytes, locked, read_bytes, set_aside, write_bytes, write_text
 from extension.text.block_weights import BlockWeightsError
 from extension.text.regions import RegionTextError
 from lib_lora import Region
@@ -51,7 +52,8 @@ def lora(folder: Path) -> CatalogFile:
 
 
 def names_in(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    """Return the names of the files that hold something."""
+    return sorted(path.name for path in folder.iterdir() if path.name != LOCK_FILE)
 
 
 def at_once(*works: Callable[[], object]) -> None:
@@ -271,7 +273,7 @@ def test_a_damaged_file_gets_a_number_that_none_has(tmp_path: Path) -> None:
     for text in ("second", "fourth"):
         (tmp_path / "a").write_text(text)
         set_aside(tmp_path / "a")
-    found = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    found = {name: (tmp_path / name).read_text() for name in names_in(tmp_path)}
     assert found == {f"a.damaged-{n}": text for n, text in enumerate(("first", "second", "third", "fourth"), 1)}
 
 
@@ -300,6 +302,17 @@ def test_who_waits_for_long_is_told_and_nothing_is_changed(tmp_path: Path, monke
     finally:
         holder.communicate("\n", timeout=30)
     assert store.change(lambda _: ("a",)) == ("a",)
+
+
+@POSIX
+def test_a_drive_without_locks_is_written_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    store = words(tmp_path / "words")
+    assert store.change(lambda value: (*value, "a")) == ("a",)
+    assert store.change(lambda value: (*value, "b")) == ("a", "b")
 
 
 def test_a_thread_may_lock_again_what_it_has_locked(tmp_path: Path) -> None:
@@ -343,7 +356,8 @@ def test_a_value_that_could_not_be_read_back_is_refused_and_all_is_as_before(
     with pytest.raises(PresetError, match=f"words cannot be saved, as words could not be read again.*{told}.*nothing"):
         store.change(lambda _: value)
     assert (store.value, store.problem) == was
-    assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == ({} if before is None else {"words": before})
+    files = {name: (tmp_path / name).read_bytes() for name in names_in(tmp_path)}
+    assert files == ({} if before is None else {"words": before})
 
 
 def test_what_has_no_more_room_is_refused_in_each_file_that_is_kept(
@@ -363,7 +377,7 @@ def test_what_has_no_more_room_is_refused_in_each_file_that_is_kept(
     ):
         with pytest.raises(error, match=r"more than the 10 bytes that such a file may have.*; nothing was changed"):
             keep()
-    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["a.safetensors"]
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"a.safetensors", LOCK_FILE}
 
 
 def test_without_a_file_the_value_lasts_as_long_as_the_program() -> None:

@@ -1,6 +1,6 @@
 // The list of files: javascript/remora/catalog.js.
 
-/** @import {Lora, Loras} from "../../javascript/remora/api.js" */
+/** @import {Lora, Loras} from "../../javascript/api.d.ts" */
 
 import assert from "node:assert/strict";
 import {test} from "node:test";

@@ -85,7 +85,7 @@ Engine({{"unet": model}}).activate(Stack([Entry(Path({str(path)!r}), 1.0)]))
     ]
     assert shown[0] == ""
     assert "SD_LORA_DEBUG: unet.first: low-rank: mine.safetensors (LoRA)" in shown[1]
-    assert "SD_MOVE_DEBUG: mine.safetensors first: file -> cpu" in shown[1]
+    assert "SD_MOVE_DEBUG: unet.first: mine.safetensors: file -> cpu" in shown[1]
 
 
 def test_decisions_name_layers_executors_and_unused_keys(path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -99,16 +99,30 @@ def test_decisions_name_layers_executors_and_unused_keys(path: Path, caplog: pyt
     unused = [line for line in told if "unused lora_unet_no.lora_" in line]
     assert len(unused) == 2
     assert all(line.split(": ", 3)[3] for line in unused)  # the reason
-    assert any("executors chosen again" in line for line in told)
+    assert any("unet (2 layers): executors chosen" in line for line in told)
     caplog.clear()
     engine.activate(Stack([Entry(path, 0.5)]))
-    assert any("strengths written" in line for line in lines(caplog, "SD_LORA_DEBUG"))
+    assert any("unet (2 layers): the same files and layers" in line for line in lines(caplog, "SD_LORA_DEBUG"))
     assert not any("low-rank" in line for line in lines(caplog, "SD_LORA_DEBUG"))
     engine.activate(Stack())
     caplog.clear()
     engine.activate(Stack([Entry(path, 0.5)]))
-    assert any("a plan that was kept is used again" in line for line in lines(caplog, "SD_LORA_DEBUG"))
-    assert not any("chosen again" in line for line in lines(caplog, "SD_LORA_DEBUG"))
+    assert any("unet (2 layers): a plan that was kept is used again" in line for line in lines(caplog, "SD_LORA_DEBUG"))
+    assert not any("executors chosen" in line for line in lines(caplog, "SD_LORA_DEBUG"))
+
+
+def test_the_lines_alarm_nobody_and_are_shown_once(
+    path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A host counts warnings, and hides information of libraries unless their logger has a level."""
+    trace.ask({"SD_LORA_DEBUG": "1", "SD_MOVE_DEBUG": "1"})
+    model = Model()
+    Engine({"unet": model}).activate(Stack([Entry(path, 1.0)]))
+    told = [record for record in caplog.records if record.getMessage().startswith(("SD_LORA_DEBUG", "SD_MOVE_DEBUG"))]
+    assert {record.levelno for record in told} == {logging.INFO}
+    assert "SD_" not in capsys.readouterr().err, "the host's own handlers show the lines"
+    trace.ask({})
+    assert (trace.logger.level, trace.logger.handlers) == (logging.NOTSET, [])
 
 
 def test_decisions_say_why_a_layer_is_not_merged(path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -129,7 +143,7 @@ def test_every_move_is_told_with_from_to_bytes_and_why(path: Path, caplog: pytes
         placed = engine.memory().placed
         told = lines(caplog, "SD_MOVE_DEBUG")
         assert len(told) == 2
-        assert f"mine.safetensors first: file -> {device()}" in told[0]
+        assert f"unet.first: mine.safetensors: file -> {device()}" in told[0]
         assert "the layer is there" in told[0]
         assert sum(int(line.split(", ")[1].split()[0]) for line in told) == sum(placed.values())
         caplog.clear()

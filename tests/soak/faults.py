@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import resource
@@ -18,6 +17,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
+
+from filelock import FileLock
+
+from extension.store import LOCK_FILE
 
 from .ledger import Ledger
 from .served import ROOT, Served
@@ -405,13 +408,8 @@ class Faults:
 
     def locked_folder(self) -> None:
         """Hold the data folder's lock as another program does that hangs."""
-        with self._ledger.fault("folder locked"):
-            handle = os.open(self._data, os.O_RDONLY)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX)
-                self._some_time(3, 12)
-            finally:
-                os.close(handle)
+        with self._ledger.fault("folder locked"), FileLock(str(self._data / LOCK_FILE)):
+            self._some_time(3, 12)
 
     def stopped_process(self) -> None:
         """Stop a server for some time, wherever it is."""

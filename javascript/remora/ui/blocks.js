@@ -1,7 +1,7 @@
 // The strip of block weights: a thin slider for each block of the model, and presets.
 
 /**
- * @import {BlockPreset, Blocks as Told} from "../api.js"
+ * @import {BlockPreset, Blocks as Told} from "../../api.d.ts"
  * @import {Tab} from "../main.js"
  * @import {FieldEvent, Key, Pointer} from "../vendor/preact.js"
  * @import {Attempt} from "./parts.js"

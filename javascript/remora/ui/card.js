@@ -1,7 +1,7 @@
 // One file in the library.
 
 /**
- * @import {Lora} from "../api.js"
+ * @import {Lora} from "../../api.d.ts"
  * @import {Tab} from "../main.js"
  */
 

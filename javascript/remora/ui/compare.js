@@ -1,7 +1,7 @@
 // A grid of pictures that differ in their LoRA alone.
 
 /**
- * @import {Comparison, CompareState} from "../api.js"
+ * @import {Comparison, Compare as CompareState} from "../../api.d.ts"
  * @import {State, Tab} from "../main.js"
  */
 

@@ -1,7 +1,7 @@
 // All about one file, and what the user notes about it.
 
 /**
- * @import {Distilled, LoraDetails} from "../api.js"
+ * @import {Distilled, LoraDetails} from "../../api.d.ts"
  * @import {Tab} from "../main.js"
  * @import {Filled} from "../vendor/preact.js"
  * @import {Attempt} from "./parts.js"

@@ -1,7 +1,7 @@
 // The left pane: all files, found and shown.
 
 /**
- * @import {Lora, Scan as ScanState} from "../api.js"
+ * @import {Lora, Scan as ScanState} from "../../api.d.ts"
  * @import {Catalog, Facet, Filters as Chosen} from "../catalog.js"
  * @import {State, Tab} from "../main.js"
  */

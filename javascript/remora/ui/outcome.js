@@ -1,7 +1,7 @@
 // What became of one tag in the latest picture.
 
 /**
- * @import {LoraOutcome} from "../api.js"
+ * @import {Outcome as LoraOutcome} from "../../api.d.ts"
  * @import {Told} from "../outcomes.js"
  */
 

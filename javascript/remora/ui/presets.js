@@ -1,7 +1,7 @@
 // Stacks kept under a name.
 
 /**
- * @import {Preset as Kept} from "../api.js"
+ * @import {Preset as Kept} from "../../api.d.ts"
  * @import {State, Tab} from "../main.js"
  * @import {Row} from "../stack.js"
  * @import {Filled} from "../vendor/preact.js"

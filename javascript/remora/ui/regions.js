@@ -1,7 +1,7 @@
 // For which part of the picture a LoRA is: one of the regions there are, or one that is painted.
 
 /**
- * @import {Region} from "../api.js"
+ * @import {Region} from "../../api.d.ts"
  * @import {Tab} from "../main.js"
  * @import {Weights} from "../regions.js"
  * @import {FieldEvent, Filled} from "../vendor/preact.js"

@@ -1,7 +1,7 @@
 // The right pane: the LoRAs of the prompt, and those that every picture gets.
 
 /**
- * @import {StackEntry} from "../api.js"
+ * @import {StackEntry} from "../../api.d.ts"
  * @import {State, Tab} from "../main.js"
  * @import {BodyChange} from "../edits.js"
  * @import {Meant, Row as PromptRow} from "../stack.js"

@@ -407,6 +407,7 @@ def test_a_comparison(ask: Checked) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert told["comparison"]["done"] == [True, True]
+    assert [outcome["name"] for outcome in ask("GET", "/state")["loras"]] == ["zorp"]
     pictures = [Image.open(io.BytesIO(ask("GET", "/compare/picture", params={"cell": cell}))) for cell in (0, 1)]
     assert [picture.size for picture in pictures] == [(64, 64)] * 2
     assert pictures[0].tobytes() != pictures[1].tobytes()
@@ -424,6 +425,8 @@ def test_a_comparison(ask: Checked) -> None:
         ("PUT", "/regions", 422, {"json": {"name": "../x", "picture": "no picture"}}, "a region's name is 1 to"),
         ("PATCH", "/lora", 422, {"params": {"name": "zorp"}, "json": {"nope": 1}}, "notes has no field nope"),
         ("PATCH", "/lora", 422, {"params": {"name": "zorp"}, "json": {"rating": 9}}, "rating must be"),
+        ("PATCH", "/lora", 422, {"params": {"name": "zorp"}, "json": {"alpha": "8"}}, "alpha must be a number or null"),
+        ("PATCH", "/lora", 422, {"params": {"name": "zorp"}, "json": {"tags": "a"}}, "tags must be a list of texts"),
         ("PATCH", "/lora", 422, {"params": {"name": "zorp"}, "json": {"strength": 101}}, "a number from -100 to 100"),
         ("PATCH", "/lora", 422, {"params": {"name": "zorp"}, "content": b"{"}, "notes is not JSON"),
         ("PATCH", "/lora", 413, {"params": {"name": "zorp"}, "content": b" " * 2_000_000}, "no more than 1 MB"),
@@ -432,7 +435,17 @@ def test_a_comparison(ask: Checked) -> None:
         ("PUT", "/preset", 422, {"params": {"name": " "}, "json": {"text": "<lora:a:1>"}}, "the name of a preset"),
         ("PUT", "/preset", 422, {"params": {"name": "x"}, "json": {"text": "no lora"}}, "is not a LoRA; write one tag"),
         ("PUT", "/preset", 422, {"params": {"name": "x"}, "json": {"text": "<lora:a:x>"}}, "'x' is not a number"),
-        ("PUT", "/preset", 422, {"params": {"name": "x"}, "json": {"text": 1}}, "must be text"),
+        ("PUT", "/preset", 422, {"params": {"name": "x"}, "json": {"text": 1}}, "text must be text, not 1"),
+        ("PUT", "/preset", 422, {"params": {"name": "x"}, "json": {}}, "a preset lacks the field text"),
+        ("PUT", "/preset", 422, {"params": {"name": "x"}, "json": {"text": "", "colour": 1}}, "has no field colour"),
+        ("PUT", "/grammar", 422, {"json": {"on": 1}}, "on must be true or false, not 1"),
+        (
+            "PUT",
+            "/stack",
+            422,
+            {"json": [1]},
+            "the stack must be an object with the fields version, always_on, entries",
+        ),
         ("GET", "/preset", 404, {"params": {"name": "x"}}, "there is no preset 'x'"),
         ("DELETE", "/preset", 404, {"params": {"name": "x"}}, "there is no preset 'x'"),
         ("POST", "/presets", 422, {"json": {"text": "# Remora preset 2: x\n<lora:a:1>"}}, "is of version 2"),
@@ -446,6 +459,8 @@ def test_a_comparison(ask: Checked) -> None:
         ("POST", "/compare", 422, {"json": {"prompt": "<lora:zorp", "names": ["zorp"]}}, "the tag is not closed"),
         ("POST", "/compare", 422, {"json": {"prompt": "<lora:zorp:1>", "names": ["zorp"]}}, "give 1 to 150 strengths"),
         ("POST", "/compare", 422, {"json": {"prompt": "x", "names": ["a"], "steps": "9"}}, "steps must be a whole"),
+        ("POST", "/compare", 422, {"json": {"prompt": "x", "names": ["a"], "steps": 1.5}}, "steps must be a whole"),
+        ("POST", "/compare", 422, {"json": {"prompt": "x", "names": ["a"], "mode": "x"}}, "mode must be one of: stren"),
         ("POST", "/compare", 422, {"json": {"prompt": "x", "names": ["a"], "width": 63}}, "width is 63"),
         ("POST", "/compare", 422, {"json": {"prompt": "x", "names": ["a"], "seed": -2}}, "seed is -2"),
         ("POST", "/compare", 422, {"json": {"prompt": "x", "names": ["a"], "values": ["x"]}}, "a list of numbers"),

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extension.kept.always_on import AlwaysOn, AlwaysOnEntry, AlwaysOnFile, StackRefusedError, parameters, read
+from extension.store import LOCK_FILE
 from extension.text.tag import Tag
 
 STACK = AlwaysOn(True, (AlwaysOnEntry("a", True, 0.8, 0.5), AlwaysOnEntry("b", False)))
@@ -84,7 +85,7 @@ def test_a_stack_is_there_after_a_restart(tmp_path: Path) -> None:
     assert kept(folder).stack == AlwaysOn()
     kept(folder).put(STACK)
     assert kept(folder).stack == STACK
-    assert [path.name for path in folder.iterdir()] == ["stack.json"]
+    assert {path.name for path in folder.iterdir()} == {"stack.json", LOCK_FILE}
 
 
 def test_without_a_folder_it_is_there_until_the_end(tmp_path: Path) -> None:
@@ -124,4 +125,4 @@ def test_a_write_that_fails_leaves_the_former_stack(tmp_path: Path, monkeypatch:
     with pytest.raises(OSError, match="No space left"):
         file.put(AlwaysOn())
     assert file.stack == kept(tmp_path).stack == STACK
-    assert [path.name for path in tmp_path.iterdir()] == ["stack.json"]
+    assert {path.name for path in tmp_path.iterdir()} == {"stack.json", LOCK_FILE}

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extension.kept.presets import Preset, PresetError, Presets, read_text
+from extension.store import LOCK_FILE
 
 TEXT = "<lora:a:0.5> fur coat\n<lora:b c:1:0.5>"
 
@@ -123,7 +124,7 @@ def test_one_bad_preset_is_told_stays_in_the_file_and_hides_no_other(tmp_path: P
     assert json.loads(file.read_text())["presets"] == [GOOD, {"name": "New", "text": TEXT, "thumbnail": ""}, bad]
     assert [preset.name for preset in kept(tmp_path).all] == ["Mine", "New"]
     assert f"(preset 3: {told})" in presets.problem
-    assert [path.name for path in tmp_path.iterdir()] == ["presets.json"]
+    assert {path.name for path in tmp_path.iterdir()} == {"presets.json", LOCK_FILE}
 
 
 def test_of_many_bad_presets_the_first_are_told(tmp_path: Path) -> None:

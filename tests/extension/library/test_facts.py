@@ -51,7 +51,7 @@ def test_the_demos_files(demo: Demo) -> None:
 def test_a_file_of_known_structure_is_not_taken_apart_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = FactsReader()
     one = reader.read(lora(tmp_path / "one.safetensors", ss_output_name="first"))
-    monkeypatch.setattr("extension.library.facts.inspect_file", lambda file: pytest.fail("taken apart"))
+    monkeypatch.setattr("lib_lora.inspect_file", lambda file: pytest.fail("taken apart"))
     other = reader.read(lora(tmp_path / "other.safetensors", ss_output_name="second"))
     assert other.structure is one.structure
     assert (one.alias, other.alias) == ("first", "second")

@@ -1,0 +1,387 @@
+"""The records that the routes take and answer: the OpenAPI document and the types of the tab are made from them."""
+
+# no `from __future__ import annotations`: `schema.py` reads these types, and old Pythons hide `NotRequired` in a text
+
+from typing import Annotated, Any, Literal, NewType
+
+from typing_extensions import NotRequired, TypedDict
+
+Pair = tuple[int, int]
+Texts = list[str]
+
+
+class Error(TypedDict):
+    """Why a request was refused, or failed."""
+
+    detail: Annotated[str, "one sentence: what, where, and what to do"]
+
+
+class Notes(TypedDict, total=False):
+    """A change of the notes on a file."""
+
+    words: str
+    negative: str
+    tags: Texts
+    notes: str
+    rating: Annotated[int, {"minimum": 0, "maximum": 5}]
+    favourite: bool
+    strength: float | None
+    alpha: float | None
+    description: str
+
+
+class Lora(TypedDict):
+    """One file of the library."""
+
+    id: Annotated[str, "id of the file in these routes; changes if the file is moved"]
+    name: Annotated[str, "as in <lora:name:0.8>"]
+    alias: str
+    file: Annotated[str, "path below its LoRA folder, without suffix"]
+    folder: str
+    read: Annotated[bool, "whether the header has been read"]
+    readable: bool
+    reason: Annotated[str, "why the file cannot be used; empty if it can"]
+    family: Annotated[str | None, "a key of `families`"]
+    base_model: str | None
+    kind: Annotated[str, "adapter kinds, the most frequent first, such as lora+dora"]
+    rank: Annotated[Pair | None, "lowest and highest"]
+    layers: int
+    format: str
+    size: Annotated[int, "bytes"]
+    mtime: Annotated[float, "seconds since 1970, like `added` and `used`"]
+    words: Annotated[str, "trigger words, as they are put into a prompt"]
+    negative: Annotated[str, "words for the negative prompt"]
+    tags: Texts
+    notes: str
+    rating: Annotated[int, {"minimum": 0, "maximum": 5}]
+    favourite: bool
+    strength: Annotated[float | None, "preferred strength"]
+    alpha: Annotated[float | None, "in place of the file's own alpha"]
+    captions: Annotated[str, "frequent words of the training captions"]
+    added: float
+    used: Annotated[float, "0 means never"]
+    uses: int
+    picture: Annotated[str, "changes if the picture changes; empty without a picture"]
+
+
+class Distilled(TypedDict):
+    """The settings that a distilled LoRA was made for."""
+
+    method: str
+    steps: Annotated[Pair, "least and most steps"]
+    cfg: Annotated[tuple[float, float], "least and most CFG scale; 1 is without guidance"]
+    sampler: str
+    scheduler: str
+    shift: float | None
+
+
+class LoraDetails(Lora):
+    """All data of one file."""
+
+    path: str
+    description: str
+    problems: Texts
+    kinds: dict[str, int]
+    training: dict[str, str]
+    training_tags: Annotated[list[tuple[str, int]], "words of the training captions, and how often they occur"]
+    distilled: Annotated[Distilled | None, "null unless it is a known distilled LoRA"]
+    scale_is_guess: Annotated[bool, "nothing tells the file's alpha, and the user gave none"]
+    sidecars: Annotated[Texts, "files beside the LoRA that were read"]
+    hash: Annotated[str, "12 hex digits, as in `Lora hashes`; empty until it is computed"]
+
+
+class Scan(TypedDict):
+    """The progress of reading the folders."""
+
+    running: bool
+    done: int
+    total: int
+
+
+class FamilyFit(TypedDict):
+    """A family of models, and whether the loaded model is of it."""
+
+    name: str
+    title: str
+    fits: bool
+    reason: str
+
+
+class Loras(TypedDict):
+    """The files, or the ones that changed."""
+
+    revision: Annotated[int, "value for `since`"]
+    whole: Annotated[bool, "false if the answer has only changes"]
+    loras: list[Lora]
+    gone: Annotated[Texts, "ids of removed files"]
+    families: dict[str, FamilyFit]
+    scan: Scan
+    problem: str
+
+
+class Names(TypedDict):
+    """Names to look up."""
+
+    names: Annotated[Texts, "at most 50"]
+
+
+class Meaning(TypedDict):
+    """The file that a name means, or why it means none."""
+
+    id: str | None
+    name: NotRequired[str]
+    problem: str
+    note: str
+    candidates: Texts
+
+
+class Meanings(TypedDict):
+    """The meaning of each name."""
+
+    names: dict[str, Meaning]
+
+
+Inspection = NewType("Inspection", dict[str, Any])
+"""The output of `python -m lib_lora inspect --json`."""
+
+
+class StackEntry(TypedDict):
+    """One LoRA that is always on."""
+
+    name: str
+    on: bool
+    unet: float
+    text_encoder: float
+    more: Annotated[str, "other fields of a tag, such as lbw=OUTALL:stop=10"]
+
+
+class StackEntryWanted(TypedDict):
+    """The same as it is sent: a missing field has its default."""
+
+    name: str
+    on: NotRequired[bool]
+    unet: NotRequired[float]
+    text_encoder: NotRequired[float]
+    more: NotRequired[str]
+
+
+class Stack(TypedDict):
+    """The list "Always on"."""
+
+    version: int
+    always_on: bool
+    entries: list[StackEntry]
+    problem: str
+
+
+class StackWanted(TypedDict, total=False):
+    """A new list "Always on"."""
+
+    version: int
+    always_on: bool
+    entries: list[StackEntryWanted]
+
+
+class GrammarWanted(TypedDict):
+    """The setting "Tags obey the brackets around them"."""
+
+    on: bool
+
+
+class Family(TypedDict):
+    """A family of models, as a report names it."""
+
+    name: str
+    title: str
+    sure: bool
+
+
+class Outcome(TypedDict):
+    """The outcome of one tag in the latest picture."""
+
+    name: str
+    asked: Annotated[str, "the name in the prompt, or the whole text of a tag that cannot be read"]
+    where: Annotated[Literal["prompt", "negative", "always"], "where the tag is written"]
+    number: Annotated[int, "of the tag in its prompt, or of the entry of the stack, from 0"]
+    written: Annotated[str, "the text between `<lora:` and `>`"]
+    state: Literal["applied", "partly", "waiting", "none", "failed", "missing", "handed"]
+    reason: Annotated[str, "why the tag is not applied as written; empty if it is"]
+    advice: Annotated[str, "what to do about that"]
+    hit: Annotated[int, "layers of the file that act"]
+    layers: int | None
+    changed: Annotated[int, "layers of the model"]
+    bytes: int
+    seconds: Annotated[float, "time to read the file and to find its layers"]
+    warning: str
+    hint: Annotated[str, "what the place of the tag in its prompt does not do"]
+    format: str | None
+    family: Family | None
+    base_model: str | None
+    model: Family | None
+    kinds: dict[str, int]
+    ranks: list[int] | None
+    unused: Annotated[dict[str, Texts], "keys without effect, by reason"]
+    causes: dict[str, str]
+    details: dict[str, str]
+    images: list[int]
+    always_on: bool
+
+
+class CatalogState(Scan):
+    """The progress of reading the folders, and the revision of the list."""
+
+    revision: int
+
+
+class State(TypedDict):
+    """The latest picture, and what changes while nobody asks."""
+
+    version: str
+    host: str
+    enabled: bool
+    own_lora: Annotated[bool, "the web UI applies the tags itself where Remora does not"]
+    default_multiplier: float
+    grammar: Annotated[bool, "brackets around tags mean something"]
+    comments: Annotated[bool, "# in a prompt begins a comment"]
+    parts: Annotated[bool, "AND divides prompts into parts of their own rows"]
+    model: Annotated[str | None, "family of the loaded model"]
+    images: int
+    loras: list[Outcome]
+    merged: Annotated[int, "layers"]
+    live: dict[str, int]
+    notes: Annotated[Texts, "sentences about the picture that are not about one of its `loras`"]
+    conflicts: Texts
+    catalog: CatalogState
+    stack: Annotated[str, "the present ETag of `GET stack`, without quotes"]
+
+
+class Preset(TypedDict):
+    """A saved list of LoRA."""
+
+    name: str
+    text: Annotated[str, "one line for each LoRA: its tag, then its trigger words"]
+    thumbnail: Annotated[str, "changes if the picture changes; empty without a picture"]
+
+
+class Presets(TypedDict):
+    """All presets."""
+
+    presets: list[Preset]
+    problem: str
+
+
+class PresetWanted(TypedDict):
+    """A preset to save."""
+
+    text: str
+    former: NotRequired[Annotated[str, "the name that it had"]]
+
+
+class Text(TypedDict):
+    """A text to import."""
+
+    text: str
+
+
+class Block(TypedDict):
+    """A block of the loaded model."""
+
+    id: str
+    title: str
+
+
+class Layout(TypedDict):
+    """A list of weights that the model takes."""
+
+    length: int
+    ids: Texts
+
+
+class BlockPreset(TypedDict):
+    """A saved list of block weights."""
+
+    name: str
+    values: Annotated[str, "numbers, R, U or X, separated by commas"]
+    own: Annotated[bool, "saved by the user"]
+
+
+class Blocks(TypedDict):
+    """The blocks of the loaded model, and what may weigh them."""
+
+    blocks: Annotated[list[Block], "in the order of its first layout; empty without a model"]
+    layouts: Annotated[list[Layout], "by length"]
+    presets: list[BlockPreset]
+    rules: Annotated[Texts, "names for lbwe="]
+    about_rules: Annotated[dict[str, str], "what each of them does"]
+    problem: str
+
+
+class BlockPresetWanted(TypedDict):
+    """A list of block weights to save."""
+
+    name: str
+    values: str
+
+
+class Region(TypedDict):
+    """A part of the picture."""
+
+    name: Annotated[str, "name for mask="]
+    own: Annotated[bool, "saved by the user"]
+    share: Annotated[float, "share of the picture, from 0 to 1"]
+    picture: Annotated[str, "grey PNG as base64, white where a LoRA acts"]
+
+
+class Regions(TypedDict):
+    """All regions."""
+
+    regions: list[Region]
+    problem: str
+
+
+class RegionWanted(TypedDict):
+    """A region to save."""
+
+    name: str
+    picture: Annotated[str, "a picture file as base64, or as a data URL, white where a LoRA acts"]
+
+
+class CompareWanted(TypedDict):
+    """A comparison to make."""
+
+    prompt: str
+    names: Annotated[Texts, "names of LoRA in the prompt"]
+    mode: NotRequired[Literal["strengths", "against", "without", "combinations"]]
+    values: NotRequired[Annotated[list[float], "strengths, for the modes that compare strengths"]]
+    negative_prompt: NotRequired[str]
+    steps: NotRequired[int]
+    sampler: NotRequired[str]
+    schedule: NotRequired[str]
+    cfg_scale: NotRequired[float]
+    width: NotRequired[int]
+    height: NotRequired[int]
+    seed: NotRequired[Annotated[int, "-1: one random seed for all"]]
+
+
+class Comparison(TypedDict):
+    """A grid of pictures that differ only in their LoRA."""
+
+    id: str
+    columns: Texts
+    rows: Texts
+    prompts: Annotated[Texts, "row by row, like `done`"]
+    done: list[bool]
+    running: bool
+    cancelled: bool
+    problem: str
+    at: Annotated[int, "cell"]
+    fraction: float
+    seed: int
+
+
+class Compare(TypedDict):
+    """The latest comparison."""
+
+    possible: bool
+    samplers: Texts
+    comparison: Comparison | None

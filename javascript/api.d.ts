@@ -1,0 +1,478 @@
+// Written by `python -m extension.api.contract`.
+
+/** Why a request was refused, or failed. */
+export interface Error {
+    /** one sentence: what, where, and what to do */
+    detail: string;
+}
+
+/** One file of the library. */
+export interface Lora {
+    /** id of the file in these routes; changes if the file is moved */
+    id: string;
+    /** as in <lora:name:0.8> */
+    name: string;
+    alias: string;
+    /** path below its LoRA folder, without suffix */
+    file: string;
+    folder: string;
+    /** whether the header has been read */
+    read: boolean;
+    readable: boolean;
+    /** why the file cannot be used; empty if it can */
+    reason: string;
+    /** a key of `families` */
+    family: string | null;
+    base_model: string | null;
+    /** adapter kinds, the most frequent first, such as lora+dora */
+    kind: string;
+    /** lowest and highest */
+    rank: [number, number] | null;
+    layers: number;
+    format: string;
+    /** bytes */
+    size: number;
+    /** seconds since 1970, like `added` and `used` */
+    mtime: number;
+    /** trigger words, as they are put into a prompt */
+    words: string;
+    /** words for the negative prompt */
+    negative: string;
+    tags: string[];
+    notes: string;
+    rating: number;
+    favourite: boolean;
+    /** preferred strength */
+    strength: number | null;
+    /** in place of the file's own alpha */
+    alpha: number | null;
+    /** frequent words of the training captions */
+    captions: string;
+    added: number;
+    /** 0 means never */
+    used: number;
+    uses: number;
+    /** changes if the picture changes; empty without a picture */
+    picture: string;
+}
+
+/** A family of models, and whether the loaded model is of it. */
+export interface FamilyFit {
+    name: string;
+    title: string;
+    fits: boolean;
+    reason: string;
+}
+
+/** The progress of reading the folders. */
+export interface Scan {
+    running: boolean;
+    done: number;
+    total: number;
+}
+
+/** The files, or the ones that changed. */
+export interface Loras {
+    /** value for `since` */
+    revision: number;
+    /** false if the answer has only changes */
+    whole: boolean;
+    loras: Lora[];
+    /** ids of removed files */
+    gone: string[];
+    families: {[name: string]: FamilyFit};
+    scan: Scan;
+    problem: string;
+}
+
+/** The settings that a distilled LoRA was made for. */
+export interface Distilled {
+    method: string;
+    /** least and most steps */
+    steps: [number, number];
+    /** least and most CFG scale; 1 is without guidance */
+    cfg: [number, number];
+    sampler: string;
+    scheduler: string;
+    shift: number | null;
+}
+
+/** All data of one file. */
+export interface LoraDetails {
+    /** id of the file in these routes; changes if the file is moved */
+    id: string;
+    /** as in <lora:name:0.8> */
+    name: string;
+    alias: string;
+    /** path below its LoRA folder, without suffix */
+    file: string;
+    folder: string;
+    /** whether the header has been read */
+    read: boolean;
+    readable: boolean;
+    /** why the file cannot be used; empty if it can */
+    reason: string;
+    /** a key of `families` */
+    family: string | null;
+    base_model: string | null;
+    /** adapter kinds, the most frequent first, such as lora+dora */
+    kind: string;
+    /** lowest and highest */
+    rank: [number, number] | null;
+    layers: number;
+    format: string;
+    /** bytes */
+    size: number;
+    /** seconds since 1970, like `added` and `used` */
+    mtime: number;
+    /** trigger words, as they are put into a prompt */
+    words: string;
+    /** words for the negative prompt */
+    negative: string;
+    tags: string[];
+    notes: string;
+    rating: number;
+    favourite: boolean;
+    /** preferred strength */
+    strength: number | null;
+    /** in place of the file's own alpha */
+    alpha: number | null;
+    /** frequent words of the training captions */
+    captions: string;
+    added: number;
+    /** 0 means never */
+    used: number;
+    uses: number;
+    /** changes if the picture changes; empty without a picture */
+    picture: string;
+    path: string;
+    description: string;
+    problems: string[];
+    kinds: {[name: string]: number};
+    training: {[name: string]: string};
+    /** words of the training captions, and how often they occur */
+    training_tags: [string, number][];
+    /** null unless it is a known distilled LoRA */
+    distilled: Distilled | null;
+    /** nothing tells the file's alpha, and the user gave none */
+    scale_is_guess: boolean;
+    /** files beside the LoRA that were read */
+    sidecars: string[];
+    /** 12 hex digits, as in `Lora hashes`; empty until it is computed */
+    hash: string;
+}
+
+/** A change of the notes on a file. */
+export interface Notes {
+    words?: string;
+    negative?: string;
+    tags?: string[];
+    notes?: string;
+    rating?: number;
+    favourite?: boolean;
+    strength?: number | null;
+    alpha?: number | null;
+    description?: string;
+}
+
+/** The file that a name means, or why it means none. */
+export interface Meaning {
+    id: string | null;
+    name?: string;
+    problem: string;
+    note: string;
+    candidates: string[];
+}
+
+/** The meaning of each name. */
+export interface Meanings {
+    names: {[name: string]: Meaning};
+}
+
+/** Names to look up. */
+export interface Names {
+    /** at most 50 */
+    names: string[];
+}
+
+export type Inspection = {[name: string]: unknown};
+
+/** A family of models, as a report names it. */
+export interface Family {
+    name: string;
+    title: string;
+    sure: boolean;
+}
+
+/** The outcome of one tag in the latest picture. */
+export interface Outcome {
+    name: string;
+    /** the name in the prompt, or the whole text of a tag that cannot be read */
+    asked: string;
+    /** where the tag is written */
+    where: "prompt" | "negative" | "always";
+    /** of the tag in its prompt, or of the entry of the stack, from 0 */
+    number: number;
+    /** the text between `<lora:` and `>` */
+    written: string;
+    state: "applied" | "partly" | "waiting" | "none" | "failed" | "missing" | "handed";
+    /** why the tag is not applied as written; empty if it is */
+    reason: string;
+    /** what to do about that */
+    advice: string;
+    /** layers of the file that act */
+    hit: number;
+    layers: number | null;
+    /** layers of the model */
+    changed: number;
+    bytes: number;
+    /** time to read the file and to find its layers */
+    seconds: number;
+    warning: string;
+    /** what the place of the tag in its prompt does not do */
+    hint: string;
+    format: string | null;
+    family: Family | null;
+    base_model: string | null;
+    model: Family | null;
+    kinds: {[name: string]: number};
+    ranks: number[] | null;
+    /** keys without effect, by reason */
+    unused: {[name: string]: string[]};
+    causes: {[name: string]: string};
+    details: {[name: string]: string};
+    images: number[];
+    always_on: boolean;
+}
+
+/** The progress of reading the folders, and the revision of the list. */
+export interface CatalogState {
+    running: boolean;
+    done: number;
+    total: number;
+    revision: number;
+}
+
+/** The latest picture, and what changes while nobody asks. */
+export interface State {
+    version: string;
+    host: string;
+    enabled: boolean;
+    /** the web UI applies the tags itself where Remora does not */
+    own_lora: boolean;
+    default_multiplier: number;
+    /** brackets around tags mean something */
+    grammar: boolean;
+    /** # in a prompt begins a comment */
+    comments: boolean;
+    /** AND divides prompts into parts of their own rows */
+    parts: boolean;
+    /** family of the loaded model */
+    model: string | null;
+    images: number;
+    loras: Outcome[];
+    /** layers */
+    merged: number;
+    live: {[name: string]: number};
+    /** sentences about the picture that are not about one of its `loras` */
+    notes: string[];
+    conflicts: string[];
+    catalog: CatalogState;
+    /** the present ETag of `GET stack`, without quotes */
+    stack: string;
+}
+
+/** The setting "Tags obey the brackets around them". */
+export interface GrammarWanted {
+    on: boolean;
+}
+
+/** One LoRA that is always on. */
+export interface StackEntry {
+    name: string;
+    on: boolean;
+    unet: number;
+    text_encoder: number;
+    /** other fields of a tag, such as lbw=OUTALL:stop=10 */
+    more: string;
+}
+
+/** The list "Always on". */
+export interface Stack {
+    version: number;
+    always_on: boolean;
+    entries: StackEntry[];
+    problem: string;
+}
+
+/** The same as it is sent: a missing field has its default. */
+export interface StackEntryWanted {
+    name: string;
+    on?: boolean;
+    unet?: number;
+    text_encoder?: number;
+    more?: string;
+}
+
+/** A new list "Always on". */
+export interface StackWanted {
+    version?: number;
+    always_on?: boolean;
+    entries?: StackEntryWanted[];
+}
+
+/** A saved list of LoRA. */
+export interface Preset {
+    name: string;
+    /** one line for each LoRA: its tag, then its trigger words */
+    text: string;
+    /** changes if the picture changes; empty without a picture */
+    thumbnail: string;
+}
+
+/** All presets. */
+export interface Presets {
+    presets: Preset[];
+    problem: string;
+}
+
+/** A text to import. */
+export interface Text {
+    text: string;
+}
+
+/** A preset to save. */
+export interface PresetWanted {
+    text: string;
+    /** the name that it had */
+    former?: string;
+}
+
+/** A block of the loaded model. */
+export interface Block {
+    id: string;
+    title: string;
+}
+
+/** A list of weights that the model takes. */
+export interface Layout {
+    length: number;
+    ids: string[];
+}
+
+/** A saved list of block weights. */
+export interface BlockPreset {
+    name: string;
+    /** numbers, R, U or X, separated by commas */
+    values: string;
+    /** saved by the user */
+    own: boolean;
+}
+
+/** The blocks of the loaded model, and what may weigh them. */
+export interface Blocks {
+    /** in the order of its first layout; empty without a model */
+    blocks: Block[];
+    /** by length */
+    layouts: Layout[];
+    presets: BlockPreset[];
+    /** names for lbwe= */
+    rules: string[];
+    /** what each of them does */
+    about_rules: {[name: string]: string};
+    problem: string;
+}
+
+/** A list of block weights to save. */
+export interface BlockPresetWanted {
+    name: string;
+    values: string;
+}
+
+/** A part of the picture. */
+export interface Region {
+    /** name for mask= */
+    name: string;
+    /** saved by the user */
+    own: boolean;
+    /** share of the picture, from 0 to 1 */
+    share: number;
+    /** grey PNG as base64, white where a LoRA acts */
+    picture: string;
+}
+
+/** All regions. */
+export interface Regions {
+    regions: Region[];
+    problem: string;
+}
+
+/** A region to save. */
+export interface RegionWanted {
+    name: string;
+    /** a picture file as base64, or as a data URL, white where a LoRA acts */
+    picture: string;
+}
+
+/** A grid of pictures that differ only in their LoRA. */
+export interface Comparison {
+    id: string;
+    columns: string[];
+    rows: string[];
+    /** row by row, like `done` */
+    prompts: string[];
+    done: boolean[];
+    running: boolean;
+    cancelled: boolean;
+    problem: string;
+    /** cell */
+    at: number;
+    fraction: number;
+    seed: number;
+}
+
+/** The latest comparison. */
+export interface Compare {
+    possible: boolean;
+    samplers: string[];
+    comparison: Comparison | null;
+}
+
+/** A comparison to make. */
+export interface CompareWanted {
+    prompt: string;
+    /** names of LoRA in the prompt */
+    names: string[];
+    mode?: "strengths" | "against" | "without" | "combinations";
+    /** strengths, for the modes that compare strengths */
+    values?: number[];
+    negative_prompt?: string;
+    steps?: number;
+    sampler?: string;
+    schedule?: string;
+    cfg_scale?: number;
+    width?: number;
+    height?: number;
+    /** -1: one random seed for all */
+    seed?: number;
+}
+
+/** The answers as JSON, by path. */
+export interface Answers {
+    loras: Loras;
+    refresh: Loras;
+    lora: LoraDetails;
+    picture: LoraDetails;
+    resolve: Meanings;
+    inspect: Inspection;
+    state: State;
+    grammar: State;
+    stack: Stack;
+    presets: Presets;
+    preset: Presets;
+    "preset/thumbnail": Presets;
+    blocks: Blocks;
+    "blocks/presets": Blocks;
+    regions: Regions;
+    compare: Compare;
+}
