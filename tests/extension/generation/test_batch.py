@@ -7,6 +7,7 @@ from pathlib import Path
 from extension.generation.batch import Wish, entry_of, first, gather, text_keys
 from extension.library.catalog import CatalogFile
 from extension.text.prompt import parse
+from extension.text.tag import Place
 from lib_lora import PerImage, Stack
 
 TEXTS = ("text_encoder",)
@@ -14,7 +15,7 @@ TEXTS = ("text_encoder",)
 
 def image(prompt: str) -> list[Wish]:
     return [
-        Wish(tag.name, file, tag.rank, tag.multiplier, tag.alpha, tag.scale)
+        Wish(tag.name, tag.place, file, tag.rank, tag.multiplier, tag.alpha, tag.scale)
         for tag in parse(prompt).tags
         for file in [CatalogFile(Path(f"{tag.name}.safetensors"), tag.name, 1, 1)]
     ]
@@ -78,5 +79,8 @@ def test_text_keys_are_equal_where_the_text_encoders_output_is() -> None:
 def test_a_file_that_changed_on_disk_is_another_one() -> None:
     old = CatalogFile(Path("a.safetensors"), "a", 1, 1)
     new = CatalogFile(Path("a.safetensors"), "a", 1, 2)
-    keys = [text_keys(Stack([entry_of({0: Wish("a", file, None, 1.0)}, 1)]), [file], TEXTS) for file in (old, new)]
+    keys = [
+        text_keys(Stack([entry_of({0: Wish("a", Place("prompt", 0, "a"), file, None, 1.0)}, 1)]), [file], TEXTS)
+        for file in (old, new)
+    ]
     assert keys[0] != keys[1]
