@@ -6,7 +6,16 @@ import {setTimeout as wait} from "node:timers/promises";
 import {Store, useStore} from "../../javascript/remora/store.js";
 import {h, render} from "../../javascript/remora/vendor/preact.js";
 
-const EFFECTS = 100; // milliseconds until Preact has run effects where no browser draws
+/**
+ * Wait until something holds: Preact runs effects some time later where no browser draws.
+ * @param {() => boolean} holds
+ */
+async function until(holds) {
+    for (let waited = 0; !holds(); waited += 5) {
+        assert.ok(waited < 10_000, String(holds));
+        await wait(5);
+    }
+}
 
 before(() => {
     // Preact asks whether it draws into the document itself
@@ -95,12 +104,10 @@ test("a component is drawn again with every change, until it is gone", async () 
     const place = /** @type {HTMLElement} */ (/** @type {unknown} */ ({childNodes: []}));
     render(h(Shown, null), place);
     assert.deepEqual(drawn, [1]);
-    await wait(EFFECTS);
-    assert.equal(store.listeners.size, 1);
+    await until(() => store.listeners.size === 1);
     store.set({a: 2});
-    await wait(EFFECTS);
+    await until(() => drawn.length === 2);
     assert.deepEqual(drawn, [1, 2]);
     render(null, place);
-    await wait(EFFECTS);
-    assert.equal(store.listeners.size, 0);
+    await until(() => store.listeners.size === 0);
 });
