@@ -28,6 +28,8 @@ _CSS = Path(__file__).with_name("page.css")
 _KEYS = Path(__file__).with_name("page.js")
 TAB_SCRIPT = Path(__file__).resolve().parents[2] / "javascript" / "remora.js"
 """The script of the tab. Web UIs that load extensions find it on their own."""
+_LOOKS = 0.05
+"""Seconds after which gradio asks again whether there is work. By default it asks a thousand times a second."""
 _EVENT: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
 
 
@@ -126,6 +128,8 @@ def mount_page(app: A, page: Any, output_dir: Path, script: str) -> A:
         checkbox_border_color="*neutral_500",  # a border needs a contrast of 3
         checkbox_border_color_dark="*neutral_400",
     )
+    # as gradio does on Windows; its default elsewhere takes a tenth of a core while nothing is done
+    page._queue.sleep_when_free = page._queue.progress_update_sleep_when_free = _LOOKS
     served: A = gr.mount_gradio_app(
         app,
         page,
