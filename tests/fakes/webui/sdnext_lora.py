@@ -62,7 +62,8 @@ class OwnLora:
         for name in names:
             part = getattr(self.web.data.sd_model, name, None)
             if part is not None:
-                yield from ((layer, part.device) for layer in part.modules() if isinstance(layer, nn.Linear))
+                device = part.device  # diffusers looks for hooks in all modules each time
+                yield from ((layer, device) for layer in part.modules() if isinstance(layer, nn.Linear))
 
     def serve(self, *networks: Any) -> None:
         """Apply networks in place of the present ones, as when a picture with their tags begins."""
