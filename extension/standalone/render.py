@@ -17,7 +17,7 @@ from ..generation.options import Overridden, enabled, hashes_wanted, settings, t
 from ..generation.options import grammar as grammar_wanted
 from ..generation.state import state_at
 from ..hosts import Outcome
-from ..hosts.txt2img import Picture, Progress, Result, Txt2Img
+from ..hosts.txt2img import MAX_TAGS, Picture, Progress, RequestError, Result, Txt2Img
 from ..kept import always_on
 from ..text import placed, regions
 from ..text.infotext import Infotext, format_hashes, format_infotext
@@ -138,6 +138,8 @@ def _plan(studio: Studio, request: Txt2Img) -> _Rendering:
     on = grammar_wanted(Overridden(studio.host, request.settings))
     prompt = parse(request.prompt, studio.session.names, on=on)
     negative = parse(request.negative_prompt, studio.session.names, on=on, negative=True)
+    if (count := len(prompt.tags) + len(negative.tags)) > MAX_TAGS:
+        raise RequestError(f"the prompts have {count:,} LoRA tags; at most {MAX_TAGS:,} are allowed")
     return _Rendering(request, prompt, negative, find_sampling(request.sampler, request.schedule), seed)
 
 

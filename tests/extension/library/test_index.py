@@ -568,7 +568,7 @@ def test_a_refresh_walks_once_and_what_comes_meanwhile_is_not_forgotten(
     monkeypatch.setitem(__import__("sys").modules, "watchdog.events", None)  # nothing tells of changes
     catalog = started()
     walks: list[int] = []
-    monkeypatch.setattr("extension.library.scan.walk", lambda folders: walks.append(1) or walk(folders))
+    monkeypatch.setattr("extension.library.scan.walk", lambda *given: walks.append(1) or walk(*given))
     lora(folder / "a.safetensors")
     reading, go_on = threading.Event(), threading.Event()
 
