@@ -17,7 +17,7 @@ from .answers import answer, object_of, refused
 from .app import front_end
 from .blocks import BlocksApi
 from .compare import CompareApi
-from .guard import add_route, refuse_other_sites
+from .guard import SAFE, add_route, address_of, refuse_guesses, refuse_other_sites
 from .library import Library
 from .presets import PresetsApi
 from .regions import RegionsApi
@@ -32,10 +32,13 @@ if TYPE_CHECKING:
     from ..generation.session import Session
 
 __all__ = [
+    "SAFE",
     "add_route",
     "add_routes",
+    "address_of",
     "list_loras",
     "object_of",
+    "refuse_guesses",
     "refuse_other_sites",
     "refused",
 ]
