@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from fastapi import HTTPException, Request, Response
+from fastapi.concurrency import run_in_threadpool
 
 from lib_lora import LoraError
 
@@ -37,6 +38,9 @@ class CompareApi:
     async def start(self, request: Request) -> Response:
         """Start a comparison; answers as `state` does."""
         data = await object_of(request, _MAX_BODY, "a comparison", *_FIELDS)
+        return await run_in_threadpool(self._start, request, data)
+
+    def _start(self, request: Request, data: dict[str, Any]) -> Response:
         painter = self._session.host.painter()
         if painter is None:
             raise HTTPException(UNPROCESSABLE, f"{self._session.host.name} cannot make pictures for the tab")

@@ -164,7 +164,9 @@ def test_the_time_grows_with_the_text(what: str) -> None:
         assert growth(read, *shape) < MOST, shape
 
 
-@pytest.mark.parametrize("shape", [("", "<lora:a:1> ", ""), ("<lora:a", "\u0315\u0300", ":1>"), ("", "<lora:0123456789ab>", "")])
+@pytest.mark.parametrize(
+    "shape", [("", "<lora:a:1> ", ""), ("<lora:a", "\u0315\u0300", ":1>"), ("", "<lora:0123456789ab>", "")]
+)
 @pytest.mark.quick
 def test_the_time_of_names_grows_with_the_text(catalog: Catalog, shape: tuple[str, str, str]) -> None:
     def pasted(text: str) -> str:
@@ -179,7 +181,9 @@ def test_the_time_of_names_grows_with_the_text(catalog: Catalog, shape: tuple[st
 
 
 @pytest.mark.parametrize("end", [".json", ".civitai.info", ".txt"])
-@pytest.mark.parametrize("shape", [("", "<a", ">"), ("", "<!--", ""), ("", "&#", ";"), ("", "<![", ""), ("", "\\n ", "x")])
+@pytest.mark.parametrize(
+    "shape", [("", "<a", ">"), ("", "<!--", ""), ("", "&#", ";"), ("", "<![", ""), ("", "\\n ", "x")]
+)
 @pytest.mark.quick
 def test_the_time_of_a_sidecar_grows_with_the_text(tmp_path: Path, end: str, shape: tuple[str, str, str]) -> None:
     file = CatalogFile(tmp_path / "a.safetensors", "a", 1, 1)
