@@ -42,7 +42,11 @@ function growth(read, [before, run, after]) {
         const limit = MOST * Math.max(FLOOR, times[times.length - 2] ?? ENOUGH);
         let time = seconds(() => read(text));
         // the collector of memory runs in any of them
-        for (let again = 0; again < 3 && time > limit; again += 1) time = Math.min(time, seconds(() => read(text)));
+        for (let again = 0; again < 3 && time > limit; again += 1)
+            time = Math.min(
+                time,
+                seconds(() => read(text)),
+            );
         most = Math.max(most, (MOST * time) / limit);
         times.push(time);
         if (time > ENOUGH) break;
@@ -82,7 +86,7 @@ const BODIES = {
     "a range": tag.rangeOf,
     "a field that is set": (text) => ["stop", "te", "lbw"].map((key) => tag.setField(`x:${text}`, key, "7")),
     "multipliers that are set": (text) => tag.setMultipliers(`x:${text}`, 0.5, 0.25),
-    "an entry of the stack": (text) => tag.tagOf({name: "a", unet: 1, text_encoder: 1, ...tag.entryOf(`x:${text}`)}),
+    "an entry of the stack": (text) => tag.tagOf({name: "a", ...tag.entryOf(`x:${text}`)}),
     "a schedule": readAmount,
     "block weights": (text) => readWeights(text, told),
     "a name of block weights": nameProblem,
