@@ -13,9 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from ..generation.session import Skipped
 from ..hosts.txt2img import Progress, RequestError, Result, Txt2Img
-from ..text.prompt import PromptError
 from .pnginfo import save_picture
 from .render import Watch, check, render
 
@@ -146,13 +144,9 @@ class Runner:
         Raises:
             RequestError: a value is out of bounds, or the sampler is unknown.
             BusyError: too many jobs are waiting.
-            PromptError: a LoRA tag cannot be parsed.
+            LoraError: a LoRA tag cannot be parsed, and the setting is to fail.
         """
-        try:
-            check(self.studio, request)
-        except PromptError as error:
-            self.studio.session.failed = (Skipped.unread(error.arguments, error),)  # the tab says it at the tag
-            raise
+        check(self.studio, request)
         self._forget_those_done()
         if len(self._jobs) > MOST_WAITING:
             raise BusyError(f"{MOST_WAITING} jobs are waiting already; try again when some are done")
