@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
     from PIL.Image import Image
 
+MAX_PROMPT = 100_000  # characters
+MAX_TAGS = 1000  # of LoRA, in a prompt and its negative one
 MAX_SIDE = 2048  # pixels
 SIDE_STEP = 8  # pixels per latent
 MAX_STEPS = 150
@@ -55,6 +57,9 @@ class Txt2Img:
         Raises:
             RequestError: a value is out of bounds.
         """
+        for name, text in (("prompt", self.prompt), ("negative prompt", self.negative_prompt)):
+            if len(text) > MAX_PROMPT:
+                raise RequestError(f"the {name} has {len(text):,} characters; at most {MAX_PROMPT:,} are allowed")
         for name, side in (("width", self.width), ("height", self.height)):
             if side % SIDE_STEP or not 64 <= side <= MAX_SIDE:
                 raise RequestError(f"{name} is {side}; it must be a multiple of {SIDE_STEP} from 64 to {MAX_SIDE}")

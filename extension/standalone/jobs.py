@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from ..hosts.txt2img import Progress, Result, Txt2Img
+from ..hosts.txt2img import Progress, RequestError, Result, Txt2Img
 from .pnginfo import save_picture
 from .render import Watch, check, render
 
@@ -20,8 +22,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MOST_WAITING = 100
+"""Jobs that wait at one time."""
+
 T = TypeVar("T")
 Work: TypeAlias = Callable[[Txt2Img, Watch], Result]
+
+
+class BusyError(RequestError):
+    """Too many jobs are waiting."""
 
 
 class Job:
@@ -77,6 +86,17 @@ class Job:
         wait([self._future], seconds)
         return self.done
 
+    def over(self) -> asyncio.Event:
+        """Return an event of the running loop that is set at the end, so that no thread has to wait."""
+        loop, event = asyncio.get_running_loop(), asyncio.Event()
+
+        def tell(_: object) -> None:
+            with suppress(RuntimeError):  # the loop was closed before the job ended
+                loop.call_soon_threadsafe(event.set)
+
+        self._future.add_done_callback(tell)
+        return event
+
     def result(self, timeout: float | None = None) -> Result:
         """Wait for the end.
 
@@ -123,17 +143,20 @@ class Runner:
 
         Raises:
             RequestError: a value is out of bounds, or the sampler is unknown.
+            BusyError: too many jobs are waiting.
             LoraError: a LoRA tag cannot be parsed, and the setting is to fail.
         """
         check(self.studio, request)
         self._forget_those_done()
+        if len(self._jobs) > MOST_WAITING:
+            raise BusyError(f"{MOST_WAITING} jobs are waiting already; try again when some are done")
         job = Job(request, self._worker.submit, partial(_work, self.studio, save))
         self._jobs.append(job)
         return job
 
-    def call(self, function: Callable[[], T]) -> T:
-        """Run a function between two jobs, and wait for it."""
-        return self._worker.submit(function).result()
+    async def call(self, function: Callable[[], T]) -> T:
+        """Run a function between two jobs, and wait for it without a thread."""
+        return await asyncio.wrap_future(self._worker.submit(function))
 
     def close(self) -> None:
         """Cancel all jobs and wait until the present step has ended."""

@@ -17,7 +17,7 @@ from ..generation.options import Overridden, enabled, hashes_wanted, settings, t
 from ..generation.options import grammar as grammar_wanted
 from ..generation.outcomes import TagOutcome, read_tags, state_at
 from ..hosts import Outcome
-from ..hosts.txt2img import Picture, Progress, Result, Txt2Img
+from ..hosts.txt2img import MAX_TAGS, Picture, Progress, RequestError, Result, Txt2Img
 from ..kept import always_on
 from ..text import placed, regions
 from ..text.grammar import Grammar, read
@@ -169,6 +169,8 @@ def _plan(studio: Studio, request: Txt2Img) -> _Rendering:
     seed = secrets.randbelow(2**32) if request.seed == -1 else request.seed
     on = grammar_wanted(Overridden(studio.host, request.settings))
     prompt, negative = read(request.prompt, on=on), read(request.negative_prompt, on=on, negative=True)
+    if (count := len(prompt.tags) + len(negative.tags)) > MAX_TAGS:
+        raise RequestError(f"the prompts have {count:,} LoRA tags; at most {MAX_TAGS:,} are allowed")
     return _Rendering(request, prompt, negative, find_sampling(request.sampler, request.schedule), seed)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import logging
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, HTTPException, Query, Request
 from fastapi.concurrency import run_in_threadpool
@@ -17,18 +18,20 @@ from ..api import add_route, object_of
 from ..generation.options import TABLE, checked
 from ..hosts import Access
 from ..hosts.txt2img import Picture, RequestError, Result, Txt2Img
-from .jobs import Job, Runner
+from .jobs import BusyError, Job, Runner
 from .model import LoadedModel
 from .pnginfo import encode_png
 from .sampling import SAMPLERS, schedules
-from .txt2img_fields import read_number, read_request
+from .txt2img_fields import Asked, read_number, read_request
 
 logger = logging.getLogger(__name__)
 
-_UNPROCESSABLE = 422
+_UNPROCESSABLE, _UNAVAILABLE = 422, 503
 _MAX_BODY = 16 << 20  # bytes: clients send pictures in fields that are refused by name
 _CLIP_SKIP = "CLIP_stop_at_last_layers"
 _MODEL = "sd_model_checkpoint"
+_LATER = "10"  # seconds
+T = TypeVar("T")
 # A1111's answers for features that are off.
 _ABSENT: Mapping[str, Any] = {
     "subseed_strength": 0,
@@ -75,15 +78,16 @@ class SdApi:
     async def txt2img(self, request: Request) -> dict[str, Any]:
         """Make pictures; answers when they are done."""
         payload = await object_of(request, _MAX_BODY, "a request for pictures")
-        return await run_in_threadpool(self._txt2img, payload)
+        asked, job = await run_in_threadpool(_tried, lambda: self._submitted(payload))
+        await job.over().wait()  # without a thread: waiting jobs must leave some to other requests
+        return await run_in_threadpool(self._answered, payload, asked, job)
 
-    def _txt2img(self, payload: dict[str, Any]) -> dict[str, Any]:
-        try:
-            asked = read_request(payload, self._clip_skip, self._is_current)
-            job = self._runner.submit(asked.request, save=asked.save_images)
-            result = job.result()
-        except (RequestError, LoraError) as error:
-            raise HTTPException(_UNPROCESSABLE, str(error)) from error
+    def _submitted(self, payload: dict[str, Any]) -> tuple[Asked, Job]:
+        asked = read_request(payload, self._clip_skip, self._is_current)
+        return asked, self._runner.submit(asked.request, save=asked.save_images)
+
+    def _answered(self, payload: dict[str, Any], asked: Asked, job: Job) -> dict[str, Any]:
+        result = _tried(job.result)
         self._interrupted = result.cancelled
         images = [encode_png(picture.image, picture.infotext) for picture in result.pictures]
         return {
@@ -124,14 +128,15 @@ class SdApi:
         shared = {"aliases": None, "default_rho": -1, "need_inner_model": False}
         return [{"name": name.lower(), "label": name, **shared} for name in schedules()]
 
-    def models(self) -> list[dict[str, Any]]:
+    async def models(self) -> list[dict[str, Any]]:
         model = self._runner.studio.model
+        sha256 = await _hashed(model)  # the title needs it, too
         return [
             {
                 "title": title(model),
                 "model_name": model.name,
                 "hash": model.shorthash,
-                "sha256": model.sha256.result(),
+                "sha256": sha256,
                 "filename": str(model.path),
                 "config": None,
             }
@@ -140,12 +145,13 @@ class SdApi:
     def scripts(self) -> dict[str, list[str]]:
         return {"txt2img": [], "img2img": []}
 
-    def options(self) -> dict[str, Any]:
+    async def options(self) -> dict[str, Any]:
         model = self._runner.studio.model
+        sha256 = await _hashed(model)
         own = {key: self._runner.studio.host.option(key) for key in OWN}
         return {
             _MODEL: title(model),
-            "sd_checkpoint_hash": model.sha256.result(),
+            "sd_checkpoint_hash": sha256,
             _CLIP_SKIP: self._clip_skip,
             "samples_format": "png",
             **own,
@@ -191,6 +197,21 @@ class SdApi:
             "sampling_step": progress.step % steps if progress is not None and steps else 0,
             "sampling_steps": steps,
         }
+
+
+def _tried(work: Callable[[], T]) -> T:
+    """Return what a function returns; a request that cannot be served has one sentence as its answer."""
+    try:
+        return work()
+    except BusyError as error:
+        raise HTTPException(_UNAVAILABLE, str(error), {"Retry-After": _LATER}) from error
+    except (RequestError, LoraError) as error:
+        raise HTTPException(_UNPROCESSABLE, str(error)) from error
+
+
+async def _hashed(model: LoadedModel) -> str:
+    """Return the hash of the model's file, which is read in the background, without a thread that waits."""
+    return await asyncio.shield(asyncio.wrap_future(model.sha256))
 
 
 def title(model: LoadedModel) -> str:

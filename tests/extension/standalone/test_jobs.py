@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from dataclasses import replace
@@ -183,7 +184,7 @@ def test_a_job_cancelled_while_it_waits_does_nothing(runner: Runner, monkeypatch
     ready.set()
     assert over == (True, True, None), "the job before it still ran"
     assert job.result(60).cancelled
-    runner.call(lambda: None)
+    asyncio.run(runner.call(lambda: None))
     assert steps == []
 
 
