@@ -98,7 +98,7 @@ class Job:
 
     def _report(self, progress: Progress) -> None:
         if progress.preview is None and self._progress.preview is not None:
-            progress = Progress(progress.step, progress.steps, preview=self._progress.preview)
+            progress = replace(progress, preview=self._progress.preview)
         self._progress = progress
 
 

@@ -1,0 +1,164 @@
+"""The way from pictures to latents and back, upscaling between two passes, and masks during sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import diffusers
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional
+
+from ..hosts.txt2img import RequestError
+
+LATENT = 8  # pixels
+LATENT_UPSCALERS: Mapping[str, Mapping[str, Any]] = {
+    "Latent": {"mode": "bilinear"},
+    "Latent (antialiased)": {"mode": "bilinear", "antialias": True},
+    "Latent (bicubic)": {"mode": "bicubic"},
+    "Latent (bicubic antialiased)": {"mode": "bicubic", "antialias": True},
+    "Latent (nearest)": {"mode": "nearest"},
+    "Latent (nearest-exact)": {"mode": "nearest-exact"},
+}
+UPSCALERS: Mapping[str, Image.Resampling] = {
+    "None": Image.Resampling.LANCZOS,  # as in A1111, where it resizes all the same
+    "Lanczos": Image.Resampling.LANCZOS,
+    "Nearest": Image.Resampling.NEAREST,
+}
+
+
+def check_upscaler(name: str, *, latent: bool) -> None:
+    """Check the name of an upscaler.
+
+    Raises:
+        RequestError: it is unknown, or works on latents where pictures are upscaled.
+    """
+    known = [*(LATENT_UPSCALERS if latent else ()), *UPSCALERS]
+    if name not in known:
+        raise RequestError(f"upscaler {name!r:.60} is unknown; known are {', '.join(known)}")
+
+
+def image_pipeline(pipeline: Any, family: str) -> Any:
+    """Return a pipeline that starts from latents, over the parts of another one and its present scheduler."""
+    if family == "sdxl-refiner":
+        return pipeline
+    if family == "sdxl":
+        config = pipeline.config
+        made = diffusers.StableDiffusionXLImg2ImgPipeline(
+            **pipeline.components,
+            force_zeros_for_empty_prompt=config.get("force_zeros_for_empty_prompt", True),
+            add_watermarker=getattr(pipeline, "watermark", None) is not None,
+        )
+    else:
+        checker = pipeline.config.get("requires_safety_checker", False)
+        made = diffusers.StableDiffusionImg2ImgPipeline(**pipeline.components, requires_safety_checker=checker)
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
+def strength_of(steps: int, of: int) -> float:
+    """Return the `strength` with which a pipeline makes the last `steps` of a schedule: it rounds down."""
+    return min(1.0, (steps + 0.5) / of)
+
+
+@torch.no_grad()
+def encode(pipeline: Any, images: Sequence[Image.Image]) -> Tensor:
+    """Encode pictures of one size; the same picture has the same latents in every batch."""
+    vae = pipeline.vae
+    pixels = pipeline.image_processor.preprocess(list(images))
+    with _precise(vae):
+        found = [vae.encode(one[None].to(pipeline._execution_device, vae.dtype)).latent_dist.mode() for one in pixels]
+    shift, scale = _scaling(vae, found[0])
+    latents: Tensor = (torch.cat(found) - shift) * scale
+    return latents
+
+
+@torch.no_grad()
+def decode(pipeline: Any, latents: Tensor) -> list[Image.Image]:
+    """Decode latents."""
+    vae = pipeline.vae
+    shift, scale = _scaling(vae, latents)
+    with _precise(vae):
+        pixels = vae.decode((latents / scale + shift).to(vae.dtype)).sample
+    images: list[Image.Image] = pipeline.image_processor.postprocess(pixels, output_type="pil")
+    return images
+
+
+def upscaled(pipeline: Any, latents: Tensor, upscaler: str, width: int, height: int) -> Tensor:
+    """Upscale latents to cover this size in pixels, and cut off what is too much."""
+    tall, wide = latents.shape[-2] * LATENT, latents.shape[-1] * LATENT
+    factor = max(width / wide, height / tall)
+    size = max(height, round(tall * factor)) // LATENT, max(width, round(wide * factor)) // LATENT
+    if upscaler in LATENT_UPSCALERS:
+        larger = functional.interpolate(latents.float(), size, **LATENT_UPSCALERS[upscaler]).to(latents.dtype)
+    else:
+        pixels = size[1] * LATENT, size[0] * LATENT
+        larger = encode(pipeline, [one.resize(pixels, UPSCALERS[upscaler]) for one in decode(pipeline, latents)])
+    top, left = (size[0] - height // LATENT) // 2, (size[1] - width // LATENT) // 2
+    return larger[..., top : top + height // LATENT, left : left + width // LATENT]
+
+
+def stretched(latents: Tensor, width: int, height: int) -> Tensor:
+    """Stretch latents to this size in pixels."""
+    size = height // LATENT, width // LATENT
+    return latents if latents.shape[-2:] == size else functional.interpolate(latents, size, mode="bilinear")
+
+
+def masks_of(masks: Sequence[Image.Image], latents: Tensor) -> Tensor:
+    """Return masks in the size of these latents: 1 is painted, and 0 is kept."""
+    size = latents.shape[-1], latents.shape[-2]
+    small = [np.asarray(mask.resize(size), dtype=np.float32) / 255 for mask in masks]
+    return torch.from_numpy(np.stack(small)[:, None]).round().to(latents)
+
+
+def started(latents: Tensor, masks: Tensor, content: int, noise: Tensor) -> Tensor:
+    """Return the latents to start from, see `Source.content`."""
+    match content:
+        case 2:
+            return latents * (1 - masks) + noise.to(latents) * masks
+        case 3:
+            return latents * (1 - masks)
+        case _:
+            return latents
+
+
+class Blend:
+    """Keeps the latents outside the masks as they were, at the noise of each step."""
+
+    def __init__(self, start: Tensor, masks: Tensor, noise: Tensor) -> None:
+        self._start, self._masks, self._noise = start, masks, noise
+
+    def __call__(self, scheduler: Any, timesteps: Tensor, step: int, latents: Tensor) -> Tensor:
+        """Return the latents after a step, with the rest in place."""
+        start, masks, noise = (one.to(latents) for one in (self._start, self._masks, self._noise))
+        if step + 1 < len(timesteps):
+            now = timesteps[step + 1].expand(len(latents))
+            start = scheduler.add_noise(start, noise, now)
+        return latents * masks + start * (1 - masks)
+
+
+@contextmanager
+def _precise(vae: Any) -> Iterator[None]:
+    """Compute in full precision where a decoder overflows in half, as its configuration tells."""
+    dtype = vae.dtype
+    needed = dtype == torch.float16 and bool(vae.config.force_upcast)
+    if needed:
+        vae.to(dtype=torch.float32)
+    try:
+        yield
+    finally:
+        if needed:
+            vae.to(dtype=dtype)
+
+
+def _scaling(vae: Any, like: Tensor) -> tuple[Tensor | float, Tensor | float]:
+    """Return what is subtracted from an encoder's output, and what the rest is multiplied by."""
+    mean, deviation = (getattr(vae.config, name, None) for name in ("latents_mean", "latents_std"))
+    if mean is None or deviation is None:
+        return 0.0, float(vae.config.scaling_factor)
+    of_channel = [torch.tensor(one).view(1, -1, 1, 1).to(like) for one in (mean, deviation)]
+    return of_channel[0], vae.config.scaling_factor / of_channel[1]
