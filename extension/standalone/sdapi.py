@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Query, Request
@@ -17,16 +18,17 @@ from ..api import add_route, object_of
 from ..generation.options import TABLE, checked
 from ..hosts import Access
 from ..hosts.txt2img import Picture, RequestError, Result, Txt2Img
+from ..text.infotext import parse_infotext
+from .extras import Extras, read_extras
 from .jobs import Job, Runner
 from .model import LoadedModel
-from .pnginfo import encode_png
-from .sampling import SAMPLERS, schedules
-from .txt2img_fields import read_number, read_request
+from .parameters import hires_parameters, source_parameters
+from .pnginfo import read_infotext, read_picture, read_texts, to_base64
+from .sdapi_lists import SdLists, title
+from .txt2img_fields import read_flag, read_number, read_request
 
-logger = logging.getLogger(__name__)
-
-_UNPROCESSABLE = 422
-_MAX_BODY = 16 << 20  # bytes: clients send pictures in fields that are refused by name
+_UNPROCESSABLE, _NOT_IMPLEMENTED = 422, 501
+_MAX_BODY = 32 << 20  # bytes: a picture of the largest size as base64 fits
 _CLIP_SKIP = "CLIP_stop_at_last_layers"
 _MODEL = "sd_model_checkpoint"
 # A1111's answers for features that are off.
@@ -38,13 +40,22 @@ _ABSENT: Mapping[str, Any] = {
     "sd_vae_hash": None,
     "seed_resize_from_w": -1,
     "seed_resize_from_h": -1,
-    "denoising_strength": None,
-    "extra_generation_params": {},
     "index_of_first_image": 0,
-    "styles": [],
     "job_timestamp": "0",
     "is_using_inpainting_conditioning": False,
 }
+_REFUSED: Mapping[str, str] = {
+    "interrogate": "no model that describes pictures is loaded",
+    "unload-checkpoint": "the model is loaded as long as the program runs",
+    "create/embedding": "the embedded web UI does not train",
+    "create/hypernetwork": "the embedded web UI does not train",
+    "train/embedding": "the embedded web UI does not train",
+    "train/hypernetwork": "the embedded web UI does not train",
+}
+"""Routes of A1111 that cannot do here what they are for."""
+_UNCHANGED = ("refresh-checkpoints", "refresh-vae", "refresh-embeddings", "reload-checkpoint")
+"""Routes of A1111 without effect here: the model is chosen at the start, and nothing else is read from folders."""
+_SIZE = re.compile(r"(\d+)x(\d+)")
 OWN = tuple(option.key for option in TABLE)
 
 
@@ -58,46 +69,70 @@ class SdApi:
 
     def add_routes(self, app: FastAPI) -> None:
         """Add the routes under `/sdapi/v1`."""
-        for method, name, endpoint in (
+        routes: list[tuple[str, str, Callable[..., Any]]] = [
             ("POST", "txt2img", self.txt2img),
+            ("POST", "img2img", self.img2img),
+            ("POST", "extra-single-image", self.extra_single_image),
+            ("POST", "extra-batch-images", self.extra_batch_images),
+            ("POST", "png-info", self.png_info),
             ("GET", "progress", self.progress),
             ("POST", "interrupt", self.interrupt),
             ("POST", "skip", self.skip),
-            ("GET", "samplers", self.samplers),
-            ("GET", "schedulers", self.schedulers),
-            ("GET", "sd-models", self.models),
             ("GET", "options", self.options),
             ("POST", "options", self.set_options),
-            ("GET", "scripts", self.scripts),
-        ):
+            *(("GET", name, answer) for name, answer in SdLists(self._runner).routes.items()),
+            *(("POST", name, _nothing) for name in _UNCHANGED),
+            *(("POST", name, _Refusal(name, why).answer) for name, why in _REFUSED.items()),
+        ]
+        for method, name, endpoint in routes:
             add_route(app, f"/sdapi/v1/{name}", endpoint, Access(), methods=[method])
 
     async def txt2img(self, request: Request) -> dict[str, Any]:
-        """Make pictures; answers when they are done."""
-        payload = await object_of(request, _MAX_BODY, "a request for pictures")
-        return await run_in_threadpool(self._txt2img, payload)
+        """Make pictures from a text; answers when they are done."""
+        return await _answered(request, "a request for pictures", partial(self._make, from_images=False))
 
-    def _txt2img(self, payload: dict[str, Any]) -> dict[str, Any]:
-        try:
-            asked = read_request(payload, self._clip_skip, self._is_current)
-            job = self._runner.submit(asked.request, save=asked.save_images)
-            result = job.result()
-        except (RequestError, LoraError) as error:
-            raise HTTPException(_UNPROCESSABLE, str(error)) from error
+    async def img2img(self, request: Request) -> dict[str, Any]:
+        """Make pictures from pictures; answers when they are done."""
+        return await _answered(request, "a request for pictures", partial(self._make, from_images=True))
+
+    def _make(self, payload: dict[str, Any], *, from_images: bool) -> dict[str, Any]:
+        asked = read_request(payload, self._clip_skip, self._is_current, from_images=from_images)
+        stays = not read_flag(payload, "override_settings_restore_afterwards", True)
+        job = self._runner.submit(asked.request, save=asked.save_images)
+        if stays and (overrides := payload.get("override_settings")):
+            self._set_options(overrides)
+        result = job.result()
         self._interrupted = result.cancelled
-        images = [encode_png(picture.image, picture.infotext) for picture in result.pictures]
+        told = info(asked.request, result, self._runner.studio.model)
+        told["remora"]["notes"] += asked.notes
+        images = [to_base64(picture.image, picture.infotext) for picture in result.pictures]
+        echoed = payload
+        if from_images and not read_flag(payload, "include_init_images", False):
+            echoed = {**payload, "init_images": None, "mask": None}
         return {
-            "images": [base64.b64encode(image).decode("ascii") for image in images] if asked.send_images else [],
-            "parameters": payload,
-            "info": json.dumps(info(asked.request, result, self._runner.studio.model)),
+            "images": images if asked.send_images else [],
+            "parameters": echoed,
+            "info": json.dumps({**told, "styles": payload.get("styles") or []}),
         }
+
+    async def extra_single_image(self, request: Request) -> dict[str, Any]:
+        """Upscale a picture."""
+        return await _answered(request, "a request for a picture", _upscale_one)
+
+    async def extra_batch_images(self, request: Request) -> dict[str, Any]:
+        """Upscale pictures."""
+        return await _answered(request, "a request for pictures", _upscale_all)
+
+    async def png_info(self, request: Request) -> dict[str, Any]:
+        """Return the parameters text of a picture, also by name."""
+        return await _answered(request, "a request about a picture", _read_info)
 
     def progress(self, skip_current_image: bool = Query(default=False)) -> dict[str, Any]:
         """Return the progress of the running job, with a preview."""
         job = self._runner.current
         image = None
         if job is not None and job.progress.preview is not None and not skip_current_image:
-            image = base64.b64encode(encode_png(job.progress.preview, "")).decode("ascii")
+            image = to_base64(job.progress.preview)
         return {
             "progress": job.progress.fraction if job is not None else 0.0,
             "eta_relative": job.seconds_left if job is not None else 0.0,
@@ -117,38 +152,16 @@ class SdApi:
         if (job := self._runner.current) is not None:
             job.skip()
 
-    def samplers(self) -> list[dict[str, Any]]:
-        return [{"name": name, "aliases": [], "options": {}} for name in SAMPLERS]
-
-    def schedulers(self) -> list[dict[str, Any]]:
-        shared = {"aliases": None, "default_rho": -1, "need_inner_model": False}
-        return [{"name": name.lower(), "label": name, **shared} for name in schedules()]
-
-    def models(self) -> list[dict[str, Any]]:
-        model = self._runner.studio.model
-        return [
-            {
-                "title": title(model),
-                "model_name": model.name,
-                "hash": model.shorthash,
-                "sha256": model.sha256.result(),
-                "filename": str(model.path),
-                "config": None,
-            }
-        ]
-
-    def scripts(self) -> dict[str, list[str]]:
-        return {"txt2img": [], "img2img": []}
-
     def options(self) -> dict[str, Any]:
-        model = self._runner.studio.model
         own = {key: self._runner.studio.host.option(key) for key in OWN}
+        return {_MODEL: title(self._runner.studio.model), _CLIP_SKIP: self._clip_skip, **self._fixed(), **own}
+
+    def _fixed(self) -> dict[str, Any]:
+        """Return the settings that clients read and that have one value here."""
         return {
-            _MODEL: title(model),
-            "sd_checkpoint_hash": model.sha256.result(),
-            _CLIP_SKIP: self._clip_skip,
+            "sd_checkpoint_hash": self._runner.studio.model.sha256.result(),
+            "sd_vae": "Automatic",
             "samples_format": "png",
-            **own,
         }
 
     async def set_options(self, request: Request) -> None:
@@ -157,11 +170,15 @@ class SdApi:
         await run_in_threadpool(self._set_options, values)
 
     def _set_options(self, values: dict[str, Any]) -> None:
-        known = {_MODEL, _CLIP_SKIP, "samples_format", "sd_checkpoint_hash", *OWN}
+        fixed = self._fixed()
+        known = {_MODEL, _CLIP_SKIP, *fixed, *OWN}
         if unknown := sorted(values.keys() - known):
             raise HTTPException(_UNPROCESSABLE, f"unknown settings: {', '.join(unknown):.200}")
         if _MODEL in values and not self._is_current(values[_MODEL]):
             raise HTTPException(_UNPROCESSABLE, "the model is chosen when the program starts, by --model")
+        for key in fixed.keys() & values.keys():
+            if values[key] != fixed[key]:
+                raise HTTPException(_UNPROCESSABLE, f"{key} is {fixed[key]!r} here and cannot be changed")
         try:
             clip_skip = read_number(values, _CLIP_SKIP, self._clip_skip, int)
             Txt2Img("", clip_skip=clip_skip).check()
@@ -177,31 +194,80 @@ class SdApi:
         return name in (title(model), model.name, model.path.name, str(model.path), model.shorthash)
 
     def _state(self, job: Job | None) -> dict[str, Any]:
-        progress = job.progress if job is not None else None
-        count = job.request.n_iter if job is not None else 0
-        steps = progress.steps // count if progress is not None and count else 0
+        request, progress = (None, None) if job is None else (job.request, job.progress)
         return {
             "skipped": job is not None and job.skipped,
             "interrupted": job.interrupted if job is not None else self._interrupted,
             "stopping_generation": False,
-            "job": "txt2img" if job is not None else "",
-            "job_count": count,
+            "job": "" if request is None else "txt2img" if request.source is None else "img2img",
+            "job_count": 0 if request is None else request.n_iter * (1 if request.hires is None else 2),
             "job_timestamp": "0",
-            "job_no": progress.step // steps if progress is not None and steps else 0,
-            "sampling_step": progress.step % steps if progress is not None and steps else 0,
-            "sampling_steps": steps,
+            "job_no": 0 if progress is None else progress.run,
+            "sampling_step": 0 if progress is None else progress.run_step,
+            "sampling_steps": 0 if progress is None else progress.run_steps,
         }
 
 
-def title(model: LoadedModel) -> str:
-    """Return a model's name as A1111 lists it."""
-    return f"{model.path.name} [{model.shorthash}]"
+@dataclass(frozen=True)
+class _Refusal:
+    """The answer of a route that cannot do here what it is for."""
+
+    name: str
+    why: str
+
+    def answer(self) -> None:
+        raise HTTPException(_NOT_IMPLEMENTED, f"{self.name} is not possible here: {self.why}")
 
 
-def info(request: Txt2Img, result: Result, model: LoadedModel) -> Mapping[str, Any]:
+def _nothing() -> None:
+    """Do nothing, as there is nothing to do."""
+
+
+async def _answered(request: Request, what: str, work: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
+    """Return what `work` makes of the request's object, on another thread."""
+    payload = await object_of(request, _MAX_BODY, what)
+    try:
+        return await run_in_threadpool(work, payload)
+    except (RequestError, LoraError) as error:
+        raise HTTPException(_UNPROCESSABLE, str(error)) from error
+
+
+def _upscale_one(payload: dict[str, Any]) -> dict[str, Any]:
+    made = _upscaled(read_extras(payload), payload.get("image"), "image")
+    return {"html_info": "", "image": made if read_flag(payload, "show_extras_results", True) else ""}
+
+
+def _upscale_all(payload: dict[str, Any]) -> dict[str, Any]:
+    extras, sent = read_extras(payload), payload.get("imageList")
+    if not isinstance(sent, list) or not all(isinstance(one, dict) for one in sent):
+        raise RequestError('imageList must be a list of pictures, each as {"data": base64, "name": text}')
+    images = [_upscaled(extras, one.get("data"), f"imageList[{number}]") for number, one in enumerate(sent)]
+    return {"html_info": "", "images": images if read_flag(payload, "show_extras_results", True) else []}
+
+
+def _upscaled(extras: Extras, sent: object, name: str) -> str:
+    picture = read_picture(sent, name)
+    return to_base64(extras.upscaled(picture), read_infotext(picture))
+
+
+def _read_info(payload: dict[str, Any]) -> dict[str, Any]:
+    image = read_picture(payload.get("image"), "image")
+    text = read_infotext(image)
+    parsed = parse_infotext(text)
+    parameters = {"Prompt": parsed.prompt, "Negative prompt": parsed.negative_prompt}
+    for name, value in parsed.settings.items():
+        size = _SIZE.fullmatch(value)
+        parameters |= {name: value} if size is None else {f"{name}-1": size[1], f"{name}-2": size[2]}
+    return {"info": text, "items": read_texts(image), "parameters": {"Clip skip": "1", **parameters}}
+
+
+def info(request: Txt2Img, result: Result, model: LoadedModel) -> dict[str, Any]:
     """Return A1111's info on finished pictures, plus `remora`: reports and notes."""
     pictures: tuple[Picture, ...] = result.pictures
     seeds = [picture.seed for picture in pictures]
+    more = {} if request.source is None else source_parameters(request.source)
+    more |= {} if request.hires is None else hires_parameters(request, request.hires)
+    second = request.source or request.hires
     return {
         **_ABSENT,
         "prompt": request.prompt,
@@ -222,6 +288,8 @@ def info(request: Txt2Img, result: Result, model: LoadedModel) -> Mapping[str, A
         "sd_model_hash": model.shorthash,
         "infotexts": [picture.infotext for picture in pictures],
         "clip_skip": request.clip_skip,
+        "denoising_strength": None if second is None else second.denoising,
+        "extra_generation_params": more,
         "version": "remora",
         "remora": {
             "loras": list(result.lora_reports),
