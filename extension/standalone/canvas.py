@@ -51,9 +51,10 @@ def canvas_of(source: Source, number: int, width: int, height: int) -> Canvas:
     """Prepare one picture of a source for a job of this size."""
     image = _flat(source.images[number if len(source.images) > 1 else 0])
     mask = _mask_of(source, image.size)
-    if mask is None:
+    found = None if mask is None else mask.getbbox()
+    if mask is None or (source.only_masked and found is None):
         return Canvas(_start(image, source.resize_mode, width, height))
-    if source.only_masked and (found := mask.getbbox()) is not None:
+    if source.only_masked and found is not None:
         box = _box(found, image.size, source.padding, width / height)
         start = image.resize((width, height), _BEST, box=box)
         part = mask.resize((width, height), _BEST, box=box)

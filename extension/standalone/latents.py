@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import diffusers
@@ -46,16 +47,18 @@ def image_pipeline(pipeline: Any, family: str) -> Any:
     """Return a pipeline that starts from latents, over the parts of another one and its present scheduler."""
     if family == "sdxl-refiner":
         return pipeline
+    parts = {**pipeline.components, "scheduler": None}  # the constructor would change its configuration, and warn
     if family == "sdxl":
         config = pipeline.config
         made = diffusers.StableDiffusionXLImg2ImgPipeline(
-            **pipeline.components,
+            **parts,
             force_zeros_for_empty_prompt=config.get("force_zeros_for_empty_prompt", True),
             add_watermarker=getattr(pipeline, "watermark", None) is not None,
         )
     else:
         checker = pipeline.config.get("requires_safety_checker", False)
-        made = diffusers.StableDiffusionImg2ImgPipeline(**pipeline.components, requires_safety_checker=checker)
+        made = diffusers.StableDiffusionImg2ImgPipeline(**parts, requires_safety_checker=checker)
+    made.scheduler = pipeline.scheduler
     made.set_progress_bar_config(disable=True)
     return made
 
@@ -127,17 +130,54 @@ def started(latents: Tensor, masks: Tensor, content: int, noise: Tensor) -> Tens
 
 
 class Blend:
-    """Keeps the latents outside the masks as they were, at the noise of each step."""
+    """Keeps the latents outside the masks as they were, at the noise of each step.
+
+    Samplers that remember former steps compute wrongly if their samples are changed between two steps. So the model's
+    output is changed, to the one that leads to the picture. Samplers of two stages for each step have no noise level
+    for the second one that could be asked for; these remember nothing, and their samples are changed.
+
+    Args:
+        start: the latents of the picture.
+        masks: 1 is painted, 0 is kept.
+        noise: of the first step.
+    """
 
     def __init__(self, start: Tensor, masks: Tensor, noise: Tensor) -> None:
         self._start, self._masks, self._noise = start, masks, noise
 
-    def __call__(self, scheduler: Any, timesteps: Tensor, step: int, latents: Tensor) -> Tensor:
+    def guard(self, scheduler: Any) -> None:
+        """Change what reaches the steps of a scheduler."""
+        step = scheduler.step
+        if scheduler.order > 1:
+            return
+
+        @wraps(step)  # pipelines look which arguments it takes
+        def kept(model_output: Tensor, timestep: Any, sample: Tensor, **more: Any) -> Any:
+            return step(self._output(scheduler, model_output, timestep, sample), timestep, sample, **more)
+
+        scheduler.step = kept
+
+    def _output(self, scheduler: Any, output: Tensor, timestep: Any, sample: Tensor) -> Tensor:
+        """Return the model's output, and outside the masks the one for the picture."""
+        present = sample.float()
+        now = torch.as_tensor(timestep, device=sample.device).expand(len(sample))
+        one, none = torch.ones_like(present), torch.zeros_like(present)
+        signal, noise = scheduler.add_noise(one, none, now), scheduler.add_noise(none, one, now)
+        start, masks = self._start.to(present), self._masks.to(output)
+        wanted = (present - signal * start) / noise
+        if scheduler.config.prediction_type == "v_prediction":
+            wanted = (signal * wanted - noise * start) / (signal**2 + noise**2).sqrt()
+        blended: Tensor = output * masks + wanted.to(output) * (1 - masks)
+        return blended
+
+    def after(self, scheduler: Any, timesteps: Tensor, step: int, latents: Tensor) -> Tensor:
         """Return the latents after a step, with the rest in place."""
+        is_last = step + 1 == len(timesteps)
+        if scheduler.order == 1 and not is_last:
+            return latents
         start, masks, noise = (one.to(latents) for one in (self._start, self._masks, self._noise))
-        if step + 1 < len(timesteps):
-            now = timesteps[step + 1].expand(len(latents))
-            start = scheduler.add_noise(start, noise, now)
+        if not is_last:
+            start = scheduler.add_noise(start, noise, timesteps[step + 1].expand(len(latents)))
         return latents * masks + start * (1 - masks)
 
 

@@ -91,6 +91,7 @@ def image_to_image(
     if masks is not None:
         size = latents.shape[-1] * LATENT, latents.shape[-2] * LATENT
         blend = Blend(latents, masks, _noise(studio, size, _generators(seeds)))
+        blend.guard(base.scheduler)
         on_step = partial(_blended, blend, on_step)
     images: list[Image] = _called(
         image_pipeline(base, studio.model.family), {**arguments, "callback_on_step_end": on_step}
@@ -133,7 +134,7 @@ def _blended(
     blend: Blend, on_step: OnStep, pipeline: Any, step: int, timestep: Any, tensors: dict[str, Any]
 ) -> dict[str, Any]:
     timesteps = pipeline.scheduler.timesteps[-pipeline.num_timesteps :]
-    kept = blend(pipeline.scheduler, timesteps, step, tensors["latents"])
+    kept = blend.after(pipeline.scheduler, timesteps, step, tensors["latents"])
     return on_step(pipeline, step, timestep, {**tensors, "latents": kept})
 
 

@@ -15,9 +15,10 @@ from fastapi.concurrency import run_in_threadpool
 from lib_lora import LoraError
 
 from ..api import add_route, object_of
+from ..api.answers import LONGEST_BODY
 from ..generation.options import TABLE, checked
 from ..hosts import Access
-from ..hosts.txt2img import Picture, RequestError, Result, Txt2Img
+from ..hosts.txt2img import MAX_COUNT, Picture, RequestError, Result, Txt2Img
 from ..text.infotext import parse_infotext
 from .extras import Extras, read_extras
 from .jobs import Job, Runner
@@ -28,7 +29,6 @@ from .sdapi_lists import SdLists, title
 from .txt2img_fields import read_flag, read_number, read_request
 
 _UNPROCESSABLE, _NOT_IMPLEMENTED = 422, 501
-_MAX_BODY = 32 << 20  # bytes: a picture of the largest size as base64 fits
 _CLIP_SKIP = "CLIP_stop_at_last_layers"
 _MODEL = "sd_model_checkpoint"
 # A1111's answers for features that are off.
@@ -100,7 +100,7 @@ class SdApi:
         stays = not read_flag(payload, "override_settings_restore_afterwards", True)
         job = self._runner.submit(asked.request, save=asked.save_images)
         if stays and (overrides := payload.get("override_settings")):
-            self._set_options(overrides)
+            self._set_options({key: value for key, value in overrides.items() if key in (_CLIP_SKIP, *OWN)})
         result = job.result()
         self._interrupted = result.cancelled
         told = info(asked.request, result, self._runner.studio.model)
@@ -166,7 +166,7 @@ class SdApi:
 
     async def set_options(self, request: Request) -> None:
         """Change settings; one invalid setting changes none."""
-        values = await object_of(request, _MAX_BODY, "the settings")
+        values = await object_of(request, LONGEST_BODY, "the settings")
         await run_in_threadpool(self._set_options, values)
 
     def _set_options(self, values: dict[str, Any]) -> None:
@@ -225,7 +225,7 @@ def _nothing() -> None:
 
 async def _answered(request: Request, what: str, work: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
     """Return what `work` makes of the request's object, on another thread."""
-    payload = await object_of(request, _MAX_BODY, what)
+    payload = await object_of(request, LONGEST_BODY, what)
     try:
         return await run_in_threadpool(work, payload)
     except (RequestError, LoraError) as error:
@@ -241,6 +241,8 @@ def _upscale_all(payload: dict[str, Any]) -> dict[str, Any]:
     extras, sent = read_extras(payload), payload.get("imageList")
     if not isinstance(sent, list) or not all(isinstance(one, dict) for one in sent):
         raise RequestError('imageList must be a list of pictures, each as {"data": base64, "name": text}')
+    if len(sent) > MAX_COUNT:
+        raise RequestError(f"imageList has {len(sent)} pictures; send at most {MAX_COUNT} at once")
     images = [_upscaled(extras, one.get("data"), f"imageList[{number}]") for number, one in enumerate(sent)]
     return {"html_info": "", "images": images if read_flag(payload, "show_extras_results", True) else []}
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from ..generation.options import TABLE, checked
-from ..hosts.txt2img import SIDE_STEP, Hires, RequestError, Source, Txt2Img
+from ..hosts.txt2img import MAX_BATCH, SIDE_STEP, Hires, RequestError, Source, Txt2Img
 from .pnginfo import read_picture
 
 N = TypeVar("N", int, float)
@@ -157,6 +157,8 @@ def _source(payload: Mapping[str, Any]) -> Source:
     sent = payload.get("init_images")
     if not isinstance(sent, list) or not sent:
         raise RequestError("init_images must be a list with at least one picture as base64")
+    if len(sent) > MAX_BATCH:  # before they are decoded
+        raise RequestError(f"init_images has {len(sent)} pictures; a batch has at most {MAX_BATCH}")
     blur = [read_number(payload, f"mask_blur_{axis}", 4, int) for axis in "xy"]
     if payload.get("mask_blur") is None and blur[0] != blur[1]:
         raise RequestError("mask_blur_x and mask_blur_y must be equal here")

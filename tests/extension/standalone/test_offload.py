@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from extension.hosts.standalone import STANDALONE
-from extension.hosts.txt2img import RequestError, Txt2Img
+from extension.hosts.txt2img import Hires, RequestError, Txt2Img
 from extension.standalone import offload
 from extension.standalone.demo import Demo
 from extension.standalone.model import load_model
@@ -20,6 +20,8 @@ from extension.standalone.studio import open_studio
 from tests.fakes import accelerator
 from tests.fakes.checkpoints import tiny_pipeline
 
+HIRES = Hires(96, 64, "Lanczos", steps=2, denoising=0.5)
+"""Between its two passes the picture is decoded and encoded again."""
 MODES = (offload.NONE, offload.MODEL, offload.SEQUENTIAL, offload.GROUP)
 
 
@@ -71,7 +73,7 @@ def test_any_mode_follows_any_other_and_the_way_back_is_exact(first: str, second
 
 
 def test_a_picture_with_a_lora_is_the_same_in_every_mode(demo: Demo, device: torch.device) -> None:
-    request = Txt2Img("a fox <lora:zorp:0.8>", steps=2, width=64, height=64, seed=1)
+    request = Txt2Img("a fox <lora:zorp:0.8>", steps=2, width=64, height=64, seed=1, hires=HIRES)
     studio = open_studio(load_model(demo.model, torch.float32), torch.device("cpu"), [demo.loras])
     freeze(studio.model.pipeline)
     try:
