@@ -51,11 +51,11 @@ def canvas_of(source: Source, number: int, width: int, height: int) -> Canvas:
     """Prepare one picture of a source for a job of this size."""
     image = _flat(source.images[number if len(source.images) > 1 else 0])
     mask = _mask_of(source, image.size)
-    found = None if mask is None else mask.getbbox()
-    if mask is None or (source.only_masked and found is None):
+    painted = None if mask is None else mask.getbbox()
+    if mask is None or (source.only_masked and painted is None):
         return Canvas(_start(image, source.resize_mode, width, height))
-    if source.only_masked and found is not None:
-        box = _box(found, image.size, source.padding, width / height)
+    if source.only_masked and painted is not None:
+        box = _box(painted, image.size, source.padding, width / height)
         start = image.resize((width, height), _BEST, box=box)
         part = mask.resize((width, height), _BEST, box=box)
         return Canvas(_filled(start, part, source.content), part, image, mask, box)
@@ -110,8 +110,8 @@ def _mask_of(source: Source, size: tuple[int, int]) -> Image.Image | None:
     if source.mask is None:
         return None
     alpha = source.mask.getchannel("A") if "A" in source.mask.getbands() else None
-    painted = alpha is not None and alpha.getextrema() != (255, 255)  # by a program that draws on transparent ground
-    grey = alpha if alpha is not None and painted else source.mask.convert("L")
+    is_drawn = alpha is not None and alpha.getextrema() != (255, 255)  # by a program that draws on transparent ground
+    grey = alpha if alpha is not None and is_drawn else source.mask.convert("L")
     mask = grey.point(lambda value: 255 if value >= _HALF else 0).resize(size, Image.Resampling.NEAREST)
     if source.inverted:
         mask = ImageOps.invert(mask)
@@ -119,11 +119,11 @@ def _mask_of(source: Source, size: tuple[int, int]) -> Image.Image | None:
 
 
 def _box(
-    found: tuple[int, int, int, int], size: tuple[int, int], padding: int, ratio: float
+    painted: tuple[int, int, int, int], size: tuple[int, int], padding: int, ratio: float
 ) -> tuple[int, int, int, int]:
-    """Return a box around what was found, padded and widened towards a ratio of width to height within the picture."""
-    left, top = max(0, found[0] - padding), max(0, found[1] - padding)
-    right, bottom = min(size[0], found[2] + padding), min(size[1], found[3] + padding)
+    """Return a box around what is painted, padded and widened towards a ratio of width to height within the picture."""
+    left, top = max(0, painted[0] - padding), max(0, painted[1] - padding)
+    right, bottom = min(size[0], painted[2] + padding), min(size[1], painted[3] + padding)
     width, height = right - left, bottom - top
     wanted = max(width, round(height * ratio)), max(height, round(width / ratio))
     wide, tall = min(size[0], wanted[0]), min(size[1], wanted[1])

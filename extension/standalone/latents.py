@@ -74,9 +74,11 @@ def encode(pipeline: Any, images: Sequence[Image.Image]) -> Tensor:
     vae = pipeline.vae
     pixels = pipeline.image_processor.preprocess(list(images))
     with _precise(vae):
-        found = [vae.encode(one[None].to(pipeline._execution_device, vae.dtype)).latent_dist.mode() for one in pixels]
-    shift, scale = _scaling(vae, found[0])
-    latents: Tensor = (torch.cat(found) - shift) * scale
+        encoded = [
+            vae.encode(picture[None].to(pipeline._execution_device, vae.dtype)).latent_dist.mode() for picture in pixels
+        ]
+    shift, scale = _scaling(vae, encoded[0])
+    latents: Tensor = (torch.cat(encoded) - shift) * scale
     return latents
 
 
@@ -100,7 +102,9 @@ def upscaled(pipeline: Any, latents: Tensor, upscaler: str, width: int, height: 
         larger = functional.interpolate(latents.float(), size, **LATENT_UPSCALERS[upscaler]).to(latents.dtype)
     else:
         pixels = size[1] * LATENT, size[0] * LATENT
-        larger = encode(pipeline, [one.resize(pixels, UPSCALERS[upscaler]) for one in decode(pipeline, latents)])
+        larger = encode(
+            pipeline, [picture.resize(pixels, UPSCALERS[upscaler]) for picture in decode(pipeline, latents)]
+        )
     top, left = (size[0] - height // LATENT) // 2, (size[1] - width // LATENT) // 2
     return larger[..., top : top + height // LATENT, left : left + width // LATENT]
 
@@ -161,8 +165,8 @@ class Blend:
         """Return the model's output, and outside the masks the one for the picture."""
         present = sample.float()
         now = torch.as_tensor(timestep, device=sample.device).expand(len(sample))
-        one, none = torch.ones_like(present), torch.zeros_like(present)
-        signal, noise = scheduler.add_noise(one, none, now), scheduler.add_noise(none, one, now)
+        ones, zeros = torch.ones_like(present), torch.zeros_like(present)
+        signal, noise = scheduler.add_noise(ones, zeros, now), scheduler.add_noise(zeros, ones, now)
         start, masks = self._start.to(present), self._masks.to(output)
         wanted = (present - signal * start) / noise
         if scheduler.config.prediction_type == "v_prediction":
@@ -175,7 +179,7 @@ class Blend:
         is_last = step + 1 == len(timesteps)
         if scheduler.order == 1 and not is_last:
             return latents
-        start, masks, noise = (one.to(latents) for one in (self._start, self._masks, self._noise))
+        start, masks, noise = (part.to(latents) for part in (self._start, self._masks, self._noise))
         if not is_last:
             start = scheduler.add_noise(start, noise, timesteps[step + 1].expand(len(latents)))
         return latents * masks + start * (1 - masks)
@@ -200,5 +204,5 @@ def _scaling(vae: Any, like: Tensor) -> tuple[Tensor | float, Tensor | float]:
     mean, deviation = (getattr(vae.config, name, None) for name in ("latents_mean", "latents_std"))
     if mean is None or deviation is None:
         return 0.0, float(vae.config.scaling_factor)
-    of_channel = [torch.tensor(one).view(1, -1, 1, 1).to(like) for one in (mean, deviation)]
+    of_channel = [torch.tensor(values).view(1, -1, 1, 1).to(like) for values in (mean, deviation)]
     return of_channel[0], vae.config.scaling_factor / of_channel[1]

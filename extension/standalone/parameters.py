@@ -45,7 +45,7 @@ def parameters_of(
     if request.hires is not None:
         parameters |= hires_parameters(request, request.hires)
     values = Overridden(studio.host, request.settings)
-    active = [one for activation in begun for one in activation.active]
+    active = [lora for activation in begun for lora in activation.active]
     if active:
         parameters |= to_parameters(values)
     if active and hashes_wanted(values):
@@ -55,61 +55,61 @@ def parameters_of(
 
 def source_parameters(source: Source) -> dict[str, str]:
     """Return the parameters of a job that starts from pictures."""
-    found = {"Denoising strength": f"{source.denoising:g}"}
+    parameters = {"Denoising strength": f"{source.denoising:g}"}
     if source.mask is None:
-        return found
+        return parameters
     if source.blur:
-        found["Mask blur"] = str(source.blur)
+        parameters["Mask blur"] = str(source.blur)
     if source.inverted:
-        found["Mask mode"] = "Inpaint not masked"
+        parameters["Mask mode"] = "Inpaint not masked"
     if source.only_masked:
-        found |= {"Inpaint area": "Only masked", "Masked area padding": str(source.padding)}
+        parameters |= {"Inpaint area": "Only masked", "Masked area padding": str(source.padding)}
     if source.content in _CONTENTS:
-        found["Masked content"] = _CONTENTS[source.content]
-    return found
+        parameters["Masked content"] = _CONTENTS[source.content]
+    return parameters
 
 
 def hires_parameters(request: Txt2Img, hires: Hires) -> dict[str, str]:
     """Return the parameters of a second pass; what is as in the first one is left out."""
-    found = {"Denoising strength": f"{hires.denoising:g}"}
+    parameters = {"Denoising strength": f"{hires.denoising:g}"}
     scale = hires.width / request.width
     if scale == hires.height / request.height:
-        found["Hires upscale"] = f"{scale:g}"
+        parameters["Hires upscale"] = f"{scale:g}"
     else:
-        found["Hires resize"] = f"{hires.width}x{hires.height}"
-    found |= {"Hires steps": str(hires.steps), "Hires upscaler": hires.upscaler}
-    for name, own, usual in (
+        parameters["Hires resize"] = f"{hires.width}x{hires.height}"
+    parameters |= {"Hires steps": str(hires.steps), "Hires upscaler": hires.upscaler}
+    for name, chosen, usual in (
         ("Hires sampler", hires.sampler, request.sampler),
         ("Hires schedule type", hires.schedule, request.schedule),
         ("Hires prompt", hires.prompt, request.prompt),
         ("Hires negative prompt", hires.negative_prompt, request.negative_prompt),
     ):
-        if own not in ("", usual):
-            found[name] = own
-    return found
+        if chosen not in ("", usual):
+            parameters[name] = chosen
+    return parameters
 
 
 def _of_tags(studio: Studio, values: Values, passes: Iterable[Pass], begun: Sequence[Activation]) -> dict[str, str]:
     """Return the parameters about tags that the prompts alone do not tell."""
     if not enabled(values):
         return {}
-    prompts = {id(one): one for run in passes for one in (run.prompt, run.negative)}.values()
+    prompts = {id(prompt): prompt for run in passes for prompt in (run.prompt, run.negative)}.values()
     always, _ = studio.session.always_tags(settings(values).skip_bad)
     positions = dict.fromkeys(position for activation in begun for position in activation.always)
-    tags = [*always, *(tag for one in prompts for tag in one.tags)]
+    tags = [*always, *(tag for prompt in prompts for tag in prompt.tags)]
     return (
         always_on.parameters(always, positions)
         | regions.parameters(tag.mask for tag in tags)
-        | placed.parameters([mark for one in prompts for mark in one.placed])
+        | placed.parameters([mark for prompt in prompts for mark in prompt.placed])
     )
 
 
 def _hashes(studio: Studio, active: Sequence[Active]) -> dict[str, str]:
     """Hash the files by name; an unreadable file only loses its own hash."""
     hashes = {}
-    for one in active:
+    for lora in active:
         try:
-            hashes[one.name] = studio.session.catalog.shorthash(one.file)
+            hashes[lora.name] = studio.session.catalog.shorthash(lora.file)
         except OSError as error:
-            logger.warning("remora: no hash of %s for the parameters text: %s", one.name, error)
+            logger.warning("remora: no hash of %s for the parameters text: %s", lora.name, error)
     return hashes

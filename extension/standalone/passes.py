@@ -109,9 +109,9 @@ def from_source(
     if len(canvases) == 1:
         canvases, encoded = canvases * len(seeds), encoded * len(seeds)
     latents, masks = torch.cat(encoded), None
-    found = [canvas.mask for canvas in canvases if canvas.mask is not None]
-    if len(found) == len(canvases):
-        masks = masks_of(found, latents)
+    drawn = [canvas.mask for canvas in canvases if canvas.mask is not None]
+    if len(drawn) == len(canvases):
+        masks = masks_of(drawn, latents)
         latents = started(latents, masks, source.content, _noise(studio, size, _generators(seeds)))
     made = image_to_image(studio, run, latents, seeds, on_step, masks)
     return [canvas.finished(image) for canvas, image in zip(canvases, made, strict=True)]
@@ -144,7 +144,7 @@ def _generators(seeds: Sequence[int]) -> list[torch.Generator]:
 
 
 def _arguments(studio: Studio, run: Pass, seeds: Sequence[int]) -> dict[str, Any]:
-    prompt, negative = (studio.inversions.spell(one.text) for one in (run.prompt, run.negative))
+    prompt, negative = (studio.inversions.spell(parsed.text) for parsed in (run.prompt, run.negative))
     arguments: dict[str, Any] = {
         "num_inference_steps": run.levels,
         "guidance_scale": run.cfg_scale,

@@ -75,14 +75,14 @@ class _Told:
 
     def end_pass(self, studio: Studio) -> list[str]:
         """Take up the outcome of a pass; return why the effect of its LoRA is doubtful."""
-        found = studio.session.warnings()
+        warnings = studio.session.warnings()
         last = studio.session.last
         lines = last.lines()
         for index, line in enumerate(lines[: len(last.active)]):
             state = state_at(last.report, index)
             self.states[line] = min(state, self.states.get(line, state), key=_WORST_FIRST.index)
         self.merging |= dict.fromkeys(lines[len(last.active) :])
-        doubtful = [sentence for sentence in found if sentence not in last.waiting]
+        doubtful = [sentence for sentence in warnings if sentence not in last.waiting]
         self.warnings |= dict.fromkeys(doubtful)
         return doubtful
 
@@ -170,8 +170,8 @@ def _begin(studio: Studio, plan: _Rendering, run: Pass, seeds: list[int], told: 
     written = (*run.prompt.placed, *run.negative.placed) if on else ()
     activation = studio.session.begin_batch([tags], wanted, always, seeds, run.at, placed.unread(written))
     far_off = activation.far_off(run.levels, run.cfg_scale)
-    found = (*(one.reason for one in unread), *activation.skipped, *activation.notes, *far_off)
-    told.notes |= dict.fromkeys((*found, *_notes(studio, plan, run)))
+    sentences = (*(skipped.reason for skipped in unread), *activation.skipped, *activation.notes, *far_off)
+    told.notes |= dict.fromkeys((*sentences, *_notes(studio, plan, run)))
     return activation
 
 
@@ -188,8 +188,8 @@ def _batch(studio: Studio, plan: _Rendering, batch: int, told: _Told, watch: Wat
 
 
 def _picture(request: Txt2Img, image: Image, seed: int, parameters: Mapping[str, str]) -> Picture:
-    own = {name: str(seed) if name == "Seed" else value for name, value in parameters.items()}
-    return Picture(image, seed, format_infotext(Infotext(request.prompt, request.negative_prompt, own)))
+    parameters = {name: str(seed) if name == "Seed" else value for name, value in parameters.items()}
+    return Picture(image, seed, format_infotext(Infotext(request.prompt, request.negative_prompt, parameters)))
 
 
 class _Batch:

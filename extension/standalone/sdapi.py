@@ -239,11 +239,11 @@ def _upscale_one(payload: dict[str, Any]) -> dict[str, Any]:
 
 def _upscale_all(payload: dict[str, Any]) -> dict[str, Any]:
     extras, sent = read_extras(payload), payload.get("imageList")
-    if not isinstance(sent, list) or not all(isinstance(one, dict) for one in sent):
+    if not isinstance(sent, list) or not all(isinstance(entry, dict) for entry in sent):
         raise RequestError('imageList must be a list of pictures, each as {"data": base64, "name": text}')
     if len(sent) > MAX_COUNT:
         raise RequestError(f"imageList has {len(sent)} pictures; send at most {MAX_COUNT} at once")
-    images = [_upscaled(extras, one.get("data"), f"imageList[{number}]") for number, one in enumerate(sent)]
+    images = [_upscaled(extras, entry.get("data"), f"imageList[{number}]") for number, entry in enumerate(sent)]
     return {"html_info": "", "images": images if read_flag(payload, "show_extras_results", True) else []}
 
 

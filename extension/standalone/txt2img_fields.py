@@ -163,7 +163,7 @@ def _source(payload: Mapping[str, Any]) -> Source:
     if payload.get("mask_blur") is None and blur[0] != blur[1]:
         raise RequestError("mask_blur_x and mask_blur_y must be equal here")
     return Source(
-        images=tuple(read_picture(one, f"init_images[{number}]") for number, one in enumerate(sent)),
+        images=tuple(read_picture(picture, f"init_images[{number}]") for number, picture in enumerate(sent)),
         denoising=read_number(payload, "denoising_strength", 0.75, float),
         resize_mode=read_number(payload, "resize_mode", 0, int),
         mask=read_picture(payload["mask"], "mask") if payload.get("mask") else None,
