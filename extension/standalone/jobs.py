@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 MOST_WAITING = 100
 """Jobs that wait at one time."""
+MOST_PIXELS_WAITING = 500_000_000
+"""Of the pictures that they start from."""
 
 T = TypeVar("T")
 Work: TypeAlias = Callable[[Txt2Img, Watch], Result]
@@ -116,7 +118,7 @@ class Job:
 
     def _report(self, progress: Progress) -> None:
         if progress.preview is None and self._progress.preview is not None:
-            progress = Progress(progress.step, progress.steps, preview=self._progress.preview)
+            progress = replace(progress, preview=self._progress.preview)
         self._progress = progress
 
 
@@ -147,12 +149,23 @@ class Runner:
             LoraError: a LoRA tag cannot be parsed, and the setting is to fail.
         """
         check(self.studio, request)
-        self._forget_those_done()
-        if len(self._jobs) > MOST_WAITING:
-            raise BusyError(f"{MOST_WAITING} jobs are waiting already; try again when some are done")
+        self.refuse_if_busy(0 if request.source is None else request.source.pixels)
         job = Job(request, self._worker.submit, partial(_work, self.studio, save))
         self._jobs.append(job)
         return job
+
+    def refuse_if_busy(self, pixels: int = 0) -> None:
+        """Refuse another job while too many wait, or while they keep too many pixels in memory.
+
+        Raises:
+            BusyError: try again later.
+        """
+        self._forget_those_done()
+        if len(self._jobs) > MOST_WAITING:
+            raise BusyError(f"{MOST_WAITING} jobs are waiting already; try again when some are done")
+        sources = [job.request.source for job in self._jobs]
+        if pixels and sum(source.pixels for source in sources if source is not None) + pixels > MOST_PIXELS_WAITING:
+            raise BusyError("the waiting jobs have too many large pictures already; try again when some are done")
 
     async def call(self, function: Callable[[], T]) -> T:
         """Run a function between two jobs, and wait for it without a thread."""

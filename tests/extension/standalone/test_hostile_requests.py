@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import socket
 import threading
@@ -13,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from PIL import Image
 
 from extension.standalone import protocol
 from extension.standalone.jobs import MOST_WAITING, Runner
@@ -22,7 +24,7 @@ LOCAL = "127.0.0.1"
 JSON = {"Content-Type": "application/json"}
 PNG = {"Content-Type": "image/png"}
 SMALL: dict[str, Any] = {"prompt": "a fox", "steps": 1, "width": 64, "height": 64, "seed": 7, "sampler_name": "Euler a"}
-TXT2IMG, V1 = "/sdapi/v1/txt2img", "/remora/v1"
+TXT2IMG, IMG2IMG, V1 = "/sdapi/v1/txt2img", "/sdapi/v1/img2img", "/remora/v1"
 REFUSED = range(400, 500)
 SOON = 5.0
 """Seconds of a plain request: the machine may have other work."""
@@ -79,6 +81,21 @@ def picture(**changed: object) -> dict[str, Any]:
     return {"method": "POST", "url": TXT2IMG, "json": {**SMALL, **changed}}
 
 
+def small_file(width: int, height: int) -> str:
+    """Return a picture of one colour as base64: its file is small, and its pixels are many."""
+    stream = io.BytesIO()
+    Image.new("L", (width, height)).save(stream, "PNG")
+    return base64.b64encode(stream.getvalue()).decode()
+
+
+def changed(*pictures: object, **more: object) -> dict[str, Any]:
+    return {"method": "POST", "url": IMG2IMG, "json": {**SMALL, "init_images": pictures, **more}}
+
+
+def extras(route: str, **fields: object) -> dict[str, Any]:
+    return {"method": "POST", "url": f"/sdapi/v1/{route}", "json": fields}
+
+
 def sent(method: str, path: str, body: object, **more: Any) -> dict[str, Any]:
     return {"method": method, "url": f"{V1}{path}", "json": body, **more}
 
@@ -133,6 +150,51 @@ PICTURES: dict[str, dict[str, Any]] = {
     "scripts": picture(alwayson_scripts={"x": {"args": [1]}}),
     "pictures to begin with": picture(init_images=["x" * 1000]),
     "a flag of a text": picture(send_images="no"),
+}
+DOT, LARGE = small_file(64, 64), small_file(5000, 5000)
+HIRES = {"enable_hr": True}
+FROM_PICTURES: dict[str, dict[str, Any]] = {
+    "no pictures": changed(),
+    "a picture of a number": changed(1),
+    "a picture of a list": changed([DOT]),
+    "a picture of no base64": changed("?" * 100_000),
+    "a picture of blanks": changed(" " * (1 << 20)),
+    "a picture at an address": changed("http://127.0.0.1/a.png"),
+    "a picture with too many pixels": changed(small_file(6000, 5000)),
+    "pictures with too many pixels": changed(*[LARGE] * 3, batch_size=3),
+    "a mask with too many pixels": changed(LARGE, LARGE, mask=LARGE, batch_size=2),
+    "latents of a large picture": changed(LARGE, resize_mode=3),
+    "thousands of pictures": changed(*[DOT] * 5000),
+    "a mask of a number": changed(DOT, mask=1),
+    "a huge blur": changed(DOT, mask=DOT, mask_blur=10**9),
+    "a huge padding": changed(DOT, mask=DOT, inpaint_full_res_padding=10**9),
+    "a strength of infinity": changed(DOT, denoising_strength="inf"),
+    "thousands of tags for a picture": changed(DOT, prompt=MANY_TAGS),
+    "a hires prompt of a megabyte": picture(**HIRES, hr_prompt="a " * (1 << 19)),
+    "a negative hires prompt of a megabyte": picture(**HIRES, hr_negative_prompt="(" * (1 << 20)),
+    "thousands of tags in a hires prompt": picture(**HIRES, hr_prompt=MANY_TAGS),
+    "a hires scale of infinity": picture(**HIRES, hr_scale="inf"),
+    "a huge hires scale": picture(**HIRES, hr_scale=1e308),
+    "a hires scale below zero": picture(**HIRES, hr_scale=-1),
+    "a huge hires width": picture(**HIRES, hr_resize_x=10**18),
+    "a hires size of another shape": picture(**{**HIRES, "height": 2048}, hr_resize_x=2048, hr_resize_y=64),
+    "a tiny hires strength": picture(**HIRES, denoising_strength=1e-320),
+    "an upscaled picture of infinity": extras(
+        "extra-single-image", image=DOT, upscaling_resize="inf", upscaler_1="Lanczos"
+    ),
+    "a hugely upscaled picture": extras("extra-single-image", image=DOT, upscaling_resize=1e308, upscaler_1="Lanczos"),
+    "a picture of a huge size": extras(
+        "extra-single-image", image=DOT, resize_mode=1, upscaling_resize_w=10**18, upscaler_1="Lanczos"
+    ),
+    "pictures of a huge size": extras(
+        "extra-batch-images", imageList=[{"data": DOT}] * 5, upscaling_resize=124, upscaler_1="Nearest"
+    ),
+    "pictures of nothing": extras("extra-batch-images", imageList=[{}]),
+    "texts of no picture": extras("png-info", image="eA=="),
+    "texts of a list": text("POST", "/sdapi/v1/png-info", "[]"),
+    "texts of brackets": text("POST", "/sdapi/v1/png-info", DEEP),
+    "a picture of brackets": text("POST", IMG2IMG, DEEP),
+    "a picture of 40 MB for img2img": text("POST", IMG2IMG, b" " * (40 << 20)),
 }
 BODIES: dict[str, dict[str, Any]] = {
     "JSON of brackets": text("POST", TXT2IMG, DEEP),
@@ -250,7 +312,9 @@ SERVED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.quick
 @pytest.mark.parametrize(
-    "requests", [PICTURES, BODIES, STORES, QUERIES], ids=["pictures", "bodies", "stores", "queries"]
+    "requests",
+    [PICTURES, FROM_PICTURES, BODIES, STORES, QUERIES],
+    ids=["pictures", "from pictures", "bodies", "stores", "queries"],
 )
 def test_each_is_refused_with_one_sentence(server: Server, requests: dict[str, dict[str, Any]]) -> None:
     for what, request in requests.items():
@@ -336,15 +400,19 @@ def test_a_request_that_does_not_arrive_ends_its_connection(server: Server, monk
 
 
 @pytest.mark.quick
-def test_waiting_jobs_leave_threads_to_other_requests_and_have_a_bound(server: Server, runner: Runner) -> None:
+def test_waiting_jobs_leave_threads_to_other_requests_and_have_a_bound(
+    server: Server, runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ready = threading.Event()
     runner._worker.submit(ready.wait)
     answers: list[int] = []
 
-    def ask() -> None:
-        answers.append(server.client.post(TXT2IMG, json=SMALL, timeout=60).status_code)
+    def ask(url: str, body: dict[str, Any]) -> None:
+        answers.append(server.client.post(url, json=body, timeout=60).status_code)
 
-    asking = [threading.Thread(target=ask) for _ in range(45)]  # more than the server has threads
+    from_picture = {**SMALL, "init_images": [DOT], "steps": 2}
+    kinds = [(TXT2IMG, SMALL), (IMG2IMG, from_picture)] * 23  # more than the server has threads
+    asking = [threading.Thread(target=ask, args=kind) for kind in kinds]
     try:
         for thread in asking:
             thread.start()
@@ -356,10 +424,18 @@ def test_waiting_jobs_leave_threads_to_other_requests_and_have_a_bound(server: S
         assert server.client.get(f"{V1}/loras").status_code == 200
         full = [runner._jobs[0]] * (MOST_WAITING + 1)
         runner._jobs, kept = full, runner._jobs
-        refused = server.client.post(TXT2IMG, json=SMALL)
+        refused = [
+            server.client.post(TXT2IMG, json=SMALL),
+            server.client.post(IMG2IMG, json={**from_picture, "mask": 1}),
+        ]
         runner._jobs = kept
-        assert (refused.status_code, refused.headers["retry-after"]) == (503, "10")
-        assert "jobs are waiting already" in refused.json()["detail"]
+        for answer in refused:
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "10")
+            assert "jobs are waiting already" in answer.json()["detail"], "before its pictures are read"
+        monkeypatch.setattr("extension.standalone.jobs.MOST_PIXELS_WAITING", 24 * 64 * 64 - 1)
+        too_large = server.client.post(IMG2IMG, json=from_picture)
+        assert (too_large.status_code, too_large.headers["retry-after"]) == (503, "10")
+        assert "too many large pictures" in too_large.json()["detail"]
     finally:
         for job in runner._jobs:
             job.cancel()
