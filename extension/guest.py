@@ -146,7 +146,8 @@ class Guest:
     def _with_own_regions(self, prompt: str, parameters: Mapping[str, str]) -> str:
         """Store the regions that the prompt names; return the prompt with their names as they are here."""
         given = regions.read_parameter(parameters.get(regions.PARAMETER, ""))
-        prompt, new = with_own_regions(prompt, given, self._session.regions.all)
+        negative = parameters.get("Negative prompt", "")
+        prompt, new = with_own_regions(prompt, given, self._session.regions.all, negative)
         for name, region in new.items():
             try:
                 self._session.regions.keep(name, region)

@@ -15,7 +15,7 @@ from ..hosts import Access
 from ..version import VERSION
 from .answers import answer, object_of, refused
 from .app import front_end
-from .guard import add_route, refuse_other_sites
+from .guard import SAFE, add_route, address_of, refuse_guesses, refuse_other_sites
 from .routes import SECTIONS, Route, schemas
 
 if TYPE_CHECKING:
@@ -26,10 +26,13 @@ if TYPE_CHECKING:
     from ..generation.session import Session
 
 __all__ = [
+    "SAFE",
     "add_route",
     "add_routes",
+    "address_of",
     "list_loras",
     "object_of",
+    "refuse_guesses",
     "refuse_other_sites",
     "refused",
 ]

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fastapi import HTTPException, Request, Response
+from fastapi.concurrency import run_in_threadpool
 
 NO_CONTENT = 204
+TOO_MANY = 429
 BAD_REQUEST, UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, TOO_LARGE, UNSUPPORTED = 400, 401, 403, 404, 409, 413, 415
 UNPROCESSABLE, BROKEN = 422, 500
 CHANGED = 412
@@ -18,6 +20,8 @@ CHANGED = 412
 LONGEST_BODY = 32 << 20  # bytes, of any route
 _LONGEST_SENTENCE = 2000  # characters: it may quote the request
 _DEEPEST = 32  # lists and objects within each other
+_MOST_VALUES = 200_000  # of a body; no route has a use for as many
+_READ_AT_ONCE = 1 << 16  # bytes; a longer body is read by a thread, as the event loop serves everybody
 _MOST_DIGITS = 20  # of a whole number: 64 bits have no more
 
 
@@ -94,7 +98,15 @@ async def json_of(request: Request, at_most: int, what: str) -> Any:
     body = await _body_of(request, at_most, what)
     if body and content_type(request) != "application/json":
         raise HTTPException(UNSUPPORTED, f"{what} must be sent as application/json")
+    if len(body) <= _READ_AT_ONCE:
+        return _parsed(body, what)
+    return await run_in_threadpool(_parsed, body, what)
+
+
+def _parsed(body: bytes, what: str) -> Any:
     try:
+        if sum(map(body.count, (b",", b"[", b"{"))) > _MOST_VALUES:
+            raise ValueError(f"it has more than {_MOST_VALUES:,} values")
         # decoded here: `json` accepts UTF-16 and lone surrogates
         data = json.loads(body.decode("utf-8"), parse_constant=_no_constant, parse_float=_float, parse_int=_int)
         _check(data)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import secrets
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -31,6 +32,7 @@ from .answers import (
     FORBIDDEN,
     LONGEST_BODY,
     TOO_LARGE,
+    TOO_MANY,
     UNAUTHORIZED,
     UNPROCESSABLE,
     UNSUPPORTED,
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI
 
+    from ..brake import Brake
     from ..hosts import Access
 
 logger = logging.getLogger(__name__)
@@ -86,12 +89,32 @@ def guard(access: Access) -> Callable[[Request], Awaitable[None]]:
                 return
         if access.password is None:
             raise HTTPException(UNAUTHORIZED, "log in on the web UI's page first")
+        refuse_guesses(request, access.brake)
         given = await basic(request)
         if given is None or not access.password(given.username, given.password):
+            if given is not None:
+                access.brake.add(address_of(request))
             detail = "the user and password of the web UI's API are needed"
             raise HTTPException(UNAUTHORIZED, detail, {"WWW-Authenticate": "Basic"})
 
     return admit
+
+
+def refuse_guesses(request: Request, brake: Brake) -> None:
+    """Refuse a password from an address that sent many wrong ones, without a look at it.
+
+    Raises:
+        HTTPException: 429.
+    """
+    if "authorization" in request.headers and (left := brake.seconds_left(address_of(request))) > 0:
+        seconds = math.ceil(left)
+        detail = f"too many wrong passwords came from your address; try again in {seconds} seconds"
+        raise HTTPException(TOO_MANY, detail, {"Retry-After": str(seconds)})
+
+
+def address_of(request: Request) -> str:
+    """Return the address that sends a request; empty if the server does not tell."""
+    return "" if request.client is None else request.client.host
 
 
 def of_other_site(request: Request) -> bool:

@@ -76,7 +76,7 @@ class Library:
             "gone": gone,
             "families": self._families(),
             "scan": {"running": progress.running, "done": progress.done, "total": progress.total},
-            "problem": catalog.index.problem,
+            "problem": catalog.problem_of_list,
         }
         return answer(request, told)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -134,6 +134,12 @@ class Passes:
         is_first = not self.made
         self.made.add(at)
         self.activations[-1 if is_first else len(self.activations) :] = [activation]
+
+    def follow(self, former: Iterable[Passes]) -> None:
+        """Count the passes of earlier batches of the same job, too."""
+        for passes in reversed(list(former)):
+            self.activations[:0] = passes.activations
+            self.made |= passes.made
 
     @property
     def outcomes(self) -> tuple[TagOutcome, ...]:

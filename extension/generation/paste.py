@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import TYPE_CHECKING
 
 from ..kept.always_on import PARAMETER
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _WHOLE_TAG = re.compile(r"<lora:[^<>:][^<>]*>", re.IGNORECASE)
 _TAG = re.compile(rf"(<(?:{KIND}):)((?:\\:|[^<>:])+)(?=[:>])", re.IGNORECASE)
+_MOST_REGIONS = 50  # of a text; a tag has as many at most
 _AROUND_NAME = "! \t\n\r"  # characters around the name of a region
 _MASK = re.compile(rf"(<(?:{KIND}):[^<>]*?:\s*mask\s*=)([^<>:]*)", re.IGNORECASE)
 
@@ -37,14 +39,15 @@ def with_own_names(parameters: Mapping[str, str], catalog: Catalog) -> str:
     hashes = dict(parse_hashes(parameters.get("Lora hashes", "")))
     whole_hashes = _side_by_side(parameters.get("LoRA networks", ""), parameters.get("LoRA hashes", ""))
 
-    def renamed(match: re.Match[str]) -> str:
-        name = unescaped(match[2])
+    @cache
+    def own_name(name: str) -> str:
         digest, whole = hashes.get(name.replace(",", "").replace(":", "")), whole_hashes.get(name)
         if digest is not None:
-            name = _own_name(name, digest, catalog)
-        elif whole is not None:
-            name = _own_name_by_all(name, whole, catalog)
-        return match[1] + escaped(name)
+            return _own_name(name, digest, catalog)
+        return name if whole is None else _own_name_by_all(name, whole, catalog)
+
+    def renamed(match: re.Match[str]) -> str:
+        return match[1] + escaped(own_name(unescaped(match[2])))
 
     prompt = _TAG.sub(renamed, parameters.get("Prompt", ""))
     named = {_file(unescaped(match[2]), catalog) for match in _TAG.finditer(prompt)}
@@ -55,18 +58,23 @@ def with_own_names(parameters: Mapping[str, str], catalog: Catalog) -> str:
 
 
 def with_own_regions(
-    prompt: str, given: Mapping[str, Region], own: Mapping[str, Region]
+    prompt: str, given: Mapping[str, Region], own: Mapping[str, Region], negative: str = ""
 ) -> tuple[str, dict[str, Region]]:
     """Return the prompt with each region under the name it has here, and the regions to store for it.
+
+    A region that no tag names is not stored, nor are more than a text of a picture has.
 
     Args:
         prompt: a text with tags.
         given: the regions of the picture, by their names in the text.
         own: the regions that are here.
+        negative: the negative prompt, whose tags may name regions, too.
     """
     names: dict[str, str] = {}
     kept: dict[str, Region] = {}
-    for name, region in given.items():
+    named = [name for name in dict.fromkeys((*_regions_in(prompt), *_regions_in(negative))) if name in given]
+    for name in named[:_MOST_REGIONS]:
+        region = given[name]
         present = {one.lower(): one for one in (*own, *kept)}
         tried = numbered(name, "-", MAX_NAME)
         names[name] = next(one for one in tried if own.get(one) == region or one.lower() not in present)
@@ -81,6 +89,12 @@ def with_own_regions(
         return match[1] + "+".join(map(part, match[2].split("+")))
 
     return _MASK.sub(renamed, prompt), kept
+
+
+def _regions_in(text: str) -> Iterator[str]:
+    for match in _MASK.finditer(text):
+        for part in match[2].split("+"):
+            yield part.strip(_AROUND_NAME)
 
 
 def _file(name: str, catalog: Catalog) -> object:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
+from ..brake import Brake
+
 if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor, nn
@@ -240,6 +242,8 @@ class Access:
     """Tells whether a user of the host's API has this name and password."""
     login: Callable[[Any], Any] | None = None
     """Returns who is logged in on the host's page for a request, or None; may be awaitable."""
+    brake: Brake = field(default_factory=Brake, compare=False)
+    """Counts wrong passwords."""
 
 
 class Painter(Protocol):

@@ -203,6 +203,8 @@ class Presets:
             OSError: the file cannot be written; nothing has changed.
         """
         read = read_text(text)
+        if len(read) > _MAX_PRESETS:  # before names are numbered, each of which is compared with all before it
+            raise PresetError(f"the text has {len(read):,} presets; at most {_MAX_PRESETS:,} are kept")
         added: list[Preset] = []
 
         def change(kept: Mapping[str, Preset]) -> dict[str, Preset]:

@@ -31,6 +31,8 @@ _HASH_OF_NOTHING = hashlib.sha256().hexdigest()[:_HASH_LENGTH]  # what ai-toolki
 _CHUNK = 1 << 20  # bytes
 _READ_AT_MOST = 4 << 30  # bytes, to find a file by the hash of all of it
 _COMPARED_AT_MOST = 2000  # names to compare for a suggestion: 25 microseconds each
+_FOLDED_AT_MOST = 512  # characters of a name in another spelling: marks that combine are sorted in quadratic time
+_SUGGESTED_AT_MOST = 10  # unknown names of a request that are compared
 _TRIED_AGAIN = 300.0  # seconds after which a file that could not be read whole is tried again
 _FEW = 50  # files that a list reads itself
 _METADATA_AT_MOST = 32 << 20  # characters that are kept
@@ -96,6 +98,11 @@ class Catalog:
     def index(self) -> Index:
         """Return the index."""
         return self._scanner.index
+
+    @property
+    def problem_of_list(self) -> str:
+        """Return one sentence if the list is not complete, or if nothing can be stored; empty otherwise."""
+        return self._scanner.problem or self.index.problem
 
     @property
     def progress(self) -> Progress:
@@ -263,7 +270,7 @@ class Catalog:
         if len(names.written) < _COMPARED_AT_MOST:
             written = {_fold(one) for one in names.written}
             for sought in dict.fromkeys((wanted, own)):
-                for one in difflib.get_close_matches(_fold(sought)[:200], written, n=3):
+                for one in difflib.get_close_matches(_fold(sought[:200]), written, n=3):
                     files += names.folded(one)
         return list(dict.fromkeys(map(self.name_of, files)))[:3]
 
@@ -422,7 +429,9 @@ class Catalog:
         names.follow(self.index)
 
     def _hash_unknown(self, names: _Names) -> int:
-        """Hash unhashed files in the background, up to some gigabytes; return their number."""
+        """Hash unhashed files in the background, up to some gigabytes; return how many wait for it."""
+        if waiting := len(self._to_hash):  # a prompt may have many names that look like hashes
+            return waiting
         unknown = list(_worth_reading(file for file in names.unhashed() if not self._is_unreadable(file)))
         for file in unknown:
             self.hash_later(file)
@@ -462,6 +471,8 @@ class Lookup:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._looked = False
+        self._compared = 0
+        """How many unknown names were compared with all names."""
 
     def find(self, name: str) -> CatalogFile:
         """Return the file that a name means as `Catalog.find` does, including files that came or changed.
@@ -470,7 +481,7 @@ class Lookup:
             CatalogError: as `Catalog.find`.
         """
         if self._looked:
-            return self._catalog.find(name)
+            return self._find_now(name)
         try:
             file = self._catalog.find(name, suggest=False)
             if file.is_current():
@@ -480,7 +491,14 @@ class Lookup:
                 raise
         self._looked = True
         self._catalog.refresh()
-        return self._catalog.find(name)
+        return self._find_now(name)
+
+    def _find_now(self, name: str) -> CatalogFile:
+        try:
+            return self._catalog.find(name, suggest=self._compared < _SUGGESTED_AT_MOST)
+        except CatalogError:
+            self._compared += 1
+            raise
 
 
 class _Names:
@@ -531,6 +549,8 @@ class _Names:
 
     def folded(self, wanted: str) -> list[CatalogFile]:
         """Return the files with this name or path in another spelling, by how much it differs."""
+        if len(wanted) > _FOLDED_AT_MOST:
+            return []
         for fold in _FOLDS:
             table = self._folded.get(fold)
             if table is None:  # whole before it is stored: other threads find names meanwhile

@@ -54,8 +54,19 @@ _HISTORY = (
     f"SELECT {', '.join('NULL' if name in ('facts', 'notes') else name for name in _COLUMNS)} FROM file WHERE path = ?"
 )
 _MOST = 2**63  # of a whole number, as SQLite has it
+_OTHERS = (
+    "SELECT count(*) FROM sqlite_master WHERE type NOT IN ('table', 'index') OR sql LIKE 'CREATE VIRTUAL%' "
+    "OR sql LIKE '%(%(%'"  # an expression, which is computed for each row
+)
+"""A question that counts what no table of Remora has."""
+_NOT_STORED = sqlite3.DataError, sqlite3.InterfaceError, sqlite3.ProgrammingError
+"""Errors of SQLite about one value."""
 _LATEST = 1e11  # seconds since 1970
 _TIMEOUT = 10.0  # seconds that another process may hold the database
+_MOST_SECONDS = 60.0  # that SQLite may compute: a hundred times as long as for the largest libraries
+_EVERY = 100_000  # instructions of SQLite between two looks at the clock
+_LARGEST = 2 << 30  # bytes of a database
+_MALFORMED = "database disk image is malformed"  # as SQLite says it
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +211,10 @@ class Index:
             self._gone[row.file.id] = self.revision
 
     def save(self) -> None:
-        """Write the changes since the last time; if that fails, they are written the next time."""
+        """Write the changes since the last time; if that fails, they are written the next time.
+
+        A row that cannot be stored is left out, and logged.
+        """
         with self._saving:
             if not self.loaded:
                 self._load()
@@ -216,18 +230,21 @@ class Index:
                 deleted, self._deleted = self._deleted - unsaved, set()
                 uses, self._uses = self._uses, Counter()
                 rows = [every[path] for path in unsaved if path in every and is_text(str(path))]
+            written = None
             try:
                 written = _write(self._path, rows, [(str(path),) for path in deleted if is_text(str(path))], uses)
             except (sqlite3.Error, OSError) as error:
-                with self._lock:
-                    self._unsaved |= unsaved
-                    self._deleted |= deleted
-                    self._uses.update(uses)
                 if not _is_damaged(error) or self._begin_again():
                     self._complain(f"the index of the LoRA files cannot be written to {self._path} now: {error}")
             else:
                 self.problem = ""
                 self._follow(written)
+            finally:
+                if written is None:
+                    with self._lock:
+                        self._unsaved |= unsaved
+                        self._deleted |= deleted
+                        self._uses.update(uses)
 
     def _follow(self, written: Sequence[Row]) -> None:
         """Merge the history that other processes stored of these files."""
@@ -314,7 +331,7 @@ def _read(path: Path) -> list[Row]:
 
 
 def _write(path: Path, rows: Sequence[Row], gone: Sequence[tuple[str]], uses: Mapping[Path, int]) -> list[Row]:
-    """Write and delete rows in one transaction; return the rows as written.
+    """Write and delete rows in one transaction; return the rows as written. A row that cannot be stored is logged.
 
     Args:
         path: of the database.
@@ -334,11 +351,23 @@ def _write(path: Path, rows: Sequence[Row], gone: Sequence[tuple[str]], uses: Ma
             found = database.execute(_HISTORY, (str(row.file.path),)).fetchone()
             kept = None if found is None else _from_columns(dict(zip(_COLUMNS, found, strict=True)))
             since = uses.get(row.file.path, 0)
-            written.append(row if kept is None else _with_history(replace(row, uses=since), kept))
-        database.executemany(_PUT, map(_to_columns, written))
+            merged = row if kept is None else _with_history(replace(row, uses=since), kept)
+            if _put(database, merged):
+                written.append(merged)
         database.executemany("DELETE FROM file WHERE path = ?", gone)
         database.execute("COMMIT")
     return written
+
+
+def _put(database: sqlite3.Connection, row: Row) -> bool:
+    """Write one row; tell whether its values can be stored."""
+    try:
+        database.execute(_PUT, _to_columns(row))
+    except (*_NOT_STORED, OverflowError, ValueError, TypeError) as error:  # as of a file that is dated after 2262
+        path = row.file.path
+        logger.warning("remora: what is known of %s cannot be stored (%s); it is read at each start", path, error)
+        return False
+    return True
 
 
 @contextmanager
@@ -346,7 +375,10 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
     """Open a database with a table of this version."""
     # no isolation level: transactions include changes of the table
     database = sqlite3.connect(path, timeout=_TIMEOUT, isolation_level=None)
+    until = time.monotonic() + _MOST_SECONDS
     try:
+        database.set_progress_handler(lambda: time.monotonic() > until, _EVERY)
+        _check_schema(database, path)
         database.text_factory = lambda text: text.decode("utf-8", "replace")
         if not _is_current(database):
             database.execute("BEGIN IMMEDIATE")
@@ -358,6 +390,18 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
         raise sqlite3.DatabaseError("a table of the database is malformed") from error
     finally:
         database.close()  # undoes uncommitted changes
+
+
+def _check_schema(database: sqlite3.Connection, path: Path) -> None:
+    """Refuse a database that makes SQLite compute: views and triggers inside each other never end.
+
+    Raises:
+        sqlite3.DatabaseError: it is not one of Remora, or too large.
+    """
+    if path.stat().st_size > _LARGEST:
+        raise sqlite3.DatabaseError(_MALFORMED)
+    if database.execute(_OTHERS).fetchone()[0]:
+        raise sqlite3.DatabaseError(_MALFORMED)
 
 
 def _is_current(database: sqlite3.Connection) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..store import Store, json_bytes, read_bytes, write_text
 from .plain import are_texts, demand
-from .walk import CatalogFile, beside
+from .walk import CatalogFile, beside, leads_away
 
 VERSION = 2
 """Of these data; notes of another version are read again."""
@@ -114,7 +114,8 @@ def write_notes(file: CatalogFile, changes: Mapping[str, object]) -> None:
     """Change fields in `name.json`; other fields and simultaneous changes stay.
 
     Raises:
-        NotesError: an unknown field, an invalid value, or a file that is not a JSON object or would be too large.
+        NotesError: an unknown field, an invalid value, or a file that is not a JSON object, would be too large, or is
+            a link to a file of another name in another folder.
         OSError: the file cannot be written; nothing has changed.
     """
     checked = {name: _checked(name, value) for name, value in changes.items()}
@@ -124,10 +125,11 @@ def write_notes(file: CatalogFile, changes: Mapping[str, object]) -> None:
             _WRITERS[name](data, value)
         return data
 
-    store = _store(file)
+    store, text = _store(file), file.path.with_name(f"{file.path.stem}.txt")
     with store.lock():
+        if leads_away(path := _path(file)):  # it may lead to any file of the user
+            raise NotesError(f"{path} is a link to a file of another name in another folder; put a file in its place")
         store.change(change)
-        text = file.path.with_name(f"{file.path.stem}.txt")
         if "description" in checked and text in beside(file).notes:
             write_text(text, str(checked["description"]))  # the host reads this one first
 
@@ -137,8 +139,12 @@ def notes_lock(file: CatalogFile) -> AbstractContextManager[object]:
     return _store(file).lock()
 
 
+def _path(file: CatalogFile) -> Path:
+    return file.path.with_name(f"{file.path.stem}.json")
+
+
 def _store(file: CatalogFile) -> Store[dict[str, Any]]:
-    path = file.path.with_name(f"{file.path.stem}.json")
+    path = _path(file)
     return Store(
         lambda: path,
         "notes",

@@ -20,7 +20,7 @@ from lib_lora import AdapterFile
 
 from ..store import read_bytes, write_bytes
 from .facts import PICTURES
-from .walk import CatalogFile, Found
+from .walk import CatalogFile, Found, leads_away
 
 logger = logging.getLogger(__name__)
 
@@ -115,11 +115,14 @@ def set_picture(file: CatalogFile, found: Found, content: bytes) -> Replaced:
     """Save a picture beside a file, where every web UI finds it; return what was in its place.
 
     Raises:
-        PictureError: the content is no picture, or the picture in its place is too large to be put back.
+        PictureError: the content is no picture, the picture in its place is too large to be put back, or it is a link
+            to a file of another name in another folder.
         OSError: the picture cannot be written; the previous one stays.
     """
     made = shrunk_picture(content, _KEPT_SIDE, "PNG")
     path = file.path.with_name(f"{file.path.stem}.png")
+    if leads_away(path):
+        raise PictureError(f"{path} is a link to a file of another name in another folder; put a file in its place")
     try:
         replaced = Replaced(path, read_bytes(path, _MAX_BYTES) if path.exists() else None)
     except ValueError as error:

@@ -15,7 +15,7 @@ from typing import Any
 from .facts import Facts, FactsReader
 from .index import Index
 from .notes import Notes, read_notes
-from .walk import CatalogFile, Choice, Found, walk
+from .walk import Bounds, CatalogFile, Choice, Found, ScanStoppedError, walk
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +25,7 @@ _TOLD_ENOUGH = 300.0  # seconds, the same with change events: network drives los
 _SETTLE = 1.0  # seconds without further events: a file that is being copied changes all the time
 _RETRY = 30.0  # seconds after which saving is tried again where it failed
 _LATER = 2.0  # seconds after a start, in which pages show known data first
+_PATIENCE = 10.0  # seconds that the thread has to stop
 _WATCHED = 60.0  # seconds that a client counts as looking after a request
 
 
@@ -59,6 +60,8 @@ class Scanner:
         self._hurry = threading.Event()
         self._walking = threading.Lock()
         self._stopped = False
+        self._stops = 0
+        """How often the thread was stopped; a scan that has begun before stops, too."""
         self._thread: threading.Thread | None = None
         self._looked = 0.0
         self._scanned = 0.0
@@ -67,6 +70,8 @@ class Scanner:
         self.found: Mapping[Path, Found] | None = None
         """The files of the latest scan, by path; None before the first."""
         self.progress = Progress()
+        self.problem = ""
+        """One sentence if the folders have more files than a scan reads."""
 
     def start(self) -> None:
         """Start the thread, unless it is running."""
@@ -79,12 +84,13 @@ class Scanner:
             self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread, and wait for its end."""
+        """Stop the thread and every scan, and wait for the thread; a drive that does not answer is not waited for."""
         self._stopped = True
+        self._stops += 1
         self._hurry.set()
         self._asked.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_PATIENCE)
             self._thread = None
         if self._watcher is not None:
             self._watcher.close()
@@ -116,14 +122,25 @@ class Scanner:
     def _walk(self) -> Mapping[Path, Found]:
         self._hurry.set()
         with self._walking:
-            folders = self._folders()
-            found = {one.file.path: one for one in walk(folders)}
-            self.index.keep_only((one.file for one in found.values()), folders)
+            folders, stops = self._folders(), self._stops
+            bounds = Bounds(lambda: self._stops != stops)
+            try:
+                found = {one.file.path: one for one in walk(folders, bounds)}
+            except ScanStoppedError:
+                return self.found or {}
+            self._say(bounds.problem)
+            if not bounds.problem:  # or files that are there would be forgotten
+                self.index.keep_only((one.file for one in found.values()), folders)
             names = names_of([one.file for one in found.values()], self._choice)
             for one in found.values():
                 self._note(one, names[one.file])
             self.found = found
         return found
+
+    def _say(self, problem: str) -> None:
+        if problem and problem != self.problem:
+            logger.warning("remora: %s", problem)
+        self.problem = problem
 
     def scan_often(self) -> None:
         """Scan often for a while: a client shows the files."""
@@ -173,6 +190,7 @@ class Scanner:
                 except Exception:  # the next scan may succeed
                     logger.exception("remora: the LoRA folders could not be looked through")
                     self.progress = Progress()
+                    self._idle.set()  # nobody waits for what this scan did not read
             elif self.index.problem and time.monotonic() - self._saved > _RETRY:
                 self._save()
             self._asked.wait(1.0)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from stat import S_ISREG
@@ -17,6 +18,9 @@ logger = logging.getLogger(__name__)
 Choice: TypeAlias = Callable[[Sequence[Path]], Path | None]
 """Returns which of several files of one name the host's own LoRA takes; None if it tells none."""
 
+MOST_NAMES = 500_000
+"""Files and folders that one scan reads the names of."""
+_DEEPEST = 60  # folders inside each other
 READABLE = ".safetensors"
 _PICKLES = frozenset({".pt", ".ckpt", ".bin"})  # listed so that the error can say how to convert it
 _NOTES = (".json", ".civitai.info", ".txt", ".description.txt")
@@ -93,15 +97,52 @@ def is_text(name: str) -> bool:
     return True
 
 
-def walk(folders: Sequence[Path]) -> Iterator[Found]:
+class ScanStoppedError(Exception):
+    """A scan was told to stop before its end."""
+
+
+@dataclass
+class Bounds:
+    """How far a scan goes."""
+
+    stopped: Callable[[], bool] = lambda: False
+    """Tells whether it is to stop at once."""
+    most: int = MOST_NAMES
+    """Names that it reads."""
+    problem: str = field(default="", init=False)
+    """One sentence if there are more."""
+    _read: int = field(default=0, init=False)
+
+    def add(self, root: str, count: int) -> bool:
+        """Add the names of one folder; tell whether the scan goes on.
+
+        Raises:
+            ScanStoppedError: it is to stop.
+        """
+        if self.stopped():
+            raise ScanStoppedError
+        self._read += count
+        if self._read > self.most and not self.problem:
+            self.problem = (
+                f"the LoRA folders have more than {self.most:,} files and folders, so the list ends at {root}; remove "
+                "a link that leads to other files, or choose a smaller folder"
+            )
+        return not self.problem
+
+
+def walk(folders: Sequence[Path], bounds: Bounds | None = None) -> Iterator[Found]:
     """Yield the LoRA files, in the order of the folders, then by path; each file once.
 
     If an earlier folder has a file of the same name, `relative` starts with the folder.
+
+    Raises:
+        ScanStoppedError: as the bounds say.
     """
+    bounds = Bounds() if bounds is None else bounds
     seen: set[Path] = set()
     taken: set[tuple[str, str]] = set()
     for folder in folders:
-        for found in sorted(_below(folder), key=lambda one: one.file.path):
+        for found in sorted(_below(folder, bounds), key=lambda one: one.file.path):
             if found.file.path in seen:
                 continue
             seen.add(found.file.path)
@@ -128,19 +169,59 @@ def beside(file: CatalogFile) -> Found:
     return _found(file, names)
 
 
-def _below(folder: Path) -> Iterator[Found]:
+def _below(folder: Path, bounds: Bounds) -> Iterator[Found]:
     """Yield the files below a folder; follows links, as users keep files on other disks."""
     entered: set[str] = set()
+    disks: dict[str, int | None] = {}
     for root, folders, names in os.walk(folder, onerror=_closed, followlinks=True):
-        real = os.path.realpath(root)
-        if real in entered:  # a link back up
+        real, disk = os.path.realpath(root), disks.pop(root, None)
+        if real in entered or not bounds.add(root, len(folders) + len(names)):  # a link back up, or the end
             folders.clear()
             continue
         entered.add(real)
-        for name in folders:
+        for name in list(folders):
+            path = Path(root, name)
             if name.lower().endswith(READABLE):
-                _leave_out(Path(root, name), "it is a folder")
+                _leave_out(path, "it is a folder")
+            try:
+                disks[str(path)] = _disk_behind(path, folder, disk)
+            except OSError as error:
+                _leave_out(path, str(error.strerror))
+                folders.remove(name)
         yield from _in(Path(root), folder, frozenset(names))
+
+
+def _disk_behind(path: Path, top: Path, disk: int | None) -> int | None:
+    """Return the disk that a scan stays on below a folder; None if the folder is not behind a link.
+
+    Disks and links in the LoRA folder itself are where the user put them. Behind a link, others are not followed: such
+    a link may lead to a folder that has all disks of the machine below it.
+
+    Args:
+        path: of the folder.
+        top: the LoRA folder.
+        disk: the one that the scan stays on now.
+
+    Raises:
+        OSError: the folder is left out; `strerror` says why.
+    """
+    own = path.stat().st_dev
+    if len(path.relative_to(top).parts) > _DEEPEST:
+        raise OSError(errno.ELOOP, f"it is more than {_DEEPEST} folders deep")
+    if disk is not None and own != disk:
+        raise OSError(errno.EXDEV, "it is on another disk than the folder that a link leads to; link to it directly")
+    if not path.is_symlink():
+        return disk
+    if Path(os.path.realpath(path)) in Path(os.path.realpath(top)).parents:
+        raise OSError(errno.ELOOP, "it is a link to a folder that contains the LoRA folder")
+    if not _has_files(path):
+        raise OSError(errno.EXDEV, "it is a link to a folder of the system, which has no files of its own")
+    return own
+
+
+def _has_files(path: Path) -> bool:
+    """Tell whether a folder is on a disk, as far as the system tells; `/proc` and `/sys` have no blocks."""
+    return not hasattr(os, "statvfs") or os.statvfs(path).f_blocks > 0
 
 
 def _in(root: Path, folder: Path, names: frozenset[str]) -> Iterator[Found]:
@@ -188,12 +269,17 @@ def _stamp(path: Path) -> str | None:
     """Return a stamp that changes with the content; None if there is no file that may be shown."""
     try:
         stat = path.stat()
-        if S_ISREG(stat.st_mode) and path.is_symlink() and not _stays(path):
+        if S_ISREG(stat.st_mode) and leads_away(path):
             _leave_out(path, "it is a link to a file of another name in another folder")
             return None
     except OSError:
         return None
     return f"{stat.st_size}:{stat.st_mtime_ns}"
+
+
+def leads_away(path: Path) -> bool:
+    """Tell whether a file beside a LoRA is a link to a file of another name in another folder."""
+    return path.is_symlink() and not _stays(path)
 
 
 def _stays(link: Path) -> bool:

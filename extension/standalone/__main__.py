@@ -34,6 +34,8 @@ ROOT = Path(__file__).resolve().parents[2]
 _NOISY = ("httpx", "transformers", "bitsandbytes", "torchao", "torch.utils._pytree")
 """What they warn of is about parts that are not used here."""
 _STEPS = 4
+_MOST_CONNECTIONS = 1000
+_STOPPING = 10  # seconds that requests have to end after Ctrl+C
 
 logger = logging.getLogger(__name__)
 
@@ -161,6 +163,7 @@ def _serve(arguments: argparse.Namespace, source: _Source) -> int:
 
     from .jobs import Runner
     from .model import load_model, pick_device, pick_dtype
+    from .protocol import TimedProtocol
     from .server import make_app
     from .studio import open_studio
 
@@ -179,7 +182,16 @@ def _serve(arguments: argparse.Namespace, source: _Source) -> int:
     if not arguments.no_browser and not os.environ.get("CI"):
         threading.Timer(1.5, webbrowser.open, [url]).start()
     try:
-        uvicorn.run(app, host=arguments.host, port=arguments.port, log_level="warning", ws="none")
+        uvicorn.run(
+            app,
+            host=arguments.host,
+            port=arguments.port,
+            log_level="warning",
+            ws="none",
+            http=TimedProtocol,
+            limit_concurrency=_MOST_CONNECTIONS,
+            timeout_graceful_shutdown=_STOPPING,
+        )
     finally:
         runner.close()
         runner.studio.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -24,8 +25,11 @@ class RunningJob(Protocol):
     def cancel(self) -> None:
         """Stop at the next step."""
 
+    def over(self) -> asyncio.Event:
+        """Return an event of the running loop that is set at the end."""
+
     def result(self, timeout: float | None = None) -> Result:
-        """Wait for the end; raises any error of the job."""
+        """Return the result of a job that is done; raises any error of the job."""
 
 
 class Backend(Protocol):
@@ -70,5 +74,5 @@ class Backend(Protocol):
     def set_option(self, key: str, value: object) -> None:
         """Change a setting for the jobs that start from now on; raises errors for the user."""
 
-    def set_offload(self, mode: str) -> None:
+    async def set_offload(self, mode: str) -> None:
         """Change the offload mode between two jobs; raises errors for the user."""

@@ -14,12 +14,16 @@ from typing import TYPE_CHECKING
 from fastapi import HTTPException, Request, Response
 
 from ..addresses import host_name, is_loopback
-from ..api import refuse_other_sites, refused
+from ..api import SAFE, address_of, refuse_guesses, refuse_other_sites, refused
+from ..brake import Brake
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_FORBIDDEN, _UNAUTHORIZED = 403, 401
+_FORBIDDEN, _UNAUTHORIZED, _LENGTH_REQUIRED, _TOO_LARGE = 403, 401, 411, 413
+_API = ("/remora/", "/sdapi/")
+"""Where each route bounds its body itself."""
+_PAGE_BODY = 2 << 20  # bytes that the page sends at most; gradio would read any number into memory
 _NOT_FRAMED = b"frame-ancestors 'self'"
 
 
@@ -36,6 +40,7 @@ class Guard:
         self._app = app
         self._local = is_loopback(address)
         self._login = base64.b64encode(login.encode()) if login else b""
+        self._brake = Brake()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse a request, or pass it to the other application."""
@@ -52,16 +57,33 @@ class Guard:
             return refused(_FORBIDDEN, f"this web UI serves this machine only: open it as localhost, not as {host:.80}")
         try:
             refuse_other_sites(request)
+            if self._login:
+                refuse_guesses(request, self._brake)
         except HTTPException as error:
-            return refused(error.status_code, error.detail)
-        if self._login and not self._knows(request.headers.get("authorization", "")):
+            return refused(error.status_code, error.detail, error.headers)
+        given = request.headers.get("authorization", "")
+        if self._login and not self._knows(given):
+            if given:
+                self._brake.add(address_of(request))
             headers = {"WWW-Authenticate": 'Basic realm="Remora", charset="UTF-8"'}
             return refused(_UNAUTHORIZED, "the user and password of this web UI are needed", headers)
-        return None
+        return _without_bound(request)
 
     def _knows(self, authorization: str) -> bool:
         scheme, _, given = authorization.partition(" ")
         return scheme.lower() == "basic" and secrets.compare_digest(given.strip().encode(), self._login)
+
+
+def _without_bound(request: Request) -> Response | None:
+    """Refuse a body that gradio would read however large it is."""
+    if request.method in SAFE or request.url.path.startswith(_API):
+        return None
+    length = request.headers.get("content-length", "")
+    if "transfer-encoding" in request.headers:
+        return refused(_LENGTH_REQUIRED, "a body must be sent with its length, in Content-Length")
+    if length.isascii() and length.isdigit() and int(length[:20]) > _PAGE_BODY:
+        return refused(_TOO_LARGE, f"the page takes no more than {_PAGE_BODY >> 20} MB at once")
+    return None
 
 
 def _unframed(send: Send) -> Send:

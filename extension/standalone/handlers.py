@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterator
+import math
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gradio as gr
+from fastapi.concurrency import run_in_threadpool
 
 from lib_lora import LoraError
 
@@ -46,29 +50,32 @@ class Handlers:
         self._latest: Result | None = None
         """What has the latest pictures, for pages that open later."""
 
-    def generate(self, request: gr.Request, *values: Any) -> Iterator[Update]:
+    async def generate(self, request: gr.Request, *values: Any) -> AsyncIterator[Update]:
         """Run a job and show its progress; the arguments are the page's inputs."""
         tab = request.session_hash or ""
         try:
-            job = self._backend.submit(_request(*values))
+            job = await run_in_threadpool(lambda: self._backend.submit(_request(*values)))
         except (RequestError, LoraError) as error:
             yield Update(outcome=self._why(error), older=shown.older())
             return
         self._jobs[tab] = job
         try:
-            yield from self._follow(job)
+            async for update in self._follow(job):
+                yield update
         finally:
             job.cancel()  # the tab was closed; without effect on a job that is done
             self._jobs.pop(tab, None)
 
-    def first(self, request: gr.Request, *values: Any) -> Iterator[Update]:
+    async def first(self, request: gr.Request, *values: Any) -> AsyncIterator[Update]:
         """Make a first picture if the backend wants one; else show the latest pictures again."""
         if self._backend.first_visit():
-            yield from self.generate(request, *values)
+            async for update in self.generate(request, *values):
+                yield update
         else:
             yield Update() if self._latest is None else _pictures(self._latest)
 
-    def _follow(self, job: RunningJob) -> Iterator[Update]:
+    async def _follow(self, job: RunningJob) -> AsyncIterator[Update]:
+        over = job.over()
         yield Update(
             progress=shown.bar(job.progress),
             outcome="",
@@ -85,7 +92,8 @@ class Handlers:
                 yield Update(progress=shown.bar(progress), preview=picture, gallery=gallery)
             else:
                 yield Update(progress=shown.bar(progress))
-            _wait(job, _TICK)
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(over.wait(), _TICK)
         yield self._finished(job)
 
     def _finished(self, job: RunningJob) -> Update:
@@ -123,9 +131,10 @@ class Handlers:
         index = event.index if isinstance(event.index, int) else 0
         return infotexts[index] if index < len(infotexts) else ""
 
-    def last_seed(self, infotext: str, seed: float) -> float:
-        """Return the seed of the displayed picture."""
-        return float(parse_infotext(infotext or "").settings.get("Seed", seed))
+    def last_seed(self, infotext: str, seed: float | None) -> float | None:
+        """Return the seed of the displayed picture; the one that is set if no picture has one."""
+        written = parse_infotext(infotext or "").settings.get("Seed", "")
+        return float(written) if written.isascii() and written.isdigit() else seed
 
     def options(self) -> list[Any]:
         """Return the present values of Remora's settings, in the order of their table."""
@@ -138,10 +147,10 @@ class Handlers:
         except ValueError as error:
             raise gr.Error(str(error)) from error
 
-    def offload(self, mode: str) -> str:
-        """Change the offload mode; return the present one."""
+    async def offload(self, mode: str) -> str:
+        """Change the offload mode between two jobs; return the present one."""
         try:
-            self._backend.set_offload(mode)
+            await self._backend.set_offload(mode)
         except RequestError as error:
             raise gr.Error(str(error)) from error
         return self._backend.offload_mode
@@ -161,35 +170,49 @@ def _pictures(result: Result, others: Update | None = None) -> Update:
     )
 
 
-def _wait(job: RunningJob, seconds: float) -> None:
-    """Wait at most `seconds` for the end of the job."""
-    try:
-        job.result(seconds)
-    except Exception:  # noqa: BLE001  # whatever it is, `_finished` asks again and shows it
-        return
-
-
 def _request(
-    prompt: str,
-    negative: str,
-    steps: float,
-    sampler: str,
-    cfg: float,
-    width: float,
-    height: float,
+    prompt: str | None,
+    negative: str | None,
+    steps: float | None,
+    sampler: str | None,
+    cfg: float | None,
+    width: float | None,
+    height: float | None,
     seed: float | None,
-    batch_size: float,
-    n_iter: float,
+    batch_size: float | None,
+    n_iter: float | None,
 ) -> Txt2Img:
+    """Return the job that the page's inputs describe; an input that the user emptied is None.
+
+    Raises:
+        RequestError: an input that needs a number has none.
+    """
+    if not sampler:
+        raise RequestError("“Sampler” is empty; choose one of the list")
     return Txt2Img(
         prompt=prompt or "",
         negative_prompt=negative or "",
-        steps=int(steps),
+        steps=_whole(steps, "Steps"),
         sampler=sampler,
-        cfg_scale=float(cfg),
-        width=int(width),
-        height=int(height),
-        seed=-1 if seed is None else int(seed),
-        batch_size=int(batch_size),
-        n_iter=int(n_iter),
+        cfg_scale=_number(cfg, "CFG scale"),
+        width=_whole(width, "Width"),
+        height=_whole(height, "Height"),
+        seed=-1 if seed is None else _whole(seed, "Seed"),
+        batch_size=_whole(batch_size, "Batch size"),
+        n_iter=_whole(n_iter, "Batch count"),
     )
+
+
+def _number(value: float | None, label: str) -> float:
+    if value is None:
+        raise RequestError(f"“{label}” is empty; write a number")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise RequestError(f"“{label}” is {value!r:.60}; write a number")
+    return value
+
+
+def _whole(value: float | None, label: str) -> int:
+    number = _number(value, label)
+    if number != int(number):
+        raise RequestError(f"“{label}” is {number:g}; write a whole number")
+    return int(number)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from ..hosts.txt2img import Progress, Result, Txt2Img
+from ..hosts.txt2img import Progress, RequestError, Result, Txt2Img
 from .pnginfo import save_picture
 from .render import Watch, check, render
 
@@ -20,8 +22,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MOST_WAITING = 100
+"""Jobs that wait at one time."""
+MOST_PIXELS_WAITING = 500_000_000
+"""Of the pictures that they start from."""
+
 T = TypeVar("T")
 Work: TypeAlias = Callable[[Txt2Img, Watch], Result]
+
+
+class BusyError(RequestError):
+    """Too many jobs are waiting."""
 
 
 class Job:
@@ -77,6 +88,17 @@ class Job:
         wait([self._future], seconds)
         return self.done
 
+    def over(self) -> asyncio.Event:
+        """Return an event of the running loop that is set at the end, so that no thread has to wait."""
+        loop, event = asyncio.get_running_loop(), asyncio.Event()
+
+        def tell(_: object) -> None:
+            with suppress(RuntimeError):  # the loop was closed before the job ended
+                loop.call_soon_threadsafe(event.set)
+
+        self._future.add_done_callback(tell)
+        return event
+
     def result(self, timeout: float | None = None) -> Result:
         """Wait for the end.
 
@@ -96,7 +118,7 @@ class Job:
 
     def _report(self, progress: Progress) -> None:
         if progress.preview is None and self._progress.preview is not None:
-            progress = Progress(progress.step, progress.steps, preview=self._progress.preview)
+            progress = replace(progress, preview=self._progress.preview)
         self._progress = progress
 
 
@@ -123,17 +145,31 @@ class Runner:
 
         Raises:
             RequestError: a value is out of bounds, or the sampler is unknown.
+            BusyError: too many jobs are waiting.
             LoraError: a LoRA tag cannot be parsed, and the setting is to fail.
         """
         check(self.studio, request)
-        self._forget_those_done()
+        self.refuse_if_busy(0 if request.source is None else request.source.pixels)
         job = Job(request, self._worker.submit, partial(_work, self.studio, save))
         self._jobs.append(job)
         return job
 
-    def call(self, function: Callable[[], T]) -> T:
-        """Run a function between two jobs, and wait for it."""
-        return self._worker.submit(function).result()
+    def refuse_if_busy(self, pixels: int = 0) -> None:
+        """Refuse another job while too many wait, or while they keep too many pixels in memory.
+
+        Raises:
+            BusyError: try again later.
+        """
+        self._forget_those_done()
+        if len(self._jobs) > MOST_WAITING:
+            raise BusyError(f"{MOST_WAITING} jobs are waiting already; try again when some are done")
+        sources = [job.request.source for job in self._jobs]
+        if pixels and sum(source.pixels for source in sources if source is not None) + pixels > MOST_PIXELS_WAITING:
+            raise BusyError("the waiting jobs have too many large pictures already; try again when some are done")
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Run a function between two jobs, and wait for it without a thread."""
+        return await asyncio.wrap_future(self._worker.submit(function))
 
     def close(self) -> None:
         """Cancel all jobs and wait until the present step has ended."""

@@ -138,6 +138,7 @@ def mount_page(app: A, page: Any, output_dir: Path, script: str) -> A:
         css_paths=[_CSS],
         head=f'<script defer src="{script}"></script><script>{_KEYS.read_text("utf-8")}</script>',
         allowed_paths=[str(output_dir)],
+        max_file_size=1,  # byte: nothing of the page takes a file, and gradio would keep each
         footer_links=[],
         ssr_mode=False,
     )

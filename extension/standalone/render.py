@@ -1,48 +1,45 @@
-"""Makes the pictures of one text-to-image job."""
+"""Makes the pictures of one job."""
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-
-from ..generation.options import Overridden, enabled, hashes_wanted, settings, to_parameters
+from ..generation.options import Overridden, enabled, settings
 from ..generation.options import grammar as grammar_wanted
-from ..generation.outcomes import TagOutcome, read_tags, state_at
+from ..generation.outcomes import State, TagOutcome, read_tags, state_at
 from ..hosts import Outcome
-from ..hosts.txt2img import Picture, Progress, Result, Txt2Img
-from ..kept import always_on
-from ..text import placed, regions
-from ..text.grammar import Grammar, read
-from ..text.infotext import Infotext, format_hashes, format_infotext
-from .encode import encode_each, encode_skipping
+from ..hosts.txt2img import MAX_TAGS, Picture, Progress, RequestError, Result, Txt2Img
+from ..text.grammar import read
+from ..text.infotext import Infotext, format_infotext
+from .canvas import has_empty_mask
+from .latents import check_upscaler, decode, upscaled
+from .parameters import PassTags, parameters_of
+from .passes import Pass, from_source, image_to_image, text_to_image
 from .preview import preview
-from .sampling import Sampling, find_sampling
+from .sampling import find_sampling
 
 if TYPE_CHECKING:
-    from ..generation.activation import Activation, Active
-    from ..generation.options import Values
-    from ..text.placed import PlacedTag
-    from ..text.tag import Tag
+    from PIL.Image import Image
+    from torch import Tensor
+
+    from ..generation.activation import Activation, Passes
+    from ..hosts.txt2img import Hires
     from .studio import Studio
 
 _PREVIEW_EVERY = 0.3  # seconds; on a GPU each one waits for the step to end
-_LATENT = 8  # pixels
-
 _OFF = (
     "Remora is turned off in the settings (remora_enabled), so no LoRA of the prompt is applied",
     "turn on “Apply LoRA with Remora” in the settings",
     "Remora is turned off in the settings (remora_enabled), so no LoRA of the prompt is applied",
 )
-
-logger = logging.getLogger(__name__)
+_WORST_FIRST: tuple[State, ...] = ("failed", "partly", "applied", "none")
+"""Of the outcomes of a LoRA in several passes: one that has an effect in some pass has one."""
 
 
 class Cancelled(Exception):  # noqa: N818  # a way out, not an error
@@ -68,22 +65,47 @@ class Watch:
     """What was skipped before is over."""
 
 
+@dataclass
+class _Told:
+    """What a job tells its user, over all its passes."""
+
+    unfinished: list[str] = field(default_factory=list)
+    """A sentence about each batch that ended early."""
+    notes: dict[str, None] = field(default_factory=dict)
+    states: dict[str, State] = field(default_factory=dict)
+    """By the line of each LoRA."""
+    merging: dict[str, None] = field(default_factory=dict)
+    batches: list[Passes] = field(default_factory=list)
+    """The passes of each batch."""
+
+    def end_pass(self, studio: Studio) -> None:
+        """Take up the outcome of a pass."""
+        studio.session.warnings()  # this reads the report
+        last = studio.session.last
+        lines = last.lines()
+        for index, line in enumerate(lines[: len(last.active)]):
+            state = state_at(last.report, index)
+            self.states[line] = min(state, self.states.get(line, state), key=_WORST_FIRST.index)
+        self.merging |= dict.fromkeys(lines[len(last.active) :])
+
+    def join_batches(self, studio: Studio) -> None:
+        """Make the outcomes of the session those of all batches."""
+        if self.batches:
+            studio.session.passes.follow(self.batches[:-1])
+
+
 @dataclass(frozen=True)
 class _Rendering:
     """A checked job."""
 
     request: Txt2Img
-    prompt: Grammar
-    negative: Grammar
-    sampling: Sampling
+    first: Pass
+    hires: Pass | None
     seed: int
-    unfinished: list[str] = field(default_factory=list)
-    """A sentence about each batch that ended early."""
 
     @property
-    def written(self) -> tuple[PlacedTag, ...]:
-        """Return what the tags of both prompts say."""
-        return tuple(one for _, one in (*self.prompt.tags, *self.negative.tags))
+    def passes(self) -> tuple[Pass, ...]:
+        return (self.first,) if self.hires is None else (self.first, self.hires)
 
 
 def check(studio: Studio, request: Txt2Img) -> None:
@@ -95,7 +117,7 @@ def check(studio: Studio, request: Txt2Img) -> None:
     """
     plan, values = _plan(studio, request), Overridden(studio.host, request.settings)
     if enabled(values):
-        _, bad, _ = read_tags(plan.written, studio.session.names)
+        _, bad, _ = read_tags([tag for run in plan.passes for tag in run.written], studio.session.names)
         if not settings(values).skip_bad:
             studio.session.skip_or_raise(bad, skip_bad=False)
 
@@ -110,58 +132,40 @@ def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
         LoraError: a LoRA tag, name or file failed, and the setting is to fail.
     """
     plan = _plan(studio, request)
-    pictures: list[Picture] = []
-    cancelled, former = False, studio.session.passes
+    told = _Told()
     try:
-        parameters, notes = _begin(studio, plan)
-        for batch in range(request.n_iter):
-            watch.batch_begins()
-            if pictures and watch.interrupted():  # who interrupts gets a picture
-                raise Cancelled
-            pictures += _batch(studio, plan, batch, parameters, watch)
-    except Cancelled:
-        cancelled = True
+        pictures, cancelled = _pictures(studio, plan, told, watch)
     except BaseException as error:
-        if studio.session.passes is not former:  # it had begun
+        told.join_batches(studio)
+        if told.batches:  # it had begun
             studio.session.ended_by(error)
         raise
+    else:
+        told.join_batches(studio)
     finally:
         studio.session.end()
         studio.model.pipeline.maybe_free_model_hooks()  # an interrupted pipeline has not done it
-    last = studio.session.last
-    cancelled |= bool(plan.unfinished) and watch.interrupted()
-    notes = [*plan.unfinished, *notes]
-    states = tuple(state_at(last.report, index) for index in range(len(last.report.entries)))
-    warnings = tuple(studio.session.warnings())
-    return Result(tuple(pictures), plan.seed, cancelled, last.lines(), states, tuple(notes), warnings)
+    cancelled |= bool(told.unfinished) and watch.interrupted()
+    lines, states = (*told.states, *told.merging), tuple(told.states.values())
+    notes, warnings = (*told.unfinished, *told.notes), tuple(studio.session.warnings()) if told.batches else ()
+    return Result(tuple(pictures), plan.seed, cancelled, lines, states, notes, warnings)
 
 
-def _begin(studio: Studio, plan: _Rendering) -> tuple[dict[str, str], list[str]]:
-    """Activate the LoRA of a job; return the parameters of its pictures, and what the user is told."""
-    request = plan.request
-    values = Overridden(studio.host, request.settings)
-    wanted, on = settings(values), enabled(values)
-    always, tags, apart = _tags(studio, plan, wanted.skip_bad) if on else ([], [], _left(plan))
-    seeds = [plan.seed + image for image in range(request.batch_size)]
-    activation = studio.session.begin(tags, wanted, always, seeds, apart)
-    parameters = _parameters(studio, plan, activation, values) | always_on.parameters(always, activation.always)
-    parameters |= regions.parameters(tag.mask for tag in (*always, *tags))
-    parameters |= placed.parameters(plan.written if on else ())
-    far_off = activation.far_off(request.steps, request.cfg_scale)
-    found = (*activation.skipped, *activation.notes, *far_off)
-    return parameters, [*found, *_notes(studio, plan)]
-
-
-def _tags(studio: Studio, plan: _Rendering, skip_bad: bool) -> tuple[list[Tag], list[Tag], list[TagOutcome]]:
-    """Return the always-on tags, the tags of the prompts, and the outcomes of the tags that are none of these."""
-    always, unread = studio.session.always_tags(skip_bad)
-    tags, bad, words = read_tags(plan.written, studio.session.names)
-    return always, tags, [*unread, *studio.session.skip_or_raise(bad, skip_bad), *words]
-
-
-def _left(plan: _Rendering) -> list[TagOutcome]:
-    """Return the outcomes of the tags while Remora is turned off."""
-    return [TagOutcome(one.place, one.name, "none", *_OFF) for one in plan.written]
+def _pictures(studio: Studio, plan: _Rendering, told: _Told, watch: Watch) -> tuple[list[Picture], bool]:
+    """Make the pictures; tell whether the user wants no more."""
+    pictures: list[Picture] = []
+    tags = _tags(studio, plan)
+    for batch in range(plan.request.n_iter):
+        watch.batch_begins()
+        if watch.cancelled() or (pictures and watch.interrupted()):  # who interrupts gets a picture
+            return pictures, True
+        try:
+            pictures += _batch(studio, plan, tags, batch, told, watch)
+        except Cancelled:
+            if told.batches:
+                told.end_pass(studio)
+            return pictures, True
+    return pictures, False
 
 
 def _plan(studio: Studio, request: Txt2Img) -> _Rendering:
@@ -169,116 +173,162 @@ def _plan(studio: Studio, request: Txt2Img) -> _Rendering:
     seed = secrets.randbelow(2**32) if request.seed == -1 else request.seed
     on = grammar_wanted(Overridden(studio.host, request.settings))
     prompt, negative = read(request.prompt, on=on), read(request.negative_prompt, on=on, negative=True)
-    return _Rendering(request, prompt, negative, find_sampling(request.sampler, request.schedule), seed)
+    sampling = find_sampling(request.sampler, request.schedule)
+    steps = request.steps if request.source is None else request.source.steps_of(request.steps)
+    usual = request.cfg_scale, request.clip_skip
+    first, second = Pass("base", prompt, negative, sampling, steps, request.steps, *usual), None
+    if (hires := request.hires) is not None:
+        check_upscaler(hires.upscaler, latent=True)
+        prompt = read(hires.prompt, on=on) if hires.prompt else prompt
+        negative = read(hires.negative_prompt, on=on, negative=True) if hires.negative_prompt else negative
+        sampling = find_sampling(hires.sampler or request.sampler, hires.schedule or request.schedule)
+        second = Pass("hires", prompt, negative, sampling, hires.steps, hires.levels, *usual)
+    plan = _Rendering(request, first, second, seed)
+    if (count := max(len(run.written) for run in plan.passes)) > MAX_TAGS:
+        raise RequestError(f"the prompts have {count:,} LoRA tags; at most {MAX_TAGS:,} are allowed")
+    return plan
 
 
-def _batch(studio: Studio, plan: _Rendering, batch: int, parameters: Mapping[str, str], watch: Watch) -> list[Picture]:
-    if watch.cancelled():
-        raise Cancelled
-    first = plan.seed + batch * plan.request.batch_size
-    seeds = range(first, first + plan.request.batch_size)
-    pipeline = studio.model.pipeline
-    pipeline.scheduler = plan.sampling.make(pipeline.scheduler.config)
-    arguments = _arguments(studio, plan, list(seeds))
-    with np.errstate(invalid="ignore"):  # of numbers that are not finite the report says more
-        images = pipeline(**arguments, callback_on_step_end=_step(studio, plan, batch, watch)).images
-    pictures = []
-    doubtful = Outcome(warnings=studio.session.warnings).parameters
-    for image, seed in zip(images, seeds, strict=True):
-        own = {name: str(seed) if name == "Seed" else value for name, value in parameters.items()} | doubtful
-        text = format_infotext(Infotext(plan.request.prompt, plan.request.negative_prompt, own))
-        pictures.append(Picture(image, seed, text))
-    return pictures
+def _tags(studio: Studio, plan: _Rendering) -> tuple[PassTags, ...]:
+    """Return the tags of each pass."""
+    values = Overridden(studio.host, plan.request.settings)
+    if not enabled(values):
+        left = ([TagOutcome(tag.place, tag.name, "none", *_OFF) for tag in run.written] for run in plan.passes)
+        return tuple(PassTags(apart=outcomes) for outcomes in left)
+    session, skip_bad = studio.session, settings(values).skip_bad
+    always, unread = session.always_tags(skip_bad)
+    passes: list[PassTags] = []
+    for run in plan.passes:
+        if passes and (run.prompt, run.negative) == (plan.first.prompt, plan.first.negative):
+            passes.append(passes[0])  # so that its tags are not logged twice
+            continue
+        tags, bad, words = read_tags(run.written, session.names)
+        apart = [*unread, *session.skip_or_raise(bad, skip_bad), *words]
+        passes.append(PassTags(always, tags, apart, run.written))
+    return tuple(passes)
 
 
-def _arguments(studio: Studio, plan: _Rendering, seeds: list[int]) -> dict[str, Any]:
-    request = plan.request
-    # one CPU generator per picture: it depends neither on its batch nor on the device
-    generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
-    arguments: dict[str, Any] = {
-        "prompt": [studio.inversions.spell(plan.prompt.text)] * len(seeds),
-        "negative_prompt": [studio.inversions.spell(plan.negative.text)] * len(seeds),
-        "num_inference_steps": request.steps,
-        "guidance_scale": request.cfg_scale,
-        "generator": generators,
-    }
-    unet = studio.model.pipeline.unet
-    shape = (1, unet.config.in_channels, request.height // _LATENT, request.width // _LATENT)
-    if studio.model.family == "sdxl-refiner":  # has no text-to-image: start from an empty picture, all noise
-        return arguments | {"image": torch.zeros(len(seeds), *shape[1:], dtype=unet.dtype), "strength": 1.0}
-    latents = torch.cat([torch.randn(shape, generator=generator) for generator in generators])
-    arguments |= {"latents": latents.to(unet.dtype), "height": request.height, "width": request.width}
-    if len(set(studio.session.last.text_keys)) > 1:
-        prompt, negative = (studio.inversions.spell(one.text) for one in (plan.prompt, plan.negative))
-        del arguments["prompt"], arguments["negative_prompt"]
-        use_images = [partial(studio.session.use_image, image) for image in range(len(seeds))]
-        clip_skip = request.clip_skip if studio.model.family == "sd" else 1
-        return arguments | encode_each(studio.model.pipeline, prompt, negative, clip_skip, use_images)
-    if studio.model.family == "sd" and request.clip_skip > 1:  # XL always takes the last layer but one
-        for name in ("prompt", "negative_prompt"):
-            texts = arguments.pop(name)
-            arguments[f"{name}_embeds"] = encode_skipping(studio.model.pipeline, texts, request.clip_skip)
-    return arguments
+def _begin(studio: Studio, plan: _Rendering, run: Pass, tags: PassTags, seeds: list[int], told: _Told) -> Activation:
+    """Activate the LoRA of a pass, and take up what the user is told."""
+    wanted = settings(Overridden(studio.host, plan.request.settings))
+    session = studio.session
+    activation = session.begin_batch([tags.own], wanted, tags.always, seeds, run.at, tags.apart)
+    if run.at == "base":
+        told.batches.append(session.passes)
+    far_off = activation.far_off(run.levels, run.cfg_scale)
+    sentences = (*activation.skipped, *activation.notes, *far_off)
+    told.notes |= dict.fromkeys((*sentences, *_notes(studio, plan, run)))
+    return activation
 
 
-def _step(studio: Studio, plan: _Rendering, batch: int, watch: Watch) -> Callable[..., dict[str, Any]]:
-    shown = 0.0
+def _batch(
+    studio: Studio, plan: _Rendering, tags: Sequence[PassTags], batch: int, told: _Told, watch: Watch
+) -> list[Picture]:
+    made = _Batch(studio, plan, tags, batch, told, watch)
+    images = made.images()
+    parameters = parameters_of(studio, plan.request, plan.first.sampling, tags, made.begun)
+    parameters |= Outcome(warnings=studio.session.warnings).parameters
+    return [_picture(plan.request, image, seed, parameters) for image, seed in zip(images, made.seeds, strict=True)]
 
-    def on_step_end(pipeline: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-        nonlocal shown
-        if watch.cancelled():
+
+def _picture(request: Txt2Img, image: Image, seed: int, parameters: Mapping[str, str]) -> Picture:
+    parameters = {name: str(seed) if name == "Seed" else value for name, value in parameters.items()}
+    return Picture(image, seed, format_infotext(Infotext(request.prompt, request.negative_prompt, parameters)))
+
+
+class _Batch:
+    """The passes of one batch, and their steps."""
+
+    def __init__(
+        self, studio: Studio, plan: _Rendering, tags: Sequence[PassTags], batch: int, told: _Told, watch: Watch
+    ) -> None:
+        self._studio, self._plan, self._tags = studio, plan, tags
+        self._number, self._told, self._watch = batch, told, watch
+        first = plan.seed + batch * plan.request.batch_size
+        self.seeds = list(range(first, first + plan.request.batch_size))
+        self.begun: list[Activation] = []
+        """The LoRA of each pass."""
+        self._lengths = [run.steps for run in plan.passes]  # some samplers take two for each
+        self._shown = 0.0
+        self._ended_early = False
+
+    def images(self) -> list[Image]:
+        """Make the pictures."""
+        request, first = self._plan.request, self._plan.first
+        size = request.width, request.height
+        with self._pass(first):
+            if request.source is not None:
+                return from_source(self._studio, first, request.source, size, self.seeds, self._on_step(0))
+            output = "pil" if self._plan.hires is None else "latent"
+            made = text_to_image(self._studio, first, size, self.seeds, self._on_step(0), output)
+        images: list[Image] = made if request.hires is None else self._second(request.hires, made)
+        return images
+
+    def _second(self, hires: Hires, latents: Tensor) -> list[Image]:
+        """Make the pictures of the hires pass, or those of the first one if the user wants no more."""
+        pipeline, run = self._studio.model.pipeline, self._plan.hires
+        if run is None or not self._may_go_on():
+            return decode(pipeline, latents)
+        larger = upscaled(pipeline, latents, hires.upscaler, hires.width, hires.height)
+        with self._pass(run):
+            return image_to_image(self._studio, run, larger, self.seeds, self._on_step(1))
+
+    @contextmanager
+    def _pass(self, run: Pass) -> Iterator[None]:
+        """Activate the LoRA of a pass, and take up its outcome at the end."""
+        tags = self._tags[len(self.begun)]
+        self.begun.append(_begin(self._studio, self._plan, run, tags, self.seeds, self._told))
+        yield
+        self._told.end_pass(self._studio)
+
+    def _may_go_on(self) -> bool:
+        """Tell whether the next pass is wanted, and say so if it is not."""
+        if self._watch.cancelled():
             raise Cancelled
-        steps = pipeline.num_timesteps  # of this batch; some samplers take two per step asked for
-        if step + 1 < steps and (watch.interrupted() or watch.skipped()):
+        if self._is_to_end and not self._ended_early:
+            self._end_early("before the hires pass")
+        return not self._ended_early
+
+    @property
+    def _is_to_end(self) -> bool:
+        return self._watch.interrupted() or self._watch.skipped()
+
+    def _end_early(self, when: str) -> None:
+        how = "interrupted" if self._watch.interrupted() else "skipped"
+        self._told.unfinished.append(f"{how} {when}: the picture is unfinished")
+        self._ended_early = True
+
+    def _on_step(self, number: int) -> Callable[..., dict[str, Any]]:
+        """Return what a pipeline calls after each step of a pass."""
+        return partial(self._ended, number)
+
+    def _ended(self, number: int, pipeline: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        if self._watch.cancelled():
+            raise Cancelled
+        steps = self._lengths[number] = pipeline.num_timesteps
+        if step + 1 < steps and self._is_to_end:
             pipeline._interrupt = True  # as diffusers documents: the loop ends, and the picture is decoded as it is
-            how = "interrupted" if watch.interrupted() else "skipped"
-            plan.unfinished.append(f"{how} after {step + 1} of {steps} steps: the picture is unfinished")
-        picture = None
-        if time.monotonic() - shown > _PREVIEW_EVERY:
-            picture, shown = preview(tensors["latents"], studio.model.family, pipeline.vae), time.monotonic()
-        watch.report(Progress(batch * steps + step + 1, plan.request.n_iter * steps, preview=picture))
+            of = " of the hires pass" if number else ""
+            self._end_early(f"after {step + 1} of {steps} steps{of}")
+        picture, model = None, self._studio.model
+        if time.monotonic() - self._shown > _PREVIEW_EVERY:
+            picture, self._shown = preview(tensors["latents"], model.family, pipeline.vae), time.monotonic()
+        whole = sum(self._lengths)
+        done = self._number * whole + sum(self._lengths[:number]) + step + 1
+        run = self._number * len(self._lengths) + number
+        self._watch.report(Progress(done, self._plan.request.n_iter * whole, False, picture, run, step + 1, steps))
         return tensors
 
-    return on_step_end
 
-
-def _parameters(studio: Studio, plan: _Rendering, activation: Activation, values: Values) -> dict[str, str]:
-    request = plan.request
-    parameters = {
-        "Steps": str(request.steps),
-        "Sampler": plan.sampling.sampler.name,
-        "Schedule type": plan.sampling.schedule,
-        "CFG scale": f"{request.cfg_scale:g}",
-        "Seed": str(plan.seed),
-        "Size": f"{request.width}x{request.height}",
-        "Model hash": studio.model.shorthash,
-        "Model": studio.model.name,
-    }
-    if request.clip_skip > 1:
-        parameters["Clip skip"] = str(request.clip_skip)
-    if activation.active:
-        parameters |= to_parameters(values)
-    if activation.active and hashes_wanted(values):
-        parameters["Lora hashes"] = format_hashes(_hashes(studio, activation.active).items())
-    return parameters
-
-
-def _hashes(studio: Studio, active: Sequence[Active]) -> dict[str, str]:
-    """Hash the files by name; an unreadable file only loses its own hash."""
-    hashes = {}
-    for one in active:
-        try:
-            hashes[one.name] = studio.session.catalog.shorthash(one.file)
-        except OSError as error:
-            logger.warning("remora: no hash of %s for the parameters text: %s", one.name, error)
-    return hashes
-
-
-def _notes(studio: Studio, plan: _Rendering) -> list[str]:
+def _notes(studio: Studio, plan: _Rendering, run: Pass) -> list[str]:
     notes = []
+    source = plan.request.source
+    if source is not None and has_empty_mask(source):
+        kind = "so the whole picture was painted" if source.only_masked else "so nothing was painted"
+        notes.append(f"the mask names nothing to paint, {kind}")
     pipeline = studio.model.pipeline
     tokenizer = getattr(pipeline, "tokenizer", None) or pipeline.tokenizer_2
-    for what, text in (("prompt", plan.prompt.text), ("negative prompt", plan.negative.text)):
+    for what, text in (("prompt", run.prompt.text), ("negative prompt", run.negative.text)):
         tokens = len(tokenizer(studio.inversions.spell(text), truncation=False, verbose=False).input_ids)
         if tokens > tokenizer.model_max_length:
             room = tokenizer.model_max_length - 2

@@ -6,16 +6,17 @@ import importlib.util
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import diffusers
 
 from ..hosts.txt2img import RequestError
 
-AUTOMATIC = "Automatic"
+AUTOMATIC, UNIFORM = "Automatic", "Uniform"
 
 _SCHEDULES: Mapping[str, Mapping[str, bool]] = {
-    "Uniform": {},
+    UNIFORM: {},
     "Karras": {"use_karras_sigmas": True},
     "Exponential": {"use_exponential_sigmas": True},
 }
@@ -42,6 +43,13 @@ class Sampler:
     settings: Mapping[str, Any] = field(default_factory=lambda: {"timestep_spacing": "linspace"})
     needs: str = ""
     """A package that the scheduler imports and that may be missing."""
+    levels_of: str = ""
+    """A class of diffusers with the same noise levels, which knows schedules that this one does not."""
+
+    @property
+    def schedule_class(self) -> Any:
+        """Return the class that makes the noise levels."""
+        return getattr(diffusers, self.levels_of or self.scheduler)
 
 
 _TABLE = (
@@ -53,7 +61,7 @@ _TABLE = (
         {"timestep_spacing": "linspace", "algorithm_type": "sde-dpmsolver++"},
     ),
     Sampler("DPM++ SDE", "DPMSolverSDEScheduler", "Karras", needs="torchsde"),
-    Sampler("Euler a", "EulerAncestralDiscreteScheduler"),
+    Sampler("Euler a", "EulerAncestralDiscreteScheduler", levels_of="EulerDiscreteScheduler"),
     Sampler("Euler", "EulerDiscreteScheduler"),
     Sampler("LMS", "LMSDiscreteScheduler", needs="scipy"),
     Sampler("Heun", "HeunDiscreteScheduler"),
@@ -82,7 +90,25 @@ class Sampling:
         kind = getattr(diffusers, self.sampler.scheduler)
         known = inspect.signature(kind).parameters
         trained = {key: model[key] for key in _FROM_MODEL if key in known and model.get(key) is not None}
-        return kind(**trained, **self.sampler.settings, **_SCHEDULES[self.schedule])
+        settings = {**trained, **self.sampler.settings}
+        if self.schedule == UNIFORM or not self.sampler.levels_of:
+            return kind(**settings, **_SCHEDULES[self.schedule])
+        levels = getattr(diffusers, self.sampler.levels_of)(**settings, **_SCHEDULES[self.schedule])
+        made = kind(**settings)
+        made.set_timesteps = partial(_set_timesteps, made, levels)
+        return made
+
+
+def _set_timesteps(scheduler: Any, levels: Any, num_inference_steps: int, device: Any = None) -> None:
+    """Take the noise levels of another scheduler, in place of `scheduler.set_timesteps`."""
+    type(scheduler).set_timesteps(scheduler, num_inference_steps, device)
+    levels.set_timesteps(num_inference_steps, device)
+    scheduler.sigmas, scheduler.timesteps = levels.sigmas, levels.timesteps
+
+
+def aliases(name: str) -> list[str]:
+    """Return the other names of a sampler."""
+    return [alias for alias, known in _ALIASES.items() if known == name.lower()]
 
 
 def schedules() -> tuple[str, ...]:
@@ -95,7 +121,7 @@ def choices() -> list[str]:
     names = list(SAMPLERS)
     for sampler in SAMPLERS.values():
         names += [
-            f"{sampler.name} {schedule}" for schedule in _SCHEDULES if schedule != "Uniform" and _can(sampler, schedule)
+            f"{sampler.name} {schedule}" for schedule in _SCHEDULES if schedule != UNIFORM and _can(sampler, schedule)
         ]
     return names
 
@@ -142,5 +168,5 @@ def _by_name(table: Mapping[str, object], name: str) -> str | None:
 
 
 def _can(sampler: Sampler, schedule: str) -> bool:
-    known = inspect.signature(getattr(diffusers, sampler.scheduler)).parameters
+    known = inspect.signature(sampler.schedule_class).parameters
     return all(key in known for key in _SCHEDULES[schedule])

@@ -70,8 +70,8 @@ class PageBackend:
     def set_option(self, key: str, value: object) -> None:
         self._runner.studio.host.set_option(key, checked(key, value))
 
-    def set_offload(self, mode: str) -> None:
-        self._runner.call(lambda: self._runner.studio.set_offload(mode))
+    async def set_offload(self, mode: str) -> None:
+        await self._runner.call(lambda: self._runner.studio.set_offload(mode))
 
 
 def make_api(runner: Runner, address: str = "127.0.0.1", login: str = "") -> FastAPI:

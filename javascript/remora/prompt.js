@@ -101,12 +101,22 @@ export function withoutEntry(prompt, index, words = "", needed = []) {
         const rest = prompt.slice(after + words.length);
         const stays = split(words).filter((phrase) => isNeeded(phrase, needed));
         if (stays.length) return prompt.slice(0, tag.start) + stays.join(", ") + rest;
-        const before = prompt.slice(0, tag.start).replace(/,?[ \t]*$/, "");
+        const before = withoutEnd(prompt.slice(0, tag.start));
         return before ? before + rest : rest.replace(/^[,\s]+/, "");
     }
     if (tag.start > 0 && /[ \t]/.test(prompt[tag.start - 1])) return replaced(prompt, tag.start - 1, tag.end, "");
     const text = replaced(prompt, tag.start, tag.end, "");
     return tag.start === 0 ? text.replace(/^[ \t]+/, "") : text;
+}
+
+/**
+ * Return a text without the blanks at its end, and the comma before them.
+ * @param {string} text
+ */
+function withoutEnd(text) {
+    let end = text.length; // a pattern would look at each run of blanks as often as it has blanks
+    while (end > 0 && " \t".includes(text[end - 1])) end -= 1;
+    return text.slice(0, text[end - 1] === "," ? end - 1 : end);
 }
 
 /**
@@ -142,7 +152,8 @@ export function hasWords(prompt, words) {
     const text = prompt.replace(ANY_TAG, " ").toLowerCase();
     const sought = words.trim().toLowerCase();
     if (!sought) return true;
-    for (let at = text.indexOf(sought); at >= 0; at = text.indexOf(sought, at + 1)) {
+    if (!text.includes(sought)) return false;
+    for (const at of placesOf(sought, text)) {
         const around = [text[at - 1], text[at + sought.length]];
         if (around.every((letter) => !letter || !/[\p{L}\p{N}_]/u.test(letter))) return true;
     }
@@ -158,6 +169,29 @@ export function split(words) {
         .split(",")
         .map((word) => word.trim())
         .filter(Boolean);
+}
+
+/**
+ * Return where a text has another, places that overlap included, in a time that grows with the lengths alone (the
+ * algorithm of Knuth, Morris and Pratt).
+ * @param {string} sought
+ * @param {string} text
+ */
+function placesOf(sought, text) {
+    const back = [0];
+    const matched = (/** @type {number} */ length, /** @type {string} */ letter) => {
+        let now = length;
+        while (now > 0 && sought[now] !== letter) now = back[now - 1];
+        return sought[now] === letter ? now + 1 : now;
+    };
+    for (let at = 1; at < sought.length; at += 1) back.push(matched(back[at - 1], sought[at]));
+    /** @type {number[]} */
+    const found = [];
+    for (let at = 0, length = 0; at < text.length; at += 1) {
+        length = matched(length, text[at]);
+        if (length === sought.length) found.push(at + 1 - length);
+    }
+    return found;
 }
 
 /**
@@ -177,13 +211,20 @@ export function withPhrases(prompt, phrases) {
  * @param {string[]} phrases
  */
 export function withoutPhrases(prompt, phrases) {
-    let parts = prompt.split(",");
-    for (const phrase of phrases) {
-        const at = parts.map((part) => part.trim()).lastIndexOf(phrase);
-        if (at === 0) parts = [(parts[1] ?? "").trimStart(), ...parts.slice(2)];
-        else if (at > 0) parts = parts.filter((_, place) => place !== at);
-    }
-    return parts.join(",");
+    const parts = prompt.split(",");
+    /** @type {Map<string, number>} */
+    const gone = new Map();
+    for (const phrase of phrases) gone.set(phrase, (gone.get(phrase) ?? 0) + 1);
+    const stays = [...parts]
+        .reverse()
+        .map((part) => {
+            const left = gone.get(part.trim()) ?? 0;
+            gone.set(part.trim(), Math.max(0, left - 1));
+            return left === 0;
+        })
+        .reverse();
+    const text = parts.filter((_, at) => stays[at]).join(",");
+    return stays[0] ? text : text.trimStart();
 }
 
 /**

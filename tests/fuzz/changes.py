@@ -62,6 +62,7 @@ _NUMBERS: tuple[Any, ...] = (
     *(float("nan"), float("inf")),
 )
 _TEXTS = ("", " ", "x", "a" * 300, "\ud800", "\x00", "null", "<b>", "1e5", "../../x", "__metadata__", "NaN", "\u0130")
+_RUN = 12_000  # characters: a second for what grows with their square
 _DTYPES = ("F32", "F16", "BF16", "F64", "I8", "I64", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F4", "f32", "C64", "U16", "")
 _MOST = 1 << 16  # bytes of an input
 _SHORT = 1500  # bytes of most texts, as they are tried quickly
@@ -92,6 +93,8 @@ def changed_text(data: bytes, random: Random) -> bytes:
     """Change a text by its tokens, and now and then by its bytes."""
     if random.random() < 0.1:
         return changed_bytes(data, random)
+    if random.random() < 0.1:
+        return with_run(data, random)
     text = data.decode("utf-8", "surrogateescape")
     for _ in range(random.choice((1, 1, 1, 2, 3, 8))):
         places = [at for at, one in enumerate(text) if one in "<>:,=@\n+"] if random.random() < 0.5 else []
@@ -109,6 +112,15 @@ def changed_text(data: bytes, random: Random) -> bytes:
                 text = text[:at] + random.choice(_TOKENS) * random.choice((1, 1, 1, 1, 30)) + text[end:]
     most = _MOST if random.random() < 0.03 else _SHORT
     return text.encode("utf-8", "surrogateescape" if _is_escaped(text) else "surrogatepass")[:most]
+
+
+def with_run(data: bytes, random: Random) -> bytes:
+    """Put a run of one character, or of one token, into any place of a text."""
+    text = data.decode("utf-8", "surrogateescape")
+    at = random.randrange(len(text) + 1)
+    unit = random.choice((*' \t\n0aA_-.:,<([!\\"', random.choice(text or " "), random.choice(_TOKENS)))
+    text = text[:at] + unit * (_RUN // len(unit)) + text[at:]
+    return text.encode("utf-8", "surrogateescape" if _is_escaped(text) else "surrogatepass")[:_MOST]
 
 
 def _is_escaped(text: str) -> bool:

@@ -133,9 +133,13 @@ def remove_folders() -> None:
 
 
 def texts(tokens: Sequence[str], most: int = 30) -> st.SearchStrategy[bytes]:
-    """Return a strategy for texts that are mostly made of these tokens."""
+    """Return a strategy for texts that are mostly made of these tokens, now and then with a run of one of them."""
     parts = st.sampled_from(tokens) | st.sampled_from(tokens) | st.text(max_size=4)
-    return st.lists(parts, max_size=most).map(lambda found: "".join(found).encode("utf-8", "surrogatepass"))
+    run = st.builds(lambda unit: unit * (2000 // len(unit)), st.sampled_from([*tokens, " "]) | st.characters())
+    runs = st.just("") | st.just("") | st.just("") | run
+    return st.tuples(st.lists(parts, max_size=most), runs, st.integers(0, most)).map(
+        lambda made: "".join([*made[0][: made[2]], made[1], *made[0][made[2] :]]).encode("utf-8", "surrogatepass")
+    )
 
 
 def json_values(names: Sequence[str], leaves: st.SearchStrategy[Any] | None = None) -> st.SearchStrategy[Any]:

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from extension.generation.paste import with_own_names
+from extension.generation.paste import with_own_names, with_own_regions
 from extension.library.catalog import Catalog
+from lib_lora import Region
 
 EMPTY = hashlib.sha256().hexdigest()
 
@@ -113,3 +114,13 @@ def test_a_hash_is_not_searched_for_through_all_of_a_large_collection(
     assert catalog.with_sha256(hashes["fur"], catalog.find("fur")) == catalog.find("fur")
     catalog.sha256(catalog.find("ink"))
     assert catalog.with_sha256(hashes["ink"]) == catalog.find("ink")  # known by now
+
+
+def test_only_regions_that_a_tag_names_are_stored() -> None:
+    given_regions = {f"r{number}": Region.rectangle(0, 0, 0.5, 1) for number in range(500)}
+    prompt, kept = with_own_regions("a <lora:a:1:mask=r7+!r8>", given_regions, {}, "<lora:b:1:mask=r9>")
+    assert prompt == "a <lora:a:1:mask=r7+!r8>"
+    assert sorted(kept) == ["r7", "r8", "r9"]
+    assert with_own_regions("a fox, mask=r7", given_regions, {}) == ("a fox, mask=r7", {})
+    many = f"<lora:a:1:mask={'+'.join(given_regions)}>"
+    assert len(with_own_regions(many, given_regions, {})[1]) == 50

@@ -397,7 +397,7 @@ def test_a_name_is_found_without_a_look_at_every_file(folder: Path, monkeypatch:
 
 def test_for_one_request_the_folders_are_looked_at_anew_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
-    monkeypatch.setattr("extension.library.scan.walk", lambda folders: looks.append(1) or walk(folders))
+    monkeypatch.setattr("extension.library.scan.walk", lambda *given: looks.append(1) or walk(*given))
     gone = put(folder / "gone.safetensors")
     put(folder / "a.safetensors")
     found = catalog(folder)

@@ -18,9 +18,10 @@ from pathlib import Path
 import pytest
 
 from extension.api.library import listed
-from extension.library import Index, Row, walk
+from extension.library import CatalogFile, Found, Index, Row, walk
 from extension.library.catalog import Catalog
 from extension.library.index import _COLUMNS
+from extension.library.walk import Bounds
 from lib_lora import glance
 from tests.extension.library.test_facts import lora
 
@@ -568,7 +569,7 @@ def test_a_refresh_walks_once_and_what_comes_meanwhile_is_not_forgotten(
     monkeypatch.setitem(__import__("sys").modules, "watchdog.events", None)  # nothing tells of changes
     catalog = started()
     walks: list[int] = []
-    monkeypatch.setattr("extension.library.scan.walk", lambda folders: walks.append(1) or walk(folders))
+    monkeypatch.setattr("extension.library.scan.walk", lambda *given: walks.append(1) or walk(*given))
     lora(folder / "a.safetensors")
     reading, go_on = threading.Event(), threading.Event()
 
@@ -617,3 +618,104 @@ def _until(true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < deadline, "it did not come"
         time.sleep(0.05)
+
+
+@pytest.mark.quick
+def test_a_row_that_cannot_be_stored_costs_that_row(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    index = Index(tmp_path)
+    late = CatalogFile(tmp_path / "late.safetensors", "late", 1, 1 << 63)  # dated after 2262
+    for name in "abc":
+        index.change(CatalogFile(tmp_path / f"{name}.safetensors", name, 1, 1), name=name)
+    index.change(late, name="late")
+    index.change(CatalogFile(tmp_path / "d.safetensors", "d", 1, 1), name="d")
+    index.save()
+    assert sorted(row.name for row in Index(tmp_path).rows()) == ["a", "b", "c", "d"]
+    assert index.problem == ""
+    assert f"what is known of {late.path} cannot be stored" in caplog.text
+
+
+@pytest.mark.quick
+def test_what_an_unforeseen_error_kept_from_being_saved_is_saved_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = Index(tmp_path)
+    index.change(CatalogFile(tmp_path / "a.safetensors", "a", 1, 1), name="a")
+    index.use(CatalogFile(tmp_path / "a.safetensors", "a", 1, 1), 5.0)
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("extension.library.index._write", fail)
+        with pytest.raises(MemoryError):
+            index.save()
+    index.save()
+    (row,) = Index(tmp_path).rows()
+    assert (row.name, row.uses) == ("a", 1)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    "schema",
+    [
+        "".join(
+            ["CREATE VIEW v0 AS SELECT 1 AS path;"]
+            + [f"CREATE VIEW v{i} AS SELECT a.path FROM v{i - 1} a, v{i - 1} b;" for i in range(1, 9)]
+            + [f"CREATE VIEW file AS SELECT path{''.join(f', 1 AS {name}' for name in list(_COLUMNS)[1:])} FROM v8;"]
+        ),
+        "CREATE TABLE file (path TEXT, x AS (length(path)));",
+        "CREATE TABLE file (path TEXT); CREATE TRIGGER t AFTER INSERT ON file BEGIN DELETE FROM file; END;",
+        "CREATE VIRTUAL TABLE file USING fts4(path);",
+    ],
+    ids=["views inside each other", "a computed column", "a trigger", "a virtual table"],
+)
+def test_a_database_that_makes_sqlite_compute_is_set_aside(tmp_path: Path, schema: str) -> None:
+    try:
+        with sqlite3.connect(tmp_path / "catalog.sqlite3") as database:
+            database.executescript(f"{schema} PRAGMA user_version = 1;")
+    except sqlite3.OperationalError as error:
+        pytest.skip(f"this SQLite has none: {error}")
+    finally:
+        database.close()
+    begun = time.thread_time()
+    assert Index(tmp_path).problem.startswith(f"{tmp_path / 'catalog.sqlite3'} is damaged and was renamed")
+    assert time.thread_time() - begun < 1
+    assert (tmp_path / "catalog.sqlite3.damaged-1").exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need rights there")
+def test_a_scan_that_is_stopped_forgets_no_file_and_one_at_its_bound_says_so(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "ab":
+        (folder / name).mkdir()
+        lora(folder / name / f"{name}.safetensors")
+    catalog = Catalog(lambda: [folder], lambda: tmp_path / "data")
+    assert sorted(catalog.names()) == ["a", "b"]
+
+    def stopped(folders: object, bounds: Bounds) -> Iterator[Found]:
+        catalog._scanner.stop()
+        return walk([folder], bounds)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("extension.library.scan.walk", stopped)
+        catalog.refresh()
+    assert sorted(catalog.names()) == ["a", "b"]
+    with monkeypatch.context() as patch:
+        patch.setattr("extension.library.scan.Bounds", lambda stopped: Bounds(stopped, most=3))
+        catalog.refresh()
+    assert len(catalog.index) == 2
+    assert "more than 3 files and folders" in catalog.problem_of_list
+    catalog.refresh()
+    assert catalog.problem_of_list == ""
+
+
+def test_a_scan_that_fails_keeps_nobody_waiting(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("the folders cannot be read")
+
+    monkeypatch.setattr("extension.library.scan.walk", fail)
+    catalog = Catalog(lambda: [folder])
+    catalog.start()
+    assert catalog.wait(10)
+    catalog.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from extension.library import CatalogFile, Notes, NotesError, beside, read_notes, write_notes
+from extension.library.pictures import PictureError, set_picture
 
 # As AUTOMATIC1111's editor of cards writes it.
 A1111 = {
@@ -219,3 +223,35 @@ def test_a_strength_of_0_is_the_web_uis_default_as_in_a1111s_editor(file: Catalo
 def test_a_strength_that_is_none_is_refused(file: CatalogFile, value: object) -> None:
     with pytest.raises(NotesError, match="a number from -100 to 100, or null"):
         write_notes(file, {"strength": value})
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need rights there")
+@pytest.mark.parametrize("there", [True, False])
+def test_nothing_is_written_through_a_link_that_leads_away(
+    file: CatalogFile, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, there: bool
+) -> None:
+    target = tmp_path_factory.mktemp("home") / "settings"
+    if there:
+        target.write_text("{}")
+    for end in (".json", ".png"):
+        (tmp_path / f"a{end}").symlink_to(target)
+    with pytest.raises(NotesError, match="is a link to a file of another name in another folder"):
+        write_notes(file, {"notes": "n"})
+    stream = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(stream, "PNG")
+    with pytest.raises(PictureError, match="is a link to a file of another name in another folder"):
+        set_picture(file, beside(file), stream.getvalue())
+    assert target.exists() is there
+    assert not there or target.read_text() == "{}"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need rights there")
+def test_notes_that_the_user_keeps_elsewhere_under_their_name_are_written_there(
+    file: CatalogFile, tmp_path: Path
+) -> None:
+    target = tmp_path / "kept" / "a.json"
+    target.parent.mkdir()
+    target.write_text("{}")
+    (tmp_path / "a.json").symlink_to(target)
+    write_notes(file, {"notes": "n"})
+    assert json.loads(target.read_text()) == {"notes": "n"}

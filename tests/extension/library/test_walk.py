@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from extension.library import beside, walk
+from extension.library.walk import Bounds, ScanStoppedError
 
 
 def put(path: Path, content: bytes = b"x") -> Path:
@@ -71,3 +73,62 @@ def test_a_link_beside_a_file_leads_to_its_name_or_into_its_folder(
     assert found.notes == (folder / "a.json",)
     assert found.picture == folder / "a.png"
     assert "a.txt is left out: it is a link to a file of another name in another folder" in caplog.text
+
+
+LINKS = pytest.mark.skipif(os.name == "nt", reason="links need rights there")
+
+
+@LINKS
+@pytest.mark.parametrize("target", ["/", "/proc/self", "/sys", ".."])
+def test_a_link_to_the_machine_is_left_out(tmp_path: Path, target: str, caplog: pytest.LogCaptureFixture) -> None:
+    if not Path(target).is_dir():
+        pytest.skip(f"this system has no {target}")
+    folder = tmp_path / "loras"
+    put(folder / "a.safetensors"), put(tmp_path / "b.safetensors")
+    (folder / "all").symlink_to(target)
+    bounds = Bounds(most=100)
+    assert [found.file.name for found in walk([folder], bounds)] == ["a"]
+    assert not bounds.problem
+    assert f"{folder / 'all'} is left out: it is a link to a folder" in caplog.text
+
+
+@LINKS
+def test_behind_a_link_a_scan_stays_on_its_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, disk = tmp_path / "loras", tmp_path / "disk"
+    put(folder / "mounted" / "own.safetensors"), put(disk / "far.safetensors"), put(disk / "mounted" / "b.safetensors")
+    (folder / "collection").symlink_to(disk)
+    (disk / "again").symlink_to(disk / "mounted")
+    stat = Path.stat
+
+    def mounted(path: Path, **more: Any) -> os.stat_result:
+        found = stat(path, **more)
+        return os.stat_result((*found[:2], 99, *found[3:])) if path.name in ("mounted", "again") else found
+
+    monkeypatch.setattr(Path, "stat", mounted)
+    assert {found.file.name for found in walk([folder])} == {"own", "far"}
+    assert caplog.text.count("link to it directly") == 2
+
+
+def test_a_scan_ends_at_its_bound_and_says_so(tmp_path: Path) -> None:
+    for number in range(20):
+        put(tmp_path / str(number) / "a.safetensors")
+    bounds = Bounds(most=30)
+    assert 0 < len(list(walk([tmp_path], bounds))) < 20
+    assert "more than 30 files and folders" in bounds.problem
+
+
+def test_folders_inside_each_other_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    deep = tmp_path
+    for _ in range(70):
+        deep /= "d"
+    put(deep / "a.safetensors"), put(tmp_path / "b.safetensors")
+    assert [found.file.name for found in walk([tmp_path])] == ["b"]
+    assert "more than 60 folders deep" in caplog.text
+
+
+def test_a_scan_can_be_stopped(tmp_path: Path) -> None:
+    put(tmp_path / "a.safetensors")
+    with pytest.raises(ScanStoppedError):
+        list(walk([tmp_path], Bounds(lambda: True)))

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
 from extension.hosts.standalone import STANDALONE
-from extension.hosts.txt2img import Txt2Img
+from extension.hosts.txt2img import Hires, Source, Txt2Img
 from extension.standalone.model import LoadedModel
 from extension.standalone.render import Watch, render
 from extension.standalone.studio import Studio, open_studio
@@ -51,6 +52,12 @@ def test_a_job_on_every_family(family: str, tmp_path: Path) -> None:
         (again,) = pixels(studio, SMALL)
         both = pixels(studio, replace(SMALL, batch_size=2, seed=2))
         (other,) = pixels(studio, replace(SMALL, prompt="a house"))
+        source = Source((Image.fromarray(plain.astype(np.uint8)),), denoising=0.5)
+        (started,) = pixels(studio, replace(SMALL, source=source))
+        mask = Image.new("L", (64, 64))
+        (kept,) = pixels(studio, replace(SMALL, source=replace(source, mask=mask)))
+        hires = replace(SMALL, hires=Hires(96, 64, steps=2))
+        (larger,), (of_second,) = pixels(studio, hires), pixels(studio, replace(hires, prompt="a fox<lora:v:1:hr=0>"))
     finally:
         STANDALONE.close()
     assert plain.shape == (64, 64, 3)
@@ -58,3 +65,7 @@ def test_a_job_on_every_family(family: str, tmp_path: Path) -> None:
     assert np.array_equal(plain, again)
     assert np.abs(both[1] - plain).max() <= 1
     assert not np.array_equal(plain, other)
+    assert not np.array_equal(started, plain)
+    assert np.array_equal(kept, plain)
+    assert larger.shape == (64, 96, 3)
+    assert not np.array_equal(larger, of_second)

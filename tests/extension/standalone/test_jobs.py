@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from dataclasses import replace
@@ -9,9 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from extension.generation.options import ALWAYS, FAIL, IN_ORDER, MERGE, ON_BAD_LORA, SKIP
-from extension.hosts.txt2img import Picture, RequestError, Txt2Img
+from extension.hosts.txt2img import Hires, Picture, RequestError, Source, Txt2Img
 from extension.library.catalog import Catalog, CatalogError
 from extension.standalone import render
 from extension.standalone.encode import encode_skipping
@@ -21,6 +23,7 @@ from extension.text.infotext import parse_infotext
 from extension.text.prompt import PromptError
 
 SMALL = Txt2Img("a red fox", steps=2, width=64, height=64, seed=7)
+BLANK = Image.new("RGB", (64, 64))
 WITH_LORA = replace(SMALL, prompt="a red fox <lora:zorp:0.8>")
 
 
@@ -138,6 +141,13 @@ def test_progress_counts_every_step_and_shows_a_preview(runner: Runner, monkeypa
     assert seen[-1].fraction == 1.0
 
 
+def test_a_picture_of_a_series_is_as_alone_with_weights_drawn_for_its_seed(runner: Runner) -> None:
+    drawn = replace(SMALL, prompt=f"a fox <lora:zorp:1:lbw={','.join('R' * 17)}>")
+    series = runner.submit(replace(drawn, n_iter=2)).result(60)
+    alone = one(runner, replace(drawn, seed=SMALL.seed + 1))
+    assert np.array_equal(pixels(series.pictures[1]), alone)
+
+
 def test_cancel_stops_at_the_next_step_and_leaves_nothing(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     before = one(runner, SMALL)
     steps = count_steps(runner, monkeypatch)
@@ -156,10 +166,10 @@ def test_cancel_stops_at_the_next_step_and_leaves_nothing(runner: Runner, monkey
 def test_a_cancelled_job_keeps_the_batches_it_finished(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     original = render._batch
 
-    def cancel_in_the_second(studio, plan, batch, settings, watch):
+    def cancel_in_the_second(studio, plan, tags, batch, told, watch):
         if batch == 1:
             job.cancel()
-        return original(studio, plan, batch, settings, watch)
+        return original(studio, plan, tags, batch, told, watch)
 
     monkeypatch.setattr(render, "_batch", cancel_in_the_second)
     ready = threading.Event()
@@ -183,7 +193,7 @@ def test_a_job_cancelled_while_it_waits_does_nothing(runner: Runner, monkeypatch
     ready.set()
     assert over == (True, True, None), "the job before it still ran"
     assert job.result(60).cancelled
-    runner.call(lambda: None)
+    asyncio.run(runner.call(lambda: None))
     assert steps == []
 
 
@@ -258,6 +268,13 @@ def test_a_bad_lora_fails_the_job_or_is_skipped_as_the_setting_says(runner: Runn
         ({"seed": 2**63}, "seed is"),
         ({"clip_skip": 0}, "clip skip is 0"),
         ({"sampler": "Eulr"}, "sampler 'Eulr' is unknown; known are"),
+        ({"hires": Hires(4096, 64)}, "hires width is 4096"),
+        ({"hires": Hires(64, 64, "R-ESRGAN 4x+")}, "upscaler 'R-ESRGAN 4x+' is unknown; known are Latent, "),
+        ({"hires": Hires(64, 64, denoising=0)}, "denoising strength is 0; a hires pass of 20 steps needs 0.02 or more"),
+        ({"hires": Hires(64, 64, sampler="Eulr")}, "sampler 'Eulr' is unknown; known are"),
+        ({"source": Source((BLANK,), 1.5)}, "denoising strength is 1.5; it must be from 0 to 1"),
+        ({"source": Source((BLANK,), resize_mode=4)}, "resize_mode is 4"),
+        ({"source": Source((BLANK,) * 2)}, "2 pictures were sent for a batch of 1; send one for all, or one for each"),
     ],
 )
 def test_what_cannot_be_done_is_refused_at_once(runner: Runner, change: dict[str, object], message: str) -> None:

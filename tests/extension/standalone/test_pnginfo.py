@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import io
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -7,9 +8,12 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from PIL.ExifTags import IFD, Base
+from PIL.PngImagePlugin import PngInfo
 
-from extension.hosts.txt2img import Picture
-from extension.standalone.pnginfo import encode_png, read_infotext, save_picture
+from extension.hosts.txt2img import Picture, RequestError
+from extension.standalone.pnginfo import encode_png, read_infotext, read_picture, read_texts, save_picture
+from extension.store import LOCK_FILE
 
 IMAGE = Image.new("RGB", (8, 8), (10, 20, 30))
 
@@ -20,6 +24,44 @@ def test_the_parameters_text_is_in_the_png(text: str) -> None:
         assert read_infotext(image) == text
         assert image.getpixel((0, 0)) == (10, 20, 30)
         assert ("parameters" in image.info) == bool(text)
+
+
+@pytest.mark.parametrize("form", ["JPEG", "WEBP"])
+@pytest.mark.parametrize("comment", [b"UNICODE\0" + "лиса\nSteps: 1".encode("utf-16-be"), "лиса\nSteps: 1".encode()])
+def test_the_parameters_text_of_other_formats_is_their_comment(form: str, comment: bytes) -> None:
+    exif = Image.Exif()
+    exif.get_ifd(IFD.Exif)[Base.UserComment] = comment
+    buffer = io.BytesIO()
+    IMAGE.save(buffer, form, exif=exif)
+    sent = base64.b64encode(buffer.getvalue()).decode()
+    assert read_infotext(read_picture(f"data:image/x;base64,{sent}", "image")) == "лиса\nSteps: 1"
+
+
+def test_a_picture_that_is_sent_stands_upright_and_keeps_its_texts() -> None:
+    exif = Image.Exif()
+    exif[Base.Orientation] = 6
+    chunks = PngInfo()
+    chunks.add_text("Software", "a program")
+    chunks.add_text("parameters", "a fox")
+    buffer = io.BytesIO()
+    Image.new("RGBA", (8, 4)).save(buffer, "PNG", exif=exif, pnginfo=chunks)
+    image = read_picture(base64.encodebytes(buffer.getvalue()).decode(), "image")
+    assert image.size == (4, 8)
+    assert (read_infotext(image), read_texts(image)["Software"]) == ("a fox", "a program")
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (None, "image must be a picture as base64, not None"),
+        ("http://example.org/a.png", "image is an address; send the picture itself"),
+        ("?", "image: it is no base64"),
+        ("aGVsbG8=", "image: this picture cannot be read: its file is damaged"),
+    ],
+)
+def test_what_is_no_picture_is_refused(sent: object, reason: str) -> None:
+    with pytest.raises(RequestError, match=reason):
+        read_picture(sent, "image")
 
 
 def test_pictures_are_numbered_on(tmp_path: Path) -> None:
@@ -53,4 +95,4 @@ def test_of_a_picture_that_does_not_fit_on_the_disk_nothing_is_left(tmp_path: Pa
             save_picture(Picture(IMAGE, 7, "x"), tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir() if path.name != LOCK_FILE] == []

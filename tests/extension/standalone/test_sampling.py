@@ -22,6 +22,7 @@ MODEL = {
     [
         ("Euler a", "Automatic", "Euler a", "Uniform"),
         ("euler A", "automatic", "Euler a", "Uniform"),
+        ("Euler a", "karras", "Euler a", "Karras"),  # as clients send it, in two fields
         ("DPM++ 2M", "Automatic", "DPM++ 2M", "Karras"),  # A1111's default for it
         ("DPM++ 2M", "Uniform", "DPM++ 2M", "Uniform"),
         ("DPM++ 2M Karras", "Automatic", "DPM++ 2M", "Karras"),
@@ -70,6 +71,17 @@ def test_schedules_change_the_noise_levels() -> None:
         scheduler.set_timesteps(6)
         levels[schedule] = tuple(scheduler.sigmas.tolist())
     assert len(set(levels.values())) == 3
+
+
+@pytest.mark.parametrize("schedule", ["Karras", "Exponential"])
+def test_euler_a_follows_a_schedule_as_euler_does(schedule: str) -> None:
+    ancestral, euler = (find_sampling(name, schedule).make(MODEL) for name in ("Euler a", "Euler"))
+    uniform = find_sampling("Euler a").make(MODEL)
+    for scheduler in (ancestral, euler, uniform):
+        scheduler.set_timesteps(7, device="cpu")
+    assert torch.equal(ancestral.sigmas, euler.sigmas)
+    assert torch.equal(ancestral.timesteps, euler.timesteps)
+    assert not torch.equal(ancestral.sigmas, uniform.sigmas)
 
 
 def test_a_sampler_without_its_package_is_not_offered() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import uvicorn
@@ -45,6 +46,15 @@ SMALL: dict[str, Any] = {"prompt": "a fox", "steps": 2, "width": 64, "height": 6
 TXT2IMG = "/sdapi/v1/txt2img"
 ROOT = Path(__file__).resolve().parents[3]
 LORAS = ["neon", "night", "outline", "stars", "stripes", "zorp"]
+
+
+def encoded(image: Image.Image) -> str:
+    stream = io.BytesIO()
+    image.save(stream, "PNG")
+    return base64.b64encode(stream.getvalue()).decode()
+
+
+PICTURE = encoded(Image.effect_noise((64, 64), 80).convert("RGB"))
 
 
 @pytest.fixture(scope="module")
@@ -95,13 +105,66 @@ def test_an_existing_client_works_unchanged(api: webuiapi.WebUIApi) -> None:
     assert plain.image.tobytes() != with_lora.image.tobytes()
     assert plain.image.tobytes() == api.txt2img(prompt="a fox", **arguments).image.tobytes()
     assert with_lora.info["infotexts"][0] == with_lora.image.info["parameters"]
+    told = api.png_info(with_lora.image)
+    assert told.info == with_lora.image.info["parameters"]
+    assert told.json["parameters"]["Prompt"] == "a fox <lora:zorp:1>"
+    assert (told.json["parameters"]["Size-1"], told.json["parameters"]["Clip skip"]) == ("64", "1")
     assert [lora["name"] for lora in api.get_loras()] == LORAS
     assert "Euler a" in api.util_get_sampler_names()
     assert "karras" in api.util_get_scheduler_names()
     assert api.util_get_current_model() == api.util_get_model_names()[0]
+    api.util_set_model("remora")
     assert api.get_progress()["progress"] == 0
-    assert api.interrupt() == {}
+    assert (api.interrupt(), api.skip(), api.refresh_checkpoints()) == ({}, None, None)
     api.util_wait_for_ready()
+
+
+def test_an_existing_client_changes_pictures_and_makes_them_larger(api: webuiapi.WebUIApi) -> None:
+    small = {"steps": 2, "width": 64, "height": 64, "seed": 7}
+    first = api.txt2img(prompt="a fox", styles=["anime"], scheduler="Karras", **small)
+    assert "Schedule type: Karras" in first.image.info["parameters"]
+    assert first.info["styles"] == ["anime"]
+    assert first.info["remora"]["notes"] == ["style 'anime' has no effect: the embedded web UI has no styles"]
+    larger = api.txt2img(
+        prompt="a fox", enable_hr=True, hr_second_pass_steps=3, hr_prompt="a red fox", denoising_strength=0.4, **small
+    )
+    assert larger.image.size == (128, 128)
+    wanted = {"Denoising strength": "0.4", "Hires upscale": "2", "Hires steps": "3", "Hires upscaler": "Latent"}
+    assert larger.info["extra_generation_params"] == {**wanted, "Hires prompt": "a red fox"}
+    assert parse_infotext(larger.image.info["parameters"]).settings.items() >= wanted.items()
+    other = api.img2img([first.image], prompt="a cat", denoising_strength=0.6, **small)
+    assert (other.image.size, other.parameters["init_images"]) == ((64, 64), None)
+    mask = Image.new("RGB", (64, 64))
+    mask.paste("white", (8, 8, 40, 40))
+    painted = api.img2img([first.image], mask_image=mask, mask_blur=0, inpainting_fill=1, prompt="a cat", **small)
+    assert painted.image.crop((40, 0, 64, 64)).tobytes() == first.image.crop((40, 0, 64, 64)).tobytes()
+    assert painted.image.crop((8, 8, 40, 40)).tobytes() != first.image.crop((8, 8, 40, 40)).tobytes()
+    assert painted.info["extra_generation_params"]["Inpaint area"] == "Only masked"
+    upscaled = api.extra_single_image(first.image, upscaler_1=webuiapi.Upscaler.Lanczos, upscaling_resize=1.5)
+    both = api.extra_batch_images([first.image] * 2, resize_mode=1, upscaler_1="Nearest", upscaling_resize_w=80)
+    assert upscaled.image.size == (96, 96)
+    assert [image.size for image in both.images] == [(80, 512)] * 2
+
+
+def test_the_lists_have_the_fields_of_a1111(api: webuiapi.WebUIApi) -> None:
+    assert {"name": "Euler a", "aliases": ["k_euler_a", "k_euler_ancestral"], "options": {}} in api.get_samplers()
+    assert [one["name"] for one in api.get_upscalers()] == ["None", "Lanczos", "Nearest"]
+    latent = {one.value for one in webuiapi.HiResUpscaler if one.value.startswith("Latent")}
+    assert {one["name"] for one in api.get_latent_upscale_modes()} == latent
+    for empty in (
+        api.get_sd_vae(),
+        api.get_hypernetworks(),
+        api.get_face_restorers(),
+        api.get_realesrgan_models(),
+        api.get_prompt_styles(),
+    ):
+        assert empty == []
+    assert api.get_embeddings() == {"loaded": {}, "skipped": {}}
+    assert api.get_scripts() == {"txt2img": [], "img2img": []}
+    memory, flags = api.get_memory(), api.get_cmd_flags()
+    assert memory["ram"]["used"] + memory["ram"]["free"] == memory["ram"]["total"]
+    assert flags["lora_dir"].endswith("loras")
+    assert flags["ckpt"].endswith("remora-shapes")
 
 
 def test_an_existing_client_sees_the_reason_of_a_failure(api: webuiapi.WebUIApi) -> None:
@@ -123,11 +186,16 @@ def test_an_existing_client_sees_the_reason_of_a_failure(api: webuiapi.WebUIApi)
         ({"send_images": "no"}, "send_images must be true or false"),
         ({"sampler_name": "Nope"}, "sampler 'Nope' is unknown"),
         ({"scheduler": "Nope"}, "schedule 'Nope' is unknown"),
-        ({"scheduler": "Karras"}, "Euler a cannot follow"),
-        ({"enable_hr": True}, "enable_hr=True is not supported"),
-        ({"init_images": ["x"]}, "init_images"),
-        ({"alwayson_scripts": {"controlnet": {}}}, "alwayson_scripts"),
-        ({"styles": ["x"]}, "styles"),
+        ({"scheduler": "Karras", "sampler_name": "DDIM"}, "DDIM cannot follow"),
+        ({"enable_hr": "no"}, "enable_hr must be true or false"),
+        ({"enable_hr": True, "hr_scale": 64}, "hires width is 4096"),
+        ({"enable_hr": True, "hr_upscaler": "SwinIR 4x"}, "upscaler 'SwinIR 4x' is unknown; known are Latent, "),
+        ({"enable_hr": True, "hr_checkpoint_name": "other"}, "hr_checkpoint_name: model 'other' is not loaded"),
+        ({"enable_hr": True, "hr_prompt": "<lora:zorp:1.1.>"}, "'1.1.' is not a number"),
+        ({"enable_hr": True, "firstphase_width": 32}, "firstphase_width=32 is not supported"),
+        ({"init_images": ["x"]}, "init_images is a field of img2img; send the request to /sdapi/v1/img2img"),
+        ({"alwayson_scripts": {"controlnet": {}}}, "alwayson_scripts: controlnet is not here"),
+        ({"styles": "x"}, "styles must be a list of names"),
         ({"subseed_strength": 0.5}, "subseed_strength"),
         ({"override_settings": {"sd_vae": "x"}}, "sd_vae is not supported"),
         ({"override_settings": {"sd_model_checkpoint": "other"}}, "'other' is not loaded"),
@@ -140,6 +208,125 @@ def test_what_cannot_be_done_is_said_in_one_sentence(client: TestClient, change:
     answer = client.post(TXT2IMG, json={**SMALL, **change})
     assert answer.status_code == 422
     assert message in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"init_images": None}, "init_images must be a list with at least one picture"),
+        ({"init_images": ["?"]}, "init_images[0]: it is no base64"),
+        ({"mask": "?"}, "mask: it is no base64"),
+        ({"init_images": ["?"] * 17}, "init_images has 17 pictures; a batch has at most 16"),
+        ({"init_images": [PICTURE] * 2}, "2 pictures were sent for a batch of 1"),
+        ({"denoising_strength": 2}, "denoising strength is 2"),
+        ({"inpainting_fill": 4}, "inpainting_fill is 4"),
+        ({"mask_blur_x": 1}, "mask_blur_x and mask_blur_y must be equal"),
+        ({"latent_mask": PICTURE}, "latent_mask="),
+        ({"initial_noise_multiplier": 1.1}, "initial_noise_multiplier=1.1 is not supported"),
+        ({"enable_hr": True}, "enable_hr is a field of txt2img"),
+    ],
+)
+def test_what_cannot_be_done_with_a_picture_is_said(client: TestClient, change: dict[str, Any], message: str) -> None:
+    answer = client.post("/sdapi/v1/img2img", json={**SMALL, "init_images": [PICTURE], **change})
+    assert answer.status_code == 422
+    assert message in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "status", "message"),
+    [
+        ("interrogate", {"image": PICTURE}, 501, "no model that describes pictures"),
+        ("train/embedding", {}, 501, "does not train"),
+        ("png-info", {}, 422, "image must be a picture as base64"),
+        (
+            "extra-single-image",
+            {"image": PICTURE, "upscaler_1": "R-ESRGAN 4x+"},
+            422,
+            "known are None, Lanczos, Nearest",
+        ),
+        ("extra-single-image", {"image": PICTURE, "gfpgan_visibility": 1}, 422, "no model restores faces"),
+        ("extra-single-image", {"image": PICTURE, "upscaler_1": "Lanczos", "upscaling_resize": 999}, 422, "64 million"),
+        ("extra-batch-images", {"imageList": [{}] * 101}, 422, "send at most 100 at once"),
+        ("extra-batch-images", {"imageList": [PICTURE]}, 422, "imageList must be a list of pictures"),
+    ],
+)
+def test_other_routes_say_what_they_cannot_do(
+    client: TestClient, route: str, body: dict[str, Any], status: int, message: str
+) -> None:
+    answer = client.post(f"/sdapi/v1/{route}", json=body)
+    assert answer.status_code == status
+    assert message in answer.json()["detail"]
+
+
+def made(client: TestClient, route: str = "txt2img", **request: object) -> tuple[list[bytes], dict[str, Any]]:
+    """Return the pixels of the pictures, and the info."""
+    answer = client.post(f"/sdapi/v1/{route}", json={**SMALL, **request})
+    assert answer.status_code == 200, answer.text
+    return [decoded(image).tobytes() for image in answer.json()["images"]], json.loads(answer.json()["info"])
+
+
+def test_tags_act_in_the_passes_that_they_name(client: TestClient) -> None:
+    hires = {"enable_hr": True, "hr_scale": 1.5, "denoising_strength": 0.7}
+    plain, _ = made(client, prompt="a fox ", **hires)
+    both, info = made(client, prompt="a fox <lora:zorp:1>", **hires)
+    second, told = made(client, prompt="a fox <lora:zorp:1:pass=hires>", **hires)
+    base, _ = made(client, prompt="a fox <lora:zorp:1:pass=base>", **hires)
+    assert len({*plain, *both, *second, *base}) == 4
+    assert second == made(client, prompt="a fox ", hr_prompt="a fox <lora:zorp:1>", **hires)[0]
+    assert base == made(client, prompt="a fox <lora:zorp:1>", hr_prompt="a fox ", **hires)[0]
+    assert base == made(client, prompt="a fox <lora:zorp:1:hr=0>", **hires)[0]
+    for one in (info, told):
+        assert one["remora"]["warnings"] == []
+        assert [line.partition(":")[0] for line in one["remora"]["loras"]] == ["zorp"]
+        assert "zorp: " in parse_infotext(one["infotexts"][0]).settings["Lora hashes"]
+    (warning,) = made(client, prompt="a fox <lora:zorp:1:pass=hires>")[1]["remora"]["warnings"]
+    assert "no such pass was made" in warning
+
+
+def test_each_tag_has_one_outcome_of_all_batches_and_passes(client: TestClient, runner: Runner) -> None:
+    hires = {"enable_hr": True, "hr_scale": 1.5, "n_iter": 2}
+    made(client, prompt="a fox <lora:zorp:1:pass=hires> <lora:zorp:0>", **hires)
+    outcomes = [(outcome.name, outcome.state) for outcome in runner.studio.session.outcomes]
+    assert outcomes == [("zorp", "applied"), ("zorp", "none")]
+    assert len(runner.studio.session.passes.activations) == 4
+    answer = client.post("/sdapi/v1/txt2img", json={**SMALL, **hires, "hr_prompt": "a fox <lora:nobody:1>"})
+    assert answer.status_code == 422
+    assert [(outcome.name, outcome.state) for outcome in runner.studio.session.outcomes] == [("nobody", "missing")]
+
+
+def test_each_picture_of_a_batch_has_its_own_lora_from_a_picture_too(client: TestClient) -> None:
+    request = {"init_images": [PICTURE], "denoising_strength": 0.9, "batch_size": 2, "route": "img2img"}
+    plain, _ = made(client, prompt="a fox ", **request)
+    all_of_them, _ = made(client, prompt="a fox <lora:zorp:1>", **request)
+    second, _ = made(client, prompt="a fox <lora:zorp:1:rows=2>", **request)
+    for found, wanted in zip(second, (plain[0], all_of_them[1]), strict=True):
+        pixels = [np.frombuffer(one, np.uint8).astype(int) for one in (found, wanted)]
+        assert np.abs(pixels[0] - pixels[1]).max() <= 1  # text is encoded one by one
+    assert plain[1] != all_of_them[1]
+
+
+def test_a_mask_of_all_equals_none_and_an_empty_one_is_told(client: TestClient) -> None:
+    white, black = (encoded(Image.new("L", (64, 64), shade)) for shade in ("white", "black"))
+    request = {"route": "img2img", "init_images": [PICTURE], "mask_blur": 0, "inpainting_fill": 1}
+    plain, _ = made(client, **request)
+    assert made(client, mask=white, inpaint_full_res=False, **request)[0] == plain
+    assert made(client, mask=black, inpainting_mask_invert=1, inpaint_full_res=False, **request)[0] == plain
+    whole, info = made(client, mask=black, **request)
+    assert whole == plain
+    assert info["remora"]["notes"] == ["the mask names nothing to paint, so the whole picture was painted"]
+    assert made(client, mask=black, inpaint_full_res=False, **request)[0] == [decoded(PICTURE).tobytes()]
+
+
+def test_settings_of_a_request_stay_if_it_says_so(client: TestClient, runner: Runner) -> None:
+    override: dict[str, dict[str, object]] = {"override_settings": {DEFAULT_MULTIPLIER: 0.5}}
+    try:
+        made(client, **override)
+        assert runner.studio.host.option(DEFAULT_MULTIPLIER) == 1.0
+        override["override_settings"]["sd_vae"] = "None"  # has no effect
+        made(client, **override, override_settings_restore_afterwards=False)
+        assert runner.studio.host.option(DEFAULT_MULTIPLIER) == 0.5
+    finally:
+        client.post("/sdapi/v1/options", json={DEFAULT_MULTIPLIER: 1.0})
 
 
 def test_what_asks_for_nothing_is_accepted(client: TestClient) -> None:
@@ -158,6 +345,8 @@ def test_what_asks_for_nothing_is_accepted(client: TestClient) -> None:
         "s_noise": 1,
         "some_other_extensions_field": 1,
         "scheduler": "automatic",
+        "firstphase_width": 0,
+        "override_settings_restore_afterwards": True,
         "seed": 7.0,
         "override_settings": {"sd_model_checkpoint": "remora-shapes", "samples_format": "png"},
     }
@@ -298,6 +487,15 @@ def test_the_state_of_the_latest_job(client: TestClient) -> None:
     assert client.get("/remora/v1/state").json()["loras"] == []
 
 
+def test_a_picture_that_is_stopped_has_no_hires_pass(client: TestClient) -> None:
+    seen, answer = stopped(client, "interrupt", steps=100, enable_hr=True)
+    assert (seen["state"]["job_count"], seen["state"]["job_no"], seen["state"]["sampling_steps"]) == (2, 0, 100)
+    assert 0 < seen["progress"] < 0.5
+    assert [decoded(image).size for image in answer["images"]] == [(64, 64)]
+    (note,) = json.loads(answer["info"])["remora"]["notes"]
+    assert re.fullmatch(r"interrupted after \d+ of 100 steps: the picture is unfinished", note)
+
+
 def stopped(client: TestClient, by: str, **request: object) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the progress of a job after its first step, and the answer when it is stopped then."""
     answers: list[Any] = []
@@ -391,6 +589,7 @@ def test_options_are_read_and_set(client: TestClient, runner: Runner) -> None:
     ("values", "message"),
     [
         ({"no_such": 1}, "unknown settings: no_such"),
+        ({"samples_format": "jpg"}, "samples_format is 'png' here and cannot be changed"),
         ({"sd_model_checkpoint": "other"}, "chosen when the program starts"),
         ({"CLIP_stop_at_last_layers": 0}, "clip skip is 0"),
         ({ON_BAD_LORA: "maybe"}, "must be one of"),
@@ -401,7 +600,7 @@ def test_options_are_read_and_set(client: TestClient, runner: Runner) -> None:
 )
 def test_a_wrong_option_changes_nothing(client: TestClient, values: dict[str, Any], message: str) -> None:
     before = client.get("/sdapi/v1/options").json()
-    answer = client.post("/sdapi/v1/options", json={**values, "samples_format": "png"})
+    answer = client.post("/sdapi/v1/options", json={"samples_format": "png", **values})
     assert answer.status_code == 422
     assert message in answer.json()["detail"]
     assert client.get("/sdapi/v1/options").json() == before

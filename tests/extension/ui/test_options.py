@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
+import threading
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,6 +56,15 @@ def handlers(backend: PageBackend) -> Any:
     return Handlers(backend)
 
 
+def updates(made: Callable[[], AsyncIterator[Any]]) -> list[Any]:
+    """Return what one of the page's events yields, in a loop of its own."""
+
+    async def gathered() -> list[Any]:
+        return [update async for update in made()]
+
+    return asyncio.run(gathered())
+
+
 def test_every_setting_has_a_control_with_its_bounds() -> None:
     # in a process of its own: gradio leaves event loops open, and warnings are errors here
     done = subprocess.run([sys.executable, "-c", PAGE], cwd=ROOT, capture_output=True, text=True, timeout=60)
@@ -99,10 +111,10 @@ def test_a_bad_value_changes_nothing_and_is_said(backend: PageBackend, handlers:
 def test_a_page_that_opens_later_shows_the_latest_pictures(backend: PageBackend, handlers: Any) -> None:
     """As after a reload: the stack's report of the picture is there, so the picture is, too."""
     opened = SimpleNamespace(session_hash="another")
-    (nothing,) = handlers.first(opened)
+    (nothing,) = updates(lambda: handlers.first(opened))
     job = backend.submit(Txt2Img("a fox", steps=1, width=64, height=64, seed=1))
-    *_, last = handlers._follow(job)
-    (again,) = handlers.first(opened)
+    *_, last = updates(lambda: handlers._follow(job))
+    (again,) = updates(lambda: handlers.first(opened))
     assert nothing == type(last)()
     assert (again.gallery, again.infotext, again.outcome) == (last.gallery, last.infotext, last.outcome)
     assert again.infotext.startswith("a fox")
@@ -117,6 +129,72 @@ def test_pictures_that_could_not_be_saved_are_shown_with_the_reason(
 
     monkeypatch.setattr("extension.standalone.jobs.save_picture", full)
     job = backend.submit(Txt2Img("a fox", steps=1, width=64, height=64, seed=1))
-    *_, last = handlers._follow(job)
+    *_, last = updates(lambda: handlers._follow(job))
     assert [picture.size for picture in last.gallery["value"]] == [(64, 64)]
     assert "No space left on device" in last.outcome
+
+
+INPUTS: dict[str, Any] = {
+    "prompt": "a fox",
+    "negative": "",
+    "Steps": 1,
+    "Sampler": "Euler a",
+    "CFG scale": 7,
+    "Width": 64,
+    "Height": 64,
+    "Seed": 1,
+    "Batch size": 1,
+    "Batch count": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("label", "value", "said"),
+    [
+        *((label, None, "is empty") for label in INPUTS if label[0].isupper() and label != "Seed"),
+        ("Steps", float("nan"), "write a number"),
+        ("Width", float("inf"), "write a number"),
+        ("Batch size", 1.5, "write a whole number"),
+        ("Seed", 0.5, "write a whole number"),
+        ("Height", "x", "write a number"),
+        ("CFG scale", True, "write a number"),
+    ],
+)
+def test_an_input_without_a_number_is_one_sentence(handlers: Any, label: str, value: object, said: str) -> None:
+    inputs = {**INPUTS, label: value}
+    (update,) = updates(lambda: handlers.generate(SimpleNamespace(session_hash="x"), *inputs.values()))
+    assert f"“{label}” " in update.outcome
+    assert said in update.outcome
+
+
+@pytest.mark.parametrize(
+    "infotext", ["a fox\nSteps: 1, Sampler: x, Seed: none", "", "a\nSteps: 1, CFG scale: 1, Seed: 1e999"]
+)
+def test_parameters_without_a_seed_leave_it_as_it_is(handlers: Any, infotext: str) -> None:
+    assert handlers.last_seed(infotext, 5.0) == 5.0
+    assert handlers.last_seed(infotext, None) is None
+
+
+def test_a_waiting_job_of_the_page_holds_no_thread_and_ends_with_its_tab(handlers: Any, runner: Runner) -> None:
+    ready = threading.Event()
+    runner._worker.submit(ready.wait)
+
+    async def opened_and_closed() -> tuple[int, int]:
+        before = threading.active_count()
+        made = [handlers.generate(SimpleNamespace(session_hash=str(tab)), *INPUTS.values()) for tab in range(30)]
+        for one in made:
+            await anext(one)
+        waiting = [asyncio.ensure_future(anext(one)) for one in made]
+        await asyncio.wait(waiting, timeout=0.5)
+        during = threading.active_count()
+        await asyncio.wait(waiting)
+        for one in made:
+            await one.aclose()
+        return before, during
+
+    try:
+        before, during = asyncio.run(opened_and_closed())
+        assert during - before < 10, "each of them waits in a thread"
+        assert all(job.interrupted for job in runner._jobs)
+    finally:
+        ready.set()

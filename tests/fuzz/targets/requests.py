@@ -7,7 +7,7 @@ import base64
 import json
 import shutil
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -88,14 +88,17 @@ class _Runner:
     current = None
 
     def __init__(self) -> None:
-        digest = SimpleNamespace(result=lambda: "0" * 64)
+        digest: Future[str] = Future()
+        digest.set_result("0" * 64)
         model = SimpleNamespace(name="made", path=Path("made"), shorthash="0" * 10, sha256=digest)
         self.studio = SimpleNamespace(model=model, host=STANDALONE)
 
     def submit(self, request: Txt2Img, save: bool = False) -> SimpleNamespace:
         request.check()
         pictures = [Picture(Image.new("RGB", (8, 8)), seed, request.prompt) for seed in range(request.count)]
-        return SimpleNamespace(result=lambda: Result(tuple(pictures), request.seed))
+        over = asyncio.Event()
+        over.set()
+        return SimpleNamespace(over=lambda: over, result=lambda: Result(tuple(pictures), request.seed))
 
 
 class Served:
