@@ -122,8 +122,9 @@ function textsOf(lora) {
     const known = searched.get(lora);
     if (known) return known;
     const {name, alias, words, file, tags, captions, notes, base_model, kind, family} = lora;
-    const rest = [file, tags.join(" "), captions, notes, base_model, kind, family];
-    const made = [name, [words, alias].join("\n"), rest.filter(Boolean).join("\n")].map((text) => text.toLowerCase());
+    const made = [[name], [words, alias], [file, tags.join(" "), captions, notes, base_model, kind, family]].map((texts) =>
+        texts.filter(Boolean).join("\n").toLowerCase(),
+    );
     searched.set(lora, made);
     return made;
 }
