@@ -122,8 +122,8 @@ function textsOf(lora) {
     const known = searched.get(lora);
     if (known) return known;
     const {name, alias, words, file, tags, captions, notes, base_model, kind, family} = lora;
-    const made = [[name], [words, alias], [file, tags.join(" "), captions, notes, base_model, kind, family]].map((texts) =>
-        texts.filter(Boolean).join("\n").toLowerCase(),
+    const made = [[name], [words, alias], [file, tags.join(" "), captions, notes, base_model, kind, family]].map(
+        (texts) => texts.filter(Boolean).join("\n").toLowerCase(),
     );
     searched.set(lora, made);
     return made;

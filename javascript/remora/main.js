@@ -19,6 +19,8 @@ const SHOWN = {
     pane: "library",
     details: /** @type {string | null} */ (null), // id of a file
     dialog: "",
+    more: "", // key of the row whose settings are shown
+    section: /** @type {"schedule" | "region" | "passes" | "blocks"} */ ("schedule"), // of them
     comparison: "", // id of the one that this page began
     theme: 0, // how often the page has changed its colours: canvases are drawn again
 };
@@ -46,7 +48,7 @@ export class Tab {
     /** @param {Partial<State>} changes */
     set(changes) {
         this.store.set(changes);
-        if ("sort" in changes || "view" in changes || "cards" in changes) remember(this.state);
+        if ("sort" in changes || "view" in changes) remember(this.state);
     }
 }
 

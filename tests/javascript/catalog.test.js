@@ -231,7 +231,12 @@ test("what matches a search equally well is in the chosen order", () => {
         lora("knight_owl", {size: 3}),
         lora("owl", {words: "night", size: 4}),
     );
-    assert.deepEqual(names(select(catalog, "night", NO_FILTERS, "size")), ["night_owl", "night_sky", "knight_owl", "owl"]);
+    assert.deepEqual(names(select(catalog, "night", NO_FILTERS, "size")), [
+        "night_owl",
+        "night_sky",
+        "knight_owl",
+        "owl",
+    ]);
     assert.deepEqual(names(select(catalog, "owl night", NO_FILTERS, "name")), ["night_owl", "knight_owl", "owl"]);
 });
 

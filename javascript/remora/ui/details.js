@@ -14,7 +14,7 @@ import {canBeInserted, size} from "../catalog.js";
 import {split} from "../prompt.js";
 import {rank} from "./card.js";
 import {Icon} from "./icons.js";
-import {Button, Deleted, Dialog, isNumber, numberOf, Picture, Stars, Trouble, useTrouble} from "./parts.js";
+import {Button, Deleted, Dialog, isNumber, numberOf, Picture, Stars, Trouble, useLoad} from "./parts.js";
 
 const HASHED = 1500; // milliseconds after which a hash that was not known is asked for again
 
@@ -27,7 +27,6 @@ const HASHED = 1500; // milliseconds after which a hash that was not known is as
 export function Details({tab, id}) {
     const [lora, setLora] = useState(/** @type {LoraDetails | null} */ (null));
     const [draft, setDraft] = useState(/** @type {Draft | null} */ (null));
-    const [trouble, attempt] = useTrouble();
     const [replaced, setReplaced] = useState(false); // its picture, by another one
     const close = () => tab.set({details: null});
     const ask = () => tab.api.get(/** @type {const} */ (`lora?${query({id})}`));
@@ -35,6 +34,7 @@ export function Details({tab, id}) {
         setLora(told);
         setDraft(draftOf(told));
     };
+    const [trouble, attempt, again] = useLoad(tab, async () => take(await ask()), [id]);
     const shown = useRef();
     shown.current = {lora, draft};
     const renew = (/** @type {LoraDetails} */ told) => {
@@ -44,16 +44,13 @@ export function Details({tab, id}) {
         if (renewed.theirs) throw new Error(renewed.theirs);
     };
     useEffect(() => {
-        attempt(async () => take(await ask()));
-    }, [id]);
-    useEffect(() => {
         if (!lora || lora.hash || !lora.readable) return undefined;
         // the server makes it now
         const timer = setTimeout(() => attempt(async () => renew(await ask()), false), HASHED);
         return () => clearTimeout(timer);
     }, [lora]);
     if (!lora || !draft) {
-        return html`<${Dialog} title="About this LoRA" close=${close}><${Trouble} text=${trouble} />
+        return html`<${Dialog} title="About this LoRA" close=${close}><${Trouble} text=${trouble} again=${again} />
             ${!trouble && html`<p class="rt-hint">Loading …</p>`}<//>`;
     }
     const edit = (/** @type {Partial<Draft>} */ changes) => setDraft((now) => now && {...now, ...changes});

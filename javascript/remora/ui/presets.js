@@ -6,11 +6,11 @@
  * @import {Row} from "../stack.js"
  */
 
-import {html, useEffect, useState} from "../vendor/preact.js";
+import {html, useState} from "../vendor/preact.js";
 import {query} from "../api.js";
 import * as boxes from "../boxes.js";
 import {hasWords, readTags, withEntry} from "../prompt.js";
-import {Button, Deleted, Dialog, NameForm, Picture, Trouble, useTrouble} from "./parts.js";
+import {broken, Button, Deleted, Dialog, NameForm, Picture, Trouble, useLoad} from "./parts.js";
 
 /**
  * @typedef {`preset?${string}` | `preset/thumbnail?${string}`} Path
@@ -23,7 +23,7 @@ const nameProblem = (name) => (name ? "" : "Give the preset a name.");
 
 /** @param {{tab: Tab, state: State}} props */
 export function Presets({tab, state}) {
-    const [trouble, attempt] = useTrouble();
+    const [trouble, attempt, again] = useLoad(tab, () => tab.kept.loadPresets(), []);
     const [kept, setKept] = useState(0); // presets kept; the next name begins empty
     // being exported or imported
     const [text, setText] = useState(/** @type {{value: string, importing?: boolean} | null} */ (null));
@@ -37,9 +37,6 @@ export function Presets({tab, state}) {
             await tab.kept.writePresets(method, path, names, body);
             return true;
         });
-    useEffect(() => {
-        attempt(() => tab.kept.loadPresets());
-    }, []);
     const rows = tab.stack.rows().filter((row) => row.on && !row.problem);
     const save = (/** @type {string} */ name) =>
         attempt(async () => {
@@ -86,7 +83,7 @@ export function Presets({tab, state}) {
             await tab.kept.writePresets("POST", "presets", [], {text: text?.value});
             setText(null);
         });
-    const foot = html`<${Trouble} text=${trouble} />
+    const foot = html`<${Trouble} text=${trouble} again=${again} />
         ${
             deleted
             && html`<${Deleted} name=${`${deleted.replaced && deleted.picture ? "picture of" : "preset"} ${deleted.preset.name}`}
@@ -154,7 +151,7 @@ function Preset({preset, tab, ask, take, close, exportOne, remove}) {
             ${
                 renaming
                     ? html`<${NameForm} label="New name" button="Rename" former=${preset.name} focus problem=${nameProblem} save=${rename} />`
-                    : html`<strong>${preset.name}</strong>`
+                    : html`<strong>${broken(preset.name)}</strong>`
             }
             <span class="rt-hint">${tags.join(" ")}</span>
             <div class="rt-line">

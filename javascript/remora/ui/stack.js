@@ -15,7 +15,7 @@ import * as boxes from "../boxes.js";
 import {bodyOf, readBody, setMultipliers, tagOf} from "../prompt.js";
 import {Icon} from "./icons.js";
 import {Outcome} from "./outcome.js";
-import {Button, WordButton} from "./parts.js";
+import {Button, Name, WordButton} from "./parts.js";
 import {PlaceOfTag, Row} from "./row.js";
 import {summary} from "./summary.js";
 
@@ -29,7 +29,7 @@ import {summary} from "./summary.js";
  * @property {{icon: IconName, word: string, label: string}} moveTo how that is said
  * @property {(name: string) => void} rename
  *
- * @typedef {Reading & Actions & {on: boolean, text?: string, place?: Meant}} Entry
+ * @typedef {Reading & Actions & {on: boolean, key: string, text?: string, place?: Meant}} Entry
  * The contents and the actions of a row.
  *
  * @typedef {Reading & {on: boolean, key: string, entry: StackEntry}} AlwaysRow
@@ -71,7 +71,7 @@ export function Stack({tab, state, outcomes: {of, others}}) {
                     (
                         place,
                         at,
-                    ) => html`<div class="rt-row" key=${`negative ${at}`}><span class="rt-name">${place.name}</span>
+                    ) => html`<div class="rt-row" key=${`negative ${at}`}><span class="rt-name"><${Name} text=${place.name} /></span>
             <${PlaceOfTag} tab=${tab} place=${place} /></div>`,
                 )
         }
@@ -97,7 +97,7 @@ export function Stack({tab, state, outcomes: {of, others}}) {
             && html`<div class="rt-part"><h4>Others in the latest picture</h4>
             <ul class="rt-others" aria-label="Other LoRA of the latest picture">${others.map(
                 (lora) => html`
-                <li class="rt-row" key=${lora.name}><span class="rt-name">${lora.name}</span><${Outcome} lora=${lora} /></li>`,
+                <li class="rt-row" key=${lora.name}><span class="rt-name"><${Name} text=${lora.name} /></span><${Outcome} lora=${lora} /></li>`,
             )}
             </ul></div>`
         }
