@@ -1,12 +1,12 @@
-// Loads the tab, which is made of modules. Web UIs load this file by themselves, as a plain script.
+// Loads the tab, whose modules the server makes into one. Web UIs load this file by themselves, as a plain script.
 "use strict";
 
 (() => {
     const base = location.pathname.replace(/\/*$/, "");
     const begin = async () => {
         try {
-            /** @type {typeof import("./remora/main.js")} */
-            const tab = await import(`${base}/remora/app/main.js`);
+            /** @type {Pick<typeof import("./remora/main.js"), "start">} */
+            const tab = await import(`${base}/remora/app/tab.js`);
             /** @type {Window & {remoraTab?: unknown}} */ (window).remoraTab = await tab.start(base);
         } catch (error) {
             console.error("Remora: the tab could not be loaded:", error);

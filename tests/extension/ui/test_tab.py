@@ -159,7 +159,7 @@ def test_it_is_filtered_and_sorted(tab: Tab) -> None:
     tab.root.get_by_label("Sort by").select_option("size")
     names = tab.root.locator(".rt-virtual .rt-card-name").all_inner_texts()
     assert (names[0], names[-1]) == ("stripes", "stars")
-    tab.button("Show as a list").click()
+    tab.button("List").click()
     assert tab.root.locator(".rt-card-list").count() == 6
 
 
