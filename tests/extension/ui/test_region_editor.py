@@ -194,8 +194,26 @@ def test_what_the_server_refuses_is_said(served: Served, browser: Any) -> None:
     with opened(served, browser, lambda page: page.route("**/remora/v1/regions", refuse)) as page:
         tab = Tab(page).ready()
         tab.write("<lora:zorp:1:mask=left>")
-        tab.more("zorp", "Region").get_by_role("alert").get_by_text("the disk is full").wait_for(timeout=LONG)
+        row = tab.more("zorp", "Region")
+        row.get_by_role("alert").get_by_text("the disk is full").wait_for(timeout=LONG)
         assert tab.prompt == "<lora:zorp:1:mask=left>"
+        row.get_by_role("button", name="Try again").click()
+        row.get_by_role("alert").get_by_text("the disk is full").wait_for()
+        page.unroute("**/remora/v1/regions")
+        row.get_by_role("button", name="Try again").click()
+        choice(row).wait_for()
+        row.get_by_role("button", name="Try again").wait_for(state="hidden")
+
+
+def test_a_section_that_could_not_be_loaded_is_loaded_when_the_server_is_back(tab: Tab) -> None:
+    tab.page.route("**/remora/v1/**", lambda route: route.abort())
+    tab.write("<lora:zorp:1:mask=left>")
+    row = tab.more("zorp", "Region")
+    row.get_by_role("alert").get_by_text("The web UI does not answer.").wait_for()
+    tab.page.wait_for_function("window.remoraTab.state.lost", timeout=LONG)
+    tab.page.unroute("**/remora/v1/**")
+    choice(row).wait_for(timeout=LONG)
+    row.get_by_text("The web UI does not answer.").wait_for(state="hidden")
 
 
 # text, feather
