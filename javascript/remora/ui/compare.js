@@ -8,7 +8,7 @@
 import {html, useEffect, useState} from "../vendor/preact.js";
 import {query} from "../api.js";
 import {settings} from "../boxes.js";
-import {broken, Button, Dialog, isNumber, Name, numberOf, Picture, Trouble, useLoad} from "./parts.js";
+import {broken, Button, Dialog, isNumber, numberOf, Picture, Trouble, useLoad} from "./parts.js";
 
 const POLL = 500; // milliseconds
 const MODES = {
@@ -147,9 +147,9 @@ function Grid({tab, made}) {
         ${ready && html`<div class="rt-line"><span class="rt-hint">Click a picture to use its LoRA.</span> <a href=${`${tab.api.base}compare/picture`} download="comparison.png">Save as one picture</a></div>`}
         ${made.problem && html`<p class="rt-error" role="alert">${made.problem}</p>`}
         <div class="rt-grid-scroll" tabindex="0" role="region" aria-label="Comparison"><table class="rt-grid" style=${`--across:${made.columns.length}`}><thead><tr><td></td>
-            ${made.columns.map((title) => html`<th scope="col" key=${title} title=${title}><${Name} text=${title} /></th>`)}</tr></thead>
+            ${made.columns.map((title) => html`<th scope="col" key=${title} title=${title}>${broken(title)}</th>`)}</tr></thead>
             <tbody>${made.rows.map(
-                (title, y) => html`<tr key=${title}><th scope="row" title=${title}><${Name} text=${title} /></th>
+                (title, y) => html`<tr key=${title}><th scope="row" title=${title}>${broken(title)}</th>
                 ${made.columns.map((column, x) => {
                     const cell = y * made.columns.length + x;
                     const label = `${title} ${column}`.trim();
