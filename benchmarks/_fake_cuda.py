@@ -1,12 +1,16 @@
 """What CUDA would be asked for, counted on fake tensors: no GPU and no memory is needed, and no figure is a time.
 
 PyTorch's fake tensors have a shape, a dtype and a device, and no data. A build of torch without CUDA needs a device
-guard for it before there are any on "cuda"; a guard that does nothing is compiled here. Tensors of the computer stay
-real, so files are read and numbers computed as always.
+guard for it before there are any on "cuda"; a guard that does nothing is compiled here, which needs a C++ compiler.
+Without one the program says so and counts nothing. Tensors of the computer stay real, so files are read and numbers
+computed as always. Numbers that no fake tensor has are taken as 1, and masks as true throughout.
 
-Kernels are the aten operations below autograd that compute on the device: a linear layer or a convolution is one, a
-view none. A copy between the computer and the device does not wait if it goes to the device from page-locked memory
-with `non_blocking` and keeps the dtype; any other waits. Memory is page-locked if `pin_memory` asked for it.
+Kernels are the aten operations below autograd that compute on the device: a linear layer, a convolution or attention is
+one, a view or memory that is only allocated none. A device may take more: a copy from the computer into a tensor that
+is not contiguous starts a kernel of its own there, which is not counted. A copy between the computer and the device
+does not wait if it goes to the device from page-locked memory with `non_blocking` and keeps the dtype; any other waits.
+Memory is page-locked if `pin_memory` asked for it. Reads are places where Python needs a number or a shape from the
+device, such as `item` and an index by a mask. New memory is the bytes of all results in new memory, freed or not.
 """
 
 from __future__ import annotations

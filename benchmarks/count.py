@@ -1,13 +1,19 @@
 """What a call costs, counted and not timed: kernels, views, Python frames, bytes, products; the same on every machine.
 
-A linear layer, a convolution and a whole step are counted, with LoRAs by ours, by PEFT and by the shortest hand-written
-code. A kernel is an operation that computes; a view only makes another tensor object; frames are all calls of Python
-functions. Bytes are what kernels read and write, by the shapes of their tensors. In compiled code, kernels are those
-that inductor makes, and the products that it calls; bytes are its own metrics. With `--kinds` it is one adapter of each
-kind on a linear layer, with few tokens and with many.
+The program counts a linear layer, a convolution and whole steps: without LoRA, with ours, with PEFT, and with the
+shortest hand-written code (all LoRA as one pair, times a vector of strengths).
 
-With `--device cuda` it is what a CUDA device would be asked for, on any machine, see `_fake_cuda.py`: kernels, copies
-between the computer and the device, reads of the device, new memory. Models are SDXL and FLUX.1 in full size.
+kernels   operations that compute
+views     operations that only make another tensor object
+frames    calls of Python functions, including torch's own; "frames of ours", with --kinds, are those of Remora
+bytes     what kernels read and write, from the shapes of their tensors
+FLOPs     of products and convolutions
+compiled  with --compile: kernels that inductor makes, products that it calls, and its own count of bytes
+
+With `--kinds` one adapter of each kind is counted on a linear layer, with few tokens and with many.
+
+With `--device cuda` the program counts what a CUDA device would be asked for, on any machine: see `_fake_cuda.py`.
+Models are SDXL and FLUX.1 in full size, and `--cases` chooses tables: see `_cuda_rows.py` and `_cuda_hosts.py`.
 """
 
 from __future__ import annotations

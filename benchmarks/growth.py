@@ -1,8 +1,9 @@
 """How the time of a step grows with LoRAs, their rank, the layers they are on, tokens and batch; and the least it can.
 
-The floor is the base's step and the work that LoRAs need at the least: of each layer the cheaper of the pair beside it
-and the sum of the weight and the pair, at the rate of a large product of matrices on this machine; or the reading of
-what they have in bytes, where that takes longer.
+The program times a step with more and more LoRA, of higher rank, on more layers, with more tokens and images, and
+divides by the same step without LoRA. The floor is the least time that the step can take: for each layer, the cheaper
+of the pair beside it and the sum of weight and pair, at the rate at which this machine multiplies large matrices. If
+reading the bytes of the LoRA takes longer, it is that time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,15 @@
 """The list of ten thousand LoRA files: the first scan, a later start, memory, and search and scrolling in a browser.
 
-There is no peer: the goals are times that a user does not notice. Files have headers as kohya's trainer writes them for
-Stable Diffusion 1.5, XL and FLUX.1, and holes in place of weights.
+There is no peer: the goals are times that a user does not notice. The files are in folders of up to fifty. Their
+headers are as kohya's trainer writes them for Stable Diffusion 1.5, XL and FLUX.1 in six ranks, with ten kilobytes of
+metadata each, and holes in place of weights. A third have notes beside them, a fifth a picture.
+
+The scan and the later start each run in a new process. Memory is what the scan adds to that process. Files with the
+same keys, shapes and places are parsed once: these files have 18 different structures, and a real collection has more.
+
+In the browser, the program measures the time from a key event to the frame that shows the result, the median of 15. It
+also counts frames in which a part of the list was empty, in 240 jumps and steps. The longest tasks are those of the
+tab's own code in frames that took over 50 ms; 0 means that there was no such frame.
 """
 
 from __future__ import annotations

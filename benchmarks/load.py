@@ -1,4 +1,10 @@
-"""Loading a LoRA of FLUX.1 as kohya's trainer writes it, against reading its bytes; safetensors, diffusers' keys."""
+"""Loading a LoRA of FLUX.1 as kohya's trainer writes it, against reading its bytes; safetensors, diffusers' keys.
+
+The file has rank 32, 304 layers in 912 keys. The model is diffusers', which has 494 layers for them. "Open, resolve" is
+all that an engine does with a new file: it reads the header and the alphas. "Read" copies every tensor into new memory.
+"Place" places every layer's factors. The times are compared with reading the file's bytes, by default from the system's
+cache into memory that was never used before. With `--cold` the file is read from the disk each time.
+"""
 
 from __future__ import annotations
 

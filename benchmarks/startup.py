@@ -1,4 +1,9 @@
-"""What Remora adds to a web UI's start: its packages imported and registered, its routes mounted, in a new process."""
+"""What Remora adds to a web UI's start: its packages imported and registered, its routes mounted, in a new process.
+
+New processes import what every web UI imports (torch, gradio, fastapi, numpy, Pillow, safetensors). Then they run
+`scripts/remora.py`, register with the embedded web UI and mount the routes. The first process is not counted, because
+it compiles the packages.
+"""
 
 from __future__ import annotations
 

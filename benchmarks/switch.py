@@ -1,4 +1,18 @@
-"""First use of a LoRA file, switch to another one, change of strength: ours, PEFT, and a bake with backup."""
+"""First use of a LoRA file, switch to another one, change of strength: ours, PEFT, and a bake with backup.
+
+first use  Remora with a new engine opens the file, matches its keys and places its tensors. PEFT, with a model that has
+           other adapters, reads the file, makes its layers, assigns the tensors and activates them. The bake reads the
+           file, saves the weights and writes the sums. The file is in the system's cache, so no disk is measured.
+switch     From one file to another one, both used before, until the next forward has nothing left to do (for ours the
+           program checks this). PEFT keeps both files loaded and placed, which costs memory. Remora keeps both files
+           converted in memory, up to a limit (`Engine(parked_bytes=...)`), and one of them beside the layers.
+strength   Another multiplier for the active files, on 16, 64 and 182 layers, and on these and all convolutions. For
+           ours it is the average of 100 changes. It should not depend on the number of layers.
+
+The bake is a small copy of A1111's built-in Lora: it keeps a copy of every changed weight on the CPU, computes W + dW
+in float32 and rounds to the weight's dtype. Every change restores the copies and adds again. It is faster than the
+original, which by default also reads the file again at every change.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-OUTSIDE = ("*.md", "LICENSE", "demo/README.md", "demo/pictures/*")
+OUTSIDE = ("*.md", "LICENSE", "demo/README.md", "demo/pictures/*", "benchmarks/results/*.md")
 _CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(!?)\[([^\[\]]*)\]\(([^()\s]+)\)")
 

@@ -29,8 +29,7 @@ MODEL, LORAS = ROOT / "demo" / "remora-shapes", ROOT / "demo" / "loras"
 PROGRAM = re.compile(r"(?:cd|curl|git|pip|python) ")
 
 RUN_BY = {  # command, or its beginning -> file and function of the test that runs it
-    "cd extensions": "tests/test_commands.py::test_remora_is_installed_by_hand_and_upgraded",
-    "git clone ADDRESS remora": "tests/test_commands.py::test_remora_is_installed_by_hand_and_upgraded",
+    "git clone": "tests/test_commands.py::test_remora_is_installed_by_hand_and_upgraded",
     "cd extensions/remora": "tests/test_commands.py::test_remora_is_installed_by_hand_and_upgraded",
     "git pull": "tests/test_commands.py::test_remora_is_installed_by_hand_and_upgraded",
     "pip install .": "tests/test_commands.py::test_the_library_is_installed_by_itself",
@@ -97,7 +96,10 @@ def test_remora_is_installed_by_hand_and_upgraded(tmp_path: Path) -> None:
 
     run(f"git clone -q {shlex.quote(str(ROOT))} origin", tmp_path)
     (tmp_path / "webui" / "extensions").mkdir(parents=True)
-    run(block_with("git clone ADDRESS remora").replace("ADDRESS", str(tmp_path / "origin")), tmp_path / "webui")
+    by_hand = r"web UI's folder `(\w+)`\. Type `([^`]+)`, paste the address, type `([^`]+)`,"
+    (written,) = re.findall(by_hand, (ROOT / "README.md").read_text(encoding="utf-8"))
+    folder, clone, name = written
+    run(f"{clone} {shlex.quote(str(tmp_path / 'origin'))} {name}", tmp_path / "webui" / folder)
     installed = tmp_path / "webui" / "extensions" / "remora"
     assert (installed / "scripts" / "remora.py").is_file()
     assert run(f"{shlex.quote(sys.executable)} install.py", installed) == "", "as a web UI calls it at its start"

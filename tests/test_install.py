@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import re
 import shlex
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from packaging.requirements import Requirement
 
 import install
 from extension.standalone.__main__ import _parser
@@ -341,6 +344,40 @@ class TestCommands:
         assert self.ensured == ["run", "bench", "gpu"]
         assert self.calls == [["-m", "tests.gpu", "--small", "--device", "cpu"]]
 
+    def test_pin_keeps_what_fits_and_writes_what_is_brought(
+        self, environment: Environment, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(install, "GROUPS", {"run": ("torch", "run", "data"), "test": ("test",)})
+        ran: list[list[str]] = []
+
+        def uv(command: list[str], advice: str) -> None:
+            ran.append(command)
+            out = Path(command[command.index("--output-file") + 1])
+            assert out.read_text() == "six==1"
+            lines = ["gradio==1", "nvidia-nccl==2 ; sys_platform == 'linux'", "six==2 ; python_full_version < '3.11'"]
+            out.write_text("\n".join(lines))
+
+        monkeypatch.setattr(install, "run_quietly", uv)
+        assert install.pin(environment, ["--upgrade"]) == 0
+        written = (environment.requirements / "constraints.txt").read_text()
+        assert written == f'{install.CONSTRAINTS}\nsix==2; python_full_version < "3.11"\n'
+        assert self.ensured == ["pin"]
+        ((_, *command),) = ran
+        assert command[:6] == ["-m", "uv", "pip", "compile", "--universal", "--python-version"]
+        assert [Path(word).name for word in command[-4:]] == ["torch.txt", "run.txt", "test.txt", "--upgrade"]
+
+    def test_pin_changes_nothing_if_no_versions_fit(
+        self, environment: Environment, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def uv(command: list[str], advice: str) -> None:
+            raise InstallError(advice)
+
+        monkeypatch.setattr(install, "GROUPS", {"run": ("torch", "run")})
+        monkeypatch.setattr(install, "run_quietly", uv)
+        with pytest.raises(InstallError, match="no versions that fit"):
+            install.pin(environment, [])
+        assert (environment.requirements / "constraints.txt").read_text() == "six==1"
+
     def test_train(self) -> None:
         assert install.main(["train", "judge"]) == 0
         assert self.ensured == ["run", "train"]
@@ -366,8 +403,8 @@ class TestCommands:
             (tmp_path / "benchmarks" / name).touch()
         monkeypatch.setattr(install, "ROOT", tmp_path)
         self.codes = {"a.py": 1}
-        results = tmp_path / "benchmarks" / "results"
-        results.mkdir()
+        results = tmp_path / "runs" / "benchmarks"
+        results.mkdir(parents=True)
         (results / "a.json").write_text("of an earlier run")
         assert install.main(["bench", "--tiny"]) == 1
         assert self.ensured == ["run", "bench"]
@@ -443,10 +480,26 @@ class TestPins:
         assert set(self.pins()) == {"constraints", *(name for names in install.GROUPS.values() for name in names)}
 
     def test_every_line_is_one_exact_public_version(self) -> None:
-        condition = r"(python_version|sys_platform|platform_machine) [<>=]+ \"[\w.]+\""
-        line = re.compile(rf"[a-z0-9.-]+==[0-9.]+(; {condition}( and {condition})*)?")
         pins = [pin for pins in self.pins().values() for pin in pins]
-        assert [pin for pin in pins if not line.fullmatch(pin)] == []
+        read = {pin: Requirement(pin) for pin in pins}
+        assert [pin for pin in pins if not re.match(r"[a-z0-9.-]+==[0-9.]+(post\d+)?(; |$)", pin)] == []
+        assert [pin for pin, one in read.items() if one.extras or one.url or len(one.specifier) != 1] == []
+
+    def test_what_is_named_is_not_among_what_it_brings(self) -> None:
+        others = self.pins()
+        constraints = others.pop("constraints")
+        named = {install.package(pin) for pins in others.values() for pin in pins}
+        assert [pin for pin in constraints if install.package(pin) in named] == []
+        assert (REQUIREMENTS / "constraints.txt").read_text().splitlines()[0] == install.CONSTRAINTS
+        assert constraints == sorted(constraints, key=install.package)
+
+    def test_the_hooks_of_git_have_the_same_versions(self) -> None:
+        config = yaml.safe_load((INSTALL.parent / ".pre-commit-config.yaml").read_text())
+        ((_, hooks),) = (repo.values() for repo in config["repos"])
+        wanted = {needs for hook in hooks for needs in hook["additional_dependencies"]}
+        biome = json.loads((INSTALL.parent / "package.json").read_text())["devDependencies"]["@biomejs/biome"]
+        (ruff,) = (pin for pin in self.pins()["test"] if install.package(pin) == "ruff")
+        assert wanted == {ruff, f"@biomejs/biome@{biome}"}
 
     def test_no_package_has_two_versions(self) -> None:
         found: dict[tuple[str, str], set[str]] = {}

@@ -1,10 +1,13 @@
-"""README.md is short; links of README.md, CONTRIBUTING.md and docs/ lead somewhere; tables have short cells."""
+"""README.md and BENCHMARKS.md are short, and true where a test can tell; links lead somewhere; cells are short."""
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from PIL import Image
@@ -15,8 +18,12 @@ from training.pictures import SHEETS
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
+BENCHMARKS = ROOT / "BENCHMARKS.md"
+RESULTS = ROOT / "benchmarks" / "results"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
+LINKING = sorted([*ROOT.glob("*.md"), *DOCS, *RESULTS.glob("*.md")])
 MOST_WORDS = 1000
+MOST_WORDS_OF_BENCHMARKS = 2500
 MOST_WORDS_OF_A_CELL = 25
 
 
@@ -55,12 +62,12 @@ def test_the_readme_is_short() -> None:
     assert words <= MOST_WORDS, f"README.md has {words} words; move what is not for the first visit into docs/"
 
 
-@pytest.mark.parametrize("page", [README, ROOT / "CONTRIBUTING.md", *DOCS], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     assert list(_broken(page)) == []
 
 
-@pytest.mark.parametrize("page", [README, *DOCS], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [README, BENCHMARKS, *DOCS], ids=lambda page: page.name)
 def test_tables_have_short_cells(page: Path) -> None:
     assert list(_long_cells(page.read_text(encoding="utf-8"))) == []
 
@@ -78,6 +85,14 @@ def test_the_moving_picture_is_near_the_top_and_small() -> None:
         assert picture.n_frames > 15
 
 
+def test_the_first_screens_are_for_those_who_make_pictures() -> None:
+    first, _, rest = README.read_text(encoding="utf-8").partition("## Install")
+    assert len(re.findall(r"^!\[", first, re.MULTILINE)) >= 4
+    assert re.findall(r"PEFT|microsecond|millisecond|benchmark", first, re.IGNORECASE) == []
+    assert "ADDRESS" not in rest
+    assert 'press the button "Code", choose "HTTPS"' in rest
+
+
 def test_the_five_things_to_try_are_those_of_the_picture() -> None:
     text = README.read_text(encoding="utf-8")
     table = re.findall(r"^\| (?P<what>[^|]+) \| `(?P<tags><lora:[^`]+)` \|", text, re.MULTILINE)
@@ -86,6 +101,74 @@ def test_the_five_things_to_try_are_those_of_the_picture() -> None:
         (one.label, one.prompt.removeprefix(f"{without.prompt} ")) for one in shown
     ]
     assert "](demo/pictures/five.png)" in text
+
+
+def test_the_page_of_benchmarks_is_short_and_begins_with_its_chart() -> None:
+    text = BENCHMARKS.read_text(encoding="utf-8")
+    words = len(text.split())
+    assert words <= MOST_WORDS_OF_BENCHMARKS, f"BENCHMARKS.md has {words} words; raw tables go to benchmarks/results"
+    assert re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text) == ["docs/benchmarks.svg"]
+    assert text.splitlines()[2].startswith("![")
+    assert set(re.findall(r"\]\(benchmarks/results/([^)]+)", text)) == {page.name for page in RESULTS.glob("*.md")}
+
+
+def _numbers(text: str) -> set[str]:
+    """Return the numbers that stand by themselves, as they are written."""
+    return set(re.findall(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?!\w|[.,]\d)", text.replace("%", " ")))
+
+
+def _unproved(text: str) -> Iterator[str]:
+    """Return the numbers of each row and paragraph with raw tables that none of these tables has."""
+    for part in re.split(r"\n(?=\||- )|\n\n", _without_code(text)):
+        raw = re.findall(r"\]\(benchmarks/results/([^)]+)\)", part)
+        told = set().union(*(_numbers((RESULTS / name).read_text(encoding="utf-8")) for name in raw))
+        if raw:
+            said = re.sub(r"\]\([^)]*\)|Stable Diffusion 1\.5", " ", part)
+            yield from sorted(_numbers(said) - told)
+
+
+def test_the_figures_of_the_page_are_those_of_the_raw_tables() -> None:
+    text = BENCHMARKS.read_text(encoding="utf-8")
+    assert list(_unproved(text)) == []
+    rows = [line for line in text.splitlines() if re.match(r"\| .*\d", line)]
+    assert len(rows) > 30
+    assert [
+        line for line in rows if not re.search(r"\]\(benchmarks/results/\w+\.md\) \|$|\| raw table \|$", line)
+    ] == []
+
+
+def test_a_figure_that_no_raw_table_has_is_found() -> None:
+    assert list(_unproved("| 1 LoRA | 1.036 | 1.037 | [a](benchmarks/results/step_overhead.md) |")) == ["1.037"]
+
+
+@pytest.fixture
+def chart() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("chart", ROOT / "docs" / "benchmarks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_chart_is_of_the_raw_tables(chart: ModuleType) -> None:
+    assert chart.PICTURE.read_text(encoding="utf-8") == chart.picture(), "run python docs/benchmarks.py"
+    labels = re.findall(r"<text[^>]*>([^<]+)</text>", chart.picture())
+    assert {"+4 %", "+45 %", "40.6 µs", "2.99 s", "325 ms"} <= set(labels)
+
+
+def test_the_library_page_rounds_the_raw_figures(chart: ModuleType) -> None:
+    page = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
+    steps, changes = chart.rows("step_overhead"), chart.rows("switch")
+    for way in ("ours", "PEFT"):
+        assert "| " + ", ".join(f"{float(row[f'{way}/base']):.2f}" for row in steps) + " |" in page
+        times = [chart.seconds(row[way]) * 1e6 for row in changes if row["operation"] == "strength"]
+        digits = 2 if way == "PEFT" else 0
+        ends = [round(min(times), -digits), round(max(times), -digits)]
+        assert f"| {ends[0]:.0f} to {ends[1]:.0f} |" in page
+    (back,) = (row for row in changes if row["operation"] == "switch")
+    here, peft, hotswap = (round(1000 * chart.seconds(back[way])) for way in ("ours", "PEFT", "hotswap"))
+    assert f"| {here} | {peft}; its hotswap {hotswap} |" in page
 
 
 def test_what_leads_nowhere_is_found(tmp_path: Path) -> None:
@@ -113,6 +196,29 @@ def _runs(text: str) -> list[str]:
     words = text.split()
     length = min(3, max(2, len(words) // 2))
     return [" ".join(words[i : i + length]) for i in range(max(1, len(words) - length + 1))]
+
+
+@pytest.mark.parametrize("page", sorted([*ROOT.glob("*.md"), *DOCS]), ids=lambda page: page.name)
+def test_files_that_a_page_names_are_there(page: Path) -> None:
+    """The changelog names files of former versions."""
+    text = "" if page.name == "CHANGELOG.md" else _without_code(page.read_text(encoding="utf-8"))
+    kinds = "extension|lib_lora|javascript|tests|scripts|docs|benchmarks|requirements|training|demo|\\.github"
+    named = set(re.findall(rf"`((?:{kinds})/[\w./-]*\w)`", text))
+    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
+
+
+def test_functions_are_as_short_as_contributing_says() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    ((usual, most),) = re.findall(r"most have fewer than (\d+) lines, and none has more than (\d+)", page)
+    lengths = {
+        f"{path.relative_to(ROOT)}:{node.lineno}": (node.end_lineno or 0) - node.lineno + 1
+        for package in ("lib_lora", "extension")
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert [place for place, length in lengths.items() if length > int(most)] == []
+    assert sum(length < int(usual) for length in lengths.values()) > 0.9 * len(lengths)
 
 
 def test_the_messages_that_troubleshooting_quotes_are_in_the_code() -> None:

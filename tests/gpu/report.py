@@ -1,4 +1,4 @@
-"""The tables of a report, in Markdown, as BENCHMARKS.md has tables; it needs no torch."""
+"""The tables of a report, in Markdown, as benchmarks/results has tables; it needs no torch."""
 
 from __future__ import annotations
 
