@@ -11,31 +11,32 @@ from typing import TYPE_CHECKING, Any
 
 from lib_lora import LoraError
 
+from .generation.activation import Passes
 from .generation.options import Overridden, enabled, from_parameters, hashes_wanted, settings, to_parameters
 from .generation.options import grammar as grammar_wanted
+from .generation.outcomes import TagOutcome, read_tags
 from .generation.paste import with_own_names, with_own_regions
-from .generation.session import Activation, Skipped
 from .generation.xyz import axes
 from .hosts import Outcome, Used
 from .kept.always_on import parameters
 from .text import placed, regions
 from .text.placed import PlacedTag
-from .text.prompt import NOT_CLOSED, PromptError, parse_arguments
-from .text.tag import Pass, Tag
+from .text.tag import Pass, Place, Tag
 
 if TYPE_CHECKING:
     from lib_lora import Clock, Rows
 
+    from .generation.activation import Activation
     from .generation.options import Values
     from .generation.session import Session
     from .hosts import Axis, Batch, Host
 
 logger = logging.getLogger(__name__)
 
-_COMMENT = (
-    "; if its name has a #: AUTOMATIC1111 and Forge take the rest of the line for a comment, so rename the file, or "
-    "turn off “Enable comments” in their settings"
-)
+_OFF = "Remora is turned off in the settings, so the web UI's own LoRA got the tag"
+_TURN_ON = "turn on “Apply LoRA with Remora”"
+_LOG = "read the log, and turn off the extension that it names"
+_OTHER_MODEL = "load another model, or turn Remora off and on in the settings"
 
 
 class Guest:
@@ -77,18 +78,15 @@ class Guest:
         wanted, written = settings(values), tuple(chain.from_iterable(batch.images))
         try:
             always, unread = self._session.always_tags(wanted.skip_bad)
-            bad: dict[Skipped, LoraError] = {}
-            images = [self._read(arguments, batch, bad) for arguments in batch.images]
-            unread += self._session.skip_or_raise(bad, wanted.skip_bad)
+            images, bad, words = self._read(batch)
+            apart = (*unread, *self._session.skip_or_raise(bad, wanted.skip_bad), *words)
             besides = [tag.without(batch.without) for tag in always]
-            unheeded = placed.unread(written)
-            activation = self._session.begin_batch(images, wanted, besides, batch.seeds, batch.at, unheeded)
+            activation = self._session.begin_batch(images, wanted, besides, batch.seeds, batch.at, apart)
             notes = (*activation.notes, *activation.far_off(batch.steps, batch.cfg))
-            activation = replace(activation, left_out=(*unread, *activation.left_out), notes=notes)
-            self._session.last = activation
+            activation = self._session.passes.latest = replace(activation, notes=notes)
         except BaseException as error:
             if not self._session.failed:
-                self._session.failed = (Skipped("", f"{type(error).__name__}: {error}"),)
+                self._session.failed = (TagOutcome.of_all(f"{type(error).__name__}: {error}"),)
             self._session.end()
             raise
         return Outcome(
@@ -96,8 +94,25 @@ class Guest:
             settings=_parameters(values, activation, always, [*chain.from_iterable(images)], written),
             hashes_wanted=hashes_wanted(values),
             problems=_problems(activation),
-            warnings=self._session.warnings,
+            warnings=partial(self._session.warnings, self._session.passes),
         )
+
+    def handed_over(self, images: Sequence[Sequence[str]], at: Pass) -> Outcome:
+        """Note that the web UI's own LoRA gets the tags of a batch."""
+        why = self.handed_back
+        advice = _OTHER_MODEL if why else _TURN_ON
+        self._session.hand_over([TagOutcome(*one, "handed", why or _OFF, advice, why) for one in _tags(images)], at)
+        return Outcome(warnings=partial(self._session.warnings, self._session.passes))
+
+    @property
+    def pictures(self) -> object:
+        """Return what is known of the present pictures, for `go_on_with`."""
+        return self._session.passes
+
+    def go_on_with(self, pictures: object) -> None:
+        """Note that the latest batch goes on with these pictures, after others were made in between."""
+        if isinstance(pictures, Passes):
+            self._session.go_on_with(pictures)
 
     def text_key(self) -> Hashable:
         """Return a key of everything that changes the text encoders' output; equal keys mean equal outputs."""
@@ -164,19 +179,34 @@ class Guest:
         logger.error("remora: %s", sentence, exc_info=error)
         self._session.fault = sentence
         if in_picture and not settings(self._host).skip_bad:
-            self._session.failed = (Skipped("", sentence),)
+            self._session.failed = (TagOutcome.of_all(sentence),)
             raise LoraError(sentence) from error
 
-    def failed(self, sentence: str) -> None:
-        """Log an error and show it in the tab: tags of the present picture have no effect.
+    def ended_by(self, error: BaseException) -> None:
+        """Note that an error ended the generation: its LoRA have not made the pictures."""
+        self._session.ended_by(error)
+
+    def failed(self, sentence: str, images: Sequence[Sequence[str]] = (), at: Pass = "base") -> Outcome:
+        """Log an error and show it in the tab.
+
+        Args:
+            sentence: about the error.
+            images: for each image, the tags that have no effect for it.
+            at: the host's present pass.
 
         Raises:
             LoraError: the settings stop the generation.
         """
         logger.error("remora: %s", sentence)
-        self._session.failed = (Skipped("", sentence),)
+        tags = [TagOutcome(*one, "failed", sentence, _LOG, sentence) for one in _tags(images)]
         if not settings(self._host).skip_bad:
+            self._session.failed = tuple(tags) or (TagOutcome.of_all(sentence),)
             raise LoraError(sentence)
+        if tags:
+            self._session.hand_over(tags, at)
+        else:
+            self._session.note(sentence)
+        return Outcome(warnings=partial(self._session.warnings, self._session.passes))
 
     def app_started(self, app: Any) -> None:
         """Add Remora's routes to the host's FastAPI application."""
@@ -206,27 +236,30 @@ class Guest:
             if activation.images == 1 or image in one.images
         )
 
-    def _read(self, arguments: Sequence[str], batch: Batch, bad: dict[Skipped, LoraError]) -> list[Tag]:
-        """Parse one image's tags; those that cannot be parsed go to `bad`."""
-        tags, names = [], self._session.names
-        for written in arguments:
-            one = written if isinstance(written, PlacedTag) else PlacedTag(written)
-            if one.limits.negative and not one.meant:
-                continue  # words
-            try:
-                if one.is_open:
-                    why = NOT_CLOSED + (_COMMENT if self._host.has_comments else "")
-                    raise PromptError(f"<lora:{_first_line(one)}", one.start - len("<lora:"), why, "")
-                tag = parse_arguments(one, batch.default, names)
-                tags.append((one.limits.applied(tag) if one.meant else tag).without(batch.without))
-            except LoraError as error:
-                bad[Skipped.unread(_first_line(one) if one.is_open else str(one), error)] = error
-        return tags
+    def _read(self, batch: Batch) -> tuple[list[list[Tag]], dict[TagOutcome, LoraError], list[TagOutcome]]:
+        """Parse the tags of each image; also return the tags that cannot be parsed, and the tags that are words."""
+        images: list[list[Tag]] = []
+        bad: dict[TagOutcome, LoraError] = {}
+        words: dict[TagOutcome, None] = {}
+        for written in batch.images:
+            tags, unread, as_words = read_tags(
+                written, self._session.names, batch.default, has_comments=self._host.has_comments
+            )
+            images.append([tag.without(batch.without) for tag in tags])
+            bad |= unread
+            words |= dict.fromkeys(as_words)
+        return images, bad, list(words)
+
+
+def _tags(images: Sequence[Sequence[str]]) -> list[tuple[Place, str]]:
+    """Return the places and the names of the tags of a batch, each once."""
+    tags = [PlacedTag.of(text, number) for texts in images for number, text in enumerate(texts)]
+    return list(dict.fromkeys((tag.place, tag.name) for tag in tags))
 
 
 def _problems(activation: Activation) -> tuple[str, ...]:
     """Return what the user is told; a LoRA with two tags may have the same sentence twice."""
-    said = (*activation.skipped, *activation.warnings, *activation.notes, *activation.unread)
+    said = (*activation.skipped, *activation.warnings, *activation.notes, *activation.hints, *activation.several)
     return tuple(dict.fromkeys(said))
 
 
@@ -242,7 +275,3 @@ def _parameters(
         **regions.parameters(tag.mask for tag in (*always, *own)),
         **placed.parameters(written),
     }
-
-
-def _first_line(text: str) -> str:
-    return text.partition("\n")[0]

@@ -178,7 +178,8 @@ class Engine:
             places = {place: layer for place, layer in plan.places.items() if place not in gone}
             uncalled += self._watch.uncalled(self.components, places)
             too_strong = _too_strong(self._stack, plan.key.networks, self._watch.not_finite())
-            return replace(plan.report, uncalled=uncalled, too_strong=too_strong, lost=self._losses())
+            broken = self._watch.broken()
+            return replace(plan.report, uncalled=uncalled, too_strong=too_strong, lost=self._losses(), broken=broken)
 
     @property
     def silent(self) -> frozenset[str]:

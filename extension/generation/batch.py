@@ -10,6 +10,7 @@ from typing import TypeAlias
 from lib_lora import Entry, Halves, Multiplier, PerImage, Stack, is_off
 
 from ..library.catalog import CatalogFile
+from ..text.tag import Place
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class Wish:
 
     name: str
     """The name in its tag."""
+    place: Place
     file: CatalogFile
     rank: int | None
     multiplier: Multiplier | Halves
@@ -37,6 +39,14 @@ Shared: TypeAlias = Mapping[int, Wish]
 def first(shared: Shared) -> Wish:
     """Return the wish of the first image that has a LoRA."""
     return next(iter(shared.values()))
+
+
+def places(shared: Shared) -> Mapping[Place, tuple[int, ...]]:
+    """Return where the tags of a LoRA are written, and the images of the tags that are not off."""
+    found: dict[Place, tuple[int, ...]] = {}
+    for image, wish in shared.items():
+        found[wish.place] = (*found.get(wish.place, ()), *([] if wish.is_off else [image]))
+    return found
 
 
 def entry_of(shared: Shared, images: int) -> Entry:

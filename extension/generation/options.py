@@ -44,7 +44,7 @@ TABLE: tuple[Option, ...] = (
         ENABLED,
         True,
         "Apply LoRA with Remora",
-        "if off, the web UI applies LoRA itself, from the next picture on",
+        "if off, the web UI's own LoRA gets the tags, from the next picture on; the embedded web UI applies none",
     ),
     Option(
         DEFAULT_MULTIPLIER,

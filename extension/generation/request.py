@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Literal, TypeAlias
 
 from lib_lora import Halves, Multiplier, Reading
 
-from ..text.tag import EXPERTS, LIMIT, PASSES, Tag
+from ..text.tag import EXPERTS, LIMIT, Place, Tag, Where
+from .outcomes import TagOutcome
 
 Mode: TypeAlias = Literal["live", "merged"]
 """See `lib_lora.Stack`."""
@@ -60,8 +61,8 @@ class Request:
     always: tuple[Tag, ...] = ()
     seeds: tuple[int, ...] = ()
     at: str = "base"
-    unread: tuple[str, ...] = ()
-    """One sentence for each tag whose place in its prompt has no effect."""
+    apart: tuple[TagOutcome, ...] = ()
+    """The outcomes of tags that cannot be parsed, or that are words."""
 
     def of_image(self, image: int) -> tuple[Tag, ...]:
         """Return one image's own tags."""
@@ -90,16 +91,19 @@ class Request:
         images = tuple(tuple(map(limited, tags)) for tags in self.images)
         return replace(self, images=images, always=tuple(map(limited, self.always))), tuple(notes)
 
-    def strays(self) -> dict[str, Tag]:
-        """Return {why it has no effect: tag} for each tag that names only images outside the batch."""
+    @property
+    def every(self) -> dict[Place, Tag]:
+        """Return all tags, each once, by their places."""
+        return {place_of(tag): tag for tag in (*self.always, *chain.from_iterable(self.images))}
+
+    def strays(self) -> tuple[TagOutcome, ...]:
+        """Return the outcome of each tag that names only images outside the batch."""
         if self.at == "detailer":  # it makes calls of its own
-            return {}
+            return ()
         has = "1 image" if self.count == 1 else f"{self.count} images"
-        return {
-            f"{tag.name} has no effect: it is for rows={','.join(map(str, sorted(tag.rows)))}, the batch has {has}": tag
-            for tag in (*self.always, *chain.from_iterable(self.images))
-            if tag.rows and min(tag.rows) > self.count
-        }
+        return tuple(
+            _stray(place, tag, has) for place, tag in self.every.items() if min(tag.rows, default=0) > self.count
+        )
 
     def of_all_noise(self, components: Collection[str]) -> tuple[str, ...]:
         """Return a sentence for each tag that names a part of the noise, where one denoiser takes all of it."""
@@ -113,11 +117,22 @@ class Request:
                 found[f"{tag.name}: {why}; it acts in all noise"] = None
         return tuple(found)
 
-    def waiting(self, made: Collection[str]) -> tuple[str, ...]:
-        """Return a sentence for each tag that is limited to passes of which none was made yet."""
-        found: dict[str, None] = {}
-        for tag in (*self.always, *chain.from_iterable(self.images)):
-            if tag.passes and tag.passes.isdisjoint(made) and not tag.is_off:
-                passes = ",".join(one for one in PASSES if one in tag.passes)
-                found[f"{tag.name} has had no effect: it is for pass={passes}, and no such pass was made"] = None
-        return tuple(found)
+
+def place_of(tag: Tag) -> Place:
+    """Return where a tag of a request is written."""
+    assert tag.place is not None, "`Session.begin_batch` gives each tag its place"
+    return tag.place
+
+
+def placed(tags: Iterable[Tag], where: Where) -> tuple[Tag, ...]:
+    """Return tags of which each has its place; one without gets its number among them."""
+    return tuple(
+        tag if tag.place is not None else replace(tag, place=Place(where, number, tag.name))
+        for number, tag in enumerate(tags)
+    )
+
+
+def _stray(place: Place, tag: Tag, has: str) -> TagOutcome:
+    reason = f"it is for rows={','.join(map(str, sorted(tag.rows)))}, the batch has {has}"
+    advice = "make a batch of as many images, or change rows= in the tag"
+    return TagOutcome(place, tag.name, "none", reason, advice, f"{tag.name} has no effect: {reason}")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lib_lora import (
@@ -13,7 +13,6 @@ from lib_lora import (
     ActivationError,
     ActivationReport,
     Engine,
-    FileError,
     LoraError,
     Stack,
     StackError,
@@ -27,138 +26,23 @@ from ..kept.always_on import AlwaysOnFile
 from ..kept.block_presets import BlockPresetsFile
 from ..kept.presets import Presets
 from ..kept.region_files import RegionFiles
-from ..library import distilled
-from ..library.catalog import Catalog, CatalogError, CatalogFile, Lookup
+from ..library.catalog import Catalog, CatalogFile, Lookup
 from ..text.known import Known
 from ..text.prompt import parse_arguments
-from ..text.spelling import name_of
-from ..text.tag import Tag
-from .batch import Shared, Wish, entry_of, first, gather, text_keys
-from .request import USUAL, Memory, Request, Settings
+from ..text.tag import Place, Tag
+from .activation import Activation, Active, Passes, as_in_tag
+from .batch import Shared, Wish, entry_of, first, gather, places, text_keys
+from .outcomes import TagOutcome, resting
+from .request import USUAL, Memory, Request, Settings, place_of, placed
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from lib_lora import BlockNames, Clock, Family, NetworkReport, Rows
+    from lib_lora import BlockNames, Clock, Family, Rows
 
     from ..hosts import Host
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Active:
-    """One active LoRA."""
-
-    name: str
-    """The name in its tag."""
-    file: CatalogFile
-    report: NetworkReport
-    images: tuple[int, ...] = (0,)
-    """The images of the batch that it changes."""
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """One LoRA that was left out."""
-
-    name: str
-    """The name in its tag; empty if no LoRA is the cause."""
-    reason: str
-    """One sentence."""
-    missing: bool = False
-    """No file has this name; otherwise the file or the tag is invalid."""
-    always_on: bool = False
-    """It belongs to the always-on stack, not to a prompt."""
-    written: str = ""
-    """The text between `<lora:` and `>`, if the tag cannot be parsed."""
-    cause: str = ""
-    """The reason without the name, for readers who see it beside; empty if the reason has none."""
-
-    @classmethod
-    def of(cls, name: str, error: LoraError, *, always_on: bool = False) -> Skipped:
-        """Make one for a LoRA that failed."""
-        reason = f"of the always-on stack: {error}" if always_on else str(error)
-        missing = isinstance(error, CatalogError) and not error.fits_several
-        cause = error.reason if isinstance(error, (CatalogError, FileError)) else str(error)
-        return cls(name, reason, missing, always_on, cause=cause)
-
-    @classmethod
-    def unread(cls, written: str, error: LoraError) -> Skipped:
-        """Make one for a tag that cannot be parsed."""
-        return cls(name_of(written), str(error), written=written)
-
-
-@dataclass(frozen=True)
-class Activation:
-    """The LoRA of a generation."""
-
-    active: tuple[Active, ...] = ()
-    left_out: tuple[Skipped, ...] = ()
-    report: ActivationReport = field(default_factory=lambda: ActivationReport(()))
-    """The engine's report on `active` and on merging."""
-    notes: tuple[str, ...] = ()
-    """One sentence for each bundled embedding that cannot be used, each strength that was limited, and each noise that
-    the model has no denoiser of its own for.
-    """
-    embeddings: tuple[str, ...] = ()
-    """The notes on bundled embeddings, which the parameters text of a picture has, too."""
-    unread: tuple[str, ...] = ()
-    """One sentence for each tag whose place in its prompt has no effect, or that fits several files."""
-    text_keys: tuple[Hashable, ...] = ((),)
-    """For each image, a key of what changes the text encoders' output."""
-    always: Mapping[int, CatalogFile] = field(default_factory=dict)
-    """Position -> file of the always-on LoRA that are active for some image."""
-    waiting: tuple[str, ...] = ()
-    """One sentence for each LoRA that is limited to passes that were not made yet."""
-
-    @property
-    def skipped(self) -> tuple[str, ...]:
-        """Return one sentence for each LoRA that was left out."""
-        return tuple(one.reason for one in self.left_out)
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Return one sentence per LoRA of doubtful effect, and one on layers that were never called."""
-        found = [f"{one.name}: {one.report.warning}" for one in self.active if one.report.warning]
-        effects = [(one.name, self.report.without_effect(i)) for i, one in enumerate(self.active)]
-        found += [f"{name} has {effect}" for name, effect in effects if effect]
-        doubts = [*sorted(self.report.unlimited.items()), *sorted(self.report.too_strong.items())]
-        found += [f"{self.active[i].name}: {why}" for i, why in doubts]
-        unexpected = self.report.lost or any(not one.expected for one in self.report.uncalled)
-        return (*found, *([self.report.silence] if unexpected else []))
-
-    @property
-    def text_key(self) -> Hashable:
-        """Return a key of what changes the text encoders' output; equal keys mean equal outputs."""
-        return self.text_keys[0] if len(set(self.text_keys)) == 1 else self.text_keys
-
-    @property
-    def images(self) -> int:
-        """Return how many images have LoRA of their own."""
-        return len(self.text_keys)
-
-    def far_off(self, steps: int | None, cfg: float | None) -> tuple[str, ...]:
-        """Return one sentence for each distilled LoRA that was made for other steps or another CFG scale.
-
-        Args:
-            steps: of the pictures; None if unknown.
-            cfg: the CFG scale; None if unknown.
-        """
-        own = [(one.name, one.file.path.stem, one.report.metadata) for one in self.active]
-        found = [(name, distilled(name, stem, header=header)) for name, stem, header in own]
-        return tuple(f"{name} {text}" for name, made in found if made and (text := made.warning(steps, cfg)))
-
-    def lines(self) -> tuple[str, ...]:
-        """Return one line per LoRA, with its name as in the tag, and one on merging if it was requested."""
-        lines = self.report.summary().splitlines()
-        named = [_as_in_tag(line, one.report, one.name) for one, line in zip(self.active, lines, strict=False)]
-        return (*named, *lines[len(named) :])
-
-
-def _as_in_tag(line: str, report: NetworkReport, name: str) -> str:
-    """Return a line of a report with the name as in the tag: two files may have one name in two folders."""
-    return name + line.removeprefix(report.name)
 
 
 class Session:
@@ -171,13 +55,12 @@ class Session:
         self.presets = Presets(host.data_dir)
         self.block_presets = BlockPresetsFile(host.data_dir, host.block_preset_files)
         self.regions = RegionFiles(host.data_dir)
-        self.last = Activation()
-        """The LoRA of the latest generation."""
-        self.failed: tuple[Skipped, ...] = ()
-        """Why the generation after that failed, one for each LoRA; empty if it did not."""
+        self.passes = Passes()
+        """The passes of the latest pictures."""
+        self.failed: tuple[TagOutcome, ...] = ()
+        """Why the generation after that was stopped, one for each LoRA; empty if it was not."""
         self.fault = ""
         """Why the host could not be taken over for the present model; empty if it was."""
-        self._passes: set[str] = set()  # made so far for the present picture
         self._batch: Request | None = None  # active, or for a model that is loaded during a generation
         self._engine: Engine | None = None
         self._memory = Memory()  # of the engine
@@ -203,12 +86,29 @@ class Session:
     def useless(self, sentence: str) -> None:
         self._useless, self._useless_for = sentence, self._parts() if sentence else {}
 
-    def warnings(self) -> Sequence[str]:
-        """Return why the effect of the latest LoRA is doubtful; complete only after the model was called."""
-        if self._engine is not None and self._engine.stack.entries:
-            self.last = replace(self.last, report=self._engine.report)
-        last = self.last
-        return (*last.warnings, *last.embeddings, *last.unread, *last.waiting)
+    @property
+    def last(self) -> Activation:
+        """Return the LoRA of the latest pass."""
+        return self.passes.latest
+
+    @property
+    def outcomes(self) -> tuple[TagOutcome, ...]:
+        """Return what became of each tag of the latest pictures; of a stopped generation, only those that failed."""
+        return self.failed or self.passes.outcomes
+
+    def warnings(self, passes: Passes | None = None) -> Sequence[str]:
+        """Return why the effect of LoRA is doubtful; complete only after the model was called.
+
+        Args:
+            passes: of the pictures; None means the latest.
+        """
+        self._read_report()
+        return (self.passes if passes is None else passes).sentences
+
+    def _read_report(self) -> None:
+        """Take over what the model's calls have shown."""
+        if self._engine is not None and self._engine.stack.entries and self.last.active:
+            self.passes.latest = replace(self.last, report=self._engine.report)
 
     @property
     def names(self) -> Known:
@@ -221,10 +121,10 @@ class Session:
         settings: Settings = USUAL,
         always: Sequence[Tag] = (),
         seeds: Sequence[int] = (),
-        unread: Sequence[str] = (),
+        apart: Sequence[TagOutcome] = (),
     ) -> Activation:
         """Activate these LoRA for all images, in place of all others; see `begin_batch`."""
-        return self.begin_batch([tags], settings, always, seeds, unread=unread)
+        return self.begin_batch([tags], settings, always, seeds, apart=apart)
 
     def begin_batch(
         self,
@@ -233,48 +133,82 @@ class Session:
         always: Sequence[Tag] = (),
         seeds: Sequence[int] = (),
         at: str = "base",
-        unread: Sequence[str] = (),
+        apart: Sequence[TagOutcome] = (),
     ) -> Activation:
         """Activate these LoRA in place of all others; without any, deactivate all.
 
         Args:
-            images: the LoRA of each image, in order. A single item holds for all images. A LoRA at multiplier 0 only
-                removes the same LoRA of `always` from its image.
+            images: the LoRA of each image; a single item holds for all. A LoRA at multiplier 0 only removes the same
+                LoRA of `always` from its image.
             settings: how the LoRA are applied, and what happens if one fails.
             always: LoRA that each image has before its own, unless it names them itself.
             seeds: of the images, as far as known.
             at: the pass, see `tag.Pass`.
-            unread: one sentence for each tag whose place in its prompt has no effect.
+            apart: the outcomes of tags that cannot be parsed, or that are words.
 
         Raises:
             LoraError: a name or a file failed and `settings` do not skip it; the previous LoRA stay active.
         """
-        batch = Request(tuple(map(tuple, images)), settings, tuple(always), tuple(seeds), at, tuple(unread))
-        self._passes = {at} if at == "base" else {*self._passes, at}  # a base pass starts another picture
+        asked = tuple(placed(tags, "prompt") for tags in images)
+        batch = Request(asked, settings, placed(always, "always"), tuple(seeds), at, tuple(apart))
         self.failed = ()
         try:
-            self.last = self._put_in_force(batch)
+            activation = self._put_in_force(batch)
         except LoraError as error:
-            self.failed = self.failed or (Skipped("", str(error)),)
+            self.failed = self.failed or (TagOutcome.of_all(str(error)),)
             raise
         self._batch = batch
-        self.catalog.used({one.file for one in self.last.active})
-        return self.last
+        self._begin_pass(at, activation)
+        self.catalog.used({active.file for active in activation.active})
+        return activation
 
-    def always_tags(self, skip_bad: bool) -> tuple[list[Tag], list[Skipped]]:
+    def note(self, sentence: str) -> None:
+        """Add a sentence about the present pictures."""
+        self.passes.latest = replace(self.last, notes=(*self.last.notes, sentence))
+
+    def hand_over(self, tags: Sequence[TagOutcome], at: str = "base") -> None:
+        """Note the tags of a pass in which Remora applies none."""
+        self.failed = ()
+        self._begin_pass(at, Activation(resting=tuple(tags)))
+
+    def go_on_with(self, passes: Passes) -> None:
+        """Count the latest pass among these, whose pictures go on after others were made in between."""
+        if passes is not self.passes and passes.made and self._batch is not None:
+            passes.begin(self._batch.at, self.last)
+            self.passes = passes
+
+    def ended_by(self, error: BaseException) -> None:
+        """Note that an error ended the generation: its LoRA have not made the pictures."""
+        if not self.failed:
+            self.passes.error = f"no picture was made: {type(error).__name__}: {error}"
+
+    def _begin_pass(self, at: str, activation: Activation) -> None:
+        """Note a pass; a base pass starts other pictures."""
+        if at == "base":
+            self.passes = Passes()
+        self.passes.begin(at, activation)
+
+    def _made_in(self, at: str) -> set[str]:
+        """Return the passes of the present pictures, with this one."""
+        return {at} if at == "base" else {*self.passes.made, at}
+
+    def always_tags(self, skip_bad: bool) -> tuple[list[Tag], list[TagOutcome]]:
         """Parse the always-on stack; an entry that cannot be parsed is left out, or raises.
 
         Raises:
             LoraError: an entry cannot be parsed, and `skip_bad` is off.
         """
         tags: list[Tag] = []
-        bad: dict[Skipped, LoraError] = {}
-        names = self.names
-        for entry in self.always_on.stack.wanted():
+        bad: dict[TagOutcome, LoraError] = {}
+        names, stack = self.names, self.always_on.stack
+        for number, entry in enumerate(stack.entries):
+            if not stack.enabled or entry.is_off:
+                continue
+            place = Place("always", number, entry.written)
             try:
-                tags.append(parse_arguments(entry.written, names=names))
+                tags.append(replace(parse_arguments(entry.written, names=names), place=place))
             except LoraError as error:
-                bad[Skipped.of(entry.name, error, always_on=True)] = error
+                bad[TagOutcome.of_error(place, entry.name, error)] = error
         return [tag for tag in tags if not tag.is_off], self.skip_or_raise(bad, skip_bad)
 
     def model_family(self) -> Family | None:
@@ -336,25 +270,29 @@ class Session:
         former = self._batch
         if former is not None and at is not None:
             self._batch = replace(former, at=at)
-            self._passes.add(at)
         if self._engine is not None and self._serves():
             self._engine.reattach()
-            if self._batch is not None and self._batch != former:
-                self.last = self._put_in_force(self._batch)
+            if self._batch != former:
+                self._go_on()
             return False
+        self._read_report()
         self._drop_engine()
-        if self._batch is not None:
-            self.last = self._put_in_force(self._batch)
+        self._go_on()
         return True
+
+    def _go_on(self) -> None:
+        """Activate the latest batch in another pass of its pictures, or on another model."""
+        if self._batch is not None:
+            self.passes.begin(self._batch.at, self._put_in_force(self._batch))
 
     def end(self) -> None:
         """Deactivate all LoRA; the model is as it was without any."""
         self._batch = None
-        for sentence in self.last.waiting:
-            self.say(sentence)
-        if self._engine is not None and self._engine.stack.entries:
-            for sentence in self.warnings():
+        told = {one.sentence for activation in self.passes.activations for one in activation.left_out}
+        for sentence in self.warnings():
+            if sentence not in told:
                 self.say(sentence)
+        if self._engine is not None and self._engine.stack.entries:
             self._look_for_layers(self._engine)
         try:
             self.host.use_embeddings({})
@@ -367,10 +305,10 @@ class Session:
         silent = engine.silent
         if silent and not self.useless and not {name for name in engine.components if is_denoiser(name)} - silent:
             names = " and ".join(sorted(silent))
+            so = "the web UI's own LoRA gets the tags" if self.host.has_own_lora else "no LoRA has an effect"
             self.useless = (
                 f"no layer of the {names} was called: something else computes in their place, such as a compiled "
-                "engine; the web UI's own LoRA gets the tags, until another model is loaded or Remora is turned off "
-                "and on in the settings"
+                f"engine; {so}, until another model is loaded or Remora is turned off and on in the settings"
             )
             logger.warning("remora: %s", self.useless)
 
@@ -401,21 +339,21 @@ class Session:
         return served.keys() == present.keys() and all(served[name] is part for name, part in present.items())
 
     def _put_in_force(self, batch: Request) -> Activation:
+        self._read_report()
         batch, limited = batch.limited() if batch.settings.limited else (batch, ())
-        for note in (*limited, *batch.unread):
+        left_out = [*batch.apart, *batch.strays()]
+        for note in (*limited, *(one.sentence for one in left_out if one.state == "none")):
             self.say(note)
-        left_out = [Skipped(tag.name, why, always_on=tag in batch.always) for why, tag in batch.strays().items()]
-        for one in left_out:
-            self.say(one.reason)
         always, used, images = self._wished(batch, left_out)
         entries = gather(images, in_order=batch.settings.in_order)
-        of_stack = [wish.file for wish in always.values()]
-        report, stack = self._activate_what_can_be(entries, len(images), batch, of_stack, left_out)
+        report, stack = self._activate_what_can_be(entries, len(images), batch, left_out)
         active = tuple(
-            Active(first(one).name, first(one).file, its_report, tuple(one))
+            Active(first(one).name, first(one).file, its_report, tuple(one), places(one))
             for one, its_report in zip(entries, report.entries, strict=True)
         )
         files = {one.file for one in active}
+        for hint in (place.note for one in active for place in one.places if place.note):
+            self.say(hint)
         embeddings = self._lend_embeddings(active)
         several = tuple(dict.fromkeys(filter(None, (self.catalog.note_on(one.name) for one in active))))
         for note in several:
@@ -423,17 +361,25 @@ class Session:
         return Activation(
             active=active,
             left_out=tuple(left_out),
+            resting=self._resting(batch, active, left_out),
             report=report,
             notes=(*limited, *batch.of_all_noise(self.host.components().keys()), *embeddings),
             embeddings=embeddings,
-            unread=(*batch.unread, *several),
+            several=several,
             text_keys=self._text_keys(stack, [first(one).file for one in entries], report, batch.settings),
             always={position: always[position].file for position in used if always[position].file in files},
-            waiting=batch.waiting(self._passes),
         )
 
+    def _resting(
+        self, batch: Request, active: Sequence[Active], left_out: Sequence[TagOutcome]
+    ) -> tuple[TagOutcome, ...]:
+        """Return the outcomes of the tags that are neither active nor left out."""
+        others = {place for one in active for place in one.places} | {one.place for one in left_out}
+        made = self._made_in(batch.at)
+        return tuple(resting(tag, place, made) for place, tag in batch.every.items() if place not in others)
+
     def _wished(
-        self, batch: Request, left_out: list[Skipped]
+        self, batch: Request, left_out: list[TagOutcome]
     ) -> tuple[Mapping[int, Wish], Sequence[int], list[list[Wish]]]:
         """Find the files of a batch; those that fail go to `left_out`, or stop the job.
 
@@ -441,7 +387,7 @@ class Session:
             The always-on LoRA by position, the positions of those that some image has, and the LoRA of each image.
         """
         lookup = Lookup(self.catalog)
-        bad: dict[Skipped, LoraError] = {}
+        bad: dict[TagOutcome, LoraError] = {}
         always = self._always(lookup, batch, bad)
         count = max(1, batch.count)
         own = [self._found(lookup, batch, image, bad, off_too=bool(always)) for image in range(count)]
@@ -467,8 +413,7 @@ class Session:
         entries: list[Shared],
         images: int,
         batch: Request,
-        of_stack: Collection[CatalogFile],
-        left_out: list[Skipped],
+        left_out: list[TagOutcome],
     ) -> tuple[ActivationReport, Stack]:
         """Activate; an entry that fails is removed and reported, or stops the job, as the settings say."""
         while True:
@@ -481,14 +426,15 @@ class Session:
                 if not causes:
                     raise
                 bad = {
-                    Skipped.of(one.name, cause, always_on=one.file in of_stack): cause
-                    for one, cause in ((first(entries[culprit]), cause) for culprit, cause in causes.items())
+                    TagOutcome.of_error(place, first(entries[culprit]).name, cause): cause
+                    for culprit, cause in causes.items()
+                    for place in places(entries[culprit])
                 }
                 left_out += self.skip_or_raise(bad, batch.settings.skip_bad)
                 entries[:] = [one for i, one in enumerate(entries) if i not in causes]
 
     def _found(
-        self, lookup: Lookup, batch: Request, image: int, bad: dict[Skipped, LoraError], *, off_too: bool
+        self, lookup: Lookup, batch: Request, image: int, bad: dict[TagOutcome, LoraError], *, off_too: bool
     ) -> list[Wish]:
         """Find the files of one image's LoRA; a LoRA at 0 is looked up only with `off_too`, and never fails."""
         found = []
@@ -496,37 +442,40 @@ class Session:
             multiplier = batch.multiplier(tag, image)
             if is_off(multiplier) and not off_too:
                 continue
+            place = place_of(tag)
             try:
-                found.append(Wish(tag.name, lookup.find(tag.name), tag.rank, multiplier, tag.alpha, tag.scale))
+                found.append(Wish(tag.name, place, lookup.find(tag.name), tag.rank, multiplier, tag.alpha, tag.scale))
             except LoraError as error:
                 if not is_off(multiplier):
-                    bad[Skipped.of(tag.name, error)] = error
+                    bad[TagOutcome.of_error(place, tag.name, error)] = error
         return found
 
-    def _always(self, lookup: Lookup, batch: Request, bad: dict[Skipped, LoraError]) -> dict[int, Wish]:
+    def _always(self, lookup: Lookup, batch: Request, bad: dict[TagOutcome, LoraError]) -> dict[int, Wish]:
         """Find the files of the always-on LoRA, by position."""
         found = {}
         for position, tag in enumerate(batch.always):
+            place = place_of(tag)
             try:
                 file, multiplier = lookup.find(tag.name), batch.multiplier(tag)
-                found[position] = Wish(tag.name, file, tag.rank, multiplier, tag.alpha, tag.scale)
+                found[position] = Wish(tag.name, place, file, tag.rank, multiplier, tag.alpha, tag.scale)
             except LoraError as error:
-                bad[Skipped.of(tag.name, error, always_on=True)] = error
+                bad[TagOutcome.of_error(place, tag.name, error)] = error
         return {position: wish for position, wish in found.items() if not wish.is_off}
 
-    def skip_or_raise(self, bad: Mapping[Skipped, LoraError], skip_bad: bool) -> list[Skipped]:
+    def skip_or_raise(self, bad: Mapping[TagOutcome, LoraError], skip_bad: bool) -> list[TagOutcome]:
         """Log and return the LoRA that failed, or raise one error that names all.
 
         Raises:
             LoraError: there are some, and `skip_bad` is off.
         """
-        for skipped, error in {} if skip_bad else bad.items():
+        sentences = list(dict.fromkeys(one.sentence for one in bad))
+        for one, error in {} if skip_bad else bad.items():
             self.failed = tuple(bad)
-            if len(bad) == 1 and not skipped.always_on:
+            if len(sentences) == 1 and not one.always_on:
                 raise error
-            raise LoraError("; ".join(one.reason for one in bad)) from error
-        for skipped in bad:
-            logger.warning("remora: skipped: %s", skipped.reason)
+            raise LoraError("; ".join(sentences)) from error
+        for sentence in sentences:
+            logger.warning("remora: skipped: %s", sentence)
         return list(bad)
 
     def _activate(self, entries: Sequence[Shared], images: int, batch: Request) -> tuple[ActivationReport, Stack]:
@@ -540,7 +489,7 @@ class Session:
         report = self._engine_with(settings.memory).activate(stack)
         for one, its_report in zip(entries, report.entries, strict=True):
             doubtful = its_report.warning or its_report.unused
-            line = _as_in_tag(its_report.summary(), its_report, first(one).name)
+            line = as_in_tag(its_report.summary(), its_report, first(one).name)
             self._say(line, logging.WARNING if doubtful else logging.INFO, first(one).file)
         if report.merging:
             self._say(report.merging, logging.INFO)

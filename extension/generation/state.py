@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from ..version import VERSION
 from .options import default_multiplier, enabled, grammar
 
 if TYPE_CHECKING:
-    from lib_lora import ActivationReport, NetworkReport
-
     from ..library.catalog import CatalogFile
-    from .session import Activation, Active, Session, Skipped
-
-State: TypeAlias = Literal["applied", "partly", "none", "failed", "missing"]
+    from ..text.tag import Place
+    from .activation import Passes
+    from .outcomes import TagOutcome
+    from .session import Session
 
 # The fields of `lib_lora.NetworkReport.to_json`, with the values for a LoRA that is not active.
 _OF_FILE: Mapping[str, object] = {
@@ -36,7 +35,7 @@ _OF_FILE: Mapping[str, object] = {
 
 
 def state_of(session: Session) -> dict[str, Any]:
-    """Return the LoRA of the latest batch; after a failure, only those that failed."""
+    """Return what became of each tag of the latest batch; of a generation that was stopped, of those that failed."""
     last, failed = session.last, session.failed
     ran = not failed
     model = session.model_family()
@@ -44,6 +43,7 @@ def state_of(session: Session) -> dict[str, Any]:
         "version": VERSION,
         "host": session.host.name,
         "enabled": enabled(session.host),
+        "own_lora": session.host.has_own_lora,
         "default_multiplier": default_multiplier(session.host),
         "grammar": grammar(session.host),
         "parts": session.host.has_parts,
@@ -55,7 +55,7 @@ def state_of(session: Session) -> dict[str, Any]:
         "live": dict(last.report.live) if ran else {},
         "notes": [
             *([session.useless] if session.useless else []),
-            *(_notes(last) if ran else [one.reason for one in failed if not _is_of_a_lora(one)]),
+            *(_notes(session.passes) if ran else [one.sentence for one in failed if not one.is_of_a_tag]),
         ],
         "conflicts": list(session.host.conflicts()),
         "catalog": {"revision": session.catalog.index.revision, **asdict(session.catalog.progress)},
@@ -63,13 +63,9 @@ def state_of(session: Session) -> dict[str, Any]:
 
 
 def _loras(session: Session) -> list[dict[str, Any]]:
-    """Describe each LoRA; after a failure, only those that failed."""
-    if session.failed:
-        return [_left_out(one) for one in session.failed if _is_of_a_lora(one)]
-    last, names = session.last, names_of(session)
-    always = set(last.always.values())
-    found = [_active(one, names, one.file in always, last.report, i) for i, one in enumerate(last.active)]
-    return [*found, *(_left_out(one) for one in last.left_out)]
+    """Describe what became of each tag."""
+    names = names_of(session)
+    return [_described(one, one.place, names) for one in session.outcomes if one.place is not None]
 
 
 def names_of(session: Session) -> Mapping[CatalogFile, str]:
@@ -77,66 +73,30 @@ def names_of(session: Session) -> Mapping[CatalogFile, str]:
     return {file: session.catalog.name_of(file) for file in session.catalog.files}
 
 
-def state_at(report: ActivationReport, index: int) -> State:
-    """Return what became of one active LoRA, the entry of the report with this index."""
-    one = report.entries[index]
-    if index in report.too_strong:
-        return "failed"
-    if index in report.idle:
-        return "none"
-    whole = not one.unused and one.hit == one.layers and not report.without_effect(index)
-    return "applied" if whole else "partly"
-
-
-def _active(
-    active: Active, names: Mapping[CatalogFile, str], always_on: bool, whole_report: ActivationReport, index: int
-) -> dict[str, Any]:
-    """Describe one active LoRA, the entry of the report with this index."""
-    report = active.report
-    partly_idle, too_strong = whole_report.without_effect(index), whole_report.too_strong.get(index, "")
-    idle = whole_report.idle.get(index) or (f"it has {partly_idle}" if partly_idle else "")
-    state = state_at(whole_report, index)
+def _described(one: TagOutcome, place: Place, names: Mapping[CatalogFile, str]) -> dict[str, Any]:
+    """Describe what became of one tag."""
+    active = one.active
+    report = _OF_FILE if active is None else active.report.to_json()
     return {
-        "name": names.get(active.file, active.name),
-        "asked": active.name,
-        "state": state,
-        "reason": "" if state == "applied" else _why_not_whole(report, idle, too_strong),
-        "hit": report.hit,
-        "layers": report.layers,
-        **{name: value for name, value in report.to_json().items() if name in _OF_FILE},
-        "warning": "; ".join(filter(None, [report.doubt, whole_report.unlimited.get(index)])),
-        "images": list(active.images),
-        "always_on": always_on,
+        "name": one.name if active is None else names.get(active.file, active.name),
+        "asked": one.asked,
+        "where": place.where,
+        "number": place.number,
+        "written": place.written,
+        "state": one.state,
+        "reason": one.reason,
+        "advice": one.advice,
+        "hit": 0 if active is None else active.report.hit,
+        "layers": None if active is None else active.report.layers,
+        **{name: report[name] for name in _OF_FILE},
+        "warning": one.warning,
+        "hint": place.note.removeprefix(f"{one.name} "),
+        "images": list(one.images),
+        "always_on": one.always_on,
     }
 
 
-def _notes(last: Activation) -> list[str]:
-    """Return the notes on all active LoRA together."""
-    return [*last.notes, *last.waiting, *([last.report.silence] if last.report.silence else [])]
-
-
-def _left_out(skipped: Skipped) -> dict[str, Any]:
-    state: State = "missing" if skipped.missing else "failed"
-    return {
-        "name": skipped.name,
-        "asked": skipped.written or skipped.name,
-        "state": state,
-        "reason": skipped.cause or skipped.reason,
-        "hit": 0,
-        "layers": None,
-        **_OF_FILE,
-        "images": [],
-        "always_on": skipped.always_on,
-    }
-
-
-def _is_of_a_lora(failed: Skipped) -> bool:
-    return bool(failed.name or failed.written)
-
-
-def _why_not_whole(report: NetworkReport, idle: str, too_strong: str) -> str:
-    none = [one for one in (too_strong, idle) if one]
-    fit, keys = "fits" if report.hit == 1 else "fit", "key" if len(report.unused) == 1 else "keys"
-    missed = [] if report.hit == report.layers else [f"{report.hit} of {report.layers} layers {fit} this model"]
-    unused = [f"{len(report.unused)} {keys} unused: {report.why()}"] if report.unused else []
-    return "; ".join([*none, *missed, *unused])
+def _notes(passes: Passes) -> list[str]:
+    """Return the notes on all LoRA together."""
+    found = [text for one in passes.activations for text in (*one.notes, one.report.silence)]
+    return list(dict.fromkeys(filter(None, found)))

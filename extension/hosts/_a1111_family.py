@@ -110,22 +110,28 @@ class A1111FamilyHost(WebUIHost):
         for problem in outcome.problems:
             p.comment(problem)
 
-    def unserved(self, p: Any, sentence: str) -> None:
+    def unserved(self, p: Any, images: Images, sentence: str) -> None:
         p.comment(sentence)
-        super().unserved(p, sentence)
+        super().unserved(p, images, sentence)
 
     def _generation(self, original: Callable[..., Any], p: Any, *args: Any, **kwargs: Any) -> Any:
         """Deactivate all LoRA after a generation, however it ends; after a nested one, restore the outer one's."""
         outer, self.batch = self.batch if self.generating else None, None  # others may activate LoRA before it
         nested, self.generating = self.generating, True
+        pictures = self.remora.pictures
         try:
             return original(p, *args, **kwargs)
+        except BaseException as error:
+            if self.batch is not None:
+                self.remora.ended_by(error)
+            raise
         finally:
             self.batch, self.generating = outer, nested
             if outer is None or not self.remora.enabled:
                 self.nothing_in_force()
             else:
                 self.put_in_force(outer)
+                self.remora.go_on_with(pictures)
 
     def _with_the_one_for_all(self, p: Any, images: Images) -> Images:
         """Add the tag of the setting `sd_lora` to every prompt without it; return all tags."""

@@ -91,8 +91,8 @@ class ExtraNetworks:
         ended: called with the processing object when a generation ends.
         passed_over: called with the processing object, `include` and `exclude` before a pass for which the host
             activates no networks.
-        unserved: called with the processing object and one sentence if nothing applied the tags of a batch.
-        passed_on: called with the processing object if the built-in applied the tags of a batch.
+        unserved: called with the processing object, the tags of each image and one sentence if nothing applied these.
+        passed_on: called with the processing object and the tags of each image if the built-in applied these.
         grammar: returns whether brackets around tags mean something; None while Remora applies no tags.
         has_parts: whether each part of a prompt that AND divides has its own rows in a model call.
     """
@@ -108,8 +108,8 @@ class ExtraNetworks:
         handed_back: Callable[[Any], bool],
         ended: Callable[..., None],
         passed_over: Callable[..., None] = lambda p, include, exclude: None,
-        unserved: Callable[[Any, str], None] = lambda p, sentence: None,
-        passed_on: Callable[[Any], None] = lambda p: None,
+        unserved: Callable[[Any, Images, str], None] = lambda p, images, sentence: None,
+        passed_on: Callable[[Any, Images], None] = lambda p, images: None,
         grammar: Callable[[], bool | None] = lambda: False,
         has_parts: bool = False,
     ) -> None:
@@ -265,7 +265,8 @@ class ExtraNetworks:
         if failure is not None:
             raise failure
         if ours and not called and images is not None and any(images):
-            self._unserved(p, f"nothing applied {written(images)}: the web UI did not call Remora, which is registered")
+            why = f"nothing applied {written(images)}: the web UI did not call Remora, which is registered"
+            self._unserved(p, images, why)
         return result
 
     def _is_registered(self, p: Any) -> bool:
@@ -342,16 +343,15 @@ class ExtraNetworks:
     def _serve_or_pass_on(
         self, p: Any, params: list[Any], include: Sequence[str], exclude: Sequence[str], *args: Any, **kwargs: Any
     ) -> None:
+        images = self._images if self._images is not None else (self.tags.told({"lora": params}),)
         if self._is_handed_back(p):
             named = {**kwargs, "include": include, "exclude": exclude}
             if self._pass_on("activate", p, params, *args, **named):
-                if params and self._in_force:
-                    self._passed_on(p)
+                if self._in_force:
+                    self._passed_on(p, images)
             elif params:
-                own = (self.tags.told({"lora": params}),)
-                self._unserved(p, f"nothing applied {written(own)}: the web UI has no LoRA of its own")
+                self._unserved(p, images, f"nothing applied {written(images)}: the web UI has no LoRA of its own")
             return
-        images = self._images if self._images is not None else (self.tags.told({"lora": params}),)
         self._batch(p, self.tags.with_negatives(p, images), include=include, exclude=exclude)
 
     def _is_handed_back(self, p: Any) -> bool:

@@ -28,6 +28,11 @@ class _OfBatch:
     hires: Outcome = field(default_factory=Outcome)
 
     @property
+    def problems(self) -> Sequence[str]:
+        """Return what the user was told of it."""
+        return [*self.first.problems, *self.hires.problems]
+
+    @property
     def warnings(self) -> Sequence[str]:
         """Return why the effect of its LoRA is doubtful."""
         return list(dict.fromkeys([*self.first.warnings(), *self.hires.warnings()]))
@@ -71,7 +76,8 @@ class Parameter:
         batch = vars(p).get(_OUTCOMES, {}).get(number)
         if batch is not None and self.name == WARNINGS:
             for sentence in batch.warnings:
-                p.comment(sentence)
+                if sentence not in batch.problems:  # which the user was told when the batch began
+                    p.comment(sentence)
         return None if batch is None else self._of(batch, image)
 
     def _of(self, batch: _OfBatch, image: int) -> str | None:

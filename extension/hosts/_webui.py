@@ -285,21 +285,24 @@ class WebUIHost(Host):
         images = () if self._networks is None or not self.remora.enabled else self._networks.bypassed(p)
         if images:
             self.remora.generation_ended()  # a LoRA of the picture before may be active still
-            self.unserved(p, f"nothing applied {written(images)}: something makes the web UI skip its extra networks")
+            why = f"nothing applied {written(images)}: something makes the web UI skip its extra networks"
+            self.unserved(p, images, why)
 
-    def passed_on(self, p: Any) -> None:
+    def passed_on(self, p: Any, images: Images) -> None:
         """Handle that the built-in applies the tags of a batch; tell why, unless Remora is turned off."""
-        reason = self.remora.handed_back
-        if reason:
-            self.tell_or_report(p, Outcome(warnings=lambda: (reason,)), ((),))
+        if getattr(p, "prompts", None) is None and not any(images):
+            return  # a model that is loading encodes an empty prompt
+        outcome = self.remora.handed_over(images, self.pass_of(p))
+        if any(images) and outcome.warnings():
+            self.tell_or_report(p, outcome, ((),))
 
-    def unserved(self, p: Any, sentence: str) -> None:
+    def unserved(self, p: Any, images: Images, sentence: str) -> None:
         """Report tags that nothing applied.
 
         Raises:
             LoraError: the settings stop the generation.
         """
-        self.remora.failed(sentence)
+        self.tell_or_report(p, self.remora.failed(sentence, images, self.pass_of(p)), ((),))
 
     def _handed_back(self, p: Any) -> bool:
         """Tell whether the built-in applies the next batch; switches over if the setting changed."""

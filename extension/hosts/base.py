@@ -128,6 +128,24 @@ class Remora(Protocol):
             LoraError: a tag, name or file failed and the settings stop the generation; no LoRA is active.
         """
 
+    def handed_over(self, images: Sequence[Sequence[str]], at: Pass) -> Outcome:
+        """Note that the web UI's own LoRA gets the tags of a batch; return why, unless Remora is turned off.
+
+        Args:
+            images: as `Batch.images`.
+            at: the host's present pass.
+        """
+
+    @property
+    def pictures(self) -> object:
+        """Return what is known of the present pictures, for `go_on_with`."""
+
+    def go_on_with(self, pictures: object) -> None:
+        """Note that the latest batch goes on with these pictures, after others were made in between."""
+
+    def ended_by(self, error: BaseException) -> None:
+        """Note that an error ended the generation: its LoRA have not made the pictures."""
+
     def text_key(self) -> Hashable:
         """Return a key of everything that changes the text encoders' output; equal keys mean equal outputs."""
 
@@ -174,8 +192,13 @@ class Remora(Protocol):
             LoraError: a picture is being made, and the settings stop the generation.
         """
 
-    def failed(self, sentence: str) -> None:
-        """Log an error and show it in the tab: tags of the present picture have no effect.
+    def failed(self, sentence: str, images: Sequence[Sequence[str]] = (), at: Pass = "base") -> Outcome:
+        """Log an error and show it in the tab.
+
+        Args:
+            sentence: about the error.
+            images: for each image, the tags that have no effect for it.
+            at: the host's present pass.
 
         Raises:
             LoraError: the settings stop the generation.
@@ -254,6 +277,8 @@ class Host(ABC):
     name: ClassVar[str]
     has_parts: ClassVar[bool] = False
     """Whether each part of a prompt that AND divides has its own rows in a model call."""
+    has_own_lora: ClassVar[bool] = True
+    """Whether it applies the tags itself where Remora does not."""
     has_comments: ClassVar[bool] = False
     """Whether a # in a prompt begins a comment, even inside a tag."""
     before: ClassVar[tuple[str, ...]] = ()  # hosts to check after this one, such as the one it is a fork of

@@ -18,6 +18,7 @@ class StandaloneHost(Host):
     """The state that the embedded web UI set up, as a host."""
 
     name: ClassVar[str] = "standalone"
+    has_own_lora: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._reset()

@@ -185,7 +185,7 @@ class Catalog:
         return row.file
 
     def find(self, name: str, *, suggest: bool = True) -> CatalogFile:
-        """Return the file that a name means: by file name, then `sub/name`, then alias, then known hash.
+        """Return the file that a name means: by absolute path, file name, `sub/name`, alias, known hash.
 
         If none of these is exact, letters may differ in case and in how accents are encoded, and `_` may be a dot, as
         in SD.Next. Of several files of one name, it is the one that the host's own LoRA takes, or any if all have the
@@ -203,6 +203,8 @@ class Catalog:
     def _find(self, names: _Names, name: str, *, suggest: bool) -> tuple[CatalogFile, str]:
         """Return the file that a name means, and one sentence if several files fit it; see `find`."""
         wanted = name.strip().replace("\\", "/")
+        if candidates := names.at(wanted):
+            return self._one_of(name, candidates)
         if not names.are_of_files(wanted):  # a name may begin as a drive does: `a: b`
             _check_inside(name, wanted)
         for candidates in self._lookups(names, wanted):
@@ -496,6 +498,8 @@ class _Names:
         self._own = _table((file, {file.name, file.path.name}) for file in files)
         self._folded: dict[Callable[[str], str], dict[str, list[CatalogFile]]] = {}
         """For each way to compare names, the files by their names; made when a name is not found otherwise."""
+        self._paths: dict[str, list[CatalogFile]] | None = None
+        """The files by their absolute paths; made when a name is one."""
         self._lock = threading.Lock()
         self._followed = 0
         self._told: dict[Path, tuple[str, str]] = {}
@@ -511,6 +515,15 @@ class _Names:
         # the only name of a file at the top is its file name, so it has priority, unless the host takes another one
         is_shared = len(own) > 1 and own[0].name == wanted and choice([file.path for file in own]) is not None
         return (own, relative) if is_shared or len(relative) != 1 else (relative,)
+
+    def at(self, wanted: str) -> list[CatalogFile]:
+        """Return the files at an absolute path, whose suffix may be missing; no other file is looked at."""
+        if not wanted.startswith("/"):
+            return []
+        if self._paths is None:
+            paths = [(one.file, one.file.path.as_posix()) for one in self.found.values()]
+            self._paths = _table((file, {path, path.removesuffix(file.path.suffix)}) for file, path in paths)
+        return _preferred(self._paths.get(wanted, ()))
 
     def are_of_files(self, wanted: str) -> bool:
         """Tell whether a name is exactly a file's name or path."""

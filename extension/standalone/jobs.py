@@ -11,9 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from ..generation.session import Skipped
 from ..hosts.txt2img import Progress, Result, Txt2Img
-from ..text.prompt import PromptError
 from .pnginfo import save_picture
 from .render import Watch, check, render
 
@@ -125,13 +123,9 @@ class Runner:
 
         Raises:
             RequestError: a value is out of bounds, or the sampler is unknown.
-            PromptError: a LoRA tag cannot be parsed.
+            LoraError: a LoRA tag cannot be parsed, and the setting is to fail.
         """
-        try:
-            check(self.studio, request)
-        except PromptError as error:
-            self.studio.session.failed = (Skipped.unread(error.arguments, error),)  # the tab says it at the tag
-            raise
+        check(self.studio, request)
         self._forget_those_done()
         job = Job(request, self._worker.submit, partial(_work, self.studio, save))
         self._jobs.append(job)

@@ -15,24 +15,32 @@ import torch
 
 from ..generation.options import Overridden, enabled, hashes_wanted, settings, to_parameters
 from ..generation.options import grammar as grammar_wanted
-from ..generation.state import state_at
+from ..generation.outcomes import TagOutcome, read_tags, state_at
 from ..hosts import Outcome
 from ..hosts.txt2img import Picture, Progress, Result, Txt2Img
 from ..kept import always_on
 from ..text import placed, regions
+from ..text.grammar import Grammar, read
 from ..text.infotext import Infotext, format_hashes, format_infotext
-from ..text.prompt import Parsed, parse
 from .encode import encode_each, encode_skipping
 from .preview import preview
 from .sampling import Sampling, find_sampling
 
 if TYPE_CHECKING:
+    from ..generation.activation import Activation, Active
     from ..generation.options import Values
-    from ..generation.session import Activation, Active
+    from ..text.placed import PlacedTag
+    from ..text.tag import Tag
     from .studio import Studio
 
 _PREVIEW_EVERY = 0.3  # seconds; on a GPU each one waits for the step to end
 _LATENT = 8  # pixels
+
+_OFF = (
+    "Remora is turned off in the settings (remora_enabled), so no LoRA of the prompt is applied",
+    "turn on “Apply LoRA with Remora” in the settings",
+    "Remora is turned off in the settings (remora_enabled), so no LoRA of the prompt is applied",
+)
 
 logger = logging.getLogger(__name__)
 
@@ -65,12 +73,17 @@ class _Rendering:
     """A checked job."""
 
     request: Txt2Img
-    prompt: Parsed
-    negative: Parsed
+    prompt: Grammar
+    negative: Grammar
     sampling: Sampling
     seed: int
     unfinished: list[str] = field(default_factory=list)
     """A sentence about each batch that ended early."""
+
+    @property
+    def written(self) -> tuple[PlacedTag, ...]:
+        """Return what the tags of both prompts say."""
+        return tuple(one for _, one in (*self.prompt.tags, *self.negative.tags))
 
 
 def check(studio: Studio, request: Txt2Img) -> None:
@@ -78,9 +91,13 @@ def check(studio: Studio, request: Txt2Img) -> None:
 
     Raises:
         RequestError: a value is out of bounds, or the sampler is unknown.
-        PromptError: a LoRA tag cannot be parsed.
+        LoraError: a LoRA tag cannot be parsed, and the setting is to fail.
     """
-    _plan(studio, request)
+    plan, values = _plan(studio, request), Overridden(studio.host, request.settings)
+    if enabled(values):
+        _, bad, _ = read_tags(plan.written, studio.session.names)
+        if not settings(values).skip_bad:
+            studio.session.skip_or_raise(bad, skip_bad=False)
 
 
 def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
@@ -94,7 +111,7 @@ def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
     """
     plan = _plan(studio, request)
     pictures: list[Picture] = []
-    cancelled = False
+    cancelled, former = False, studio.session.passes
     try:
         parameters, notes = _begin(studio, plan)
         for batch in range(request.n_iter):
@@ -104,6 +121,10 @@ def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
             pictures += _batch(studio, plan, batch, parameters, watch)
     except Cancelled:
         cancelled = True
+    except BaseException as error:
+        if studio.session.passes is not former:  # it had begun
+            studio.session.ended_by(error)
+        raise
     finally:
         studio.session.end()
         studio.model.pipeline.maybe_free_model_hooks()  # an interrupted pipeline has not done it
@@ -120,24 +141,34 @@ def _begin(studio: Studio, plan: _Rendering) -> tuple[dict[str, str], list[str]]
     request = plan.request
     values = Overridden(studio.host, request.settings)
     wanted, on = settings(values), enabled(values)
-    always, unread = studio.session.always_tags(wanted.skip_bad) if on else ((), ())
-    tags = (*plan.prompt.tags, *plan.negative.tags) if on else ()
-    written = (*plan.prompt.placed, *plan.negative.placed) if on else ()
+    always, tags, apart = _tags(studio, plan, wanted.skip_bad) if on else ([], [], _left(plan))
     seeds = [plan.seed + image for image in range(request.batch_size)]
-    activation = studio.session.begin(tags, wanted, always, seeds, placed.unread(written))
+    activation = studio.session.begin(tags, wanted, always, seeds, apart)
     parameters = _parameters(studio, plan, activation, values) | always_on.parameters(always, activation.always)
-    parameters |= regions.parameters(tag.mask for tag in (*always, *tags)) | placed.parameters(written)
+    parameters |= regions.parameters(tag.mask for tag in (*always, *tags))
+    parameters |= placed.parameters(plan.written if on else ())
     far_off = activation.far_off(request.steps, request.cfg_scale)
     found = (*activation.skipped, *activation.notes, *far_off)
-    return parameters, [*(one.reason for one in unread), *found, *_notes(studio, plan)]
+    return parameters, [*found, *_notes(studio, plan)]
+
+
+def _tags(studio: Studio, plan: _Rendering, skip_bad: bool) -> tuple[list[Tag], list[Tag], list[TagOutcome]]:
+    """Return the always-on tags, the tags of the prompts, and the outcomes of the tags that are none of these."""
+    always, unread = studio.session.always_tags(skip_bad)
+    tags, bad, words = read_tags(plan.written, studio.session.names)
+    return always, tags, [*unread, *studio.session.skip_or_raise(bad, skip_bad), *words]
+
+
+def _left(plan: _Rendering) -> list[TagOutcome]:
+    """Return the outcomes of the tags while Remora is turned off."""
+    return [TagOutcome(one.place, one.name, "none", *_OFF) for one in plan.written]
 
 
 def _plan(studio: Studio, request: Txt2Img) -> _Rendering:
     request.check()
     seed = secrets.randbelow(2**32) if request.seed == -1 else request.seed
     on = grammar_wanted(Overridden(studio.host, request.settings))
-    prompt = parse(request.prompt, studio.session.names, on=on)
-    negative = parse(request.negative_prompt, studio.session.names, on=on, negative=True)
+    prompt, negative = read(request.prompt, on=on), read(request.negative_prompt, on=on, negative=True)
     return _Rendering(request, prompt, negative, find_sampling(request.sampler, request.schedule), seed)
 
 
@@ -245,8 +276,6 @@ def _hashes(studio: Studio, active: Sequence[Active]) -> dict[str, str]:
 
 def _notes(studio: Studio, plan: _Rendering) -> list[str]:
     notes = []
-    if plan.prompt.tags and not enabled(Overridden(studio.host, plan.request.settings)):
-        notes.append("Remora is turned off in the settings (remora_enabled), so no LoRA of the prompt is applied")
     pipeline = studio.model.pipeline
     tokenizer = getattr(pipeline, "tokenizer", None) or pipeline.tokenizer_2
     for what, text in (("prompt", plan.prompt.text), ("negative prompt", plan.negative.text)):

@@ -60,7 +60,7 @@ class PageBackend:
 
     def told(self, error: LoraError) -> list[str] | None:
         failed = self._runner.studio.session.failed
-        if "; ".join(one.reason for one in failed) != str(error):
+        if "; ".join(dict.fromkeys(one.sentence for one in failed)) != str(error):
             return None
         return [one.name for one in failed if one.name]
 

@@ -54,7 +54,7 @@ def read(prompt: str, *, on: bool, parts: bool = False, negative: bool = False) 
     written, prompt = prompt, plain(prompt)
     reader = _PromptReader(prompt, Limits(negative=negative), parts=parts and not negative)
     meant = _wanted([one.text for one in reader.tags], on)
-    found = [(one.kind, one.placed(meant=meant)) for one in reader.tags]
+    found = [(one.kind, one.placed(number, meant=meant)) for number, one in enumerate(reader.tags)]
     cuts = reader.cuts if meant else []
     whole = sorted((one.start, one.end) for one in reader.tags if not one.is_open)
     if negative and not meant:
@@ -86,9 +86,9 @@ class _WrittenTag:
     part: int
     limits: Limits = NO_LIMITS
 
-    def placed(self, *, meant: bool) -> PlacedTag:
+    def placed(self, number: int, *, meant: bool) -> PlacedTag:
         start = self.start + len(f"<{self.kind}:")
-        return PlacedTag(self.text, self.limits, meant=meant, start=start, is_open=self.is_open)
+        return PlacedTag(self.text, self.limits, meant=meant, start=start, number=number, is_open=self.is_open)
 
 
 @dataclass(eq=False, slots=True)

@@ -10,7 +10,7 @@ from lib_lora import Window
 
 from .spelling import name_of
 from .steps import TurnByHost
-from .tag import ALWAYS, Tag
+from .tag import ALWAYS, Place, Tag, Where
 
 PARAMETER = "Remora limits"
 """Name in a parameters text of what brackets around tags meant."""
@@ -101,20 +101,47 @@ class PlacedTag(str):
     """Whether the place counts; otherwise the tag acts as if it stood alone, or, in a negative prompt, not at all."""
     start: int
     """Index of its first character in the prompt."""
+    number: int
+    """Of the tag in its prompt, from 0."""
     is_open: bool
     """Whether `>` is missing."""
+    written: str
+    """The text as it is in the prompt; of a tag that is not closed, its first line."""
 
     def __new__(
-        cls, text: str, limits: Limits = NO_LIMITS, *, meant: bool = False, start: int = 0, is_open: bool = False
+        cls,
+        text: str,
+        limits: Limits = NO_LIMITS,
+        *,
+        meant: bool = False,
+        start: int = 0,
+        number: int = 0,
+        is_open: bool = False,
     ) -> PlacedTag:
         made = super().__new__(cls, text)
-        made.limits, made.meant, made.start, made.is_open = limits, meant, start, is_open
+        made.limits, made.meant, made.start, made.number, made.is_open = limits, meant, start, number, is_open
+        made.written = text.partition("\n")[0] if is_open else text
         return made
 
+    @classmethod
+    def of(cls, text: str, number: int) -> PlacedTag:
+        """Return a text as a tag with a place; one whose place is not known has its number among its image's tags."""
+        return text if isinstance(text, PlacedTag) else cls(text, number=number)
+
     def changed(self, fields: str = "", limits: Limits | None = None) -> PlacedTag:
-        """Return the tag with more fields, or with other limits."""
+        """Return the tag with more fields, or with other limits, at the same place."""
         kept = self.limits if limits is None else limits
-        return PlacedTag(f"{self}{fields}", kept, meant=self.meant, start=self.start, is_open=self.is_open)
+        made = PlacedTag(
+            f"{self}{fields}", kept, meant=self.meant, start=self.start, number=self.number, is_open=self.is_open
+        )
+        made.written = self.written
+        return made
+
+    @property
+    def place(self) -> Place:
+        """Return where it is written, and what that does not do."""
+        where: Where = "negative" if self.limits.negative else "prompt"
+        return Place(where, self.number, self.written, "" if self.is_open else self.unread)
 
     @property
     def name(self) -> str:
@@ -133,12 +160,6 @@ class PlacedTag(str):
         if self.limits.negative:
             does = "is not applied: it stands in the negative prompt, where tags are read as words"
         return f"{self.name} {does}; turn on “{LABEL}”, or write grammar=1 into the tag"
-
-
-def unread(tags: Iterable[str]) -> tuple[str, ...]:
-    """Return one sentence for each tag whose place has no effect."""
-    found = [one.unread for one in tags if isinstance(one, PlacedTag) and not one.is_open]
-    return tuple(dict.fromkeys(filter(None, found)))
 
 
 def parameters(tags: Iterable[str]) -> dict[str, str]:

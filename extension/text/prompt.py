@@ -109,12 +109,31 @@ def parse(prompt: str, names: Known = BUILT_IN, *, on: bool = False, negative: b
     for kind, one in found.tags:
         if negative and not one.meant:
             continue
-        before = f"<{kind}:"
-        if one.is_open:
-            raise PromptError(before + one, one.start - len(before), NOT_CLOSED)
-        tag = _TagReader(f"{before}{one}>", one, one.start, 1.0, names).tag()
-        tags.append(one.limits.applied(tag) if one.meant else tag)
+        tags.append(parse_placed(one, names=names, kind=kind))
     return Parsed(found.text, tuple(tags), tuple(one for _, one in found.tags))
+
+
+def parse_placed(
+    one: PlacedTag, default: float = 1.0, names: Known = BUILT_IN, *, kind: str = "lora", cut: str | None = None
+) -> Tag:
+    """Parse a tag of a prompt, with what its place means; the result knows its place.
+
+    Args:
+        one: the tag.
+        default: as `parse_arguments`.
+        names: as `parse_arguments`.
+        kind: of the tag.
+        cut: why a tag may not be closed, in place of the form of a tag in that error.
+
+    Raises:
+        PromptError: as `parse`.
+    """
+    before = f"<{kind}:"
+    if one.is_open:
+        reason, form = NOT_CLOSED + (cut or ""), _FORM if cut is None else ""
+        raise PromptError(before + one.written, one.start - len(before), reason, form)
+    tag = _TagReader(f"{before}{one}>", one, one.start or len(before), default, names).tag()
+    return replace(one.limits.applied(tag) if one.meant else tag, place=one.place)
 
 
 def parse_arguments(arguments: str, default: float = 1.0, names: Known = BUILT_IN) -> Tag:

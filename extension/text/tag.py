@@ -17,11 +17,26 @@ Pass: TypeAlias = Literal["base", "hires", "refiner", "detailer"]
 PASSES: tuple[Pass, ...] = ("base", "hires", "refiner", "detailer")
 LIMIT = 10.0
 """Largest strength, unless the user removes the limit: beyond it there are no pictures."""
+Where: TypeAlias = Literal["prompt", "negative", "always"]
+"""What a tag is written in: the prompt, the negative prompt, or the always-on stack."""
 SIDES: tuple[Side, ...] = ("in", "mid", "out")
 EXPERTS = {"high": "transformer", "low": "transformer_2"}
 _DENOISERS = ("unet", "transformer", "transformer_ref", "prior", "decoder", "llm_adapter", "connectors")
 ALWAYS = Window()
 _EVERYTHING = ("text_encoder", *_DENOISERS)
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place where a tag is written; a tag keeps it from the prompt to the report."""
+
+    where: Where
+    number: int
+    """Of the tag in its prompt, from 0; or of the entry in the stack."""
+    written: str
+    """The text between `<lora:` and `>`."""
+    note: str = field(default="", compare=False)
+    """One sentence on what the place in the prompt does not do; empty if nothing is amiss."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +71,8 @@ class Tag:
     """In the place of the file's alpha / rank."""
     part: int | None = None
     """Of a prompt whose parts are joined by AND, the part whose rows it is limited to, from 1; None is all."""
+    place: Place | None = field(default=None, compare=False)
+    """Where it is written; None if it comes from no prompt."""
 
     @property
     def multiplier(self) -> Multiplier | Halves:
@@ -124,7 +141,13 @@ class Tag:
     @property
     def is_off(self) -> bool:
         """Return whether every multiplier is 0 in every pass, which equals no tag."""
-        return all(is_off(replace(self, rows=frozenset()).multiplier_in(one)) for one in PASSES)
+        return not self.acts_in
+
+    @property
+    def acts_in(self) -> tuple[Pass, ...]:
+        """Return the passes in which a multiplier of some image is not 0."""
+        every = replace(self, rows=frozenset())
+        return tuple(one for one in PASSES if not is_off(every.multiplier_in(one)))
 
     @property
     def _amounts(self) -> tuple[Amount, ...]:

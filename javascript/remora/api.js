@@ -78,11 +78,15 @@
  * @typedef {{name: string, title: string, sure: boolean}} Family
  *
  * @typedef {object} LoraOutcome
- * The outcome of one LoRA in the latest picture.
+ * What became of one tag in the latest picture.
  * @property {string} name
  * @property {string} asked as the prompt had it: the name, or all that a tag says which cannot be read
- * @property {"applied" | "partly" | "none" | "failed" | "missing"} state
- * @property {string} reason
+ * @property {"prompt" | "negative" | "always"} where what the tag is written in
+ * @property {number} number of the tag in its prompt
+ * @property {string} written the text between `<lora:` and `>`
+ * @property {"applied" | "partly" | "waiting" | "none" | "failed" | "missing" | "handed"} state
+ * @property {string} reason why it is not applied as written
+ * @property {string} advice what to do about that
  * @property {number} hit layers of the file that act
  * @property {number | null} layers
  * @property {number} bytes
@@ -99,6 +103,7 @@
  *
  * @typedef {object} ServerState
  * @property {boolean} enabled
+ * @property {boolean} own_lora the web UI applies the tags itself where Remora does not
  * @property {number} default_multiplier
  * @property {boolean} grammar brackets around tags mean something
  * @property {boolean} comments # in a prompt begins a comment

@@ -4,7 +4,6 @@
  * @import {LoraOutcome} from "./api.js"
  * @import {Always} from "./kept.js"
  * @import {Tab} from "./main.js"
- * @import {Asker} from "./outcomes.js"
  * @import {Tag} from "./prompt.js"
  * @import {Reading} from "./tag.js"
  */
@@ -12,12 +11,12 @@
 import * as boxes from "./boxes.js";
 import {isMeant, places as placesOf, unread, wordsOf} from "./grammar.js";
 import {History} from "./history.js";
-import {isFailure, isOf, Others} from "./outcomes.js";
+import {isFailure, Others, told} from "./outcomes.js";
 import {bodyOf, readBody, readTags, takenBack} from "./prompt.js";
 import {same} from "./store.js";
 
 /**
- * @typedef {{name: string, words: string[], unread: string}} Meant
+ * @typedef {{name: string, body: string, words: string[], unread: string}} Meant
  * What the place of a tag does, in a few words each, or a sentence on what it does not do.
  *
  * @typedef {Reading & {kind: string, body: string}} FreeTag
@@ -53,6 +52,7 @@ function meaningsOf(prompt, tags, on, of) {
     );
     return placesOf(prompt, tags, of).map((limits, at) => ({
         name: tags[at].name,
+        body: tags[at].body,
         words: isRead ? wordsOf(limits) : [],
         unread: isRead ? "" : unread(limits),
     }));
@@ -180,6 +180,23 @@ export class Stack {
         return rows;
     }
 
+    /** Return the rows of the list that is always on. */
+    always() {
+        return this.tab.state.always.entries.map((entry) => {
+            const body = bodyOf(entry);
+            return {...readBody(body), name: entry.name, on: entry.on, key: entry.name, body, entry};
+        });
+    }
+
+    /**
+     * Tell whether a comment cuts a tag of the prompt, in web UIs that have comments: # begins one.
+     * @param {Tag} tag
+     */
+    isCut({start, end}) {
+        const {prompt} = this.tab.state;
+        return prompt.slice(prompt.lastIndexOf("\n", start) + 1, end).includes("#");
+    }
+
     /** Return the ids of the files in the prompt. */
     used() {
         return this.idsOf(this.tags());
@@ -197,36 +214,37 @@ export class Stack {
     }
 
     /**
-     * Return the outcome of the latest picture for a row, the outcomes without a row, and the number of errors that the
-     * stack shows.
-     * @returns {{of: (row: {name: string, body: string}, always: boolean) => LoraOutcome | undefined,
-     *     others: LoraOutcome[], errors: number}}
+     * Return what became of the rows in the latest picture, by what they are in and their keys; the outcomes without a
+     * row; and the number of errors that the stack shows.
      */
     outcomes() {
         const loras = this.tab.state.server?.loras ?? [];
-        /** @type {(row: {name: string, body: string}, always: boolean) => Asker} */
-        const asker = ({name, body}, always) => ({name, body, always, file: this.tab.library.meaning(name).lora?.name});
-        const always = this.tab.state.always.entries.map((entry) => ({
-            ...readBody(bodyOf(entry)),
-            name: entry.name,
-            body: bodyOf(entry),
-            on: entry.on,
-        }));
         const rows = [
-            ...this.rows().map((row) => ({...row, always: false})),
-            ...always.map((row) => ({...row, always: true})),
+            ...this.rows().map((row) => ({...row, where: /** @type {const} */ ("prompt"), written: row.body})),
+            ...this.always().map((row) => ({...row, where: /** @type {const} */ ("always"), written: row.body})),
+            ...this.negatives().map((tag, at) => ({
+                ...{name: tag.name, key: String(at), on: true, problem: ""},
+                ...{where: /** @type {const} */ ("negative"), written: tag.body},
+            })),
         ];
-        /** @type {(row: {name: string, body: string}, always: boolean) => LoraOutcome | undefined} */
-        const of = (row, isAlways) => loras.find((lora) => isOf(lora, asker(row, isAlways)));
-        const isWrong = (/** @type {typeof rows[number]} */ row) => {
-            const outcome = row.on && of(row, row.always);
-            return row.problem || this.tab.library.meaning(row.name).problem || (outcome && isFailure(outcome));
+        const found = told(loras, rows);
+        const byKey = new Map(rows.map(({where, key}, at) => [`${where} ${key}`, found[at]]));
+        const isWrong = (/** @type {typeof rows[number]} */ row, /** @type {number} */ at) => {
+            const outcome = row.on ? found[at] : undefined;
+            const said = row.where !== "negative" && (row.problem || this.tab.library.meaning(row.name).problem); // words else
+            return said || (outcome && !outcome.changed && isFailure(outcome.lora));
         };
-        const others = this.others.of(
-            loras,
-            rows.map((row) => asker(row, row.always)),
-        );
-        return {of, others, errors: rows.filter(isWrong).length + others.filter(isFailure).length};
+        const others = this.others.of(loras, found);
+        return {
+            of: (/** @type {LoraOutcome["where"]} */ where, /** @type {string} */ key) => byKey.get(`${where} ${key}`),
+            others,
+            errors: rows.filter(isWrong).length + others.filter(isFailure).length,
+        };
+    }
+
+    /** Return what the places of the tags of the negative prompt mean. */
+    negatives() {
+        return this.places().slice(this.tags().length);
     }
 
     /** @returns {Snapshot} */

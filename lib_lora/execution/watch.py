@@ -38,6 +38,7 @@ Layers = Mapping[tuple[str, str], nn.Module]
 _BLOCK = re.compile(r"(?P<list>.*)\.(?P<number>\d+)\.")
 _FAST_PATH = (nn.TransformerEncoder, nn.TransformerEncoderLayer)
 _NEVER = 1 << 40  # no call has this number
+_LONGEST = 200  # characters of an error
 
 
 class Watch:
@@ -103,6 +104,10 @@ class Watch:
         firsts = {name: int(first) for name, first in tensors.items() if first is not None}
         return {name: first for name, first in firsts.items() if first != _NEVER}
 
+    def broken(self) -> str:
+        """Return the error by which a call failed since `begin`; empty if none did, or another call made up for it."""
+        return next((calls.latest.broken for calls in self._watched.values() if calls.latest.broken), "")
+
     def uncalled(self, components: Mapping[str, nn.Module], layers: Layers) -> tuple[Uncalled, ...]:
         """Return the layers that were not called in any call of their component that ended."""
         reached = _reached(layers)
@@ -125,6 +130,10 @@ class _Activation:
     """The layers to report on after the next call; held weakly."""
     number: int = 0
     first_not_finite: Tensor | None = None
+    broken: str = ""
+    """The error of a call."""
+    had_no_room: bool = False
+    """Whether that was for want of memory: the caller may try again."""
 
 
 @dataclass(eq=False)
@@ -165,11 +174,17 @@ class _Calls:
             return
         activation = self.began.pop(get_ident(), None)
         error = sys.exc_info()[1] if output is None else None  # an outer one, where the component returns nothing
-        if is_out_of_memory(error):
+        had_no_room = is_out_of_memory(error)
+        if had_no_room:
             self.out_of_memory()
-        if error is not None or activation is None or not self._has(activation):
+        if activation is None or not self._has(activation):
+            return
+        if error is not None:
+            self._note(activation, error, had_no_room)
             return
         activation.number += 1
+        if activation.had_no_room:
+            activation.broken, activation.had_no_room = "", False
         layers, activation.unseen = dict(activation.unseen or {}), None
         if layers and not is_compiled(component):
             uncalled = tuple(_uncalled_in(self.name, component, layers))
@@ -183,6 +198,13 @@ class _Calls:
                 if known is not None and known.device == first.device:
                     first = torch.minimum(known, first)
                 activation.first_not_finite = first
+
+    def _note(self, activation: _Activation, error: BaseException, had_no_room: bool) -> None:
+        """Note the first error of a call; one that is no `Exception` ends a call on purpose."""
+        if isinstance(error, Exception) and not activation.broken:
+            text = f"{type(error).__name__}: {error}".partition("\n")[0]
+            activation.broken = f"a call of the {self.name} failed: {text[:_LONGEST]}"
+            activation.had_no_room = had_no_room
 
     def _has(self, activation: _Activation) -> bool:
         """Tell whether an activation is in force, with all its layers."""

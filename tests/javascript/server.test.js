@@ -125,11 +125,19 @@ test("with another model the files are asked for again: others fit now", async (
 
 test("failures of pictures before this page belong to no row, and are not shown", async () => {
     const {tab, server} = polled();
-    const failed = {name: "x", asked: "x", state: "missing", reason: "", always_on: false};
+    const failed = {
+        name: "x",
+        where: "prompt",
+        number: 0,
+        written: "x",
+        state: "missing",
+        reason: "",
+        always_on: false,
+    };
     server.state = serverState({loras: [failed]});
     await tab.server.start();
     assert.deepEqual(tab.stack.outcomes().others, []);
-    server.state = serverState({loras: [failed, {...failed, name: "y", asked: "y"}]});
+    server.state = serverState({loras: [failed, {...failed, name: "y", written: "y"}]});
     await tab.server.poll();
     assert.deepEqual(
         tab.stack.outcomes().others.map(({name}) => name),

@@ -84,7 +84,10 @@ test("the files in the prompt are known by id, once each", () => {
 });
 
 /** @type {(name: string, state: string, more?: object) => any} */
-const outcome = (name, state, more = {}) => ({name, asked: name, state, reason: "", always_on: false, ...more});
+const outcome = (name, state, more = {}) => ({
+    ...{name, asked: name, where: "prompt", number: 0, written: name, state, reason: "", always_on: false},
+    ...more,
+});
 
 test("the files that every picture gets are known by id, unless all or one are off", () => {
     const {tab} = openPage({loras: [lora("a"), lora("b")]});
@@ -104,9 +107,9 @@ test("the outcomes of the latest picture are those of rows, or others; errors ar
     tab.set({server: serverState({loras})});
     const {of, others, errors} = tab.stack.outcomes();
     const [a, b, c] = tab.stack.rows();
-    assert.equal(of(a, false), loras[0]);
-    assert.equal(of(b, false), loras[1]);
-    assert.equal(of(c, false), undefined);
+    assert.equal(of("prompt", a.key)?.lora, loras[0]);
+    assert.equal(of("prompt", b.key)?.lora, loras[1]);
+    assert.equal(of("prompt", c.key), undefined);
     assert.deepEqual(others, [loras[2]]);
     // b failed, c cannot be read, gone is missing
     assert.equal(errors, 3);
@@ -114,13 +117,12 @@ test("the outcomes of the latest picture are those of rows, or others; errors ar
 
 test("an outcome of an always-on entry is its row's; one that is off is no error", () => {
     const {tab} = openPage({loras: [lora("a")]});
-    const failed = outcome("a", "failed", {always_on: true});
+    const failed = outcome("a", "failed", {always_on: true, where: "always", written: "a:1:1"});
     tab.set({server: serverState({loras: [failed]})});
     const entry = {name: "a", on: true, unet: 1, text_encoder: 1, more: ""};
     tab.set({always: {on: true, entries: [entry]}});
     const {of, errors} = tab.stack.outcomes();
-    assert.equal(of({name: "a", body: "a:1"}, true), failed);
-    assert.equal(of({name: "a", body: "a:1"}, false), undefined);
+    assert.equal(of("always", "a")?.lora, failed);
     assert.equal(errors, 1);
     tab.set({always: {on: true, entries: [{...entry, on: false}]}});
     assert.equal(tab.stack.outcomes().errors, 0);

@@ -99,7 +99,9 @@ function Notices({tab, state}) {
     const texts = [stackProblem, tab.library.catalog.problem, presetProblem, regionProblem, blocks?.problem];
     if (server && !server.enabled) {
         texts.push(
-            "Remora is switched off in the settings. The web UI applies the tags itself; “Always on”, schedules, regions and block weights have no effect.",
+            server.own_lora
+                ? "Remora is switched off in the settings. The web UI applies the tags itself; “Always on”, schedules, regions and block weights have no effect."
+                : "Remora is switched off in the settings. No LoRA is applied.",
         );
     }
     if (server) texts.push(...server.conflicts, ...server.notes);

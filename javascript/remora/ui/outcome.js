@@ -1,6 +1,9 @@
-// What became of one LoRA in the latest picture.
+// What became of one tag in the latest picture.
 
-/** @import {LoraOutcome} from "../api.js" */
+/**
+ * @import {LoraOutcome} from "../api.js"
+ * @import {Told} from "../outcomes.js"
+ */
 
 import {html} from "../vendor/preact.js";
 import {size} from "../catalog.js";
@@ -8,24 +11,29 @@ import {size} from "../catalog.js";
 const STATES = {
     applied: "✓ applied",
     partly: "◐ partly applied",
+    waiting: "○ waits for its pass",
     none: "○ no effect",
+    handed: "→ handed to the web UI",
     failed: "✕ failed",
     missing: "✕ missing",
 };
 const KEYS_SHOWN = 20; // of each reason
 
-/** @param {{lora: LoraOutcome | undefined}} props */
-export function Outcome({lora}) {
-    if (!lora) return null;
+/** @param {{told: Told | undefined}} props */
+export function Outcome({told}) {
+    if (!told) return null;
+    const {lora, changed} = told;
     const layers = lora.state === "applied" ? `${lora.hit} of ${lora.layers} layers` : lora.reason;
     const used = ["applied", "partly", "none"].includes(lora.state);
     const cost = used
         ? [lora.bytes ? size(lora.bytes) : "", lora.seconds ? `read in ${duration(lora.seconds)}` : ""]
         : [];
     const reasons = Object.entries(lora.unused);
-    return html`<div class=${`rt-state rt-${lora.state}`}>
-        ${lora.warning && html`<p class="rt-warning" role="alert">⚠ ${lora.warning}</p>`}
-        <span role=${lora.state === "partly" ? "alert" : undefined}>${[`${STATES[lora.state] ?? lora.state}: ${layers}`, ...cost].filter(Boolean).join(" · ")}</span>
+    const state = `${changed ? "From the latest picture: " : ""}${STATES[lora.state] ?? lora.state}: ${layers}`;
+    return html`<div class=${`rt-state rt-${lora.state}${changed ? " rt-changed" : ""}`}>
+        ${lora.warning && html`<p class="rt-warning" role=${changed ? undefined : "alert"}>⚠ ${lora.warning}</p>`}
+        <span role=${lora.state === "partly" && !changed ? "alert" : undefined}>${[state, ...cost].filter(Boolean).join(" · ")}</span>
+        ${lora.advice && html`<p>${`${lora.advice[0].toUpperCase()}${lora.advice.slice(1)}.`}</p>`}
         <p class="rt-hint">${aboutFile(lora)}</p>
         ${
             reasons.length > 0

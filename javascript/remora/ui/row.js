@@ -1,8 +1,8 @@
 // One entry of the stack.
 
 /**
- * @import {LoraOutcome} from "../api.js"
  * @import {State, Tab} from "../main.js"
+ * @import {Told} from "../outcomes.js"
  * @import {Curve} from "../curve.js"
  * @import {Filled, Value} from "../vendor/preact.js"
  * @import {Meant} from "../stack.js"
@@ -41,7 +41,7 @@ const SECTIONS = [
     {name: "blocks", title: "Blocks", editor: Blocks, isSet: ({values}) => Boolean(values.lbw || values.lbwe)},
 ];
 
-/** @param {{tab: Tab, entry: Entry, outcome: LoraOutcome | undefined, handle: Handle}} props */
+/** @param {{tab: Tab, entry: Entry, outcome: Told | undefined, handle: Handle}} props */
 export function Row({tab, entry, outcome, handle}) {
     const {name, unet} = entry;
     const {lora, problem, note, candidates} = tab.library.meaning(name);
@@ -56,9 +56,11 @@ export function Row({tab, entry, outcome, handle}) {
         setApart(!split);
     };
     const said = entry.problem || problem;
-    const told = said || !entry.on ? undefined : outcome;
     const idle = entry.on && !said && !curved && !unet && !entry.te;
-    const doubt = !said && lora && !told?.warning && told?.state !== "failed" ? tab.library.catalog.against(lora) : "";
+    const saysSo = said || (idle && outcome?.lora.state === "none" && !outcome.changed);
+    const told = saysSo || !entry.on ? undefined : outcome;
+    const {warning, state} = told?.lora ?? {};
+    const doubt = !said && lora && !warning && state !== "failed" ? tab.library.catalog.against(lora) : "";
     // chips stand last: where they came above the editors, those would move away under the pointer that draws in them
     return html`
         <div class=${`rt-row-head${name.length > LONG ? " rt-long" : ""}`}>
@@ -95,15 +97,15 @@ export function Row({tab, entry, outcome, handle}) {
         }
         ${note && html`<p class="rt-warning">⚠ ${note}</p>`}
         ${
-            entry.place
-            && name.includes("#")
+            entry.cut
             && tab.state.server?.comments
-            && html`<p class="rt-warning">⚠ The web UI cuts a prompt at #, unless “Enable comments” is off in its settings.
-            Then the tag is lost. Rename the file, or switch the setting off.</p>`
+            && html`<p class="rt-warning">⚠ The web UI cuts a line of the prompt at #, unless “Enable comments” is off in its
+            settings. Then the tag is lost. ${name.includes("#") ? "Rename the file" : "Move the tag in front of the #"}, or
+            switch the setting off.</p>`
         }
         ${idle && html`<p class="rt-hint">A strength of 0 changes nothing: the LoRA is left out.</p>`}
         ${doubt && html`<p class="rt-warning">⚠ ${doubt}</p>`}
-        <${Outcome} lora=${told} />`;
+        <${Outcome} told=${told} />`;
 }
 
 /**

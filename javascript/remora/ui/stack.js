@@ -12,7 +12,7 @@
 
 import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import * as boxes from "../boxes.js";
-import {bodyOf, readBody, setMultipliers, tagOf} from "../prompt.js";
+import {setMultipliers, tagOf} from "../prompt.js";
 import {Icon} from "./icons.js";
 import {Outcome} from "./outcome.js";
 import {Button, Name, WordButton} from "./parts.js";
@@ -29,10 +29,10 @@ import {summary} from "./summary.js";
  * @property {{icon: IconName, word: string, label: string}} moveTo how that is said
  * @property {(name: string) => void} rename
  *
- * @typedef {Reading & Actions & {on: boolean, key: string, text?: string, place?: Meant}} Entry
+ * @typedef {Reading & Actions & {on: boolean, key: string, text?: string, place?: Meant, cut?: boolean}} Entry
  * The contents and the actions of a row.
  *
- * @typedef {Reading & {on: boolean, key: string, entry: StackEntry}} AlwaysRow
+ * @typedef {ReturnType<Tab["stack"]["always"]>[number]} AlwaysRow
  * @typedef {{[attribute: string]: unknown}} Handle
  * The attributes of the handle that a row is dragged by.
  * @typedef {{from: number, to: number}} Drag
@@ -54,7 +54,7 @@ export function Stack({tab, state, outcomes: {of, others}}) {
             state.target
             && html`<${Rows} rows=${rows} label="Stack" move=${(/** @type {number} */ from, /** @type {number} */ to) =>
                 tab.edits.move(from, to)} draw=${(/** @type {PromptRow} */ row, /** @type {Handle} */ handle) => html`
-            <${Row} handle=${handle} tab=${tab} outcome=${of(row, false)} entry=${inPrompt(tab, row)} />`} />`
+            <${Row} handle=${handle} tab=${tab} outcome=${of("prompt", row.key)} entry=${inPrompt(tab, row)} />`} />`
         }
         ${
             state.target
@@ -64,16 +64,14 @@ export function Stack({tab, state, outcomes: {of, others}}) {
         }
         ${
             state.target
-            && tab.stack
-                .places()
-                .slice(tab.stack.tags().length)
-                .map(
-                    (
-                        place,
-                        at,
-                    ) => html`<div class="rt-row" key=${`negative ${at}`}><span class="rt-name"><${Name} text=${place.name} /></span>
-            <${PlaceOfTag} tab=${tab} place=${place} /></div>`,
-                )
+            && tab.stack.negatives().map(
+                (
+                    place,
+                    at,
+                ) => html`<div class="rt-row" key=${`negative ${at}`}><span class="rt-name"><${Name} text=${place.name} /></span>
+            <${PlaceOfTag} tab=${tab} place=${place} />
+            ${!place.unread && html`<${Outcome} told=${of("negative", String(at))} />`}</div>`,
+            )
         }
         ${
             rows.length > 0
@@ -97,7 +95,7 @@ export function Stack({tab, state, outcomes: {of, others}}) {
             && html`<div class="rt-part"><h4>Others in the latest picture</h4>
             <ul class="rt-others" aria-label="Other LoRA of the latest picture">${others.map(
                 (lora) => html`
-                <li class="rt-row" key=${lora.name}><span class="rt-name"><${Name} text=${lora.name} /></span><${Outcome} lora=${lora} /></li>`,
+                <li class="rt-row" key=${`${lora.where} ${lora.number} ${lora.written}`}><span class="rt-name"><${Name} text=${lora.name} /></span><${Outcome} told=${{lora, changed: false}} /></li>`,
             )}
             </ul></div>`
         }
@@ -247,6 +245,7 @@ function inPrompt(tab, row) {
     return {
         ...row,
         place: row.off ? undefined : tab.stack.places()[row.index],
+        cut: !row.off && tab.stack.isCut(row),
         rename: (name) => tab.edits.rename(row, name),
         setOn: (on) => tab.edits.setOn(row, on),
         edit: (change, what) => tab.edits.edit(row, change, what),
@@ -266,13 +265,7 @@ function Always({tab, state, of}) {
             {...always, entries: always.entries.map((one) => (one === entry ? {...entry, ...changes} : one))},
             `always ${entry.name}`,
         );
-    const rows = always.entries.map((entry) => ({
-        ...readBody(bodyOf(entry)),
-        name: entry.name,
-        on: entry.on,
-        key: entry.name,
-        entry,
-    }));
+    const rows = tab.stack.always();
     const move = (/** @type {number} */ from, /** @type {number} */ to) => {
         if (to < 0 || to >= always.entries.length) return;
         const entries = [...always.entries];
@@ -300,7 +293,7 @@ function Always({tab, state, of}) {
             /** @type {AlwaysRow} */ row,
             /** @type {Handle} */ handle,
         ) => html`
-            <${Row} handle=${handle} tab=${tab} outcome=${of({name: row.name, body: bodyOf(row.entry)}, true)}
+            <${Row} handle=${handle} tab=${tab} outcome=${of("always", row.key)}
                 entry=${described(row)} />`} />
     </div>`;
 }

@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from extension.generation.options import DEFAULT_MULTIPLIER, ENABLED, ON_BAD_LORA, SKIP
-from extension.generation.session import Skipped
+from extension.generation.outcomes import TagOutcome
 from extension.kept.always_on import AlwaysOn, AlwaysOnFile, read
 from extension.standalone.jobs import Runner
 from extension.standalone.server import make_api
@@ -191,7 +191,7 @@ def test_a_tag_that_cannot_be_read_is_told_once_as_the_prompt_had_it(client: Tes
 
 
 def test_a_failure_of_no_lora_is_told_by_itself(client: TestClient, runner: Runner) -> None:
-    runner.studio.session.failed = (Skipped("", "the model went away"),)
+    runner.studio.session.failed = (TagOutcome.of_all("the model went away"),)
     try:
         state = client.get(STATE).json()
     finally:
@@ -406,7 +406,8 @@ def test_a_lora_that_acts_by_halves_or_not_at_all_says_so_wherever_it_is_told(
     assert parameters(answer)["Remora warnings"] == warning
     state = client.get(STATE).json()
     told = [*state["notes"], *(f"{lora['state']}: {lora['reason']}" for lora in state["loras"])]
-    assert told == [warning if "pass" in field else f"partly: {warning.replace('zorp has', 'it has')}"]
+    waiting = f"waiting: {warning.removeprefix('zorp has had no effect: ')}"
+    assert told == [waiting if "pass" in field else f"partly: {warning.replace('zorp has', 'it has')}"]
 
 
 def test_a_picture_that_is_made_makes_no_change_of_a_file_stale(client: TestClient, folder: Path) -> None:

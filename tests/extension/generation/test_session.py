@@ -464,7 +464,7 @@ def test_a_failed_generation_tells_every_lora_that_is_bad_without_its_name_in_th
     (setup.folder / "empty.safetensors").write_bytes(b"")
     with pytest.raises(LoraError, match=r"LoRA 'nowhere' is not .+; LoRA 'gone' is not") as caught:
         setup.session.begin([Tag("nowhere"), Tag("zorp"), Tag("gone")])
-    assert "; ".join(one.reason for one in setup.session.failed) == str(caught.value)
+    assert "; ".join(one.sentence for one in setup.session.failed) == str(caught.value)
     always = [Tag("misfit")]
     with pytest.raises(LoraError, match=r"misfit\.safetensors: .+; empty\.safetensors: it is empty"):
         setup.session.begin([Tag("zorp"), Tag("empty")], always=always)
@@ -536,7 +536,14 @@ def test_a_lora_for_a_pass_that_is_not_made_is_said_to_have_had_no_effect(
         assert session.begin(tags).warnings == (), "the pass may come"
         assert why not in caplog.text
         assert session.warnings() == (why,)
-        assert state_of_session(setup)["notes"] == [why]
+        told = state_of_session(setup)
+        assert [(one["name"], one["state"]) for one in told["loras"]] == [
+            ("zorp", "waiting"),
+            ("neon", "applied"),
+            ("night", "none"),
+        ]
+        assert told["loras"][0]["reason"] in why
+        assert told["notes"] == []
         session.end()
     assert why in caplog.text
     session.begin(tags)
@@ -557,7 +564,7 @@ def test_a_lora_for_an_image_that_the_batch_does_not_have_is_said_to_have_no_eff
     assert activation.skipped == (why,)
     assert [active.images for active in activation.active] == [(1, 2)]
     assert [(told["name"], told["reason"]) for told in state_of_session(setup)["loras"] if told["reason"]] == [
-        ("one", why)
+        ("one", why.removeprefix("one has no effect: "))
     ]
     assert setup.session.begin(tags[:1], always=tags[:1]).skipped == (why.replace("4 images", "1 image"),)
 

@@ -279,7 +279,9 @@ def test_tags_that_nothing_applies_are_an_error_in_the_log_the_tab_and_the_pictu
         assert ["nothing applied <lora:a:1>" in comment for comment in found.p.comments] == [True]
     (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert "nothing applied <lora:a:1>" in record.getMessage()
-    assert ["nothing applied <lora:a:1>" in note for note in told()["notes"]] == [True]
+    assert [(one["state"], "nothing applied <lora:a:1>" in one["reason"]) for one in told()["loras"]] == [
+        ("failed", True)
+    ]
 
 
 @pytest.mark.parametrize("after", [True, False])

@@ -35,7 +35,7 @@ class Taken:
             batch=self.batch,
             handed_back=lambda p: not self.enabled,
             ended=lambda p, **kw: self.ends.append(kw),
-            unserved=lambda p, sentence: self.unserved.append(sentence),
+            unserved=lambda p, images, sentence: self.unserved.append(sentence),
         )
         self.networks.take_over()
 

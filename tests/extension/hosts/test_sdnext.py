@@ -71,7 +71,7 @@ def test_tags_that_nothing_applies_are_an_error(setup: Setup, caplog: pytest.Log
     assert torch.equal(setup.picture(f"x{B}"), plain)
     (error,) = {one.getMessage() for one in caplog.records if one.levelno == logging.ERROR}
     assert "nothing applied <lora:stripes:0.5>" in error
-    assert setup.session.failed
+    assert [one.state for one in setup.session.outcomes] == ["failed"]
     setup.web.opts.data[ON_BAD_LORA] = FAIL
     with pytest.raises(LoraError, match="nothing applied"):
         setup.picture(f"x{B}")

@@ -199,6 +199,17 @@ def test_a_name_never_leaves_the_folders(folder: Path, name: str) -> None:
         catalog(folder).find(name)
 
 
+def test_an_absolute_path_means_a_file_of_the_folders_and_no_other(folder: Path) -> None:
+    """As SD.Next writes it in tags."""
+    inside, outside = put(folder / "styles" / "fox.safetensors"), put(folder.parent / "fox.safetensors")
+    found = catalog(folder)
+    for name in (inside.as_posix(), inside.with_suffix("").as_posix()):
+        assert found.find(name).path == inside
+    for name in (outside.as_posix(), (folder / "styles" / ".." / ".." / "fox").as_posix()):
+        with pytest.raises(CatalogError, match="is outside the LoRA folders; write a name from the list of LoRA"):
+            found.find(name)
+
+
 def test_a_file_outside_is_unknown_by_any_spelling(folder: Path) -> None:
     outside = put(folder.parent / "secret.safetensors")
     for name in ("secret", str(outside).lstrip("/"), outside.name):

@@ -226,7 +226,8 @@ def test_turned_off_for_one_job_no_lora_is_applied_and_the_answer_says_so(client
         runner.studio.session.always_on.put(AlwaysOn())
     assert decoded(off["images"][0]).tobytes() == decoded(plain["images"][0]).tobytes()
     assert "turned off in the settings" in " ".join(json.loads(off["info"])["remora"]["notes"])
-    assert state["loras"] == []
+    assert [(one["written"], one["state"]) for one in state["loras"]] == [("zorp:0.8", "none")]
+    assert "Remora is turned off" in state["loras"][0]["reason"]
     parameters = parse_infotext(json.loads(off["info"])["infotexts"][0]).settings
     assert not {"Lora hashes", "Remora always on"} & parameters.keys()
 

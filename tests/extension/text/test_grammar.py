@@ -79,7 +79,7 @@ def test_a_tag_that_is_not_closed_has_no_place() -> None:
     found = read("a <lora:a", on=False, negative=True), read("bad AND <lora:a", on=True, parts=True)
     unclosed = [tag for one in found for _, tag in one.tags]
     assert [tag.limits.words for tag in unclosed] == [("negative prompt",), ("part 2",)]
-    assert placed.unread(unclosed) == ()
+    assert [tag.place.note for tag in unclosed] == ["", ""]
     assert placed.parameters(unclosed) == {}
 
 

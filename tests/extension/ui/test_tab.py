@@ -571,6 +571,13 @@ def test_what_became_of_each_is_told_at_its_row(tab: Tab, served: Served) -> Non
     make(tab, served, tab.prompt)
     tab.row("zorp").get_by_text("✓ applied: 264 of 264 layers · 751 KB").wait_for(timeout=LONG)
     tab.row("zorp").get_by_text("264 loha · rank 2 · kohya · for Stable Diffusion 1.x").wait_for()
+    tab.write(f"<lora:stripes:1> {tab.prompt}")
+    tab.row("stripes").wait_for()
+    assert tab.row("stripes").locator(".rt-state").count() == 0, "it was in no picture yet"
+    tab.strength("zorp").fill("0.5")
+    changed = tab.row("zorp").locator(".rt-changed")
+    changed.get_by_text("From the latest picture: ✓ applied: 264 of 264 layers").wait_for()
+    tab.button("Remove stripes").last.click()
     tab.button("Remove zorp").last.click()
     tab.root.get_by_role("list", name="Other LoRA of the latest picture").get_by_text("264 of 264").wait_for()
 
@@ -601,8 +608,12 @@ def test_a_lora_for_other_models_is_warned_of_at_its_row(served: Served, browser
     lora = {
         "name": "zorp",
         "asked": "zorp",
+        "where": "prompt",
+        "number": 0,
+        "written": "zorp:1",
         "state": "partly",
         "reason": "1 of 2 layers fits this model",
+        "advice": "",
         "hit": 1,
         "layers": 2,
         "warning": sentence,

@@ -1,0 +1,160 @@
+"""The LoRA of a generation, pass by pass."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from lib_lora import ActivationReport
+
+from ..library import distilled
+from .outcomes import TagOutcome, failed, merged, of_active, sentences_on
+
+if TYPE_CHECKING:
+    from lib_lora import NetworkReport
+
+    from ..library.catalog import CatalogFile
+    from ..text.tag import Place
+
+
+@dataclass(frozen=True)
+class Active:
+    """One active LoRA."""
+
+    name: str
+    """The name in its tag."""
+    file: CatalogFile
+    report: NetworkReport
+    images: tuple[int, ...] = (0,)
+    """The images of the batch that it changes."""
+    places: Mapping[Place, tuple[int, ...]] = field(default_factory=dict)
+    """Where its tags are written -> the images that each of them changes."""
+
+
+@dataclass(frozen=True)
+class Activation:
+    """The LoRA of one pass of a generation."""
+
+    active: tuple[Active, ...] = ()
+    left_out: tuple[TagOutcome, ...] = ()
+    """The tags that cannot be applied."""
+    resting: tuple[TagOutcome, ...] = ()
+    """The tags that do not act in this pass: as they say, or as the web UI's own LoRA gets them."""
+    report: ActivationReport = field(default_factory=lambda: ActivationReport(()))
+    """The engine's report on `active` and on merging."""
+    notes: tuple[str, ...] = ()
+    """One sentence for each bundled embedding that cannot be used, each strength that was limited, and each noise that
+    the model has no denoiser of its own for.
+    """
+    embeddings: tuple[str, ...] = ()
+    """The notes on bundled embeddings, which the parameters text of a picture has, too."""
+    several: tuple[str, ...] = ()
+    """One sentence for each tag that fits several files."""
+    text_keys: tuple[Hashable, ...] = ((),)
+    """For each image, a key of what changes the text encoders' output."""
+    always: Mapping[int, CatalogFile] = field(default_factory=dict)
+    """Position -> file of the always-on LoRA that are active for some image."""
+
+    @property
+    def outcomes(self) -> tuple[TagOutcome, ...]:
+        """Return what became of each tag in this pass."""
+        acting = [
+            of_active(one, place, self.report, index) for index, one in enumerate(self.active) for place in one.places
+        ]
+        return (*acting, *self.left_out, *self.resting)
+
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        """Return one sentence for each LoRA that was left out, once each."""
+        return tuple(dict.fromkeys(outcome.sentence for outcome in self.left_out))
+
+    @property
+    def hints(self) -> tuple[str, ...]:
+        """Return one sentence for each tag whose place in its prompt has no effect."""
+        return tuple(place.note for one in self.active for place in one.places if place.note)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Return one sentence per LoRA of doubtful effect, and one on layers that were never called."""
+        found = [text for i, one in enumerate(self.active) for text in sentences_on(one.name, self.report, i)]
+        unexpected = self.report.lost or any(not one.expected for one in self.report.uncalled)
+        return (*found, *([self.report.silence] if unexpected else []))
+
+    @property
+    def text_key(self) -> Hashable:
+        """Return a key of what changes the text encoders' output; equal keys mean equal outputs."""
+        return self.text_keys[0] if len(set(self.text_keys)) == 1 else self.text_keys
+
+    @property
+    def images(self) -> int:
+        """Return how many images have LoRA of their own."""
+        return len(self.text_keys)
+
+    def far_off(self, steps: int | None, cfg: float | None) -> tuple[str, ...]:
+        """Return one sentence for each distilled LoRA that was made for other steps or another CFG scale.
+
+        Args:
+            steps: of the pictures; None if unknown.
+            cfg: the CFG scale; None if unknown.
+        """
+        own = [(one.name, one.file.path.stem, one.report.metadata) for one in self.active]
+        found = [(name, distilled(name, stem, header=header)) for name, stem, header in own]
+        return tuple(f"{name} {text}" for name, made in found if made and (text := made.warning(steps, cfg)))
+
+    def lines(self) -> tuple[str, ...]:
+        """Return one line per LoRA, with its name as in the tag, and one on merging if it was requested."""
+        lines = self.report.summary().splitlines()
+        named = [as_in_tag(line, one.report, one.name) for one, line in zip(self.active, lines, strict=False)]
+        return (*named, *lines[len(named) :])
+
+
+@dataclass(eq=False)
+class Passes:
+    """The passes of the pictures of one batch, and what became of their tags."""
+
+    activations: list[Activation] = field(default_factory=lambda: [Activation()])
+    """The latest last."""
+    made: set[str] = field(default_factory=set)
+    """The names of the passes."""
+    error: str = ""
+    """The error that ended the generation."""
+
+    @property
+    def latest(self) -> Activation:
+        """Return the LoRA of the latest pass."""
+        return self.activations[-1]
+
+    @latest.setter
+    def latest(self, activation: Activation) -> None:
+        self.activations[-1] = activation
+
+    def begin(self, at: str, activation: Activation) -> None:
+        """Add a pass; the first one takes the place of the empty one."""
+        is_first = not self.made
+        self.made.add(at)
+        self.activations[-1 if is_first else len(self.activations) :] = [activation]
+
+    @property
+    def outcomes(self) -> tuple[TagOutcome, ...]:
+        """Return one outcome for each tag."""
+        found = merged(activation.outcomes for activation in self.activations)
+        return failed(found, self.why) if self.why else found
+
+    @property
+    def why(self) -> str:
+        """Return why the pictures were not made, or not as they should be; empty if nothing is known."""
+        return self.error or next(filter(None, (one.report.broken for one in self.activations)), "")
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """Return one sentence for each LoRA without the effect that its tag asks for, once each."""
+        found = [text for one in self.activations for text in (*one.warnings, *one.embeddings)]
+        found += [one.sentence for one in self.outcomes if one.active is None or self.why]
+        found += [text for one in self.activations for text in (*one.hints, *one.several)]
+        return tuple(dict.fromkeys(filter(None, found)))
+
+
+def as_in_tag(line: str, report: NetworkReport, name: str) -> str:
+    """Return a line of a report with the name as in the tag: two files may have one name in two folders."""
+    return name + line.removeprefix(report.name)
