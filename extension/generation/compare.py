@@ -220,7 +220,7 @@ def _drawn(made: Plan, pictures: Sequence[Image.Image | None]) -> Image.Image:
         pen.text((_GAP + x * (size[0] + _GAP), _GAP), _short(text, size[0]), _INK, font)
     for y, text in enumerate(made.rows):
         top = _LINE + _GAP + y * (size[1] + label + _GAP)
-        pen.text((_GAP, top + 2), text, _INK, font)
+        pen.text((_GAP, top + 2), _short(text, across - 2 * _GAP), _INK, font)
         for x in range(len(made.columns)):
             picture = pictures[y * len(made.columns) + x]
             if picture is not None:
@@ -230,8 +230,12 @@ def _drawn(made: Plan, pictures: Sequence[Image.Image | None]) -> Image.Image:
 
 
 def _short(text: str, width: int) -> str:
-    most = max(4, width // 7)
-    return text if len(text) <= most else f"{text[: most - 1]}..."
+    """Return a label that fits into so many pixels; it is cut before its end, which tells names apart."""
+    most = max(7, width // 7)
+    if len(text) <= most:
+        return text
+    end = (most - 3) * 2 // 3
+    return f"{text[: most - 3 - end]}...{text[-end:]}"
 
 
 def _png(picture: Image.Image) -> bytes:

@@ -37,6 +37,7 @@ State: TypeAlias = Literal["applied", "handed back", "not connected"]
 """Remora applies the tags; the built-in does, as Remora is off or cannot; the built-in does, without Remora."""
 
 _SECTION = ("remora", "Remora")
+_EXPERT_SECTION = ("remora_experts", "Remora for experts")
 _CATEGORY = "sd"
 _TAB = ("Remora", "remora")  # its title, and what its element is called
 
@@ -344,7 +345,8 @@ class WebUIHost(Host):
         # gradio's own `info` is above a checkbox, as if it were the former one's, and pale in themes of SD.Next
         in_label = option.info and not self.shows_info_of_options
         label = f"{option.label} ({option.info})" if in_label else option.label
-        info = self._shared().OptionInfo(option.default, label, component, arguments, section=_SECTION)
+        section = _EXPERT_SECTION if option.expert else _SECTION
+        info = self._shared().OptionInfo(option.default, label, component, arguments, section=section)
         if option.info and self.shows_info_of_options:
             info.info(option.info)
         if hasattr(info, "category_id"):

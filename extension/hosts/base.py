@@ -39,7 +39,7 @@ class Option:
     minimum: float = -math.inf
     maximum: float = math.inf
     expert: bool = False
-    """Whether few users need it, so that pages may show it apart."""
+    """Whether few users need it, so that pages show it apart."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ const SHOWN = {
     pane: "library",
     details: /** @type {string | null} */ (null), // id of a file
     dialog: "",
+    more: "", // key of the row whose settings are shown
+    section: /** @type {"schedule" | "region" | "passes" | "blocks"} */ ("schedule"), // of them
     comparison: "", // id of the one that this page began
     theme: 0, // how often the page has changed its colours: canvases are drawn again
 };
@@ -53,7 +55,7 @@ export class Tab {
     set(changes) {
         const isOther = SPOKEN_OF.some((name) => name in changes && !same(changes[name], this.state[name]));
         this.store.set(isOther ? {said: "", ...changes} : changes);
-        if ("sort" in changes || "view" in changes || "cards" in changes) remember(this.state);
+        if ("sort" in changes || "view" in changes) remember(this.state);
     }
 }
 

@@ -41,7 +41,8 @@ export class Server {
         } catch (error) {
             if (!(error instanceof ApiError)) throw error;
             const login = error.status === 401 && error.message.includes("password");
-            this.tab.set({error: error.message, login: login || this.tab.state.login});
+            const lost = error.status === 0; // the next poll that is answered clears the error
+            this.tab.set({error: error.message, login: login || this.tab.state.login, lost});
             return null;
         }
     }

@@ -8,7 +8,7 @@
 import {html, useEffect, useState} from "../vendor/preact.js";
 import {query} from "../api.js";
 import {settings} from "../boxes.js";
-import {Button, Dialog, isNumber, numberOf, Picture, Trouble, useTrouble} from "./parts.js";
+import {broken, Button, Dialog, isNumber, numberOf, Picture, Trouble, useLoad} from "./parts.js";
 
 const POLL = 500; // milliseconds
 const MODES = {
@@ -29,7 +29,9 @@ const NUMBERS = [
 
 /** @param {{tab: Tab, state: State}} props */
 export function Compare({tab, state}) {
-    const [trouble, attempt] = useTrouble();
+    const [told, setTold] = useState(/** @type {CompareState | null} */ (null));
+    const load = async () => setTold(await tab.api.get("compare"));
+    const [trouble, attempt] = useLoad(tab, load, []);
     const names = [
         ...new Set(
             tab.stack
@@ -44,14 +46,10 @@ export function Compare({tab, state}) {
     const [wanted, setWanted] = useState(
         /** @type {{[field: string]: string | number}} */ ({...STANDARD, ...settings(state.target)}),
     );
-    const [told, setTold] = useState(/** @type {CompareState | null} */ (null));
     const made = told?.comparison;
     const own = made && made.id === state.comparison ? made : null;
     const running = Boolean(made?.running);
     const ask = (/** @type {string} */ method) => attempt(async () => setTold(await tab.api.ask(method, "compare")));
-    useEffect(() => {
-        ask("GET");
-    }, []);
     useEffect(() => {
         if (!running) return undefined;
         const timer = setInterval(() => ask("GET"), POLL);
@@ -92,7 +90,7 @@ export function Compare({tab, state}) {
                     (
                         name,
                     ) => html`<label class="rt-check" key=${name}><input type="checkbox" checked=${chosen.includes(name)}
-                    onChange=${() => flip(name)} /> ${name}</label>`,
+                    onChange=${() => flip(name)} /> <span>${broken(name)}</span></label>`,
                 )}
                 ${!names.length && html`<span class="rt-hint">The prompt has no LoRA. Insert one first.</span>`}
             </fieldset>
@@ -149,9 +147,9 @@ function Grid({tab, made}) {
         ${ready && html`<div class="rt-line"><span class="rt-hint">Click a picture to use its LoRA.</span> <a href=${`${tab.api.base}compare/picture`} download="comparison.png">Save as one picture</a></div>`}
         ${made.problem && html`<p class="rt-error" role="alert">${made.problem}</p>`}
         <div class="rt-grid-scroll" tabindex="0" role="region" aria-label="Comparison"><table class="rt-grid" style=${`--across:${made.columns.length}`}><thead><tr><td></td>
-            ${made.columns.map((title) => html`<th scope="col" key=${title}>${title}</th>`)}</tr></thead>
+            ${made.columns.map((title) => html`<th scope="col" key=${title} title=${title}>${broken(title)}</th>`)}</tr></thead>
             <tbody>${made.rows.map(
-                (title, y) => html`<tr key=${title}><th scope="row">${title}</th>
+                (title, y) => html`<tr key=${title}><th scope="row" title=${title}>${broken(title)}</th>
                 ${made.columns.map((column, x) => {
                     const cell = y * made.columns.length + x;
                     const label = `${title} ${column}`.trim();

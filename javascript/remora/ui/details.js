@@ -14,7 +14,7 @@ import {canBeInserted, size} from "../catalog.js";
 import {split} from "../prompt.js";
 import {rank} from "./card.js";
 import {Icon} from "./icons.js";
-import {Button, Deleted, Dialog, isNumber, numberOf, Picture, Stars, tooStrong, Trouble, useTrouble} from "./parts.js";
+import {Button, Deleted, Dialog, isNumber, numberOf, Picture, Stars, tooStrong, Trouble, useLoad} from "./parts.js";
 
 const HASHED = 1500; // milliseconds after which a hash that was not known is asked for again
 
@@ -27,7 +27,6 @@ const HASHED = 1500; // milliseconds after which a hash that was not known is as
 export function Details({tab, id}) {
     const [lora, setLora] = useState(/** @type {LoraDetails | null} */ (null));
     const [draft, setDraft] = useState(/** @type {Draft | null} */ (null));
-    const [trouble, attempt] = useTrouble();
     const [replaced, setReplaced] = useState(false); // its picture, by another one
     const close = () => tab.set({details: null});
     const ask = () => tab.api.get(/** @type {const} */ (`lora?${query({id})}`));
@@ -35,6 +34,7 @@ export function Details({tab, id}) {
         setLora(told);
         setDraft(draftOf(told));
     };
+    const [trouble, attempt] = useLoad(tab, async () => take(await ask()), [id]);
     const shown = useRef();
     shown.current = {lora, draft};
     const renew = (/** @type {LoraDetails} */ told) => {
@@ -44,9 +44,6 @@ export function Details({tab, id}) {
         if (renewed.theirs) throw new Error(renewed.theirs);
     };
     useEffect(() => {
-        attempt(async () => take(await ask()));
-    }, [id]);
-    useEffect(() => {
         if (!lora || lora.hash || !lora.readable) return undefined;
         // the server makes it now
         const timer = setTimeout(() => attempt(async () => renew(await ask()), false), HASHED);
@@ -54,7 +51,7 @@ export function Details({tab, id}) {
     }, [lora]);
     if (!lora || !draft) {
         return html`<${Dialog} title="About this LoRA" close=${close}><${Trouble} trouble=${trouble} />
-            ${!trouble && html`<p class="rt-hint">Loading …</p>`}<//>`;
+            ${!trouble.text && html`<p class="rt-hint">Loading …</p>`}<//>`;
     }
     const edit = (/** @type {Partial<Draft>} */ changes) => setDraft((now) => now && {...now, ...changes});
     const send = async (/** @type {object} */ changes, /** @type {(told: LoraDetails) => void} */ show) => {

@@ -497,6 +497,10 @@ def test_the_tabs_own_files_are_served_and_nothing_else(runner: Runner) -> None:
         assert main.headers["content-type"] == "text/javascript; charset=utf-8"
         assert client.get("/remora/app/main.js", headers={"If-None-Match": main.headers["etag"]}).status_code == 304
         assert client.get("/remora/app/vendor/preact.js").status_code == 200
+        whole = client.get("/remora/app/tab.js")
+        assert whole.headers["content-type"] == main.headers["content-type"]
+        assert whole.text.count("\nmodules[") > 30
+        assert client.get("/remora/app/tab.js", headers={"If-None-Match": whole.headers["etag"]}).status_code == 304
         for name in ("nope.js", "../remora.js", "%2e%2e/remora.js", "..%2fremora.js", "/etc/passwd", "main.js/../../x"):
             assert client.get(f"/remora/app/{name}").status_code == 404, name
 

@@ -115,6 +115,17 @@ def test_pictures_come_one_after_the_other_with_one_seed() -> None:
     assert comparison.picture(-2) is None
 
 
+def test_labels_of_the_grid_show_the_ends_of_long_names() -> None:
+    def grid(column: str, row: str) -> bytes:
+        comparison = run(Painter(), Plan((column,), (row,), (PROMPT,)))
+        comparison.join(30)
+        return comparison.grid()
+
+    name = "incredibly_detailed_" * 10
+    assert len({grid(f"{name}v1", ""), grid(f"{name}v2", "")}) == 2
+    assert len({grid("", f"{name}v1"), grid("", f"{name}v2")}) == 2
+
+
 def test_a_cancelled_one_keeps_what_was_made() -> None:
     painter = Painter()
     painter.gate.clear()
