@@ -19,6 +19,7 @@ from .blocks import BlocksApi
 from .compare import CompareApi
 from .guard import add_route, refuse_other_sites
 from .library import Library
+from .pictures import PicturesApi
 from .presets import PresetsApi
 from .regions import RegionsApi
 from .schema import COMPONENTS, Route, routes
@@ -62,6 +63,7 @@ def add_routes(app: FastAPI, session: Session) -> None:
         CompareApi(session),
         BlocksApi(session),
         RegionsApi(session),
+        PicturesApi(session),
     )
     for route in own:
         add_route(app, _OWN + route.path, route.endpoint, access, **_said(route))

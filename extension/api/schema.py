@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .blocks import BlocksApi
     from .compare import CompareApi
     from .library import Library
+    from .pictures import PicturesApi
     from .presets import PresetsApi
     from .regions import RegionsApi
     from .stack import StackApi
@@ -88,6 +89,7 @@ _ENTRY: Mapping[str, Schema] = {
     "text_encoder": _NUMBER,
     "more": {**_TEXT, "description": "other fields of a tag, such as lbw=OUTALL:stop=10"},
 }
+_STATES: Schema = {"enum": ["applied", "partly", "none", "failed", "missing"]}
 _FAMILY = _object({"name": _TEXT, "title": _TEXT, "sure": _TRUTH})
 _DISTILLED = _object(
     {
@@ -180,6 +182,7 @@ COMPONENTS: Mapping[str, Schema] = {
                 "description": "sentences about the picture that are not about one of its `loras`",
             },
             "conflicts": _list(_TEXT),
+            "pictures": {**_WHOLE, "description": "pictures made in this session"},
             "catalog": _object({"revision": _WHOLE, "running": _TRUTH, "done": _WHOLE, "total": _WHOLE}),
             "stack": {**_TEXT, "description": "the present ETag of `GET stack`, without quotes"},
         }
@@ -191,7 +194,7 @@ COMPONENTS: Mapping[str, Schema] = {
                 **_TEXT,
                 "description": "the name in the prompt, or the whole text of a tag that cannot be read",
             },
-            "state": {"enum": ["applied", "partly", "none", "failed", "missing"]},
+            "state": _STATES,
             "reason": _TEXT,
             "hit": {**_WHOLE, "description": "layers of the file that act"},
             "layers": _or_null(_WHOLE),
@@ -210,6 +213,34 @@ COMPONENTS: Mapping[str, Schema] = {
             "details": _by_name(_TEXT),
             "images": _list(_WHOLE),
             "always_on": _TRUTH,
+        }
+    ),
+    "Pictures": _object(
+        {
+            "count": {**_WHOLE, "description": "pictures made in this session; the latest 200 are kept"},
+            "found": {**_WHOLE, "description": "pictures that fit the query"},
+            "pictures": _list(
+                _object(
+                    {
+                        "id": _WHOLE,
+                        "time": {**_NUMBER, "description": "seconds since 1970"},
+                        "seed": _WHOLE,
+                        "thumbnail": _TRUTH,
+                        "loras": _list(
+                            _object(
+                                {
+                                    "id": {**_or_null(_TEXT), "description": "id of the file; null without one"},
+                                    "name": {**_TEXT, "description": "as in the tag"},
+                                    "strength": {**_TEXT, "description": "such as 0.8 or schedule"},
+                                    "state": _STATES,
+                                    "reason": _TEXT,
+                                    "always_on": _TRUTH,
+                                }
+                            )
+                        ),
+                    }
+                )
+            ),
         }
     ),
     "Presets": _object(
@@ -359,11 +390,13 @@ def routes(
     compare: CompareApi,
     blocks: BlocksApi,
     regions: RegionsApi,
+    pictures: PicturesApi,
 ) -> tuple[Route, ...]:
     """Return all of Remora's own routes, below `/remora/v1`."""
     return (
         *_library(library),
         *_stack(stack),
+        *_pictures(pictures),
         *_presets(presets),
         *_blocks(blocks),
         *_regions(regions),
@@ -391,6 +424,13 @@ def _stack(stack: StackApi) -> tuple[Route, ...]:
         Route("PUT", "/grammar", stack.set_grammar, "State", "GrammarWanted"),
         Route("GET", "/stack", stack.stack, "Stack"),
         Route("PUT", "/stack", stack.set_stack, "Stack", "StackWanted"),
+    )
+
+
+def _pictures(pictures: PicturesApi) -> tuple[Route, ...]:
+    return (
+        Route("GET", "/pictures", pictures.list, "Pictures"),
+        Route("GET", "/pictures/thumbnail", pictures.thumbnail, "image/webp"),
     )
 
 

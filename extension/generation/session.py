@@ -6,7 +6,7 @@ import logging
 import weakref
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lib_lora import (
     RANK_BUCKETS,
@@ -34,6 +34,7 @@ from ..text.prompt import parse_arguments
 from ..text.spelling import name_of
 from ..text.tag import Tag
 from .batch import Shared, Wish, entry_of, first, gather, text_keys
+from .record import Record, used_loras
 from .request import USUAL, Memory, Request, Settings
 
 if TYPE_CHECKING:
@@ -171,6 +172,8 @@ class Session:
         self.presets = Presets(host.data_dir)
         self.block_presets = BlockPresetsFile(host.data_dir, host.block_preset_files)
         self.regions = RegionFiles(host.data_dir)
+        self.record = Record()
+        """The pictures of this session."""
         self.last = Activation()
         """The LoRA of the latest generation."""
         self.failed: tuple[Skipped, ...] = ()
@@ -250,6 +253,7 @@ class Session:
             LoraError: a name or a file failed and `settings` do not skip it; the previous LoRA stay active.
         """
         batch = Request(tuple(map(tuple, images)), settings, tuple(always), tuple(seeds), at, tuple(unread))
+        self._note_outcome()
         self._passes = {at} if at == "base" else {*self._passes, at}  # a base pass starts another picture
         self.failed = ()
         try:
@@ -258,8 +262,21 @@ class Session:
             self.failed = self.failed or (Skipped("", str(error)),)
             raise
         self._batch = batch
+        if at == "base":
+            self.record.begin(batch.seeds, used_loras(self.last, batch))
         self.catalog.used({one.file for one in self.last.active})
         return self.last
+
+    def pictures_made(self, pictures: Sequence[tuple[int, Any]]) -> None:
+        """Record the pictures of a generation that ended, by seed and image; without any it made none."""
+        self._note_outcome()
+        self.record.made(pictures)
+
+    def _note_outcome(self) -> None:
+        """Tell the record what the first pass has shown of its LoRA; later passes have LoRA of their own."""
+        if self._batch is not None and self._passes == {"base"}:
+            self.warnings()
+            self.record.tell(used_loras(self.last, self._batch))
 
     def always_tags(self, skip_bad: bool) -> tuple[list[Tag], list[Skipped]]:
         """Parse the always-on stack; an entry that cannot be parsed is left out, or raises.
@@ -334,6 +351,8 @@ class Session:
             LoraError: the activation failed on this model, and the settings do not skip the LoRA.
         """
         former = self._batch
+        if former is not None and at is not None and at != former.at:
+            self._note_outcome()
         if former is not None and at is not None:
             self._batch = replace(former, at=at)
             self._passes.add(at)
@@ -349,6 +368,7 @@ class Session:
 
     def end(self) -> None:
         """Deactivate all LoRA; the model is as it was without any."""
+        self._note_outcome()
         self._batch = None
         for sentence in self.last.waiting:
             self.say(sentence)

@@ -58,6 +58,7 @@ def state_of(session: Session) -> dict[str, Any]:
             *(_notes(last) if ran else [one.reason for one in failed if not _is_of_a_lora(one)]),
         ],
         "conflicts": list(session.host.conflicts()),
+        "pictures": session.record.count,
         "catalog": {"revision": session.catalog.index.revision, **asdict(session.catalog.progress)},
     }
 

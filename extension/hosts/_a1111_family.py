@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -14,7 +15,7 @@ from ._conditionings import Conditionings
 from ._parameters import note
 from ._passes import pass_of
 from ._prompt_tags import Images
-from ._webui import WebUIHost, attempt
+from ._webui import WebUIHost, attempt, pictures_of
 from ._webui_modules import module
 from ._wraps import Wraps
 from .base import Batch, Option, Outcome, Remora
@@ -118,10 +119,14 @@ class A1111FamilyHost(WebUIHost):
         """Deactivate all LoRA after a generation, however it ends; after a nested one, restore the outer one's."""
         outer, self.batch = self.batch if self.generating else None, None  # others may activate LoRA before it
         nested, self.generating = self.generating, True
+        made: Any = None
         try:
-            return original(p, *args, **kwargs)
+            made = original(p, *args, **kwargs)
+            return made
         finally:
             self.batch, self.generating = outer, nested
+            if not nested:
+                attempt(partial(self.remora.pictures_made, pictures_of(made)))
             if outer is None or not self.remora.enabled:
                 self.nothing_in_force()
             else:

@@ -104,8 +104,12 @@ def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
             pictures += _batch(studio, plan, batch, parameters, watch)
     except Cancelled:
         cancelled = True
+    except BaseException:
+        pictures.clear()  # nobody sees those that were finished
+        raise
     finally:
         studio.session.end()
+        studio.session.pictures_made([(one.seed, one.image) for one in pictures])
         studio.model.pipeline.maybe_free_model_hooks()  # an interrupted pipeline has not done it
     last = studio.session.last
     cancelled |= bool(plan.unfinished) and watch.interrupted()
