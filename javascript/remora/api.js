@@ -107,8 +107,21 @@
  * @property {LoraOutcome[]} loras
  * @property {string[]} notes
  * @property {string[]} conflicts
+ * @property {number} pictures made in this session
  * @property {Scan & {revision: number}} catalog
  * @property {string} stack the tag of `stack`, as `Api.tags` has it
+ *
+ * @typedef {object} UsedLora
+ * One LoRA of one picture.
+ * @property {string | null} id of its file
+ * @property {string} name as in its tag
+ * @property {string} strength
+ * @property {LoraOutcome["state"]} state
+ * @property {string} reason
+ * @property {boolean} always_on
+ *
+ * @typedef {{id: number, time: number, seed: number, thumbnail: boolean, loras: UsedLora[]}} MadePicture
+ * One picture of this session.
  *
  * @typedef {{name: string, text: string, thumbnail: string}} Preset
  * @typedef {{presets: Preset[], problem: string}} PresetList
@@ -152,6 +165,7 @@
  *     "state": ServerState,
  *     "grammar": ServerState,
  *     "stack": StackOnDisk,
+ *     "pictures": {count: number, found: number, pictures: MadePicture[]},
  *     "presets": PresetList,
  *     "preset": PresetList,
  *     "preset/thumbnail": PresetList,

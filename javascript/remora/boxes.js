@@ -113,6 +113,9 @@ export function writeSettings(name, values) {
  * @property {number | null} seed of that picture, as far as the page tells it
  */
 
+/** @type {PagePart} */
+export const NO_PART = {possible: false, visible: false, label: "", busy: false, picture: "", seed: null};
+
 /**
  * Find a part of the page that belongs to a prompt.
  * @param {string} name of the prompt
@@ -176,8 +179,11 @@ function shownText(name) {
     const selected = items.filter((item) => item.closest(".thumbnails")).findIndex((item) => item.matches(".selected"));
     const text = textAt(all?.value ?? "", Math.max(0, selected));
     if (text) return text;
-    const places = TEXTS.map((place) => document.querySelector(place.replace("X", name)));
-    const texts = places.map((place) => (place instanceof HTMLTextAreaElement ? place.value : place?.textContent) ?? "");
+    const texts = TEXTS.map((place) => {
+        /** @type {HTMLTextAreaElement | null} */
+        const element = document.querySelector(place.replace("X", name));
+        return element?.value ?? element?.textContent ?? "";
+    });
     return texts.find((one) => seedOf(one) !== null) ?? "";
 }
 

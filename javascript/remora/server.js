@@ -81,6 +81,7 @@ export class Server {
         const behind =
             server.catalog.revision !== this.tab.library.catalog.revision || this.tab.library.catalog.scan.running;
         if (server.stack !== this.tab.api.tags.get("stack")) await this.tab.kept.loadStack();
+        await this.tab.pictures.update();
         const other = server.model !== this.model;
         this.model = server.model;
         if (behind || other) {

@@ -10,8 +10,10 @@ import {useStore} from "../store.js";
 import {Compare} from "./compare.js";
 import {Details} from "./details.js";
 import {Library} from "./library.js";
+import {Pictures} from "./pictures.js";
 import {Presets} from "./presets.js";
 import {Stack} from "./stack.js";
+import {Strip} from "./strip.js";
 
 const WIDE = 720; // pixels from which both panes are side by side
 
@@ -28,6 +30,7 @@ export function App({tab, root}) {
     return html`
         <${Notices} tab=${tab} state=${state} />
         ${state.login && html`<${Login} tab=${tab} />`}
+        <${Strip} tab=${tab} state=${state} />
         ${
             !wide
             && html`<div class="rt-switch" role="group" aria-label="What is shown">
@@ -47,6 +50,7 @@ export function App({tab, root}) {
         </div>
         ${state.details && html`<${Details} key=${state.details} tab=${tab} id=${state.details} />`}
         ${state.dialog === "presets" && html`<${Presets} tab=${tab} state=${state} />`}
+        ${state.dialog === "pictures" && html`<${Pictures} tab=${tab} state=${state} />`}
         ${state.dialog === "compare" && html`<${Compare} tab=${tab} state=${state} />`}`;
 }
 

@@ -42,7 +42,11 @@ export function Compare({tab, state}) {
     const [mode, setMode] = useState("strengths");
     const [values, setValues] = useState("0, 0.25, 0.5, 0.75, 1");
     const [wanted, setWanted] = useState(
-        /** @type {{[field: string]: string | number}} */ ({...STANDARD, ...settings(state.target)}),
+        /** @type {{[field: string]: string | number}} */ ({
+            ...STANDARD,
+            ...settings(state.target),
+            ...(tab.pictures.seed === null ? {} : {seed: tab.pictures.seed}), // what is compared is the picture that is shown
+        }),
     );
     const [told, setTold] = useState(/** @type {CompareState | null} */ (null));
     const made = told?.comparison;
