@@ -38,6 +38,10 @@ class Backend(Protocol):
     def first_prompt(self) -> str:
         """Return the prompt that the page opens with."""
 
+    @property
+    def first_seed(self) -> int:
+        """Return the seed that the page opens with; -1 is random."""
+
     def first_visit(self) -> bool:
         """Return True once if the page should make a first picture on its own."""
 

@@ -183,7 +183,7 @@ def _settings(backend: Backend) -> tuple[dict[str, Any], Any, Any]:
             batch_size = gr.Number(**number, maximum=MAX_BATCH, label="Batch size", elem_id="batch-size")
             n_iter = gr.Number(**number, maximum=MAX_COUNT, label="Batch count", elem_id="batch-count")
         with gr.Row(elem_classes="remora-seed"):
-            seed = gr.Number(-1, label="Seed (-1: random)", precision=0, elem_id="seed", scale=3, min_width=90)
+            seed = gr.Number(backend.first_seed, label="Seed (-1: random)", precision=0, elem_id="seed", scale=3, min_width=90)
             dice = gr.Button("Random", size="sm", elem_id="seed-random", scale=1, min_width=80)
             reuse = gr.Button("From picture", size="sm", elem_id="seed-reuse", scale=1, min_width=110)
     names = ("steps", "sampler", "cfg", "width", "height", "seed", "batch_size", "n_iter")

@@ -37,11 +37,12 @@ _COMPRESSED = 1000  # bytes from which an answer is, as in AUTOMATIC1111; the li
 class PageBackend:
     """The `Backend` of the page, over the studio."""
 
-    def __init__(self, runner: Runner, output_dir: Path, first_prompt: str = "") -> None:
+    def __init__(self, runner: Runner, output_dir: Path, first_prompt: str = "", first_seed: int = -1) -> None:
         self._runner = runner
         self._visited = not first_prompt
         self.output_dir = output_dir
         self.first_prompt = first_prompt
+        self.first_seed = first_seed
         self.model_name: str = runner.studio.model.name
         self.side: int = runner.studio.model.side
         self.samplers: Sequence[str] = choices()
@@ -115,15 +116,20 @@ class _Refusal:
 
 
 def make_app(
-    runner: Runner, output_dir: Path, first_prompt: str = "", address: str = "127.0.0.1", login: str = ""
+    runner: Runner,
+    output_dir: Path,
+    first_prompt: str = "",
+    address: str = "127.0.0.1",
+    login: str = "",
+    first_seed: int = -1,
 ) -> FastAPI:
     """Return an application with the HTTP API and the page; see `make_api`.
 
-    With a `first_prompt` the page opens with it, and makes its picture at the first visit.
+    With a `first_prompt` the page opens with it, and makes its picture at the first visit. It opens with `first_seed`.
     """
     from .page import TAB_SCRIPT, build_page, mount_page  # importing gradio takes two seconds
 
-    backend: Backend = PageBackend(runner, output_dir, first_prompt)
+    backend: Backend = PageBackend(runner, output_dir, first_prompt, first_seed)
     app = make_api(runner, address, login)
     app.add_api_route(_SCRIPT, lambda: FileResponse(TAB_SCRIPT), methods=["GET"], include_in_schema=False)
     return mount_page(app, build_page(backend), output_dir, _SCRIPT.removeprefix("/"))

@@ -38,10 +38,10 @@ export class Pictures {
         return page.possible && !page.visible;
     }
 
-    /** Return the seed of the picture that the page shows; null where it is unknown. */
+    /** Return the seed of the picture that the page shows, else of the latest one; null where there is none. */
     get seed() {
         const {page, latest} = this.tab.state;
-        return page.seed ?? (page.picture ? (latest?.seed ?? null) : null);
+        return page.seed ?? latest?.seed ?? null;
     }
 
     generate() {

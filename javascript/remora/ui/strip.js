@@ -3,25 +3,27 @@
 /** @import {State, Tab} from "../main.js" */
 
 import {html} from "../vendor/preact.js";
+import {query} from "../api.js";
 import {lorasOf} from "../pictures.js";
-import {Button} from "./parts.js";
+import {Button, Picture} from "./parts.js";
 
 /** @param {{tab: Tab, state: State}} props */
 export function Strip({tab, state}) {
     const {page, latest} = state;
     const {needsButton, seed} = tab.pictures;
     if (!needsButton && !latest) return null;
+    const thumbnail = latest?.thumbnail ? `pictures/thumbnail?${query({id: latest.id, t: latest.time})}` : "";
     const open = () => tab.set({dialog: "pictures"});
     const record = latest && (seed === null || latest.seed === seed) ? latest : null;
-    return html`<div class="rt-strip" role="group" aria-label="Picture">
+    return html`<div class="rt-made" role="group" aria-label="Picture">
         ${needsButton && html`<${Make} tab=${tab} state=${state} />`}
         ${
             needsButton
-            && page.picture
-            && html`<${Button} label="The latest picture: show the pictures of this session" class="rt-thumb rt-strip-picture"
-                onClick=${open}><img src=${page.picture} alt="" draggable=${false} /><//>`
+            && (page.picture || thumbnail)
+            && html`<${Button} label="The latest picture: show the pictures of this session" class="rt-thumb rt-made-picture"
+                onClick=${open}>${page.picture ? html`<img src=${page.picture} alt="" draggable=${false} />` : html`<${Picture} api=${tab.api} name="" path=${thumbnail} />`}<//>`
         }
-        <p class="rt-strip-text">
+        <p class="rt-made-text">
             ${record || seed !== null ? html`<strong>Seed ${seed ?? record?.seed}</strong>` : html`<span class="rt-hint">No picture yet</span>`}
             ${record && html` <span>${lorasOf(record).join(", ") || "no LoRA"}</span>`}
         </p>
