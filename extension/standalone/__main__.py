@@ -174,9 +174,7 @@ def _serve(arguments: argparse.Namespace, source: _Source) -> int:
     data_dir = arguments.data_dir.expanduser().resolve()
     runner = Runner(open_studio(model, device, source.loras, output_dir, arguments.offload, data_dir))
     _step(4, "making the page")
-    app = make_app(
-        runner, output_dir, source.first_prompt, arguments.host, arguments.auth or "", source.first_seed
-    )
+    app = make_app(runner, output_dir, source.first_prompt, arguments.host, arguments.auth or "", source.first_seed)
     url = f"http://{'127.0.0.1' if arguments.host == '0.0.0.0' else arguments.host}:{arguments.port}"
     logger.info("%s on %s; open %s", model.name, device, url)
     if not arguments.no_browser and not os.environ.get("CI"):

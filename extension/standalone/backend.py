@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -61,6 +61,9 @@ class Backend(Protocol):
     @property
     def output_dir(self) -> Path:
         """Return the folder of finished pictures."""
+
+    def pasted(self, parameters: Mapping[str, str]) -> str:
+        """Return the prompt of a parameters text, with the names that its LoRA and regions have here."""
 
     def submit(self, request: Txt2Img) -> RunningJob:
         """Queue a job; raises errors for the user."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from fastapi.routing import APIRoute
 
 from ..api import add_route
 from ..generation.options import checked
+from ..guest import Guest
 from ..hosts import Access
 from ..hosts.txt2img import Txt2Img
 from . import offload
@@ -55,6 +56,10 @@ class PageBackend:
     @property
     def offload_mode(self) -> str:
         return self._runner.studio.offload_mode
+
+    def pasted(self, parameters: Mapping[str, str]) -> str:
+        studio = self._runner.studio
+        return Guest(studio.host, studio.session, studio.session.close).pasted(parameters)[0]
 
     def submit(self, request: Txt2Img) -> Job:
         return self._runner.submit(request, save=True)

@@ -89,6 +89,13 @@ export async function start(base) {
         tab.pictures.read();
     }
 
+    let answers = true;
+    tab.store.subscribe(() => {
+        if (answers === !tab.state.lost) return;
+        answers = !tab.state.lost;
+        document.dispatchEvent(new CustomEvent("remora:server", {detail: {answers}}));
+    });
+
     const isSeen = () => root?.isConnected === true && !document.hidden && root.getClientRects().length > 0;
 
     // Called every `POLL` milliseconds; sends requests only while the tab is visible.

@@ -12,6 +12,7 @@ export const SERVER = {
     error: "",
     login: false, // ask for a password
     lost: false, // the server does not answer
+    returns: 0, // how often it answered again: what could not be loaded is loaded then
     server: /** @type {ServerState | null} */ (null),
     said: "", // about the last action
 };
@@ -32,7 +33,7 @@ export class Server {
     async attempt(work) {
         try {
             const result = await work();
-            this.tab.set({error: "", login: false, lost: false});
+            this.tab.set({error: "", login: false, ...this.back()});
             return result;
         } catch (error) {
             if (!(error instanceof ApiError)) throw error;
@@ -40,6 +41,12 @@ export class Server {
             this.tab.set({error: error.message, login: login || this.tab.state.login});
             return null;
         }
+    }
+
+    /** Return the state after an answer; the number of returns changes where the server was lost before. */
+    back() {
+        const {lost, returns} = this.tab.state;
+        return {lost: false, returns: lost ? returns + 1 : returns};
     }
 
     /**
@@ -96,7 +103,7 @@ export class Server {
         if (this.tab.state.login || this.tab.kept.pending !== null) return;
         try {
             await this.update();
-            if (this.tab.state.lost) this.tab.set({error: "", lost: false});
+            if (this.tab.state.lost) this.tab.set({error: "", ...this.back()});
         } catch (error) {
             if (!(error instanceof ApiError)) throw error;
             this.tab.set({error: error.message, lost: true});

@@ -33,7 +33,7 @@ export function Blocks({tab, entry}) {
     const {blocks, server} = tab.state;
     useEffect(() => {
         attempt(() => tab.kept.loadBlocks());
-    }, [server?.model]);
+    }, [server?.model, tab.state.returns]);
     const told = blocks ?? UNKNOWN;
     const text = entry.values.lbw ?? "";
     const {cells, preset, problem} = readWeights(text, told);

@@ -55,7 +55,7 @@ export function Compare({tab, state}) {
     const ask = (/** @type {string} */ method) => attempt(async () => setTold(await tab.api.ask(method, "compare")));
     useEffect(() => {
         ask("GET");
-    }, []);
+    }, [state.returns]);
     useEffect(() => {
         if (!running) return undefined;
         const timer = setInterval(() => ask("GET"), POLL);

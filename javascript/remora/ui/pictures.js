@@ -47,7 +47,7 @@ export function PictureList({tab, count, lora, told}) {
             setPictures(found);
             told?.(found);
         });
-    }, [count, lora]);
+    }, [count, lora, tab.state.returns]);
     return html`<${Trouble} text=${trouble} />
         ${pictures?.length === 0 && html`<p class="rt-hint">None of the latest 200 pictures of this session.</p>`}
         ${

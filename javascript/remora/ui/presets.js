@@ -39,7 +39,7 @@ export function Presets({tab, state}) {
         });
     useEffect(() => {
         attempt(() => tab.kept.loadPresets());
-    }, []);
+    }, [tab.state.returns]);
     const rows = tab.stack.rows().filter((row) => row.on && !row.problem);
     const save = (/** @type {string} */ name) =>
         attempt(async () => {

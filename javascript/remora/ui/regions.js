@@ -30,7 +30,7 @@ export function Regions({tab, entry}) {
     const {regions} = tab.state;
     useEffect(() => {
         attempt(() => tab.kept.loadRegions());
-    }, []);
+    }, [tab.state.returns]);
     useEffect(() => {
         let here = true;
         const all = (regions ?? []).map(async ({name, picture}) => [

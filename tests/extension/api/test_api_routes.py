@@ -20,8 +20,8 @@ from safetensors.torch import load_file, save_file
 
 from extension.api.library import _family
 from extension.generation.options import GRAMMAR
-from extension.kept.block_presets import BlockPresetsFile
 from extension.hosts.txt2img import Txt2Img
+from extension.kept.block_presets import BlockPresetsFile
 from extension.kept.region_files import RegionFiles
 from extension.standalone.jobs import Runner
 from extension.standalone.server import make_api

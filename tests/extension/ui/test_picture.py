@@ -20,7 +20,9 @@ def tab(served: Served, browser: Any) -> Iterator[Tab]:
     """Yield the tab in a page that keeps its prompt, its button and its pictures in another tab."""
 
     def before(page: Any) -> None:
-        page.route(f"{served.url}/", lambda route: route.fulfill(body=HOST.read_text("utf-8"), content_type="text/html"))
+        page.route(
+            f"{served.url}/", lambda route: route.fulfill(body=HOST.read_text("utf-8"), content_type="text/html")
+        )
 
     with opened(served, browser, before) as page:
         yield Tab(page, "#txt2img_prompt textarea").ready()
