@@ -258,7 +258,7 @@ def test(environment: Environment, arguments: list[str]) -> int:
 
     usage: python install.py test [--ci | --all] [ARGUMENTS]
 
-    --ci       run every test; of a test with many parameters, only every pair of their values
+    --ci       run every test; of a test that takes long, some cases
     --all      run every case of every test, in about an hour on two cores
     ARGUMENTS  go to pytest, such as tests/lib_lora -k dora; without any, the tests run in several processes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import re
 import shutil
@@ -123,14 +124,18 @@ def pytest_unconfigure() -> None:
 
 
 def pass_over_what_is_there() -> None:
-    """Let the garbage collector look at what comes from now on.
+    """Let the garbage collector look at what comes from now on, and pytest at fewer loggers.
 
     Imported modules and collected tests are over half a million objects. A full collection looks at each of them, and
-    the code under test asks for many.
+    the code under test asks for many. To a logger that does not propagate, of which torch has eighty, pytest adds its
+    handlers six times for each test.
     """
     gc.collect()
     gc.freeze()
     _IMPORTED.append(len(sys.modules))
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch.") and isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 def skip_what_cannot_run(items: list[pytest.Item]) -> None:

@@ -1,18 +1,13 @@
 """The tests that run without `--all`. Rules choose them, so that nobody keeps a list.
 
-With `--ci` every test runs that is not marked `long`; of a test with three parameters or more, as many cases as every
-pair of values needs, and of a test whose cases take over `CI_BUDGET` seconds together, as many as take that long.
-Without it the quick tests run:
+1. A test marked `quick` runs.
+2. A test marked `long` is left out. Without `--ci`, so are a test marked `full` and a case that took over `LONG`
+   seconds.
+3. If the cases of a test take over `BUDGET` seconds together, as many run as take that long; with `--ci`, over
+   `CI_BUDGET` seconds.
+4. A property test tries a fifth of its examples; half of them with `--ci`.
 
-1. A test marked `full` or `long` is left out, and one marked `quick` runs.
-2. A case that took over `LONG` seconds is left out.
-3. Of a test with several parameters some cases are left out. Of three parameters or more, every pair of values still
-   occurs; of two, every value.
-4. A test whose cases still take over `BUDGET` seconds together runs with as many of them as take that long.
-5. A property test tries a fifth of its examples; half of them with `--ci`.
-
-Tests of several files with the same mark `design("name", parameter=value)` count as one test with one more parameter.
-The rules 2 and 4 are not for them, so that each pair does occur.
+Tests of many parameters have a few combinations of their values to begin with, see `covering.some_of`.
 
 Where several processes share the tests, those that took longest when they were last measured come first, so that no
 process works alone at the end. Tests of a folder stay together, as they share fixtures.
@@ -25,14 +20,12 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter, defaultdict
-from collections.abc import Generator, Hashable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
-
-from tests.covering import covering
 
 LONG, BUDGET, CI_BUDGET = 0.8, 0.2, 1.0  # seconds
 RECORD = Path(__file__).with_name("data") / "seconds.json"
@@ -44,7 +37,7 @@ SHARED = "seconds of shared fixtures"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run every test, not only the quick selection")
-    parser.addoption("--ci", action="store_true", help="run every test, and every pair of its parameters' values")
+    parser.addoption("--ci", action="store_true", help="run every test, of a test that takes long a few cases")
     parser.addoption("--record", action="store_true", help=f"write the seconds that each test takes into {RECORD.name}")
 
 
@@ -73,7 +66,7 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
         items[:] = longest_first(items, seconds)
     if config.getoption("--all") or any("::" in argument for argument in config.args):
         return
-    kept = every_pair(items, seconds) if config.getoption("--ci") else chosen(items, seconds)
+    kept = chosen(items, seconds, ci=config.getoption("--ci"))
     dropped = [item for item in items if item not in kept]
     config.hook.pytest_deselected(items=dropped)
     items[:] = [item for item in items if item in kept]
@@ -110,87 +103,33 @@ def longest_first(items: Sequence[pytest.Item], seconds: Mapping[str, float]) ->
     return sorted(items, key=lambda item: (-folders[item.path.parent], item.path.parent, -files[item.path], item.path))
 
 
-def every_pair(items: Sequence[pytest.Item], seconds: Mapping[str, float]) -> set[pytest.Item]:
-    """Return the tests that run with `--ci`; `seconds` is as for `chosen`."""
-    short = [item for item in items if not item.get_closest_marker("long")]
-    return {
-        case
-        for cases in (*_by_test(short).values(), *_by_design(short).values())
-        for case in _within_budget(_covering(cases) if len(_values_of(cases[0])) > 2 else cases, seconds, CI_BUDGET)
-    }
-
-
-def chosen(items: Sequence[pytest.Item], seconds: Mapping[str, float]) -> set[pytest.Item]:
-    """Return the tests that run without `--all` and `--ci`.
+def chosen(items: Sequence[pytest.Item], seconds: Mapping[str, float], *, ci: bool = False) -> set[pytest.Item]:
+    """Return the tests that run without `--all`.
 
     Args:
         items: all tests.
-        seconds: what cases take, by their ids, and what those of a test that are not among them take on average, by the
-            test's id.
+        seconds: what cases take, by their ids, and what the other cases of a test take on average, by the test's id.
+        ci: whether the tests are those of `--ci`.
     """
-    kept: set[pytest.Item] = {item for item in items if item.get_closest_marker("quick")}
-    left_out = {item for item in items for mark in ("full", "long") if item.get_closest_marker(mark)}
-    others = [item for item in items if item not in kept and item not in left_out]
-    for cases in _by_test(others).values():
-        quick = [item for item in cases if seconds.get(item.nodeid, 0.0) <= LONG]
-        kept.update(_within_budget(_covering(quick), seconds))
-    for cases in _by_design(others).values():
-        kept.update(_covering(cases))
+    left_out = ("long",) if ci else ("full", "long")
+    kept: set[pytest.Item] = set()
+    tests: dict[tuple[object, str], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("quick"):
+            kept.add(item)
+        elif not any(map(item.get_closest_marker, left_out)) and (ci or seconds.get(item.nodeid, 0.0) <= LONG):
+            tests[item.parent, getattr(item, "originalname", item.name)].append(item)
+    for cases in tests.values():
+        kept.update(_within_budget(cases, seconds, CI_BUDGET if ci else BUDGET))
     return kept
 
 
-def _by_test(items: Sequence[pytest.Item]) -> Mapping[Hashable, list[pytest.Item]]:
-    """Return the cases of each test without a design, by the test."""
-    tests: dict[Hashable, list[pytest.Item]] = defaultdict(list)
-    for item in items:
-        if not item.get_closest_marker("design"):
-            tests[item.parent, getattr(item, "originalname", item.name)].append(item)
-    return tests
-
-
-def _by_design(items: Sequence[pytest.Item]) -> Mapping[Hashable, list[pytest.Item]]:
-    """Return the cases of each design, of all its files, by the design's name."""
-    designs: dict[Hashable, list[pytest.Item]] = defaultdict(list)
-    for item in items:
-        if design := item.get_closest_marker("design"):
-            designs[design.args].append(item)
-    return designs
-
-
-def _within_budget(
-    cases: Sequence[pytest.Item], seconds: Mapping[str, float], budget: float = BUDGET
-) -> Sequence[pytest.Item]:
+def _within_budget(cases: Sequence[pytest.Item], seconds: Mapping[str, float], budget: float) -> Sequence[pytest.Item]:
     """Return cases from all over the list, at least one."""
-    if not cases:
-        return cases
     mean = seconds.get(cases[0].nodeid.partition("[")[0], 0.0)
     total = sum(seconds.get(item.nodeid, mean) for item in cases)
     number = len(cases) if total <= budget else max(1, int(len(cases) * budget / total))
     return [cases[place * len(cases) // number] for place in range(number)]
-
-
-def _covering(cases: Sequence[pytest.Item]) -> Sequence[pytest.Item]:
-    values = [_values_of(item) for item in cases]
-    if not values or len(values[0]) < 2:
-        return cases
-    return [cases[place] for place in covering(values, strength=2 if len(values[0]) > 2 else 1)]
-
-
-def _values_of(item: pytest.Item) -> list[Hashable]:
-    """Return a case's values, in the order of the names of its parameters."""
-    design = item.get_closest_marker("design")
-    callspec = getattr(item, "callspec", None)
-    values = {**(callspec.params if callspec else {}), **(design.kwargs if design else {})}
-    return [_identity(values[name]) for name in sorted(values)]
-
-
-def _identity(value: object) -> Hashable:
-    """Return a key for a value; those without a hash are the same where they are one object."""
-    try:
-        hash(value)
-    except TypeError:
-        return id(value)
-    return (type(value), value)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -91,13 +91,15 @@ class StackStrengths:
         self.by_noise = self.varies and any(one.by_noise for _, one in every)
         """Whether the timestep or the noise makes a difference."""
         self._block_weights = self._weigh() if [one for _, one in every if one.blocks is not None] else None
-        limited = {entry for entry, one in every if (one.region, one.part) != ALL_PLACES}
-        regional = limited & denoising
+        self._find_regions({entry for entry, one in every if (one.region, one.part) != ALL_PLACES} & denoising)
+
+    def _find_regions(self, regional: set[int]) -> None:
+        """Look up the regions of the entries that have one and act on the denoiser."""
         self.regions: tuple[tuple[RegionPart, ...], ...] = ()
         """For each variant, the region of each entry and the part of the prompt that describes it; or nothing."""
         if regional:
             self.regions = tuple([tuple(map(_region_part, own)) for own in self._variants])
-        numbered = enumerate(groups) if regional else ()
+        numbered = enumerate(self.groups) if regional else ()
         self.regional_groups = frozenset([i for i, group in numbered if group.side and group.entry in regional])
         """The groups that have a region, in any variant."""
         self.has_regions = bool(regional)

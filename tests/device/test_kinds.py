@@ -10,6 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from lib_lora import Engine, Entry, Stack
+from tests.covering import some_of
 from tests.device.conftest import needs_float8
 from tests.fakes.contract import LIVE, reference, worst, write
 from tests.fakes.files import save
@@ -39,9 +40,8 @@ def layers_of(kind: str) -> list[str]:
 ON_LAYERS = [(kind, layer) for kind in sorted(KINDS) for layer in layers_of(kind)]
 
 
-@pytest.mark.design("kinds on a device")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.quick
+@some_of(("kind", "dtype"), sorted(KINDS), [torch.float32, torch.float16], strength=1)
 def test_each_kind(kind: str, dtype: torch.dtype, tmp_path: Path, device: torch.device) -> None:
     layers = layers_of(kind)
     check(tmp_path, device, kind, layers[0] if dtype == torch.float32 else layers[-1], dtype)
@@ -55,9 +55,9 @@ DTYPES = ((torch.float32, torch.float16), (torch.float32, torch.bfloat16), (torc
 
 
 @pytest.mark.filterwarnings("ignore:torchvulkan")  # it computes bf16 and fp8 on the CPU
-@pytest.mark.parametrize("placing", PLACINGS, ids=str)
-@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
-@pytest.mark.parametrize(("kind", "layer"), ON_LAYERS)
+@some_of(
+    ("kind", "layer", "dtypes", "placing"), [pytest.param(*each) for each in ON_LAYERS], DTYPES, PLACINGS, strength=1
+)
 def test_with_every_option(
     kind: str,
     layer: str,

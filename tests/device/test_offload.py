@@ -16,6 +16,7 @@ from diffusers.hooks import apply_layerwise_casting
 from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Stack
+from tests.covering import some_of
 from tests.device.conftest import needs_float8
 from tests.fakes.forge import ForgeOperations, ManualCast
 from tests.fakes.net import exactly, net, net_inputs, net_lora
@@ -76,9 +77,8 @@ def available(device: torch.device) -> dict[str, object]:
     return SCHEMES | ON_DISK | (STREAMING if device.type in ("cuda", "xpu") else {})
 
 
-@pytest.mark.design("offload on a device")
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("scheme", [*SCHEMES, *ON_DISK, *STREAMING])
+@pytest.mark.quick
+@some_of(("scheme", "order"), [*SCHEMES, *ON_DISK, *STREAMING], ORDERS, strength=1)
 def test_scheme(
     scheme: str, order: str, resident: Resident, dtype: torch.dtype, file: Path, device: torch.device
 ) -> None:

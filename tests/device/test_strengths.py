@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lib_lora import Curve, Engine, Entry, Halves, Moment, PerImage, Region, Row, Stack, Strength
+from tests.covering import some_of
 from tests.fakes.net import net, net_inputs, net_lora
 from tests.fakes.offloading import assert_same
 from tests.fakes.schemes import SCHEMES, call
@@ -59,10 +60,13 @@ def exactly(stack: Stack, dtype: torch.dtype) -> list[Tensor]:
     return found
 
 
-@pytest.mark.parametrize("budget", [None, 4000, 0])
-@pytest.mark.parametrize("scheme", ["resident", "sequential", "group-leaf"])
-@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
-@pytest.mark.parametrize("name", STRENGTHS)
+@some_of(
+    ("name", "dtype", "scheme", "budget"),
+    STRENGTHS,
+    BOUNDS,
+    ["resident", "sequential", "group-leaf"],
+    [None, 4000, 0],
+)
 def test_as_in_fp64(
     name: str, dtype: torch.dtype, scheme: str, budget: int | None, stacks: dict[str, Stack], device: torch.device
 ) -> None:

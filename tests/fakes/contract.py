@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Stack
+from tests.covering import chosen
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.kinds.base import Sample, Tensors
 from tests.fakes.layers import LAYERS, NAMES, Model, bias_of, exact, make, weight_of
@@ -25,6 +26,9 @@ CASES = [
     for layer, (kind, _, _) in LAYERS.items()
     if {kind, layer} & sample.layers
 ]
+
+EACH = chosen(CASES)
+"""Every sample and every layer at least once."""
 
 LIVE = re.compile("no bias to merge into|its ranks or heads change from step to step")
 """Why a layer may stay live where merging is asked for."""

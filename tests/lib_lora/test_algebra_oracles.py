@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Reading, Stack
+from tests.covering import some_of
 from tests.fakes.files import save
 from tests.fakes.layers import Model, make
 
@@ -73,11 +74,17 @@ LYCORIS: dict[str, tuple[str, dict[str, object], str]] = {
 LAYERS = {"linear": ["linear", "square linear, 4-d"], "conv": ["conv 3x3, stride", "conv 1x1", "conv 1-d"]}
 
 
-@pytest.mark.parametrize(
-    ("case", "layer"),
-    [(case, layer) for case, (_, _, kinds) in LYCORIS.items() for kind in kinds.split() for layer in LAYERS[kind]],
+@some_of(
+    ("case", "layer", "multiplier"),
+    [
+        pytest.param(case, layer)
+        for case, (_, _, kinds) in LYCORIS.items()
+        for kind in kinds.split()
+        for layer in LAYERS[kind]
+    ],
+    [1.0, 0.6],
+    strength=1,
 )
-@pytest.mark.parametrize("multiplier", [1.0, 0.6])
 def test_t16_lycoris(tmp_path, monkeypatch, case, layer, multiplier):
     pytest.importorskip("lycoris")
     base, x = make(layer)

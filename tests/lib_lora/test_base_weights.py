@@ -23,6 +23,7 @@ from lib_lora.naming.index import targets_of
 from lib_lora.registry import discover_classes
 from lib_lora.weights import readers
 from lib_lora.weights.readers.base import WeightReader, read_base_weight, weight_reader
+from tests.covering import some_of
 from tests.fakes.accelerator import device, simulated
 from tests.fakes.files import pair, save
 from tests.fakes.quantized import FORMATS, INSIDE, OUT, ForgeLinear, Model, contents, dense_layer, made
@@ -138,8 +139,7 @@ MOVES: dict[str, Callable[[nn.Module], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("move", MOVES)
-@pytest.mark.parametrize("name", FORMATS)
+@some_of(("name", "move"), FORMATS, MOVES, strength=1)
 def test_a_moved_layer_does_what_it_does_without_adapters(name: str, move: str, path: Path) -> None:
     """Libraries refuse some casts, or cannot compute after them; then they do so with adapters, in the same words."""
     model, twin, x = made(name), made(name), inputs(name)

@@ -21,6 +21,7 @@ from lib_lora.naming.network import Network
 from lib_lora.naming.places import Place
 from lib_lora.report import NetworkReport
 from tests.conftest import ROOT
+from tests.covering import some_of
 from tests.fakes.files import hollow, save
 from tests.fakes.keys import parse_key
 from tests.families import Family, Writer, families
@@ -259,7 +260,7 @@ def test_the_documents_have_the_table_of_families(pytestconfig):
         assert len(found) == len(HEADER) + len(FAMILIES)
 
 
-@pytest.mark.parametrize(("name", "writer"), WRITERS)
+@some_of(("name", "writer"), [pytest.param(*each) for each in WRITERS], strength=1)
 def test_what_a_trainer_writes_comes_back(name, writer, tmp_path):
     """Known factors in, the same factors out, each row on the layer of diffusers' model that it is for."""
     family = FAMILIES[name]
@@ -303,14 +304,15 @@ def bound_rows(family: Family, one: Binding) -> list[Origin]:
     return _cut(rows_of(family, one.component)[target.path], start, stop)
 
 
-@pytest.mark.parametrize(
+@some_of(
     ("name", "writer"),
     [
-        (name, writer)
+        pytest.param(name, writer)
         for name, family in FAMILIES.items()
         for writer, how in family.writers.items()
         if family.both_trees and not how.component
     ],
+    strength=1,
 )
 def test_what_a_trainer_writes_is_found_in_the_native_tree(name, writer, tmp_path):
     family = FAMILIES[name]

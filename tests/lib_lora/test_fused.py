@@ -23,6 +23,7 @@ from lib_lora.execution.hooks import slot_of
 from lib_lora.execution.low_rank import LowRankExecutor
 from lib_lora.weights.readers.base import read_base_weight
 from tests.conftest import TORCH
+from tests.covering import some_of
 from tests.fakes.contract import BOUNDS, FILE, LIVE, worst
 from tests.fakes.fused import (
     EVEN,
@@ -108,11 +109,12 @@ def check(
 WAYS = {"live": SCENARIOS, "effective": (UNEVEN, UNEVEN_PARTS), "merged": (UNEVEN, UNEVEN_PARTS, SWAPPED)}
 
 
-@pytest.mark.parametrize(
-    ("mode", "scenario"),
-    [pytest.param(mode, one, id=f"{mode}-{one.name}") for mode, scenarios in WAYS.items() for one in scenarios],
+@some_of(
+    ("sample", "mode", "scenario"),
+    LINEAR,
+    [pytest.param(mode, one) for mode, scenarios in WAYS.items() for one in scenarios],
+    strength=1,
 )
-@pytest.mark.parametrize("sample", LINEAR, ids=ids)
 def test_every_row_is_that_of_the_weight_as_the_file_has_it(tmp_path, sample, scenario, mode, monkeypatch):
     if mode == "effective":
         monkeypatch.setattr(
@@ -154,16 +156,18 @@ def test_files_act_in_order(tmp_path, sample, scenario):
     assert worst(model(x), before(x)) < FILE
 
 
-@pytest.mark.parametrize("scenario", [QKV, PARTS], ids=ids)
-@pytest.mark.parametrize("sample", CONV, ids=ids)
+@some_of(("sample", "scenario"), CONV, [QKV, PARTS], strength=1)
 def test_convolutions(tmp_path, sample, scenario):
     check(tmp_path, sample, scenario, conv)
 
 
-@pytest.mark.parametrize(
-    ("scenario", "dtype"), [(UNEVEN, torch.bfloat16), (UNEVEN_PARTS, torch.float16), (SWAPPED, torch.bfloat16)], ids=ids
+@some_of(
+    ("sample", "scenario", "dtype"),
+    ONE_EACH,
+    [UNEVEN, UNEVEN_PARTS, SWAPPED],
+    [torch.bfloat16, torch.float16],
+    strength=1,
 )
-@pytest.mark.parametrize("sample", ONE_EACH, ids=ids)
 def test_half_precision(tmp_path, sample, scenario, dtype):
     check(tmp_path, sample, scenario, linear, dtype=dtype)
 
@@ -186,8 +190,9 @@ class TestApart:
         network = load_network(write(folder, sample, scenario).path, {"transformer": Blocks(scenario.model)})
         return [one.adapter for one in network.bindings]
 
-    @pytest.mark.parametrize("sample", [one for one in LINEAR if one.name not in BLOCKS], ids=ids)
-    @pytest.mark.parametrize("scenario", [QKV, UNEVEN, SWAPPED], ids=ids)
+    @some_of(
+        ("sample", "scenario"), [one for one in LINEAR if one.name not in BLOCKS], [QKV, UNEVEN, SWAPPED], strength=1
+    )
     def test_only_norms_and_singular_vectors_of_the_whole_are_waited_for(self, tmp_path, sample, scenario):
         adapters = self.bound(tmp_path, sample, scenario)
         assert len(adapters) == len(scenario.model)
@@ -324,8 +329,7 @@ class TestReports:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("own", [QKV, PARTS], ids=ids)
-@pytest.mark.parametrize("sample", LINEAR, ids=ids)
+@some_of(("sample", "own"), LINEAR, [QKV, PARTS], strength=1)
 def test_fused_and_split_files_add_up(tmp_path, sample, own):
     model, x = Blocks(own.model), x_for(linear)
     native = next(iter(QKV.file))
@@ -348,8 +352,7 @@ def test_fused_and_split_files_add_up(tmp_path, sample, own):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("scenario", [UNEVEN, UNEVEN_PARTS, SWAPPED, SWAPPED_BACK], ids=ids)
-@pytest.mark.parametrize("sample", LINEAR, ids=ids)
+@some_of(("sample", "scenario"), LINEAR, [UNEVEN, UNEVEN_PARTS, SWAPPED, SWAPPED_BACK], strength=1)
 def test_a_network_tells_the_delta_of_either_name(tmp_path, sample, scenario):
     model = Blocks(scenario.model)
     written = write(tmp_path, sample, scenario)
@@ -364,8 +367,7 @@ def test_a_network_tells_the_delta_of_either_name(tmp_path, sample, scenario):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("scenario", [UNEVEN, UNEVEN_PARTS], ids=ids)
-@pytest.mark.parametrize("sample", LINEAR, ids=ids)
+@some_of(("sample", "scenario"), LINEAR, [UNEVEN, UNEVEN_PARTS], strength=1)
 def test_each_row_of_the_batch_is_its_image_alone(tmp_path, sample, scenario):
     model, x = Blocks(scenario.model), x_for(linear, rows=4)
     plain = model(x)
@@ -397,9 +399,7 @@ class TestBases:
     BASES = ("fp8 e4m3 layerwise", "Forge scaled fp8", "SDNQ uint4", "bitsandbytes nf4", "GGUF Q8_0", "torchao int8")
 
     @torch.no_grad()
-    @pytest.mark.parametrize("name", KINDS)
-    @pytest.mark.parametrize("storage", BASES)
-    @pytest.mark.parametrize("fused", [True, False], ids=["fused model", "split model"])
+    @some_of(("name", "storage", "fused"), KINDS, BASES, [True, False])
     def test_quantized(self, tmp_path, name, storage, fused):
         """Each layer of the model is as large as those that the storages' own tests make."""
         form, sample = FORMATS[storage], NAMED[name]
@@ -535,8 +535,7 @@ class TestRows:
         ]
 
     @torch.no_grad()
-    @pytest.mark.parametrize("sample", LINEAR, ids=ids)
-    @pytest.mark.parametrize("rows", [((0, 24),), ((48, 72), (0, 24)), ((5, 6), (7, 40), (1, 2))])
+    @some_of(("sample", "rows"), LINEAR, [((0, 24),), ((48, 72), (0, 24)), ((5, 6), (7, 40), (1, 2))], strength=1)
     def test_rows_of_rows(self, tmp_path, sample, rows):
         """Whatever the windows: in order, taken again, and before or after the base weight is known."""
         native = next(iter(QKV.file))

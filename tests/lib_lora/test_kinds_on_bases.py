@@ -12,6 +12,7 @@ from lib_lora.execution import dense
 from lib_lora.execution.dense import DenseExecutor
 from lib_lora.weights.readers import base as readers
 from lib_lora.weights.readers.base import WeightReader, read_base_weight, weight_reader
+from tests.covering import some_of
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.kinds.base import Sample
 from tests.fakes.quantized import FORMATS, INSIDE, OUT, contents, made
@@ -27,8 +28,7 @@ def similarity(one: Tensor, other: Tensor) -> float:
     return F.cosine_similarity(one.double().flatten(), other.double().flatten(), dim=0).item()
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS))
-@pytest.mark.parametrize("name", FORMATS)
+@some_of(("name", "kind"), FORMATS, sorted(KINDS), strength=1)
 def test_the_change_is_that_of_the_weight_it_stands_for(tmp_path, name, kind):
     model, sample = made(name), KINDS[kind]
     x = torch.randn(2, 7, INSIDE, generator=torch.Generator().manual_seed(2)).to(FORMATS[name].dtype)

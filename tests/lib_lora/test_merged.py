@@ -18,6 +18,7 @@ from lib_lora.execution import hooks
 from lib_lora.execution.hooks import slot_of
 from lib_lora.execution.merged import MergedExecutor
 from lib_lora.weights.rounding import generator_for, round_stochastically
+from tests.covering import some_of
 from tests.fakes.accelerator import device, simulated
 from tests.fakes.files import pair, save
 from tests.fakes.kinds import SAMPLES
@@ -507,10 +508,13 @@ CASTS = {
 }
 
 
-@pytest.mark.parametrize("then", ["off", "changed file", "other strength", "same stack"])
-@pytest.mark.parametrize("first", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("where", ["cpu", "device"])
-@pytest.mark.parametrize("casts", CASTS)
+@some_of(
+    ("casts", "where", "first", "then"),
+    CASTS,
+    ["cpu", "device"],
+    [torch.float32, torch.bfloat16],
+    ["off", "changed file", "other strength", "same stack"],
+)
 def test_casts_of_a_merged_model_are_those_of_one_without(file, casts, first, where, then):
     model, want = Model(first), Model(first)
     want.load_state_dict(model.state_dict())

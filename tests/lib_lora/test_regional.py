@@ -29,6 +29,7 @@ from lib_lora import (
 from lib_lora.execution.dense import DenseExecutor
 from lib_lora.naming.architectures._arguments import is_of_text
 from lib_lora.strengths.regions import LatentGrid, TokenGrid
+from tests.covering import chosen
 from tests.fakes.contract import CASES, worst, write
 from tests.fakes.files import pair, save
 from tests.fakes.layers import make, weight_of
@@ -121,7 +122,7 @@ def way(request, monkeypatch):
     return request.param
 
 
-@pytest.mark.parametrize(("sample", "layer"), PLACED)
+@pytest.mark.parametrize(("sample", "layer"), chosen(PLACED))
 def test_each_side_has_its_own_lora(tmp_path, sample, layer, way):
     base, _ = make(layer)
     shape = tuple(weight_of(base, layer).shape)

@@ -18,7 +18,8 @@ from lib_lora import Engine, Entry, Halves, PerImage, RowsError, Stack, StackErr
 from lib_lora.execution.dense import DenseExecutor
 from lib_lora.execution.hooks import slot_of
 from lib_lora.strengths.model_call import CallSettings, ModelCall, Row
-from tests.fakes.contract import CASES, FILE, worst, write
+from tests.covering import chosen, some_of
+from tests.fakes.contract import CASES, EACH, FILE, worst, write
 from tests.fakes.files import pair, save
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.layers import LAYERS, Model, make, weight_of
@@ -98,17 +99,12 @@ def check_rows(
     assert torch.equal(model(x), plain)
 
 
-ONE_OF_EACH = [case for case in CASES if case.values[1] in ("linear", "conv 3x3, stride", "group norm", "attention q")]
-
-
-@pytest.mark.parametrize(
-    ("sample", "layer", "dtype"),
-    [
-        pytest.param(*case.values, dtype, id=f"{case.id}-{dtype}")
-        for dtype, cases in ((torch.float64, CASES), (torch.float32, ONE_OF_EACH))
-        for case in cases
-    ],
+ONE_OF_EACH = chosen(
+    [case for case in CASES if case.values[1] in ("linear", "conv 3x3, stride", "group norm", "attention q")]
 )
+
+
+@some_of(("sample", "layer", "dtype"), CASES, [torch.float64, torch.float32], strength=1)
 def test_a_row_is_its_image_alone(tmp_path, sample, layer, dtype):
     base, _ = make(layer, dtype)
     shape = tuple(weight_of(base, layer).shape)
@@ -365,18 +361,16 @@ def test_calls_in_inference_mode_leave_strengths_that_can_be_written(entries):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(
-    "rows", [(0, 1, 2), (0, 0, 1, 1, 2, 2), (0, 1, 2, 0, 1, 2), (1, 2, 1, 0, 0, 2)], ids=lambda rows: str(len(rows))
-)
-@pytest.mark.parametrize(
-    "strengths",
+@some_of(
+    ("rows", "strengths", "dtype"),
+    [(0, 1, 2), (0, 0, 1, 1, 2, 2), (0, 1, 2, 0, 1, 2), (1, 2, 1, 0, 0, 2)],
     [
         pytest.param([(0.5, 1.0, 0.0)], id="in proportion"),
         pytest.param([(1.0, -0.6, 0.9), (0.5, -0.3, 0.45)], id="two in proportion"),
         pytest.param([(1.0, 0.0, 0.5), (0.0, 1.0, 0.7)], id="apart"),
         pytest.param([(1.0, 0.4, 0.5), (0.5, 0.3, 0.25)], id="partly"),
     ],
+    [torch.float64, torch.float32, torch.bfloat16],
 )
 def test_rows_of_many_tokens_have_strengths_of_their_own(tmp_path, rows, dtype, strengths):
     base = nn.Linear(24, 40).to(dtype).requires_grad_(False)
@@ -753,7 +747,7 @@ def halves(rows: int) -> list[Row]:
     return [Row(row % (rows // 2), row < rows // 2) for row in range(rows)]
 
 
-@pytest.mark.parametrize(("sample", "layer"), CASES)
+@pytest.mark.parametrize(("sample", "layer"), EACH)
 def test_the_halves_of_a_call_have_strengths_of_their_own(tmp_path, sample, layer):
     """Row by row what each is at its strength alone, for every kind on every layer."""
     base, _ = make(layer, torch.float32)

@@ -14,6 +14,7 @@ from lib_lora.naming.architectures import others
 from lib_lora.naming.architectures.base import fact, family_of, known_architectures, recognise
 from lib_lora.report import Family as Told
 from tests.conftest import TORCH
+from tests.covering import some_of
 from tests.fakes.files import pair, save
 from tests.families import families
 from tests.families.base import linear_layers
@@ -42,8 +43,7 @@ def families_of(component: str, one: str, *metadata: str) -> str | None:
     return None if found is None else found.name
 
 
-@pytest.mark.parametrize("component", ["denoiser", "?"])
-@pytest.mark.parametrize(("name", "one"), ALONE)
+@some_of(("name", "one", "component"), [pytest.param(*each) for each in ALONE], ["denoiser", "?"], strength=1)
 def test_one_layer_is_enough(name, one, component):
     assert families_of(component, one) == FAMILIES[name].known_as
 
@@ -59,8 +59,7 @@ NAMED = [(name, words) for name, family in FAMILIES.items() for words in family.
 UNKNOWN = {"cosmos3-nano/lora", "pt"}
 
 
-@pytest.mark.parametrize(("name", "words"), NAMED)
-@pytest.mark.parametrize("key", KEYS)
+@some_of(("name", "words", "key"), [pytest.param(*each) for each in NAMED], KEYS, strength=1)
 def test_metadata_of_trainers(key, name, words):
     found = family_of([f"meta:{key}:{words}"])
     assert found is not None
@@ -196,14 +195,15 @@ def test_what_a_part_of_a_file_says_of_itself_is_believed(name):
     assert wrong == []
 
 
-@pytest.mark.parametrize(
+@some_of(
     ("name", "model"),
     [
-        (name, one)
+        pytest.param(name, one)
         for name, family in FAMILIES.items()
         for one in ("sd1", "sdxl", "flux")
         if one not in family.blocks_of
     ],
+    strength=1,
 )
 def test_a_file_of_all_layers_of_blocks_is_held_against_models_of_other_families(name, model):
     for tree in trees(name):

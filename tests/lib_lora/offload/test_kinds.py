@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Stack, load_network
+from tests.covering import some_of
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.kinds.base import Sample
 from tests.fakes.layers import LAYERS
@@ -40,10 +41,13 @@ def write(folder: Path, sample: Sample, block: Block) -> Path:
     return sample.write(folder, tuple(block.layer.weight.shape))[0]
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("scheme", ["resident", "model", "sequential", "group-leaf", "balanced-spilled"])
-@pytest.mark.parametrize("layer", ["linear", CONV])
-@pytest.mark.parametrize("kind", sorted(KINDS))
+@some_of(
+    ("kind", "layer", "scheme", "order"),
+    sorted(KINDS),
+    ["linear", CONV],
+    ["resident", "model", "sequential", "group-leaf", "balanced-spilled"],
+    ORDERS,
+)
 def test_where_the_layer_is(tmp_path, accelerator, kind, layer, scheme, order):
     block = Block(layer).requires_grad_(False).eval()
     stack = Stack([Entry(write(tmp_path, KINDS[kind], block), 0.7)])
