@@ -14,6 +14,7 @@ from lib_lora import LoraError
 from ..generation.compare import Comparison, plan
 from ..hosts.txt2img import RequestError, Txt2Img
 from ..library.pictures import one_picture
+from ..text.prompt import parse
 from .answers import CONFLICT, NOT_FOUND, UNPROCESSABLE, answer, object_of, whole
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class CompareApi:
             asked = _request(data)
             painter.check(asked)
             made = plan(data.get("mode", "strengths"), asked.prompt, _names(data), _values(data))
+            for prompt in made.prompts:
+                parse(prompt, self._session.names)  # before the first picture is made
         except (RequestError, LoraError) as error:  # an invalid request, or an invalid tag in its prompt
             raise HTTPException(UNPROCESSABLE, str(error)) from error
         with self._lock:
@@ -104,11 +107,13 @@ def _names(data: dict[str, Any]) -> list[str]:
     return names
 
 
-def _values(data: dict[str, Any]) -> list[float]:
+def _values(data: dict[str, Any]) -> list[float] | list[str]:
     values = data.get("values", [])
+    if isinstance(values, list) and values and all(isinstance(one, str) for one in values):
+        return values
     numbers = isinstance(values, list) and all(
         isinstance(one, int | float) and not isinstance(one, bool) for one in values
     )
     if not numbers:
-        raise RequestError("values must be a list of numbers")
+        raise RequestError("values must be a list of numbers, or of texts for blocks, regions and schedules")
     return [float(one) for one in values]

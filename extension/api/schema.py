@@ -310,9 +310,15 @@ COMPONENTS: Mapping[str, Schema] = {
     "Text": _object({"text": _TEXT}),
     "CompareWanted": _object(
         {
-            "mode": {"enum": ["strengths", "against", "without", "combinations"]},
+            "mode": {
+                "enum": ["strengths", "against", "without", "combinations", "blocks", "regions", "schedules"],
+            },
             "names": {**_list(_TEXT), "description": "names of LoRA in the prompt"},
-            "values": {**_list(_NUMBER), "description": "strengths, for the modes that compare strengths"},
+            "values": {
+                "anyOf": [_list(_NUMBER), _list(_TEXT)],
+                "description": "strengths for the modes that compare strengths; texts such as OUTALL, left or stop=10 "
+                "for blocks, regions and schedules, with None for none",
+            },
             "prompt": _TEXT,
             "negative_prompt": _TEXT,
             "steps": _WHOLE,

@@ -112,7 +112,7 @@ class SDNextHost(WebUIHost):
         else:
             logger.warning("remora: this SD.Next does not tell of a second pass with the first one's prompt")
         processing = module("modules.processing")
-        if hasattr(processing, "process_images_inner"):
+        if processing is not None and hasattr(processing, "process_images_inner"):
             self._wraps.put(processing, "process_images_inner", self._generation)
         detailer = getattr(self._shared(), "detailer", None)
         if hasattr(detailer, "restore"):

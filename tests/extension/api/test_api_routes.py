@@ -430,6 +430,13 @@ def test_pictures_of_the_session_and_their_lora(ask: Checked, runner: Runner) ->
 @pytest.mark.parametrize(
     ("method", "path", "status", "more", "told"),
     [
+        (
+            "POST",
+            "/compare",
+            422,
+            {"json": {**SMALL, "prompt": "<lora:zorp:1>", "names": ["zorp"], "mode": "blocks", "values": ["NOPE"]}},
+            "NOPE",
+        ),
         ("GET", "/pictures", 404, {"params": {"lora": "nope"}}, "is not a file in the LoRA folders"),
         ("GET", "/pictures", 422, {"params": {"seed": "x"}}, "seed must be a whole number"),
         ("GET", "/pictures/thumbnail", 404, {"params": {"id": "999999"}}, "no such picture"),
@@ -465,7 +472,7 @@ def test_pictures_of_the_session_and_their_lora(ask: Checked, runner: Runner) ->
         ("POST", "/compare", 422, {"json": {"prompt": "x", "names": ["a"], "steps": "9"}}, "steps must be a whole"),
         ("POST", "/compare", 422, {"json": {"prompt": "x", "names": ["a"], "width": 63}}, "width is 63"),
         ("POST", "/compare", 422, {"json": {"prompt": "x", "names": ["a"], "seed": -2}}, "seed is -2"),
-        ("POST", "/compare", 422, {"json": {"prompt": "x", "names": ["a"], "values": ["x"]}}, "a list of numbers"),
+        ("POST", "/compare", 422, {"json": {"prompt": "x", "names": ["a"], "values": ["x", 1]}}, "a list of numbers"),
         ("POST", "/compare", 422, {"json": {"prompt": "x", "names": ["a"], "values": 12}}, "a list of numbers"),
         ("POST", "/compare", 413, {"content": b" " * 10_000_000}, "a comparison has no more than 1 MB"),
         ("GET", "/compare/picture", 404, {"params": {"cell": "9999"}}, "there is no such picture"),
