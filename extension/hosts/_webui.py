@@ -375,6 +375,13 @@ def attempt(*steps: Callable[[], object]) -> Sequence[Exception]:
     return errors
 
 
+def pictures_of(result: Any) -> list[tuple[int, Any]]:
+    """Return seed and image of each picture in the result of the host's processing, without its grid."""
+    images = list(getattr(result, "images", None) or ())[getattr(result, "index_of_first_image", 0) or 0 :]
+    seeds = getattr(result, "all_seeds", None) or ()
+    return [(seed, image) for seed, image in zip(seeds, images, strict=False) if isinstance(seed, int)]
+
+
 def _seeds(p: Any) -> tuple[int, ...]:
     """Return the seeds of the present batch, as far as the host has drawn them."""
     seeds = getattr(p, "seeds", None) or getattr(p, "all_seeds", None) or ()

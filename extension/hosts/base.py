@@ -183,6 +183,13 @@ class Remora(Protocol):
     def generation_ended(self) -> None:
         """Deactivate all LoRA."""
 
+    def pictures_made(self, pictures: Sequence[tuple[int, Any]]) -> None:
+        """Record the pictures of a generation that ended.
+
+        Args:
+            pictures: seed and image of each; none if the generation failed.
+        """
+
     def cannot_apply(self, error: Exception, *, in_picture: bool) -> None:
         """Leave the tags to the host from now on, until Remora is turned off and on or another model is loaded.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gradio as gr
@@ -14,12 +15,26 @@ from ..generation.options import TABLE
 from ..hosts.txt2img import RequestError, Result, Txt2Img
 from ..text.infotext import parse_infotext
 from . import shown
+from .parameters import applied, parameters_in
 
 if TYPE_CHECKING:
     from .backend import Backend, RunningJob
 
 logger = logging.getLogger(__name__)
 
+_INPUTS = (
+    "prompt",
+    "negative_prompt",
+    "steps",
+    "sampler",
+    "cfg_scale",
+    "width",
+    "height",
+    "seed",
+    "batch_size",
+    "n_iter",
+)
+"""The page's inputs in their order, as fields of a request."""
 _TICK = 0.2  # seconds between two looks at a job
 
 
@@ -50,7 +65,7 @@ class Handlers:
         """Run a job and show its progress; the arguments are the page's inputs."""
         tab = request.session_hash or ""
         try:
-            job = self._backend.submit(_request(*values))
+            job = self._backend.submit(_request(*self.understood(*values)))
         except (RequestError, LoraError) as error:
             yield Update(outcome=self._why(error), older=shown.older())
             return
@@ -60,6 +75,18 @@ class Handlers:
         finally:
             job.cancel()  # the tab was closed; without effect on a job that is done
             self._jobs.pop(tab, None)
+
+    def understood(self, *values: Any) -> list[Any]:
+        """Return the page's inputs; if the prompt is a parameters text, what that says."""
+        found = parameters_in(values[0] or "")
+        if found is None:
+            return list(values)
+        asked, left = applied(_request(*values), found.settings, self._backend.samplers)
+        if left:
+            gr.Warning(f"The parameters text has values that cannot be used here: {'; '.join(left)}.")
+        prompt = self._backend.pasted({**found.settings, "Prompt": found.prompt})
+        made = replace(asked, prompt=prompt, negative_prompt=found.negative_prompt)
+        return [getattr(made, name) for name in _INPUTS]
 
     def first(self, request: gr.Request, *values: Any) -> Iterator[Update]:
         """Make a first picture if the backend wants one; else show the latest pictures again."""

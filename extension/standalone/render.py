@@ -122,11 +122,13 @@ def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
     except Cancelled:
         cancelled = True
     except BaseException as error:
+        pictures.clear()  # nobody sees those that were finished
         if studio.session.passes is not former:  # it had begun
             studio.session.ended_by(error)
         raise
     finally:
         studio.session.end()
+        studio.session.pictures_made([(one.seed, one.image) for one in pictures])
         studio.model.pipeline.maybe_free_model_hooks()  # an interrupted pipeline has not done it
     last = studio.session.last
     cancelled |= bool(plan.unfinished) and watch.interrupted()

@@ -17,8 +17,10 @@ from ..api import add_route, object_of
 from ..generation.options import TABLE, checked
 from ..hosts import Access
 from ..hosts.txt2img import Picture, RequestError, Result, Txt2Img
+from ..text.infotext import parse_infotext
 from .jobs import Job, Runner
 from .model import LoadedModel
+from .parameters import text_of_picture
 from .pnginfo import encode_png
 from .sampling import SAMPLERS, schedules
 from .txt2img_fields import read_number, read_request
@@ -27,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 _UNPROCESSABLE = 422
 _MAX_BODY = 16 << 20  # bytes: clients send pictures in fields that are refused by name
+_MAX_PICTURE = 48 << 20  # bytes of base64
 _CLIP_SKIP = "CLIP_stop_at_last_layers"
 _MODEL = "sd_model_checkpoint"
 # A1111's answers for features that are off.
@@ -60,6 +63,7 @@ class SdApi:
         """Add the routes under `/sdapi/v1`."""
         for method, name, endpoint in (
             ("POST", "txt2img", self.txt2img),
+            ("POST", "png-info", self.png_info),
             ("GET", "progress", self.progress),
             ("POST", "interrupt", self.interrupt),
             ("POST", "skip", self.skip),
@@ -76,6 +80,20 @@ class SdApi:
         """Make pictures; answers when they are done."""
         payload = await object_of(request, _MAX_BODY, "a request for pictures")
         return await run_in_threadpool(self._txt2img, payload)
+
+    async def png_info(self, request: Request) -> dict[str, Any]:
+        """Return the parameters text of a picture, which is sent as base64 or as a data URL."""
+        image = (await object_of(request, _MAX_PICTURE, "a picture")).get("image")
+        if not isinstance(image, str):
+            raise HTTPException(_UNPROCESSABLE, "image must be a picture's file as base64")
+        try:
+            content = base64.b64decode(image.rpartition("base64,")[2], validate=True)
+            info = await run_in_threadpool(text_of_picture, content)
+        except ValueError as error:
+            raise HTTPException(_UNPROCESSABLE, f"the picture cannot be used: {error}") from error
+        found = parse_infotext(info)
+        parameters = {"Prompt": found.prompt, "Negative prompt": found.negative_prompt, **found.settings}
+        return {"info": info, "items": {"parameters": info} if info else {}, "parameters": parameters if info else {}}
 
     def _txt2img(self, payload: dict[str, Any]) -> dict[str, Any]:
         try:

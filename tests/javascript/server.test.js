@@ -153,7 +153,11 @@ test("a server that does not answer is lost until it answers again", async () =>
     assert.deepEqual([tab.state.error, tab.state.lost], ["it starts", true]);
     server.answers = true;
     await tab.server.poll();
-    assert.deepEqual([tab.state.error, tab.state.lost], ["", false]);
+    assert.deepEqual([tab.state.error, tab.state.lost, tab.state.returns], ["", false, 1]);
+    tab.set({lost: true});
+    await tab.server.attempt(async () => {});
+    await tab.server.poll();
+    assert.deepEqual([tab.state.lost, tab.state.returns], [false, 2]);
 });
 
 test("an error of something else is not ended by a poll", async () => {

@@ -449,8 +449,8 @@ export function useTrouble() {
 }
 
 /**
- * Load what the server keeps when a component comes, and again when a value in `inputs` changes. What could not be loaded
- * is loaded as soon as a server that was lost is back; until then, `load` of the error is a function that tries it.
+ * Load what the server keeps when a component comes, when a value in `inputs` changes, and when a server that was lost is
+ * back. Until what could not be loaded is there, `load` of the error is a function that tries it.
  * @param {Tab} tab
  * @param {() => Promise<unknown>} load
  * @param {unknown[]} inputs
@@ -459,7 +459,6 @@ export function useTrouble() {
 export function useLoad(tab, load, inputs) {
     const [trouble, attempt] = useTrouble();
     const [missing, setMissing] = useState(false);
-    const {lost} = tab.state;
     const begin = () =>
         attempt(async () => {
             setMissing(true);
@@ -468,9 +467,6 @@ export function useLoad(tab, load, inputs) {
         });
     useEffect(() => {
         begin();
-    }, inputs);
-    useEffect(() => {
-        if (missing && !lost) begin();
-    }, [lost]);
+    }, [...inputs, tab.state.returns]);
     return [{...trouble, load: missing ? begin : null}, attempt];
 }

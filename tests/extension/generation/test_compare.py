@@ -74,6 +74,21 @@ def test_every_combination() -> None:
     assert len(set(plan("combinations", PROMPT + "<lora:c:1>", ["a", "b", "c"], []).prompts)) == 8
 
 
+def test_blocks_regions_and_schedules_of_each() -> None:
+    prompt = "x <lora:a:1:mask=left:feather=0.1> <lora:b:0.5>"
+    regions = plan("regions", prompt, ["a", "b"], ["None", "right"])
+    assert (regions.columns, regions.rows) == (("None", "right"), ("a", "b"))
+    assert regions.prompts[0] == "x <lora:a:1> <lora:b:0.5>"
+    assert regions.prompts[3] == "x <lora:a:1:mask=left:feather=0.1> <lora:b:0.5:mask=right>"
+    assert plan("blocks", prompt, ["b"], ["OUTALL"]).prompts[0].endswith("<lora:b:0.5:lbw=OUTALL>")
+    assert plan("schedules", prompt, ["b"], ["stop=10"]).prompts[0].endswith("<lora:b:0.5:stop=10>")
+    for mode, values in (("blocks", [1.0]), ("blocks", []), ("regions", [" "])):
+        with pytest.raises(RequestError, match="texts to compare"):
+            plan(mode, prompt, ["b"], values)
+    with pytest.raises(RequestError, match="strengths are numbers"):
+        plan("strengths", prompt, ["b"], ["left"])
+
+
 @pytest.mark.parametrize(
     ("mode", "names", "values", "told"),
     [
