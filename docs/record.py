@@ -137,7 +137,7 @@ def tour(film: Film) -> None:
     film.say("A strength may follow the steps")
     tab.get_by_role("button", name=re.compile("^More.* of stripes$")).click()
     page.wait_for_timeout(400)
-    film.say("More: the schedule as a curve, regions, passes, weights of blocks", 2200)
+    film.say("More: the schedule as a curve, a region, passes, weights of blocks", 2200)
     tab.get_by_role("button", name=re.compile("^More.* of stripes$")).click()
     film.generate()
     write(PLAIN)

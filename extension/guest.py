@@ -167,6 +167,10 @@ class Guest:
         """Deactivate all LoRA."""
         self._session.end()
 
+    def pictures_made(self, pictures: Sequence[tuple[int, Any]]) -> None:
+        """Record the pictures of a generation that ended; of pictures whose tags the host applied, nothing is known."""
+        self._session.pictures_made(pictures if self.enabled else ())
+
     def cannot_apply(self, error: Exception, *, in_picture: bool) -> None:
         """Leave the tags to the host from now on, until Remora is turned off and on or another model is loaded.
 

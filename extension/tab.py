@@ -1,10 +1,11 @@
-"""The tab in a gradio page: one empty element, which `javascript/remora.js` fills."""
+"""The tab in a gradio page: one element, which `javascript/remora.js` fills."""
 
 from __future__ import annotations
 
 from typing import Any
 
-MOUNT = '<div id="remora-tab"></div>'
+MOUNT = '<div id="remora-tab">Loading the tab of Remora …</div>'
+"""The element. Its text is shown until the script gives it a shadow root."""
 
 
 def build_tab() -> Any:

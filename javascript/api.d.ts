@@ -277,6 +277,8 @@ export interface State {
     /** sentences about the picture that are not about one of its `loras` */
     notes: string[];
     conflicts: string[];
+    /** pictures made in this session */
+    pictures: number;
     catalog: CatalogState;
     /** the present ETag of `GET stack`, without quotes */
     stack: string;
@@ -319,6 +321,38 @@ export interface StackWanted {
     version?: number;
     always_on?: boolean;
     entries?: StackEntryWanted[];
+}
+
+/** One LoRA of one picture. */
+export interface UsedLora {
+    /** id of the file; null without one */
+    id: string | null;
+    /** as in the tag */
+    name: string;
+    /** such as 0.8 or schedule */
+    strength: string;
+    state: "applied" | "partly" | "waiting" | "none" | "failed" | "missing" | "handed";
+    reason: string;
+    always_on: boolean;
+}
+
+/** One picture of this session. */
+export interface MadePicture {
+    id: number;
+    /** seconds since 1970 */
+    time: number;
+    seed: number;
+    thumbnail: boolean;
+    loras: UsedLora[];
+}
+
+/** The pictures of this session, the latest first. */
+export interface Pictures {
+    /** pictures made in this session; the latest 200 are kept */
+    count: number;
+    /** pictures that fit the query */
+    found: number;
+    pictures: MadePicture[];
 }
 
 /** A saved list of LoRA. */
@@ -443,9 +477,9 @@ export interface CompareWanted {
     prompt: string;
     /** names of LoRA in the prompt */
     names: string[];
-    mode?: "strengths" | "against" | "without" | "combinations";
-    /** strengths, for the modes that compare strengths */
-    values?: number[];
+    mode?: "strengths" | "against" | "without" | "combinations" | "blocks" | "regions" | "schedules";
+    /** strengths for the modes that compare strengths; texts such as OUTALL, left or stop=10 for blocks, regions and schedules, with None for none */
+    values?: number[] | string[];
     negative_prompt?: string;
     steps?: number;
     sampler?: string;
@@ -468,6 +502,7 @@ export interface Answers {
     state: State;
     grammar: State;
     stack: Stack;
+    pictures: Pictures;
     presets: Presets;
     preset: Presets;
     "preset/thumbnail": Presets;

@@ -10,21 +10,28 @@ from pathlib import Path
 from fastapi import HTTPException, Request, Response
 
 from .answers import NOT_FOUND
+from .bundle import bundle
 
+_TAB = "tab.js"
+"""The whole tab, as a page loads it. It is made again for each page, so that a changed module needs no restart."""
 _FOLDER = Path(__file__).resolve().parents[2] / "javascript" / "remora"
 _TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
 
 
 def front_end(request: Request, name: str) -> Response:
     """Return one file of the tab."""
-    path = _files().get(name)  # existing files only, so that no path leads outside
-    if path is None:
+    files = _files()
+    if name == _TAB:
+        modules = {path: file.read_text("utf-8") for path, file in files.items() if file.suffix == ".js"}
+        content = bundle(modules).encode()
+    elif name in files:  # existing files only, so that no path leads outside
+        content = files[name].read_bytes()
+    else:
         raise HTTPException(NOT_FOUND, f"the tab has no file {name:.80}")
-    content = path.read_bytes()
     headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()[:16]}"', "Cache-Control": "no-cache"}
     if headers["ETag"] in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
-    return Response(content, media_type=_TYPES[path.suffix], headers=headers)
+    return Response(content, media_type=_TYPES[Path(name).suffix], headers=headers)
 
 
 @lru_cache(maxsize=1)

@@ -14,6 +14,7 @@ from lib_lora import LoraError
 from ..generation.compare import Comparison, plan
 from ..hosts.txt2img import RequestError, Txt2Img
 from ..library.pictures import one_picture
+from ..text.prompt import parse
 from . import records
 from .answers import CONFLICT, NOT_FOUND, UNPROCESSABLE, answer, whole
 
@@ -40,6 +41,8 @@ class CompareApi:
             asked = _request(body)
             painter.check(asked)
             made = plan(body.get("mode", "strengths"), asked.prompt, body["names"], body.get("values", []))
+            for prompt in made.prompts:
+                parse(prompt, self._session.names)  # before the first picture is made
         except (RequestError, LoraError) as error:  # an invalid request, or an invalid tag in its prompt
             raise HTTPException(UNPROCESSABLE, str(error)) from error
         with self._lock:

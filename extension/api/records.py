@@ -8,6 +8,7 @@ from typing_extensions import NotRequired, TypedDict
 
 Pair = tuple[int, int]
 Texts = list[str]
+TagState = Literal["applied", "partly", "waiting", "none", "failed", "missing", "handed"]
 
 
 class Error(TypedDict):
@@ -204,7 +205,7 @@ class Outcome(TypedDict):
     where: Annotated[Literal["prompt", "negative", "always"], "where the tag is written"]
     number: Annotated[int, "of the tag in its prompt, or of the entry of the stack, from 0"]
     written: Annotated[str, "the text between `<lora:` and `>`"]
-    state: Literal["applied", "partly", "waiting", "none", "failed", "missing", "handed"]
+    state: TagState
     reason: Annotated[str, "why the tag is not applied as written; empty if it is"]
     advice: Annotated[str, "what to do about that"]
     hit: Annotated[int, "layers of the file that act"]
@@ -251,8 +252,38 @@ class State(TypedDict):
     live: dict[str, int]
     notes: Annotated[Texts, "sentences about the picture that are not about one of its `loras`"]
     conflicts: Texts
+    pictures: Annotated[int, "pictures made in this session"]
     catalog: CatalogState
     stack: Annotated[str, "the present ETag of `GET stack`, without quotes"]
+
+
+class UsedLora(TypedDict):
+    """One LoRA of one picture."""
+
+    id: Annotated[str | None, "id of the file; null without one"]
+    name: Annotated[str, "as in the tag"]
+    strength: Annotated[str, "such as 0.8 or schedule"]
+    state: TagState
+    reason: str
+    always_on: bool
+
+
+class MadePicture(TypedDict):
+    """One picture of this session."""
+
+    id: int
+    time: Annotated[float, "seconds since 1970"]
+    seed: int
+    thumbnail: bool
+    loras: list[UsedLora]
+
+
+class Pictures(TypedDict):
+    """The pictures of this session, the latest first."""
+
+    count: Annotated[int, "pictures made in this session; the latest 200 are kept"]
+    found: Annotated[int, "pictures that fit the query"]
+    pictures: list[MadePicture]
 
 
 class Preset(TypedDict):
@@ -351,8 +382,14 @@ class CompareWanted(TypedDict):
 
     prompt: str
     names: Annotated[Texts, "names of LoRA in the prompt"]
-    mode: NotRequired[Literal["strengths", "against", "without", "combinations"]]
-    values: NotRequired[Annotated[list[float], "strengths, for the modes that compare strengths"]]
+    mode: NotRequired[Literal["strengths", "against", "without", "combinations", "blocks", "regions", "schedules"]]
+    values: NotRequired[
+        Annotated[
+            list[float] | Texts,
+            "strengths for the modes that compare strengths; texts such as OUTALL, left or stop=10 for blocks, regions "
+            "and schedules, with None for none",
+        ]
+    ]
     negative_prompt: NotRequired[str]
     steps: NotRequired[int]
     sampler: NotRequired[str]

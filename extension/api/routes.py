@@ -15,6 +15,7 @@ from .answers import json_of, picture_of
 from .blocks import BlocksApi
 from .compare import CompareApi
 from .library import Library
+from .pictures import PicturesApi
 from .presets import PresetsApi
 from .regions import RegionsApi
 from .schema import Record, checked, components, reference
@@ -123,6 +124,10 @@ _STACK = (
     Route("GET", "/stack", StackApi.stack, records.Stack),
     Route("PUT", "/stack", StackApi.set_stack, records.Stack, Body(records.StackWanted, "the stack")),
 )
+_PICTURES = (
+    Route("GET", "/pictures", PicturesApi.list, records.Pictures),
+    Route("GET", "/pictures/thumbnail", PicturesApi.thumbnail, WEBP),
+)
 _PRESETS = (
     Route("GET", "/presets", PresetsApi.list, records.Presets),
     Route("POST", "/presets", PresetsApi.add, records.Presets, Body(records.Text, "the import")),
@@ -151,6 +156,7 @@ _COMPARISONS = (
 SECTIONS: tuple[tuple[str, Callable[[Session], object], tuple[Route, ...]], ...] = (
     ("Files", Library, _FILES),
     ("Stack and latest picture", StackApi, _STACK),
+    ("Pictures of this session, the latest 200", PicturesApi, _PICTURES),
     ("Presets", PresetsApi, _PRESETS),
     ("Block weights", BlocksApi, _BLOCK),
     ("Regions", RegionsApi, _REGIONS),

@@ -16,14 +16,17 @@ from PIL import Image
 
 from ..hosts.txt2img import RequestError, Txt2Img
 from ..text.prompt_edit import names_in, with_strength, without
+from .xyz import NONE, with_blocks, with_region, with_schedule
 
 if TYPE_CHECKING:
     from ..hosts import Painter
 
 logger = logging.getLogger(__name__)
 
-Mode: TypeAlias = Literal["strengths", "against", "without", "combinations"]
-"""One LoRA's strength per row; two LoRA's strengths against each other; all, all but one, none; every subset."""
+Mode: TypeAlias = Literal["strengths", "against", "without", "combinations", "blocks", "regions", "schedules"]
+"""One LoRA's strength per row; two LoRA's strengths against each other; all, all but one, none; every subset; one
+LoRA's block weights, region or schedule per row.
+"""
 _MAX_CELLS = 150
 _MAX_NAMES = 8
 _STRENGTH = 100.0
@@ -42,14 +45,14 @@ class Plan:
     """In row order."""
 
 
-def plan(mode: str, prompt: str, names: Sequence[str], values: Sequence[float]) -> Plan:
+def plan(mode: str, prompt: str, names: Sequence[str], values: Sequence[float] | Sequence[str]) -> Plan:
     """Return the prompts of all cells.
 
     Args:
         mode: one of `Mode`.
         prompt: has a tag for each of the names; it sets the strengths that are not compared.
         names: of the compared LoRA.
-        values: the strengths, if `mode` compares strengths.
+        values: the strengths, if `mode` compares strengths; the texts, if it compares blocks, regions or schedules.
 
     Raises:
         RequestError: these cannot be compared; the text says why.
@@ -60,19 +63,34 @@ def plan(mode: str, prompt: str, names: Sequence[str], values: Sequence[float]) 
         raise RequestError(f"choose 1 to {_MAX_NAMES} different LoRA to compare")
     if missing := [name for name in names if name not in names_in(prompt)]:
         raise RequestError(f"LoRA {missing[0]!r:.120} is not in the prompt, so there is nothing to compare")
-    if mode in ("strengths", "against"):
-        _check_values(values)
-    made = _PLANS[mode](prompt, names, values)
+    if mode in _FIELDS:
+        made = _of_field(_FIELDS[mode], prompt, names, _texts(values))
+    else:
+        made = _PLANS[mode](prompt, names, _strengths_of(values) if mode in ("strengths", "against") else ())
     if len(made.prompts) > _MAX_CELLS:
         raise RequestError(f"this would be {len(made.prompts)} pictures; a comparison has no more than {_MAX_CELLS}")
     return made
 
 
-def _check_values(values: Sequence[float]) -> None:
+def _strengths_of(values: Sequence[float | str]) -> list[float]:
     if not 0 < len(values) <= _MAX_CELLS:
         raise RequestError(f"give 1 to {_MAX_CELLS} strengths, as 0, 0.5, 1")
-    if bad := [one for one in values if not math.isfinite(one) or abs(one) > _STRENGTH]:
+    numbers = [one for one in values if not isinstance(one, str) and math.isfinite(one) and abs(one) <= _STRENGTH]
+    if bad := [one for one in values if one not in numbers]:
         raise RequestError(f"strengths are numbers from -{_STRENGTH:g} to {_STRENGTH:g}, not {bad[0]}")
+    return numbers
+
+
+def _texts(values: Sequence[float | str]) -> list[str]:
+    texts = [one.strip() for one in values if isinstance(one, str) and one.strip()]
+    if not 0 < len(texts) <= _MAX_CELLS or len(texts) < len(values):
+        raise RequestError(f"give 1 to {_MAX_CELLS} texts to compare, such as {NONE!r} for none")
+    return texts
+
+
+def _of_field(change: Callable[[str, str, str], str], prompt: str, names: Sequence[str], texts: Sequence[str]) -> Plan:
+    prompts = tuple(change(prompt, name, text) for name in names for text in texts)
+    return Plan(tuple(texts), tuple(names), prompts)
 
 
 def _strengths(prompt: str, names: Sequence[str], values: Sequence[float]) -> Plan:
@@ -129,6 +147,13 @@ _PLANS: dict[str, Callable[[str, Sequence[str], Sequence[float]], Plan]] = {
     "against": _against,
     "without": _without,
     "combinations": _combinations,
+}
+
+
+_FIELDS: dict[str, Callable[[str, str, str], str]] = {
+    "blocks": with_blocks,
+    "regions": with_region,
+    "schedules": with_schedule,
 }
 
 
@@ -220,7 +245,7 @@ def _drawn(made: Plan, pictures: Sequence[Image.Image | None]) -> Image.Image:
         pen.text((_GAP + x * (size[0] + _GAP), _GAP), _short(text, size[0]), _INK, font)
     for y, text in enumerate(made.rows):
         top = _LINE + _GAP + y * (size[1] + label + _GAP)
-        pen.text((_GAP, top + 2), text, _INK, font)
+        pen.text((_GAP, top + 2), _short(text, across - 2 * _GAP), _INK, font)
         for x in range(len(made.columns)):
             picture = pictures[y * len(made.columns) + x]
             if picture is not None:
@@ -230,8 +255,12 @@ def _drawn(made: Plan, pictures: Sequence[Image.Image | None]) -> Image.Image:
 
 
 def _short(text: str, width: int) -> str:
-    most = max(4, width // 7)
-    return text if len(text) <= most else f"{text[: most - 1]}..."
+    """Return a label that fits into so many pixels; it is cut before its end, which tells names apart."""
+    most = max(7, width // 7)
+    if len(text) <= most:
+        return text
+    end = (most - 3) * 2 // 3
+    return f"{text[: most - 3 - end]}...{text[-end:]}"
 
 
 def _png(picture: Image.Image) -> bytes:

@@ -6,7 +6,7 @@ import logging
 import weakref
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import lib_lora
 from lib_lora import (
@@ -30,6 +30,7 @@ from ..text.tag import Place, Tag
 from .activation import Activation, Active, Passes, as_in_tag
 from .batch import Shared, Wish, entry_of, first, gather, places, text_keys
 from .outcomes import TagOutcome, resting
+from .record import Record, used_loras
 from .request import USUAL, Memory, Request, Settings, place_of, placed
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class Session:
         self.presets = Presets(host.data_dir)
         self.block_presets = BlockPresetsFile(host.data_dir, host.block_preset_files)
         self.regions = RegionFiles(host.data_dir)
+        self.record = Record()
+        """The pictures of this session."""
         self.passes = Passes()
         """The passes of the latest pictures."""
         self.failed: tuple[TagOutcome, ...] = ()
@@ -148,6 +151,7 @@ class Session:
         """
         asked = tuple(placed(tags, "prompt") for tags in images)
         batch = Request(asked, settings, placed(always, "always"), tuple(seeds), at, tuple(apart))
+        self._note_outcome()
         self.failed = ()
         try:
             activation = self._put_in_force(batch)
@@ -156,8 +160,21 @@ class Session:
             raise
         self._batch = batch
         self._begin_pass(at, activation)
+        if at == "base":
+            self.record.begin(batch.seeds, used_loras(activation, batch))
         self.catalog.used({active.file for active in activation.active})
         return activation
+
+    def pictures_made(self, pictures: Sequence[tuple[int, Any]]) -> None:
+        """Record the pictures of a generation that ended, by seed and image; without any it made none."""
+        self._note_outcome()
+        self.record.made(pictures)
+
+    def _note_outcome(self) -> None:
+        """Tell the record what the first pass has shown of its LoRA; later passes have LoRA of their own."""
+        if self._batch is not None and self.passes.made == {"base"}:
+            self._read_report()
+            self.record.tell(used_loras(self.last, self._batch))
 
     def note(self, sentence: str) -> None:
         """Add a sentence about the present pictures."""
@@ -265,6 +282,8 @@ class Session:
             LoraError: the activation failed on this model, and the settings do not skip the LoRA.
         """
         former = self._batch
+        if former is not None and at is not None and at != former.at:
+            self._note_outcome()
         if former is not None and at is not None:
             self._batch = replace(former, at=at)
         if self._engine is not None and self._serves():
@@ -284,6 +303,7 @@ class Session:
 
     def end(self) -> None:
         """Deactivate all LoRA; the model is as it was without any."""
+        self._note_outcome()
         self._batch = None
         told = {one.sentence for activation in self.passes.activations for one in activation.left_out}
         for sentence in self.warnings():

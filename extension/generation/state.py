@@ -58,6 +58,7 @@ def state_of(session: Session) -> dict[str, Any]:
             *(_notes(session.passes) if ran else [one.sentence for one in failed if not one.is_of_a_tag]),
         ],
         "conflicts": list(session.host.conflicts()),
+        "pictures": session.record.count,
         "catalog": {"revision": session.catalog.index.revision, **asdict(session.catalog.progress)},
     }
 

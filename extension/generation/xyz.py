@@ -32,9 +32,23 @@ def axes(session: Session) -> Sequence[Axis]:
         Axis("LoRA strength", float, lambda prompt, value: _strength(prompt, 0, float(value))),
         Axis("Second LoRA's strength", float, lambda prompt, value: _strength(prompt, 1, float(value))),
         Axis("Strength of all LoRA", float, lambda prompt, value: _all(prompt, float(value))),
-        Axis("LoRA block weights", str, _blocks, _block_presets(session), _known_blocks(session)),
-        Axis("LoRA region", str, _region, _regions(session), _known_regions(session)),
-        Axis("LoRA schedule", str, _schedule, None, _points),
+        Axis(
+            "LoRA block weights",
+            str,
+            lambda prompt, value: with_blocks(prompt, _first(prompt), str(value)),
+            _block_presets(session),
+            _known_blocks(session),
+        ),
+        Axis(
+            "LoRA region",
+            str,
+            lambda prompt, value: with_region(prompt, _first(prompt), str(value)),
+            _regions(session),
+            _known_regions(session),
+        ),
+        Axis(
+            "LoRA schedule", str, lambda prompt, value: with_schedule(prompt, _first(prompt), str(value)), None, _points
+        ),
         Axis("LoRA preset", str, preset, _presets(session), _kept(session)),
     )
 
@@ -57,24 +71,25 @@ def _strength(prompt: str, place: int, value: float) -> str:
     return with_strength(prompt, present[place], value, value)
 
 
-def _blocks(prompt: str, value: object) -> str:
-    return with_field(prompt, _first(prompt), "lbw", "" if value == NONE else str(value))
+def with_blocks(prompt: str, name: str, value: str) -> str:
+    """Change the block weights of a LoRA; `NONE` removes them."""
+    return with_field(prompt, name, "lbw", "" if value == NONE else value)
 
 
-def _region(prompt: str, value: object) -> str:
-    changed = with_field(prompt, _first(prompt), "mask", "" if value == NONE else str(value))
-    return with_field(changed, _first(prompt), "feather", "") if value == NONE else changed
+def with_region(prompt: str, name: str, value: str) -> str:
+    """Change the region of a LoRA; `NONE` removes it."""
+    changed = with_field(prompt, name, "mask", "" if value == NONE else value)
+    return with_field(changed, name, "feather", "") if value == NONE else changed
 
 
-def _schedule(prompt: str, value: object) -> str:
-    """Change the points or the steps of the first LoRA: `0@0;1@0.5` or `stop=10`."""
-    name, text = _first(prompt), str(value)
-    if text == NONE:
+def with_schedule(prompt: str, name: str, value: str) -> str:
+    """Change the points or the steps of a LoRA, `0@0;1@0.5` or `stop=10`; `NONE` removes them."""
+    if value == NONE:
         for key in ("start", "stop", "step"):
             prompt = with_field(prompt, name, key, "")
         return with_field(prompt, name, "unet", "")
-    key, equals, steps = text.partition("=")
-    return with_field(prompt, name, key.strip() if equals else "unet", steps.strip() if equals else text)
+    key, equals, steps = value.partition("=")
+    return with_field(prompt, name, key.strip() if equals else "unet", steps.strip() if equals else value)
 
 
 def _first(prompt: str) -> str:
@@ -86,7 +101,7 @@ def _first(prompt: str) -> str:
 
 def _points(value: str) -> None:
     if value != NONE:
-        parse_arguments(_schedule("<lora:x:1>", value).strip("<>").removeprefix("lora:"))
+        parse_arguments(with_schedule("<lora:x:1>", "x", value).strip("<>").removeprefix("lora:"))
 
 
 def _block_presets(session: Session) -> Callable[[], list[str]]:

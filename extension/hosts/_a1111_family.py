@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -14,7 +15,7 @@ from ._conditionings import Conditionings
 from ._parameters import note
 from ._passes import pass_of
 from ._prompt_tags import Images
-from ._webui import WebUIHost, attempt
+from ._webui import WebUIHost, attempt, pictures_of
 from ._webui_modules import module
 from ._wraps import Wraps
 from .base import Batch, Option, Outcome, Remora
@@ -119,14 +120,18 @@ class A1111FamilyHost(WebUIHost):
         outer, self.batch = self.batch if self.generating else None, None  # others may activate LoRA before it
         nested, self.generating = self.generating, True
         pictures = self.remora.pictures
+        made: Any = None
         try:
-            return original(p, *args, **kwargs)
+            made = original(p, *args, **kwargs)
+            return made
         except BaseException as error:
             if self.batch is not None:
                 self.remora.ended_by(error)
             raise
         finally:
             self.batch, self.generating = outer, nested
+            if not nested:
+                attempt(partial(self.remora.pictures_made, pictures_of(made)))
             if outer is None or not self.remora.enabled:
                 self.nothing_in_force()
             else:

@@ -37,6 +37,7 @@ State: TypeAlias = Literal["applied", "handed back", "not connected"]
 """Remora applies the tags; the built-in does, as Remora is off or cannot; the built-in does, without Remora."""
 
 _SECTION = ("remora", "Remora")
+_EXPERT_SECTION = ("remora_experts", "Remora for experts")
 _CATEGORY = "sd"
 _TAB = ("Remora", "remora")  # its title, and what its element is called
 
@@ -344,7 +345,8 @@ class WebUIHost(Host):
         # gradio's own `info` is above a checkbox, as if it were the former one's, and pale in themes of SD.Next
         in_label = option.info and not self.shows_info_of_options
         label = f"{option.label} ({option.info})" if in_label else option.label
-        info = self._shared().OptionInfo(option.default, label, component, arguments, section=_SECTION)
+        section = _EXPERT_SECTION if option.expert else _SECTION
+        info = self._shared().OptionInfo(option.default, label, component, arguments, section=section)
         if option.info and self.shows_info_of_options:
             info.info(option.info)
         if hasattr(info, "category_id"):
@@ -371,6 +373,13 @@ def attempt(*steps: Callable[[], object]) -> Sequence[Exception]:
             logger.exception("remora: %s failed", getattr(step, "__qualname__", step))
             errors.append(error)
     return errors
+
+
+def pictures_of(result: Any) -> list[tuple[int, Any]]:
+    """Return seed and image of each picture in the result of the host's processing, without its grid."""
+    images = list(getattr(result, "images", None) or ())[getattr(result, "index_of_first_image", 0) or 0 :]
+    seeds = getattr(result, "all_seeds", None) or ()
+    return [(seed, image) for seed, image in zip(seeds, images, strict=False) if isinstance(seed, int)]
 
 
 def _seeds(p: Any) -> tuple[int, ...]:

@@ -41,7 +41,7 @@ class Option:
     minimum: float = -math.inf
     maximum: float = math.inf
     expert: bool = False
-    """Whether few users need it, so that pages may show it apart."""
+    """Whether few users need it, so that pages show it apart."""
 
 
 @dataclass(frozen=True)
@@ -184,6 +184,13 @@ class Remora(Protocol):
 
     def generation_ended(self) -> None:
         """Deactivate all LoRA."""
+
+    def pictures_made(self, pictures: Sequence[tuple[int, Any]]) -> None:
+        """Record the pictures of a generation that ended.
+
+        Args:
+            pictures: seed and image of each; none if the generation failed.
+        """
 
     def cannot_apply(self, error: Exception, *, in_picture: bool) -> None:
         """Leave the tags to the host from now on, until Remora is turned off and on or another model is loaded.

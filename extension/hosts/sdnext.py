@@ -6,6 +6,7 @@ import importlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,7 +20,7 @@ from ._prompt_tags import Images
 from ._sdnext_builtin import Merged, changed_parts, take_off
 from ._sdnext_infotext import HASHES, Infotexts
 from ._sdnext_prompts import Prompts
-from ._webui import WebUIHost, attempt
+from ._webui import WebUIHost, attempt, pictures_of
 from ._webui_modules import module
 from ._wraps import Wraps
 from .base import Batch, Outcome, Remora
@@ -66,6 +67,7 @@ class SDNextHost(WebUIHost):
         self._merged = Merged()
         self._serving = False  # whether Remora activated the present LoRA
         self._at: Pass = "base"  # the present pass
+        self._generating = False
 
     def is_current(self) -> bool:
         data = module("modules.modeldata")
@@ -110,6 +112,9 @@ class SDNextHost(WebUIHost):
             self._wraps.put(passes, "set_pipeline_args", self._next_pass)
         else:
             logger.warning("remora: this SD.Next does not tell of a second pass with the first one's prompt")
+        processing = module("modules.processing")
+        if processing is not None and hasattr(processing, "process_images_inner"):
+            self._wraps.put(processing, "process_images_inner", self._generation)
         detailer = getattr(self._shared(), "detailer", None)
         if hasattr(detailer, "restore"):
             self._wraps.put(type(detailer), "restore", self._detail)
@@ -202,6 +207,18 @@ class SDNextHost(WebUIHost):
                 if isinstance(kwargs.get(name), list):
                     kwargs[name] = self._networks.tags.without_negative(kwargs[name])
         return original(*args, **kwargs)
+
+    def _generation(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Record the pictures of a generation; the detailer's, which are nested, are parts of these."""
+        nested, self._generating = self._generating, True
+        made: Any = None
+        try:
+            made = original(*args, **kwargs)
+            return made
+        finally:
+            self._generating = nested
+            if not nested and self._remora is not None:
+                attempt(partial(self.remora.pictures_made, pictures_of(made)))
 
     def _detail(self, original: Callable[..., Any], detailer: Any, image: Any, p: Any = None) -> Any:
         if p is not None:  # the detailer changes its class and numbers, and keeps unknown attributes

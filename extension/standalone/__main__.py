@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..addresses import is_loopback
-from .demo import DEMO_PROMPT, find_demo
+from .demo import DEMO_PROMPT, DEMO_SEED, find_demo
 from .layout import find_model
 
 # Nothing is fetched and nothing reported, whatever a library would do by itself; set before they are imported.
@@ -124,6 +124,7 @@ class _Source:
     model: Path
     loras: list[Path]
     first_prompt: str = ""
+    first_seed: int = -1
 
 
 def _misuse(arguments: argparse.Namespace) -> str:
@@ -150,7 +151,7 @@ def _source(arguments: argparse.Namespace) -> _Source:
     if arguments.model is not None:
         return _Source(find_model(arguments.model), loras)
     demo = find_demo()
-    return _Source(demo.model, [*loras, demo.loras], DEMO_PROMPT)
+    return _Source(demo.model, [*loras, demo.loras], DEMO_PROMPT, DEMO_SEED)
 
 
 def _megabytes(model: Path) -> float:
@@ -176,7 +177,7 @@ def _serve(arguments: argparse.Namespace, source: _Source) -> int:
     data_dir = arguments.data_dir.expanduser().resolve()
     runner = Runner(open_studio(model, device, source.loras, output_dir, arguments.offload, data_dir))
     _step(4, "making the page")
-    app = make_app(runner, output_dir, source.first_prompt, arguments.host, arguments.auth or "")
+    app = make_app(runner, output_dir, source.first_prompt, arguments.host, arguments.auth or "", source.first_seed)
     url = f"http://{'127.0.0.1' if arguments.host == '0.0.0.0' else arguments.host}:{arguments.port}"
     logger.info("%s on %s; open %s", model.name, device, url)
     if not arguments.no_browser and not os.environ.get("CI"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -42,6 +42,10 @@ class Backend(Protocol):
     def first_prompt(self) -> str:
         """Return the prompt that the page opens with."""
 
+    @property
+    def first_seed(self) -> int:
+        """Return the seed that the page opens with; -1 is random."""
+
     def first_visit(self) -> bool:
         """Return True once if the page should make a first picture on its own."""
 
@@ -61,6 +65,9 @@ class Backend(Protocol):
     @property
     def output_dir(self) -> Path:
         """Return the folder of finished pictures."""
+
+    def pasted(self, parameters: Mapping[str, str]) -> str:
+        """Return the prompt of a parameters text, with the names that its LoRA and regions have here."""
 
     def submit(self, request: Txt2Img) -> RunningJob:
         """Queue a job; raises errors for the user."""

@@ -9,6 +9,8 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[2] / "demo"
 DEMO_PROMPT = "two red circles on a blue ground <lora:stripes:1> <lora:stars:1>"
+DEMO_SEED = 1
+"""The page begins with this seed, so that pictures differ by what the user changes alone."""
 _SUMS = "SHA256SUMS"
 
 

@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gradio as gr
@@ -18,12 +19,26 @@ from ..generation.options import TABLE
 from ..hosts.txt2img import RequestError, Result, Txt2Img
 from ..text.infotext import parse_infotext
 from . import shown
+from .pasted import applied, parameters_in
 
 if TYPE_CHECKING:
     from .backend import Backend, RunningJob
 
 logger = logging.getLogger(__name__)
 
+_INPUTS = (
+    "prompt",
+    "negative_prompt",
+    "steps",
+    "sampler",
+    "cfg_scale",
+    "width",
+    "height",
+    "seed",
+    "batch_size",
+    "n_iter",
+)
+"""The page's inputs in their order, as fields of a request."""
 _TICK = 0.2  # seconds between two looks at a job
 
 
@@ -54,7 +69,7 @@ class Handlers:
         """Run a job and show its progress; the arguments are the page's inputs."""
         tab = request.session_hash or ""
         try:
-            job = await run_in_threadpool(lambda: self._backend.submit(_request(*values)))
+            job = await run_in_threadpool(lambda: self._backend.submit(_request(*self.understood(*values))))
         except (RequestError, LoraError) as error:
             yield Update(outcome=self._why(error), older=shown.older())
             return
@@ -65,6 +80,18 @@ class Handlers:
         finally:
             job.cancel()  # the tab was closed; without effect on a job that is done
             self._jobs.pop(tab, None)
+
+    def understood(self, *values: Any) -> list[Any]:
+        """Return the page's inputs; if the prompt is a parameters text, what that says."""
+        found = parameters_in(values[0] or "")
+        if found is None:
+            return list(values)
+        asked, left = applied(_request(*values), found.settings, self._backend.samplers)
+        if left:
+            gr.Warning(f"The parameters text has values that cannot be used here: {'; '.join(left)}.")
+        prompt = self._backend.pasted({**found.settings, "Prompt": found.prompt})
+        made = replace(asked, prompt=prompt, negative_prompt=found.negative_prompt)
+        return [getattr(made, name) for name in _INPUTS]
 
     async def first(self, request: gr.Request, *values: Any) -> AsyncIterator[Update]:
         """Make a first picture if the backend wants one; else show the latest pictures again."""

@@ -188,7 +188,9 @@ def _settings(backend: Backend) -> tuple[dict[str, Any], Any, Any]:
             batch_size = gr.Number(**number, maximum=MAX_BATCH, label="Batch size", elem_id="batch-size")
             n_iter = gr.Number(**number, maximum=MAX_COUNT, label="Batch count", elem_id="batch-count")
         with gr.Row(elem_classes="remora-seed"):
-            seed = gr.Number(-1, label="Seed (-1: random)", precision=0, elem_id="seed", scale=3, min_width=90)
+            seed = gr.Number(
+                backend.first_seed, label="Seed (-1: random)", precision=0, elem_id="seed", scale=3, min_width=90
+            )
             dice = gr.Button("Random", size="sm", elem_id="seed-random", scale=1, min_width=80)
             reuse = gr.Button("From picture", size="sm", elem_id="seed-reuse", scale=1, min_width=110)
     names = ("steps", "sampler", "cfg", "width", "height", "seed", "batch_size", "n_iter")
@@ -290,5 +292,8 @@ def _connect(handlers: Handlers, inputs: _Inputs, outputs: _Outputs) -> None:
         trigger_mode="once",
         **_EVENT,
     )
+    # the page presses it when a parameters text was pasted, dropped or typed
+    understand = gr.Button("Understand", elem_id="understand", elem_classes="remora-hidden")
+    understand.click(handlers.understood, every_input, every_input, **_EVENT)
     outputs.cancel.click(handlers.cancel, None, None, queue=False, **_EVENT)
     outputs.gallery.select(handlers.select, outputs.infotexts, outputs.infotext, **_EVENT)

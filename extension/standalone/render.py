@@ -133,6 +133,7 @@ def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
     """
     plan = _plan(studio, request)
     told = _Told()
+    pictures: list[Picture] = []  # nobody sees those of a job that failed
     try:
         pictures, cancelled = _pictures(studio, plan, told, watch)
     except BaseException as error:
@@ -144,6 +145,7 @@ def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
         told.join_batches(studio)
     finally:
         studio.session.end()
+        studio.session.pictures_made([(one.seed, one.image) for one in pictures])
         studio.model.pipeline.maybe_free_model_hooks()  # an interrupted pipeline has not done it
     cancelled |= bool(told.unfinished) and watch.interrupted()
     lines, states = (*told.states, *told.merging), tuple(told.states.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from fastapi.routing import APIRoute
 
 from ..api import add_route
 from ..generation.options import checked
+from ..guest import Guest
 from ..hosts import Access
 from ..hosts.txt2img import Txt2Img
 from . import offload
@@ -37,11 +38,12 @@ _COMPRESSED = 1000  # bytes from which an answer is, as in AUTOMATIC1111; the li
 class PageBackend:
     """The `Backend` of the page, over the studio."""
 
-    def __init__(self, runner: Runner, output_dir: Path, first_prompt: str = "") -> None:
+    def __init__(self, runner: Runner, output_dir: Path, first_prompt: str = "", first_seed: int = -1) -> None:
         self._runner = runner
         self._visited = not first_prompt
         self.output_dir = output_dir
         self.first_prompt = first_prompt
+        self.first_seed = first_seed
         self.model_name: str = runner.studio.model.name
         self.side: int = runner.studio.model.side
         self.samplers: Sequence[str] = choices()
@@ -54,6 +56,10 @@ class PageBackend:
     @property
     def offload_mode(self) -> str:
         return self._runner.studio.offload_mode
+
+    def pasted(self, parameters: Mapping[str, str]) -> str:
+        studio = self._runner.studio
+        return Guest(studio.host, studio.session, studio.session.close).pasted(parameters)[0]
 
     def submit(self, request: Txt2Img) -> Job:
         return self._runner.submit(request, save=True)
@@ -115,15 +121,20 @@ class _Refusal:
 
 
 def make_app(
-    runner: Runner, output_dir: Path, first_prompt: str = "", address: str = "127.0.0.1", login: str = ""
+    runner: Runner,
+    output_dir: Path,
+    first_prompt: str = "",
+    address: str = "127.0.0.1",
+    login: str = "",
+    first_seed: int = -1,
 ) -> FastAPI:
     """Return an application with the HTTP API and the page; see `make_api`.
 
-    With a `first_prompt` the page opens with it, and makes its picture at the first visit.
+    With a `first_prompt` the page opens with it, and makes its picture at the first visit. It opens with `first_seed`.
     """
     from .page import TAB_SCRIPT, build_page, mount_page  # importing gradio takes two seconds
 
-    backend: Backend = PageBackend(runner, output_dir, first_prompt)
+    backend: Backend = PageBackend(runner, output_dir, first_prompt, first_seed)
     app = make_api(runner, address, login)
     app.add_api_route(_SCRIPT, lambda: FileResponse(TAB_SCRIPT), methods=["GET"], include_in_schema=False)
     return mount_page(app, build_page(backend), output_dir, _SCRIPT.removeprefix("/"))

@@ -26,6 +26,8 @@ const SETTINGS = {
     sampler: ["sampling", "sampler"],
     schedule: ["scheduler"],
 };
+/** Where a web UI shows the parameters text of the picture that it shows; `X` is the name of the prompt. */
+const TEXTS = ["#html_info_X", "#X-result", "#infotext textarea"];
 const GALLERIES = ["#txt2img_gallery img", "#img2img_gallery img", "#control_gallery img", "#gallery img"];
 
 /**
@@ -110,6 +112,117 @@ export function writeSettings(name, values) {
         for (const event of ["input", "change"]) input.dispatchEvent(new Event(event, {bubbles: true}));
         return [];
     });
+}
+
+/**
+ * @typedef {object} PagePart
+ * What the page shows of one prompt, beside its boxes.
+ * @property {boolean} possible the page has a button that makes a picture
+ * @property {boolean} visible that button can be seen
+ * @property {string} label its text, which tells the progress in some web UIs
+ * @property {boolean} busy a picture is being made
+ * @property {string} picture the address of the picture that is shown; empty where none is
+ * @property {number | null} seed of that picture, as far as the page tells it
+ */
+
+/** @type {PagePart} */
+export const NO_PART = {possible: false, visible: false, label: "", busy: false, picture: "", seed: null};
+
+/**
+ * Find a part of the page that belongs to a prompt.
+ * @param {string} name of the prompt
+ * @param {string[]} parts the ends of ids, of which the first that exists is taken
+ */
+function partOf(name, ...parts) {
+    const [, , , start] = BOXES.find(([other]) => other === name) ?? ["", "", "", ""];
+    return parts.map((part) => document.getElementById(`${start}${part}`)).find(Boolean) ?? null;
+}
+
+/**
+ * Return what the page shows of one prompt.
+ * @param {string} name of the prompt
+ * @returns {PagePart}
+ */
+export function pagePart(name) {
+    const button = /** @type {HTMLButtonElement | null} */ (partOf(name, "generate"));
+    const picture = pictureOf(name);
+    return {
+        possible: button !== null,
+        visible: Boolean(button?.getClientRects().length),
+        label: button?.textContent?.trim() ?? "",
+        busy: Boolean(button?.disabled) || partOf(name, "interrupt")?.style.display === "block",
+        picture: picture?.src ?? "",
+        seed: picture ? seedOf(shownText(name)) : null,
+    };
+}
+
+/**
+ * Press the page's own button: the one that makes a picture, or the one that stops it.
+ * @param {string} name of the prompt
+ * @param {"generate" | "stop"} what
+ */
+export function press(name, what) {
+    const button = what === "generate" ? partOf(name, "generate") : partOf(name, "interrupt", "cancel");
+    const field = focused();
+    field?.blur(); // a text that is still being typed is taken when its field is left
+    button?.click();
+    field?.focus({preventScroll: true});
+}
+
+/**
+ * Find the picture that the page shows: the chosen one of the gallery, else its first.
+ * @param {string} name of the prompt
+ * @returns {HTMLImageElement | null}
+ */
+function pictureOf(name) {
+    const gallery = partOf(name, "gallery");
+    return gallery?.querySelector(".thumbnail-item.selected img") ?? gallery?.querySelector("img") ?? null;
+}
+
+/**
+ * Return the parameters text of the picture that the page shows. What web UIs of A1111's family keep for all pictures
+ * of the gallery is asked first: the text below the gallery is that of the picture that was clicked last.
+ * @param {string} name of the prompt
+ */
+function shownText(name) {
+    /** @type {HTMLTextAreaElement | null} */
+    const all = document.querySelector(`#generation_info_${name} textarea`);
+    const items = [...(partOf(name, "gallery")?.querySelectorAll(".thumbnail-item") ?? [])];
+    const selected = items.filter((item) => item.closest(".thumbnails")).findIndex((item) => item.matches(".selected"));
+    const text = textAt(all?.value ?? "", Math.max(0, selected));
+    if (text) return text;
+    const texts = TEXTS.map((place) => {
+        /** @type {HTMLTextAreaElement | null} */
+        const element = document.querySelector(place.replace("X", name));
+        return element?.value ?? element?.textContent ?? "";
+    });
+    return texts.find((one) => seedOf(one) !== null) ?? "";
+}
+
+/**
+ * Return one parameters text of those that A1111 and its relatives keep as JSON; empty where there is none.
+ * @param {string} json
+ * @param {number} index of the picture
+ */
+export function textAt(json, index) {
+    /** @type {{infotexts?: unknown}} */
+    let told = {};
+    try {
+        told = JSON.parse(json) ?? {};
+    } catch {
+        return ""; // no picture was made yet
+    }
+    const text = Array.isArray(told.infotexts) ? told.infotexts[index] : "";
+    return typeof text === "string" ? text : "";
+}
+
+/**
+ * Return the seed that a parameters text tells; null where it tells none.
+ * @param {string} text
+ */
+export function seedOf(text) {
+    const seed = Number([...text.matchAll(/\bSeed: ?(\d+)/g)].pop()?.[1] ?? "x");
+    return Number.isSafeInteger(seed) ? seed : null;
 }
 
 /**

@@ -14,10 +14,11 @@ const STORAGE = "remora"; // key in the browser's storage
 const UNKNOWN = {id: null, problem: "", note: "", candidates: []};
 const MOST_NAMES = 50; // that the server resolves in one request
 
-/** Sizes of cards, in pixels. */
-export const CARDS = {
-    small: {width: 104, height: 148},
-    medium: {width: 140, height: 216},
+/** How files are shown, from the densest: the least width and the height of each in pixels; a width of 0 is all of it. */
+export const VIEWS = {
+    list: {width: 0, height: 44},
+    small: {width: 88, height: 128},
+    medium: {width: 104, height: 168},
     large: {width: 208, height: 288},
 };
 
@@ -28,8 +29,7 @@ export const LIBRARY = {
     query: "",
     filters: NO_FILTERS,
     sort: "name",
-    view: /** @type {"grid" | "list"} */ ("grid"),
-    cards: /** @type {keyof typeof CARDS} */ ("medium"), // their size in the grid
+    view: /** @type {keyof typeof VIEWS} */ ("medium"),
 };
 
 export class Library {
@@ -144,24 +144,23 @@ export class Library {
     }
 }
 
-/** @returns {Partial<Pick<typeof LIBRARY, "sort" | "view" | "cards">>} */
+/** @returns {Partial<Pick<typeof LIBRARY, "sort" | "view">>} */
 export function remembered() {
     try {
-        const {sort, view, cards} = JSON.parse(localStorage.getItem(STORAGE) ?? "{}");
+        const {sort, view} = JSON.parse(localStorage.getItem(STORAGE) ?? "{}");
         return {
             ...(Object.hasOwn(SORTS, sort) && {sort}),
-            ...(["grid", "list"].includes(view) && {view}),
-            ...(Object.hasOwn(CARDS, cards) && {cards}),
+            ...(Object.hasOwn(VIEWS, view) && {view}),
         };
     } catch {
         return {}; // the browser's storage is off
     }
 }
 
-/** @param {Pick<typeof LIBRARY, "sort" | "view" | "cards">} state */
-export function remember({sort, view, cards}) {
+/** @param {Pick<typeof LIBRARY, "sort" | "view">} state */
+export function remember({sort, view}) {
     try {
-        localStorage.setItem(STORAGE, JSON.stringify({sort, view, cards}));
+        localStorage.setItem(STORAGE, JSON.stringify({sort, view}));
     } catch {
         // the browser's storage is off
     }

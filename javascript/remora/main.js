@@ -4,6 +4,7 @@ import {html, render} from "./vendor/preact.js";
 import {Api} from "./api.js";
 import {Edits} from "./edits.js";
 import {KEPT, Kept} from "./kept.js";
+import {PICTURES, Pictures} from "./pictures.js";
 import {LIBRARY, Library, remember, remembered} from "./library.js";
 import {SERVER, Server} from "./server.js";
 import {STACK, Stack} from "./stack.js";
@@ -14,6 +15,8 @@ import {App} from "./ui/app.js";
 const POLL = 2000; // milliseconds between two polls of the server, while the tab is visible
 const READ = 250; // the same for the prompts and the colours of the page
 const LOOK = 100; // milliseconds between two searches for the element
+const MODERN_LETTERS = "button[tabitemid*='#tab_remora'] .icon-letters";
+const MODERN_NAME = "LoRA";
 
 /** @type {(keyof State)[]} what a sentence in `said` is about */
 const SPOKEN_OF = ["target", "prompt", "negative", "always", "off"];
@@ -22,11 +25,13 @@ const SHOWN = {
     pane: "library",
     details: /** @type {string | null} */ (null), // id of a file
     dialog: "",
+    more: "", // key of the row whose settings are shown
+    section: /** @type {"schedule" | "region" | "passes" | "blocks"} */ ("schedule"), // of them
     comparison: "", // id of the one that this page began
     theme: 0, // how often the page has changed its colours: canvases are drawn again
 };
 
-/** @typedef {typeof STACK & typeof KEPT & typeof LIBRARY & typeof SERVER & typeof SHOWN} State */
+/** @typedef {typeof STACK & typeof KEPT & typeof LIBRARY & typeof SERVER & typeof PICTURES & typeof SHOWN} State */
 
 /** The tab without its elements: its state, and the parts that change it. */
 export class Tab {
@@ -34,12 +39,13 @@ export class Tab {
     constructor(base) {
         this.api = new Api(base);
         /** @type {Store<State>} */
-        this.store = new Store({...STACK, ...KEPT, ...LIBRARY, ...SERVER, ...SHOWN, ...remembered()});
+        this.store = new Store({...STACK, ...KEPT, ...LIBRARY, ...SERVER, ...PICTURES, ...SHOWN, ...remembered()});
         this.server = new Server(this);
         this.library = new Library(this);
         this.kept = new Kept(this);
         this.stack = new Stack(this);
         this.edits = new Edits(this);
+        this.pictures = new Pictures(this);
     }
 
     get state() {
@@ -53,7 +59,7 @@ export class Tab {
     set(changes) {
         const isOther = SPOKEN_OF.some((name) => name in changes && !same(changes[name], this.state[name]));
         this.store.set(isOther ? {said: "", ...changes} : changes);
-        if ("sort" in changes || "view" in changes || "cards" in changes) remember(this.state);
+        if ("sort" in changes || "view" in changes) remember(this.state);
     }
 }
 
@@ -72,6 +78,7 @@ export async function start(base) {
     let seen = false;
 
     function mount() {
+        nameInModern();
         const element = document.getElementById("remora-tab");
         if (!element || element === host) return;
         if (root) render(null, root);
@@ -86,6 +93,18 @@ export async function start(base) {
         if (host && root && theme.follow(host, root)) tab.set({theme: tab.state.theme + 1});
     }
 
+    function readPage() {
+        tab.stack.readBoxes();
+        tab.pictures.read();
+    }
+
+    let answers = true;
+    tab.store.subscribe(() => {
+        if (answers === !tab.state.lost) return;
+        answers = !tab.state.lost;
+        document.dispatchEvent(new CustomEvent("remora:server", {detail: {answers}}));
+    });
+
     const isSeen = () => root?.isConnected === true && !document.hidden && root.getClientRects().length > 0;
 
     // Called every `POLL` milliseconds; sends requests only while the tab is visible.
@@ -95,7 +114,7 @@ export async function start(base) {
         seen = now;
         if (came) {
             followTheme();
-            tab.stack.readBoxes();
+            readPage();
             tab.server.start();
         } else if (now) {
             tab.server.poll();
@@ -117,11 +136,41 @@ export async function start(base) {
     setInterval(() => {
         if (!isSeen()) return;
         followTheme();
-        tab.stack.readBoxes();
+        readPage();
     }, READ);
+    document.addEventListener("keydown", (event) => isSeen() && generateByKey(tab, event), true);
     document.addEventListener("input", (event) => {
         if (isSeen() && /** @type {Element} */ (event.target).tagName === "TEXTAREA") tab.stack.readBoxes();
     });
     document.addEventListener("click", () => setTimeout(() => !seen && tick(), 50)); // a tab was chosen
     return tab;
+}
+
+/**
+ * Let Ctrl+Enter make a picture, wherever the focus is; in a dialog it is the dialog's. Where the page's own button is
+ * seen, the page does so itself; else its own keys would look for a button in Remora's tab, and fail.
+ * @param {Tab} tab
+ * @param {KeyboardEvent} event
+ */
+function generateByKey(tab, event) {
+    if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey) || event.isComposing) return;
+    const path = /** @type {Partial<Element>[]} */ (event.composedPath());
+    if (path.some((element) => element.localName === "dialog")) return;
+    tab.pictures.read();
+    if (!tab.pictures.needsButton) return;
+    event.preventDefault();
+    event.stopPropagation();
+    if (!tab.state.page.busy && !tab.state.lost) tab.pictures.generate();
+}
+
+/**
+ * Name the button of Remora's tab in SD.Next's Modern UI, which writes the first two letters of a tab's id on it.
+ */
+function nameInModern() {
+    /** @type {HTMLElement | null} */
+    const letters = document.querySelector(MODERN_LETTERS);
+    if (!letters || letters.textContent === MODERN_NAME) return;
+    letters.textContent = MODERN_NAME;
+    letters.style.fontSize = "0.7em"; // it is made for two letters
+    letters.closest("button")?.setAttribute("title", "Remora");
 }

@@ -16,6 +16,7 @@ export const SERVER = {
     error: "",
     login: false, // ask for a password
     lost: false, // the server does not answer
+    returns: 0, // how often it answered again: what could not be loaded is loaded then
     server: /** @type {ServerState | null} */ (null),
     said: "", // about the last action
 };
@@ -36,14 +37,21 @@ export class Server {
     async attempt(work) {
         try {
             const result = await work();
-            this.tab.set({error: "", login: false, lost: false});
+            this.tab.set({error: "", login: false, ...this.back()});
             return result;
         } catch (error) {
             if (!(error instanceof ApiError)) throw error;
             const login = error.status === 401 && error.message.includes("password");
-            this.tab.set({error: error.message, login: login || this.tab.state.login});
+            const lost = error.status === 0; // the next poll that is answered clears the error
+            this.tab.set({error: error.message, login: login || this.tab.state.login, lost});
             return null;
         }
+    }
+
+    /** Return the state after an answer; the number of returns changes where the server was lost before. */
+    back() {
+        const {lost, returns} = this.tab.state;
+        return {lost: false, returns: lost ? returns + 1 : returns};
     }
 
     /**
@@ -85,6 +93,7 @@ export class Server {
         const behind =
             server.catalog.revision !== this.tab.library.catalog.revision || this.tab.library.catalog.scan.running;
         if (server.stack !== this.tab.api.tags.get("stack")) await this.tab.kept.loadStack();
+        await this.tab.pictures.update();
         const other = server.model !== this.model;
         this.model = server.model;
         if (behind || other) {
@@ -99,7 +108,7 @@ export class Server {
         if (this.tab.state.login || this.tab.kept.pending !== null) return;
         try {
             await this.update();
-            if (this.tab.state.lost) this.tab.set({error: "", lost: false});
+            if (this.tab.state.lost) this.tab.set({error: "", ...this.back()});
         } catch (error) {
             if (!(error instanceof ApiError)) throw error;
             this.tab.set({error: error.message, lost: true});

@@ -216,11 +216,18 @@ export class Stack {
 
     /** Return the ids of the files in the prompt. */
     used() {
-        return new Set(
-            this.tags()
-                .map((tag) => this.tab.library.meaning(tag.name).lora?.id)
-                .filter(Boolean),
-        );
+        return this.idsOf(this.tags());
+    }
+
+    /** Return the ids of the files that every picture gets. */
+    pinned() {
+        const {on, entries} = this.tab.state.always;
+        return this.idsOf(on ? entries.filter((entry) => entry.on) : []);
+    }
+
+    /** @param {{name: string}[]} named */
+    idsOf(named) {
+        return new Set(named.map(({name}) => this.tab.library.meaning(name).lora?.id).filter(Boolean));
     }
 
     /**

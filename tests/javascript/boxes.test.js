@@ -2,7 +2,19 @@
 
 import assert from "node:assert/strict";
 import {afterEach, test} from "node:test";
-import {boxes, copy, find, settings, shownPicture, write, writeSettings} from "../../javascript/remora/boxes.js";
+import {
+    boxes,
+    copy,
+    find,
+    pagePart,
+    press,
+    seedOf,
+    settings,
+    shownPicture,
+    textAt,
+    write,
+    writeSettings,
+} from "../../javascript/remora/boxes.js";
 
 const BEFORE = Object.getOwnPropertyDescriptors(globalThis);
 
@@ -260,4 +272,99 @@ test("numbers are written into the controls that the page has, and the others ar
     assert.deepEqual([steps.value, cfg.value, changes], ["4", "1.5", ["4", "1.5"]]);
     assert.deepEqual([steps.events.length, cfg.events.length], [1, 1]);
     assert.deepEqual(writeSettings("img2img", {steps: 4}), ["steps"]);
+});
+
+/**
+ * Make an element as a web UI has one: its children are found by the classes that the tab asks for.
+ * @param {{[field: string]: unknown}} fields
+ */
+const element = (fields) => ({
+    ...{style: {display: ""}, disabled: false, textContent: "", clicks: 0, querySelector: () => null},
+    ...{querySelectorAll: () => [], getClientRects: () => []},
+    click() {
+        this.clicks += 1;
+    },
+    ...fields,
+});
+
+/**
+ * Make a gallery of A1111's: a picture in full, and its thumbnails, of which one may be chosen.
+ * @param {number} count
+ * @param {number} chosen
+ */
+function gallery(count, chosen) {
+    const thumbnails = Array.from({length: count}, (_, at) => ({
+        closest: () => ({}),
+        matches: () => at === chosen,
+        img: {src: `picture-${at}`},
+    }));
+    const found = (/** @type {string} */ selector) =>
+        selector === "img" ? thumbnails[0]?.img : thumbnails.find((one) => one.matches())?.img;
+    return element({
+        querySelector: (/** @type {string} */ selector) => found(selector) ?? null,
+        querySelectorAll: () => thumbnails,
+    });
+}
+
+const SEEDS = JSON.stringify({infotexts: ["a\nSteps: 2, Seed: 11, Size: 8x8", "b\nSteps: 2, Seed: 12, Size: 8x8"]});
+
+/**
+ * Show a page of A1111's family with these pictures.
+ * @param {object} gallery
+ * @param {{[selector: string]: object}} texts
+ * @param {{[id: string]: object}} [more]
+ */
+function a1111(gallery, texts, more = {}) {
+    /** @type {{[id: string]: any}} */
+    const ids = {
+        txt2img_generate: element({textContent: " Generate "}),
+        txt2img_interrupt: element({}),
+        txt2img_gallery: gallery,
+        ...more,
+    };
+    const field = {blur: () => {}, focus: () => {}, shadowRoot: null};
+    page({
+        activeElement: field,
+        getElementById: (/** @type {string} */ id) => ids[id] ?? null,
+        querySelector: (/** @type {string} */ selector) => texts[selector] ?? null,
+    });
+    return ids;
+}
+
+test("the button, the picture that is chosen and its seed are found where A1111's family has them", () => {
+    const texts = {
+        "#generation_info_txt2img textarea": {value: SEEDS},
+        "#html_info_txt2img": {textContent: "Seed: 99"},
+    };
+    a1111(gallery(2, 1), texts);
+    const shown = {possible: true, visible: false, label: "Generate", busy: false, picture: "picture-1", seed: 12};
+    assert.deepEqual(pagePart("txt2img"), shown);
+    a1111(gallery(2, -1), texts);
+    assert.deepEqual([pagePart("txt2img").picture, pagePart("txt2img").seed], ["picture-0", 11]);
+    assert.deepEqual(pagePart("img2img"), {...shown, possible: false, label: "", picture: "", seed: null});
+});
+
+test("without the texts of all pictures the one below the gallery counts, and without a picture none", () => {
+    a1111(gallery(1, 0), {"#html_info_txt2img": {textContent: "a\nSteps: 2, Seed: 99, Size: 8x8"}});
+    assert.equal(pagePart("txt2img").seed, 99);
+    a1111(gallery(0, -1), {"#html_info_txt2img": {textContent: "Seed: 99"}});
+    assert.equal(pagePart("txt2img").seed, null);
+});
+
+test("a web UI is busy while it offers to interrupt, and its own buttons are pressed", () => {
+    const ids = a1111(gallery(0, -1), {});
+    press("txt2img", "generate");
+    press("txt2img", "stop");
+    assert.deepEqual([ids.txt2img_generate.clicks, ids.txt2img_interrupt.clicks], [1, 1]);
+    ids.txt2img_interrupt.style.display = "block";
+    assert.equal(pagePart("txt2img").busy, true);
+    ids.txt2img_interrupt.style.display = "none";
+    assert.equal(pagePart("txt2img").busy, false);
+});
+
+test("a seed is the last one that a parameters text tells, and a text without one tells none", () => {
+    assert.equal(seedOf("Seed: 5 in the prompt\nSteps: 20, Variation seed: 3, Seed: 7, Size: 8x8"), 7);
+    assert.equal(seedOf("Seed: 99999999999999999999"), null);
+    assert.equal(seedOf("a fox"), null);
+    assert.deepEqual([textAt("", 0), textAt("null", 0), textAt("{}", 0), textAt(SEEDS, 5)], ["", "", "", ""]);
 });

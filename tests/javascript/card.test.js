@@ -21,7 +21,9 @@ const done = [];
 function elements(props = {}, target = "txt2img") {
     const does = {edits: {toggle: () => done.push("toggle")}, set: () => done.push("details")};
     const tab = /** @type {any} */ ({state: {target}, api: {}, ...does});
-    const made = [/** @type {any} */ (Card({lora: LORA, tab, view: "grid", used: false, against: "", ...props}))];
+    const made = [
+        /** @type {any} */ (Card({lora: LORA, tab, view: "medium", used: false, pinned: false, against: "", ...props})),
+    ];
     for (const one of made) made.push(...[one?.props?.children].flat(9).filter((child) => child?.props));
     return made;
 }
@@ -35,24 +37,38 @@ test("the button says what it does to the prompt, or to what is always on", () =
     assert.equal(button(elements({}, null))["aria-label"], "Add fur to “Always on”");
 });
 
+test("a card of a LoRA that is always on is marked, in words too", () => {
+    const icons = (/** @type {object} */ props) =>
+        elements(props)
+            .map((one) => one.props.name)
+            .filter((name) => ["always", "check"].includes(name));
+    assert.deepEqual(
+        [icons({}), icons({pinned: true}), icons({pinned: true, used: true})],
+        [[], ["always"], ["always", "check"]],
+    );
+    assert.equal(button(elements({pinned: true}))["aria-label"], "Insert fur into the prompt; it is always on");
+    assert.match(button(elements({pinned: true})).title, /\nalways on: Remora applies it to every picture$/);
+});
+
 test("its title has the file, the trainer's name, kind, rank and size, the words and what speaks against it", () => {
     assert.equal(
         button(elements({against: "made for SDXL"})).title,
-        "animals/fur\nfurry-v2\nlora 4–8 · 1 MB\nwords: soft fur\nmade for SDXL",
+        "animals/fur\nfurry-v2\nlora, rank 4 to 8 · 1 MB\nwords: soft fur\nmade for SDXL",
     );
     const same = {...LORA, alias: "fur", words: ""};
-    assert.equal(button(elements({lora: same})).title, "animals/fur\nlora 4–8 · 1 MB");
+    assert.equal(button(elements({lora: same})).title, "animals/fur\nlora, rank 4 to 8 · 1 MB");
 });
 
-test("a card shows the trigger words and whether the file fits, or what speaks against it", () => {
+test("below the name a card has what differs: trigger words, what speaks against the file, and more in a list", () => {
     const hints = (/** @type {object} */ props) =>
         elements(props)
             .filter((one) => /^rt-hint/.test(one.props.class))
             .map((one) => one.props.children);
-    assert.deepEqual(hints({fits: true}), ["soft fur", "✓ fits"]);
-    assert.deepEqual(hints({fits: undefined, lora: {...LORA, words: ""}}), ["no trigger words"]);
+    assert.deepEqual(hints({}), ["soft fur"]);
+    assert.deepEqual(hints({lora: {...LORA, words: ""}}), []);
     assert.deepEqual(hints({lora: {...LORA, words: "", read: false}}), ["not read yet"]);
-    assert.deepEqual(hints({against: "is cut", fits: false}), ["is cut"]);
+    assert.deepEqual(hints({against: "is cut"}), ["is cut"]);
+    assert.deepEqual(hints({view: "list"}), ["soft fur · furry-v2 · animals · sd15 · lora, rank 4 to 8"]);
 });
 
 test("a click on a file that cannot be inserted tells why, and one in the prompt can be removed", () => {
@@ -73,7 +89,7 @@ test("a click on a file that cannot be inserted tells why, and one in the prompt
 });
 
 test("ranks are one number or a range", () => {
-    assert.equal(rank(LORA), "lora 4–8");
-    assert.equal(rank({...LORA, rank: [8, 8]}), "lora 8");
+    assert.equal(rank(LORA), "lora, rank 4 to 8");
+    assert.equal(rank({...LORA, rank: [8, 8]}), "lora, rank 8");
     assert.equal(rank({...LORA, rank: null}), "lora");
 });

@@ -193,9 +193,9 @@ test("a search finds all words in the texts of a file", () => {
     /** @type {[words: string, found: string[]][]} */
     const cases = [
         ["", ["cat", "fox"]],
-        ["  FOX ", ["cat", "fox"]],
+        ["  FOX ", ["fox", "cat"]],
         ["fox fur", ["fox"]],
-        ["animal", ["cat", "fox"]],
+        ["animal", ["fox", "cat"]],
         ["pet dora", ["cat"]],
         ["sd_v15", ["fox"]],
         ["snow", ["fox"]],
@@ -204,6 +204,40 @@ test("a search finds all words in the texts of a file", () => {
     ];
     for (const [words, found] of cases)
         assert.deepEqual(names(select(catalog, words, NO_FILTERS, "name")), found, words);
+});
+
+test("the best match of a search comes first: the name, then trigger words, then other text", () => {
+    const catalog = catalogOf(
+        lora("a", {captions: "a zorp"}),
+        lora("b", {captions: "unzorped"}),
+        lora("c", {words: "two zorp"}),
+        lora("d", {alias: "zorp-v2"}),
+        lora("e_bizorp"),
+        lora("old.zorp"),
+        lora("Zorped"),
+        lora("ZORP"),
+        lora("nothing"),
+    );
+    const ranked = ["ZORP", "Zorped", "old.zorp", "e_bizorp", "d", "c", "a", "b"];
+    for (const sort of ["name", "path", "added"])
+        assert.deepEqual(names(select(catalog, "zorp", NO_FILTERS, sort)), ranked, sort);
+    assert.deepEqual(names(select(catalog, "ZORP two", NO_FILTERS, "name")), ["c"]);
+});
+
+test("what matches a search equally well is in the chosen order", () => {
+    const catalog = catalogOf(
+        lora("night_sky", {size: 1}),
+        lora("night_owl", {size: 2}),
+        lora("knight_owl", {size: 3}),
+        lora("owl", {words: "night", size: 4}),
+    );
+    assert.deepEqual(names(select(catalog, "night", NO_FILTERS, "size")), [
+        "night_owl",
+        "night_sky",
+        "knight_owl",
+        "owl",
+    ]);
+    assert.deepEqual(names(select(catalog, "owl night", NO_FILTERS, "name")), ["night_owl", "knight_owl", "owl"]);
 });
 
 test("a file passes the filters if it passes each of them", () => {

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import {test} from "node:test";
-import {numbersOf, valuesOf} from "../../javascript/remora/ui/compare.js";
+import {numbersOf, textsOf, valuesOf} from "../../javascript/remora/ui/compare.js";
 
 test("strengths are numbers, and ranges by a step or a count", () => {
     /** @type {[text: string, wanted: number[]][]} */
@@ -45,4 +45,9 @@ test("a seed may be as large as those that web UIs draw, and no text", () => {
     assert.deepEqual(numbersOf({...fields, seed: "2315863932"}), {...made, seed: 2315863932});
     const message = "Seed (-1: random) must be a number, not “x”.";
     assert.throws(() => numbersOf({...fields, seed: "x"}), {message});
+});
+
+test("texts are separated by semicolons, as lists and schedules have commas", () => {
+    assert.deepEqual(textsOf("None; 0@0,1@0.5 ;stop=10;"), ["None", "0@0,1@0.5", "stop=10"]);
+    assert.throws(() => textsOf(" ; "), /at least one/);
 });

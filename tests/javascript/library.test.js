@@ -177,8 +177,8 @@ test("order and view are remembered in the browser; anything else there is ignor
     assert.deepEqual(remembered(), {});
     tab.set({sort: "added"});
     tab.set({view: "list", query: "x"});
-    assert.deepEqual(remembered(), {sort: "added", view: "list", cards: "medium"});
-    for (const text of ['{"sort": "constructor", "view": "tiles", "cards": "huge", "query": "x"}', "no JSON", "null"]) {
+    assert.deepEqual(remembered(), {sort: "added", view: "list"});
+    for (const text of ['{"sort": "constructor", "view": "grid", "cards": "huge", "query": "x"}', "no JSON", "null"]) {
         kept.set("remora", text);
         assert.deepEqual(remembered(), {}, text);
     }
@@ -192,7 +192,7 @@ test("a browser that remembers nothing is no fault", () => {
         },
         configurable: true,
     });
-    remember({sort: "name", view: "grid", cards: "medium"});
+    remember({sort: "name", view: "medium"});
     assert.deepEqual(remembered(), {});
 });
 

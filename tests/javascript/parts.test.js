@@ -4,9 +4,36 @@ import assert from "node:assert/strict";
 import {test} from "node:test";
 import {groupsOf} from "../../javascript/remora/ui/blocks.js";
 import {ApiError, CHANGED} from "../../javascript/remora/api.js";
-import {attempts, filled, isNumber, numberOf, tooStrong} from "../../javascript/remora/ui/parts.js";
+import {attempts, broken, endOf, filled, isNumber, numberOf, tooStrong} from "../../javascript/remora/ui/parts.js";
 import {whyUnreached} from "../../javascript/remora/ui/summary.js";
 import {readBody} from "../../javascript/remora/tag.js";
+
+test("a name breaks behind separators and before capitals, and nothing of it is lost", () => {
+    /** @type {[text: string, pieces: string[]][]} */
+    const cases = [
+        ["StyleOf_Night-v2.1", ["Style", "Of_", "Night-", "v2.", "1"]],
+        ["SDXL-Ink", ["SDXL-", "Ink"]],
+        ["zorp", ["zorp"]],
+        ["__a  b", ["__", "a  ", "b"]],
+        ["", []],
+    ];
+    for (const [text, pieces] of cases) {
+        const made = broken(text)
+            .flat()
+            .filter((one) => typeof one === "string");
+        assert.deepEqual(made, pieces);
+        assert.equal(made.join(""), text);
+    }
+});
+
+test("the end of a name that is kept begins with a piece, or is the last characters of a long piece", () => {
+    const end = (/** @type {string} */ text) => text.slice(endOf(text));
+    assert.equal(end("Incredibly_Detailed_Anime-Style_for_SDXL-Watercolour-v5"), "Watercolour-v5");
+    assert.equal(end("Incredibly_Detailed_Anime-Style_for_SDXL-Ink-v5"), "for_SDXL-Ink-v5");
+    assert.equal(end("a_name_of_16_chr"), "", "all of it is the beginning");
+    assert.equal(end("incrediblydetailedanimestylev5"), "iledanimestylev5");
+    assert.equal(end("x".repeat(30)), "x".repeat(16));
+});
 
 /** Return what is shown, and a function that tries something. */
 function shown() {

@@ -38,6 +38,14 @@ test("an error of the server is shown until something works", async () => {
     assert.deepEqual([tab.state.error, tab.state.lost], ["", false]);
 });
 
+test("a server that did not answer a first request is known as lost, and its answer to a poll clears the error", async () => {
+    const {tab} = polled();
+    await tab.server.attempt(() => Promise.reject(new ApiError("The web UI does not answer.", 0)));
+    assert.deepEqual([tab.state.error, tab.state.lost], ["The web UI does not answer.", true]);
+    await tab.server.poll();
+    assert.deepEqual([tab.state.error, tab.state.lost, tab.state.loaded], ["", false, true]);
+});
+
 test("an error of the tab itself is not taken for one of the server", async () => {
     const {tab} = openPage();
     await assert.rejects(
@@ -145,7 +153,11 @@ test("a server that does not answer is lost until it answers again", async () =>
     assert.deepEqual([tab.state.error, tab.state.lost], ["it starts", true]);
     server.answers = true;
     await tab.server.poll();
-    assert.deepEqual([tab.state.error, tab.state.lost], ["", false]);
+    assert.deepEqual([tab.state.error, tab.state.lost, tab.state.returns], ["", false, 1]);
+    tab.set({lost: true});
+    await tab.server.attempt(async () => {});
+    await tab.server.poll();
+    assert.deepEqual([tab.state.lost, tab.state.returns], [false, 2]);
 });
 
 test("an error of something else is not ended by a poll", async () => {

@@ -116,6 +116,15 @@ const outcome = (name, state, more = {}) => ({
     ...more,
 });
 
+test("the files that every picture gets are known by id, unless all or one are off", () => {
+    const {tab} = openPage({loras: [lora("a"), lora("b")]});
+    const entries = ["a", "b", "unknown"].map((name) => ({name, on: name !== "b", unet: 1, text_encoder: 1, more: ""}));
+    tab.set({always: {on: true, entries}});
+    assert.deepEqual([...tab.stack.pinned()], ["id-a"]);
+    tab.set({always: {on: false, entries}});
+    assert.deepEqual([...tab.stack.pinned()], []);
+});
+
 test("the outcomes of the latest picture are those of rows, or others; errors are counted once each", () => {
     const {tab} = openPage({
         prompts: {txt2img: "<lora:a> <lora:b> <lora:c:x>"},

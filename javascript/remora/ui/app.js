@@ -11,8 +11,10 @@ import {Compare} from "./compare.js";
 import {Details} from "./details.js";
 import {Library} from "./library.js";
 import {historyKey} from "./parts.js";
+import {Pictures} from "./pictures.js";
 import {Presets} from "./presets.js";
 import {Stack} from "./stack.js";
+import {Strip} from "./strip.js";
 
 const WIDE = 720; // pixels from which both panes are side by side
 
@@ -29,6 +31,7 @@ export function App({tab, root}) {
     return html`
         <${Notices} tab=${tab} state=${state} />
         ${state.login && html`<${Login} tab=${tab} />`}
+        <${Strip} tab=${tab} state=${state} />
         ${
             !wide
             && html`<div class="rt-switch" role="group" aria-label="What is shown">
@@ -48,6 +51,7 @@ export function App({tab, root}) {
         </div>
         ${state.details && html`<${Details} key=${state.details} tab=${tab} id=${state.details} />`}
         ${state.dialog === "presets" && html`<${Presets} tab=${tab} state=${state} />`}
+        ${state.dialog === "pictures" && html`<${Pictures} tab=${tab} state=${state} />`}
         ${state.dialog === "compare" && html`<${Compare} tab=${tab} state=${state} />`}`;
 }
 

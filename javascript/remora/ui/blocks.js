@@ -8,11 +8,11 @@
  * @import {Entry} from "./stack.js"
  */
 
-import {html, useEffect, useRef, useState} from "../vendor/preact.js";
+import {html, useRef, useState} from "../vendor/preact.js";
 import {written} from "../curve.js";
 import {setField} from "../tag.js";
 import {isLetter, nameProblem, painted, readWeights, shownBlocks, snapped, writeWeights} from "../weights.js";
-import {Button, Deleted, isNumber, isStill, NameForm, numberOf, Trouble, useTrouble} from "./parts.js";
+import {Button, Deleted, isNumber, isStill, NameForm, numberOf, Trouble, useLoad} from "./parts.js";
 
 const LOWEST = -1,
     HIGHEST = 2; // by keys; any number can be typed
@@ -29,18 +29,14 @@ const UNKNOWN = {blocks: [], layouts: [], presets: [], rules: [], about_rules: {
 
 /** @param {{tab: Tab, entry: Entry}} props */
 export function Blocks({tab, entry}) {
-    const [trouble, attempt] = useTrouble();
     const {blocks, server} = tab.state;
-    useEffect(() => {
-        attempt(() => tab.kept.loadBlocks());
-    }, [server?.model]);
+    const [trouble, attempt] = useLoad(tab, () => tab.kept.loadBlocks(), [server?.model]);
     const told = blocks ?? UNKNOWN;
     const text = entry.values.lbw ?? "";
     const {cells, preset} = readWeights(text, told);
     const write = (/** @type {string} */ value, what = "") => entry.edit((body) => setField(body, "lbw", value), what);
     const said = blocks && !told.layouts.length ? "No model is loaded yet, so its blocks are unknown." : "";
     return html`<div class="rt-part" role="group" aria-label=${`Blocks of ${entry.name}`}>
-        <strong>Blocks</strong>
         ${!blocks && !trouble.text && html`<p class="rt-hint">Loading …</p>`}
         <${Trouble} trouble=${trouble} />
         ${said && html`<p class="rt-notice" role="status">${said}</p>`}

@@ -9,52 +9,76 @@ import {html} from "../vendor/preact.js";
 import {query} from "../api.js";
 import {canBeInserted, size} from "../catalog.js";
 import {Icon} from "./icons.js";
-import {Button, Picture} from "./parts.js";
+import {Button, Name, Picture} from "./parts.js";
 
-/** @param {{lora: Lora, tab: Tab, view: string, used: boolean, against: string, fits?: boolean}} props */
-export function Card({lora, tab, view, used, against, fits}) {
-    const {state} = tab;
+/** @param {{lora: Lora, tab: Tab, view: string, used: boolean, pinned: boolean, against: string}} props */
+export function Card({lora, tab, view, used, pinned, against}) {
     const usable = canBeInserted(lora);
-    const insert = state.target ? `Insert ${lora.name} into the prompt` : `Add ${lora.name} to “Always on”`;
-    const label = used
-        ? `Remove ${lora.name} from the prompt`
-        : usable
-          ? insert
-          : `Why ${lora.name} cannot be inserted`;
-    const dim = against ? " rt-against" : "";
     const open = () => tab.set({details: lora.id});
-    const about = [rank(lora), size(lora.size)].filter(Boolean).join(" · ");
     const path = lora.picture && `thumbnail?${query({id: lora.id, v: lora.picture})}`;
-    const alias = lora.alias === lora.name || lora.alias === lora.file.split("/").pop() ? "" : lora.alias;
-    const listed = view === "list";
-    const facts = listed
-        ? [alias, lora.folder, lora.family, about, lora.words].filter(Boolean).join(" · ")
-        : lora.words;
-    // of a file whose family is unknown, or without a model, nothing is said
-    const fit = !listed && fits ? "✓ fits" : "";
-    return html`<div class=${`rt-card rt-card-${view}${used ? " rt-used" : ""}${dim}`}>
-        <button type="button" class="rt-pick" aria-pressed=${String(used)} aria-label=${label}
-            title=${[lora.file, alias, about, lora.words && `words: ${lora.words}`, against].filter(Boolean).join("\n")}
+    const names = ["rt-card", `rt-card-${view}`, used && "rt-used", against && "rt-against"];
+    // what most files have in common is not said
+    const hint = against || (lora.read ? factsOf(lora, view) : "not read yet");
+    return html`<div class=${names.filter(Boolean).join(" ")}>
+        <button type="button" class="rt-pick" aria-pressed=${String(used)} title=${titleOf(lora, pinned, against)}
+            aria-label=${`${actionOf(lora, tab, used)}${pinned ? "; it is always on" : ""}`}
             onClick=${() => (used || usable ? tab.edits.toggle(lora) : open())}>
             <span class="rt-thumb"><${Picture} api=${tab.api} path=${path} name=${lora.name} /></span>
             <span class="rt-card-text">
-                <span class="rt-card-name">${lora.name}</span>
-                ${
-                    against
-                        ? html`<span class="rt-hint rt-reason">${against}</span>`
-                        : html`<span class="rt-hint">${facts || (lora.read ? "no trigger words" : "not read yet")}</span>
-                        ${fit && html`<span class="rt-hint">${fit}</span>`}`
-                }
+                <span class="rt-card-name"><${Name} text=${lora.name} /></span>
+                ${hint && html`<span class=${`rt-hint${against ? " rt-reason" : ""}`}>${hint}</span>`}
             </span>
         </button>
         <span class="rt-badges" aria-hidden="true">
             ${lora.favourite && html`<span class="rt-badge"><${Icon} name="heart" filled /></span>`}
             ${lora.rating > 0 && html`<span class="rt-badge">${lora.rating}★</span>`}
+            ${pinned && html`<span class="rt-badge rt-badge-on"><${Icon} name="always" /></span>`}
             ${used && html`<span class="rt-badge rt-badge-on"><${Icon} name="check" /></span>`}
         </span>
         <${Button} label=${`About ${lora.name}`} class="rt-about" onClick=${open}><${Icon} name="info" /><//>
     </div>`;
 }
+
+/**
+ * Say what a click on a card does.
+ * @param {Lora} lora
+ * @param {Tab} tab
+ * @param {boolean} used
+ */
+function actionOf(lora, tab, used) {
+    if (used) return `Remove ${lora.name} from the prompt`;
+    if (!canBeInserted(lora)) return `Why ${lora.name} cannot be inserted`;
+    return tab.state.target ? `Insert ${lora.name} into the prompt` : `Add ${lora.name} to “Always on”`;
+}
+
+/**
+ * Return what a card says below the name: the trigger words; a list has room for more.
+ * @param {Lora} lora
+ * @param {string} view
+ */
+function factsOf(lora, view) {
+    const {words, folder, family} = lora;
+    if (view !== "list") return words;
+    return [...new Set([words, trainedAs(lora), folder, family, rank(lora)])].filter(Boolean).join(" · ");
+}
+
+/**
+ * @param {Lora} lora
+ * @param {boolean} pinned
+ * @param {string} against
+ */
+function titleOf(lora, pinned, against) {
+    const about = [rank(lora), size(lora.size)].filter(Boolean).join(" · ");
+    const words = lora.words && `words: ${lora.words}`;
+    const always = pinned && "always on: Remora applies it to every picture";
+    return [lora.file, trainedAs(lora), about, words, always, against].filter(Boolean).join("\n");
+}
+
+/**
+ * Return the name of a file in its training; nothing where its file is called so.
+ * @param {Lora} lora
+ */
+const trainedAs = ({alias, name, file}) => (alias === name || alias === file.split("/").pop() ? "" : alias);
 
 /**
  * Say which kind a file is, and of which ranks.
@@ -63,5 +87,5 @@ export function Card({lora, tab, view, used, against, fits}) {
 export function rank(lora) {
     if (!lora.rank) return lora.kind;
     const [low, high] = lora.rank;
-    return `${lora.kind} ${low === high ? high : `${low}–${high}`}`;
+    return `${lora.kind}, rank ${low === high ? high : `${low} to ${high}`}`;
 }

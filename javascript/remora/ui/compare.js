@@ -8,7 +8,7 @@
 import {html, useEffect, useState} from "../vendor/preact.js";
 import {query} from "../api.js";
 import {settings} from "../boxes.js";
-import {Button, Dialog, isNumber, numberOf, Picture, Trouble, useTrouble} from "./parts.js";
+import {broken, Button, Dialog, isNumber, numberOf, Picture, Trouble, useLoad} from "./parts.js";
 
 const POLL = 500; // milliseconds
 const MODES = {
@@ -16,6 +16,26 @@ const MODES = {
     against: "Strengths of two against each other",
     without: "All, without each, and without any",
     combinations: "Every combination",
+    blocks: "Block weights, a row for each",
+    regions: "Regions, a row for each",
+    schedules: "Schedules, a row for each",
+};
+const LIST = "Numbers, such as 0, 0.5, 1, or a range with a step, such as 0-1 (0.25)";
+/** @type {{[mode: string]: {title: string, first: string, hint: string} | undefined}} */
+const VALUES = {
+    strengths: {title: "Strengths", first: "0, 0.25, 0.5, 0.75, 1", hint: LIST},
+    against: {title: "Strengths", first: "0, 0.5, 1", hint: LIST},
+    blocks: {
+        title: "Block weights",
+        first: "None; INALL; MIDD; OUTALL",
+        hint: "Names or lists, separated by semicolons",
+    },
+    regions: {title: "Regions", first: "None; left; right", hint: "Names or rectangles, separated by semicolons"},
+    schedules: {
+        title: "Schedules",
+        first: "None; 0@0,1@0.5; stop=10",
+        hint: "Points or steps, separated by semicolons; None for none",
+    },
 };
 const STANDARD = {steps: 20, cfg_scale: 7, width: 512, height: 512, seed: -1, sampler: "", schedule: ""};
 /** @type {[name: string, title: string][]} */
@@ -29,7 +49,9 @@ const NUMBERS = [
 
 /** @param {{tab: Tab, state: State}} props */
 export function Compare({tab, state}) {
-    const [trouble, attempt] = useTrouble();
+    const [told, setTold] = useState(/** @type {CompareState | null} */ (null));
+    const load = async () => setTold(await tab.api.get("compare"));
+    const [trouble, attempt] = useLoad(tab, load, []);
     const names = [
         ...new Set(
             tab.stack
@@ -40,18 +62,23 @@ export function Compare({tab, state}) {
     ];
     const [chosen, setChosen] = useState(names.slice(0, 1));
     const [mode, setMode] = useState("strengths");
-    const [values, setValues] = useState("0, 0.25, 0.5, 0.75, 1");
+    const [values, setValues] = useState(VALUES.strengths?.first ?? "");
+    const field = VALUES[mode];
+    const change = (/** @type {string} */ to) => {
+        if (VALUES[to]?.title !== field?.title) setValues(VALUES[to]?.first ?? "");
+        setMode(to);
+    };
     const [wanted, setWanted] = useState(
-        /** @type {{[field: string]: string | number}} */ ({...STANDARD, ...settings(state.target)}),
+        /** @type {{[field: string]: string | number}} */ ({
+            ...STANDARD,
+            ...settings(state.target),
+            ...(tab.pictures.seed === null ? {} : {seed: tab.pictures.seed}), // what is compared is the picture that is shown
+        }),
     );
-    const [told, setTold] = useState(/** @type {CompareState | null} */ (null));
     const made = told?.comparison;
     const own = made && made.id === state.comparison ? made : null;
     const running = Boolean(made?.running);
     const ask = (/** @type {string} */ method) => attempt(async () => setTold(await tab.api.ask(method, "compare")));
-    useEffect(() => {
-        ask("GET");
-    }, []);
     useEffect(() => {
         if (!running) return undefined;
         const timer = setInterval(() => ask("GET"), POLL);
@@ -68,7 +95,7 @@ export function Compare({tab, state}) {
                 negative_prompt: state.negative,
                 ...numbersOf(wanted),
             };
-            if (mode === "strengths" || mode === "against") body.values = valuesOf(values);
+            if (field) body.values = field.title === "Strengths" ? valuesOf(values) : textsOf(values);
             const begun = await tab.api.ask("POST", "compare", body);
             setTold(begun);
             tab.set({comparison: begun.comparison?.id ?? ""});
@@ -92,18 +119,18 @@ export function Compare({tab, state}) {
                     (
                         name,
                     ) => html`<label class="rt-check" key=${name}><input type="checkbox" checked=${chosen.includes(name)}
-                    onChange=${() => flip(name)} /> ${name}</label>`,
+                    onChange=${() => flip(name)} /> <span>${broken(name)}</span></label>`,
                 )}
                 ${!names.length && html`<span class="rt-hint">The prompt has no LoRA. Insert one first.</span>`}
             </fieldset>
             <div class="rt-filters">
-                <label class="rt-field rt-double"><span>What is compared</span><select value=${mode} onChange=${(event) => setMode(event.target.value)}>
+                <label class="rt-field rt-double"><span>What is compared</span><select value=${mode} onChange=${(event) => change(event.target.value)}>
                     ${Object.entries(MODES).map(([name, title]) => html`<option key=${name} value=${name}>${title}</option>`)}</select></label>
                 ${
-                    (mode === "strengths" || mode === "against")
-                    && html`<label class="rt-field rt-double"><span>Strengths</span>
+                    field
+                    && html`<label class="rt-field rt-double"><span>${field.title}</span>
                     <input type="text" value=${values} onInput=${(event) => setValues(event.target.value)} />
-                    <span class="rt-hint">Numbers, such as 0, 0.5, 1, or a range with a step, such as 0-1 (0.25)</span></label>`
+                    <span class="rt-hint">${field.hint}</span></label>`
                 }
                 ${NUMBERS.map(
                     ([name, title]) => html`<label class="rt-field" key=${name}><span>${title}</span>
@@ -149,9 +176,9 @@ function Grid({tab, made}) {
         ${ready && html`<div class="rt-line"><span class="rt-hint">Click a picture to use its LoRA.</span> <a href=${`${tab.api.base}compare/picture`} download="comparison.png">Save as one picture</a></div>`}
         ${made.problem && html`<p class="rt-error" role="alert">${made.problem}</p>`}
         <div class="rt-grid-scroll" tabindex="0" role="region" aria-label="Comparison"><table class="rt-grid" style=${`--across:${made.columns.length}`}><thead><tr><td></td>
-            ${made.columns.map((title) => html`<th scope="col" key=${title}>${title}</th>`)}</tr></thead>
+            ${made.columns.map((title) => html`<th scope="col" key=${title} title=${title}>${broken(title)}</th>`)}</tr></thead>
             <tbody>${made.rows.map(
-                (title, y) => html`<tr key=${title}><th scope="row">${title}</th>
+                (title, y) => html`<tr key=${title}><th scope="row" title=${title}>${broken(title)}</th>
                 ${made.columns.map((column, x) => {
                     const cell = y * made.columns.length + x;
                     const label = `${title} ${column}`.trim();
@@ -194,6 +221,19 @@ export function valuesOf(text) {
         }
     }
     if (!found.length) throw new Error("Write at least one strength.");
+    return found;
+}
+
+/**
+ * Read texts to compare, which may have commas of their own.
+ * @param {string} text
+ */
+export function textsOf(text) {
+    const found = text
+        .split(";")
+        .map((part) => part.trim())
+        .filter(Boolean);
+    if (!found.length) throw new Error("Write at least one text, or None.");
     return found;
 }
 

@@ -14,7 +14,8 @@ import {canBeInserted, size} from "../catalog.js";
 import {split} from "../prompt.js";
 import {rank} from "./card.js";
 import {Icon} from "./icons.js";
-import {Button, Deleted, Dialog, isNumber, numberOf, Picture, Stars, tooStrong, Trouble, useTrouble} from "./parts.js";
+import {PictureList} from "./pictures.js";
+import {Button, Deleted, Dialog, isNumber, numberOf, Picture, Stars, tooStrong, Trouble, useLoad} from "./parts.js";
 
 const HASHED = 1500; // milliseconds after which a hash that was not known is asked for again
 
@@ -27,7 +28,6 @@ const HASHED = 1500; // milliseconds after which a hash that was not known is as
 export function Details({tab, id}) {
     const [lora, setLora] = useState(/** @type {LoraDetails | null} */ (null));
     const [draft, setDraft] = useState(/** @type {Draft | null} */ (null));
-    const [trouble, attempt] = useTrouble();
     const [replaced, setReplaced] = useState(false); // its picture, by another one
     const close = () => tab.set({details: null});
     const ask = () => tab.api.get(/** @type {const} */ (`lora?${query({id})}`));
@@ -43,9 +43,12 @@ export function Details({tab, id}) {
         setDraft(renewed.draft);
         if (renewed.theirs) throw new Error(renewed.theirs);
     };
-    useEffect(() => {
-        attempt(async () => take(await ask()));
-    }, [id]);
+    const load = async () => {
+        const told = await ask();
+        if (shown.current.lora) renew(told);
+        else take(told);
+    };
+    const [trouble, attempt] = useLoad(tab, load, [id]);
     useEffect(() => {
         if (!lora || lora.hash || !lora.readable) return undefined;
         // the server makes it now
@@ -54,7 +57,7 @@ export function Details({tab, id}) {
     }, [lora]);
     if (!lora || !draft) {
         return html`<${Dialog} title="About this LoRA" close=${close}><${Trouble} trouble=${trouble} />
-            ${!trouble && html`<p class="rt-hint">Loading …</p>`}<//>`;
+            ${!trouble.text && html`<p class="rt-hint">Loading …</p>`}<//>`;
     }
     const edit = (/** @type {Partial<Draft>} */ changes) => setDraft((now) => now && {...now, ...changes});
     const send = async (/** @type {object} */ changes, /** @type {(told: LoraDetails) => void} */ show) => {
@@ -106,6 +109,7 @@ export function Details({tab, id}) {
                 <${Facts} lora=${lora} tab=${tab} />
                 ${lora.distilled && html`<${MadeFor} tab=${tab} made=${lora.distilled} attempt=${attempt} />`}
                 <${Fields} draft=${draft} edit=${edit} lora=${lora} />
+                <${Used} tab=${tab} lora=${lora.id} />
                 ${
                     Object.keys(lora.training).length > 0
                     && html`<details><summary>Training</summary><dl class="rt-facts">
@@ -141,6 +145,14 @@ function Facts({lora, tab}) {
             ([name, value]) => html`
         <dt key=${name}>${name}</dt><dd>${value}</dd>`,
         )}</dl>`;
+}
+
+/** @param {{tab: Tab, lora: string}} props */
+function Used({tab, lora}) {
+    const [open, setOpen] = useState(false);
+    return html`<details onToggle=${(/** @type {Event} */ event) => setOpen(/** @type {HTMLDetailsElement} */ (event.currentTarget).open)}>
+        <summary>Pictures of this session</summary>
+        ${open && html`<${PictureList} tab=${tab} count=${tab.state.server?.pictures ?? 0} lora=${lora} />`}</details>`;
 }
 
 /** @param {{tab: Tab, made: Distilled, attempt: Attempt}} props */

@@ -8,15 +8,11 @@
 
 import {html, useMemo, useState} from "../vendor/preact.js";
 import {facets, foldersAt, foldersOf, NO_FILTERS, select, SORTS} from "../catalog.js";
-import {CARDS} from "../library.js";
+import {VIEWS} from "../library.js";
 import {Icon} from "./icons.js";
-import {Button, WordButton} from "./parts.js";
+import {broken, Button, WordButton} from "./parts.js";
 import {Card} from "./card.js";
 import {Virtual} from "./virtual.js";
-
-const AS_LIST = {icon: "list", word: "List", label: "List: show as a list"};
-const AS_GRID = {icon: "grid", word: "Grid", label: "Grid: show as a grid"};
-const LINE = {width: 0, height: 62}; // pixels of an item of the list
 
 /** @param {{tab: Tab, state: State}} props */
 export function Library({tab, state}) {
@@ -27,7 +23,7 @@ export function Library({tab, state}) {
         [state.version, state.query, state.filters, state.sort],
     );
     const folders = useMemo(() => foldersOf(catalog), [state.version]);
-    const used = tab.stack.used();
+    const [used, pinned] = [tab.stack.used(), tab.stack.pinned()];
     const names = /** @type {(keyof Chosen)[]} */ (Object.keys(NO_FILTERS));
     const active = names.filter((name) => state.filters[name] !== NO_FILTERS[name]).length;
     const filter = (/** @type {Partial<Chosen>} */ changes) => tab.set({filters: {...state.filters, ...changes}});
@@ -38,28 +34,42 @@ export function Library({tab, state}) {
                 value=${state.query} onInput=${(event) => tab.set({query: event.target.value})} />
             <${Button} label="Filters" class="rt-small" aria-expanded=${String(more)} onClick=${() => setMore(!more)}>
                 ${active ? `Filters (${active})` : "Filters"}<//>
-            <${WordButton} ...${state.view === "grid" ? AS_LIST : AS_GRID}
-                onClick=${() => tab.set({view: state.view === "grid" ? "list" : "grid"})} />
             <${WordButton} icon="refresh" word="Refresh" label="Refresh: look for LoRA files again"
                 onClick=${() => tab.server.attempt(() => tab.library.refresh("POST"))} />
         </div></div>
         ${more && html`<${Filters} folders=${folders} state=${state} filter=${filter} tab=${tab} />`}
         <${Folders} folders=${folders} state=${state} filter=${filter} />
-        <div class=${found.length ? "rt-hint rt-line" : "rt-empty"} role="status">
-            ${!found.length && html`<${Icon} name=${state.loaded ? "grid" : "refresh"} />`}
-            <span>${countOf(state, found, catalog)}</span>
-            ${(active > 0 || state.query) && html`<button type="button" class="rt-link" onClick=${clear}>Show all</button>`}
+        <div class="rt-line rt-found">
+            <div class=${found.length ? "rt-hint rt-line" : "rt-empty"} role="status">
+                ${!found.length && html`<${Icon} name=${state.loaded ? "grid" : "refresh"} />`}
+                <span>${countOf(state, found, catalog)}</span>
+                ${(active > 0 || state.query) && html`<button type="button" class="rt-link" onClick=${clear}>Show all</button>`}
+            </div>
+            ${found.length > 0 && html`<${Density} tab=${tab} view=${state.view} />`}
         </div>
         <${Scan} scan=${state.scan} />
         ${
             found.length > 0
-            && html`<${Virtual} items=${found} size=${state.view === "grid" ? CARDS[state.cards] : LINE} label="LoRA found" draw=${(
+            && html`<${Virtual} items=${found} size=${VIEWS[state.view]} label="LoRA found" draw=${(
                 /** @type {Lora} */ lora,
             ) => html`
             <${Card} key=${lora.id} lora=${lora} tab=${tab} view=${state.view} used=${used.has(lora.id)}
-                against=${catalog.against(lora)} fits=${catalog.familyOf(lora)?.fits} />`} />`
+                pinned=${pinned.has(lora.id)} against=${catalog.against(lora)} />`} />`
         }
     </section>`;
+}
+
+/** @param {{tab: Tab, view: keyof typeof VIEWS}} props */
+function Density({tab, view}) {
+    const names = /** @type {(keyof typeof VIEWS)[]} */ (Object.keys(VIEWS));
+    return html`<div class="rt-switch rt-density" role="group" aria-label="How files are shown">
+        ${names.map(
+            (
+                name,
+            ) => html`<${Button} key=${name} label=${name === "list" ? "List" : `Cards: ${name}`} aria-pressed=${String(name === view)}
+            onClick=${() => tab.set({view: name})}>${name === "list" ? html`<${Icon} name="list" />` : name[0].toUpperCase()}<//>`,
+        )}
+    </div>`;
 }
 
 /**
@@ -95,11 +105,11 @@ function Folders({folders, state, filter}) {
             (
                 path,
             ) => html`<button type="button" key=${path} class="rt-link" aria-current=${path === folder ? "location" : undefined}
-            onClick=${() => filter({folder: path})}>${path ? `/ ${last(path)}` : "All folders"}</button>`,
+            onClick=${() => filter({folder: path})}>${path ? broken(`/ ${last(path)}`) : "All folders"}</button>`,
         )}
         ${inside.map(
             ([path, count]) => html`<button type="button" key=${path} class="rt-chip" title=${path}
-            onClick=${() => filter({folder: path})}>${last(path)} <span class="rt-count">${count}</span></button>`,
+            onClick=${() => filter({folder: path})}>${broken(last(path) ?? "")} <span class="rt-count">${count}</span></button>`,
         )}
     </nav>`;
 }
@@ -144,10 +154,6 @@ function Filters({folders, state, filter, tab}) {
         <label class="rt-field"><span>Sort by</span>
             <select value=${state.sort} onChange=${(event) => tab.set({sort: event.target.value})}>
                 ${Object.entries(SORTS).map(([name, [title]]) => html`<option key=${name} value=${name}>${title}</option>`)}
-            </select></label>
-        <label class="rt-field"><span>Card size</span>
-            <select value=${state.cards} onChange=${(event) => tab.set({cards: /** @type {keyof typeof CARDS} */ (event.target.value), view: "grid"})}>
-                ${Object.keys(CARDS).map((name) => html`<option key=${name} value=${name}>${name}</option>`)}
             </select></label>
         <label class="rt-check"><input type="checkbox" checked=${filters.favourite}
             onChange=${(event) => filter({favourite: event.target.checked})} /> Favourites</label>

@@ -2,6 +2,7 @@
 
 /**
  * @import {Api} from "../api.js"
+ * @import {Tab} from "../main.js"
  * @import {FieldEvent, Filled, Key, Value} from "../vendor/preact.js"
  * @import {IconName} from "./icons.js"
  */
@@ -17,6 +18,44 @@ import {Icon} from "./icons.js";
  */
 export function Button({label, children, class: name = "", ...more}) {
     return html`<button type="button" aria-label=${label} title=${label} class=${name} ...${more}>${children}</button>`;
+}
+
+const PIECES = /\p{Lu}*[^\p{Lu}\s_.-]*[\s_.-]*/gu; // of a name: StyleOf_Night-v2 has Style, Of_, Night- and v2
+const END = 16; // characters of a name's end; the smallest card has room for them in two lines
+
+/**
+ * Return a text that the browser breaks at separators and capitals first.
+ * @param {string} text
+ */
+export function broken(text) {
+    return (text.match(PIECES) ?? []).filter(Boolean).map((piece, at) => (at ? [html`<wbr />`, piece] : piece));
+}
+
+/**
+ * Return where the end of a name begins, which is never cut off: versions differ there. It begins with a piece, if the
+ * last one is short enough.
+ * @param {string} text
+ */
+export function endOf(text) {
+    if (text.length <= END) return text.length;
+    const least = text.length - END;
+    let at = 0;
+    for (const [piece] of text.matchAll(PIECES)) {
+        if (at >= least && piece) return at;
+        at += piece.length;
+    }
+    return least;
+}
+
+/**
+ * Draw a name where there may be no room for all of it: it is cut before its end.
+ * @param {{text: string}} props
+ */
+export function Name({text}) {
+    const at = endOf(text);
+    return html`<span class="rt-fit"><span class="rt-begin">${broken(text.slice(0, at))}</span>${
+        at < text.length && html`<span class="rt-tail">${broken(text.slice(at))}</span>`
+    }</span>`;
 }
 
 /**
@@ -220,7 +259,7 @@ export function Dialog({title, close, unsaved = false, children, foot, class: na
     const outside = (/** @type {Event} */ event) => event.target === element.current && leave();
     // it can have the focus itself: after a click on its background keys would else be the page's
     return html`<dialog class=${`rt-dialog ${name}`} ref=${element} aria-label=${title} tabindex="-1" onClose=${close} onCancel=${cancel} onClick=${outside} onKeyDown=${pressed}>
-        <div class="rt-dialog-head"><h3>${title}</h3><${Button} label="Close" class="rt-small" onClick=${leave}><${Icon} name="remove" /><//></div>
+        <div class="rt-dialog-head"><h3>${broken(title)}</h3><${Button} label="Close" class="rt-small" onClick=${leave}><${Icon} name="remove" /><//></div>
         <div class="rt-dialog-body">${children}</div>
         <div class="rt-dialog-foot">
             ${asked && unsaved && html`<${Unsaved} close=${close} stay=${() => setAsked(false)} />`}
@@ -319,15 +358,16 @@ export function NameForm(props) {
 
 /**
  * Draw an error in place. Where a change was refused because another page or program made one first, a button makes it
- * all the same.
+ * all the same. Where something could not be loaded, a button tries it again.
  * @param {{trouble: TroubleShown}} props
  */
-export function Trouble({trouble: {text, again}}) {
+export function Trouble({trouble: {text, again, load}}) {
     return html`<div role="alert">${
         text
         && html`<p class="rt-error">${text}
         ${again && html`<button type="button" class="rt-small" onClick=${again}>Make my change all the same</button>`}</p>`
-    }</div>`;
+    }</div>
+    ${text && load && html`<div><button type="button" class="rt-small" onClick=${load}>Try again</button></div>`}`;
 }
 
 /**
@@ -393,8 +433,8 @@ export function attempts(show) {
 }
 
 /**
- * @typedef {{text: string, again: (() => unknown) | null}} TroubleShown
- * An error, empty where there is none.
+ * @typedef {{text: string, again: (() => unknown) | null, load?: (() => unknown) | null}} TroubleShown
+ * An error, empty where there is none. `again` makes a change that was refused, `load` loads what could not be loaded.
  */
 
 /**
@@ -406,4 +446,27 @@ export function useTrouble() {
     const attempt = useRef(/** @type {Attempt | null} */ (null));
     attempt.current ??= attempts((text, again) => setTrouble({text, again}));
     return [trouble, attempt.current];
+}
+
+/**
+ * Load what the server keeps when a component comes, when a value in `inputs` changes, and when a server that was lost is
+ * back. Until what could not be loaded is there, `load` of the error is a function that tries it.
+ * @param {Tab} tab
+ * @param {() => Promise<unknown>} load
+ * @param {unknown[]} inputs
+ * @returns {[trouble: TroubleShown, attempt: Attempt]}
+ */
+export function useLoad(tab, load, inputs) {
+    const [trouble, attempt] = useTrouble();
+    const [missing, setMissing] = useState(false);
+    const begin = () =>
+        attempt(async () => {
+            setMissing(true);
+            await load();
+            setMissing(false);
+        });
+    useEffect(() => {
+        begin();
+    }, [...inputs, tab.state.returns]);
+    return [{...trouble, load: missing ? begin : null}, attempt];
 }

@@ -25,7 +25,6 @@ export function Passes({entry}) {
         entry.edit((body) => setField(body, "pass", wanted.length === PASSES.length ? "" : wanted.join(",")));
     };
     return html`<div class="rt-part" role="group" aria-label=${`Passes of ${entry.name}`}>
-        <strong>Passes</strong>
         <div class="rt-line">
             ${PASSES.map(
                 (

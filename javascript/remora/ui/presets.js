@@ -7,11 +7,11 @@
  * @import {Filled} from "../vendor/preact.js"
  */
 
-import {html, useEffect, useRef, useState} from "../vendor/preact.js";
+import {html, useRef, useState} from "../vendor/preact.js";
 import {query} from "../api.js";
 import * as boxes from "../boxes.js";
 import {hasWords, readTags, withEntry} from "../prompt.js";
-import {Button, Deleted, Dialog, isStill, NameForm, Picture, Trouble, useTrouble} from "./parts.js";
+import {broken, Button, Deleted, Dialog, isStill, NameForm, Picture, Trouble, useLoad} from "./parts.js";
 
 /**
  * @typedef {(preset: Kept, name: string) => Promise<boolean | undefined>} Rename
@@ -23,7 +23,7 @@ const nameProblem = (name) => (name ? "" : "Give the preset a name.");
 
 /** @param {{tab: Tab, state: State}} props */
 export function Presets({tab, state}) {
-    const [trouble, attempt] = useTrouble();
+    const [trouble, attempt] = useLoad(tab, () => tab.kept.loadPresets(), []);
     const [kept, setKept] = useState(0); // presets kept; the next name begins empty
     // being exported or imported
     const [text, setText] = useState(/** @type {{value: string, importing?: boolean} | null} */ (null));
@@ -38,9 +38,6 @@ export function Presets({tab, state}) {
             await tab.kept.writePresets("PUT", `preset?${query({name})}`, [name, preset.name], changed);
             return true;
         });
-    useEffect(() => {
-        attempt(() => tab.kept.loadPresets());
-    }, []);
     const rows = tab.stack.rows().filter((row) => row.on && !row.problem);
     const save = (/** @type {string} */ name) =>
         attempt(async () => {
@@ -163,7 +160,7 @@ function Preset({preset, tab, rename, take, close, exportOne, remove}) {
             ${
                 renaming
                     ? html`<${NameForm} label="New name" button="Rename" former=${preset.name} focus problem=${nameProblem} save=${save} cancel=${stop} />`
-                    : html`<strong>${preset.name}</strong>`
+                    : html`<strong>${broken(preset.name)}</strong>`
             }
             <span class="rt-hint">${tags.join(" ")}</span>
             <div class="rt-line">

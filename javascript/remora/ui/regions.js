@@ -13,7 +13,7 @@ import {written} from "../curve.js";
 import {invertedText, maskProblem, masksMeant, percent, readMask, weightsOf} from "../regions.js";
 import {setField} from "../tag.js";
 import {Painter} from "./painter.js";
-import {Deleted, isStill, leaving, Meant, Trouble, useTrouble} from "./parts.js";
+import {Deleted, isStill, leaving, Meant, Trouble, useLoad} from "./parts.js";
 import {draw, weightsAt} from "./pixels.js";
 
 const OTHER = "*"; // stands for a text that is no name; no region has this name
@@ -23,14 +23,11 @@ const STRONGER = 1.5; // a strength that shows there
 
 /** @param {{tab: Tab, entry: Entry}} props */
 export function Regions({tab, entry}) {
-    const [trouble, attempt] = useTrouble();
+    const [trouble, attempt] = useLoad(tab, () => tab.kept.loadRegions(), []);
     const [known, setKnown] = useState(/** @type {{[name: string]: Weights} | null} */ (null));
     const [painting, setPainting] = useState(/** @type {{name: string, weights: Weights | null} | null} */ (null));
     const [deleted, setDeleted] = useState(/** @type {(Region & {replaced?: boolean}) | null} */ (null));
     const {regions} = tab.state;
-    useEffect(() => {
-        attempt(() => tab.kept.loadRegions());
-    }, []);
     useEffect(() => {
         let here = true;
         const all = (regions ?? []).map(async ({name, picture}) => [
@@ -73,7 +70,6 @@ export function Regions({tab, entry}) {
             setDeleted(null);
         });
     return html`<div class="rt-part" role="group" aria-label=${`Region of ${entry.name}`}>
-        <strong>Region</strong>
         <${Trouble} trouble=${trouble} />
         ${!regions && !trouble.text && html`<p class="rt-hint">Loading …</p>`}
         ${

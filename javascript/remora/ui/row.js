@@ -1,10 +1,10 @@
 // One entry of the stack.
 
 /**
- * @import {Tab} from "../main.js"
+ * @import {State, Tab} from "../main.js"
  * @import {Told} from "../outcomes.js"
  * @import {Curve} from "../curve.js"
- * @import {Filled} from "../vendor/preact.js"
+ * @import {Filled, Value} from "../vendor/preact.js"
  * @import {Meant as PlaceMeant} from "../stack.js"
  * @import {Entry, Handle} from "./stack.js"
  */
@@ -14,22 +14,41 @@ import {Blocks} from "./blocks.js";
 import {Sketch} from "./curve.js";
 import {Icon} from "./icons.js";
 import {Outcome} from "./outcome.js";
-import {Button, Meant, Strength, WordButton} from "./parts.js";
+import {broken, Button, Meant, Name, Strength, WordButton} from "./parts.js";
 import {Passes} from "./passes.js";
 import {Regions} from "./regions.js";
 import {Schedule} from "./schedule.js";
 import {summary, whyUnreached} from "./summary.js";
+
+const LONG = 20; // characters of a name that gets the room of the words beside it
+
+/**
+ * @typedef {{name: State["section"], title: string, editor: (props: {tab: Tab, entry: Entry, unreached: string}) => Value, isSet: (entry: Entry) => boolean}} Section
+ * Some settings of an entry: their editor, and whether the entry has any of them.
+ */
+
+/** @type {Section[]} */
+const SECTIONS = [
+    {
+        name: "schedule",
+        title: "Schedule",
+        editor: Schedule,
+        isSet: ({teCurve, unetCurve, values}) =>
+            Boolean(teCurve || unetCurve || values.step || values.start || values.stop),
+    },
+    {name: "region", title: "Region", editor: Regions, isSet: ({values}) => Boolean(values.mask)},
+    {name: "passes", title: "Passes", editor: Passes, isSet: ({values}) => Boolean(values.pass)},
+    {name: "blocks", title: "Blocks", editor: Blocks, isSet: ({values}) => Boolean(values.lbw || values.lbwe)},
+];
 
 /** @param {{tab: Tab, entry: Entry, outcome: Told | undefined, handle: Handle}} props */
 export function Row({tab, entry, outcome, handle}) {
     const {name, unet} = entry;
     const {lora, problem, note, candidates} = tab.library.meaning(name);
     const [apart, setApart] = useState(entry.teText !== entry.unetText);
-    const [more, setMore] = useState(false);
-    const head = /** @type {Filled<HTMLElement>} */ (useRef());
-    useEffect(() => {
-        if (more) head.current.parentElement?.scrollIntoView({block: "nearest"}); // the editors open below it
-    }, [more]);
+    const more = tab.state.more === entry.key;
+    const open = (section = SECTIONS.find(({isSet}) => isSet(entry))?.name ?? tab.state.section) =>
+        tab.set({more: entry.key, section});
     const split = apart || entry.teText !== entry.unetText;
     const curved = Boolean(entry.teCurve || entry.unetCurve);
     const tie = () => {
@@ -46,35 +65,27 @@ export function Row({tab, entry, outcome, handle}) {
     const doubt = !said && lora && !warning && state !== "failed" ? tab.library.catalog.against(lora) : "";
     // chips stand last: where they came above the editors, those would move away under the pointer that draws in them
     return html`
-        <div class="rt-row-head" ref=${head}>
+        <div class=${`rt-row-head${name.length > LONG ? " rt-long" : ""}`}>
             <button type="button" class="rt-handle" title="Drag to another place" ...${handle}><${Icon} name="grip" /></button>
             <label class="rt-on"><input type="checkbox" checked=${entry.on} aria-label=${`${name} on`}
                 onChange=${(event) => entry.setOn(event.target.checked)} /></label>
             ${
                 lora
                     ? html`<button type="button" class="rt-name rt-link" title=${lora.file}
-                onClick=${() => tab.set({details: lora.id})}>${name}</button>`
-                    : html`<span class="rt-name" title=${name || entry.text}>${name || entry.text}</span>`
+                aria-label=${name} onClick=${() => tab.set({details: lora.id})}><${Name} text=${name} /></button>`
+                    : html`<span class="rt-name" title=${name || entry.text}><${Name} text=${name || entry.text || ""} /></span>`
             }
             <span class="rt-row-tools">
                 <${WordButton} icon="more" word="More" label=${`More: schedule, region, passes, blocks of ${name}`}
-                    aria-expanded=${String(more)} onClick=${() => setMore(!more)} />
+                    aria-expanded=${String(more)} onClick=${() => (more ? tab.set({more: ""}) : open())} />
                 <${WordButton} icon="apart" word="Apart" label=${`Apart: set ${name} for UNet and text encoder separately`}
                     disabled=${curved} aria-pressed=${String(split)} onClick=${tie} />
                 ${entry.move && html`<${WordButton} ...${entry.moveTo} onClick=${entry.move} />`}
             </span>
             <${Button} label=${`Remove ${name}`} class="rt-small" onClick=${entry.remove}><${Icon} name="remove" /><//>
         </div>
-        <${Strengths} entry=${entry} split=${split} open=${() => setMore(true)} />
-        ${
-            more
-            && html`<div class="rt-more">
-            <${Schedule} entry=${entry} unreached=${unreached} />
-            <${Regions} tab=${tab} entry=${entry} />
-            <${Passes} entry=${entry} />
-            <${Blocks} tab=${tab} entry=${entry} />
-        </div>`
-        }
+        <${Strengths} entry=${entry} split=${split} open=${() => open("schedule")} />
+        ${more && html`<${More} tab=${tab} entry=${entry} unreached=${unreached} />`}
         <${Chips} words=${summary({...entry, values: {...entry.values, [fault.key]: undefined}})} />
         ${entry.place && html`<${PlaceOfTag} tab=${tab} place=${entry.place} />`}
         ${said && html`<p class="rt-problem" role="alert">✕ ${said}</p>`}
@@ -98,10 +109,36 @@ export function Row({tab, entry, outcome, handle}) {
             settings. Then the tag is lost. ${name.includes("#") ? "Rename the file" : "Move the tag in front of the #"}, or
             switch the setting off.</p>`
         }
-        ${!more && unreached && html`<p class="rt-warning">⚠ ${unreached}</p>`}
+        ${!(more && tab.state.section === "schedule") && unreached && html`<p class="rt-warning">⚠ ${unreached}</p>`}
         ${idle && html`<p class="rt-hint">A strength of 0 changes nothing: the LoRA is left out.</p>`}
         ${doubt && html`<p class="rt-warning">⚠ ${doubt}</p>`}
         <${Outcome} told=${told} />`;
+}
+
+/**
+ * Draw the settings of an entry besides its strength, one section at a time: together they are higher than the page.
+ * @param {{tab: Tab, entry: Entry, unreached: string}} props `unreached` says why it never acts
+ */
+function More({tab, entry, unreached}) {
+    const {section} = tab.state;
+    const box = /** @type {Filled<HTMLElement>} */ (useRef());
+    useEffect(() => {
+        box.current.parentElement?.scrollIntoView({block: "nearest"}); // the editors open below the row's head
+    }, [section]);
+    const shown = SECTIONS.find(({name}) => name === section) ?? SECTIONS[0];
+    return html`<div class="rt-more" ref=${box}>
+        <div class="rt-switch" role="group" aria-label=${`Settings of ${entry.name}`}>
+            ${SECTIONS.map(
+                ({
+                    name,
+                    title,
+                    isSet,
+                }) => html`<button type="button" key=${name} aria-pressed=${String(name === section)}
+                title=${isSet(entry) ? `${title}: set` : title} onClick=${() => tab.set({section: name})}>${title}${isSet(entry) && " •"}</button>`,
+            )}
+        </div>
+        <${shown.editor} key=${section} tab=${tab} entry=${entry} unreached=${unreached} />
+    </div>`;
 }
 
 /**
@@ -120,7 +157,7 @@ export function PlaceOfTag({tab, place: {words, unread}}) {
 function Chips({words}) {
     return (
         words.length > 0
-        && html`<div class="rt-chips">${words.map((text) => html`<span class="rt-chip" key=${text}>${text}</span>`)}</div>`
+        && html`<div class="rt-chips">${words.map((text) => html`<span class="rt-chip" key=${text}>${broken(text)}</span>`)}</div>`
     );
 }
 

@@ -28,7 +28,6 @@ export function Schedule({entry, unreached}) {
     const from = (/** @type {string} */ first, /** @type {string} */ last) => () => write(`${first}@0,${last}@1`);
     const end = () => entry.edit((body) => withoutShape(setMultipliers(body, entry.te, entry.unet)));
     return html`<div class="rt-part" role="group" aria-label=${`Schedule of ${name}`}>
-        <strong>Schedule</strong>
         ${
             unetCurve
                 ? html`<${Editor} entry=${entry} points=${unetCurve} text=${unetText} write=${write} end=${end} />`

@@ -15,7 +15,7 @@ import * as boxes from "../boxes.js";
 import {setMultipliers, tagOf} from "../prompt.js";
 import {Icon} from "./icons.js";
 import {Outcome} from "./outcome.js";
-import {Button, WordButton} from "./parts.js";
+import {Button, Name, WordButton} from "./parts.js";
 import {PlaceOfTag, Row} from "./row.js";
 import {summary} from "./summary.js";
 
@@ -31,7 +31,7 @@ import {summary} from "./summary.js";
  * @property {string} [words] trigger words that the prompt lacks
  * @property {() => void} [insertWords]
  *
- * @typedef {Reading & Actions & {on: boolean, body: string, text?: string, place?: Meant, cut?: boolean}} Entry
+ * @typedef {Reading & Actions & {on: boolean, key: string, body: string, text?: string, place?: Meant, cut?: boolean}} Entry
  * The contents and the actions of a row.
  *
  * @typedef {ReturnType<Tab["stack"]["always"]>[number]} AlwaysRow
@@ -70,7 +70,7 @@ export function Stack({tab, state, outcomes: {of, others}}) {
                 (
                     place,
                     at,
-                ) => html`<div class="rt-row" key=${`negative ${at}`}><span class="rt-name">${place.name}</span>
+                ) => html`<div class="rt-row" key=${`negative ${at}`}><span class="rt-name"><${Name} text=${place.name} /></span>
             <${PlaceOfTag} tab=${tab} place=${place} />
             ${!place.unread && html`<${Outcome} told=${of("negative", String(at))} />`}</div>`,
             )
@@ -97,7 +97,7 @@ export function Stack({tab, state, outcomes: {of, others}}) {
             && html`<div class="rt-part"><h4>Others in the latest picture</h4>
             <ul class="rt-others" aria-label="Other LoRA of the latest picture">${others.map(
                 (lora) => html`
-                <li class="rt-row" key=${`${lora.where} ${lora.number} ${lora.written}`}><span class="rt-name">${lora.name}</span><${Outcome} told=${{lora, changed: false}} /></li>`,
+                <li class="rt-row" key=${`${lora.where} ${lora.number} ${lora.written}`}><span class="rt-name"><${Name} text=${lora.name} /></span><${Outcome} told=${{lora, changed: false}} /></li>`,
             )}
             </ul></div>`
         }

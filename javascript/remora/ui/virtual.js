@@ -4,7 +4,7 @@
 
 import {html, useEffect, useLayoutEffect, useReducer, useRef} from "../vendor/preact.js";
 
-const GAP = 8; // pixels between items
+const GAP = 6; // pixels between items
 const TWO = 240; // pixels from which two items are side by side, as on a phone, though narrower than they should be
 
 /**
@@ -48,6 +48,13 @@ export function Virtual({items, size, label, draw}) {
     const first = Math.max(0, Math.floor(top / high) - beyond);
     const last = Math.min(rows, Math.ceil((top + height) / high) + beyond);
     const shown = items.slice(first * across, last * across);
+    // in another size, the list begins with the same item
+    const former = useRef({high, across});
+    useLayoutEffect(() => {
+        const item = Math.round(top / former.current.high) * former.current.across;
+        if (item) box.current.scrollTop = Math.floor(item / across) * high;
+        former.current = {high, across};
+    }, [high, across]);
     // a list that has become shorter is shown from where it still is
     useEffect(() => {
         if (box.current.scrollTop > rows * high) box.current.scrollTop = 0;

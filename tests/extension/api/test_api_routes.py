@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from extension.api.library import _family
 from extension.generation.options import GRAMMAR
+from extension.hosts.txt2img import Txt2Img
 from extension.kept.block_presets import BlockPresetsFile
 from extension.kept.region_files import RegionFiles
 from extension.standalone.jobs import Runner
@@ -415,9 +416,35 @@ def test_a_comparison(ask: Checked) -> None:
     ask("DELETE", "/compare")
 
 
+def test_pictures_of_the_session_and_their_lora(ask: Checked, runner: Runner) -> None:
+    before = ask("GET", "/state")["pictures"]
+    for prompt, seed in (("a fox", 1), ("a fox <lora:zorp:0.5>", 2), ("a fox <lora:zorp:1> <lora:stars:1>", 3)):
+        runner.submit(Txt2Img(prompt=prompt, seed=seed, steps=1, width=64, height=64)).result(60)
+    assert ask("GET", "/state")["pictures"] == before + 3
+    told = ask("GET", "/pictures", params={"most": 3})
+    assert [one["seed"] for one in told["pictures"]] == [3, 2, 1]
+    assert [[lora["name"] for lora in one["loras"]] for one in told["pictures"]] == [["zorp", "stars"], ["zorp"], []]
+    zorp = ask("GET", "/lora", params={"name": "zorp"})["id"]
+    used = ask("GET", "/pictures", params={"lora": zorp, "seed": 2})
+    assert [(one["seed"], one["loras"][0]["strength"]) for one in used["pictures"]] == [(2, "0.5")]
+    picture = ask("GET", "/pictures/thumbnail", params={"id": used["pictures"][0]["id"]})
+    assert Image.open(io.BytesIO(picture)).size == (64, 64)
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status", "more", "told"),
     [
+        (
+            "POST",
+            "/compare",
+            422,
+            {"json": {**SMALL, "prompt": "<lora:zorp:1>", "names": ["zorp"], "mode": "blocks", "values": ["NOPE"]}},
+            "NOPE",
+        ),
+        ("GET", "/pictures", 404, {"params": {"lora": "nope"}}, "is not a file in the LoRA folders"),
+        ("GET", "/pictures", 422, {"params": {"seed": "x"}}, "seed must be a whole number"),
+        ("GET", "/pictures/thumbnail", 404, {"params": {"id": "999999"}}, "no such picture"),
+        ("GET", "/pictures/thumbnail", 422, {}, "id must be a whole number"),
         ("GET", "/loras", 422, {"params": {"since": "x"}}, "since must be a whole number"),
         ("GET", "/lora", 404, {"params": {"name": "../x"}}, "is outside the LoRA folders"),
         ("GET", "/lora", 404, {"params": {"id": "nope"}}, "is not a file in the LoRA folders"),
@@ -463,7 +490,7 @@ def test_a_comparison(ask: Checked) -> None:
         ("POST", "/compare", 422, {"json": {"prompt": "x", "names": ["a"], "mode": "x"}}, "mode must be one of: stren"),
         ("POST", "/compare", 422, {"json": {"prompt": "x", "names": ["a"], "width": 63}}, "width is 63"),
         ("POST", "/compare", 422, {"json": {"prompt": "x", "names": ["a"], "seed": -2}}, "seed is -2"),
-        ("POST", "/compare", 422, {"json": {"prompt": "x", "names": ["a"], "values": ["x"]}}, "a list of numbers"),
+        ("POST", "/compare", 422, {"json": {"prompt": "x", "names": ["a"], "values": ["x", 1]}}, "a list of numbers"),
         ("POST", "/compare", 422, {"json": {"prompt": "x", "names": ["a"], "values": 12}}, "a list of numbers"),
         ("POST", "/compare", 413, {"content": b" " * 10_000_000}, "a comparison has no more than 1 MB"),
         ("GET", "/compare/picture", 404, {"params": {"cell": "9999"}}, "there is no such picture"),
@@ -497,6 +524,10 @@ def test_the_tabs_own_files_are_served_and_nothing_else(runner: Runner) -> None:
         assert main.headers["content-type"] == "text/javascript; charset=utf-8"
         assert client.get("/remora/app/main.js", headers={"If-None-Match": main.headers["etag"]}).status_code == 304
         assert client.get("/remora/app/vendor/preact.js").status_code == 200
+        whole = client.get("/remora/app/tab.js")
+        assert whole.headers["content-type"] == main.headers["content-type"]
+        assert whole.text.count("\nmodules[") > 30
+        assert client.get("/remora/app/tab.js", headers={"If-None-Match": whole.headers["etag"]}).status_code == 304
         for name in ("nope.js", "../remora.js", "%2e%2e/remora.js", "..%2fremora.js", "/etc/passwd", "main.js/../../x"):
             assert client.get(f"/remora/app/{name}").status_code == 404, name
 

@@ -62,6 +62,7 @@ VALID: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/remora/v1/compare"): {"json": {**SMALL, "names": ["zorp"], "values": [0, 1]}},
     ("DELETE", "/remora/v1/compare"): {},
     ("POST", "/sdapi/v1/txt2img"): {"json": SMALL},
+    ("POST", "/sdapi/v1/png-info"): {"json": {"image": REGION}},
     ("POST", "/sdapi/v1/interrupt"): {},
     ("POST", "/sdapi/v1/skip"): {},
     ("POST", "/sdapi/v1/options"): {"json": {DEFAULT_MULTIPLIER: 0.5}},

@@ -74,6 +74,21 @@ def test_every_combination() -> None:
     assert len(set(plan("combinations", PROMPT + "<lora:c:1>", ["a", "b", "c"], []).prompts)) == 8
 
 
+def test_blocks_regions_and_schedules_of_each() -> None:
+    prompt = "x <lora:a:1:mask=left:feather=0.1> <lora:b:0.5>"
+    regions = plan("regions", prompt, ["a", "b"], ["None", "right"])
+    assert (regions.columns, regions.rows) == (("None", "right"), ("a", "b"))
+    assert regions.prompts[0] == "x <lora:a:1> <lora:b:0.5>"
+    assert regions.prompts[3] == "x <lora:a:1:mask=left:feather=0.1> <lora:b:0.5:mask=right>"
+    assert plan("blocks", prompt, ["b"], ["OUTALL"]).prompts[0].endswith("<lora:b:0.5:lbw=OUTALL>")
+    assert plan("schedules", prompt, ["b"], ["stop=10"]).prompts[0].endswith("<lora:b:0.5:stop=10>")
+    for mode, values in (("blocks", [1.0]), ("blocks", []), ("regions", [" "])):
+        with pytest.raises(RequestError, match="texts to compare"):
+            plan(mode, prompt, ["b"], values)
+    with pytest.raises(RequestError, match="strengths are numbers"):
+        plan("strengths", prompt, ["b"], ["left"])
+
+
 @pytest.mark.parametrize(
     ("mode", "names", "values", "told"),
     [
@@ -113,6 +128,17 @@ def test_pictures_come_one_after_the_other_with_one_seed() -> None:
     assert {(20, 0, 0), (40, 0, 0), (60, 0, 0), (80, 0, 0)} <= {colour for _, colour in grid.getcolors(1 << 20) or []}
     assert comparison.picture(4) is None
     assert comparison.picture(-2) is None
+
+
+def test_labels_of_the_grid_show_the_ends_of_long_names() -> None:
+    def grid(column: str, row: str) -> bytes:
+        comparison = run(Painter(), Plan((column,), (row,), (PROMPT,)))
+        comparison.join(30)
+        return comparison.grid()
+
+    name = "incredibly_detailed_" * 10
+    assert len({grid(f"{name}v1", ""), grid(f"{name}v2", "")}) == 2
+    assert len({grid("", f"{name}v1"), grid("", f"{name}v2")}) == 2
 
 
 def test_a_cancelled_one_keeps_what_was_made() -> None:

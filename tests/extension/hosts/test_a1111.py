@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import extension
 from extension.generation.options import DEFAULT_MULTIPLIER, ENABLED, FAIL, GRAMMAR, IN_ORDER, MERGE, ON_BAD_LORA
+from extension.generation.session import Session
 from extension.generation.state import state_of
 from extension.hosts import current_host
 from extension.hosts.a1111 import A1111
@@ -235,6 +236,11 @@ def test_the_setting_that_adds_one_lora_to_every_prompt_is_honoured(host: A1111F
 
 
 # --- another extension that wants the tags ---
+
+
+def session_of_process() -> Session:
+    assert extension._session is not None
+    return extension._session
 
 
 def told() -> dict[str, Any]:
@@ -974,3 +980,44 @@ def test_of_two_files_of_one_name_the_builtins_is_taken(host: A1111Fake, loras: 
         for folder in ("v2", "v10"):
             (loras / folder / "twice.safetensors").unlink()
             (loras / folder).rmdir()
+
+
+def recorded(session: Session) -> list[tuple[int, list[tuple[str, str, str]]]]:
+    """Return seed and LoRA of each recorded picture, the first one first."""
+    found = reversed(session.record.pictures())
+    return [(one.seed, [(lora.name, lora.strength, lora.state) for lora in one.loras]) for one in found]
+
+
+def test_every_picture_can_be_asked_which_lora_it_used_and_every_lora_for_its_pictures(host: A1111Fake) -> None:
+    session = session_of_process()
+    host.generate(["x <lora:a:0.5>", "x <lora:b:1>"], batch_size=1, n_iter=2, seed=4)
+    host.generate("x", seed=4)
+    host.generate("x <lora:a:1> <lora:gone:1>", seed=9)
+    a, b = ("a", "0.5", "applied"), ("b", "1", "applied")
+    last = [("a", "1", "applied"), ("gone", "", "missing")]
+    assert recorded(session) == [(4, [a]), (5, [b]), (4, []), (9, last)]
+    found = {name: session.record.pictures(session.catalog.find(name)) for name in "abc"}
+    assert {name: [one.seed for one in pictures] for name, pictures in found.items()} == {
+        "a": [9, 4],
+        "b": [5],
+        "c": [],
+    }
+
+
+def test_a_hires_pass_leaves_the_record_the_lora_of_the_picture(host: A1111Fake) -> None:
+    session = session_of_process()
+    host.generate("x <lora:a:1>", enable_hr=True, hr_prompt="x <lora:b:1>")
+    assert [name for name, *_ in recorded(session)[0][1]] == ["a"]
+
+
+def test_a_generation_that_fails_is_no_picture(host: A1111Fake) -> None:
+    session = session_of_process()
+
+    def fail(step: int) -> None:
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        host.generate("x <lora:a:1>", during=fail)
+    assert recorded(session) == []
+    host.generate("x")
+    assert recorded(session) == [(1, [])]

@@ -664,7 +664,7 @@ def test_a_pasted_hash_of_digits_has_lost_its_zeros(setup: Setup) -> None:
 def test_settings_are_the_hosts(setup: Setup) -> None:
     labels = setup.web.opts.data_labels
     assert {option.key for option in TABLE} <= set(labels)
-    assert {labels[option.key].section for option in TABLE} == {("remora", "Remora")}
+    assert {labels[option.key].section for option in TABLE if not option.expert} == {("remora", "Remora")}
     setup.web.opts.remora_merge = "always"
     assert setup.host.option("remora_merge") == "always"
 
@@ -732,3 +732,12 @@ def test_tags_within_brackets_and_in_negative_prompts(setup: Setup) -> None:
     assert "stripes is not applied: it stands in the negative prompt" in str(
         setup.web.generate("x", negative_prompts=["<lora:stripes:1>"]).infotexts[0]
     )
+
+
+def test_every_picture_can_be_asked_which_lora_it_used_also_after_a_detailer(setup: Setup) -> None:
+    setup.picture(f"x{A}", f"x{B}", detailer_enabled=True, detailer_prompt=f"face{B}")
+    setup.picture("x")
+    found = [(one.seed, [(lora.name, lora.state) for lora in one.loras]) for one in setup.session.record.pictures()]
+    assert found == [(1, []), (2, [("stripes", "applied")]), (1, [("zorp", "applied")])]
+    (zorp,) = setup.session.record.pictures(setup.session.catalog.find("zorp"))
+    assert (zorp.seed, zorp.loras[0].strength) == (1, "UNet 0.8")  # the host's default leaves text encoders out

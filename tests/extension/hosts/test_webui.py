@@ -70,7 +70,8 @@ def test_every_setting_is_shown_with_its_explanation(shown: dict[str, Any]) -> N
     assert list(shown) == [option.key for option in TABLE]
     for option in TABLE:
         info = shown[option.key]
-        assert (info.default, info.section) == (option.default, ("remora", "Remora"))
+        section = ("remora_experts", "Remora for experts") if option.expert else ("remora", "Remora")
+        assert (info.default, info.section) == (option.default, section)
         assert info.label == (f"{option.label} ({option.info})" if option.info else option.label)
         assert "info" not in info.component_args  # which some themes of SD.Next make pale
         assert info.category_id == "sd"
@@ -127,8 +128,8 @@ def test_the_tab_is_made_when_the_host_asks_for_it(monkeypatch: pytest.MonkeyPat
     assert asked["on_ui_tabs"]() == [("blocks", "Remora", "remora")]
 
 
-def test_the_tab_is_one_empty_element() -> None:
+def test_the_tab_is_one_element_that_says_that_it_loads() -> None:
     # in a process of its own: gradio leaves event loops open, and warnings are errors here
     done = subprocess.run([sys.executable, "-c", BLOCKS], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == '<div id="remora-tab"></div>'
+    assert done.stdout.strip() == '<div id="remora-tab">Loading the tab of Remora …</div>'

@@ -53,6 +53,15 @@ class Tab:
         self.pane("Stack")
         return self.root.get_by_role("list", name=within, exact=True).locator("> li").filter(has_text=name)
 
+    def more(self, name: str, section: str, within: str = "Stack") -> Any:
+        """Show one section of a row's settings, and return the row."""
+        row = self.row(name, within)
+        button = row.get_by_role("button", name=f"More: schedule, region, passes, blocks of {name}")
+        if button.get_attribute("aria-expanded") != "true":
+            button.click()
+        row.get_by_role("group", name=f"Settings of {name}").get_by_role("button", name=section).click()
+        return row
+
     def strength(self, name: str, half: str = "Strength") -> Any:
         self.pane("Stack")
         what = f"{half} of {name}" if half == "Strength" else f"{half} strength of {name}"

@@ -83,8 +83,7 @@ def open_all(tab: Tab) -> None:
     tab.write(PROMPT)
     tab.pane("Stack")
     tab.row("nowhere").get_by_text("is not in the LoRA folders").wait_for(timeout=LONG)
-    tab.row("stripes").get_by_role("button", name="More: schedule").click()
-    tab.row("stripes").get_by_role("slider", name="IN04 of stripes").wait_for(timeout=LONG)
+    tab.more("stripes", "Blocks").get_by_role("slider", name="IN04 of stripes").wait_for(timeout=LONG)
 
 
 def test_styles_of_the_page_change_nothing_but_colours(tab: Tab) -> None:
@@ -203,7 +202,7 @@ def test_keys_that_are_pressed_in_the_tab_stay_in_it(tab: Tab) -> None:
 
 def test_regions_are_drawn_again_in_the_colours_of_the_new_theme(tab: Tab) -> None:
     tab.write("<lora:zorp:1:mask=left>")
-    tab.row("zorp").get_by_role("button", name="More: schedule").click()
+    tab.more("zorp", "Region")
     tab.root.locator(".rt-region canvas").wait_for(timeout=LONG)
     drawn = f"[...{SHADOW}.querySelector('.rt-region canvas').getContext('2d').getImageData(2, 9, 1, 1).data].join()"
     tab.page.wait_for_function(f"{drawn} !== '0,0,0,0'", timeout=5000)

@@ -36,7 +36,7 @@ import json
 from types import SimpleNamespace
 from extension.standalone.page import build_page
 backend = SimpleNamespace(
-    model_name="", first_prompt="", side=64, samplers=["Euler a"],
+    model_name="", first_prompt="", first_seed=-1, side=64, samplers=["Euler a"],
     offload_modes=["none"], offload_mode="none",
 )
 print(json.dumps(build_page(backend).get_config_file()["components"], default=str))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,8 @@ import httpx
 import pytest
 from PIL import Image
 
-from extension.standalone.demo import DEMO_PROMPT
-from extension.standalone.pnginfo import read_infotext
+from extension.standalone.demo import DEMO_PROMPT, DEMO_SEED
+from extension.standalone.pnginfo import encode_png, read_infotext
 from extension.text.infotext import parse_infotext
 from tests.extension.ui.serving import LONG, Served, fill, infotext_with, opened, reload, serving
 from tests.extension.ui.tab import Tab
@@ -164,6 +165,82 @@ def test_the_seed_of_the_picture_is_taken_over(page: Any) -> None:
     page.wait_for_function("seed => document.querySelector('#seed input').value === seed", arg=drawn)
 
 
+TEXT = """a tower <lora:zorp:0.5>
+Negative prompt: blurry
+Steps: 3, Sampler: DDIM, CFG scale: 4.5, Seed: 11, Size: 72x64, Model: other"""
+PASTE = """([selector, text]) => {
+    const box = document.querySelector(selector);
+    box.focus();
+    document.execCommand("insertText", false, text);
+    box.dispatchEvent(new InputEvent("input", {bubbles: true, inputType: "insertFromPaste"}));
+}"""
+DROP = """([data, name, type]) => {
+    const carried = new DataTransfer();
+    carried.items.add(new File([Uint8Array.from(atob(data), one => one.charCodeAt(0))], name, {type}));
+    const event = new DragEvent("drop", {bubbles: true, cancelable: true, composed: true, dataTransfer: carried});
+    return !document.querySelector("#gallery").dispatchEvent(event);
+}"""
+
+
+def wait_for_parameters(page: Any) -> None:
+    wanted = {"#steps": "3", "#cfg": "4.5", "#width": "72", "#height": "64", "#seed": "11"}
+    for field, value in wanted.items():
+        there = "([field, value]) => document.querySelector(`${field} input[type=number]`).value === value"
+        page.wait_for_function(there, arg=[field, value], timeout=LONG)
+    assert page.input_value("#prompt textarea") == "a tower <lora:zorp:0.5>"
+    assert page.input_value("#negative textarea") == "blurry"
+    assert page.input_value("#sampler input") == "DDIM"
+
+
+def test_a_parameters_text_is_understood_typed_pasted_and_dropped(page: Any) -> None:
+    Tab(page).ready()
+
+    def begin_anew() -> None:
+        page.fill("#prompt textarea", "")
+        page.fill("#negative textarea", "")
+        for field, value in (("#steps", "2"), ("#cfg", "7"), ("#width", "64"), ("#seed", "7")):
+            fill(page, f"{field} input[type=number]", value)
+
+    page.evaluate(PASTE, ["#prompt textarea", TEXT])
+    wait_for_parameters(page)
+    begin_anew()
+    fill(page, "#prompt textarea", TEXT)  # typed, and left
+    wait_for_parameters(page)
+    begin_anew()
+    picture = encode_png(Image.new("RGB", (8, 8)), TEXT)
+    for content, name, kind in ((picture, "a.png", "image/png"), (TEXT.encode(), "a.txt", "text/plain")):
+        assert page.evaluate(DROP, [base64.b64encode(content).decode(), name, kind]), "the browser leaves the page"
+        wait_for_parameters(page)
+        begin_anew()
+    bare = encode_png(Image.new("RGB", (8, 8)), "")
+    page.evaluate(DROP, [base64.b64encode(bare).decode(), "bare.png", "image/png"])
+    page.get_by_role("alert").get_by_text("bare.png cannot be used: it has no parameters text.").wait_for()
+    page.focus("#prompt textarea")
+    page.fill("#prompt textarea", TEXT)
+    page.keyboard.press("Control+Enter")
+    made = parse_infotext(infotext_with(page, "a tower"))
+    assert (made.prompt, made.settings["Seed"], made.settings["Size"]) == ("a tower <lora:zorp:0.5>", "11", "72x64")
+
+
+def test_a_server_that_stops_is_told_and_the_page_goes_on_by_itself(page: Any) -> None:
+    tab = Tab(page).ready()
+    tab.write("a fox <lora:zorp:0.5>")
+    page.route("**/*", lambda route: route.abort())
+    told = page.get_by_role("alert").get_by_text("The server does not answer. Start it again")
+    told.wait_for(timeout=LONG)
+    assert not page.evaluate(
+        "document.elementFromPoint(...['x', 'y'].map(a => "
+        "document.querySelector('#generate').getBoundingClientRect()[a] + 5))?.closest('#generate')"
+    )
+    tab.row("zorp").get_by_role("button", name="More: schedule").click()
+    tab.root.get_by_role("group", name="Region of zorp").get_by_text("The web UI does not answer.").wait_for()
+    page.unroute("**/*")
+    told.wait_for(state="hidden", timeout=LONG)
+    tab.root.get_by_role("group", name="Region of zorp").get_by_role("button", name="Paint a region").wait_for()
+    page.click("#generate")
+    infotext_with(page, "a fox")
+
+
 @pytest.mark.long
 def test_the_demo_makes_its_first_picture_by_itself_and_once(tmp_path: Path, browser: Any) -> None:
     with serving(tmp_path, tmp_path, ["--demo"]) as served:
@@ -174,6 +251,7 @@ def test_the_demo_makes_its_first_picture_by_itself_and_once(tmp_path: Path, bro
                 if visit == 0:
                     made = infotext_with(page, "Lora hashes")
                     assert parse_infotext(made).prompt == DEMO_PROMPT
+                    assert parse_infotext(made).settings["Seed"] == str(DEMO_SEED), "two visits make one picture"
                     assert "stripes: 278 of 278 layers" in page.inner_text("#outcome")
                 page.wait_for_timeout(1000)  # in which a second job would begin
         assert httpx.get(f"{served.url}/sdapi/v1/progress", timeout=5).json()["state"]["job_count"] == 0

@@ -19,7 +19,6 @@ from lib_lora import Region
 from tests.extension.ui.serving import LONG, Served, opened
 from tests.extension.ui.tab import Tab
 from tests.extension.ui.test_accessibility import faults
-from tests.extension.ui.test_strength_editors import more
 
 pytestmark = pytest.mark.browser
 SHOTS = os.environ.get("REMORA_SCREENSHOTS", "")
@@ -55,7 +54,7 @@ def text(row: Any, name: str = "zorp") -> Any:
 
 def test_a_region_is_chosen_softened_and_taken_off(tab: Tab) -> None:
     tab.write("a <lora:zorp:0.5> fox")
-    row = more(tab, "zorp")
+    row = tab.more("zorp", "Region")
     choice(row).select_option("left")
     tab.prompt_is("a <lora:zorp:0.5:mask=left> fox")
     row.get_by_role("img", name="left, 50 % of the picture").wait_for()
@@ -76,7 +75,7 @@ def test_a_region_is_chosen_softened_and_taken_off(tab: Tab) -> None:
 
 def test_a_region_is_written(tab: Tab) -> None:
     tab.write("<lora:zorp:1:mask=left>")
-    row = more(tab, "zorp")
+    row = tab.more("zorp", "Region")
     assert text(row).input_value() == "left"
     for wrong, problem in (
         ("lft", "there is no region “lft”"),
@@ -112,7 +111,7 @@ def test_a_region_is_written(tab: Tab) -> None:
 
 def test_a_region_is_painted_by_pointer_kept_changed_and_deleted(tab: Tab, served: Served) -> None:
     tab.write("<lora:zorp:1>")
-    row = more(tab, "zorp")
+    row = tab.more("zorp", "Region")
     row.get_by_role("button", name="Paint a region").click()
     dialog = tab.page.get_by_role("dialog", name="A new region")
     sheet = dialog.get_by_role("application")
@@ -178,7 +177,7 @@ def test_a_region_is_painted_by_pointer_kept_changed_and_deleted(tab: Tab, serve
 
 def test_a_region_is_painted_by_keys(tab: Tab, served: Served) -> None:
     tab.write("<lora:zorp:1>")
-    more(tab, "zorp").get_by_role("button", name="Paint a region").click()
+    tab.more("zorp", "Region").get_by_role("button", name="Paint a region").click()
     dialog = tab.page.get_by_role("dialog", name="A new region")
     dialog.get_by_role("button", name="Save").click()
     dialog.get_by_role("alert").get_by_text("Give the region a name.").wait_for()
@@ -202,7 +201,7 @@ def test_a_picture_becomes_a_region(tab: Tab, served: Served) -> None:
     half.paste(255, (100, 0, 200, 100))
     half.save(made, "PNG")
     tab.write("<lora:zorp:1>")
-    more(tab, "zorp").get_by_role("button", name="Paint a region").click()
+    tab.more("zorp", "Region").get_by_role("button", name="Paint a region").click()
     dialog = tab.page.get_by_role("dialog", name="A new region")
     field = dialog.get_by_label("A picture, white where the LoRA acts")
     field.set_input_files({"name": "x.png", "mimeType": "image/png", "buffer": b"no picture"})
@@ -223,8 +222,26 @@ def test_what_the_server_refuses_is_said(served: Served, browser: Any) -> None:
     with opened(served, browser, lambda page: page.route("**/remora/v1/regions", refuse)) as page:
         tab = Tab(page).ready()
         tab.write("<lora:zorp:1:mask=left>")
-        more(tab, "zorp").get_by_role("alert").get_by_text("the disk is full").wait_for(timeout=LONG)
+        row = tab.more("zorp", "Region")
+        row.get_by_role("alert").get_by_text("the disk is full").wait_for(timeout=LONG)
         assert tab.prompt == "<lora:zorp:1:mask=left>"
+        row.get_by_role("button", name="Try again").click()
+        row.get_by_role("alert").get_by_text("the disk is full").wait_for()
+        page.unroute("**/remora/v1/regions")
+        row.get_by_role("button", name="Try again").click()
+        choice(row).wait_for()
+        row.get_by_role("button", name="Try again").wait_for(state="hidden")
+
+
+def test_a_section_that_could_not_be_loaded_is_loaded_when_the_server_is_back(tab: Tab) -> None:
+    tab.page.route("**/remora/v1/**", lambda route: route.abort())
+    tab.write("<lora:zorp:1:mask=left>")
+    row = tab.more("zorp", "Region")
+    row.get_by_role("alert").get_by_text("The web UI does not answer.").wait_for()
+    tab.page.wait_for_function("window.remoraTab.state.lost", timeout=LONG)
+    tab.page.unroute("**/remora/v1/**")
+    choice(row).wait_for(timeout=LONG)
+    row.get_by_text("The web UI does not answer.").wait_for(state="hidden")
 
 
 # text, feather

@@ -72,13 +72,6 @@ def tab(served: Served, browser: Any) -> Iterator[Tab]:
     httpx.put(f"{served.url}/remora/v1/stack", json={})
 
 
-def more(tab: Tab, name: str, within: str = "Stack") -> Any:
-    """Open the editors of an entry."""
-    row = tab.row(name, within)
-    row.get_by_role("button", name=f"More: schedule, region, passes, blocks of {name}").click()
-    return row
-
-
 def block(row: Any, block_id: str, name: str = "zorp") -> Any:
     return row.get_by_role("slider", name=f"{block_id} of {name}", exact=True)
 
@@ -92,7 +85,7 @@ def listed(**weights: str) -> str:
 
 def test_a_block_is_changed_by_keys_and_taken_back(tab: Tab) -> None:
     tab.write("a <lora:zorp:0.5> fox (red:1.2)")
-    row = more(tab, "zorp")
+    row = tab.more("zorp", "Blocks")
     block(row, "IN04").focus()
     for key in ("ArrowDown", "ArrowDown", "PageDown"):
         tab.page.keyboard.press(key)
@@ -114,7 +107,7 @@ def test_a_block_is_changed_by_keys_and_taken_back(tab: Tab) -> None:
 
 def test_blocks_are_painted_with_a_pointer(tab: Tab) -> None:
     tab.write("<lora:zorp:1>")
-    row = more(tab, "zorp")
+    row = tab.more("zorp", "Blocks")
     block(row, "OUT00").scroll_into_view_if_needed()
     first, last = (block(row, one).bounding_box() for one in ("OUT00", "OUT03"))
     middle, top = first["y"] + first["height"] / 2, first["y"]
@@ -130,7 +123,7 @@ def test_blocks_are_painted_with_a_pointer(tab: Tab) -> None:
 
 def test_a_weight_is_typed(tab: Tab) -> None:
     tab.write("<lora:zorp:1>")
-    row = more(tab, "zorp")
+    row = tab.more("zorp", "Blocks")
     block(row, "M00").focus()
     field = row.get_by_role("textbox", name="Weight of M00 of zorp")
     field.fill("much")
@@ -145,7 +138,7 @@ def test_presets_are_chosen_kept_and_deleted(tab: Tab) -> None:
     tab.row("zorp").get_by_role("button", name="Write OUTALL in place of OUTAL").click()
     tab.prompt_is("<lora:zorp:1:OUTALL>")
     tab.write("<lora:zorp:1:IN02>")
-    row = more(tab, "zorp")
+    row = tab.more("zorp", "Blocks")
     row.get_by_text("There is no preset “IN02”.").wait_for()
     assert row.get_by_text("blocks IN02").count() == 0, "no chip tells of it as if it acted"
     choice = row.get_by_role("combobox", name="Block preset of zorp")
@@ -180,7 +173,7 @@ def test_presets_are_chosen_kept_and_deleted(tab: Tab) -> None:
 
 def test_rules_for_layers_are_chosen(tab: Tab) -> None:
     tab.write("<lora:zorp:1:lbw=OUTALL:lbwe=THEIRS> x")
-    rules = more(tab, "zorp").get_by_label("Block rules of zorp")
+    rules = tab.more("zorp", "Blocks").get_by_label("Block rules of zorp")
     assert rules.input_value() == "THEIRS"  # one that is not known here stays as it is
     tab.row("zorp").get_by_role("alert").get_by_text("There are no rules “THEIRS”.").wait_for()
     rules.select_option("ATTNDEEPOFF")
@@ -196,13 +189,13 @@ def test_rules_for_layers_are_chosen(tab: Tab) -> None:
 def test_a_list_that_does_not_fit_is_said_and_kept(tab: Tab) -> None:
     tag = f"<lora:zorp:1:lbw=0,{','.join(['1'] * 18)}>"
     tab.write(tag)
-    more(tab, "zorp").get_by_text("19 values; the loaded model takes 26, 17.").wait_for()
+    tab.more("zorp", "Blocks").get_by_text("19 values; the loaded model takes 26, 17.").wait_for()
     assert tab.prompt == tag
 
 
 def test_letters_are_kept_until_they_are_changed(tab: Tab) -> None:
     tab.write(f"<lora:zorp:1:lbw={listed(IN01='R', IN02='X+0.2', IN03='U')}:x=0.5>")
-    row = more(tab, "zorp")
+    row = tab.more("zorp", "Blocks")
     assert (block(row, "IN01").inner_text(), block(row, "IN02").inner_text()) == ("R", "X")
     block(row, "OUT05").press("Home")
     tab.prompt_is(f"<lora:zorp:1:lbw={listed(IN01='R', IN02='X+0.2', IN03='U', OUT05='0')}:x=0.5>")
@@ -217,7 +210,24 @@ def test_blocks_that_cannot_be_asked_for_are_said(served: Served, browser: Any) 
     with opened(served, browser, lambda page: page.route("**/remora/v1/blocks", refuse)) as page:
         tab = Tab(page).ready()
         tab.write("<lora:zorp:1>")
-        more(tab, "zorp").get_by_role("alert").get_by_text("the model is being loaded").wait_for(timeout=LONG)
+        tab.more("zorp", "Blocks").get_by_role("alert").get_by_text("the model is being loaded").wait_for(timeout=LONG)
+
+
+# --- sections ---
+
+
+def test_one_section_of_one_row_is_open_and_the_set_ones_are_marked(tab: Tab) -> None:
+    tab.write("<lora:zorp:1:mask=left:lbw=OUTALL> <lora:stripes:1>")
+    row = tab.row("zorp")
+    row.get_by_role("button", name="More: schedule, region, passes, blocks of zorp").click()
+    row.get_by_role("group", name="Region of zorp").wait_for()  # the first that is set
+    marks = row.get_by_role("group", name="Settings of zorp").get_by_role("button").all_inner_texts()
+    assert marks == ["Schedule", "Region •", "Passes", "Blocks •"]
+    for section in ("Schedule", "Passes", "Blocks"):
+        tab.more("zorp", section).get_by_role("group", name=f"{section} of zorp").wait_for()
+        assert tab.root.locator(".rt-part[role=group]").count() == 1
+    tab.more("stripes", "Passes").get_by_role("group", name="Passes of stripes").wait_for()
+    assert tab.root.locator(".rt-more").count() == 1
 
 
 # --- schedule ---
@@ -225,7 +235,7 @@ def test_blocks_that_cannot_be_asked_for_are_said(served: Served, browser: Any) 
 
 def test_a_schedule_is_begun_shaped_and_ended(tab: Tab) -> None:
     tab.write("a <lora:zorp:0.8:high> fox")
-    row = more(tab, "zorp")
+    row = tab.more("zorp", "Schedule")
     schedule = row.get_by_role("group", name="Schedule of zorp").bounding_box()
     assert schedule["y"] + schedule["height"] <= tab.page.viewport_size["height"], "it is scrolled to"
     for name, points in (("Fade in", "0@0,0.8@1"), ("Fade out", "0.8@0,0@1"), ("Add a schedule", "0.8@0,0.8@1")):
@@ -233,11 +243,6 @@ def test_a_schedule_is_begun_shaped_and_ended(tab: Tab) -> None:
         row.get_by_role("button", name=name).click()
         tab.prompt_is(f"a <lora:zorp:0.8:{points}:high> fox")
     row.get_by_text("Drag a point to change it").wait_for()
-    top = [
-        row.get_by_role("group", name=f"{part} of zorp").bounding_box()["y"]
-        for part in ("Schedule", "Region", "Blocks")
-    ]
-    assert top == sorted(top), "what most users want stands first"
     first = row.get_by_role("slider", name="Point 1 of 2 of zorp")
     first.press("Home")
     row.get_by_role("button", name="Add a point").click()
@@ -262,7 +267,7 @@ def test_a_schedule_is_begun_shaped_and_ended(tab: Tab) -> None:
 
 def test_points_are_drawn_with_a_pointer(tab: Tab) -> None:
     tab.write("<lora:zorp:1:1@0,1@1>")
-    row = more(tab, "zorp")
+    row = tab.more("zorp", "Schedule")
     one, other = (row.get_by_role("slider", name=f"Point {i} of 2").locator("circle").last for i in (1, 2))
     one.scroll_into_view_if_needed()
     left, right = one.bounding_box(), other.bounding_box()
@@ -276,7 +281,7 @@ def test_points_are_drawn_with_a_pointer(tab: Tab) -> None:
 
 def test_points_are_typed_as_parts_or_steps(tab: Tab) -> None:
     tab.write("<lora:zorp:1:0@0,1@1>")
-    row = more(tab, "zorp")
+    row = tab.more("zorp", "Schedule")
     field = row.get_by_role("textbox", name="Points of the schedule of zorp")
     field.fill("0@0, 1@")
     row.get_by_role("alert").get_by_text("Write strength@position").wait_for()
@@ -313,7 +318,7 @@ def test_no_slider_overwrites_a_schedule(tab: Tab) -> None:
 
 def test_the_steps_in_which_it_acts(tab: Tab) -> None:
     tab.write("<lora:zorp:1> <lora:stripes:1:step=2-8>")
-    row = more(tab, "zorp")
+    row = tab.more("zorp", "Schedule")
     row.get_by_role("textbox", name="After step of zorp").fill("x")
     row.get_by_role("alert").get_by_text("“x” is not a step").wait_for()
     row.get_by_role("textbox", name="After step of zorp").fill("50%")
@@ -326,7 +331,7 @@ def test_the_steps_in_which_it_acts(tab: Tab) -> None:
     row.get_by_role("textbox", name="After step of zorp").fill("1")
     row.get_by_role("textbox", name="Until step of zorp").fill("10")
     row.get_by_text("steps 1-10").wait_for()
-    row = more(tab, "stripes")
+    row = tab.more("stripes", "Schedule")
     assert row.get_by_role("textbox", name="After step").input_value() == "2"
     row.get_by_role("textbox", name="Until step").fill("9")
     tab.prompt_is("<lora:zorp:1:start=1:stop=10> <lora:stripes:1:step=2-9>")
@@ -339,7 +344,7 @@ def test_the_steps_in_which_it_acts(tab: Tab) -> None:
 
 def test_passes_are_switched_and_one_stays(tab: Tab) -> None:
     tab.write("<lora:zorp:1>")
-    row = more(tab, "zorp")
+    row = tab.more("zorp", "Passes")
     chips = {
         name: row.get_by_role("button", name=name, exact=True) for name in ("base", "hires", "refiner", "detailer")
     }
@@ -377,10 +382,10 @@ def test_what_is_always_on_has_them_too_and_takes_them_along(tab: Tab) -> None:
     tab.saved()
     fields = {"name": "zorp", "on": True, "unet": 1, "text_encoder": 0.8}
     assert sent[-1]["entries"] == [{**fields, "more": "unet=0@0,1@1:lbw=OUTALL:high"}]
-    row = more(tab, "zorp", "Always on")
+    row = tab.more("zorp", "Schedule", "Always on")
     row.get_by_role("slider", name="Point 1 of 2 of zorp").press("ArrowUp")
-    row.get_by_role("button", name="detailer", exact=True).click()
-    block(row, "M00").press("Home")
+    tab.more("zorp", "Passes", "Always on").get_by_role("button", name="detailer", exact=True).click()
+    block(tab.more("zorp", "Blocks", "Always on"), "M00").press("Home")
     tab.saved()
     assert sent[-1]["entries"][0]["more"].startswith("unet=0.05@0,1@1:lbw=1,0,0")
     assert sent[-1]["entries"][0]["more"].endswith(":high:pass=base,hires,refiner")
@@ -395,23 +400,23 @@ def test_the_server_knows_what_is_written(served: Served, browser: Any) -> None:
     with opened(served, browser) as page:
         tab = Tab(page).ready()
         tab.write("<lora:zorp:1>")
-        row = more(tab, "zorp")
+        row = tab.more("zorp", "Blocks")
         block(row, "M00").press("Home")
         row.get_by_role("button", name="Save as preset").click()
         row.get_by_role("textbox", name="Name of the new block preset").fill("no middle")
         row.get_by_role("textbox", name="Name of the new block preset").press("Enter")
         row.get_by_role("combobox", name="Block preset of zorp").select_option("no middle")
-        row.get_by_role("button", name="Add a schedule").click()
+        tab.more("zorp", "Schedule").get_by_role("button", name="Add a schedule").click()
         row.get_by_role("combobox", name="Shape of the schedule").select_option("step")
         row.get_by_role("textbox", name="Until step of zorp").fill("10")
-        row.get_by_role("button", name="detailer", exact=True).click()
+        tab.more("zorp", "Passes").get_by_role("button", name="detailer", exact=True).click()
         fields = "lbw=no middle:curve=step:stop=10:pass=base,hires,refiner"
         tab.prompt_is(f"<lora:zorp:1:1@0,1@1:{fields}>")
         tab.button("apply zorp to every picture").click()
         tab.saved()
         (entry,) = httpx.get(f"{served.url}/remora/v1/stack").json()["entries"]
         assert entry["more"] == f"unet=1@0,1@1:{fields}"
-        more(tab, "zorp", "Always on").get_by_role("button", name="Delete preset no middle").click()
+        tab.more("zorp", "Blocks", "Always on").get_by_role("button", name="Delete preset no middle").click()
         tab.saved()
         (entry,) = httpx.get(f"{served.url}/remora/v1/stack").json()["entries"]
         assert ":lbw=1,1,1," in entry["more"]
@@ -431,15 +436,18 @@ def test_they_fit_and_have_no_fault(served: Served, browser: Any, theme: str, wi
         tab.write(
             f"a fox <lora:zorp:0.8:0@0,1@0.4,0.3@1:lbw={weights}:start=1:stop=10:pass=base,hires> <lora:stripes:1>"
         )
-        row = more(tab, "zorp")
-        block(row, "IN04").wait_for()
-        row.get_by_role("slider", name="Point 2 of 3 of zorp").focus()
-        if SHOTS:
-            row.screenshot(path=Path(SHOTS) / f"strength-{theme}-{width}.png")
-        assert faults(page) == []
         wide = f"[...{SHADOW}.querySelectorAll('.rt-more *')].map(e => e.getBoundingClientRect().right)"
-        assert max(page.evaluate(wide)) <= width
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        row = tab.more("zorp", "Schedule")
+        row.get_by_role("slider", name="Point 2 of 3 of zorp").focus()
+        for section in ("Schedule", "Region", "Passes", "Blocks"):
+            tab.more("zorp", section).get_by_role("group", name=f"{section} of zorp").wait_for()
+            if section == "Blocks":
+                block(row, "IN04").wait_for()
+            if SHOTS:
+                row.screenshot(path=Path(SHOTS) / f"strength-{theme}-{width}-{section}.png")
+            assert faults(page) == []
+            assert max(page.evaluate(wide)) <= width
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
         if width < 400:
             block(row, "OUT11").scroll_into_view_if_needed()
             box = block(row, "OUT11").bounding_box()

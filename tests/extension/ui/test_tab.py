@@ -160,8 +160,49 @@ def test_it_is_filtered_and_sorted(tab: Tab) -> None:
     tab.root.get_by_label("Sort by").select_option("size")
     names = tab.root.locator(".rt-virtual .rt-card-name").all_inner_texts()
     assert (names[0], names[-1]) == ("stripes", "stars")
-    tab.button("Show as a list").click()
+    tab.button("List").click()
     assert tab.root.locator(".rt-card-list").count() == 6
+
+
+MANY = """() => {
+    const {library} = window.remoraTab, {catalog} = library;
+    const named = (_, at) => ({...catalog.all[0], id: `many ${at}`, picture: "",
+        name: `Incredibly_Detailed_Anime-Portrait_Style_for_SDXL-v${at}`});
+    catalog.take({...catalog, whole: true, gone: [], loras: Array.from({length: 200}, named)});
+    library.changed();
+}"""
+SEEN = """box => {
+    const isIn = (inner, outer) =>
+        inner.top >= outer.top && inner.bottom <= outer.bottom && inner.right <= outer.right;
+    const {top, bottom} = box.getBoundingClientRect();
+    const sight = {top: Math.max(0, top), bottom: Math.min(innerHeight, bottom), right: innerWidth};
+    const cards = [...box.querySelectorAll('.rt-card')].filter(card => isIn(card.getBoundingClientRect(), sight));
+    const ends = cards.map(card => [card, card.querySelector('.rt-tail')]).filter(([card, end]) =>
+        end.textContent.includes('-v') && isIn(end.getBoundingClientRect(), card.getBoundingClientRect()));
+    return [cards.length, ends.length];
+}"""
+"""How many cards are in sight, and of how many the name's end is."""
+
+
+def test_a_switch_sets_how_many_files_are_in_sight_and_their_names_keep_their_ends(tab: Tab) -> None:
+    scripts = "performance.getEntriesByType('resource').map(({name}) => name.split('/remora/app/')[1]).filter(Boolean)"
+    assert sorted(tab.page.evaluate(scripts)) == ["tab.css", "tab.js"]
+    tab.page.set_viewport_size({"width": 1280, "height": 900})
+    tab.page.evaluate(MANY)
+    box = tab.root.locator(".rt-scroll")
+    seen = []
+    for view in ("Cards: large", "Cards: medium", "Cards: small", "List"):
+        tab.root.get_by_role("group", name="How files are shown").get_by_role("button", name=view).click()
+        tab.root.locator(".rt-card-" + view.split()[-1].lower()).first.wait_for()
+        box.evaluate("box => box.scrollIntoView({block: 'center'})")
+        cards, ends = box.evaluate(SEEN)
+        assert cards == ends, view
+        seen.append(cards)
+    large, medium, small, lines = seen
+    assert large < 9 < medium < small
+    assert lines > 9
+    tab.page.set_viewport_size({"width": 390, "height": 844})
+    assert box.bounding_box()["height"] > 560, "on a phone it fills the page"
 
 
 def test_arrow_keys_go_through_the_library(tab: Tab) -> None:

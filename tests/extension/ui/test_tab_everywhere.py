@@ -107,14 +107,13 @@ def test_search_insert_tune_reorder_undo(place: Place, tab: Tab) -> None:
 
 def test_blocks_schedule_and_passes(place: Place, tab: Tab) -> None:
     tab.write("a fox <lora:stripes:0.5>")
-    row = tab.row("stripes")
-    row.get_by_role("button", name="More: schedule, region, passes, blocks of stripes").click()
+    row = tab.more("stripes", "Blocks")
     row.get_by_role("combobox", name="Block preset of stripes").select_option("OUTALL")
-    row.get_by_role("button", name="Add a schedule").click()
+    tab.more("stripes", "Schedule").get_by_role("button", name="Add a schedule").click()
     row.get_by_role("textbox", name="Until step of stripes").fill("10")
-    row.get_by_role("button", name="detailer", exact=True).click()
+    tab.more("stripes", "Passes").get_by_role("button", name="detailer", exact=True).click()
     tab.prompt_is("a fox <lora:stripes:0.5:0.5@0,0.5@1:lbw=OUTALL:stop=10:pass=base,hires,refiner>")
-    row.get_by_role("slider", name="IN04 of stripes").press("End")
+    tab.more("stripes", "Blocks").get_by_role("slider", name="IN04 of stripes").press("End")
     tab.page.wait_for_function("window.remoraTab.state.prompt.includes('lbw=1,0,0,0,0,1,')", timeout=LONG)
     shot(tab, place, "strength")
     place.generate(tab.page)

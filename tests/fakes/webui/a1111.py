@@ -393,10 +393,12 @@ class A1111Fake:
         p.all_negative_prompts = [p.negative_prompt] * len(p.all_prompts)
         if p.enable_hr:
             p.all_hr_prompts = [p.hr_prompt or p.prompt] * count if not isinstance(p.hr_prompt, list) else p.hr_prompt
-        found = SimpleNamespace(images=[], infotexts=[], p=p)
+        p.all_seeds = [p.seed + i for i in range(len(p.all_prompts))]
+        found = SimpleNamespace(images=[], infotexts=[], p=p, all_seeds=p.all_seeds, index_of_first_image=0)
         for number in range(p.n_iter):
             p.iteration, rows = number, slice(number * p.batch_size, (number + 1) * p.batch_size)
             p.prompts, p.negative_prompts = p.all_prompts[rows], p.all_negative_prompts[rows]
+            p.seeds = p.all_seeds[rows]
             p.prompts, p.extra_network_data = self.extra_networks.parse_prompts(p.prompts)
             if p.enable_hr:
                 p.hr_prompts, p.hr_data = self.extra_networks.parse_prompts(p.all_hr_prompts[rows])

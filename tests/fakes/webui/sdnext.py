@@ -122,7 +122,7 @@ class Detailer:
             pc.disable_extra_networks = True  # so that the next line does nothing
             networks.activate_filtered(pc, pc.network_data)
             pc.recursion = True
-            image = image + self.web.process_images_inner(pc).images[0]
+            image = image + self.web.modules["modules.processing"].process_images_inner(pc).images[0]
             networks.deactivate(pc, force=True)
             del pc.recursion
         vars(p).update(kept)
@@ -204,18 +204,19 @@ class SDNext:
         p = Processing(list(prompts), **{"batch_size": len(prompts), **values})
         self.state.begin("txt2img")
         self._call("before_process", p)
-        result = self.process_images_inner(p)
+        result = self.modules["modules.processing"].process_images_inner(p)
         self.state.end()
         return result
 
     def process_images_inner(self, p: Processing) -> Any:
         networks, processing = self.extra_networks, self.modules["modules.processing"]
         images, infotexts = [], []
+        seeds = [1 + i for i in range(len(p.all_prompts))]
         for n in range(p.n_iter):
             p.iteration = n
             batch = slice(p.iteration * p.batch_size, (p.iteration + 1) * p.batch_size)
             if not hasattr(p, "keep_prompts"):
-                p.prompts = p.all_prompts[batch]
+                p.prompts, p.seeds = p.all_prompts[batch], seeds[batch]
             p.prompts, p.network_data = networks.parse_prompts(p.prompts)
             try:
                 made = self._process_diffusers(p)
@@ -227,7 +228,7 @@ class SDNext:
                 shown = self.shared.detailer.restore(image, p) if p.detailer_enabled else image
                 images.append(shown)
                 infotexts.append(processing.create_infotext(p, p.prompts, index=i))
-        result = processing.get_processed(p, images_list=images, infotexts=infotexts, comments="")
+        result = processing.get_processed(p, images_list=images, infotexts=infotexts, comments="", all_seeds=seeds)
         result.p = p
         return result
 
@@ -307,7 +308,13 @@ class SDNext:
             made, "sd_hijack_te", prompt_cache=SimpleNamespace(cache={}), hijack_encode_prompt=lambda prompt: prompt
         )
         self._add(made, "processing_diffusers", set_pipeline_args=self._set_pipeline_args)
-        self._add(made, "processing", create_infotext=create_infotext, get_processed=get_processed)
+        self._add(
+            made,
+            "processing",
+            create_infotext=create_infotext,
+            get_processed=get_processed,
+            process_images_inner=self.process_images_inner,
+        )
         self._add(made, "prompt_parser_diffusers", cache=OrderedDict(), PromptEmbedder=None)
         made["modules.prompt_parser_diffusers"].PromptEmbedder = _embedder_class(self, made)
         for name, values in self.lora.modules().items():
@@ -372,7 +379,7 @@ def create_infotext(
 
 
 def get_processed(*args: Any, **kwargs: Any) -> Any:
-    return SimpleNamespace(images=kwargs["images_list"], infotexts=kwargs["infotexts"], comments=kwargs["comments"])
+    return SimpleNamespace(images=kwargs.pop("images_list"), **kwargs)
 
 
 def _embedder_class(web: SDNext, modules: dict[str, ModuleType]) -> type:

@@ -1,0 +1,41 @@
+// At the top of the tab: the picture that the page shows, its seed and LoRAs, and a button that makes the next one.
+
+/** @import {State, Tab} from "../main.js" */
+
+import {html} from "../vendor/preact.js";
+import {query} from "../api.js";
+import {lorasOf} from "../pictures.js";
+import {Button, Picture} from "./parts.js";
+
+/** @param {{tab: Tab, state: State}} props */
+export function Strip({tab, state}) {
+    const {page, latest} = state;
+    const {needsButton, seed} = tab.pictures;
+    if (!needsButton && !latest) return null;
+    const thumbnail = latest?.thumbnail ? `pictures/thumbnail?${query({id: latest.id, t: latest.time})}` : "";
+    const open = () => tab.set({dialog: "pictures"});
+    const record = latest && (seed === null || latest.seed === seed) ? latest : null;
+    return html`<div class="rt-made" role="group" aria-label="Picture">
+        ${needsButton && html`<${Make} tab=${tab} state=${state} />`}
+        ${
+            needsButton
+            && (page.picture || thumbnail)
+            && html`<${Button} label="The latest picture: show the pictures of this session" class="rt-thumb rt-made-picture"
+                onClick=${open}>${page.picture ? html`<img src=${page.picture} alt="" draggable=${false} />` : html`<${Picture} api=${tab.api} name="" path=${thumbnail} />`}<//>`
+        }
+        <p class="rt-made-text">
+            ${record || seed !== null ? html`<strong>Seed ${seed ?? record?.seed}</strong>` : html`<span class="rt-hint">No picture yet</span>`}
+            ${record && html` <span>${lorasOf(record).join(", ") || "no LoRA"}</span>`}
+        </p>
+        ${latest && html`<button type="button" class="rt-small" onClick=${open}>Pictures</button>`}
+    </div>`;
+}
+
+/** @param {{tab: Tab, state: State}} props */
+function Make({tab, state}) {
+    const {page, target, lost} = state;
+    if (page.busy)
+        return html`<button type="button" class="rt-make" onClick=${() => tab.pictures.stop()}>Stop</button>`;
+    return html`<${Button} label=${`Generate with the prompt of ${target} (Ctrl+Enter)`} class="rt-primary rt-make" disabled=${lost}
+        onClick=${() => tab.pictures.generate()}>${page.label || "Generate"}<//>`;
+}

@@ -1,0 +1,72 @@
+"""The tab beside the picture: the page's own button, the picture that it shows, its seed, and its LoRA."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.extension.ui.serving import LONG, Served, opened
+from tests.extension.ui.tab import Tab
+
+pytestmark = pytest.mark.browser
+HOST = Path(__file__).with_name("host_page.html")
+
+
+@pytest.fixture
+def tab(served: Served, browser: Any) -> Iterator[Tab]:
+    """Yield the tab in a page that keeps its prompt, its button and its pictures in another tab."""
+
+    def before(page: Any) -> None:
+        page.route(
+            f"{served.url}/", lambda route: route.fulfill(body=HOST.read_text("utf-8"), content_type="text/html")
+        )
+
+    with opened(served, browser, before) as page:
+        yield Tab(page, "#txt2img_prompt textarea").ready()
+
+
+def test_a_strength_is_tried_without_leaving_the_tab(tab: Tab) -> None:
+    strip = tab.root.get_by_role("group", name="Picture", exact=True)
+    tab.write("a fox <lora:stripes:0.5>")
+    strip.get_by_role("button", name="Generate with the prompt of txt2img").click()
+    strip.get_by_role("button", name="Stop").wait_for()
+    strip.get_by_text("Seed 40 stripes 0.5").wait_for(timeout=LONG)
+    tab.row("stripes").get_by_text("✓ applied: 278 of 278 layers").wait_for(timeout=LONG)
+    shown = strip.get_by_role("button", name="The latest picture").locator("img").evaluate("i => i.naturalWidth")
+    assert shown == 64
+    tab.strength("stripes").fill("0.8")
+    tab.page.keyboard.press("Control+Enter")
+    strip.get_by_text("Seed 41 stripes 0.8").wait_for(timeout=LONG)
+    tab.root.evaluate("() => document.activeElement.blur()")
+    tab.page.keyboard.press("Control+Enter")  # nothing has the focus
+    strip.get_by_text("Seed 42 stripes 0.8").wait_for(timeout=LONG)
+
+
+def test_compare_begins_with_the_seed_of_the_picture_and_pictures_are_found_by_their_lora(tab: Tab) -> None:
+    tab.write("a fox <lora:zorp:0.5>")
+    tab.button("Generate with the prompt").click()
+    tab.root.get_by_text("Seed 40 zorp 0.5").wait_for(timeout=LONG)
+    tab.pane("Stack")
+    tab.button("Compare").click()
+    assert tab.page.get_by_role("dialog", name="Compare").get_by_label("Seed (-1: random)").input_value() == "40"
+    tab.page.keyboard.press("Escape")
+    tab.root.get_by_role("button", name="Pictures", exact=True).click()
+    dialog = tab.page.get_by_role("dialog", name="Pictures of this session")
+    dialog.get_by_label("With the LoRA").select_option("zorp")
+    first = dialog.get_by_role("list", name="Pictures").get_by_role("listitem").first
+    first.get_by_text("zorp 0.5").wait_for()
+    tab.page.wait_for_function("i => i.naturalWidth === 64", arg=first.locator("img").element_handle(), timeout=LONG)
+    tab.page.keyboard.press("Escape")
+    tab.pane("Library")
+    tab.button("About zorp").click()
+    about = tab.page.get_by_role("dialog", name="zorp")
+    about.get_by_text("Pictures of this session").click()
+    about.get_by_role("list", name="Pictures").get_by_text("Seed 40").first.wait_for()
+
+
+def test_in_modern_ui_the_tabs_button_says_what_it_opens(tab: Tab) -> None:
+    button = tab.page.locator("button[tabitemid]")
+    assert (button.inner_text(), button.get_attribute("title")) == ("LoRA", "Remora")
