@@ -38,6 +38,9 @@ RUN_BY = {  # command, or its beginning -> file and function of the test that ru
     "curl": "tests/extension/standalone/test_sdapi.py::test_the_requests_in_the_documents_are_answered",
     "python benchmarks/count.py --kinds": "tests/test_benchmarks.py::test_the_page_of_pefts_kinds_has_their_cost",
     "python install.py gpu": "tests/gpu/test_gpu.py::test_small_models_on_the_cpu",
+    "python -m extension.api.contract": (
+        "tests/extension/api/test_contract.py::test_the_types_of_the_tab_and_the_tables_of_the_docs_are_up_to_date"
+    ),
     "python docs/architecture.py": "tests/test_architecture.py::test_the_picture_is_up_to_date",
     "python -m tests.families": "tests/lib_lora/test_families.py::test_the_documents_have_the_table_of_families",
     "python -m tests.real URL": (

@@ -149,9 +149,7 @@ TESTS = {
     "tests/lib_lora/test_families.py": "reef",
     "tests/lib_lora/test_base_weights.py": "int8_rows or every_reader",
     "tests/lib_lora/test_kinds.py": "coral or every_kind",
-    "tests/lib_lora/test_kinds_chosen.py": "coral",
-    "tests/lib_lora/test_kinds_dense.py": "coral",
-    "tests/lib_lora/test_kinds_merged.py": "coral",
+    "tests/lib_lora/test_kinds_output.py": "coral",
     "tests/lib_lora/test_kinds_on_bases.py": "coral or int8_rows",
     "tests/lib_lora/test_fused.py": "coral",
 }

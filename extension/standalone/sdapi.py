@@ -51,7 +51,7 @@ _ABSENT: Mapping[str, Any] = {
     "job_timestamp": "0",
     "is_using_inpainting_conditioning": False,
 }
-_REFUSED: Mapping[str, str] = {
+REFUSED: Mapping[str, str] = {
     "interrogate": "no model that describes pictures is loaded",
     "unload-checkpoint": "the model is loaded as long as the program runs",
     "create/embedding": "the embedded web UI does not train",
@@ -60,7 +60,7 @@ _REFUSED: Mapping[str, str] = {
     "train/hypernetwork": "the embedded web UI does not train",
 }
 """Routes of A1111 that cannot do here what they are for."""
-_UNCHANGED = ("refresh-checkpoints", "refresh-vae", "refresh-embeddings", "reload-checkpoint")
+UNCHANGED = ("refresh-checkpoints", "refresh-vae", "refresh-embeddings", "reload-checkpoint")
 """Routes of A1111 without effect here: the model is chosen at the start, and nothing else is read from folders."""
 _SIZE = re.compile(r"(\d+)x(\d+)")
 OWN = tuple(option.key for option in TABLE)
@@ -92,8 +92,8 @@ class SdApi:
             ("GET", "options", self.options),
             ("POST", "options", self.set_options),
             *(("GET", name, answer) for name, answer in SdLists(self._runner).routes.items()),
-            *(("POST", name, _nothing) for name in _UNCHANGED),
-            *(("POST", name, _Refusal(name, why).answer) for name, why in _REFUSED.items()),
+            *(("POST", name, _nothing) for name in UNCHANGED),
+            *(("POST", name, _Refusal(name, why).answer) for name, why in REFUSED.items()),
         ]
         for method, name, endpoint in routes:
             add_route(app, f"/sdapi/v1/{name}", endpoint, Access(), methods=[method])

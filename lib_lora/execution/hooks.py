@@ -206,11 +206,13 @@ class ClassPatch(Patch):
     def undo(self) -> None:
         """Restore the class as it was found; patches that others put on top stay."""
         with _lock:
-            for name, ours in self._ours.items():
-                if name in self.cls.__dict__ and self.cls.__dict__[name] is ours:
+            for name, ours in reversed(self._ours.items()):  # the slot last: a call may be in our forward
+                if name not in self.cls.__dict__ or self.cls.__dict__[name] is not ours:
+                    continue
+                if name in self._former:  # in one step: another thread may call a layer of this class
+                    setattr(self.cls, name, self._former[name])
+                else:
                     delattr(self.cls, name)
-                    if name in self._former:
-                        setattr(self.cls, name, self._former[name])
             if _PATCH not in self.cls.__dict__:
                 _patches.discard(self.cls)
 

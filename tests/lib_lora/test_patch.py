@@ -372,3 +372,29 @@ def test_reattaching_what_is_in_force_changes_nothing(path):
     slot = hooks.slot_of(model[0])
     engine.reattach()
     assert hooks.slot_of(model[0]) is slot
+
+
+def test_a_class_has_a_forward_at_every_moment(path):
+    """While the last engine goes, another thread may call a layer of the class."""
+    deleted: list[str] = []
+
+    class Noting(type):
+        def __delattr__(cls, name: str) -> None:
+            deleted.append(name)
+            super().__delattr__(name)
+
+    class Own(nn.Linear, metaclass=Noting):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x)
+
+    forward = Own.forward
+    model = net(Own)
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(path)]))
+    assert Own.forward is not forward
+    engine.close()
+    del engine
+    uninstall()
+    assert Own.forward is forward
+    assert deleted
+    assert "forward" not in deleted

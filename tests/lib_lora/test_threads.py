@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Halves, PerImage, Region, RowsError, Stack, Strength, install, uninstall
 from lib_lora.execution import hooks
+from lib_lora.placement import resident
 from lib_lora.strengths.table import StrengthTable
 from tests.conftest import TORCH
 from tests.fakes.files import pair, save
@@ -543,7 +544,7 @@ def test_after_an_activation_that_failed_the_report_speaks_of_calls_since(
         raise RuntimeError("the device is gone")
 
     with caplog.at_level(logging.WARNING):
-        monkeypatch.setattr(hooks, "place_together", fail)
+        monkeypatch.setattr(resident, "place_together", fail)
         with pytest.raises(RuntimeError, match="the device is gone"):
             engine.activate(Stack([Entry(lora(tmp_path / "b.safetensors", 1))]))
         monkeypatch.undo()

@@ -16,7 +16,7 @@ from extension.standalone.server import make_api
 from tests.real.__main__ import main
 from tests.real.checks import CHECKS
 
-NOT_THERE = {"batch", "hires", "checkpoints", "plot"}
+NOT_THERE = {"batch", "checkpoints", "plot"}
 """What the embedded web UI lacks."""
 
 

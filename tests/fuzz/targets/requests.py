@@ -93,6 +93,9 @@ class _Runner:
         model = SimpleNamespace(name="made", path=Path("made"), shorthash="0" * 10, sha256=digest)
         self.studio = SimpleNamespace(model=model, host=STANDALONE)
 
+    def refuse_if_busy(self) -> None:
+        """Refuse nothing: no job waits."""
+
     def submit(self, request: Txt2Img, save: bool = False) -> SimpleNamespace:
         request.check()
         pictures = [Picture(Image.new("RGB", (8, 8)), seed, request.prompt) for seed in range(request.count)]
@@ -301,7 +304,12 @@ _OF_PICTURES = (
 @st.composite
 def _of_pictures(draw: st.DrawFn) -> bytes:
     method, name = draw(
-        st.sampled_from([("POST", "txt2img"), ("POST", "options"), ("GET", "progress"), ("GET", "options")])
+        st.sampled_from(
+            [
+                *(("POST", name) for name in ("txt2img", "img2img", "png-info", "extra-single-image", "options")),
+                *(("GET", name) for name in ("progress", "options", "samplers")),
+            ]
+        )
     )
     leaves = st.sampled_from(["<lora:a:1>", "Euler a", 64, 1, -1, True, 7.5, "made"])
     value = draw(st.dictionaries(st.sampled_from(_OF_PICTURES), leaves | json_values(_OF_PICTURES, leaves), max_size=6))
