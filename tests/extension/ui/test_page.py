@@ -232,7 +232,7 @@ def test_a_server_that_stops_is_told_and_the_page_goes_on_by_itself(page: Any) -
         "document.elementFromPoint(...['x', 'y'].map(a => "
         "document.querySelector('#generate').getBoundingClientRect()[a] + 5))?.closest('#generate')"
     )
-    tab.row("zorp").get_by_role("button", name="More: schedule").click()
+    tab.more("zorp", "Region")
     tab.root.get_by_role("group", name="Region of zorp").get_by_text("The web UI does not answer.").wait_for()
     page.unroute("**/*")
     told.wait_for(state="hidden", timeout=LONG)
