@@ -176,7 +176,7 @@ def test_compare(place: Place, tab: Tab) -> None:
 def test_about_a_file(place: Place, tab: Tab) -> None:
     tab.button("About zorp").click()
     dialog = tab.page.get_by_role("dialog", name="zorp")
-    dialog.get_by_text("loha 2, 264 layers, kohya").wait_for()
+    dialog.get_by_text("loha, rank 2, 264 layers, kohya").wait_for()
     shot(tab, place, "about")
     dialog.get_by_role("button", name="Cancel").click()
     dialog.wait_for(state="hidden")
