@@ -7,7 +7,7 @@ kinds                   LyCORIS computes in torch's operations; the fused kernel
 offload                 copies that lines of Remora made; the scheme's own copies are not among them; the JSON has the
                         lines
 by the general way      calls of layers that leave Remora's short way
-placements of each pair bytes of adapters on the device, divided by those of every pair once in half precision
+placements of each pair bytes of adapters on the device, divided by the bytes of every pair once in half precision
 """
 
 from __future__ import annotations

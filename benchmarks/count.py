@@ -5,7 +5,7 @@ shortest hand-written code (all LoRA as one pair, times a vector of strengths).
 
 kernels   operations that compute
 views     operations that only make another tensor object
-frames    calls of Python functions, including torch's own; "frames of ours", with --kinds, are those of Remora
+frames    calls of Python functions, including torch's own; "frames of ours", with --kinds, are Remora's
 bytes     what kernels read and write, from the shapes of their tensors
 FLOPs     of products and convolutions
 compiled  with --compile: kernels that inductor makes, products that it calls, and its own count of bytes

@@ -8,8 +8,8 @@ The scan and the later start each run in a new process. Memory is what the scan 
 same keys, shapes and places are parsed once: these files have 18 different structures, and a real collection has more.
 
 In the browser, the program measures the time from a key event to the frame that shows the result, the median of 15. It
-also counts frames in which a part of the list was empty, in 240 jumps and steps. The longest tasks are those of the
-tab's own code in frames that took over 50 ms; 0 means that there was no such frame.
+also counts frames in which a part of the list was empty, in 240 jumps and steps. The longest tasks are the times
+of the tab's own code in frames that took over 50 ms; 0 means that there was no such frame.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ first n are active, as after `set_adapters`. Its dropout is 0.
 base s               seconds of a step without LoRA
 ours/base, PEFT/base time with LoRA, divided by the time of the base; and the same of minima
 above base           (ours - base) / (PEFT - base), from the two ratios before
-FLOPs                multiplications and additions divided by those of the base, as torch's FlopCounterMode counts them,
-                     and those in place, which it would omit; on a machine that only computes, the ratio of times
+FLOPs                multiplications and additions divided by the base's, as torch's FlopCounterMode counts them, and
+                     operations in place, which it would omit; on a machine that only computes, the ratio of times
                      cannot be better
 differ by            largest difference of the two outputs, divided by the largest entry
 

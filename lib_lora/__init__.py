@@ -1,4 +1,4 @@
-"""LoRA adapters applied live in the forward of any torch model; base weights are never written.
+"""LoRA adapters applied live in the forward of any torch model; only merging writes base weights.
 
 A host imports this when it starts. What a start does not need is imported by the first access.
 """

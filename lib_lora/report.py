@@ -221,9 +221,8 @@ class ActivationReport:
     too_strong: Mapping[int, str] = field(default_factory=dict)
     """Position of the strongest entries, if a denoiser's output was not finite -> since which call."""
     lost: str = ""  # why the stack could not be put on the model as it has become; empty where it could
-    broken: str = (
-        ""  # the error by which a call of the model failed; empty where none did, or another call made up for it
-    )
+    broken: str = ""
+    """The error by which a call of the model failed; empty where none did, or another call made up for it."""
 
     def summary(self) -> str:
         """Return one line per entry, one on merging if it was requested, and one on layers that were never called."""

@@ -9,27 +9,12 @@ from typing import TYPE_CHECKING
 from lib_lora import ActivationReport
 
 from ..library import distilled
-from .outcomes import TagOutcome, failed, merged, of_active, sentences_on
+from .outcomes import Active, TagOutcome, failed, merged, of_active, sentences_on
 
 if TYPE_CHECKING:
     from lib_lora import NetworkReport
 
     from ..library.catalog import CatalogFile
-    from ..text.tag import Place
-
-
-@dataclass(frozen=True)
-class Active:
-    """One active LoRA."""
-
-    name: str
-    """The name in its tag."""
-    file: CatalogFile
-    report: NetworkReport
-    images: tuple[int, ...] = (0,)
-    """The images of the batch that it changes."""
-    places: Mapping[Place, tuple[int, ...]] = field(default_factory=dict)
-    """Where its tags are written -> the images that each of them changes."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -18,8 +18,8 @@ from ..text.tag import Place, Tag
 if TYPE_CHECKING:
     from lib_lora import ActivationReport, NetworkReport
 
+    from ..library.catalog import CatalogFile
     from ..text.known import Known
-    from .activation import Active
 
 State: TypeAlias = Literal["applied", "partly", "waiting", "none", "failed", "missing", "handed"]
 """What became of a tag: applied; applied in part; waiting for a pass that was not made; without effect; failed; failed
@@ -49,6 +49,20 @@ _OFF = "its strength is 0", "raise its strength"
 _OFF_HERE = "its strength is 0 in this pass", "raise its strength in this pass"
 _WHERES = ("always", "prompt", "negative")
 _OBEY = f"turn on “{LABEL}”, or write grammar=1 into the tag"
+
+
+@dataclass(frozen=True)
+class Active:
+    """One active LoRA."""
+
+    name: str
+    """The name in its tag."""
+    file: CatalogFile
+    report: NetworkReport
+    images: tuple[int, ...] = (0,)
+    """The images of the batch that it changes."""
+    places: Mapping[Place, tuple[int, ...]] = field(default_factory=dict)
+    """Where its tags are written -> the images that each of them changes."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +131,7 @@ class TagOutcome:
     @property
     def weight(self) -> int:
         """Return how much it counts beside the outcomes of the same tag in other passes."""
-        return next(i for i, states in enumerate(_WEIGHTS) if self.state in states)
+        return weight_of(self.state)
 
 
 def read_tags(
@@ -148,6 +162,11 @@ def read_tags(
         except LoraError as error:
             bad[TagOutcome(tag.place, name_of(tag.written), "failed", str(error), _CORRECT, str(error), True)] = error
     return tags, bad, words
+
+
+def weight_of(state: State) -> int:
+    """Return how much a state counts beside other states of the same tag or LoRA, in other passes."""
+    return next(i for i, states in enumerate(_WEIGHTS) if state in states)
 
 
 def resting(tag: Tag, place: Place, made: Set[str]) -> TagOutcome:

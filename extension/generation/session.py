@@ -27,9 +27,9 @@ from ..library.catalog import Catalog, CatalogFile, Lookup
 from ..text.known import Known
 from ..text.prompt import parse_arguments
 from ..text.tag import Place, Tag
-from .activation import Activation, Active, Passes, as_in_tag
+from .activation import Activation, Passes, as_in_tag
 from .batch import Shared, Wish, entry_of, first, gather, places, text_keys
-from .outcomes import TagOutcome, resting
+from .outcomes import Active, TagOutcome, resting
 from .record import Record, used_loras
 from .request import USUAL, Memory, Request, Settings, place_of, placed
 

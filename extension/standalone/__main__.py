@@ -159,6 +159,14 @@ def _megabytes(model: Path) -> float:
     return sum(file.stat().st_size for file in files) / 1e6
 
 
+def _open(arguments: argparse.Namespace) -> str:
+    """Open the page in a browser soon, if one is wanted; return its address."""
+    url = f"http://{'127.0.0.1' if arguments.host == '0.0.0.0' else arguments.host}:{arguments.port}"
+    if not arguments.no_browser and not os.environ.get("CI"):
+        threading.Timer(1.5, webbrowser.open, [url]).start()
+    return url
+
+
 def _serve(arguments: argparse.Namespace, source: _Source) -> int:
     import uvicorn
 
@@ -178,10 +186,7 @@ def _serve(arguments: argparse.Namespace, source: _Source) -> int:
     runner = Runner(open_studio(model, device, source.loras, output_dir, arguments.offload, data_dir))
     _step(4, "making the page")
     app = make_app(runner, output_dir, source.first_prompt, arguments.host, arguments.auth or "", source.first_seed)
-    url = f"http://{'127.0.0.1' if arguments.host == '0.0.0.0' else arguments.host}:{arguments.port}"
-    logger.info("%s on %s; open %s", model.name, device, url)
-    if not arguments.no_browser and not os.environ.get("CI"):
-        threading.Timer(1.5, webbrowser.open, [url]).start()
+    logger.info("%s on %s; open %s", model.name, device, _open(arguments))
     try:
         uvicorn.run(
             app,

@@ -29,7 +29,7 @@ function say(text) {
 }
 
 // A parameters text that is pasted, dropped or typed into the prompt is read: the prompt, the settings and the seed
-// become those of its picture. The server reads it; what looks like one is sent to it.
+// of its picture take the place of the page's. A text that looks like one is sent to the server, which reads it.
 {
     const looksLikeOne = (text) => /^(?:.*\n)*\s*Steps: ?\d+, .*\w: ?/.test(text);
     const inPrompt = (event) => event.target.matches?.("#prompt textarea");

@@ -107,7 +107,25 @@ def mount_page(app: A, page: Any, output_dir: Path, script: str) -> A:
 
     Pictures are served from `output_dir`.
     """
-    theme = gr.themes.Base(
+    # as gradio does on Windows; its default elsewhere takes a tenth of a core while nothing is done
+    page._queue.sleep_when_free = page._queue.progress_update_sleep_when_free = _LOOKS
+    served: A = gr.mount_gradio_app(
+        app,
+        page,
+        path="/",
+        theme=_theme(),
+        css_paths=[_CSS],
+        head=f'<script defer src="{script}"></script><script>{_KEYS.read_text("utf-8")}</script>',
+        allowed_paths=[str(output_dir)],
+        max_file_size=1,  # byte: nothing of the page takes a file, and gradio would keep each
+        footer_links=[],
+        ssr_mode=False,
+    )
+    return served
+
+
+def _theme() -> Any:
+    return gr.themes.Base(
         primary_hue="teal",
         secondary_hue="teal",
         neutral_hue="slate",
@@ -128,21 +146,6 @@ def mount_page(app: A, page: Any, output_dir: Path, script: str) -> A:
         checkbox_border_color="*neutral_500",  # a border needs a contrast of 3
         checkbox_border_color_dark="*neutral_400",
     )
-    # as gradio does on Windows; its default elsewhere takes a tenth of a core while nothing is done
-    page._queue.sleep_when_free = page._queue.progress_update_sleep_when_free = _LOOKS
-    served: A = gr.mount_gradio_app(
-        app,
-        page,
-        path="/",
-        theme=theme,
-        css_paths=[_CSS],
-        head=f'<script defer src="{script}"></script><script>{_KEYS.read_text("utf-8")}</script>',
-        allowed_paths=[str(output_dir)],
-        max_file_size=1,  # byte: nothing of the page takes a file, and gradio would keep each
-        footer_links=[],
-        ssr_mode=False,
-    )
-    return served
 
 
 def _prompts(first: str) -> tuple[Any, Any]:

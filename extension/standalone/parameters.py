@@ -13,8 +13,8 @@ from ..text import placed, regions
 from ..text.infotext import format_hashes
 
 if TYPE_CHECKING:
-    from ..generation.activation import Activation, Active
-    from ..generation.outcomes import TagOutcome
+    from ..generation.activation import Activation
+    from ..generation.outcomes import Active, TagOutcome
     from ..hosts.txt2img import Hires, Source, Txt2Img
     from ..text.placed import PlacedTag
     from ..text.tag import Tag

@@ -108,7 +108,7 @@ def image_to_image(
 def from_source(
     studio: Studio, run: Pass, source: Source, size: tuple[int, int], seeds: Sequence[int], on_step: OnStep
 ) -> list[Image]:
-    """Make the pictures of a batch from those of the user; `size` is width and height in pixels."""
+    """Make the pictures of a batch from the user's pictures; `size` is width and height in pixels."""
     pipeline = studio.model.pipeline
     canvases = [canvas_of(source, number, *size) for number in range(len(source.images))]
     encoded = [stretched(encode(pipeline, [canvas.start]), *size) for canvas in canvases]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..generation.options import Overridden, enabled, settings
 from ..generation.options import grammar as grammar_wanted
-from ..generation.outcomes import State, TagOutcome, read_tags, state_at
+from ..generation.outcomes import State, TagOutcome, read_tags, state_at, weight_of
 from ..hosts import Outcome
 from ..hosts.txt2img import MAX_TAGS, Picture, Progress, RequestError, Result, Txt2Img
 from ..text.grammar import read
@@ -33,13 +33,8 @@ if TYPE_CHECKING:
     from .studio import Studio
 
 _PREVIEW_EVERY = 0.3  # seconds; on a GPU each one waits for the step to end
-_OFF = (
-    "Remora is turned off in the settings (remora_enabled), so no LoRA of the prompt is applied",
-    "turn on “Apply LoRA with Remora” in the settings",
-    "Remora is turned off in the settings (remora_enabled), so no LoRA of the prompt is applied",
-)
-_WORST_FIRST: tuple[State, ...] = ("failed", "partly", "applied", "none")
-"""Of the outcomes of a LoRA in several passes: one that has an effect in some pass has one."""
+_IS_OFF = "Remora is turned off in the settings (remora_enabled), so no LoRA of the prompt is applied"
+_OFF = _IS_OFF, "turn on “Apply LoRA with Remora” in the settings", _IS_OFF
 
 
 class Cancelled(Exception):  # noqa: N818  # a way out, not an error
@@ -85,11 +80,11 @@ class _Told:
         lines = last.lines()
         for index, line in enumerate(lines[: len(last.active)]):
             state = state_at(last.report, index)
-            self.states[line] = min(state, self.states.get(line, state), key=_WORST_FIRST.index)
+            self.states[line] = max(state, self.states.get(line, state), key=weight_of)
         self.merging |= dict.fromkeys(lines[len(last.active) :])
 
     def join_batches(self, studio: Studio) -> None:
-        """Make the outcomes of the session those of all batches."""
+        """Count the earlier batches among the passes of the session."""
         if self.batches:
             studio.session.passes.follow(self.batches[:-1])
 
@@ -133,7 +128,7 @@ def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
     """
     plan = _plan(studio, request)
     told = _Told()
-    pictures: list[Picture] = []  # nobody sees those of a job that failed
+    pictures: list[Picture] = []  # a job that fails has none
     try:
         pictures, cancelled = _pictures(studio, plan, told, watch)
     except BaseException as error:
@@ -267,7 +262,7 @@ class _Batch:
         return images
 
     def _second(self, hires: Hires, latents: Tensor) -> list[Image]:
-        """Make the pictures of the hires pass, or those of the first one if the user wants no more."""
+        """Make the pictures of the hires pass; if the user wants no more, decode the first pass."""
         pipeline, run = self._studio.model.pipeline, self._plan.hires
         if run is None or not self._may_go_on():
             return decode(pipeline, latents)

@@ -19,7 +19,7 @@ from ..api import add_route, object_of
 from ..api.answers import LONGEST_BODY
 from ..generation.options import TABLE, checked
 from ..hosts import Access
-from ..hosts.txt2img import MAX_COUNT, Picture, RequestError, Result, Txt2Img
+from ..hosts.txt2img import MAX_COUNT, RequestError, Result, Txt2Img
 from ..text.infotext import parse_infotext
 from .extras import read_extras
 from .jobs import MOST_WAITING, BusyError, Job, Runner
@@ -307,8 +307,7 @@ def _read_info(payload: dict[str, Any]) -> dict[str, Any]:
 
 def info(request: Txt2Img, result: Result, model: LoadedModel) -> dict[str, Any]:
     """Return A1111's info on finished pictures, plus `remora`: reports and notes."""
-    pictures: tuple[Picture, ...] = result.pictures
-    seeds = [picture.seed for picture in pictures]
+    pictures, seeds = result.pictures, [picture.seed for picture in result.pictures]
     more = {} if request.source is None else source_parameters(request.source)
     more |= {} if request.hires is None else hires_parameters(request, request.hires)
     second = request.source or request.hires
