@@ -13,7 +13,7 @@ from tests.fakes.trainer_files import Made, Maker
 
 _BOUND = 1e-4
 _FEW = 40
-FILES = [pytest.param(seed, marks=[pytest.mark.long] if seed >= _FEW else []) for seed in range(100)]
+FILES = [pytest.param(seed, marks=[pytest.mark.long] if seed >= _FEW else []) for seed in range(200)]
 
 
 def differs(got: Tensor | None, want: Tensor | None, *, but_for_a_factor: bool = False) -> bool:
