@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from dataclasses import replace
@@ -21,6 +20,7 @@ from extension.standalone.jobs import Runner
 from extension.standalone.studio import Studio
 from extension.text.infotext import parse_infotext
 from extension.text.prompt import PromptError
+from tests.fakes.coroutines import completed
 
 SMALL = Txt2Img("a red fox", steps=2, width=64, height=64, seed=7)
 BLANK = Image.new("RGB", (64, 64))
@@ -193,7 +193,7 @@ def test_a_job_cancelled_while_it_waits_does_nothing(runner: Runner, monkeypatch
     ready.set()
     assert over == (True, True, None), "the job before it still ran"
     assert job.result(60).cancelled
-    asyncio.run(runner.call(lambda: None))
+    completed(runner.call(lambda: None))
     assert steps == []
 
 

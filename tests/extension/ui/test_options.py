@@ -29,6 +29,7 @@ from extension.generation.options import (
 from extension.hosts.txt2img import Picture, Txt2Img
 from extension.standalone.jobs import Runner
 from extension.standalone.server import PageBackend
+from tests.fakes.coroutines import completed
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = """
@@ -62,7 +63,7 @@ def updates(made: Callable[[], AsyncIterator[Any]]) -> list[Any]:
     async def gathered() -> list[Any]:
         return [update async for update in made()]
 
-    return asyncio.run(gathered())
+    return completed(gathered())
 
 
 def test_every_setting_has_a_control_with_its_bounds() -> None:
@@ -193,7 +194,7 @@ def test_a_waiting_job_of_the_page_holds_no_thread_and_ends_with_its_tab(handler
         return before, during
 
     try:
-        before, during = asyncio.run(opened_and_closed())
+        before, during = completed(opened_and_closed())
         assert during - before < 10, "each of them waits in a thread"
         assert all(job.interrupted for job in runner._jobs)
     finally:
