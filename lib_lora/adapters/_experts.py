@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from typing_extensions import Self
 
 from ..errors import UnsupportedError
 from ._variants import as_plain
-from .base import Adapter, At, Kind, Origin, Params, Site, shape_text
+from .base import Adapter, At, Origin, Params, Site, shape_text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,12 +33,10 @@ class ExpertsLoRA(Adapter):
     transposed: bool
     """Whether the parameter is (experts, in, out)."""
 
-    name: ClassVar[str] = "lora"
-    params: ClassVar[Params] = Params(
-        required=frozenset({"lora_up.weight", "lora_down.weight"}), optional=frozenset({"alpha"})
-    )
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"experts"})
-    by_rows: ClassVar[bool] = True  # rows of the parameter are experts
+    name = "lora"
+    params = Params(required=frozenset({"lora_up.weight", "lora_down.weight"}), optional=frozenset({"alpha"}))
+    kinds = frozenset({"experts"})
+    by_rows = True  # rows of the parameter are experts
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:

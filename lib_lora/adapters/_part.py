@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from torch import Tensor
 from typing_extensions import Self
@@ -30,12 +29,12 @@ class PartOf(Modifier):
     read: Callable[[], Tensor] | None = None
     """Gives the whole base weight; known where the rows depend on the others' weights themselves."""
 
-    name: ClassVar[str] = "part"
-    params: ClassVar[Params] = Params(frozenset())
-    reads_whole: ClassVar[bool] = True
-    reads_base: ClassVar[bool] = True
-    by_rows: ClassVar[bool] = False
-    by_columns: ClassVar[bool] = False
+    name = "part"
+    params = Params(frozenset())
+    reads_whole = True
+    reads_base = True
+    by_rows = False
+    by_columns = False
 
     @classmethod
     def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
@@ -55,15 +54,15 @@ class Refitted(Modifier):
     """Inputs of the layer."""
     basis: Tensor | None = None  # (wanted, inputs); None where the inner adapter's are the first of the layer's
 
-    name: ClassVar[str] = "refitted"
-    by_columns: ClassVar[bool] = False
-    exact: ClassVar[frozenset[str]] = frozenset({"basis"})
+    name = "refitted"
+    by_columns = False
+    exact = frozenset({"basis"})
 
     @classmethod
     def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
         raise TypeError("it has no parameters of its own")
 
-    def cut(self, inner: Adapter, rows: Rows) -> Adapter:
+    def around_part(self, inner: Adapter, rows: Rows) -> Adapter:
         return replace(self, inner=inner)
 
     def delta_weight(self, at: At) -> Tensor:

@@ -13,9 +13,7 @@ from .base import Adapter, At, Origin, Params, Site
 
 
 class Refused(Adapter):
-    """A kind that no adapter of a layer can be."""
-
-    __slots__ = ()
+    """A kind that no adapter of a layer can be; one of its parameters is enough to be of it."""
 
     reason: ClassVar[str]
 
@@ -31,6 +29,7 @@ class Refused(Adapter):
         raise UnsupportedError(self.reason)
 
 
-def any_of(*names: str) -> Params:
-    """Return the parameters of a kind that is refused, whichever of them are there."""
-    return Params(frozenset(), frozenset(names))
+def refused(module: str, name: str, reason: str, *params: str) -> type[Refused]:
+    """Make the kind of this name in a module, by its reason and parameters."""
+    values = {"name": name, "reason": reason, "params": Params(frozenset(), frozenset(params)), "__module__": module}
+    return type(name, (Refused,), values)

@@ -55,17 +55,10 @@ class Scale(Proportional):
     with_bias: bool
     site: Site
 
-    @property
-    def reads_base(self) -> bool:
-        return True
+    reads_base = True
+    widens_base = True
 
-    @property
-    def widens_base(self) -> bool:
-        return True
-
-    @property
-    def by_rows(self) -> bool:
-        return True
+    by_rows = True
 
     @property
     def bias_excess(self) -> Tensor | None:

@@ -15,11 +15,12 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias
+from dataclasses import dataclass, field, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from ..errors import MomentError
 from ..files.reading import USUAL, Reading
@@ -45,9 +46,11 @@ class Params:
     def claim(self, names: Mapping[str, object]) -> bool:
         """Return whether a group has all required parameters and no unknown one.
 
-        An unknown parameter may change what the others mean, so a group with one is reported, never half-applied.
+        An unknown parameter may change what the others mean, so a group with one is reported, never half-applied. Where
+        none is required, any but `alpha` is enough.
         """
-        return self.required <= set(names) <= self.required | self.optional
+        least = self.required or (names.keys() - {"alpha"})
+        return bool(least) and least <= names.keys() <= self.required | self.optional
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +168,6 @@ class At:
         if self.weight is None:
             raise TypeError("the base weight is given only to adapters that say reads_base")
         return self.weight
-
-    def fully(self) -> At:
-        """Return a copy with multiplier 1."""
-        return replace(self, multiplier=1.0)
 
 
 class CallTime(Protocol):
@@ -386,6 +385,11 @@ class Adapter(TensorFields, ABC):
     kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "conv", "attention"})
     """The kinds of layer it is defined for."""
 
+    shaped_by: ClassVar[tuple[str, ...]] = ()
+    """The parameters whose shapes tell the weight's: one that has a row per output, and one that has the inputs."""
+    row_fields: ClassVar[tuple[str, ...]] = ()
+    """What `take` cuts: fields with a row per output, `shape`, and `rows`, the windows of the delta that are meant."""
+
     @classmethod
     def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
         """Return whether parameters of these names (and shapes, if names do not tell) are exactly this algorithm's."""
@@ -403,7 +407,9 @@ class Adapter(TensorFields, ABC):
     @classmethod
     def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
         """Return the shape of the weight that these parameters were made for; None if their shapes do not tell."""
-        return None
+        if not cls.shaped_by or not shapes.keys() >= {*cls.shaped_by}:
+            return None
+        return (*shapes[cls.shaped_by[0]][:1], *shapes[cls.shaped_by[-1]][1:])
 
     if TYPE_CHECKING:  # at run time these are plain attributes, which cost no call; a subclass may have properties
 
@@ -435,13 +441,9 @@ class Adapter(TensorFields, ABC):
         def prefers_dense(self) -> bool:
             """Return whether an effective weight is cheaper than `form`, with a plain base weight."""
 
-        @property
-        def has_bias(self) -> bool:
-            """Return whether it changes the layer's bias, too."""
-
     else:
         rank = None
-        reads_base = widens_base = reads_whole = by_rows = by_columns = prefers_dense = has_bias = False
+        reads_base = widens_base = reads_whole = by_rows = by_columns = prefers_dense = False
 
     @abstractmethod
     def delta_weight(self, at: At) -> Tensor:
@@ -454,9 +456,15 @@ class Adapter(TensorFields, ABC):
         """
         return self.delta_weight(at), 1.0
 
+    @property
+    def has_bias(self) -> bool:
+        """Return whether it changes the layer's bias, too: one that does has a field `bias`."""
+        return getattr(self, "bias", None) is not None
+
     def delta_bias(self) -> Tensor:
         """Return the change of the bias at multiplier 1, (out,); only with `has_bias`."""
-        raise TypeError(f"{self.name} changes no bias")
+        bias: Tensor = self.bias  # type: ignore[attr-defined]
+        return bias
 
     @property
     def bias_excess(self) -> Tensor | None:
@@ -500,7 +508,12 @@ class Adapter(TensorFields, ABC):
             None where the change of these rows depends on the other rows of the weight. Where it does only through
             what `on` finds out (norms, singular vectors), the adapter that `on` returns is not None here.
         """
-        return None
+        return self.cut(rows) if self.row_fields else None
+
+    def cut(self, rows: Rows, **others: object) -> Self:
+        """Return a copy whose `row_fields` are cut, with other values in `others`."""
+        assert is_dataclass(self)
+        return replace(self, **{name: _some(getattr(self, name), rows) for name in self.row_fields}, **others)
 
     def outlined(self, rows: Rows) -> Adapter | None:
         """Return an adapter with the `form` that `take` gives after `on`; None if `take` then gives none."""
@@ -533,10 +546,23 @@ class Adapter(TensorFields, ABC):
         raise TypeError(f"{self.name} does not change the output")
 
 
+class LowRank(Adapter):
+    """An adapter that is a pair: a subclass has a rank and `factors`, and may have a `scale`."""
+
+    by_rows = True
+
+    def form(self, rank: int | None = None) -> Form:
+        own = self.rank or 0
+        return Form(Pair(min(own, rank or own), getattr(self, "scale", 1.0)))
+
+    def delta_weight(self, at: At) -> Tensor:
+        factors = self.factors(at.rank)
+        delta = at.cut(factors.up) @ at.across(factors.down)
+        return at.shaped(delta.mul_(getattr(self, "scale", 1.0) * at.multiplier), tuple(factors.down.shape))
+
+
 class Proportional(Adapter):
     """An adapter whose change of the weight is a tensor at all multipliers, times a factor."""
-
-    __slots__ = ()
 
     @abstractmethod
     def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
@@ -598,6 +624,15 @@ def taken(tensor: Tensor, rows: Rows, dim: int = 0) -> Tensor:
 def shape_of(shape: tuple[int, ...], rows: Rows) -> tuple[int, ...]:
     """Return the shape of some rows of a weight."""
     return (sum(stop - start for start, stop in rows), *shape[1:])
+
+
+def _some(value: Any, rows: Rows) -> Any:
+    """Return some rows of a field: a tensor, a shape, windows of rows, or what has `take`."""
+    if value is None or isinstance(value, Tensor):
+        return value if value is None else taken(value, rows)
+    if not isinstance(value, tuple):
+        return value.take(rows)
+    return within(value, rows) if isinstance(value[0], tuple) else shape_of(value, rows)
 
 
 def within(windows: Rows, rows: Rows) -> Rows:

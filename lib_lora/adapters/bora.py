@@ -9,14 +9,13 @@ around LoKr.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 from torch import Tensor
 from typing_extensions import Self
 
 from ._modifier import Modifier
-from .base import Adapter, At, Form, Kind, Origin, Params, Site, shape_text
+from .base import Adapter, At, Form, Origin, Params, Site, shape_text
 
 _ROWS = ("bora_scale_r", "bora_r_scale")
 _COLUMNS = ("bora_scale_c", "bora_c_scale")
@@ -31,13 +30,13 @@ class BoRA(Modifier):
     rows: Tensor  # (out,)
     columns: Tensor  # (in,)
 
-    name: ClassVar[str] = "bora"
-    params: ClassVar[Params] = Params(frozenset({_ROWS[0], _COLUMNS[0]}), frozenset({_ROWS[1], _COLUMNS[1]}))
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "attention"})
-    reads_base: ClassVar[bool] = True
-    by_rows: ClassVar[bool] = False
-    by_columns: ClassVar[bool] = False
-    prefers_dense: ClassVar[bool] = True
+    name = "bora"
+    params = Params(frozenset({_ROWS[0], _COLUMNS[0]}), frozenset({_ROWS[1], _COLUMNS[1]}))
+    kinds = frozenset({"linear", "attention"})
+    reads_base = True
+    by_rows = False
+    by_columns = False
+    prefers_dense = True
 
     @classmethod
     def takes(cls, shapes: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
@@ -54,8 +53,7 @@ class BoRA(Modifier):
 
     def delta_weight(self, at: At) -> Tensor:
         base = at.base
-        inner = self.inner.delta_weight(at.fully() if self.inner.reads_base else replace(at.fully(), weight=None))
-        whole = base + inner.reshape(base.shape)
+        whole = base + self.inner_delta(at)
         whole = whole * (at.put(self.rows) / whole.norm(dim=1, keepdim=True).clamp_min(_TINY))
         whole = whole * (at.put(self.columns) / whole.norm(dim=0, keepdim=True).clamp_min(_TINY))
         change: Tensor = whole - base

@@ -7,15 +7,14 @@ tuners/c3a/layer.py and utils.py, which multiply by it with Fourier transforms.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
 from ._product import BuiltEffect
-from .base import At, Form, Kind, Origin, OutputEffect, Params, Proportional, Rows, Site, shape_text, within
+from .base import At, Form, Origin, OutputEffect, Params, Proportional, Rows, Site, shape_text, within
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,11 +25,12 @@ class C3A(Proportional):
     rows: Rows
     """The rows of the delta that are meant."""
 
-    name: ClassVar[str] = "c3a"
-    params: ClassVar[Params] = Params(frozenset({"c3a_kernel"}))
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "attention"})
-    by_rows: ClassVar[bool] = True
-    prefers_dense: ClassVar[bool] = True
+    name = "c3a"
+    params = Params(frozenset({"c3a_kernel"}))
+    row_fields = ("rows",)
+    kinds = frozenset({"linear", "attention"})
+    by_rows = True
+    prefers_dense = True
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
@@ -45,9 +45,6 @@ class C3A(Proportional):
     def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
         shape = shapes["c3a_kernel"]
         return (shape[0] * shape[2], shape[1] * shape[2]) if len(shape) == 3 else None
-
-    def take(self, rows: Rows) -> Self:
-        return replace(self, rows=within(self.rows, rows))
 
     def form(self, rank: int | None = None) -> Form:
         return Form(on_output=True)

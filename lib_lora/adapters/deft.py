@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,24 +16,27 @@ from typing_extensions import Self
 
 from ..errors import UnsupportedError
 from ..tensors import wide
-from .base import Adapter, At, Factors, Form, Kind, Origin, Pair, Params, Rows, Site, shape_text, taken
+from .base import At, Factors, LowRank, Origin, Params, Rows, Site, shape_text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DEFT(Adapter):
+class DEFT(LowRank):
     """Other values in a subspace of the outputs."""
 
     basis: Tensor  # (out, r), Q
     removed: Tensor  # (out, r), P
     injected: Tensor | None  # (r, in), R
-    scale: float
+    share: float  # s
     change: Tensor | None = None  # (r, in), s R - P^T W, once the weight is known
 
-    name: ClassVar[str] = "deft"
-    params: ClassVar[Params] = Params(frozenset({"deft_P"}), frozenset({"deft_R", "alpha"}))
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "attention"})
-    reads_base: ClassVar[bool] = True
-    by_columns: ClassVar[bool] = True
+    name = "deft"
+    params = Params(frozenset({"deft_P"}), frozenset({"deft_R", "alpha"}))
+    row_fields = ("basis",)
+    shaped_by = ("deft_P", "deft_R")
+    kinds = frozenset({"linear", "attention"})
+    reads_base = True
+    by_rows = False
+    by_columns = True
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
@@ -55,10 +57,6 @@ class DEFT(Adapter):
             )
         return cls(basis, removed, injected, origin.alpha.scale(rank))
 
-    @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-        return (*shapes["deft_P"][:1], *shapes["deft_R"][1:]) if "deft_R" in shapes else None
-
     @property
     def rank(self) -> int:
         return self.basis.shape[1]
@@ -69,16 +67,13 @@ class DEFT(Adapter):
 
     def _change(self, weight: Tensor) -> Tensor:
         change = self.removed.t().neg().to(weight) @ weight
-        return change if self.injected is None else change.add_(self.injected.to(weight), alpha=self.scale)
+        return change if self.injected is None else change.add_(self.injected.to(weight), alpha=self.share)
 
     def take(self, rows: Rows) -> Self | None:
-        return None if self.change is None else replace(self, basis=taken(self.basis, rows))
+        return None if self.change is None else self.cut(rows)
 
     def outlined(self, rows: Rows) -> Self:
         return self
-
-    def form(self, rank: int | None = None) -> Form:
-        return Form(Pair(min(self.rank, rank or self.rank), 1.0))
 
     def factors(self, rank: int | None = None) -> Factors:
         if self.change is None:

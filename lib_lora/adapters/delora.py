@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,13 +16,13 @@ from typing_extensions import Self
 
 from ..tensors import wide
 from ._rotation import number
-from .base import Adapter, At, Factors, Form, Kind, Origin, Pair, Params, Rows, Site, shape_text, taken
+from .base import Factors, LowRank, Origin, Params, Rows, Site, shape_text, taken
 
 _LEAST = 1e-4  # PEFT's, of a norm
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DeLoRA(Adapter):
+class DeLoRA(LowRank):
     """Normalized rank-one parts with a common strength."""
 
     a: Tensor  # (r, in)
@@ -32,10 +31,10 @@ class DeLoRA(Adapter):
     scale: float
     lengths: Tensor | None = None  # (r,), norms of the columns of the whole b, where this one is a part
 
-    name: ClassVar[str] = "delora"
-    params: ClassVar[Params] = Params(frozenset({"delora_A", "delora_B", "delora_lambda", "delora_w_norm"}))
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "attention"})
-    by_rows: ClassVar[bool] = True
+    name = "delora"
+    params = Params(frozenset({"delora_A", "delora_B", "delora_lambda", "delora_w_norm"}))
+    shaped_by = ("delora_B", "delora_A")
+    kinds = frozenset({"linear", "attention"})
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
@@ -48,10 +47,6 @@ class DeLoRA(Adapter):
         assert strength is not None
         return cls(a, b, widths, strength / rank)
 
-    @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-        return (*shapes["delora_B"][:1], *shapes["delora_A"][1:])
-
     @property
     def rank(self) -> int:
         return self.a.shape[0]
@@ -59,19 +54,12 @@ class DeLoRA(Adapter):
     def take(self, rows: Rows) -> Self:
         return replace(self, b=taken(self.b, rows), lengths=self._lengths())
 
-    def form(self, rank: int | None = None) -> Form:
-        return Form(Pair(min(self.rank, rank or self.rank), self.scale))
-
     def factors(self, rank: int | None = None) -> Factors:
         dtype = wide(self.a.dtype)
         a, lengths = self.a.to(dtype), self._lengths().to(dtype)
         own = torch.linalg.vector_norm(a, dim=1).clamp_min(_LEAST)
         down = a * self.widths.to(dtype) / (own * lengths).unsqueeze(1)
         return Factors(down[:rank], self.b[:, :rank])
-
-    def delta_weight(self, at: At) -> Tensor:
-        factors = self.factors(at.rank)
-        return (at.cut(factors.up) @ at.put(factors.down)).mul_(self.scale * at.multiplier)
 
     def _lengths(self) -> Tensor:
         if self.lengths is not None:

@@ -12,23 +12,19 @@ spelling tells which it is.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
-from typing import ClassVar
 
 from torch import Tensor
 from typing_extensions import Self
 
-from ._rotation import NormLimit, OutputRotation, Turn, bounded, cayley, check_blocks, number, scale_for
+from ._rotation import NormLimit, OutputRotation, Turn, cayley, check_blocks, number, scale_for, skew
 from .base import Origin, Params, Site
 
 
 class DiagOFT(OutputRotation):
     """Block rotation of the outputs."""
 
-    __slots__ = ()
-
-    name: ClassVar[str] = "diag_oft"
-    params: ClassVar[Params] = Params(frozenset({"oft_blocks"}), frozenset({"alpha", "rescale"}))
+    name = "diag_oft"
+    params = Params(frozenset({"oft_blocks"}), frozenset({"alpha", "rescale"}))
 
     @classmethod
     def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
@@ -44,7 +40,7 @@ class DiagOFT(OutputRotation):
 
 def skew_turn(blocks: Tensor, bound: NormLimit | None) -> Turn:
     """R^T - I of parameters B (k, n, n)."""
-    return Turn(blocks, partial(_solve, bound=bound))
+    return Turn(blocks, lambda source: cayley(-skew(source, bound)))  # R^T is the R of -Q
 
 
 def bound_of(blocks: Tensor, alpha: float | None, width: int, *, always: bool) -> NormLimit | None:
@@ -59,8 +55,3 @@ def bound_of(blocks: Tensor, alpha: float | None, width: int, *, always: bool) -
     if alpha is None or (alpha <= 0 and not always):
         return None
     return NormLimit(max(alpha, 0.0) * width, blocks)
-
-
-def _solve(source: Tensor, bound: NormLimit | None) -> Tensor:
-    # R^T is the R of -Q
-    return cayley(bounded(source.transpose(-1, -2) - source, bound))

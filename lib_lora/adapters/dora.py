@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -30,7 +30,6 @@ from .base import (
     Factors,
     Form,
     InputEffect,
-    Kind,
     Origin,
     OutputEffect,
     Params,
@@ -67,7 +66,7 @@ class _OnScaledInput(OutputEffect):
 
     sigma: Tensor  # (in,)
     inner: OutputEffect
-    reads_output: ClassVar[bool] = False
+    reads_output = False
 
     def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
         x = x * op.per_channel(self.sigma)
@@ -84,10 +83,10 @@ class DoRA(Modifier):
     site: Site
     sigma: Tensor | None = None  # like the magnitude; known once the base weight is
 
-    name: ClassVar[str] = "dora"
-    params: ClassVar[Params] = Params(frozenset({"dora_scale"}))
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "conv", "attention", "embedding"})
-    reads_base: ClassVar[bool] = True
+    name = "dora"
+    params = Params(frozenset({"dora_scale"}))
+    kinds = frozenset({"linear", "conv", "attention", "embedding"})
+    reads_base = True
 
     @classmethod
     def takes(cls, shapes: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
@@ -108,9 +107,7 @@ class DoRA(Modifier):
             raise ValueError(f"want a magnitude {want}, got {shape_text(magnitude)}")
         return cls(inner, magnitude.reshape(-1), axis, site)
 
-    @property
-    def by_columns(self) -> bool:
-        return False
+    by_columns = False
 
     @property
     def by_rows(self) -> bool:
@@ -120,7 +117,7 @@ class DoRA(Modifier):
         # along columns, the norms are of all rows
         return super(DoRA, self).take(rows) if self.axis == "row" or self.sigma is not None else None
 
-    def cut(self, inner: Adapter, rows: Rows) -> Self | None:
+    def around_part(self, inner: Adapter, rows: Rows) -> Self | None:
         if self.axis == "group":
             return None
         found = replace(self, inner=inner, site=self.site.take(rows))
@@ -141,7 +138,7 @@ class DoRA(Modifier):
         base = at.base
         sigma = self._sigma(base, at.dtype, at.rank) if self.sigma is None else self.sigma
         sigma = at.put(sigma) if self.axis != "row" or self.sigma is None else at.cut(sigma)
-        whole = base + self._inner(at).reshape(base.shape)
+        whole = base + self.inner_delta(at)
         return (self._scaled(whole, sigma) - base).mul_(at.multiplier)
 
     def form(self, rank: int | None = None) -> Form | None:
@@ -177,14 +174,11 @@ class DoRA(Modifier):
             raise TypeError("the norms of a DoRA are known only once `on` has seen the base weight")
         return self.sigma
 
-    def _inner(self, at: At) -> Tensor:
-        return self.inner.delta_weight(at.fully() if self.inner.reads_base else replace(at.fully(), weight=None))
-
     def _sigma(self, weight: Tensor, dtype: torch.dtype, rank: int | None) -> Tensor:
         """Return d / |V|, of the magnitude's shape."""
         squares: list[Tensor] = []
         for at in self._blocks(weight, dtype, rank):
-            whole = at.base + self._inner(at).reshape(at.base.shape)
+            whole = at.base + self.inner_delta(at)
             if self.axis == "row":
                 squares.append(whole.flatten(1).square().sum(1))
             else:

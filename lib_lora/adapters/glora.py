@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ from typing_extensions import Self
 from ..tensors import wide
 from ._product import LowRankInput
 from ._trainer import GLORA_OLD, lycoris_scale, trained_within
-from .base import Adapter, At, Factors, Form, InputEffect, Origin, Params, Rows, Site, placed, shape_text
+from .base import Adapter, At, Factors, Form, InputEffect, Origin, Params, Site, placed, shape_text
 from .lora import LoRA
 
 _NEW = ("a1.weight", "a2.weight", "b1.weight", "b2.weight")
@@ -40,10 +39,11 @@ class GLoRA(Adapter):
     lora: LoRA  # B
     scale: float
 
-    name: ClassVar[str] = "glora"
-    params: ClassVar[Params] = Params(required=frozenset(_NEW), optional=frozenset({_CORE, "alpha"}))
-    reads_base: ClassVar[bool] = True
-    by_rows: ClassVar[bool] = True
+    name = "glora"
+    params = Params(required=frozenset(_NEW), optional=frozenset({_CORE, "alpha"}))
+    row_fields = ("lora",)
+    reads_base = True
+    by_rows = True
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
@@ -71,9 +71,6 @@ class GLoRA(Adapter):
     @property
     def rank(self) -> int:
         return self.down.shape[0]
-
-    def take(self, rows: Rows) -> Self:
-        return replace(self, lora=self.lora.take(rows))
 
     def form(self, rank: int | None = None) -> Form:
         return replace(self.lora.form(), on_input=True)

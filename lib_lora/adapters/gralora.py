@@ -9,20 +9,19 @@ Source: huggingface/peft tuners/gralora/layer.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from .base import Adapter, At, Factors, Form, Kind, Origin, Pair, Params, Rows, Site, shape_text, taken, within
+from .base import Factors, LowRank, Origin, Params, Rows, Site, shape_text, taken
 
 _GENERAL = ("gralora_A_general.weight", "gralora_B_general.weight")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GraLoRA(Adapter):
+class GraLoRA(LowRank):
     """Low-rank pairs between blocks, and a plain pair beside them."""
 
     a: Tensor  # (k, in / k, r)
@@ -30,13 +29,13 @@ class GraLoRA(Adapter):
     down: Tensor  # (hybrid, in)
     up: Tensor  # (out, hybrid)
     scale: float
-    rows: Rows | None = None
-    """The rows of the delta that are meant; None for all."""
+    rows: Rows
+    """The rows of the delta that are meant."""
 
-    name: ClassVar[str] = "gralora"
-    params: ClassVar[Params] = Params(frozenset({"gralora_A", "gralora_B"}), frozenset({*_GENERAL, "alpha"}))
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "attention"})
-    by_rows: ClassVar[bool] = True
+    name = "gralora"
+    params = Params(frozenset({"gralora_A", "gralora_B"}), frozenset({*_GENERAL, "alpha"}))
+    row_fields = ("rows",)
+    kinds = frozenset({"linear", "attention"})
 
     @classmethod
     def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
@@ -54,7 +53,7 @@ class GraLoRA(Adapter):
         if out % blocks or down.shape[1:] != (inside,) or up.shape != (out, down.shape[0]):
             want = f"a general pair (r, {inside}) and ({out}, r)"
             raise ValueError(f"want {want}, got {shape_text(down)} and {shape_text(up)}")
-        return cls(a, b, down, up, origin.alpha.scale(rank + down.shape[0]))
+        return cls(a, b, down, up, origin.alpha.scale(rank + down.shape[0]), ((0, out),))
 
     @classmethod
     def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
@@ -64,12 +63,6 @@ class GraLoRA(Adapter):
     @property
     def rank(self) -> int:
         return self.a.shape[0] * self.a.shape[2] + self.down.shape[0]
-
-    def take(self, rows: Rows) -> Self:
-        return replace(self, rows=rows if self.rows is None else within(self.rows, rows))
-
-    def form(self, rank: int | None = None) -> Form:
-        return Form(Pair(min(self.rank, rank or self.rank), self.scale))
 
     def factors(self, rank: int | None = None) -> Factors:
         blocks, each, _ = self.a.shape
@@ -83,8 +76,4 @@ class GraLoRA(Adapter):
             up[n, :, :, n] = self.b[n].T.reshape(-1, blocks, parts)
         downs = torch.cat([down.reshape(blocks * inner, -1), self.down])[:rank]
         ups = torch.cat([up.reshape(self.up.shape[0], -1), self.up], 1)[:, :rank]
-        return Factors(downs, ups if self.rows is None else taken(ups, self.rows))
-
-    def delta_weight(self, at: At) -> Tensor:
-        factors = self.factors(at.rank)
-        return (at.cut(factors.up) @ at.put(factors.down)).mul_(self.scale * at.multiplier)
+        return Factors(downs, taken(ups, self.rows))

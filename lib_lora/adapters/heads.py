@@ -13,13 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from .base import Adapter, At, HeadSchedule, Kind, Origin, Params, Rows, Site, shape_text, taken, widened
+from .base import Adapter, At, HeadSchedule, Origin, Params, Rows, Site, shape_text, taken, widened
 
 _WEIGHT, _BIAS = "heads.weight", "heads.bias"
 _SHIFTS = {"audio": 3.0, "": 12.0}
@@ -34,11 +33,11 @@ class Heads(Adapter):
     bias: Tensor | None  # (heads, out)
     schedule: HeadSchedule
 
-    name: ClassVar[str] = "heads"
-    params: ClassVar[Params] = Params(frozenset({_WEIGHT}), frozenset({_BIAS}))
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear"})
-    reads_base: ClassVar[bool] = True
-    exact: ClassVar[frozenset[str]] = frozenset({"heads", "bias"})
+    name = "heads"
+    params = Params(frozenset({_WEIGHT}), frozenset({_BIAS}))
+    kinds = frozenset({"linear"})
+    reads_base = True
+    exact = frozenset({"heads", "bias"})
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
@@ -77,10 +76,6 @@ class Heads(Adapter):
     @classmethod
     def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
         return shapes[_WEIGHT][1:]
-
-    @property
-    def has_bias(self) -> bool:
-        return self.bias is not None
 
     @property
     def schedule_of_parts(self) -> HeadSchedule:

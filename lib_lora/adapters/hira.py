@@ -6,13 +6,12 @@ There is no alpha. Source: huggingface/peft tuners/hira/layer.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 from torch import Tensor
 from typing_extensions import Self
 
-from .base import At, Kind, Origin, Params, Proportional, Rows, Site, shape_text, taken
+from .base import At, Origin, Params, Proportional, Site, shape_text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,12 +21,14 @@ class HiRA(Proportional):
     down: Tensor  # (r, in * kernel)
     up: Tensor  # (out, r)
 
-    name: ClassVar[str] = "hira"
-    params: ClassVar[Params] = Params(frozenset({"hira_A", "hira_B"}))
-    reads_base: ClassVar[bool] = True
-    widens_base: ClassVar[bool] = True
-    by_rows: ClassVar[bool] = True
-    by_columns: ClassVar[bool] = True
+    name = "hira"
+    params = Params(frozenset({"hira_A", "hira_B"}))
+    shaped_by = ("hira_B", "hira_A")
+    row_fields = ("up",)
+    reads_base = True
+    widens_base = True
+    by_rows = True
+    by_columns = True
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
@@ -46,16 +47,9 @@ class HiRA(Proportional):
             raise ValueError(f"want {want}, got {shape_text(down)} and {shape_text(up)}")
         return cls(down.reshape(rank, -1), up.reshape(out, rank))
 
-    @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-        return (*shapes["hira_B"][:1], *shapes["hira_A"][1:])
-
     @property
     def rank(self) -> int:
         return self.up.shape[1]
-
-    def take(self, rows: Rows) -> Self:
-        return replace(self, up=taken(self.up, rows))
 
     def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
         factor = at.cut(self.up)[:, : at.rank] @ at.across(self.down)[: at.rank]
@@ -66,9 +60,9 @@ class HiRA(Proportional):
 class HiRAEmbedding(HiRA):
     """A HiRA on an embedding, whose factors are saved the other way round."""
 
-    name: ClassVar[str] = "hira_embedding"
-    params: ClassVar[Params] = Params(frozenset({"hira_embedding_A", "hira_embedding_B"}))
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"embedding"})
+    name = "hira_embedding"
+    params = Params(frozenset({"hira_embedding_A", "hira_embedding_B"}))
+    kinds = frozenset({"embedding"})
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:

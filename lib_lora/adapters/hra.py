@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -36,12 +35,9 @@ from .base import (
     Origin,
     Pair,
     Params,
-    Rows,
     Site,
     placed,
-    shape_of,
     shape_text,
-    taken,
 )
 
 
@@ -81,8 +77,9 @@ class HRA(Adapter):
     shape: tuple[int, ...]
     products: Tensor | None = None  # W B K (out, r); known once the base weight is
 
-    name: ClassVar[str] = "hra"
-    params: ClassVar[Params] = Params(frozenset({"hra_u"}))
+    name = "hra"
+    params = Params(frozenset({"hra_u"}))
+    row_fields = ("products", "shape")
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
@@ -91,17 +88,8 @@ class HRA(Adapter):
             raise ValueError(f"want hra_u ({site.inside}, r), got {shape_text(vectors)}")
         return cls(Reflections(vectors, None, bool(origin.config.get("apply_GS", False))), site.shape)
 
-    @property
-    def reads_base(self) -> bool:
-        return True
-
-    @property
-    def by_rows(self) -> bool:
-        return True
-
-    def take(self, rows: Rows) -> Self:
-        products = None if self.products is None else taken(self.products, rows)
-        return replace(self, products=products, shape=shape_of(self.shape, rows))
+    reads_base = True
+    by_rows = True
 
     def delta_weight(self, at: At) -> Tensor:
         basis, core = (at.put(one) for one in self.reflections.solved(at.device, at.dtype))

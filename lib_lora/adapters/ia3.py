@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timezone
-from typing import ClassVar
 
 from torch import Tensor
 from typing_extensions import Self
@@ -25,10 +24,8 @@ _WITH_BIAS = (datetime(2023, 1, 1, tzinfo=timezone.utc), datetime(2024, 5, 25, t
 class IA3(Scale):
     """A learned scale less 1."""
 
-    __slots__ = ()
-
-    name: ClassVar[str] = "ia3"
-    params: ClassVar[Params] = Params(frozenset({"weight", "on_input"}))
+    name = "ia3"
+    params = Params(frozenset({"weight", "on_input"}))
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:

@@ -14,8 +14,7 @@ product of the layer.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ from typing_extensions import Self
 
 from ._product import BuiltEffect, Product, balanced, product
 from ._trainer import lycoris_scale
-from .base import At, Factors, Form, Origin, OutputEffect, Pair, Params, Proportional, Rows, Site, shape_of
+from .base import At, Factors, Form, Origin, OutputEffect, Pair, Params, Proportional, Site
 
 _CORES = frozenset({"hada_t1", "hada_t2"})
 
@@ -37,12 +36,13 @@ class LoHa(Proportional):
     scale: float
     shape: tuple[int, ...]
 
-    name: ClassVar[str] = "loha"
-    params: ClassVar[Params] = Params(
+    name = "loha"
+    params = Params(
         required=frozenset({"hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"}), optional=_CORES | {"alpha"}
     )
-    by_rows: ClassVar[bool] = True
-    by_columns: ClassVar[bool] = True
+    row_fields = ("first", "second", "shape")
+    by_rows = True
+    by_columns = True
 
     @classmethod
     def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
@@ -80,10 +80,6 @@ class LoHa(Proportional):
         rank, out = self.first.rank * self.second.rank, self.first.rows
         cheaper = rank * (out + self.first.columns) < out * self.first.columns
         return Pair(rank, self.scale) if cheaper else None
-
-    def take(self, rows: Rows) -> Self:
-        first, second = self.first.take(rows), self.second.take(rows)
-        return replace(self, first=first, second=second, shape=shape_of(self.shape, rows))
 
     def form(self, rank: int | None = None) -> Form:
         pair = self._pair

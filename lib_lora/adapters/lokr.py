@@ -20,7 +20,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
@@ -71,7 +71,7 @@ class _Chain(OutputEffect):
     axis: int  # length of the left axis of the input
     weakest: int  # the smallest matrix, which the multiplier goes into
     rows: Rows | None  # of all outputs, those that are wanted
-    reads_output: ClassVar[bool] = False
+    reads_output = False
 
     def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
         def chain(weakest: Tensor) -> Tensor:
@@ -114,12 +114,10 @@ class LoKr(Adapter):
     rows: Rows | None = None
     """Windows of the product's rows; all if not given."""
 
-    name: ClassVar[str] = "lokr"
-    params: ClassVar[Params] = Params(
-        required=frozenset(), optional=frozenset({"lokr_w1", "lokr_w2", "lokr_t2", "alpha"}) | _W1 | _W2
-    )
-    shared: ClassVar[frozenset[str]] = frozenset({"lokr_factor"})
-    by_rows: ClassVar[bool] = True
+    name = "lokr"
+    params = Params(required=frozenset(), optional=frozenset({"lokr_w1", "lokr_w2", "lokr_t2", "alpha"}) | _W1 | _W2)
+    shared = frozenset({"lokr_factor"})
+    by_rows = True
 
     @classmethod
     def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:

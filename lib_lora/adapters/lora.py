@@ -9,8 +9,7 @@ An embedding's weight is (entries, width); its pair is up (entries, r) and down 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,26 +19,21 @@ from ..tensors import wide
 from ._trainer import lora_scale_and_schedule
 from ._variants import as_plain, check_reshaped
 from .base import (
-    Adapter,
-    At,
     Factors,
     Form,
-    Kind,
+    LowRank,
     Origin,
     Pair,
     Params,
     RankSchedule,
-    Rows,
     Site,
     bias_for,
-    shape_of,
     shape_text,
-    taken,
 )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LoRA(Adapter):
+class LoRA(LowRank):
     """Low-rank adapter of one layer."""
 
     down: Tensor  # (r, in, *kernel), or (r', in) beside a core
@@ -50,14 +44,15 @@ class LoRA(Adapter):
     bias: Tensor | None = None  # (out,), PEFT's lora_bias
     schedule: RankSchedule | None = None
 
-    name: ClassVar[str] = "lora"
-    params: ClassVar[Params] = Params(
+    name = "lora"
+    params = Params(
         required=frozenset({"lora_up.weight", "lora_down.weight"}),
         optional=frozenset({"lora_mid.weight", "lora_up.bias", "alpha", "reshape_weight"}),
     )
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "conv", "attention", "embedding", "experts"})
-    by_rows: ClassVar[bool] = True
-    by_columns: ClassVar[bool] = True
+    shaped_by = ("lora_up.weight", "lora_down.weight")
+    row_fields = ("up", "shape", "bias")
+    kinds = frozenset({"linear", "conv", "attention", "embedding", "experts"})
+    by_columns = True
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
@@ -87,26 +82,17 @@ class LoRA(Adapter):
 
     @classmethod
     def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-        down, up = shapes["lora_down.weight"], shapes["lora_up.weight"]
-        mid = shapes.get("lora_mid.weight", down)
-        return (*up[:1], *down[1:2], *mid[2:])
+        shape = super(LoRA, cls).own_shape(shapes)
+        core = shapes.get("lora_mid.weight")
+        return shape if shape is None or core is None else (*shape[:2], *core[2:])
 
     @property
     def rank(self) -> int:
         return self.up.shape[1]
 
-    @property
-    def has_bias(self) -> bool:
-        return self.bias is not None
-
     def delta_bias(self) -> Tensor:
         assert self.bias is not None
         return self.bias * self.scale
-
-    def take(self, rows: Rows) -> Self:
-        up = taken(self.up, rows)
-        bias = None if self.bias is None else taken(self.bias, rows)
-        return replace(self, up=up, shape=shape_of(self.shape, rows), bias=bias)
 
     def form(self, rank: int | None = None) -> Form:
         own = self.up.shape[1]
@@ -119,11 +105,6 @@ class LoRA(Adapter):
             dtype = wide(down.dtype)
             down = torch.einsum("ij...,jq->iq...", self.mid.to(dtype), down.to(dtype))
         return Factors(down[:rank], self.up[:, :rank])
-
-    def delta_weight(self, at: At) -> Tensor:
-        factors = self.factors(at.rank)
-        delta = at.cut(factors.up) @ at.across(factors.down)
-        return at.shaped(delta.mul_(self.scale * at.multiplier), self.shape)
 
 
 def _down(down: Tensor, mid: Tensor | None, rank: int, site: Site) -> Tensor:

@@ -6,25 +6,20 @@ dW = alpha / r * (B A)^T, huggingface/peft tuners/lora/layer.py, `Embedding`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 from torch import Tensor
 from typing_extensions import Self
 
-from .base import Kind, Origin, Params, Site, shape_text
+from .base import Origin, Params, Site, shape_text
 from .lora import LoRA
 
 
 class LoRAEmbedding(LoRA):
     """A LoRA whose factors are saved the other way round."""
 
-    __slots__ = ()
-
-    name: ClassVar[str] = "lora_embedding"
-    params: ClassVar[Params] = Params(
-        required=frozenset({"lora_embedding_A", "lora_embedding_B"}), optional=frozenset({"alpha"})
-    )
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"embedding"})
+    name = "lora_embedding"
+    params = Params(required=frozenset({"lora_embedding_A", "lora_embedding_B"}), optional=frozenset({"alpha"}))
+    kinds = frozenset({"embedding"})
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from torch import Tensor
 from typing_extensions import Self
 
-from .base import At, Kind, Origin, Params, Proportional, Rows, Site, shape_text
+from .base import At, Origin, Proportional, Rows, Site, shape_text
 from .miss import MiSS
 
 
@@ -23,10 +22,10 @@ class MiSSBat(Proportional):
 
     block: Tensor  # (out / r, r, r)
 
-    name: ClassVar[str] = "miss_bat"
-    params: ClassVar[Params] = MiSS.params
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "attention"})
-    reads_base: ClassVar[bool] = True
+    name = "miss_bat"
+    params = MiSS.params
+    kinds = frozenset({"linear", "attention"})
+    reads_base = True
 
     @classmethod
     def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from torch import Tensor
 from typing_extensions import Self
 
 from ..tensors import wide
-from .base import Factors, Kind, Origin, Params, Site, shape_text
+from .base import Factors, Origin, Params, Site, shape_text
 from .lora import LoRA
 
 
@@ -24,13 +23,13 @@ class MoSLoRA(LoRA):
 
     mixer: Tensor | None = None  # (r, r)
 
-    name: ClassVar[str] = "moslora"
-    params: ClassVar[Params] = Params(
+    name = "moslora"
+    params = Params(
         frozenset({"lora_up.weight", "lora_down.weight", "lora_mixer.weight"}),
         frozenset({"lora_up.bias", "alpha"}),
         layers=frozenset({"lora_mixer", "lora_AB"}),
     )
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "conv", "attention"})
+    kinds = frozenset({"linear", "conv", "attention"})
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timezone
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,10 +25,8 @@ _LESS_IDENTITY = (datetime(2023, 1, 1, tzinfo=timezone.utc), datetime(2023, 11, 
 class OFTDiag(OutputRotation):
     """A block-diagonal matrix on the outputs."""
 
-    __slots__ = ()
-
-    name: ClassVar[str] = "oft_diag"
-    params: ClassVar[Params] = Params(frozenset({"oft_diag"}), frozenset({"rescale"}))
+    name = "oft_diag"
+    params = Params(frozenset({"oft_diag"}), frozenset({"rescale"}))
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
@@ -19,7 +18,7 @@ from typing_extensions import Self
 
 from ..errors import UnsupportedError
 from ._config import configured
-from .base import Adapter, At, Kind, Origin, Params, Site, shape_text
+from .base import Adapter, At, Origin, Params, Site, shape_text
 
 _A, _B = "peanut_A.weight", "peanut_B.weight"
 _ENCODERS, _DECODERS = (tuple(f"peanut_{side}coders.{i}.weight" for i in range(16)) for side in ("en", "de"))
@@ -50,11 +49,11 @@ class PEANuT(Adapter):
     activation: str
     scale: float
 
-    name: ClassVar[str] = "peanut"
-    params: ClassVar[Params] = Params(frozenset({_A, _B}), frozenset({*_ENCODERS, *_DECODERS}))
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "attention"})
-    reads_base: ClassVar[bool] = True
-    by_columns: ClassVar[bool] = True
+    name = "peanut"
+    params = Params(frozenset({_A, _B}), frozenset({*_ENCODERS, *_DECODERS}))
+    kinds = frozenset({"linear", "attention"})
+    reads_base = True
+    by_columns = True
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:

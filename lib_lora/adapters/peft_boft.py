@@ -9,8 +9,7 @@ Source: huggingface/peft tuners/boft/layer.py. (Without its CUDA extension PEFT 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from typing_extensions import Self
 
 from ._operation import Operation
 from ._rotation import Turn, cayley, check_butterfly, excess_of, mix_butterfly, pointwise, rescaled
-from .base import Adapter, At, Form, Origin, OutputEffect, Params, Rows, Site, shape_of, shape_text, taken
+from .base import Adapter, At, Form, Origin, OutputEffect, Params, Site, shape_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +40,9 @@ class PeftBOFT(Adapter):
     scale: Tensor  # (out,)
     shape: tuple[int, ...]
 
-    name: ClassVar[str] = "peft_boft"
-    params: ClassVar[Params] = Params(frozenset({"boft_R", "boft_s"}))
+    name = "peft_boft"
+    params = Params(frozenset({"boft_R", "boft_s"}))
+    row_fields = ("scale", "shape")
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
@@ -52,16 +52,8 @@ class PeftBOFT(Adapter):
             raise ValueError(f"want boft_s ({out}, 1), got {shape_text(scale)}")
         return cls(Turn(factors, _solve), scale.reshape(-1), site.shape)
 
-    @property
-    def reads_base(self) -> bool:
-        return True
-
-    @property
-    def by_rows(self) -> bool:
-        return True
-
-    def take(self, rows: Rows) -> Self:
-        return replace(self, scale=taken(self.scale, rows), shape=shape_of(self.shape, rows))
+    reads_base = True
+    by_rows = True
 
     def delta_weight(self, at: At) -> Tensor:
         rows = at.base.flatten(1)

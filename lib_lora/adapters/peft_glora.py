@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
 from ..tensors import TensorFields, wide
-from .base import Adapter, At, Kind, Origin, Params, Rows, Site, shape_text, taken
+from .base import Adapter, At, Origin, Params, Rows, Site, shape_text, taken
 
 _PARTS = ("Xd", "Xu", "X", "zeros")
 _NAMES = {letter: {part: f"glora_{letter}.{part}" for part in _PARTS} for letter in "ABCDE"}
@@ -77,18 +76,13 @@ class PeftGLoRA(Adapter):
     bias: _Path | None  # E
     from_weight: Tensor | None = None  # (out,), W C, once the weight is known
 
-    name: ClassVar[str] = "peft_glora"
-    params: ClassVar[Params] = Params(
-        frozenset(), frozenset(name for names in _NAMES.values() for name in names.values())
-    )
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear"})
-    reads_base: ClassVar[bool] = True
-    by_rows: ClassVar[bool] = True
-    by_columns: ClassVar[bool] = True
-
-    @classmethod
-    def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        return bool(shapes) and cls.params.claim(shapes)
+    name = "peft_glora"
+    params = Params(frozenset(), frozenset(name for names in _NAMES.values() for name in names.values()))
+    row_fields = ("factor", "summand", "bias_factor", "bias", "from_weight")
+    kinds = frozenset({"linear"})
+    reads_base = True
+    by_rows = True
+    by_columns = True
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
@@ -112,7 +106,7 @@ class PeftGLoRA(Adapter):
             return self
         vector = self.of_inputs.vector()
         weight = read()
-        return replace(self, from_weight=weight.flatten(1).to(weight.device, vector.dtype) @ vector.to(weight.device))
+        return replace(self, from_weight=weight.flatten(1).to(vector.dtype) @ vector.to(weight.device))
 
     def delta_bias(self) -> Tensor:
         own = None if self.bias is None else self.bias.vector()
@@ -126,13 +120,6 @@ class PeftGLoRA(Adapter):
     @property
     def bias_excess(self) -> Tensor | None:
         return None if self.bias_factor is None else self.bias_factor.vector()
-
-    def take(self, rows: Rows) -> Self:
-        factor, summand, bias_factor, bias = (
-            None if one is None else one.take(rows) for one in (self.factor, self.summand, self.bias_factor, self.bias)
-        )
-        own = None if self.from_weight is None else taken(self.from_weight, rows)
-        return replace(self, factor=factor, summand=summand, bias_factor=bias_factor, bias=bias, from_weight=own)
 
     def delta_weight(self, at: At) -> Tensor:
         weight = at.base.flatten(1)

@@ -8,7 +8,6 @@ output is scaled with its bias. PEFT has no multiplier: it lerps l to 1. Source:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 from torch import Tensor
 from typing_extensions import Self
@@ -22,10 +21,8 @@ from .base import Origin, Params, Site
 class PeftIA3(Scale):
     """A learned scale."""
 
-    __slots__ = ()
-
-    name: ClassVar[str] = "peft_ia3"
-    params: ClassVar[Params] = Params(frozenset({"ia3_l"}))
+    name = "peft_ia3"
+    params = Params(frozenset({"ia3_l"}))
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:

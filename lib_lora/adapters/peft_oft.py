@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,10 +30,8 @@ from .base import Origin, Params, Site, shape_text
 class PeftOFT(InputRotation):
     """Block rotation of the input."""
 
-    __slots__ = ()
-
-    name: ClassVar[str] = "peft_oft"
-    params: ClassVar[Params] = Params(frozenset({"oft_R.weight"}), frozenset({"oft_R.scaled_oft"}))
+    name = "peft_oft"
+    params = Params(frozenset({"oft_R.weight"}), frozenset({"oft_R.scaled_oft"}))
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:

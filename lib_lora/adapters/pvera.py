@@ -7,7 +7,6 @@ training draws from. Source: huggingface/peft tuners/pvera/layer.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 from torch import Tensor
 from typing_extensions import Self
@@ -20,11 +19,9 @@ from .vera import VeRA
 class PVeRA(VeRA):
     """The mean of a PVeRA."""
 
-    __slots__ = ()
-
-    name: ClassVar[str] = "pvera"
-    params: ClassVar[Params] = Params(frozenset({"pvera_lambda_b", "pvera_lambda_d"}), frozenset({"alpha"}))
-    shared: ClassVar[frozenset[str]] = frozenset({"pvera_A", "pvera_B"})
+    name = "pvera"
+    params = Params(frozenset({"pvera_lambda_b", "pvera_lambda_d"}), frozenset({"alpha"}))
+    shared = frozenset({"pvera_A", "pvera_B"})
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:

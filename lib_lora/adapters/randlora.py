@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from typing_extensions import Self
 from ..errors import UnsupportedError
 from ._config import configured
 from ._product import BuiltEffect
-from .base import At, Form, Kind, Origin, OutputEffect, Params, Proportional, Rows, Site, shape_text, taken
+from .base import At, Form, Origin, OutputEffect, Params, Proportional, Rows, Site, shape_text, taken
 
 _RANDOM = frozenset({"randlora_A", "randlora_B"})
 
@@ -37,12 +36,12 @@ class RandLoRA(Proportional):
     wide: bool
     """Whether there are more inputs than outputs, so that B is on the input."""
 
-    name: ClassVar[str] = "randlora"
-    params: ClassVar[Params] = Params(frozenset({"randlora_lambda", "randlora_gamma"}), _RANDOM)
-    shared: ClassVar[frozenset[str]] = _RANDOM
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "attention"})
-    by_rows: ClassVar[bool] = True
-    prefers_dense: ClassVar[bool] = True  # all bases together have the full rank
+    name = "randlora"
+    params = Params(frozenset({"randlora_lambda", "randlora_gamma"}), _RANDOM)
+    shared = _RANDOM
+    kinds = frozenset({"linear", "attention"})
+    by_rows = True
+    prefers_dense = True  # all bases together have the full rank
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:

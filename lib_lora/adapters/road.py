@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from ..errors import UnsupportedError
 from ..tensors import wide
 from ._config import configured_count
 from ._operation import Operation
-from .base import Adapter, At, Form, Kind, Origin, OutputEffect, Params, Rows, Site, placed, shape_text, taken, widened
+from .base import Adapter, At, Form, Origin, OutputEffect, Params, Rows, Site, placed, shape_text, taken, widened
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,7 @@ class _Turned(OutputEffect):
     excess: Tensor  # (out,), the factor of the output itself less 1
     other: Tensor  # (out,), the factor of the one that it is paired with
     size: int
-    reads_bias: ClassVar[bool] = True
+    reads_bias = True
 
     def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
         return torch.addcmul(y * self.excess, _paired(y, self.size), self.other) * multiplier
@@ -45,10 +44,10 @@ class RoAd(Adapter):
     size: int
     """Outputs of a group."""
 
-    name: ClassVar[str] = "road"
-    params: ClassVar[Params] = Params(frozenset({"road_theta", "road_alpha"}))
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "attention"})
-    reads_base: ClassVar[bool] = True
+    name = "road"
+    params = Params(frozenset({"road_theta", "road_alpha"}))
+    kinds = frozenset({"linear", "attention"})
+    reads_base = True
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:

@@ -8,23 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from ._sparse import Sparse
-from .base import Kind, Origin, Params, Site, shape_text
+from ._sparse import Entries
+from .base import At, Origin, Params, Proportional, Site, shape_text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SHiRA(Sparse):
+class SHiRA(Proportional):
     """Single entries."""
 
-    name: ClassVar[str] = "shira"
-    params: ClassVar[Params] = Params(frozenset({"shira_weight", "shira_indices"}))
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "attention"})
+    entries: Entries
+
+    name = "shira"
+    params = Params(frozenset({"shira_weight", "shira_indices"}))
+    row_fields = ("entries",)
+    kinds = frozenset({"linear", "attention"})
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
@@ -35,4 +37,7 @@ class SHiRA(Sparse):
         indices, limits = indices.long(), torch.tensor([[site.shape[0]], [site.inside]])
         if bool(((indices < 0) | (indices >= limits)).any()):
             raise ValueError(f"shira_indices reach outside of ({site.shape[0]}, {site.inside})")
-        return cls(indices[0] * site.inside + indices[1], values, site.shape)
+        return cls(Entries(indices[0] * site.inside + indices[1], values, site.shape))
+
+    def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
+        return self.entries.dense(at.device, at.dtype), at.multiplier

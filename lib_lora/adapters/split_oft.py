@@ -7,7 +7,6 @@ Source: kohya networks/oft_flux.py, the forward. (Its merge joins the slices alo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 from torch import Tensor
 from typing_extensions import Self
@@ -20,10 +19,8 @@ from .diag_oft import bound_of, skew_turn
 class SplitOFT(OutputRotation):
     """Block rotations of slices of the outputs."""
 
-    __slots__ = ()
-
-    name: ClassVar[str] = "split_oft"
-    params: ClassVar[Params] = Params(frozenset({"oft_blocks.0"}), frozenset({"alpha"}))
+    name = "split_oft"
+    params = Params(frozenset({"oft_blocks.0"}), frozenset({"alpha"}))
 
     @classmethod
     def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -26,13 +26,13 @@ from .base import (
     At,
     Factors,
     Form,
+    LowRank,
     Origin,
     Pair,
     Params,
     RankSchedule,
     Rows,
     Site,
-    shape_of,
     shape_text,
     taken,
 )
@@ -58,7 +58,7 @@ class _Triplets(TensorFields):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TLoRA(Adapter):
+class TLoRA(LowRank):
     """The trained values of some singular triplets of the weight."""
 
     now: _Triplets
@@ -68,10 +68,12 @@ class TLoRA(Adapter):
     shape: tuple[int, ...]
     part: Part = "principal"
 
-    name: ClassVar[str] = "tlora"
-    params: ClassVar[Params] = Params(
+    name = "tlora"
+    params = Params(
         required=frozenset({"q_layer.weight", "p_layer.weight", "lambda_layer"}), optional=_BASE | {"alpha"}
     )
+    row_fields = ("now", "begun", "shape")
+    shaped_by = ("p_layer.weight", "q_layer.weight")
 
     @classmethod
     def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
@@ -87,10 +89,6 @@ class TLoRA(Adapter):
         schedule = rank_schedule(origin, rank, certain=True)
         return cls(now, begun, lycoris_scale(origin, rank), schedule, site.shape, _part(origin))
 
-    @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-        return (*shapes["p_layer.weight"][:1], *shapes["q_layer.weight"][1:])
-
     @property
     def rank(self) -> int:
         return self.now.values.shape[0]
@@ -100,15 +98,14 @@ class TLoRA(Adapter):
         return self.begun is None
 
     @property
-    def by_rows(self) -> bool:
+    def by_rows(self) -> bool:  # type: ignore[override]
         return self.begun is not None
 
     def take(self, rows: Rows) -> Self | None:
-        return None if self.begun is None else self.outlined(rows)
+        return None if self.begun is None else self.cut(rows)
 
     def outlined(self, rows: Rows) -> Self:
-        begun = None if self.begun is None else self.begun.take(rows)
-        return replace(self, now=self.now.take(rows), begun=begun, shape=shape_of(self.shape, rows))
+        return self.cut(rows)
 
     def on(self, read: Callable[[], Tensor], rank: int | None = None) -> Adapter:
         if self.begun is not None:
@@ -129,9 +126,7 @@ class TLoRA(Adapter):
 
     def delta_weight(self, at: At) -> Tensor:
         known = self if self.begun is not None else replace(self, begun=_begun(at.base, self.now, self.part))
-        factors = known.factors(at.rank)
-        delta = at.cut(factors.up) @ at.put(factors.down).flatten(1)
-        return delta.mul_(self.scale * at.multiplier).reshape(-1, *self.shape[1:])
+        return super(TLoRA, known).delta_weight(at)
 
 
 def _part(origin: Origin) -> Part:

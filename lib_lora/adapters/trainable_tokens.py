@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
 from ..errors import UnsupportedError
-from .base import Adapter, At, Kind, Origin, Params, Rows, Site, shape_text
+from .base import Adapter, At, Origin, Params, Rows, Site, shape_text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,11 +27,11 @@ class TrainableTokens(Adapter):
     entries: int
     """Of the embedding."""
 
-    name: ClassVar[str] = "trainable_tokens"
-    params: ClassVar[Params] = Params(frozenset({"trainable_tokens_delta"}))
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"embedding", "linear"})
-    reads_base: ClassVar[bool] = True
-    exact: ClassVar[frozenset[str]] = frozenset({"vectors", "tokens"})
+    name = "trainable_tokens"
+    params = Params(frozenset({"trainable_tokens_delta"}))
+    kinds = frozenset({"embedding", "linear"})
+    reads_base = True
+    exact = frozenset({"vectors", "tokens"})
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:

@@ -7,14 +7,13 @@ the indices for all trained layers at once from a seed. Source: huggingface/peft
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 from torch import Tensor
 from typing_extensions import Self
 
 from ..errors import UnsupportedError
 from ..tensors import wide
-from .base import Kind, Origin, Params, Site, shape_text
+from .base import Origin, Params, Site, shape_text
 from .lora import LoRA
 
 _A = ("unilora_indices_A", "unilora_scales_A")
@@ -24,12 +23,11 @@ _B = ("unilora_indices_B", "unilora_scales_B")
 class UniLoRA(LoRA):
     """A pair of numbers from one vector."""
 
-    __slots__ = ()
-
-    name: ClassVar[str] = "unilora"
-    params: ClassVar[Params] = Params(frozenset({*_A, *_B}))
-    shared: ClassVar[frozenset[str]] = frozenset({"unilora_theta_d"})
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "attention"})
+    name = "unilora"
+    params = Params(frozenset({*_A, *_B}))
+    shaped_by = (_B[0], _A[0])
+    shared = frozenset({"unilora_theta_d"})
+    kinds = frozenset({"linear", "attention"})
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
@@ -39,10 +37,6 @@ class UniLoRA(LoRA):
         rank = params[_A[0]].shape[0] if params[_A[0]].ndim else 0
         down = _picked(theta, params, _A, (rank, site.inside))
         return cls(down, _picked(theta, params, _B, (site.shape[0], rank)), 1.0, site.shape)
-
-    @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-        return (*shapes[_B[0]][:1], *shapes[_A[0]][1:])
 
 
 def _picked(theta: Tensor, params: Mapping[str, Tensor], names: tuple[str, str], want: tuple[int, int]) -> Tensor:

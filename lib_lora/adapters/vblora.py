@@ -9,8 +9,7 @@ There is no alpha. Source: huggingface/peft tuners/vblora/layer.py and model.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from typing_extensions import Self
 from ..errors import UnsupportedError
 from ..tensors import TensorFields, wide
 from ._config import configured_count
-from .base import Adapter, At, Factors, Form, Kind, Origin, Pair, Params, Rows, Site, shape_text, taken, within
+from .base import Factors, LowRank, Origin, Params, Rows, Site, shape_text, taken
 
 _LOGITS = frozenset({"vblora_logits_A", "vblora_logits_B"})
 _SAVED = frozenset({f"{name}_topk_{part}" for name in _LOGITS for part in ("indices", "weights")})
@@ -32,7 +31,7 @@ class Mixture(TensorFields):
     places: Tensor  # (..., k)
     weights: Tensor  # (..., k)
 
-    exact: ClassVar[frozenset[str]] = frozenset({"places"})
+    exact = frozenset({"places"})
 
     @classmethod
     def of(cls, params: Mapping[str, Tensor], name: str, origin: Origin, bank: int) -> Self:
@@ -63,7 +62,7 @@ class Mixture(TensorFields):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class VBLoRA(Adapter):
+class VBLoRA(LowRank):
     """A pair of pieces from a bank."""
 
     a: Mixture  # (r, in / v)
@@ -72,11 +71,11 @@ class VBLoRA(Adapter):
     rows: Rows
     """The rows of the delta that are meant."""
 
-    name: ClassVar[str] = "vblora"
-    params: ClassVar[Params] = Params(frozenset(), _LOGITS | _SAVED)
-    shared: ClassVar[frozenset[str]] = frozenset({"vblora_vector_bank"})
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "attention"})
-    by_rows: ClassVar[bool] = True
+    name = "vblora"
+    params = Params(frozenset(), _LOGITS | _SAVED)
+    row_fields = ("rows",)
+    shared = frozenset({"vblora_vector_bank"})
+    kinds = frozenset({"linear", "attention"})
 
     @classmethod
     def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
@@ -98,16 +97,6 @@ class VBLoRA(Adapter):
     def rank(self) -> int:
         return self.a.places.shape[0]
 
-    def take(self, rows: Rows) -> Self:
-        return replace(self, rows=within(self.rows, rows))
-
-    def form(self, rank: int | None = None) -> Form:
-        return Form(Pair(min(self.rank, rank or self.rank), 1.0))
-
     def factors(self, rank: int | None = None) -> Factors:
         down, up = self.a.mixed(self.bank).flatten(1), self.b.mixed(self.bank).transpose(1, 2).flatten(0, 1)
         return Factors(down[:rank], taken(up, self.rows)[:, :rank])
-
-    def delta_weight(self, at: At) -> Tensor:
-        factors = self.factors(at.rank)
-        return (at.cut(factors.up) @ at.put(factors.down)).mul_(at.multiplier)

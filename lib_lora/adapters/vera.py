@@ -7,19 +7,18 @@ are as large as the largest layer that was trained, each layer using the first o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 from torch import Tensor
 from typing_extensions import Self
 
 from ..errors import UnsupportedError
 from ..tensors import wide
-from .base import Adapter, At, Factors, Form, Kind, Origin, Pair, Params, Rows, Site, shape_text, taken
+from .base import Factors, LowRank, Origin, Params, Site, shape_text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class VeRA(Adapter):
+class VeRA(LowRank):
     """Vectors on shared random matrices."""
 
     a: Tensor  # (r, in)
@@ -27,13 +26,11 @@ class VeRA(Adapter):
     inner: Tensor  # (r,), lambda_d
     outer: Tensor  # (out,), lambda_b
 
-    name: ClassVar[str] = "vera"
-    params: ClassVar[Params] = Params(
-        required=frozenset({"vera_lambda_b", "vera_lambda_d"}), optional=frozenset({"alpha"})
-    )
-    shared: ClassVar[frozenset[str]] = frozenset({"vera_A", "vera_B"})
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear"})
-    by_rows: ClassVar[bool] = True
+    name = "vera"
+    params = Params(required=frozenset({"vera_lambda_b", "vera_lambda_d"}), optional=frozenset({"alpha"}))
+    row_fields = ("b", "outer")
+    shared = frozenset({"vera_A", "vera_B"})
+    kinds = frozenset({"linear"})
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
@@ -68,17 +65,7 @@ class VeRA(Adapter):
     def rank(self) -> int:
         return self.inner.shape[0]
 
-    def take(self, rows: Rows) -> Self:
-        return replace(self, b=taken(self.b, rows), outer=taken(self.outer, rows))
-
-    def form(self, rank: int | None = None) -> Form:
-        return Form(Pair(min(self.rank, rank or self.rank), 1.0))
-
     def factors(self, rank: int | None = None) -> Factors:
         dtype = wide(self.outer.dtype)
         down = self.a[:rank].to(dtype) * self.inner[:rank].to(dtype).unsqueeze(1)
         return Factors(down, self.b[:, :rank].to(dtype) * self.outer.to(dtype).unsqueeze(1))
-
-    def delta_weight(self, at: At) -> Tensor:
-        factors = self.factors(at.rank)
-        return (at.cut(factors.up) @ at.put(factors.down)).mul_(at.multiplier)

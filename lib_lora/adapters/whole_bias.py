@@ -20,12 +20,10 @@ from .set_weight import WithoutBias, minus_one
 class WholeBias(Bias):
     """`set_bias` around another adapter."""
 
-    __slots__ = ()
-
-    name: ClassVar[str] = "whole_bias"
+    name = "whole_bias"
     before: ClassVar[tuple[str, ...]] = ("bora", "dora", "residual")  # it goes around them, which leave the bias alone
-    params: ClassVar[Params] = Params(frozenset({"set_bias"}))
-    exact: ClassVar[frozenset[str]] = frozenset({"bias"})
+    params = Params(frozenset({"set_bias"}))
+    exact = frozenset({"bias"})
 
     def form(self, rank: int | None = None) -> Form | None:
         return self.form_on_output(rank)
