@@ -9,7 +9,7 @@ bghira/SimpleTuner helpers/models/anima/transformer.py.
 from __future__ import annotations
 
 from ...files.components import DENOISER
-from .base import Sign, aliases
+from .base import aliases, layers, linears
 
 _ATTENTION = {
     "q_proj": "to_q",
@@ -33,8 +33,7 @@ def _table() -> dict[str, str]:
         "x_embedder.proj.1": "patch_embed.proj",
         "t_embedder.1": "time_embed.t_embedder",
         "t_embedding_norm": "time_embed.norm",
-        "final_layer.adaln_modulation.1": "norm_out.linear_1",
-        "final_layer.adaln_modulation.2": "norm_out.linear_2",
+        **linears("final_layer.adaln_modulation", "norm_out", ("1", "2")),
         "final_layer.linear": "proj_out",
     }
 
@@ -46,10 +45,10 @@ COSMOS_ALIASES = (
 )
 
 COSMOS_SIGNS = (
-    Sign(r"^(denoiser|\?):(net_)?blocks_\d+_((self|cross)_attn_(q|k|v|output)_proj|mlp_layer[12]):", weight=4),
-    Sign(r"^(denoiser|\?):(net_)?blocks_\d+_adaln_modulation_(self_attn|cross_attn|mlp)_[12]:", weight=4),
-    Sign(r"^(denoiser|\?):(core_)?transformer_blocks_\d+_(attn2_to_[kv]:1024|norm[123]_linear_[12]:)", weight=4),
-    Sign(r"^(denoiser|\?):core_transformer_blocks_\d+_", weight=4),
-    Sign(r"^(denoiser|\?):(core_)?transformer_blocks_\d+_attn[12]_to_q:2048$", weight=1),
+    layers(r"(net_)?blocks_\d+_((self|cross)_attn_(q|k|v|output)_proj|mlp_layer[12]):", 4),
+    layers(r"(net_)?blocks_\d+_adaln_modulation_(self_attn|cross_attn|mlp)_[12]:", 4),
+    layers(r"(core_)?transformer_blocks_\d+_(attn2_to_[kv]:1024|norm[123]_linear_[12]:)", 4),
+    layers(r"core_transformer_blocks_\d+_", 4),
+    layers(r"(core_)?transformer_blocks_\d+_attn[12]_to_q:2048$", 1),
 )
 """What Anima and Cosmos-Predict2 have alike."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from ...files.components import DENOISER
-from .base import aliases
+from .base import Names, aliases, linears
 
 _BLOCKS = 4  # the most any of the families has
 _LAYERS = 2  # resnets in a down block; an up block has one more
@@ -25,10 +25,8 @@ _RESNET = {
 
 _SINGLE = {
     "input_blocks.0.0": "conv_in",
-    "time_embed.0": "time_embedding.linear_1",
-    "time_embed.2": "time_embedding.linear_2",
-    "label_emb.0.0": "add_embedding.linear_1",
-    "label_emb.0.2": "add_embedding.linear_2",
+    **linears("time_embed", "time_embedding"),
+    **linears("label_emb.0", "add_embedding"),
     "out.0": "conv_norm_out",
     "out.2": "conv_out",
 }
@@ -56,7 +54,7 @@ def _resnet(native: str, diffusers: str) -> dict[str, str]:
 
 
 def _table() -> dict[str, str | tuple[str, ...]]:
-    table: dict[str, str | tuple[str, ...]] = dict(_SINGLE)
+    table: Names = dict(_SINGLE)
     for i in range(_BLOCKS):
         for j in range(_LAYERS):
             table |= _resnet(f"input_blocks.{3 * i + j + 1}.0", f"down_blocks.{i}.resnets.{j}")

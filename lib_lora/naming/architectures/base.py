@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from functools import cache, reduce
 from operator import itemgetter
 from typing import Any, Literal
@@ -69,9 +69,33 @@ class Alias:
         return (self.diffusers,) if isinstance(self.diffusers, str) else self.diffusers
 
 
-def aliases(component: str, table: Mapping[str, str | tuple[str, ...]]) -> tuple[Alias, ...]:
+Names = Mapping[str, str | tuple[str, ...]]
+"""The model's own name of a layer -> diffusers' name, or its parts' names."""
+
+
+def aliases(component: str, table: Names) -> tuple[Alias, ...]:
     """Make the aliases of one component from a table native -> diffusers."""
     return tuple(Alias(component, native, diffusers) for native, diffusers in table.items())
+
+
+def within(native: str, diffusers: str, table: Names) -> Names:
+    """Return a table of layers as one of layers within a block, which has these two names."""
+    return {
+        f"{native}.{name}": f"{diffusers}.{own}" if isinstance(own, str) else tuple(f"{diffusers}.{one}" for one in own)
+        for name, own in table.items()
+    }
+
+
+def few_keys(fused: str, part: str, *blocks: str) -> tuple[Alias, ...]:
+    """Make the aliases of fused projections with fewer keys and values than queries; `part` is such as `attn.to_`."""
+    sizes: tuple[Size, ...] = ("in", "rest", "rest")
+    parts = {block: tuple(f"{block}.{part}{one}" for one in "qkv") for block in blocks}
+    return tuple(Alias(DENOISER, f"{block}.{fused}", names, sizes) for block, names in parts.items())
+
+
+def linears(native: str, diffusers: str, layers: tuple[str, str] = ("0", "2")) -> Names:
+    """Return the names of the two layers of an embedder; `layers` are the native ones."""
+    return {f"{native}.{name}": f"{diffusers}.linear_{i}" for i, name in enumerate(layers, 1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +112,11 @@ class Sign:
     def __post_init__(self) -> None:
         if not self.pattern.startswith("^"):
             raise ValueError(f"{self.pattern!r} must begin with ^")
+
+
+def layers(pattern: str, weight: int = 3) -> Sign:
+    """Make a sign of layers of the denoiser: `pattern` is of names and how many inputs they have, `_attn_qkv:768$`."""
+    return Sign(rf"^(denoiser|\?):{pattern}", weight)
 
 
 _META = r"^meta:(ss_base_model_version|modelspec_architecture):"
@@ -127,6 +156,10 @@ class Architecture:
     """For people, as in `Stable Diffusion XL`."""
     signs: tuple[Sign, ...]
     aliases: tuple[Alias, ...] = ()
+    names: InitVar[Names | None] = None
+    """The denoiser's own names -> diffusers': more `aliases`."""
+    swapped: InitVar[Mapping[str, str] | None] = None
+    """Likewise, of layers that have the two halves of their outputs the other way round, as adaLN's shift and scale."""
     inputs: tuple[str, ...] = ()
     """Layers of the denoiser that take the latents, by diffusers' names; inpainting and control models have more inputs
     there, behind the latents.
@@ -149,6 +182,10 @@ class Architecture:
     """Whether the timesteps of its transformer are shares of noise; a UNet's never are."""
     experts_named: Callable[[str], tuple[str, ...]] | None = None
     """Returns the `EXPERTS` that the name of a file speaks of; none or both where it leaves the choice."""
+
+    def __post_init__(self, names: Names | None, swapped: Mapping[str, str] | None) -> None:
+        turned = [Alias(DENOISER, native, own, swapped=True) for native, own in (swapped or {}).items()]
+        object.__setattr__(self, "aliases", (*self.aliases, *aliases(DENOISER, names or {}), *turned))
 
     def score(self, facts: Iterable[str]) -> int:
         """Weigh the facts; 0 means nothing speaks for this family."""

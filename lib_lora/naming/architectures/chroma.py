@@ -4,12 +4,9 @@ Sources: lodestone-rock/flow src/models/chroma/model.py, as in ComfyUI comfy/ldm
 ChromaTransformer2DModel.
 """
 
-from __future__ import annotations
-
-from ...files.components import DENOISER
 from ._flux_blocks import FLUX_BLOCKS, FLUX_SIGNS, OTHERS, T5_INPUT_SIGN
 from ._t5 import T5_ALIASES
-from .base import Architecture, Sign, aliases, named
+from .base import Architecture, layers, linears, named
 
 CHROMA = Architecture(
     name="chroma",
@@ -18,19 +15,17 @@ CHROMA = Architecture(
     signs=(
         *FLUX_SIGNS,
         T5_INPUT_SIGN,
-        Sign(r"^(denoiser|\?):distilled_guidance_layer_"),
+        layers(r"distilled_guidance_layer_"),
         named("chroma"),
     ),
     never=OTHERS,
+    names={
+        **linears(
+            "distilled_guidance_layer.layers.{}", "distilled_guidance_layer.layers.{}", ("in_layer", "out_layer")
+        ),
+    },
     aliases=(
         *FLUX_BLOCKS,
-        *aliases(
-            DENOISER,
-            {
-                "distilled_guidance_layer.layers.{}.in_layer": "distilled_guidance_layer.layers.{}.linear_1",
-                "distilled_guidance_layer.layers.{}.out_layer": "distilled_guidance_layer.layers.{}.linear_2",
-            },
-        ),
         *T5_ALIASES,
     ),
 )

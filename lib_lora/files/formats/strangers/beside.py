@@ -1,7 +1,5 @@
 """Files that act beside a model, in another way than by a change of its layers: control, pictures, motion, words."""
 
-from __future__ import annotations
-
 from .base import Stranger
 
 _CONTROL = "load it with ControlNet, or as ControlNet in your web UI"

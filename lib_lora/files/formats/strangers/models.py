@@ -1,7 +1,5 @@
 """Models that are loaded as such, whole or in part, and what training leaves behind."""
 
-from __future__ import annotations
-
 from .base import Stranger
 
 _NO_LORA = r"^key:[^:]*(lora|lokr|loha|hada|oft_|\.diff(_b)?:)"
