@@ -66,11 +66,7 @@ class Product(TensorFields):
         return torch.einsum("ijk,jq->iqk", self.core.to(device, exact), right.to(exact)).flatten(1).to(dtype)
 
     def dense(
-        self,
-        device: torch.device,
-        dtype: torch.dtype,
-        rows: slice | Tensor | None = None,
-        columns: slice | None = None,
+        self, device: torch.device, dtype: torch.dtype, rows: slice | Tensor | None = None, columns: slice | None = None
     ) -> Tensor:
         """Return the matrix, or the selected rows (in that order) and columns of it."""
         first = self.right if self.left is None else self.left

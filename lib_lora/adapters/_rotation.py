@@ -216,11 +216,7 @@ def _mix_level(x: Tensor, blocks: Tensor, level: int, half: int, dim: int) -> Te
 
 
 def check_butterfly(factors: Tensor, width: int, name: str) -> None:
-    """Check that factors (m, k, b, b) fit `width` channels.
-
-    Raises:
-        ValueError: they do not; the text says want and got.
-    """
+    """Check that factors (m, k, b, b) fit `width` channels; raise ValueError if they do not."""
     count, blocks, size = factors.shape[:3] if factors.ndim == 4 else (0, 0, 0)
     fits = count > 0 and factors.shape[2] == factors.shape[3] and blocks * size == width
     if fits and count > 1:
@@ -231,11 +227,7 @@ def check_butterfly(factors: Tensor, width: int, name: str) -> None:
 
 
 def number(params: Mapping[str, Tensor], name: str) -> float | None:
-    """Read a parameter that is one number; return None if it is missing.
-
-    Raises:
-        ValueError: it is several.
-    """
+    """Read a parameter that is one number; return None if it is missing. Raise ValueError if it is several."""
     tensor = params.get(name)
     if tensor is None:
         return None
@@ -352,21 +344,13 @@ def excess_of(scale: Tensor | None, device: torch.device, dtype: torch.dtype) ->
 
 
 def check_blocks(blocks: Tensor, width: int, name: str) -> None:
-    """Check that blocks (k, n, n) fit `width` channels.
-
-    Raises:
-        ValueError: they do not; the text says want and got.
-    """
+    """Check that blocks (k, n, n) fit `width` channels; raise ValueError if they do not."""
     if blocks.ndim != 3 or blocks.shape[1] != blocks.shape[2] or blocks.shape[0] * blocks.shape[1] != width:
         raise ValueError(f"want {name} (k, n, n) with k * n = {width}, got {shape_text(blocks)}")
 
 
 def scale_for(width: int, scale: Tensor | None) -> Tensor | None:
-    """Read a `rescale` as a vector.
-
-    Raises:
-        ValueError: it has another length than there are outputs.
-    """
+    """Read a `rescale` as a vector; raise ValueError if it has another length than there are outputs."""
     if scale is None:
         return None
     if scale.numel() != width:

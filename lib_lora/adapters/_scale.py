@@ -97,11 +97,7 @@ class Scale(Proportional):
 
 
 def check_channels(vector: Tensor, site: Site, name: str, *, on_input: bool) -> Tensor:
-    """Check a vector over the inputs or the outputs.
-
-    Raises:
-        ValueError: it has another length; the text says want and got.
-    """
+    """Check a vector over the inputs or the outputs; raise ValueError if it has another length."""
     wants = {site.shape[1], site.groups * site.shape[1]} if on_input else {site.shape[0]}
     if vector.numel() not in wants:
         raise ValueError(f"want {name} of {' or '.join(map(str, sorted(wants)))}, got {shape_text(vector)}")

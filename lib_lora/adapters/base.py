@@ -160,11 +160,7 @@ class At:
 
     @property
     def base(self) -> Tensor:
-        """Return the base weight.
-
-        Raises:
-            TypeError: an adapter asks for it that did not say so.
-        """
+        """Return the base weight; raise TypeError if an adapter asks for it that did not say so."""
         if self.weight is None:
             raise TypeError("the base weight is given only to adapters that say reads_base")
         return self.weight
@@ -251,11 +247,7 @@ class HeadSchedule:
         return limit
 
     def check(self, now: CallTime) -> None:
-        """Check that the time tells the step.
-
-        Raises:
-            MomentError: it does not.
-        """
+        """Check that the time tells the step; raise MomentError if it does not."""
         if now.step is None or not now.steps:
             raise MomentError("the heads in a file depend on the step, but the step of a model call is unknown")
 

@@ -12,6 +12,7 @@ columns the inner adapter and W on s * x. |V| is computed once per layer and act
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -178,13 +179,8 @@ class DoRA(Modifier):
         """Return d / |V|, of the magnitude's shape."""
         squares: list[Tensor] = []
         for at in self._blocks(weight, dtype, rank):
-            whole = at.base + self.inner_delta(at)
-            if self.axis == "row":
-                squares.append(whole.flatten(1).square().sum(1))
-            else:
-                groups = self.site.groups if self.axis == "group" else 1
-                split = whole.reshape(groups, whole.shape[0] // groups, whole.shape[1], -1)
-                squares.append(split.square().sum((1, 3)).flatten())
+            split = self._split(at.base + self.inner_delta(at))
+            squares.append(split.square().sum((2, 3) if self.axis == "row" else (1, 3)).flatten())
         total = torch.cat(squares) if self.axis == "row" else torch.stack(squares).sum(0)
         return self.magnitude.to(total) / total.sqrt().clamp_min(_TINY)
 
@@ -199,14 +195,14 @@ class DoRA(Modifier):
             yield At(weight.device, dtype, rank=rank, rows=window, weight=block)
 
     def _scaled(self, whole: Tensor, sigma: Tensor) -> Tensor:
-        ones = (1,) * (whole.ndim - 2)
-        if self.axis == "row":
-            return whole * sigma.view(-1, 1, *ones)
-        if self.axis == "column":
-            return whole * sigma.view(1, -1, *ones)
-        groups = self.site.groups
-        split = whole.reshape(groups, -1, *whole.shape[1:]) * sigma.view(groups, 1, -1, *ones)
-        return split.flatten(0, 1)
+        split = self._split(whole)
+        scaled = split * (sigma.view(1, -1, 1, 1) if self.axis == "row" else sigma.view(split.shape[0], 1, -1, 1))
+        return scaled.reshape(whole.shape)
+
+    def _split(self, whole: Tensor) -> Tensor:
+        """Return a weight as (groups, out / groups, in / groups, kernel); without groups but along these."""
+        groups = self.site.groups if self.axis == "group" else 1
+        return whole.reshape(groups, -1, whole.shape[1], math.prod(whole.shape[2:]))
 
 
 def _axis(magnitude: Tensor, site: Site) -> Axis | None:

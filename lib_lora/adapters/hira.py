@@ -36,11 +36,7 @@ class HiRA(Proportional):
 
     @classmethod
     def of(cls, down: Tensor, up: Tensor, site: Site) -> Self:
-        """Build from the factors.
-
-        Raises:
-            ValueError: they do not fit each other or the site.
-        """
+        """Build from the factors; raise ValueError if they do not fit each other or the site."""
         rank, out = down.shape[0] if down.ndim else 0, site.shape[0]
         if down.numel() != rank * site.inside or up.numel() != out * rank or up.shape[:1] != (out,):
             want = f"A (r, {', '.join(map(str, site.shape[1:]))}) and B ({out}, r)"

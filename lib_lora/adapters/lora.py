@@ -18,18 +18,7 @@ from typing_extensions import Self
 from ..tensors import wide
 from ._trainer import lora_scale_and_schedule
 from ._variants import as_plain, check_reshaped
-from .base import (
-    Factors,
-    Form,
-    LowRank,
-    Origin,
-    Pair,
-    Params,
-    RankSchedule,
-    Site,
-    bias_for,
-    shape_text,
-)
+from .base import Factors, Form, LowRank, Origin, Pair, Params, RankSchedule, Site, bias_for, shape_text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,11 +97,7 @@ class LoRA(LowRank):
 
 
 def _down(down: Tensor, mid: Tensor | None, rank: int, site: Site) -> Tensor:
-    """Reshape `down` to the site's shape, and check it.
-
-    Raises:
-        ValueError: it does not fit; the text says want and got.
-    """
+    """Reshape `down` to the site's shape, and check it; raise ValueError if it does not fit."""
     shape = site.shape
     if down.ndim < 2:
         raise ValueError(f"want down ({rank}, {site.inside}), got {shape_text(down)}")

@@ -71,12 +71,7 @@ class PEANuT(Adapter):
                 f"want {_A} (r, {out}), {_B} ({out}, r), and as many encoders as decoders (r, r), got {got}"
             )
         return cls(
-            first,
-            last,
-            tuple(inner[:depth]),
-            tuple(inner[depth:]),
-            str(activation),
-            configured(origin, "scaling"),
+            first, last, tuple(inner[:depth]), tuple(inner[depth:]), str(activation), configured(origin, "scaling")
         )
 
     @property

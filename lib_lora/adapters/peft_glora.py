@@ -30,11 +30,7 @@ class _Path(TensorFields):
 
     @classmethod
     def of(cls, params: Mapping[str, Tensor], letter: str, rows: int, columns: int) -> Self | None:
-        """Read a path; None where there is none.
-
-        Raises:
-            ValueError: it is of another shape than (rows, columns).
-        """
+        """Read a path; None where there is none. Raise ValueError if it is of another shape than (rows, columns)."""
         names = _NAMES[letter]
         left, right, value = (params.get(names[part]) for part in _PARTS[:3])
         if value is not None and value.numel() in (1, rows):

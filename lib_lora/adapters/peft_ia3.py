@@ -33,11 +33,7 @@ class PeftIA3(Scale):
 
 
 def _on_input(vector: Tensor, site: Site, origin: Origin) -> bool:
-    """Return whether a vector scales the inputs.
-
-    Raises:
-        UnsupportedError: it may scale either, and nothing tells.
-    """
+    """Return whether a vector scales the inputs; raise UnsupportedError if it may scale either, and nothing tells."""
     if vector.ndim == 2 and site.shape[0] != 1:
         return vector.shape[0] == 1
     inputs = {site.shape[1], site.groups * site.shape[1]}

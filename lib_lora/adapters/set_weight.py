@@ -17,19 +17,7 @@ from torch import Tensor
 
 from ..tensors import wide
 from ._operation import Operation
-from .base import (
-    Adapter,
-    At,
-    Form,
-    Origin,
-    OutputEffect,
-    Params,
-    Proportional,
-    Site,
-    bias_for,
-    placed,
-    shape_text,
-)
+from .base import Adapter, At, Form, Origin, OutputEffect, Params, Proportional, Site, bias_for, placed, shape_text
 from .heads import Heads
 
 

@@ -21,21 +21,7 @@ from typing_extensions import Self
 
 from ..tensors import TensorFields, wide
 from ._trainer import arguments, lycoris_scale, rank_schedule
-from .base import (
-    Adapter,
-    At,
-    Factors,
-    Form,
-    LowRank,
-    Origin,
-    Pair,
-    Params,
-    RankSchedule,
-    Rows,
-    Site,
-    shape_text,
-    taken,
-)
+from .base import Adapter, At, Factors, Form, LowRank, Origin, Pair, Params, RankSchedule, Rows, Site, shape_text, taken
 
 Part = Literal["principal", "last", "middle"]
 """Which singular triplets of W the training began with."""

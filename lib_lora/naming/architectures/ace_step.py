@@ -32,6 +32,6 @@ ACE_STEP = Architecture(
             }
             | {"proj_in.1": "proj_in_conv", "proj_out.1": "proj_out_conv"}
             | {f"decoder.{part}": part for part in ("layers", "condition_embedder", "time_embed", "time_embed_r")}
-        ),
+        )
     },
 )

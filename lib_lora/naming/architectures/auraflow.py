@@ -33,10 +33,7 @@ AURAFLOW = Architecture(
         SINGLE_ATTENTION_SIGN,
         layers(r"(joint_transformer_blocks|double_layers|single_layers)_\d+_.*:(3072|8192)$", 10),
         # what Flux's single blocks have not
-        layers(
-            r"single_transformer_blocks_\d+_(attn_to_out_0|norm1_linear|ff_(linear_[12]|out_projection)):",
-            10,
-        ),
+        layers(r"single_transformer_blocks_\d+_(attn_to_out_0|norm1_linear|ff_(linear_[12]|out_projection)):", 10),
         named("auraflow"),
     ),
     never=OTHERS,

@@ -12,20 +12,10 @@ CHROMA = Architecture(
     name="chroma",
     title="Chroma",
     before=("bria", "bria_fibo", "motif_video", "ovis_image"),
-    signs=(
-        *FLUX_SIGNS,
-        T5_INPUT_SIGN,
-        layers(r"distilled_guidance_layer_"),
-        named("chroma"),
-    ),
+    signs=(*FLUX_SIGNS, T5_INPUT_SIGN, layers(r"distilled_guidance_layer_"), named("chroma")),
     never=OTHERS,
     names={
-        **linears(
-            "distilled_guidance_layer.layers.{}", "distilled_guidance_layer.layers.{}", ("in_layer", "out_layer")
-        ),
+        **linears("distilled_guidance_layer.layers.{}", "distilled_guidance_layer.layers.{}", ("in_layer", "out_layer"))
     },
-    aliases=(
-        *FLUX_BLOCKS,
-        *T5_ALIASES,
-    ),
+    aliases=(*FLUX_BLOCKS, *T5_ALIASES),
 )

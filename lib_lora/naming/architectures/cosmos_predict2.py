@@ -13,9 +13,6 @@ COSMOS_PREDICT2 = Architecture(
         layers(r"(core_)?transformer_blocks_\d+_(attn[12]_to|ff_net|norm[123]_linear)_.*:(5120|20480)$"),
         named("cosmos(?!.?3)"),
     ),
-    variants=(
-        Variant("Cosmos-Predict2 2B", width=2048),
-        Variant("Cosmos-Predict2 14B", width=5120),
-    ),
+    variants=(Variant("Cosmos-Predict2 2B", width=2048), Variant("Cosmos-Predict2 14B", width=5120)),
     aliases=COSMOS_ALIASES,
 )

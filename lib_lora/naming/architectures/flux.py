@@ -21,12 +21,7 @@ FLUX = Architecture(
         "motif_video",
         "ovis_image",
     ),
-    signs=(
-        *FLUX_SIGNS,
-        MODULATION_SIGN,
-        T5_INPUT_SIGN,
-        named(r"flux(?![._-]?2)|flex\.?1"),
-    ),
+    signs=(*FLUX_SIGNS, MODULATION_SIGN, T5_INPUT_SIGN, named(r"flux(?![._-]?2)|flex\.?1")),
     width=3072,
     never=OTHERS,
     inputs=("x_embedder",),

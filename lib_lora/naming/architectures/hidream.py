@@ -12,10 +12,6 @@ HIDREAM = Architecture(
     name="hidream",
     title="HiDream",
     image_first=("HiDreamImageTransformer2DModel",),
-    signs=(
-        layers(r"(double|single)_stream_blocks_\d+_block_", 10),
-        BIG_G_SIGN,
-        named("hidream(?!.?o1)"),
-    ),
+    signs=(layers(r"(double|single)_stream_blocks_\d+_block_", 10), BIG_G_SIGN, named("hidream(?!.?o1)")),
     aliases=(*CLIP_ALIASES, *OPEN_CLIP_ALIASES, *T5_ALIASES, *LLM_ALIASES),
 )

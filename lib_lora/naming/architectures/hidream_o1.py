@@ -18,6 +18,6 @@ HIDREAM_O1 = Architecture(
         named("hidream.?o1"),
     ),
     names={
-        **{f"model.{part}": part for part in ("language_model", "visual", "t_embedder1", "x_embedder", "final_layer2")},
+        **{f"model.{part}": part for part in ("language_model", "visual", "t_embedder1", "x_embedder", "final_layer2")}
     },
 )

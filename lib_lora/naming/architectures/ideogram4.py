@@ -17,8 +17,5 @@ IDEOGRAM4 = Architecture(
         layers(r"layers_\d+_adaln_modulation:512$"),
         named("ideogram"),
     ),
-    names={
-        f"{_LAYER}qkv": tuple(f"{_LAYER}to_{part}" for part in "qkv"),
-        f"{_LAYER}o": f"{_LAYER}to_out.0",
-    },
+    names={f"{_LAYER}qkv": tuple(f"{_LAYER}to_{part}" for part in "qkv"), f"{_LAYER}o": f"{_LAYER}to_out.0"},
 )

@@ -22,9 +22,6 @@ KANDINSKY5 = Architecture(
         r"(visual_transformer_blocks_\d+_(feed_forward_net_|(audio|video)_dec|av_|va_)|audio_|video_"
         r"|time_embeddings_timestep_embedder_)"
     ),
-    variants=(
-        Variant("Kandinsky 5 Lite", width=1792),
-        Variant("Kandinsky 5 Pro", width=4096),
-    ),
+    variants=(Variant("Kandinsky 5 Lite", width=1792), Variant("Kandinsky 5 Pro", width=4096)),
     aliases=(*CLIP_ALIASES, *LLM_ALIASES),
 )

@@ -43,8 +43,5 @@ KREA2 = Architecture(
         "txtfusion.projector": "text_fusion.projector",
         "last.linear": "final_layer.linear",
     },
-    aliases=(
-        *few_keys("attn.to_qkv", "attn.to_", "transformer_blocks.{}", *_FUSION),
-        *LLM_ALIASES,
-    ),
+    aliases=(*few_keys("attn.to_qkv", "attn.to_", "transformer_blocks.{}", *_FUSION), *LLM_ALIASES),
 )

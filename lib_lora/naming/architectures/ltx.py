@@ -14,9 +14,6 @@ LTX = Architecture(
         CAPTION_SIGN,
         named("ltx(v|-?video)?($|[_/-](?!2(?!b)))"),
     ),
-    variants=(
-        Variant("LTX-Video 2B", width=2048),
-        Variant("LTX-Video 13B", width=4096),
-    ),
+    variants=(Variant("LTX-Video 2B", width=2048), Variant("LTX-Video 13B", width=4096)),
     aliases=(*LTX_EMBEDDERS, *norms(("attn1", "attn2")), *T5_ALIASES),
 )

@@ -20,8 +20,6 @@ QWEN_IMAGE21 = Architecture(
         layers(r"transformer_blocks_\d+_attn_to_([qkv]|out_0):4096$", 1),  # as in FLUX.2 Klein
         named("qwen[_-]image[_-]?2[._]1"),
     ),
-    names={
-        f"{_MLP}gate_up": (f"{_MLP}gate_layer", f"{_MLP}proj"),
-    },
+    names={f"{_MLP}gate_up": (f"{_MLP}gate_layer", f"{_MLP}proj")},
     aliases=LLM_ALIASES,
 )

@@ -39,10 +39,7 @@ SANA = Architecture(
         ),
         named("sana"),
     ),
-    variants=(
-        Variant("Sana 0.6B", width=1152),
-        Variant("Sana 1.6B or 4.8B", width=2240),
-    ),
+    variants=(Variant("Sana 0.6B", width=1152), Variant("Sana 1.6B or 4.8B", width=2240)),
     names={
         **within("blocks.{}", "transformer_blocks.{}", _BLOCK),
         "x_embedder.proj": "patch_embed.proj",

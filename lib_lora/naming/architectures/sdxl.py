@@ -22,9 +22,5 @@ SDXL = Architecture(
         Variant("Stable Diffusion XL inpainting", inputs=9),
         Variant("InstructPix2Pix for Stable Diffusion XL", inputs=8),
     ),
-    aliases=(
-        *UNET_ALIASES,
-        *CLIP_ALIASES,
-        *OPEN_CLIP_ALIASES,
-    ),
+    aliases=(*UNET_ALIASES, *CLIP_ALIASES, *OPEN_CLIP_ALIASES),
 )

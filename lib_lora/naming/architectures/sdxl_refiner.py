@@ -16,9 +16,5 @@ SDXL_REFINER = Architecture(
     ),
     never=Sign(rf"{IN_UNET}.*attn1_to_[qkv]:(320|640)$"),
     # A1111 and diffusers both call the only encoder the second one, ldm's own code the first
-    aliases=(
-        *UNET_ALIASES,
-        *CLIP_ALIASES,
-        *OPEN_CLIP_ALIASES,
-    ),
+    aliases=(*UNET_ALIASES, *CLIP_ALIASES, *OPEN_CLIP_ALIASES),
 )

@@ -15,12 +15,7 @@ from ...files.components import DENOISER, EXPERTS, NOISE
 from ._llm import UMT5_ALIASES
 from .base import Architecture, Variant, aliases, layers, linears, named, within
 
-_ATTENTION = {
-    **{part: f"to_{part}" for part in "qkv"},
-    "o": "to_out.0",
-    "norm_q": "norm_q",
-    "norm_k": "norm_k",
-}
+_ATTENTION = {**{part: f"to_{part}" for part in "qkv"}, "o": "to_out.0", "norm_q": "norm_q", "norm_k": "norm_k"}
 _IMAGE = {"k_img": "add_k_proj", "v_img": "add_v_proj", "norm_k_img": "norm_added_k"}
 _BLOCK = {
     **{f"self_attn.{native}": f"attn1.{own}" for native, own in _ATTENTION.items()},

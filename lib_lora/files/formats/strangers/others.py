@@ -100,10 +100,7 @@ WEB_PAGE = _head(
     b"<html",
 )
 XML = _head(
-    "xml",
-    "a message of a server, not an adapter",
-    "the site refused the download; download it again",
-    b"<?xml",
+    "xml", "a message of a server, not an adapter", "the site refused the download; download it again", b"<?xml"
 )
 JSON = _head(
     "json",
@@ -116,10 +113,7 @@ JSON = _head(
 )
 LFS = _head("lfs_pointer", "a Git LFS pointer, not the file itself", "fetch it with `git lfs pull`", b"version ")
 GGUF = _head(
-    "gguf",
-    "a GGUF file",
-    "load it as the model or text encoder; only safetensors adapters can be read",
-    b"gguf",
+    "gguf", "a GGUF file", "load it as the model or text encoder; only safetensors adapters can be read", b"gguf"
 )
 GGML = _head("ggml", "a GGML file", _ITS_PROGRAM, b"lmgg", b"tjgg", b"fmgg")
 NUMPY = Stranger(
