@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..errors import NumberError, UnsupportedError
+from ..files.formats.base import CONFIG_SCALE
 from ..tensors import LARGEST
 from .base import NO_ALPHA, Alpha, Origin
 
@@ -39,9 +40,12 @@ def configured_count(origin: Origin, name: str, least: int = 1) -> int:
 
 def configured_alpha(values: Mapping[str, object]) -> Alpha:
     """Return the alpha in a layer's configuration; raise NumberError where it is not finite."""
-    value = values.get("lora_alpha", values.get("alpha"))  # the second in PEFT's LoHa and LoKr
+    scale = values.get(CONFIG_SCALE)
+    value = values.get("lora_alpha", values.get("alpha")) if scale is None else scale  # in PEFT's LoHa it is `alpha`
     if isinstance(value, bool) or not isinstance(value, int | float):
         return NO_ALPHA
     if not -LARGEST <= value <= LARGEST:  # nan is neither, and an int may be too large for a float
-        raise NumberError(f"want a finite number as alpha, got {str(value)[:20]}")
+        raise NumberError(f"want a finite number as {'alpha' if scale is None else 'scale'}, got {str(value)[:20]}")
+    if scale is not None:
+        return Alpha(fixed=float(value))
     return Alpha(float(value), rank_stabilized=values.get("use_rslora") is True)

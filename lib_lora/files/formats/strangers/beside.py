@@ -134,12 +134,6 @@ GLIGEN = Stranger(
     "load it with ComfyUI's GLIGEN nodes, or diffusers' GLIGEN pipeline",
     (r"^key:(position_net\.|[^:]*\.fuser\.(alpha_attn|alpha_dense|linear|attn))",),
 )
-MLX = Stranger(
-    "mlx",
-    "an adapter of MLX, Apple's framework, whose matrices are saved transposed",
-    "use it with MLX, or export it in diffusers' format",
-    (r"^key:[^:]*\.lora_[ab]:",),
-)
 SOFT_PROMPT = Stranger(
     "soft_prompt",
     "a soft prompt of PEFT, which belongs to a text model and changes no layer",
