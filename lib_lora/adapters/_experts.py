@@ -20,7 +20,7 @@ from typing_extensions import Self
 
 from ..errors import UnsupportedError
 from ._variants import as_plain
-from .base import Adapter, At, Origin, Params, Site, shape_text
+from .base import Adapter, At, Origin, Params, Site, unfit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +52,7 @@ class ExpertsLoRA(Adapter):
             pairs = [
                 f"({experts} r, {one}) and ({other}, {experts} r)" for one, other in ((last, first), (first, last))
             ]
-            raise ValueError(f"want {' or '.join(pairs)}, got {shape_text(down)} and {shape_text(up)}")
+            raise unfit(f"{' or '.join(pairs)}", down, up)
         rank = total // experts
         down = down.reshape(experts, rank, inner)
         up = up.reshape(outer, rank, experts).permute(2, 0, 1)

@@ -16,7 +16,7 @@ from typing_extensions import Self
 
 from ..tensors import TensorFields, wide
 from ._operation import Operation
-from .base import Adapter, At, Factors, InputEffect, ProductEffect, Rows, shape_text, taken
+from .base import Adapter, At, Factors, InputEffect, ProductEffect, Rows, taken, unfit
 
 _BLOCK = 1 << 20
 """Entries of a dense delta that a CPU builds at a time in the forward; a device builds it in one piece."""
@@ -104,19 +104,19 @@ def product(
     """
     for name in (full, left, right, core):
         if name in params and params[name].ndim < 2:
-            raise ValueError(f"want {name} to be a matrix, got {shape_text(params[name])}")
+            raise unfit(f"{name} to be a matrix", params[name])
     if full in params:
         return Product(params[full].flatten(1))
     a, b = params[left].flatten(1), params[right].flatten(1)
     if core not in params:
         if a.shape[1] != b.shape[0]:
-            raise ValueError(f"want {left} (rows, r) and {right} (r, columns), got {shape_text(a)} and {shape_text(b)}")
+            raise unfit(f"{left} (rows, r) and {right} (r, columns)", a, b)
         return Product(b, a)
     t = params[core]
     # PEFT's has a dimension of 1 too many on 1-d convolutions
     if t.shape[:2] != (a.shape[0], b.shape[0]) or math.prod(t.shape[2:]) != math.prod(kernel):
         want = f"({', '.join(map(str, (a.shape[0], b.shape[0], *kernel)))})"
-        raise ValueError(f"want {core} {want}, got {shape_text(t)}")
+        raise unfit(f"{core} {want}", t)
     return Product(b, a.t(), t.flatten(2) if t.ndim > 2 else t.unsqueeze(2))
 
 

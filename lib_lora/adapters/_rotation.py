@@ -19,7 +19,7 @@ from typing_extensions import Self
 
 from ..tensors import TensorFields, wide
 from ._operation import Operation, at_multiplier
-from .base import Adapter, At, Form, InputEffect, OutputEffect, Rows, placed, shape_text, taken
+from .base import Adapter, At, Form, InputEffect, OutputEffect, Rows, placed, shape_text, taken, unfit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -232,7 +232,7 @@ def number(params: Mapping[str, Tensor], name: str) -> float | None:
     if tensor is None:
         return None
     if tensor.numel() != 1:
-        raise ValueError(f"want one number as {name}, got {shape_text(tensor)}")
+        raise unfit(f"one number as {name}", tensor)
     return float(tensor.item())
 
 
@@ -346,7 +346,7 @@ def excess_of(scale: Tensor | None, device: torch.device, dtype: torch.dtype) ->
 def check_blocks(blocks: Tensor, width: int, name: str) -> None:
     """Check that blocks (k, n, n) fit `width` channels; raise ValueError if they do not."""
     if blocks.ndim != 3 or blocks.shape[1] != blocks.shape[2] or blocks.shape[0] * blocks.shape[1] != width:
-        raise ValueError(f"want {name} (k, n, n) with k * n = {width}, got {shape_text(blocks)}")
+        raise unfit(f"{name} (k, n, n) with k * n = {width}", blocks)
 
 
 def scale_for(width: int, scale: Tensor | None) -> Tensor | None:
@@ -354,7 +354,7 @@ def scale_for(width: int, scale: Tensor | None) -> Tensor | None:
     if scale is None:
         return None
     if scale.numel() != width:
-        raise ValueError(f"want rescale ({width}, 1, …), got {shape_text(scale)}")
+        raise unfit(f"rescale ({width}, 1, …)", scale)
     return scale.reshape(-1)
 
 

@@ -10,7 +10,7 @@ from typing_extensions import Self
 
 from ..tensors import wide
 from ._operation import Operation
-from .base import At, Form, InputEffect, OutputEffect, Proportional, Rows, Site, placed, shape_text, taken
+from .base import At, Form, InputEffect, OutputEffect, Proportional, Rows, Site, placed, taken, unfit
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,5 +100,5 @@ def check_channels(vector: Tensor, site: Site, name: str, *, on_input: bool) -> 
     """Check a vector over the inputs or the outputs; raise ValueError if it has another length."""
     wants = {site.shape[1], site.groups * site.shape[1]} if on_input else {site.shape[0]}
     if vector.numel() not in wants:
-        raise ValueError(f"want {name} of {' or '.join(map(str, sorted(wants)))}, got {shape_text(vector)}")
+        raise unfit(f"{name} of {' or '.join(map(str, sorted(wants)))}", vector)
     return vector.reshape(-1)

@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ._config import configured, configured_count
-from .base import At, Origin, Proportional, Rows, Site, shape_text, taken
+from .base import At, Origin, Proportional, Rows, Site, taken, unfit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +45,7 @@ class Spectral(Proportional):
         (name,) = cls.params.required
         spectrum, entries = params[name], site.shape[0] * site.inside
         if spectrum.ndim != 1 or not 0 < spectrum.shape[0] <= entries:
-            raise ValueError(f"want {name} (n,) of at most {entries}, got {shape_text(spectrum)}")
+            raise unfit(f"{name} (n,) of at most {entries}", spectrum)
         seed, scale = configured_count(origin, "random_loc_seed", 0), configured(origin, "scaling")
         places = cls.places_for(site, seed, spectrum.shape[0], origin)
         return cls(spectrum, site.shape, scale, ((0, site.shape[0]),), places)

@@ -14,7 +14,7 @@ from typing_extensions import Self
 
 from ..tensors import LARGEST, wide
 from ._rotation import number
-from .base import Adapter, Factors, Origin, Params, Site, shape_text
+from .base import Adapter, Factors, Origin, Params, Site, unfit
 from .lora import LoRA
 
 
@@ -34,7 +34,7 @@ class AdaLoRA(LoRA):
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
         lora, values = super(AdaLoRA, cls).from_params(params, site, origin), params["lora_E"]
         if values.numel() != lora.rank:
-            raise ValueError(f"want lora_E ({lora.rank}, 1), got {shape_text(values)}")
+            raise unfit(f"lora_E ({lora.rank}, 1)", values)
         begun, said = number(params, "ranknum"), origin.config.get("init_r")
         if begun is None:
             begun = float(said) if isinstance(said, int) and 0 < said <= LARGEST else float(lora.rank)

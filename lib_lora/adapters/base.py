@@ -539,13 +539,27 @@ class Adapter(TensorFields, ABC):
 
 
 class LowRank(Adapter):
-    """An adapter that is a pair: a subclass has a rank and `factors`, and may have a `scale`."""
+    """An adapter that is a pair: fields `up` (out, r), and `down` (r, in) or other `factors`; it may have a `scale`."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def up(self) -> Tensor: ...
+
+        @property
+        def down(self) -> Tensor: ...
 
     by_rows = True
 
+    @property
+    def rank(self) -> int:
+        return self.up.shape[1]
+
+    def factors(self, rank: int | None = None) -> Factors:
+        return Factors(self.down[:rank], self.up[:, :rank])
+
     def form(self, rank: int | None = None) -> Form:
-        own = self.rank or 0
-        return Form(Pair(min(own, rank or own), getattr(self, "scale", 1.0)))
+        return Form(Pair(min(self.rank, rank or self.rank), getattr(self, "scale", 1.0)))
 
     def delta_weight(self, at: At) -> Tensor:
         factors = self.factors(at.rank)
@@ -598,13 +612,19 @@ def bias_for(site: Site, name: str, bias: Tensor | None) -> Tensor | None:
     if not site.takes_bias:
         raise ValueError(f"{name} is for a layer with a bias, and this one has none")
     if bias.numel() != site.shape[0]:
-        raise ValueError(f"want {name} of {site.shape[0]}, got {shape_text(bias)}")
+        raise unfit(f"{name} of {site.shape[0]}", bias)
     return bias.reshape(-1)
 
 
 def shape_text(tensor: Tensor) -> str:
     """Return the shape of a tensor for a message."""
     return f"({', '.join(map(str, tensor.shape))})"
+
+
+def unfit(want: str, *got: Tensor) -> ValueError:
+    """Return the error of tensors that do not fit a site."""
+    *most, last = map(shape_text, got)
+    return ValueError(f"want {want}, got {' and '.join([*([', '.join(most)] if most else []), last])}")
 
 
 def taken(tensor: Tensor, rows: Rows, dim: int = 0) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ._product import BuiltEffect
-from .base import At, Form, Origin, OutputEffect, Params, Proportional, Rows, Site, shape_text, within
+from .base import At, Form, Origin, OutputEffect, Params, Proportional, Rows, Site, unfit, within
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,7 +38,7 @@ class C3A(Proportional):
         out, inside = site.shape[0], site.inside
         size = kernel.shape[-1] if kernel.ndim == 3 else 0
         if size == 0 or (kernel.shape[0] * size, kernel.shape[1] * size) != (out, inside):
-            raise ValueError(f"want c3a_kernel ({out} / b, {inside} / b, b), got {shape_text(kernel)}")
+            raise unfit(f"c3a_kernel ({out} / b, {inside} / b, b)", kernel)
         return cls(kernel, ((0, out),))
 
     @classmethod

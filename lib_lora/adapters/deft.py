@@ -16,14 +16,14 @@ from typing_extensions import Self
 
 from ..errors import UnsupportedError
 from ..tensors import wide
-from .base import At, Factors, LowRank, Origin, Params, Rows, Site, shape_text
+from .base import At, Factors, LowRank, Origin, Params, Rows, Site, unfit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DEFT(LowRank):
     """Other values in a subspace of the outputs."""
 
-    basis: Tensor  # (out, r), Q
+    up: Tensor  # (out, r), Q
     removed: Tensor  # (out, r), P
     injected: Tensor | None  # (r, in), R
     share: float  # s
@@ -31,7 +31,7 @@ class DEFT(LowRank):
 
     name = "deft"
     params = Params(frozenset({"deft_P"}), frozenset({"deft_R", "alpha"}))
-    row_fields = ("basis",)
+    row_fields = ("up",)
     shaped_by = ("deft_P", "deft_R")
     kinds = frozenset({"linear", "attention"})
     reads_base = True
@@ -43,9 +43,9 @@ class DEFT(LowRank):
         raw, injected = params["deft_P"], params.get("deft_R")
         rank = raw.shape[1] if raw.ndim == 2 else 0
         if raw.shape != (site.shape[0], rank):
-            raise ValueError(f"want deft_P ({site.shape[0]}, r), got {shape_text(raw)}")
+            raise unfit(f"deft_P ({site.shape[0]}, r)", raw)
         if injected is not None and injected.shape != (rank, site.inside):
-            raise ValueError(f"want deft_R ({rank}, {site.inside}), got {shape_text(injected)}")
+            raise unfit(f"deft_R ({rank}, {site.inside})", injected)
         method, basis = origin.config.get("decomposition_method"), raw.to(wide(raw.dtype))
         if method == "qr":
             basis = removed = torch.linalg.qr(basis)[0]
@@ -56,10 +56,6 @@ class DEFT(LowRank):
                 f"of DEFT with decomposition_method {method!r} in adapter_config.json: want relu or qr"
             )
         return cls(basis, removed, injected, origin.alpha.scale(rank))
-
-    @property
-    def rank(self) -> int:
-        return self.basis.shape[1]
 
     def on(self, read: Callable[[], Tensor], rank: int | None = None) -> Self:
         weight = read().flatten(1)
@@ -78,8 +74,8 @@ class DEFT(LowRank):
     def factors(self, rank: int | None = None) -> Factors:
         if self.change is None:
             raise TypeError("the pair is known only once `on` has seen the base weight")
-        return Factors(self.change[:rank], self.basis[:, :rank])
+        return Factors(self.change[:rank], self.up[:, :rank])
 
     def delta_weight(self, at: At) -> Tensor:
         change = self._change(at.base.flatten(1)) if self.change is None else at.across(self.change)
-        return (at.put(self.basis)[:, : at.rank] @ change[: at.rank]).mul_(at.multiplier)
+        return (at.put(self.up)[:, : at.rank] @ change[: at.rank]).mul_(at.multiplier)

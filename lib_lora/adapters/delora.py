@@ -16,7 +16,7 @@ from typing_extensions import Self
 
 from ..tensors import wide
 from ._rotation import number
-from .base import Factors, LowRank, Origin, Params, Rows, Site, shape_text, taken
+from .base import Factors, LowRank, Origin, Params, Rows, Site, taken, unfit
 
 _LEAST = 1e-4  # PEFT's, of a norm
 
@@ -25,8 +25,8 @@ _LEAST = 1e-4  # PEFT's, of a norm
 class DeLoRA(LowRank):
     """Normalized rank-one parts with a common strength."""
 
-    a: Tensor  # (r, in)
-    b: Tensor  # (out, r)
+    down: Tensor  # (r, in)
+    up: Tensor  # (out, r)
     widths: Tensor  # (in,), norms of the weight's columns
     scale: float
     lengths: Tensor | None = None  # (r,), norms of the columns of the whole b, where this one is a part
@@ -41,28 +41,25 @@ class DeLoRA(LowRank):
         a, b, widths = params["delora_A"], params["delora_B"], params["delora_w_norm"]
         rank = a.shape[0] if a.ndim == 2 else 0
         if a.shape != (rank, site.inside) or b.shape != (site.shape[0], rank) or widths.shape != (site.inside,):
-            want = f"A (r, {site.inside}), B ({site.shape[0]}, r) and delora_w_norm ({site.inside},)"
-            raise ValueError(f"want {want}, got {shape_text(a)}, {shape_text(b)} and {shape_text(widths)}")
+            raise unfit(
+                f"A (r, {site.inside}), B ({site.shape[0]}, r) and delora_w_norm ({site.inside},)", a, b, widths
+            )
         strength = number(params, "delora_lambda")
         assert strength is not None
         return cls(a, b, widths, strength / rank)
 
-    @property
-    def rank(self) -> int:
-        return self.a.shape[0]
-
     def take(self, rows: Rows) -> Self:
-        return replace(self, b=taken(self.b, rows), lengths=self._lengths())
+        return replace(self, up=taken(self.up, rows), lengths=self._lengths())
 
     def factors(self, rank: int | None = None) -> Factors:
-        dtype = wide(self.a.dtype)
-        a, lengths = self.a.to(dtype), self._lengths().to(dtype)
+        dtype = wide(self.down.dtype)
+        a, lengths = self.down.to(dtype), self._lengths().to(dtype)
         own = torch.linalg.vector_norm(a, dim=1).clamp_min(_LEAST)
         down = a * self.widths.to(dtype) / (own * lengths).unsqueeze(1)
-        return Factors(down[:rank], self.b[:, :rank])
+        return Factors(down[:rank], self.up[:, :rank])
 
     def _lengths(self) -> Tensor:
         if self.lengths is not None:
             return self.lengths
-        lengths: Tensor = torch.linalg.vector_norm(self.b.to(wide(self.b.dtype)), dim=0)
+        lengths: Tensor = torch.linalg.vector_norm(self.up.to(wide(self.up.dtype)), dim=0)
         return lengths.clamp_min(_LEAST)

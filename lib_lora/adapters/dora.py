@@ -37,8 +37,8 @@ from .base import (
     Rows,
     Site,
     placed,
-    shape_text,
     taken,
+    unfit,
 )
 
 Axis = Literal["row", "column", "group"]
@@ -105,7 +105,7 @@ class DoRA(Modifier):
             fits = axis is not None
         if axis is None or not fits:
             want = f"({site.shape[0]}, 1, …) or (1, {site.shape[1]}, …)"
-            raise ValueError(f"want a magnitude {want}, got {shape_text(magnitude)}")
+            raise unfit(f"a magnitude {want}", magnitude)
         return cls(inner, magnitude.reshape(-1), axis, site)
 
     by_columns = False

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from .base import At, DenseEffect, Form, Kind, Origin, Params, Proportional, Site, bias_for, placed, shape_text
+from .base import At, DenseEffect, Form, Kind, Origin, Params, Proportional, Site, bias_for, placed, unfit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,7 +38,7 @@ class Full(Proportional):
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
         diff, bias = (params.get(name) for name in cls.names)
         if diff is not None and diff.numel() != math.prod(site.shape):
-            raise ValueError(f"want {cls.names[0]} {site.shape}, got {shape_text(diff)}")
+            raise unfit(f"{cls.names[0]} {site.shape}", diff)
         diff = None if diff is None else diff.reshape(site.shape)
         return cls(diff, bias_for(site, cls.names[1], bias), site.shape)
 

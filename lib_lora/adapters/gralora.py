@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from .base import Factors, LowRank, Origin, Params, Rows, Site, shape_text, taken
+from .base import Factors, LowRank, Origin, Params, Rows, Site, taken, unfit
 
 _GENERAL = ("gralora_A_general.weight", "gralora_B_general.weight")
 
@@ -48,11 +48,9 @@ class GraLoRA(LowRank):
         down, up = a.new_zeros(0, inside) if down is None else down, a.new_zeros(out, 0) if up is None else up
         blocks, rank = (a.shape[0], a.shape[-1]) if a.ndim == 3 else (0, 0)
         if not blocks or rank % blocks or a.shape[1] * blocks != inside or b.shape != (blocks, rank, out // blocks):
-            want = f"gralora_A (k, {inside} / k, r) and gralora_B (k, r, {out} / k)"
-            raise ValueError(f"want {want}, got {shape_text(a)} and {shape_text(b)}")
+            raise unfit(f"gralora_A (k, {inside} / k, r) and gralora_B (k, r, {out} / k)", a, b)
         if out % blocks or down.shape[1:] != (inside,) or up.shape != (out, down.shape[0]):
-            want = f"a general pair (r, {inside}) and ({out}, r)"
-            raise ValueError(f"want {want}, got {shape_text(down)} and {shape_text(up)}")
+            raise unfit(f"a general pair (r, {inside}) and ({out}, r)", down, up)
         return cls(a, b, down, up, origin.alpha.scale(rank + down.shape[0]), ((0, out),))
 
     @classmethod

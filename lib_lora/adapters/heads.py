@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from .base import Adapter, At, HeadSchedule, Origin, Params, Rows, Site, shape_text, taken, widened
+from .base import Adapter, At, HeadSchedule, Origin, Params, Rows, Site, taken, unfit, widened
 
 _WEIGHT, _BIAS = "heads.weight", "heads.bias"
 _SHIFTS = {"audio": 3.0, "": 12.0}
@@ -43,7 +43,7 @@ class Heads(Adapter):
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
         heads = params[_WEIGHT]
         if heads.ndim != 3 or tuple(heads.shape[1:]) != site.shape or not len(heads):
-            raise ValueError(f"want {_WEIGHT} (heads, {', '.join(map(str, site.shape))}), got {shape_text(heads)}")
+            raise unfit(f"{_WEIGHT} (heads, {', '.join(map(str, site.shape))})", heads)
         return cls.of(heads, params.get(_BIAS), origin)
 
     @classmethod
@@ -54,7 +54,7 @@ class Heads(Adapter):
             ValueError: the biases do not fit the heads.
         """
         if bias is not None and bias.shape != heads.shape[:2]:
-            raise ValueError(f"want {_BIAS} {tuple(heads.shape[:2])}, got {shape_text(bias)}")
+            raise unfit(f"{_BIAS} {tuple(heads.shape[:2])}", bias)
         shift = next(shift for name, shift in _SHIFTS.items() if name in origin.module)
         grid = torch.linspace(1.0, 0.0, len(heads) + 1, dtype=torch.float64)
         lengths = -(shift * grid / (1.0 + (shift - 1.0) * grid)).diff()
@@ -69,7 +69,7 @@ class Heads(Adapter):
         """
         out = site.shape[0]
         if bias is not None and bias.numel() != len(weight):
-            raise ValueError(f"want set_bias ({len(weight)},), got {shape_text(bias)}")
+            raise unfit(f"set_bias ({len(weight)},)", bias)
         heads = _added(weight.reshape(-1, out, weight.shape[1]))
         return cls.of(heads, None if bias is None else _added(bias.reshape(-1, out)), origin)
 

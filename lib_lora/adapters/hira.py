@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from typing_extensions import Self
 
-from .base import At, Origin, Params, Proportional, Site, shape_text
+from .base import At, Origin, Params, Proportional, Site, unfit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,8 +39,7 @@ class HiRA(Proportional):
         """Build from the factors; raise ValueError if they do not fit each other or the site."""
         rank, out = down.shape[0] if down.ndim else 0, site.shape[0]
         if down.numel() != rank * site.inside or up.numel() != out * rank or up.shape[:1] != (out,):
-            want = f"A (r, {', '.join(map(str, site.shape[1:]))}) and B ({out}, r)"
-            raise ValueError(f"want {want}, got {shape_text(down)} and {shape_text(up)}")
+            raise unfit(f"A (r, {', '.join(map(str, site.shape[1:]))}) and B ({out}, r)", down, up)
         return cls(down.reshape(rank, -1), up.reshape(out, rank))
 
     @property
@@ -64,8 +63,7 @@ class HiRAEmbedding(HiRA):
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
         a, b = params["hira_embedding_A"], params["hira_embedding_B"]
         if a.ndim != 2 or b.ndim != 2:
-            want = f"A (r, {site.shape[0]}) and B ({site.inside}, r)"
-            raise ValueError(f"want {want}, got {shape_text(a)} and {shape_text(b)}")
+            raise unfit(f"A (r, {site.shape[0]}) and B ({site.inside}, r)", a, b)
         return cls.of(b.t(), a.t(), site)
 
     @classmethod

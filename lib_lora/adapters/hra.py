@@ -26,7 +26,7 @@ from typing_extensions import Self
 from ..tensors import wide
 from ._product import LowRankInput
 from ._rotation import pointwise
-from .base import Adapter, At, Factors, Form, InputEffect, Origin, Pair, Params, Site, placed, shape_text
+from .base import Adapter, At, Factors, Form, InputEffect, Origin, Pair, Params, Site, placed, unfit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +49,7 @@ class HRA(Adapter):
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
         vectors = params["hra_u"]
         if vectors.ndim != 2 or vectors.shape[0] != site.inside or not 0 < vectors.shape[1] <= site.inside:
-            raise ValueError(f"want hra_u ({site.inside}, r), got {shape_text(vectors)}")
+            raise unfit(f"hra_u ({site.inside}, r)", vectors)
         return cls(vectors, bool(origin.config.get("apply_GS", False)), site.shape)
 
     def _solved(self, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

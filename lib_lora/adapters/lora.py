@@ -18,7 +18,7 @@ from typing_extensions import Self
 from ..tensors import wide
 from ._trainer import lora_scale_and_schedule
 from ._variants import as_plain, check_reshaped
-from .base import Factors, Form, LowRank, Origin, Pair, Params, RankSchedule, Site, bias_for, shape_text
+from .base import Factors, Form, LowRank, Origin, Pair, Params, RankSchedule, Site, bias_for, shape_text, unfit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +50,7 @@ class LoRA(LowRank):
         out = site.shape[0]
         rank = up.shape[1] if up.ndim > 1 else 0
         if rank == 0 or up.numel() != out * rank:
-            raise ValueError(f"want up ({out}, r), got {shape_text(up)}")
+            raise unfit(f"up ({out}, r)", up)
         up = up.reshape(out, rank)
         if "reshape_weight" in params:
             check_reshaped(params["reshape_weight"], site)
@@ -75,17 +75,12 @@ class LoRA(LowRank):
         core = shapes.get("lora_mid.weight")
         return shape if shape is None or core is None else (*shape[:2], *core[2:])
 
-    @property
-    def rank(self) -> int:
-        return self.up.shape[1]
-
     def delta_bias(self) -> Tensor:
         assert self.bias is not None
         return self.bias * self.scale
 
     def form(self, rank: int | None = None) -> Form:
-        own = self.up.shape[1]
-        return Form(Pair(min(own, rank or own), self.scale, self.schedule))
+        return Form(Pair(min(self.rank, rank or self.rank), self.scale, self.schedule))
 
     def factors(self, rank: int | None = None) -> Factors:
         down = self.down
@@ -100,7 +95,7 @@ def _down(down: Tensor, mid: Tensor | None, rank: int, site: Site) -> Tensor:
     """Reshape `down` to the site's shape, and check it; raise ValueError if it does not fit."""
     shape = site.shape
     if down.ndim < 2:
-        raise ValueError(f"want down ({rank}, {site.inside}), got {shape_text(down)}")
+        raise unfit(f"down ({rank}, {site.inside})", down)
     if mid is not None:
         core = (rank, down.shape[0], *shape[2:])
         if tuple(mid.shape) != core or down.numel() != down.shape[0] * shape[1]:
@@ -108,6 +103,6 @@ def _down(down: Tensor, mid: Tensor | None, rank: int, site: Site) -> Tensor:
             raise ValueError(f"want mid {core} and down (r, {shape[1]}), got {got}")
         return down.reshape(down.shape[0], shape[1])
     if down.shape[0] != rank or down.numel() != rank * site.inside:
-        raise ValueError(f"want down ({', '.join(map(str, (rank, *shape[1:])))}), got {shape_text(down)}")
+        raise unfit(f"down ({', '.join(map(str, (rank, *shape[1:])))})", down)
     # linear layers saved as 1x1 convolutions, the reverse, and LyCORIS' flattened convolutions all occur
     return down.reshape(rank, *shape[1:])

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from torch import Tensor
 from typing_extensions import Self
 
-from .base import Origin, Params, Site, shape_text
+from .base import Origin, Params, Site, unfit
 from .lora import LoRA
 
 
@@ -25,8 +25,7 @@ class LoRAEmbedding(LoRA):
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
         a, b = params["lora_embedding_A"], params["lora_embedding_B"]
         if a.ndim != 2 or b.ndim != 2:
-            want = f"A (r, {site.shape[0]}) and B ({site.inside}, r)"
-            raise ValueError(f"want {want}, got {shape_text(a)} and {shape_text(b)}")
+            raise unfit(f"A (r, {site.shape[0]}) and B ({site.inside}, r)", a, b)
         return super().from_params({"lora_up.weight": a.t(), "lora_down.weight": b.t()}, site, origin)
 
     @classmethod

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from .base import At, Factors, LowRank, Origin, Params, Site, shape_text
+from .base import Factors, LowRank, Origin, Params, Site, unfit
 
 _NAMES = frozenset({"miss_block", "bone_block"})
 
@@ -23,12 +23,12 @@ _NAMES = frozenset({"miss_block", "bone_block"})
 class MiSS(LowRank):
     """Matrix shard sharing: one matrix for all blocks of the inputs."""
 
-    block: Tensor  # (out, r)
+    up: Tensor  # (out, r)
     inputs: int
 
     name = "miss"
     params = Params(frozenset(), _NAMES)
-    row_fields = ("block",)
+    row_fields = ("up",)
     kinds = frozenset({"linear", "attention"})
 
     @classmethod
@@ -41,20 +41,10 @@ class MiSS(LowRank):
         out = site.shape[0]
         rank, width = block.shape
         if not 0 < rank <= site.inside or width == 0 or out % width:
-            raise ValueError(f"want {name} (r, {out}) or a part of its columns, got {shape_text(block)}")
+            raise unfit(f"{name} (r, {out}) or a part of its columns", block)
         return cls(block.repeat(1, out // width).T, site.inside)
 
-    @property
-    def rank(self) -> int:
-        return self.block.shape[1]
-
     def factors(self, rank: int | None = None) -> Factors:
-        own = torch.eye(self.rank).to(self.block.dtype)  # torch 2.1 makes none in bf16
+        own = torch.eye(self.rank).to(self.up.dtype)  # torch 2.1 makes none in bf16
         sums = own.repeat(1, -(-self.inputs // self.rank))[:, : self.inputs]
-        return Factors(sums[:rank], self.block[:, :rank])
-
-    def delta_weight(self, at: At) -> Tensor:
-        block = at.cut(self.block)
-        if at.rank is not None:
-            block[:, at.rank :] = 0
-        return block.repeat(1, -(-self.inputs // self.rank))[:, : self.inputs] * at.multiplier
+        return Factors(sums[:rank], self.up[:, :rank])

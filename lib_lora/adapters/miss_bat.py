@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 from typing_extensions import Self
 
-from .base import At, Origin, Proportional, Rows, Site, shape_text
+from .base import At, Origin, Proportional, Rows, Site, unfit
 from .miss import MiSS
 
 
@@ -38,9 +38,7 @@ class MiSSBat(Proportional):
         ((name, block),) = params.items()
         out, size = site.shape[0], block.shape[-1]
         if size == 0 or out % size or site.inside % size or block.shape != (out // size, size, size):
-            raise ValueError(
-                f"want {name} ({out} / r, r, r) with r a divisor of {site.inside}, got {shape_text(block)}"
-            )
+            raise unfit(f"{name} ({out} / r, r, r) with r a divisor of {site.inside}", block)
         return cls(block)
 
     @property

@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ..tensors import wide
-from .base import Factors, Origin, Params, Site, shape_text
+from .base import Factors, Origin, Params, Site, unfit
 from .lora import LoRA
 
 
@@ -36,7 +36,7 @@ class MoSLoRA(LoRA):
         (name,) = cls.params.required - {"lora_up.weight", "lora_down.weight"}
         found, mixer = super(MoSLoRA, cls).from_params(params, site, origin), params[name]
         if tuple(mixer.shape) != (found.rank, found.rank):
-            raise ValueError(f"want {name} ({found.rank}, {found.rank}), got {shape_text(mixer)}")
+            raise unfit(f"{name} ({found.rank}, {found.rank})", mixer)
         return replace(found, mixer=mixer)
 
     def factors(self, rank: int | None = None) -> Factors:

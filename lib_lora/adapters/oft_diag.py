@@ -17,7 +17,7 @@ from typing_extensions import Self
 
 from ._rotation import OutputRotation, Turn, check_blocks
 from ._trainer import trained_within
-from .base import Origin, Params, Site, shape_text
+from .base import Origin, Params, Site, unfit
 
 _LESS_IDENTITY = (datetime(2023, 1, 1, tzinfo=timezone.utc), datetime(2023, 11, 11, tzinfo=timezone.utc))
 
@@ -36,7 +36,7 @@ class OFTDiag(OutputRotation):
             early = trained_within(origin, _LESS_IDENTITY)
             return cls((Turn(blocks, _transposed if early else _less_identity),), None)
         if tuple(rescale.shape[:2]) != tuple(blocks.shape[:2]) or rescale.numel() != site.shape[0]:
-            raise ValueError(f"want rescale ({blocks.shape[0]}, {blocks.shape[1]}, 1), got {shape_text(rescale)}")
+            raise unfit(f"rescale ({blocks.shape[0]}, {blocks.shape[1]}, 1)", rescale)
         rows = rescale.reshape(*blocks.shape[:2], 1)
         return cls((Turn(torch.cat([blocks, rows.to(blocks.dtype)], 2), _scaled_less_identity),), None)
 

@@ -17,7 +17,7 @@ from typing_extensions import Self
 
 from ._operation import Operation
 from ._rotation import Turn, cayley, check_butterfly, excess_of, mix_butterfly, pointwise, rescaled
-from .base import Adapter, At, Form, Origin, OutputEffect, Params, Site, shape_text
+from .base import Adapter, At, Form, Origin, OutputEffect, Params, Site, unfit
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class PeftBOFT(Adapter):
         factors, scale, out = params["boft_R"], params["boft_s"], site.shape[0]
         check_butterfly(factors, site.inside, "boft_R")
         if scale.numel() != out:
-            raise ValueError(f"want boft_s ({out}, 1), got {shape_text(scale)}")
+            raise unfit(f"boft_s ({out}, 1)", scale)
         return cls(Turn(factors, _solve), scale.reshape(-1), site.shape)
 
     reads_base = True

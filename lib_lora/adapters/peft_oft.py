@@ -24,7 +24,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ._rotation import InputRotation, Turn, cayley
-from .base import Origin, Params, Site, shape_text
+from .base import Origin, Params, Site, unfit
 
 
 class PeftOFT(InputRotation):
@@ -55,7 +55,7 @@ def _block_size(triangles: Tensor, width: int) -> int:
     size = (1 + math.isqrt(1 + 8 * entries)) // 2
     fits = entries > 0 and size * (size - 1) // 2 == entries and width % size == 0
     if not fits or triangles.shape[0] not in (1, width // size):
-        raise ValueError(f"want oft_R (k or 1, b (b - 1) / 2) with k * b = {width}, got {shape_text(triangles)}")
+        raise unfit(f"oft_R (k or 1, b (b - 1) / 2) with k * b = {width}", triangles)
     return size
 
 

@@ -19,7 +19,7 @@ from typing_extensions import Self
 from ..errors import UnsupportedError
 from ._config import configured
 from ._product import BuiltEffect
-from .base import At, Form, Origin, OutputEffect, Params, Proportional, Rows, Site, shape_text, taken
+from .base import At, Form, Origin, OutputEffect, Params, Proportional, Rows, Site, taken, unfit
 
 _RANDOM = frozenset({"randlora_A", "randlora_B"})
 
@@ -49,8 +49,7 @@ class RandLoRA(Proportional):
         a, b = (origin.shared.get(name, params.get(name)) for name in ("randlora_A", "randlora_B"))
         least, most = sorted((site.shape[0], site.inside))
         if outer.ndim != 2 or inner.shape != (outer.shape[1], least) or outer.shape[0] == 0:
-            want = f"randlora_lambda (r, n) and randlora_gamma (n, {least})"
-            raise ValueError(f"want {want}, got {shape_text(outer)} and {shape_text(inner)}")
+            raise unfit(f"randlora_lambda (r, n) and randlora_gamma (n, {least})", outer, inner)
         if a is None or b is None:
             # PEFT would draw them again from a seed, in the sizes of the largest layer, which need not be in the model
             raise UnsupportedError(
@@ -59,9 +58,9 @@ class RandLoRA(Proportional):
             )
         rank, bases = outer.shape
         if a.ndim != 3 or (a.shape[0], a.shape[1]) != (rank, 1) or a.shape[2] < least:
-            raise ValueError(f"want randlora_A ({rank}, 1, {least} or more), got {shape_text(a)}")
+            raise unfit(f"randlora_A ({rank}, 1, {least} or more)", a)
         if b.ndim != 3 or b.shape[0] < most or b.shape[1] < bases or b.shape[2] != rank:
-            raise ValueError(f"want randlora_B ({most} or more, {bases} or more, {rank}), got {shape_text(b)}")
+            raise unfit(f"randlora_B ({most} or more, {bases} or more, {rank})", b)
         scale = configured(origin, "randlora_alpha") / rank
         return cls(a[:, :, :least], b[:most, :bases], outer, inner, scale, site.inside > site.shape[0])
 

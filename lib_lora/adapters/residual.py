@@ -17,7 +17,7 @@ from typing_extensions import Self
 from ._modifier import Modifier
 from ._operation import Operation
 from ._sparse import Entries
-from .base import Adapter, At, Form, Origin, OutputEffect, Params, Site, placed, shape_text
+from .base import Adapter, At, Form, Origin, OutputEffect, Params, Site, placed, unfit
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Residual(Modifier):
         if size.flatten().tolist() not in ([site.shape[0], site.inside], list(site.shape)):
             raise ValueError(f"want bias_size ({site.shape[0]}, {site.inside}), got {size.tolist()}")
         if indices.ndim != 2 or indices.shape != (size.numel(), values.numel()):
-            raise ValueError(f"want bias_indices ({size.numel()}, {values.numel()}), got {shape_text(indices)}")
+            raise unfit(f"bias_indices ({size.numel()}, {values.numel()})", indices)
         if values.numel() and bool(((indices < 0) | (indices >= size.reshape(-1, 1))).any()):
             raise ValueError(f"bias_indices reach outside of bias_size {size.tolist()}")
         places = torch.zeros(values.numel(), dtype=torch.long)

@@ -19,7 +19,7 @@ from ..errors import UnsupportedError
 from ..tensors import wide
 from ._config import configured_count
 from ._operation import Operation
-from .base import Adapter, At, Form, Origin, OutputEffect, Params, Rows, Site, placed, shape_text, taken, widened
+from .base import Adapter, At, Form, Origin, OutputEffect, Params, Rows, Site, placed, taken, unfit, widened
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,7 @@ class RoAd(Adapter):
         if size % 2 or out % size:
             raise ValueError(f"want groups of an even number of outputs that divides {out}, got {size}")
         if theta.shape != alpha.shape or theta.ndim != 1 or theta.numel() not in (out // 2, out, 2 * out):
-            want = f"road_theta and road_alpha of {out // 2}, {out} or {2 * out}"
-            raise ValueError(f"want {want}, got {shape_text(theta)} and {shape_text(alpha)}")
+            raise unfit(f"road_theta and road_alpha of {out // 2}, {out} or {2 * out}", theta, alpha)
         theta, alpha = (one.to(wide(one.dtype)) for one in (theta, alpha))
         own, other = alpha * theta.cos(), alpha * theta.sin()
         if theta.numel() == out // 2:

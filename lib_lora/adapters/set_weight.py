@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..tensors import wide
 from ._operation import Operation
-from .base import Adapter, At, Form, Origin, OutputEffect, Params, Proportional, Site, bias_for, placed, shape_text
+from .base import Adapter, At, Form, Origin, OutputEffect, Params, Proportional, Site, bias_for, placed, unfit
 from .heads import Heads
 
 
@@ -82,7 +82,7 @@ class SetWeight(Proportional):
             is_bank = cls is SetWeight and value.ndim == len(site.shape) == 2 and value.shape[1] == inside[0]
             if is_bank and len(value) > out and len(value) % out == 0:
                 return Heads.from_offsets(value, bias, site, origin)
-            raise ValueError(f"want {cls.names[0]} {site.shape}, got {shape_text(value)}")
+            raise unfit(f"{cls.names[0]} {site.shape}", value)
         value = None if value is None else value.reshape(site.shape)
         return cls(value, bias_for(site, cls.names[1], bias))
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ._sparse import Entries
-from .base import At, Origin, Params, Proportional, Site, shape_text
+from .base import At, Origin, Params, Proportional, Site, unfit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,7 +33,7 @@ class SHiRA(Proportional):
         values, indices = params["shira_weight"], params["shira_indices"]
         if values.ndim != 1 or indices.shape != (2, values.shape[0]):
             want = "shira_weight (n,) and shira_indices (2, n)"
-            raise ValueError(f"want {want}, got {shape_text(values)} and {shape_text(indices)}")
+            raise unfit(want, values, indices)
         indices, limits = indices.long(), torch.tensor([[site.shape[0]], [site.inside]])
         if bool(((indices < 0) | (indices >= limits)).any()):
             raise ValueError(f"shira_indices reach outside of ({site.shape[0]}, {site.inside})")

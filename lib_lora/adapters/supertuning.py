@@ -14,7 +14,7 @@ from typing_extensions import Self
 
 from ..errors import UnsupportedError
 from ._sparse import Entries
-from .base import At, Origin, Params, Proportional, Site, shape_text
+from .base import At, Origin, Params, Proportional, Site, shape_text, unfit
 
 _A, _B = "supertuning_lora_A.weight", "supertuning_lora_B.weight"
 
@@ -43,7 +43,7 @@ class Supertuning(Proportional):
                 "save it again with save_precomputed_indices=True"
             )
         if values.ndim != 1 or indices.shape != values.shape:
-            raise ValueError(f"want values and indices (n,), got {shape_text(values)} and {shape_text(indices)}")
+            raise unfit("values and indices (n,)", values, indices)
         indices, (out, inside) = indices.long(), (site.shape[0], site.inside)
         if bool(((indices < 0) | (indices >= out * inside)).any()):
             raise ValueError(f"supertuning_indices reach outside of ({out}, {inside})")

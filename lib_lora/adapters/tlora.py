@@ -21,7 +21,7 @@ from typing_extensions import Self
 
 from ..tensors import TensorFields, wide
 from ._trainer import arguments, lycoris_scale, rank_schedule
-from .base import Adapter, At, Factors, Form, LowRank, Origin, Pair, Params, RankSchedule, Rows, Site, shape_text, taken
+from .base import Adapter, At, Factors, Form, LowRank, Origin, Pair, Params, RankSchedule, Rows, Site, taken, unfit
 
 Part = Literal["principal", "last", "middle"]
 """Which singular triplets of W the training began with."""
@@ -71,7 +71,7 @@ class TLoRA(LowRank):
         begun = _triplets(params, ("base_q", "base_p", "base_lambda"), site) if "base_q" in params else None
         rank = now.values.shape[0]
         if begun is not None and begun.values.shape[0] != rank:
-            raise ValueError(f"want base_lambda (1, {rank}), got {shape_text(params['base_lambda'])}")
+            raise unfit(f"base_lambda (1, {rank})", params["base_lambda"])
         schedule = rank_schedule(origin, rank, certain=True)
         return cls(now, begun, lycoris_scale(origin, rank), schedule, site.shape, _part(origin))
 
@@ -128,8 +128,7 @@ def _triplets(params: Mapping[str, Tensor], names: tuple[str, str, str], site: S
     q, p, values = (params[name] for name in names)
     rank, out = values.numel(), site.shape[0]
     if rank == 0 or q.numel() != rank * site.inside or p.numel() != out * rank:
-        want = f"{names[0]} ({', '.join(map(str, (rank, *site.shape[1:])))}) and {names[1]} ({out}, {rank})"
-        raise ValueError(f"want {want}, got {shape_text(q)} and {shape_text(p)}")
+        raise unfit(f"{names[0]} ({', '.join(map(str, (rank, *site.shape[1:])))}) and {names[1]} ({out}, {rank})", q, p)
     return _Triplets(q.reshape(rank, *site.shape[1:]), p.reshape(out, rank), values.reshape(rank))
 
 

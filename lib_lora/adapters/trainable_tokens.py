@@ -15,7 +15,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ..errors import UnsupportedError
-from .base import Adapter, At, Origin, Params, Rows, Site, shape_text
+from .base import Adapter, At, Origin, Params, Rows, Site, unfit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +37,7 @@ class TrainableTokens(Adapter):
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
         vectors, tokens = params["trainable_tokens_delta"], _tokens(origin)
         if vectors.shape != (len(tokens), site.inside):
-            raise ValueError(f"want trainable_tokens_delta ({len(tokens)}, {site.inside}), got {shape_text(vectors)}")
+            raise unfit(f"trainable_tokens_delta ({len(tokens)}, {site.inside})", vectors)
         if len(set(tokens)) < len(tokens) or not all(0 <= token < site.shape[0] for token in tokens):
             raise ValueError(f"want tokens that differ and are below {site.shape[0]}, got {str(tokens)[:60]}")
         return cls(vectors, torch.tensor(tokens, dtype=torch.long), site.shape[0])

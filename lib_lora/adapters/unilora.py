@@ -13,7 +13,7 @@ from typing_extensions import Self
 
 from ..errors import UnsupportedError
 from ..tensors import wide
-from .base import Origin, Params, Site, shape_text
+from .base import Origin, Params, Site, unfit
 from .lora import LoRA
 
 _A = ("unilora_indices_A", "unilora_scales_A")
@@ -42,7 +42,7 @@ class UniLoRA(LoRA):
 def _picked(theta: Tensor, params: Mapping[str, Tensor], names: tuple[str, str], want: tuple[int, int]) -> Tensor:
     indices, scales = (params[name] for name in names)
     if indices.shape != want or scales.shape != want:
-        raise ValueError(f"want {' and '.join(names)} {want}, got {shape_text(indices)} and {shape_text(scales)}")
+        raise unfit(f"{' and '.join(names)} {want}", indices, scales)
     indices, dtype = indices.long(), wide(theta.dtype)
     if bool(((indices < 0) | (indices >= theta.shape[0])).any()):
         raise ValueError(f"{names[0]} reaches outside of a vector of {theta.shape[0]}")

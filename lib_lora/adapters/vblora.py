@@ -18,7 +18,7 @@ from typing_extensions import Self
 from ..errors import UnsupportedError
 from ..tensors import TensorFields, wide
 from ._config import configured_count
-from .base import Factors, LowRank, Origin, Params, Rows, Site, shape_text, taken
+from .base import Factors, LowRank, Origin, Params, Rows, Site, taken, unfit
 
 _LOGITS = frozenset({"vblora_logits_A", "vblora_logits_B"})
 _SAVED = frozenset({f"{name}_topk_{part}" for name in _LOGITS for part in ("indices", "weights")})
@@ -43,14 +43,12 @@ class Mixture(TensorFields):
         if name in params:
             logits, count = params[name], configured_count(origin, "topk")
             if logits.ndim != 3 or logits.shape[2] != bank or count > bank:
-                raise ValueError(f"want {name} of {bank} logits, {count} or more, got {shape_text(logits)}")
+                raise unfit(f"{name} of {bank} logits, {count} or more", logits)
             largest, places = logits.to(wide(logits.dtype)).topk(count, dim=-1)
             return cls(places, largest.softmax(-1))
         places, weights = params[f"{name}_topk_indices"].long(), params[f"{name}_topk_weights"]
         if places.ndim != 3 or weights.shape != (*places.shape[:2], places.shape[2] - 1):
-            raise ValueError(
-                f"want {name} (..., k) and (..., k - 1), got {shape_text(places)} and {shape_text(weights)}"
-            )
+            raise unfit(f"{name} (..., k) and (..., k - 1)", places, weights)
         if bool(((places < 0) | (places >= bank)).any()):
             raise ValueError(f"{name} reaches outside of a bank of {bank}")
         weights = weights.to(wide(weights.dtype))
@@ -89,8 +87,7 @@ class VBLoRA(LowRank):
         a, b = (Mixture.of(params, name, origin, bank.shape[0]) for name in sorted(_LOGITS))
         out, inside, each, rank = site.shape[0], site.inside, bank.shape[1], a.places.shape[0]
         if a.places.shape[1] * each != inside or b.places.shape[0] * each != out or b.places.shape[1] != rank:
-            want = f"A (r, {inside} / {each}, ...) and B ({out} / {each}, r, ...)"
-            raise ValueError(f"want {want}, got {shape_text(a.places)} and {shape_text(b.places)}")
+            raise unfit(f"A (r, {inside} / {each}, ...) and B ({out} / {each}, r, ...)", a.places, b.places)
         return cls(a, b, bank, ((0, out),))
 
     @property

@@ -14,21 +14,21 @@ from typing_extensions import Self
 
 from ..errors import UnsupportedError
 from ..tensors import wide
-from .base import Factors, LowRank, Origin, Params, Site, shape_text
+from .base import Factors, LowRank, Origin, Params, Site, unfit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VeRA(LowRank):
     """Vectors on shared random matrices."""
 
-    a: Tensor  # (r, in)
-    b: Tensor  # (out, r)
+    down: Tensor  # (r, in)
+    up: Tensor  # (out, r)
     inner: Tensor  # (r,), lambda_d
     outer: Tensor  # (out,), lambda_b
 
     name = "vera"
     params = Params(required=frozenset({"vera_lambda_b", "vera_lambda_d"}), optional=frozenset({"alpha"}))
-    row_fields = ("b", "outer")
+    row_fields = ("up", "outer")
     shared = frozenset({"vera_A", "vera_B"})
     kinds = frozenset({"linear"})
 
@@ -48,7 +48,7 @@ class VeRA(LowRank):
         outer, inner = outer.reshape(-1), inner.reshape(-1)
         out, inside, rank = site.shape[0], site.inside, inner.shape[0]
         if outer.shape[0] != out:
-            raise ValueError(f"want {cls.name}_lambda_b ({out},), got {shape_text(outer)}")
+            raise unfit(f"{cls.name}_lambda_b ({out},)", outer)
         if a is None or b is None:
             # PEFT would draw them again from a seed, in the sizes of the largest layer, which need not be in the model
             raise UnsupportedError(
@@ -56,16 +56,12 @@ class VeRA(LowRank):
                 "it does not contain: save it again with save_projection=True"
             )
         if a.ndim != 2 or a.shape[0] != rank or a.shape[1] < inside:
-            raise ValueError(f"want {cls.name}_A ({rank}, {inside} or more), got {shape_text(a)}")
+            raise unfit(f"{cls.name}_A ({rank}, {inside} or more)", a)
         if b.ndim != 2 or b.shape[1] != rank or b.shape[0] < out:
-            raise ValueError(f"want {cls.name}_B ({out} or more, {rank}), got {shape_text(b)}")
+            raise unfit(f"{cls.name}_B ({out} or more, {rank})", b)
         return cls(a[:, :inside], b[:out], inner, outer)
-
-    @property
-    def rank(self) -> int:
-        return self.inner.shape[0]
 
     def factors(self, rank: int | None = None) -> Factors:
         dtype = wide(self.outer.dtype)
-        down = self.a[:rank].to(dtype) * self.inner[:rank].to(dtype).unsqueeze(1)
-        return Factors(down, self.b[:, :rank].to(dtype) * self.outer.to(dtype).unsqueeze(1))
+        down = self.down[:rank].to(dtype) * self.inner[:rank].to(dtype).unsqueeze(1)
+        return Factors(down, self.up[:, :rank].to(dtype) * self.outer.to(dtype).unsqueeze(1))

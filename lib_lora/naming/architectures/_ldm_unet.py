@@ -54,7 +54,7 @@ def _resnet(native: str, diffusers: str) -> dict[str, str]:
 
 
 def _table() -> dict[str, str | tuple[str, ...]]:
-    table: Names = dict(_SINGLE)
+    table: dict[str, str | tuple[str, ...]] = dict(_SINGLE)
     for i in range(_BLOCKS):
         for j in range(_LAYERS):
             table |= _resnet(f"input_blocks.{3 * i + j + 1}.0", f"down_blocks.{i}.resnets.{j}")
