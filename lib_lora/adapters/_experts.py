@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from ..errors import UnsupportedError
 from ._variants import as_plain
@@ -39,7 +38,7 @@ class ExpertsLoRA(Adapter):
     by_rows = True  # rows of the parameter are experts
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
         if not cls.params.claim(params):
             raise UnsupportedError("of experts, on which a LoRA is lora_A and lora_B alone")
         experts, first, last = site.shape

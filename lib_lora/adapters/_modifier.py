@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from .base import Adapter, At, Factors, Form, InputEffect, Origin, OutputEffect, Rows, Site
 
@@ -31,7 +30,7 @@ class Modifier(Adapter):
 
     @classmethod
     @abstractmethod
-    def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
         """Build from its own parameters and the adapter made of the others.
 
         Raises:
@@ -39,7 +38,7 @@ class Modifier(Adapter):
         """
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
         raise TypeError(f"{cls.name} goes around another adapter")
 
     if not TYPE_CHECKING:  # as `Adapter` has them

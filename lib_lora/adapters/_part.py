@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from torch import Tensor
-from typing_extensions import Self
 
 from ._modifier import Modifier
 from .base import Adapter, At, Form, Origin, Params, Rows, Site, taken
@@ -37,7 +36,7 @@ class PartOf(Modifier):
     by_columns = False
 
     @classmethod
-    def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
         raise TypeError("it has no parameters of its own")
 
     def delta_bias(self) -> Tensor:

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor
-from typing_extensions import Self
 
 from ._modifier import Modifier
 from ._operation import Operation
@@ -59,7 +58,7 @@ class Refitted(Modifier):
     exact = frozenset({"basis"})
 
     @classmethod
-    def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
         raise TypeError("it has no parameters of its own")
 
     def around_part(self, inner: Adapter, rows: Rows) -> Adapter:

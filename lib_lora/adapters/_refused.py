@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from torch import Tensor
-from typing_extensions import Self
 
 from ..errors import UnsupportedError
 from .base import Adapter, At, Origin, Params, Site
@@ -22,7 +21,7 @@ class Refused(Adapter):
         return bool(cls.params.optional & shapes.keys())
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
         raise UnsupportedError(cls.reason)
 
     def delta_weight(self, at: At) -> Tensor:

@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from ._config import configured, configured_count
-from .base import At, Origin, Proportional, Rows, Site, taken, unfit
+from .base import Adapter, At, Origin, Proportional, Rows, Site, taken, unfit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +40,7 @@ class Spectral(Proportional):
         """Return the delta at scale 1."""
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
         (name,) = cls.params.required
         spectrum, entries = params[name], site.shape[0] * site.inside
         if spectrum.ndim != 1 or not 0 < spectrum.shape[0] <= entries:

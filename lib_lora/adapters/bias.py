@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
-from typing_extensions import Self
 
 from ._modifier import Modifier
 from .base import Adapter, Origin, Params, Site, bias_for
@@ -26,7 +25,7 @@ class Bias(Modifier):
     has_bias = True
 
     @classmethod
-    def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
         (name,) = cls.params.required
         bias = bias_for(site, name, params[name])
         assert bias is not None

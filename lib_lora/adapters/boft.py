@@ -14,10 +14,9 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from ._rotation import NormLimit, OutputRotation, Turn, cayley, check_butterfly, number, scale_for, skew
-from .base import Origin, Params, Site
+from .base import Adapter, Origin, Params, Site
 from .diag_oft import bound_of
 
 
@@ -32,7 +31,7 @@ class BOFT(OutputRotation):
         return cls.params.claim(shapes) and len(shapes["oft_blocks"]) == 4
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
         factors, out = params["oft_blocks"], site.shape[0]
         check_butterfly(factors, out, "oft_blocks")
         bound = bound_of(factors, number(params, "alpha"), out, always=False)

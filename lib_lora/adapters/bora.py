@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
-from typing_extensions import Self
 
 from ._modifier import Modifier
 from .base import Adapter, At, Form, Origin, Params, Site, shape_text
@@ -44,7 +43,7 @@ class BoRA(Modifier):
         return own if len(own) == 2 and len(own.intersection(_ROWS)) == 1 else frozenset()
 
     @classmethod
-    def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
         rows, columns = (next(params[name] for name in names if name in params) for names in (_ROWS, _COLUMNS))
         if rows.numel() != site.shape[0] or columns.numel() != site.shape[1]:
             got = f"{shape_text(rows)} and {shape_text(columns)}"

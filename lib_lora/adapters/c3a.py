@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from ._product import BuiltEffect
-from .base import At, Form, Origin, OutputEffect, Params, Proportional, Rows, Site, unfit, within
+from .base import Adapter, At, Form, Origin, OutputEffect, Params, Proportional, Rows, Site, unfit, within
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,7 +32,7 @@ class C3A(Proportional):
     prefers_dense = True
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
         kernel = params["c3a_kernel"]
         out, inside = site.shape[0], site.inside
         size = kernel.shape[-1] if kernel.ndim == 3 else 0

@@ -14,10 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torch import Tensor
-from typing_extensions import Self
 
 from ._rotation import NormLimit, OutputRotation, Turn, cayley, check_blocks, number, scale_for, skew
-from .base import Origin, Params, Site
+from .base import Adapter, Origin, Params, Site
 
 
 class DiagOFT(OutputRotation):
@@ -31,7 +30,7 @@ class DiagOFT(OutputRotation):
         return cls.params.claim(shapes) and len(shapes["oft_blocks"]) == 3
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
         blocks, out = params["oft_blocks"], site.shape[0]
         check_blocks(blocks, out, "oft_blocks")
         bound = bound_of(blocks, number(params, "alpha"), out, always=origin.spelling == "kohya_oft")

@@ -12,9 +12,8 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
-from .base import At, DenseEffect, Form, Kind, Origin, Params, Proportional, Site, bias_for, placed, unfit
+from .base import Adapter, At, DenseEffect, Form, Kind, Origin, Params, Proportional, Site, bias_for, placed, unfit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,7 +34,7 @@ class Full(Proportional):
     by_columns = True
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
         diff, bias = (params.get(name) for name in cls.names)
         if diff is not None and diff.numel() != math.prod(site.shape):
             raise unfit(f"{cls.names[0]} {site.shape}", diff)

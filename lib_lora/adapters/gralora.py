@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
-from .base import Factors, LowRank, Origin, Params, Rows, Site, taken, unfit
+from .base import Adapter, Factors, LowRank, Origin, Params, Rows, Site, taken, unfit
 
 _GENERAL = ("gralora_A_general.weight", "gralora_B_general.weight")
 
@@ -42,7 +41,7 @@ class GraLoRA(LowRank):
         return cls.params.claim(shapes) and len(shapes.keys() & _GENERAL) != 1
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
         a, b, (out, inside) = params["gralora_A"], params["gralora_B"], (site.shape[0], site.inside)
         down, up = (params.get(name) for name in _GENERAL)
         down, up = a.new_zeros(0, inside) if down is None else down, a.new_zeros(out, 0) if up is None else up

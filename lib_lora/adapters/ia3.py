@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 
 from torch import Tensor
-from typing_extensions import Self
 
 from ._rotation import number
 from ._scale import Scale, check_channels
 from ._trainer import trained_within
-from .base import Origin, Params, Site
+from .base import Adapter, Origin, Params, Site
 
 _WITH_BIAS = (datetime(2023, 1, 1, tzinfo=timezone.utc), datetime(2024, 5, 25, tzinfo=timezone.utc))
 
@@ -28,7 +27,7 @@ class IA3(Scale):
     params = Params(frozenset({"weight", "on_input"}))
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
         on_input = bool(number(params, "on_input"))
         return cls(
             vector=check_channels(params["weight"], site, "weight", on_input=on_input),

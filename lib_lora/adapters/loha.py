@@ -18,11 +18,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from ._product import BuiltEffect, Product, balanced, product
 from ._trainer import lycoris_scale
-from .base import At, Factors, Form, Origin, OutputEffect, Pair, Params, Proportional, Site
+from .base import Adapter, At, Factors, Form, Origin, OutputEffect, Pair, Params, Proportional, Site
 
 _CORES = frozenset({"hada_t1", "hada_t2"})
 
@@ -49,7 +48,7 @@ class LoHa(Proportional):
         return cls.params.claim(shapes) and len(_CORES & shapes.keys()) != 1
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
         halves = []
         for i in ("1", "2"):
             half = product(params, "", f"hada_w{i}_a", f"hada_w{i}_b", f"hada_t{i}", site.shape[2:])

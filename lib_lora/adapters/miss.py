@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
-from .base import Factors, LowRank, Origin, Params, Site, unfit
+from .base import Adapter, Factors, LowRank, Origin, Params, Site, unfit
 
 _NAMES = frozenset({"miss_block", "bone_block"})
 
@@ -36,7 +35,7 @@ class MiSS(LowRank):
         return len(shapes) == 1 and all(name in _NAMES and len(shape) == 2 for name, shape in shapes.items())
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
         ((name, block),) = params.items()
         out = site.shape[0]
         rank, width = block.shape

@@ -13,11 +13,10 @@ from datetime import datetime, timezone
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from ._rotation import OutputRotation, Turn, check_blocks
 from ._trainer import trained_within
-from .base import Origin, Params, Site, unfit
+from .base import Adapter, Origin, Params, Site, unfit
 
 _LESS_IDENTITY = (datetime(2023, 1, 1, tzinfo=timezone.utc), datetime(2023, 11, 11, tzinfo=timezone.utc))
 
@@ -29,7 +28,7 @@ class OFTDiag(OutputRotation):
     params = Params(frozenset({"oft_diag"}), frozenset({"rescale"}))
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
         blocks, rescale = params["oft_diag"], params.get("rescale")
         check_blocks(blocks, site.shape[0], "oft_diag")
         if rescale is None:

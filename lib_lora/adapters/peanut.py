@@ -14,7 +14,6 @@ from functools import partial
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor
-from typing_extensions import Self
 
 from ..errors import UnsupportedError
 from ._config import configured
@@ -56,7 +55,7 @@ class PEANuT(Adapter):
     by_columns = True
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
         first, last, out = params[_A], params[_B], site.shape[0]
         rank, depth = first.shape[0] if first.ndim else 0, (len(params) - 2) // 2
         activation = origin.config.get("act_fn")

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from ._operation import Operation
 from ._rotation import Turn, cayley, check_butterfly, excess_of, mix_butterfly, pointwise, rescaled
@@ -45,7 +44,7 @@ class PeftBOFT(Adapter):
     row_fields = ("scale", "shape")
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
         factors, scale, out = params["boft_R"], params["boft_s"], site.shape[0]
         check_butterfly(factors, site.inside, "boft_R")
         if scale.numel() != out:

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torch import Tensor
-from typing_extensions import Self
 
 from ..errors import UnsupportedError
 from ..files.formats._peft_patterns import Table, read_pattern
 from ._scale import Scale, check_channels
-from .base import Origin, Params, Site
+from .base import Adapter, Origin, Params, Site
 
 
 class PeftIA3(Scale):
@@ -25,7 +24,7 @@ class PeftIA3(Scale):
     params = Params(frozenset({"ia3_l"}))
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
         vector = params["ia3_l"]
         on_input = _on_input(vector, site, origin)
         vector = check_channels(vector, site, "ia3_l", on_input=on_input)

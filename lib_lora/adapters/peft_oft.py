@@ -21,10 +21,9 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from ._rotation import InputRotation, Turn, cayley
-from .base import Origin, Params, Site, unfit
+from .base import Adapter, Origin, Params, Site, unfit
 
 
 class PeftOFT(InputRotation):
@@ -34,7 +33,7 @@ class PeftOFT(InputRotation):
     params = Params(frozenset({"oft_R.weight"}), frozenset({"oft_R.scaled_oft"}))
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
         triangles = params["oft_R.weight"]
         size = _block_size(triangles, site.inside)
         scaled = "oft_R.scaled_oft" in params and bool(params["oft_R.scaled_oft"].any())

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torch import Tensor
-from typing_extensions import Self
 
 from ..errors import UnsupportedError
-from .base import Origin, Params, Site
+from .base import Adapter, Origin, Params, Site
 from .vera import VeRA
 
 
@@ -24,7 +23,7 @@ class PVeRA(VeRA):
     shared = frozenset({"pvera_A", "pvera_B"})
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
         if origin.config.get("sample_at_inference"):
             raise UnsupportedError("of PVeRA with sample_at_inference, which is another change in each call")
         inner, a = params["pvera_lambda_d"].reshape(-1), origin.shared.get("pvera_A")

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from ._modifier import Modifier
 from ._operation import Operation
@@ -46,7 +45,7 @@ class Residual(Modifier):
     prefers_dense = True
 
     @classmethod
-    def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
         indices, values, size = params["bias_indices"].long(), params["bias_values"].flatten(), params["bias_size"]
         if size.flatten().tolist() not in ([site.shape[0], site.inside], list(site.shape)):
             raise ValueError(f"want bias_size ({site.shape[0]}, {site.inside}), got {size.tolist()}")

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from ._sparse import Entries
-from .base import At, Origin, Params, Proportional, Site, unfit
+from .base import Adapter, At, Origin, Params, Proportional, Site, unfit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,7 +28,7 @@ class SHiRA(Proportional):
     kinds = frozenset({"linear", "attention"})
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
         values, indices = params["shira_weight"], params["shira_indices"]
         if values.ndim != 1 or indices.shape != (2, values.shape[0]):
             want = "shira_weight (n,) and shira_indices (2, n)"

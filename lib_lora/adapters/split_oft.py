@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torch import Tensor
-from typing_extensions import Self
 
 from ._rotation import OutputRotation, check_blocks, number
-from .base import Origin, Params, Site
+from .base import Adapter, Origin, Params, Site
 from .diag_oft import bound_of, skew_turn
 
 
@@ -28,7 +27,7 @@ class SplitOFT(OutputRotation):
         return len(names) > 0 and names == set(_names(len(names))) and all(len(shapes[name]) == 3 for name in names)
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
         names = _names(sum(name.startswith("oft_blocks.") for name in params))  # a modifier's are there, too
         slices = [params[name] for name in names]
         widths = [blocks.shape[0] * blocks.shape[1] for blocks in slices]

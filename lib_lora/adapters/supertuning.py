@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
-from typing_extensions import Self
 
 from ..errors import UnsupportedError
 from ._sparse import Entries
-from .base import At, Origin, Params, Proportional, Site, shape_text, unfit
+from .base import Adapter, At, Origin, Params, Proportional, Site, shape_text, unfit
 
 _A, _B = "supertuning_lora_A.weight", "supertuning_lora_B.weight"
 
@@ -35,7 +34,7 @@ class Supertuning(Proportional):
     kinds = frozenset({"linear", "attention"})
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
         values, indices = params["supertuning_values"], params.get("supertuning_indices")
         if indices is None:
             raise UnsupportedError(

@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
-from typing_extensions import Self
 
 from ..errors import UnsupportedError
 from ..tensors import wide
-from .base import Factors, LowRank, Origin, Params, Site, unfit
+from .base import Adapter, Factors, LowRank, Origin, Params, Site, unfit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,12 +32,12 @@ class VeRA(LowRank):
     kinds = frozenset({"linear"})
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
         a, b = (origin.shared.get(name) for name in ("vera_A", "vera_B"))
         return cls.of(params["vera_lambda_b"], params["vera_lambda_d"], a, b, site)
 
     @classmethod
-    def of(cls, outer: Tensor, inner: Tensor, a: Tensor | None, b: Tensor | None, site: Site) -> Self:
+    def of(cls, outer: Tensor, inner: Tensor, a: Tensor | None, b: Tensor | None, site: Site) -> Adapter:
         """Build from the vectors, and the matrices that all layers share.
 
         Raises:

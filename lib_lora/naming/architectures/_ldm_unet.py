@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from ...files.components import DENOISER
-from .base import Names, aliases, linears
+from .base import aliases, linears
 
 _BLOCKS = 4  # the most any of the families has
 _LAYERS = 2  # resnets in a down block; an up block has one more
