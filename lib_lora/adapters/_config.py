@@ -11,12 +11,7 @@ from .base import NO_ALPHA, Alpha, Origin
 
 
 def configured(origin: Origin, name: str) -> float:
-    """Return a number of the trainer's configuration.
-
-    Raises:
-        NumberError: it is not finite.
-        UnsupportedError: it is missing, or no number.
-    """
+    """Return a number of the trainer's configuration; raise a ValueError if it is missing or not finite."""
     value = origin.config.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UnsupportedError(f"without the number {name}, which adapter_config.json of adapter_model.safetensors has")
@@ -26,12 +21,7 @@ def configured(origin: Origin, name: str) -> float:
 
 
 def configured_count(origin: Origin, name: str, least: int = 1) -> int:
-    """Return a whole number of the trainer's configuration.
-
-    Raises:
-        NumberError: it is not finite.
-        UnsupportedError: it is missing, no whole number, or below `least`.
-    """
+    """Return a whole number of the trainer's configuration; raise a ValueError if there is none of `least` or more."""
     value = configured(origin, name)
     if value != int(value) or value < least:
         raise UnsupportedError(f"with {name} {value:g} in adapter_config.json: want a whole number of {least} or more")

@@ -30,10 +30,8 @@ class PartOf(Modifier):
 
     name = "part"
     params = Params(frozenset())
-    reads_whole = True
-    reads_base = True
-    by_rows = False
-    by_columns = False
+    reads_whole = reads_base = True
+    by_rows = by_columns = False
 
     @classmethod
     def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
@@ -55,12 +53,7 @@ class PartOf(Modifier):
         return self.of(self.inner.on(read, rank), read)
 
     def of(self, known: Adapter, read: Callable[[], Tensor]) -> Adapter:
-        """Return the adapter for these rows of an inner one that knows the whole base weight.
-
-        Args:
-            known: what the inner adapter's `on` gave.
-            read: gives that weight again.
-        """
+        """Return the adapter for these rows, given what the inner adapter's `on` returned; `read` gives the weight."""
         return known.take(self.rows) or replace(self, inner=known, read=read)
 
     def delta_weight(self, at: At) -> Tensor:

@@ -87,20 +87,9 @@ class Product(TensorFields):
 def product(
     params: Mapping[str, Tensor], full: str, left: str, right: str, core: str, kernel: Sequence[int]
 ) -> Product:
-    """Read a product from parameters of these names.
+    """Read a product by the names of its parameters; raise ValueError if they do not fit each other.
 
-    Beside a core both factors have the rank first, as LyCORIS and PEFT save them.
-
-    Args:
-        params: of one adapter.
-        full: name of the full matrix.
-        left: name of the left factor.
-        right: name of the right factor.
-        core: name of the core.
-        kernel: of the layer, for the core.
-
-    Raises:
-        ValueError: factors do not fit each other; the text says want and got.
+    Beside a core, which has the layer's kernel, both factors have the rank first, as LyCORIS and PEFT save them.
     """
     for name in (full, left, right, core):
         if name in params and params[name].ndim < 2:
@@ -115,8 +104,7 @@ def product(
     t = params[core]
     # PEFT's has a dimension of 1 too many on 1-d convolutions
     if t.shape[:2] != (a.shape[0], b.shape[0]) or math.prod(t.shape[2:]) != math.prod(kernel):
-        want = f"({', '.join(map(str, (a.shape[0], b.shape[0], *kernel)))})"
-        raise unfit(f"{core} {want}", t)
+        raise unfit(f"{core} ({', '.join(map(str, (a.shape[0], b.shape[0], *kernel)))})", t)
     return Product(b, a.t(), t.flatten(2) if t.ndim > 2 else t.unsqueeze(2))
 
 
@@ -125,12 +113,8 @@ def balanced(up: Tensor, down: Tensor, shape: Sequence[int], *, above: float = 0
 
     A product of four small numbers on one side would be lost below fp16's 6e-5, though the whole is not small; a large
     one on one side would pass fp16's 65,504. Components are moved by powers of two, which keep all bits.
-
-    Args:
-        up: in fp32 or better.
-        down: in fp32 or better.
-        shape: of `down` in the result, whose first entry is not read.
-        above: leave components as they are that have no larger entry.
+    Both are in fp32 or better. `down` gets `shape` but for its first entry. Components without an entry larger than
+    `above` stay as they are.
     """
     left, right = up.abs().amax(0), down.abs().amax(1)
     ratio = (right / left).sqrt()

@@ -90,13 +90,7 @@ def skew(source: Tensor, bound: NormLimit | None) -> Tensor:
 
 
 def mix(x: Tensor, blocks: Tensor, dim: int) -> Tensor:
-    """Multiply the channels of `x`, block by block.
-
-    Args:
-        x: channels at `dim`, k * n of them.
-        blocks: (k, n, n), or (1, n, n) for one that is everybody's.
-        dim: counted from the end.
-    """
+    """Multiply the k * n channels of `x` at `dim`, counted from the end, by blocks (k, n, n), or (1, n, n) for all."""
     size = blocks.shape[-1]
     count = x.shape[dim] // size
     if dim == -1:
@@ -142,14 +136,9 @@ def mix_butterfly(
 ) -> Tensor:
     """Return the change of `x` by a chain of block rotations, each at `multiplier`, https://arxiv.org/abs/2311.06243.
 
-    Factor i mixes the halves of two blocks that are 2^i halves apart.
-
-    Args:
-        x: channels at `dim`, k * b of them.
-        factors: R - I (m, k, b, b); a block's two halves one after the other.
-        dim: counted from the end.
-        multiplier: of one element, or one that broadcasts to `x` and is the same for all channels.
-        descending: apply the last factor first.
+    Factor i of R - I (m, k, b, b) mixes the halves of two blocks that are 2^i halves apart; the halves of a block are
+    one after the other. With `descending` the last factor acts first. `x` has k * b channels at `dim`, from the end.
+    The multiplier is of one element, or broadcasts to `x` and is the same for all channels.
     """
     by_row = multiplier if isinstance(multiplier, Tensor) and multiplier.numel() > 1 else None
     if dim == -1 and len(factors) > 1:
@@ -268,8 +257,7 @@ class OutputRotation(Adapter):
     parts: tuple[Turn, ...]  # of one slice of the outputs each
     rescale: Tensor | None  # (out,)
 
-    reads_base = True
-    by_columns = True
+    reads_base = by_columns = True
 
     def take(self, rows: Rows) -> Self | None:
         parts = [part for window in rows for part in self._within(window)]
@@ -314,8 +302,7 @@ class InputRotation(Adapter):
     shape: tuple[int, ...]
 
     row_fields = ("shape",)
-    reads_base = True
-    by_rows = True
+    reads_base = by_rows = True
 
     def delta_weight(self, at: At) -> Tensor:
         blocks = at.put(self.turn.blocks(at.device, at.dtype)) * at.multiplier

@@ -55,10 +55,7 @@ class Scale(Proportional):
     with_bias: bool
     site: Site
 
-    reads_base = True
-    widens_base = True
-
-    by_rows = True
+    reads_base = widens_base = by_rows = True
 
     @property
     def bias_excess(self) -> Tensor | None:

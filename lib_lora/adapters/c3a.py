@@ -28,8 +28,7 @@ class C3A(Proportional):
     params = Params(frozenset({"c3a_kernel"}))
     row_fields = ("rows",)
     kinds = frozenset({"linear", "attention"})
-    by_rows = True
-    prefers_dense = True
+    by_rows = prefers_dense = True
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:

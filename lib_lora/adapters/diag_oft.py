@@ -43,13 +43,9 @@ def skew_turn(blocks: Tensor, bound: NormLimit | None) -> Turn:
 
 
 def bound_of(blocks: Tensor, alpha: float | None, width: int, *, always: bool) -> NormLimit | None:
-    """Return the bound on the norm of Q; None if it has none.
+    """Return the bound on the norm of Q of blocks that rotate `width` channels; None if it has none.
 
-    Args:
-        blocks: all that the bound is for.
-        alpha: of the file.
-        width: number of channels that are rotated.
-        always: whether 0 is a limit like any other, as in kohya's trainer, or none, as in LyCORIS.
+    Alpha 0 is `always` a limit like any other in kohya's trainer, and none in LyCORIS.
     """
     if alpha is None or (alpha <= 0 and not always):
         return None

@@ -30,8 +30,7 @@ class Full(Proportional):
     params = Params(frozenset(), frozenset({*names, "alpha"}))
     kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "conv", "attention", "embedding", "norm"})
     row_fields = ("diff", "bias", "shape")
-    by_rows = True
-    by_columns = True
+    by_rows = by_columns = True
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:

@@ -42,8 +42,7 @@ class GLoRA(Adapter):
     name = "glora"
     params = Params(required=frozenset(_NEW), optional=frozenset({_CORE, "alpha"}))
     row_fields = ("lora",)
-    reads_base = True
-    by_rows = True
+    reads_base = by_rows = True
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:

@@ -48,11 +48,7 @@ class Heads(Adapter):
 
     @classmethod
     def of(cls, heads: Tensor, bias: Tensor | None, origin: Origin) -> Self:
-        """Return the bank of these heads, (heads, out, in) and (heads, out).
-
-        Raises:
-            ValueError: the biases do not fit the heads.
-        """
+        """Return the bank of these heads, (heads, out, in) and (heads, out); raise ValueError if they do not fit."""
         if bias is not None and bias.shape != heads.shape[:2]:
             raise unfit(f"{_BIAS} {tuple(heads.shape[:2])}", bias)
         shift = next(shift for name, shift in _SHIFTS.items() if name in origin.module)
@@ -62,11 +58,7 @@ class Heads(Adapter):
 
     @classmethod
     def from_offsets(cls, weight: Tensor, bias: Tensor | None, site: Site, origin: Origin) -> Self:
-        """Return the bank of a head and of differences to it, (heads * out, in) and (heads * out,).
-
-        Raises:
-            ValueError: the biases do not fit the heads.
-        """
+        """Return the bank of a head and of differences to it, (heads * out, in) and (heads * out,), likewise."""
         out = site.shape[0]
         if bias is not None and bias.numel() != len(weight):
             raise unfit(f"set_bias ({len(weight)},)", bias)

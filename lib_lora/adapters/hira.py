@@ -25,10 +25,7 @@ class HiRA(Proportional):
     params = Params(frozenset({"hira_A", "hira_B"}))
     shaped_by = ("hira_B", "hira_A")
     row_fields = ("up",)
-    reads_base = True
-    widens_base = True
-    by_rows = True
-    by_columns = True
+    reads_base = widens_base = by_rows = by_columns = True
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:

@@ -42,8 +42,7 @@ class HRA(Adapter):
     name = "hra"
     params = Params(frozenset({"hra_u"}))
     row_fields = ("products", "shape")
-    reads_base = True
-    by_rows = True
+    reads_base = by_rows = True
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:

@@ -40,8 +40,7 @@ class LoHa(Proportional):
         required=frozenset({"hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"}), optional=_CORES | {"alpha"}
     )
     row_fields = ("first", "second", "shape")
-    by_rows = True
-    by_columns = True
+    by_rows = by_columns = True
 
     @classmethod
     def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:

@@ -51,8 +51,7 @@ class PEANuT(Adapter):
     name = "peanut"
     params = Params(frozenset({_A, _B}), frozenset({*_ENCODERS, *_DECODERS}))
     kinds = frozenset({"linear", "attention"})
-    reads_base = True
-    by_columns = True
+    reads_base = by_columns = True
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:

@@ -51,8 +51,7 @@ class PeftBOFT(Adapter):
             raise unfit(f"boft_s ({out}, 1)", scale)
         return cls(Turn(factors, _solve), scale.reshape(-1), site.shape)
 
-    reads_base = True
-    by_rows = True
+    reads_base = by_rows = True
 
     def delta_weight(self, at: At) -> Tensor:
         rows = at.base.flatten(1)

@@ -76,9 +76,7 @@ class PeftGLoRA(Adapter):
     params = Params(frozenset(), frozenset(name for names in _NAMES.values() for name in names.values()))
     row_fields = ("factor", "summand", "bias_factor", "bias", "from_weight")
     kinds = frozenset({"linear"})
-    reads_base = True
-    by_rows = True
-    by_columns = True
+    reads_base = by_rows = by_columns = True
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:

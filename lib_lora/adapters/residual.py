@@ -40,8 +40,7 @@ class Residual(Modifier):
     name = "residual"
     params = Params(frozenset({"bias_indices", "bias_values", "bias_size"}))
     row_fields = ("entries",)
-    by_rows = False
-    by_columns = False
+    by_rows = by_columns = False
     prefers_dense = True
 
     @classmethod

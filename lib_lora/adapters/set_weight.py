@@ -68,11 +68,7 @@ class SetWeight(Proportional):
     params = Params(frozenset(), frozenset(names))
     row_fields = ("value", "bias")
     kinds = frozenset({"linear", "conv", "attention", "embedding", "norm"})
-    reads_base = True
-    widens_base = True
-    by_rows = True
-    by_columns = True
-    prefers_dense = True
+    reads_base = widens_base = by_rows = by_columns = prefers_dense = True
     exact = frozenset({"value", "bias"})
 
     @classmethod

@@ -38,12 +38,7 @@ class VeRA(LowRank):
 
     @classmethod
     def of(cls, outer: Tensor, inner: Tensor, a: Tensor | None, b: Tensor | None, site: Site) -> Adapter:
-        """Build from the vectors, and the matrices that all layers share.
-
-        Raises:
-            UnsupportedError: the matrices are not in the file.
-            ValueError: the tensors do not fit each other or the site.
-        """
+        """Build from the vectors, and the matrices that all layers share; raise a ValueError if these do not fit."""
         outer, inner = outer.reshape(-1), inner.reshape(-1)
         out, inside, rank = site.shape[0], site.inside, inner.shape[0]
         if outer.shape[0] != out:

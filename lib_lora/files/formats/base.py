@@ -156,12 +156,7 @@ class KeyFormat:
     before: tuple[str, ...] = ()
 
     def parse(self, key: str, said: str | None = None) -> ParsedKey | None:
-        """Take `key` apart; None when it is not of this spelling.
-
-        Args:
-            key: of a tensor.
-            said: what the header says under the same name.
-        """
+        """Take `key` apart; None when it is not of this spelling. The header says `said` under the same name."""
         return parse_key((self,), key, said)[1]
 
     def parsed(self, groups: Mapping[str, str | None]) -> ParsedKey:
@@ -193,10 +188,7 @@ class KeyFormat:
 def parse_key(formats: Iterable[KeyFormat], key: str, said: str | None = None) -> tuple[str, ParsedKey | None]:
     """Return the name of the first format that understands a key, and its parts; an empty name where none does.
 
-    Args:
-        formats: in the order in which they are tried.
-        key: of a tensor.
-        said: what the header says under the same name.
+    The header says `said` under the same name.
     """
     if "_wrapped_module" in key or "_orig_mod" in key or "module." in key:
         key = _WRAPPERS.sub("", key)
