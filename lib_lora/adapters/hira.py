@@ -29,11 +29,7 @@ class HiRA(Proportional):
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
-        return cls.of(params["hira_A"], params["hira_B"], site)
-
-    @classmethod
-    def of(cls, down: Tensor, up: Tensor, site: Site) -> Self:
-        """Build from the factors; raise ValueError if they do not fit each other or the site."""
+        down, up = params["hira_A"], params["hira_B"]
         rank, out = down.shape[0] if down.ndim else 0, site.shape[0]
         if down.numel() != rank * site.inside or up.numel() != out * rank or up.shape[:1] != (out,):
             raise unfit(f"A (r, {', '.join(map(str, site.shape[1:]))}) and B ({out}, r)", down, up)
@@ -61,7 +57,7 @@ class HiRAEmbedding(HiRA):
         a, b = params["hira_embedding_A"], params["hira_embedding_B"]
         if a.ndim != 2 or b.ndim != 2:
             raise unfit(f"A (r, {site.shape[0]}) and B ({site.inside}, r)", a, b)
-        return cls.of(b.t(), a.t(), site)
+        return super(HiRAEmbedding, cls).from_params({"hira_A": b.t(), "hira_B": a.t()}, site, origin)
 
     @classmethod
     def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:

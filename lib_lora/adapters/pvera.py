@@ -7,6 +7,7 @@ training draws from. Source: huggingface/peft tuners/pvera/layer.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -30,5 +31,5 @@ class PVeRA(VeRA):
         if inner.numel() % 2 or (a is not None and a.shape[:1] != (inner.numel(),)):
             raise ValueError("want pvera_lambda_d (2 r,) and pvera_A (2 r, in)")
         rank = inner.numel() // 2
-        mean = None if a is None else a[:rank]
-        return cls.of(params["pvera_lambda_b"], inner[:rank], mean, origin.shared.get("pvera_B"), site)
+        shared = origin.shared if a is None else {**origin.shared, "pvera_A": a[:rank]}
+        return super().from_params({**params, "pvera_lambda_d": inner[:rank]}, site, replace(origin, shared=shared))

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
+import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor
 from typing_extensions import Self
 
@@ -23,10 +23,8 @@ from ..tensors import TensorFields, wide
 from ._trainer import arguments, lycoris_scale, rank_schedule
 from .base import Adapter, At, Factors, Form, LowRank, Origin, Pair, Params, RankSchedule, Rows, Site, taken, unfit
 
-Part = Literal["principal", "last", "middle"]
-"""Which singular triplets of W the training began with."""
-
-_PARTS: tuple[Part, ...] = ("principal", "last", "middle")
+_PARTS = {"principal": 0.0, "last": 1.0, "middle": 0.5}
+"""Which singular triplets of W the training began with -> the share of the others that is larger."""
 _BASE = frozenset({"base_q", "base_p", "base_lambda"})
 
 
@@ -52,7 +50,8 @@ class TLoRA(LowRank):
     scale: float
     schedule: RankSchedule | None
     shape: tuple[int, ...]
-    part: Part = "principal"
+    larger: float = 0.0
+    """The share of the other triplets that is larger."""
 
     name = "tlora"
     params = Params(
@@ -72,8 +71,10 @@ class TLoRA(LowRank):
         rank = now.values.shape[0]
         if begun is not None and begun.values.shape[0] != rank:
             raise unfit(f"base_lambda (1, {rank})", params["base_lambda"])
+        if (part := str(arguments(origin).get("sig_type", "principal"))) not in _PARTS:
+            raise ValueError(f"sig_type {part!r} is none of {', '.join(_PARTS)}")
         schedule = rank_schedule(origin, rank, certain=True)
-        return cls(now, begun, lycoris_scale(origin, rank), schedule, site.shape, _part(origin))
+        return cls(now, begun, lycoris_scale(origin, rank), schedule, site.shape, _PARTS[part])
 
     @property
     def rank(self) -> int:
@@ -96,7 +97,7 @@ class TLoRA(LowRank):
     def on(self, read: Callable[[], Tensor], rank: int | None = None) -> Adapter:
         if self.begun is not None:
             return self
-        return replace(self, begun=_begun(read(), self.now, self.part))
+        return replace(self, begun=_begun(read(), self.now, self.larger))
 
     def form(self, rank: int | None = None) -> Form:
         return Form(Pair(2 * min(self.rank, rank or self.rank), self.scale, self.schedule, per_rank=2))
@@ -111,16 +112,8 @@ class TLoRA(LowRank):
         return Factors(down.flatten(0, 1).reshape(-1, *self.shape[1:]), up.flatten(1))
 
     def delta_weight(self, at: At) -> Tensor:
-        known = self if self.begun is not None else replace(self, begun=_begun(at.base, self.now, self.part))
+        known = self if self.begun is not None else replace(self, begun=_begun(at.base, self.now, self.larger))
         return super(TLoRA, known).delta_weight(at)
-
-
-def _part(origin: Origin) -> Part:
-    said = arguments(origin).get("sig_type", "principal")
-    for part in _PARTS:
-        if said == part:
-            return part
-    raise ValueError(f"sig_type {said!r} is none of {', '.join(_PARTS)}")
 
 
 def _triplets(params: Mapping[str, Tensor], names: tuple[str, str, str], site: Site) -> _Triplets:
@@ -139,7 +132,7 @@ def _exact(triplets: _Triplets, rank: int | None) -> tuple[Tensor, Tensor, Tenso
     return q.flatten(1)[:rank], p[:, :rank], values[:rank]
 
 
-def _begun(weight: Tensor, now: _Triplets, part: Part) -> _Triplets:
+def _begun(weight: Tensor, now: _Triplets, larger: float) -> _Triplets:
     """Return the singular triplets of a weight that `now` began as.
 
     By the eigenvectors of the smaller Gram matrix, which are less work than the whole singular value decomposition and
@@ -150,27 +143,16 @@ def _begun(weight: Tensor, now: _Triplets, part: Part) -> _Triplets:
     matrix = weight.to(device, torch.float64).flatten(1)
     flat = matrix.shape[0] <= matrix.shape[1]
     gram = matrix @ matrix.t() if flat else matrix.t() @ matrix
-    vectors = _chosen(torch.linalg.eigh(gram)[1].flip(1), now.values.shape[0], part)
+    vectors, rank = torch.linalg.eigh(gram)[1].flip(1), now.values.shape[0]  # by falling singular value
+    start = int(max(vectors.shape[1] - rank, 0) * larger)
+    vectors = vectors[:, start : start + rank]
     others = vectors.t() @ matrix if flat else (matrix @ vectors).t()
     values = others.norm(dim=1)
     others = others / torch.where(values > 0, values, torch.ones_like(values)).unsqueeze(1)
     p, q = (vectors, others) if flat else (others.t(), vectors.t())
-    rank, count = now.values.shape[0], values.shape[0]
+    count = values.shape[0]
     like = now.q.to(q).flatten(1)[:count], now.p.to(p)[:, :count]
     sign = torch.where((q * like[0]).sum(1) + (p * like[1]).sum(0) < 0, -1.0, 1.0).to(q)
-    found = _padded(q * sign.unsqueeze(1), p * sign, values, rank)
+    missing = rank - count  # a small weight has fewer triplets
+    found = F.pad(q * sign.unsqueeze(1), (0, 0, 0, missing)), F.pad(p * sign, (0, missing)), F.pad(values, (0, missing))
     return _Triplets(*(one.to(now.q.device, torch.float32) for one in found))
-
-
-def _chosen(vectors: Tensor, count: int, part: Part) -> Tensor:
-    """Return the first, the last or the middle `count` columns by falling singular value."""
-    spare = max(vectors.shape[1] - count, 0)
-    start = {"principal": 0, "last": spare, "middle": spare // 2}[part]
-    return vectors[:, start : start + count]
-
-
-def _padded(q: Tensor, p: Tensor, values: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Pad with zeros for the triplets that a small weight does not have."""
-    missing = rank - values.shape[0]
-    pad = torch.nn.functional.pad
-    return pad(q, (0, 0, 0, missing)), pad(p, (0, missing)), pad(values, (0, missing))

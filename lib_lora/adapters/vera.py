@@ -33,13 +33,8 @@ class VeRA(LowRank):
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
-        a, b = (origin.shared.get(name) for name in ("vera_A", "vera_B"))
-        return cls.of(params["vera_lambda_b"], params["vera_lambda_d"], a, b, site)
-
-    @classmethod
-    def of(cls, outer: Tensor, inner: Tensor, a: Tensor | None, b: Tensor | None, site: Site) -> Adapter:
-        """Build from the vectors, and the matrices that all layers share; raise a ValueError if these do not fit."""
-        outer, inner = outer.reshape(-1), inner.reshape(-1)
+        outer, inner = (params[f"{cls.name}_lambda_{one}"].reshape(-1) for one in "bd")
+        a, b = (origin.shared.get(f"{cls.name}_{one}") for one in "AB")
         out, inside, rank = site.shape[0], site.inside, inner.shape[0]
         if outer.shape[0] != out:
             raise unfit(f"{cls.name}_lambda_b ({out},)", outer)

@@ -23,10 +23,8 @@ SAM_LORA = Stranger(
     "sam_lora",
     "a LoRA of Segment Anything",
     _ITS_TRAINER,
-    (
-        r"^key:(w_[ab]_\d{3}:|[^:]*linear_[ab]_[qv]\.|(base_model\.model\.)?[^:]*(image_encoder\.(blocks|trunk|neck)"
-        r"|mask_decoder|vision_encoder\.layers\.\d+\.attn\.qkv)[^:]*lora)",
-    ),
+    r"^key:(w_[ab]_\d{3}:|[^:]*linear_[ab]_[qv]\.|(base_model\.model\.)?[^:]*(image_encoder\.(blocks|trunk|neck)"
+    r"|mask_decoder|vision_encoder\.layers\.\d+\.attn\.qkv)[^:]*lora)",
 )
 WHISPER_LORA = _lora(
     "whisper_lora",
@@ -73,22 +71,20 @@ VAE_LORA = Stranger(
     "vae_lora",
     "a LoRA of a VAE",
     _ITS_TRAINER,
-    (
-        r"^key:((vae|first_stage_model)\.|base_model\.model\.(encoder|decoder)\.(mid_block|conv_in|down_blocks|up_blocks)"
-        r"|lora_vae_)[^:]*(lora|\.alpha)",
-    ),
+    r"^key:((vae|first_stage_model)\.|base_model\.model\.(encoder|decoder)\.(mid_block|conv_in|down_blocks|up_blocks)"
+    r"|lora_vae_)[^:]*(lora|\.alpha)",
 )
 PREFERENCE = Stranger(
     "reward_model",
     "a model or LoRA that judges pictures (ImageReward, PickScore, HPS)",
     "load it with the program that trains with it",
-    (r"^key:(blip\.|reward_head\.|rm_head\.|value_head\.|v_head\.)",),
+    r"^key:(blip\.|reward_head\.|rm_head\.|value_head\.|v_head\.)",
 )
 POLICY_LORA = Stranger(
     "classifier_lora",
     "an adapter with a head of its own for classifying",
     _LOAD_ELSEWHERE,
-    (r"^key:base_model\.model\.(score|classifier|classification_head|qa_outputs|regression_head)\.[^:]*",),
+    r"^key:base_model\.model\.(score|classifier|classification_head|qa_outputs|regression_head)\.[^:]*",
     general=1,
 )
 
@@ -120,7 +116,7 @@ NUMPY = Stranger(
     "numpy",
     "an array of NumPy",
     "load it with the program that wrote it",
-    (r"^key:[^:]*\.npy:",),
+    r"^key:[^:]*\.npy:",
     heads=(b"\x93numpy",),
 )
 PICTURE = _head(
@@ -136,7 +132,7 @@ ARCHIVE = Stranger(
     "archive",
     "an archive",
     "unpack it",
-    (r"^key:[^:]*\.(safetensors|ckpt|png|jpe?g|txt):",),
+    r"^key:[^:]*\.(safetensors|ckpt|png|jpe?g|txt):",
     heads=(b"rar!", b"7z\xbc\xaf", b"\x1f\x8b\x08"),
 )
 ONNX = _head("onnx", "a model in ONNX", _ITS_PROGRAM, b"\x08\x07\x12", b"\x08\x08\x12")
