@@ -25,7 +25,6 @@ from ..file import AdapterFile, open_regular
 from ._header import Layer, arguments, plain_values, stale, tables_by_layer
 from ._peft_patterns import Table
 from .base import KeyFormat
-from .peft import PEFT
 
 _MAX_CONFIG = 8 << 20  # bytes of an adapter_config.json
 PEFT_HEADER = "lora_adapter_metadata"
@@ -86,13 +85,15 @@ class PeftConfig:
         self._components = {name: {**self._common, **own} for name, own in self._components.items()}
 
     @classmethod
-    def of(cls, file: AdapterFile, layers: Sequence[Layer] = (), beside: Sequence[KeyFormat] = (PEFT,)) -> PeftConfig:
+    def of(
+        cls, file: AdapterFile, layers: Sequence[Layer] = (), beside: Sequence[KeyFormat] | None = None
+    ) -> PeftConfig:
         """Read the configuration in the header, else the file's own `adapter_config.json`.
 
         Args:
             file: the file.
             layers: its layers, which a configuration must agree with.
-            beside: the spellings of its keys whose trainers write `adapter_config.json`.
+            beside: the spellings of its keys whose trainers write `adapter_config.json`; None where they are not known.
 
         Raises:
             FileError: the header's cannot be read.
@@ -102,8 +103,8 @@ class PeftConfig:
         has_alpha = any(key.endswith("lora_alpha") for key in plain)
         if not has_alpha:
             said.pop("conv_alpha", None)  # folded into the tensors, as the other alpha
-        if not values and not has_alpha and beside:
-            values, of_beside = _own_beside(file.path, layers, beside)
+        if not values and not has_alpha and (beside or beside is None):
+            values, of_beside = _own_beside(file.path, layers, beside or ())
             notes = [*notes, *of_beside]
         elif values and (why := stale(values, layers)):
             values, notes = _without_scale(values), [*notes, f"the scale in its header is not used, as {why}"]
