@@ -147,10 +147,8 @@ class ParsedFile:
             group.reads = (*group.keys.values(), *[key for param, key in self.shared.items() if param in shared])
         self._refuse_strangers()
         known = key_formats()
-        beside = [
-            one for one in map(known.get, dict.fromkeys(group.format for group in self.groups)) if one is not None
-        ]
-        self.config = PeftConfig.of(file, self._configurable(), [one for one in beside if one.configured])
+        spellings = [known[name] for name in dict.fromkeys(group.format for group in self.groups)]
+        self.config = PeftConfig.of(file, self._configurable(), [one for one in spellings if one.configured])
         try:  # they are matched once, here, as they may take too long
             for group in () if self.config.empty else self.groups:
                 self.config.values(group.component, group.module)
