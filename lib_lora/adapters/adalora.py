@@ -4,8 +4,6 @@ dW = B (A * E) alpha / (ranknum + 1e-5), huggingface/peft tuners/adalora/layer.p
 began with, `init_r` of the configuration: pruning takes ranks away and leaves it as it is. PEFT does not save it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

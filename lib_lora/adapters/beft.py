@@ -3,8 +3,6 @@
 A layer without a bias gets one. Source: huggingface/peft tuners/beft/layer.py.
 """
 
-from __future__ import annotations
-
 from .base import Params
 from .full import Full
 

@@ -7,8 +7,6 @@ previews, and differs from lerping the whole; s is 1 + m (s - 1), as in Diag-OFT
 Sources: LyCORIS modules/boft.py, functional/boft.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 

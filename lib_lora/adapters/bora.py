@@ -6,8 +6,6 @@ the multiplier scales the complete effect. Sources: forks of LyCORIS, modules/bo
 around LoKr.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ dW[m b + i, n b + j] = w[m, n, (j - i) mod b] / in, `c3a_kernel` w being (out / 
 tuners/c3a/layer.py and utils.py, which multiply by it with Fourier transforms.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

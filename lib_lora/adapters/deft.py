@@ -5,8 +5,6 @@
 Source: huggingface/peft tuners/deft/layer.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 

@@ -5,8 +5,6 @@ dW = m (l / r) B diag(1 / (|a_i| |b_i|)) A diag(w), with rows a_i and columns b_
 tuners/delora/layer.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

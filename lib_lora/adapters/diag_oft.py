@@ -9,8 +9,6 @@ Alpha 0 is where the two differ. In LyCORIS, whose default it is, Q is free; koh
 spelling tells which it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor

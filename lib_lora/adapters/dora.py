@@ -10,8 +10,6 @@ Beside the layer this is no more than the inner adapter and a vector s = d / |V|
 columns the inner adapter and W on s * x. |V| is computed once per layer and activation.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace

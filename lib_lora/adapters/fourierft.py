@@ -4,8 +4,6 @@
 `adapter_config.json` alone. Source: huggingface/peft tuners/fourierft/layer.py.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -9,8 +9,6 @@ and the current trainer have the scale once.
 The name is the `glora` of LyCORIS. PEFT's method of that name is another one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ plain pair beside, `gralora_A_general` and `gralora_B_general`. The scale is alp
 Source: huggingface/peft tuners/gralora/layer.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

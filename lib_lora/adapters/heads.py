@@ -9,8 +9,6 @@ shift of the model's schedule: s g / (1 + (s - 1) g), with s = 12 for video and 
 Sources: Comfy-Org/ComfyUI comfy/ldm/minimax/model.py, `_pdd_head`; vladmandic/sdnext modules/lora/network_pdd.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

@@ -3,8 +3,6 @@
 There is no alpha. Source: huggingface/peft tuners/hira/layer.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

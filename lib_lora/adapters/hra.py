@@ -14,8 +14,6 @@ a convolution's is the low-rank pair (W B K, B^T), made once from the base weigh
 tuners/hra/layer.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 

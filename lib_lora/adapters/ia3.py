@@ -5,8 +5,6 @@ since 2024-05-25; before, it was the layer's output that was scaled, bias and al
 Source: LyCORIS modules/ia3.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import datetime, timezone
 

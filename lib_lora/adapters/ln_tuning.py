@@ -5,8 +5,6 @@ between 0 and 1 the line from one to the other is what a strength can mean. Sour
 tuners/ln_tuning/layer.py.
 """
 
-from __future__ import annotations
-
 from .base import Params
 from .set_weight import SetWeight
 

@@ -11,8 +11,6 @@ Where the base weight is in no form to be added to, it still is the pair, as lon
 product of the layer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

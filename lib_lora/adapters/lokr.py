@@ -14,8 +14,6 @@ split the flattened in * kernel where no channel ends, so that there is no such 
 (l1 r1) (x) (l2 r2) = (l1 (x) l2) (r1 (x) r2), they act as a pair of matrices.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence

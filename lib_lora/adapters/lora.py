@@ -6,8 +6,6 @@ core `mid` (LyCORIS functional/general.py, `rebuild_tucker`): dW[p, q, k] = sum_
 An embedding's weight is (entries, width); its pair is up (entries, r) and down (r, width).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 dW = alpha / r * (B A)^T, huggingface/peft tuners/lora/layer.py, `Embedding`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor

@@ -5,8 +5,6 @@ them, as PEFT saves all that is called `lora_`. https://arxiv.org/abs/2405.17604
 utils/latent_utils.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from ._refused import Refused

@@ -5,8 +5,6 @@ width), and the outputs repeat it. Earlier PEFT called the same Bone, with `bone
 that of the effect. Source: huggingface/peft tuners/miss/layer.py, and tuners/bone/layer.py of PEFT 0.17.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

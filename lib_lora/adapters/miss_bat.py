@@ -4,8 +4,6 @@ W_ab (r, r) is the block of the weight at outputs a and inputs b; `miss_block` B
 the same Bone, with `bone_block`. Source: huggingface/peft tuners/miss/layer.py, `get_delta_weight`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

@@ -4,8 +4,6 @@
 subject_driven_generation/peft/tuners/lora/layer.py; huggingface/peft tuners/moslora/layer.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

@@ -3,8 +3,6 @@
 w' = w + m w_norm, b' = b + m b_norm, LyCORIS modules/norms.py. LayerNorm, GroupNorm and every kind of RMSNorm.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from .base import Params

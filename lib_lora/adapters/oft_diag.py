@@ -6,8 +6,6 @@ before the multiplier. Which of the two a file holds, only its date tells; witho
 AUTOMATIC1111 does. Source: LyCORIS modules/diag_oft.py, of 2023-10 to 2023-11.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import datetime, timezone
 

@@ -5,8 +5,6 @@ each of which adds what the encoder of its place was given. Each column of the w
 Source: huggingface/peft tuners/peanut/layer.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -6,8 +6,6 @@ complete effect, W' = W + m (... - W).
 Source: huggingface/peft tuners/boft/layer.py. (Without its CUDA extension PEFT trains one factor only.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ over the outputs or numbers; what is none is not in the file, or zeros. The prod
 one of LyCORIS' `glora`. Source: huggingface/peft tuners/glora/layer.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 

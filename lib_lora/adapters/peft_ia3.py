@@ -5,8 +5,6 @@ only their number tells, or `feedforward_modules` of the configuration: ends of 
 output is scaled with its bias. PEFT has no multiplier: it lerps l to 1. Source: huggingface/peft tuners/ia3/layer.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor

@@ -13,8 +13,6 @@ merged weight is the definition here. Neither trainer has a multiplier: it lerps
 Sources: huggingface/peft tuners/oft/layer.py; Nerogar/OneTrainer modules/module/oft_utils.py, LoRAModule.py.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from functools import partial

@@ -3,8 +3,6 @@
 Source: huggingface/peft tuners/*/layer.py.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from ._refused import refused

@@ -4,8 +4,6 @@ The first halves of `pvera_lambda_d` (2 r,) and `pvera_A` (2 r, in) are the mean
 training draws from. Source: huggingface/peft tuners/pvera/layer.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

@@ -7,8 +7,6 @@ PEFT flattens A with the rank first and B with the base first. Source: huggingfa
 `get_scaled_bases`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

@@ -5,8 +5,6 @@ Despite their name they change the weight (LyCORIS utils, `extract_conv` with a 
 (AUTOMATIC1111 extensions-builtin/Lora/network.py, `finalize_updown`, which is the reader users know).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

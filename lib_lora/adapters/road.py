@@ -6,8 +6,6 @@ for each pair (road_1), for each output (road_2), or two for each output (road_4
 huggingface/peft tuners/road/layer.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

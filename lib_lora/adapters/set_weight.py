@@ -5,8 +5,6 @@ strength can mean. Source: ComfyUI comfy/lora.py, `set`. A weight of several tim
 rows is a bank of heads, see `heads.py`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@
 Source: huggingface/peft tuners/shira/layer.py and model.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ The slices have the widths that their blocks make up, one after the other; each 
 Source: kohya networks/oft_flux.py, the forward. (Its merge joins the slices along the wrong axis.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor

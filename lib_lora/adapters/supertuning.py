@@ -4,8 +4,6 @@ dW[indices] = m values, plus m alpha / r B A. `supertuning_indices` are places i
 huggingface/peft tuners/supertuning/layer.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

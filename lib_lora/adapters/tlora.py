@@ -9,8 +9,6 @@ The two are nearly the same, and large. So that their difference survives half p
 rounding: p l q - p0 l0 q0 = (p l - p0 l0) q + p0 l0 (q - q0), two components per rank, both small.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 

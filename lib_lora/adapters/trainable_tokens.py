@@ -5,8 +5,6 @@
 by name. Source: huggingface/peft tuners/trainable_tokens/layer.py, and utils/other.py, `TrainableTokensWrapper`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

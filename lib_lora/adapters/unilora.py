@@ -4,8 +4,6 @@ A[i, j] = theta[indices_A[i, j]] scales_A[i, j], and B likewise; there is no alp
 the indices for all trained layers at once from a seed. Source: huggingface/peft tuners/unilora/layer.py and model.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor

@@ -6,8 +6,6 @@ through softmax, mix as many vectors of `vblora_vector_bank` (bank, v), which al
 There is no alpha. Source: huggingface/peft tuners/vblora/layer.py and model.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ dW = diag(lambda_b) B diag(lambda_d) A, https://arxiv.org/abs/2310.11454; huggin
 are as large as the largest layer that was trained, each layer using the first of their columns and rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ are the approximation and the horizontal, vertical and diagonal details; each nu
 length. Source: huggingface/peft tuners/waveft/layer.py and waverec2d.py.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 

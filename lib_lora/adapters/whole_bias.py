@@ -5,8 +5,6 @@ is a bias that is added, and the layer's own that is taken away. Alone it is a `
 utils/save_and_load.py, `get_peft_model_state_dict`.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

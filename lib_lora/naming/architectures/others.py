@@ -4,8 +4,6 @@ With these entries, neither a file nor a model is taken for a family with the sa
 Source: huggingface/diffusers models/transformers and models/unets at 0.42.
 """
 
-from __future__ import annotations
-
 from ._flux_blocks import FLUX_DIFFUSERS_SIGNS, MODULATION_SIGN, T5_INPUT_SIGN
 from ._ldm_unet import IN_UNET
 from .base import Architecture, Sign, named

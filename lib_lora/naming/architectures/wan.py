@@ -7,8 +7,6 @@ before cross attention has weights, so that no name has two meanings.
 Wan 2.2's 14B is two such models, see `EXPERTS` in `components.py`.
 """
 
-from __future__ import annotations
-
 import re
 
 from ...files.components import DENOISER, EXPERTS, NOISE

@@ -1,7 +1,5 @@
 """Adapters of models that make no pictures, and files that are no safetensors at all."""
 
-from __future__ import annotations
-
 from .base import Stranger
 
 _LOAD_ELSEWHERE = "it changes nothing in an image model; load it with PEFT into the model it was made for"
