@@ -33,7 +33,9 @@ from .adapters.base import (
     Pair,
     Params,
     Rows,
+    Shapes,
     Site,
+    Tensors,
     taken,
 )
 from .errors import RegistryError
@@ -51,7 +53,7 @@ from .weights.readers.base import WeightReader
 
 __all__ = ["RegistryError", "register", "unregister"]
 __all__ += ["Adapter", "At", "Factors", "Form", "InputEffect", "Kind", "LowRank", "Modifier", "Operation", "Origin"]
-__all__ += ["OutputEffect", "Pair", "Params", "Rows", "Site", "taken"]
+__all__ += ["OutputEffect", "Pair", "Params", "Rows", "Shapes", "Site", "Tensors", "taken"]
 __all__ += ["CONFIG_SCALE", "DENOISER", "Alias", "Architecture", "KeyFormat", "Scheme", "Sign", "Stranger"]
 __all__ += ["Variant", "WeightReader", "aliases", "layers", "linears", "named", "within"]
 

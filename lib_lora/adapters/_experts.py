@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from ..errors import UnsupportedError
+from ._rows import unfit
 from ._variants import as_plain
-from .base import Adapter, At, Origin, Params, Site, unfit
+from .base import Adapter, At, Origin, Params, Site, Tensors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,7 +39,7 @@ class ExpertsLoRA(Adapter):
     by_rows = True  # rows of the parameter are experts
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         if not cls.params.claim(params):
             raise UnsupportedError("of experts, on which a LoRA is lora_A and lora_B alone")
         experts, first, last = site.shape

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import is_dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .base import Adapter, At, Factors, Form, InputEffect, Origin, OutputEffect, Rows, Site
+from .base import Adapter, At, Factors, Form, InputEffect, Origin, OutputEffect, Rows, Shapes, Site, Tensors
 
 
 class Modifier(Adapter):
@@ -23,14 +23,14 @@ class Modifier(Adapter):
     inner: Adapter
 
     @classmethod
-    def takes(cls, shapes: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
+    def takes(cls, shapes: Shapes) -> frozenset[str]:
         """Return the parameters of a group that this modifier reads; empty if the group is none of its own."""
         own = cls.params.required
         return own if own <= shapes.keys() else frozenset()
 
     @classmethod
     @abstractmethod
-    def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
+    def around(cls, inner: Adapter, params: Tensors, site: Site, origin: Origin) -> Adapter:
         """Build from its own parameters and the adapter made of the others.
 
         Raises:
@@ -38,7 +38,7 @@ class Modifier(Adapter):
         """
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         raise TypeError(f"{cls.name} goes around another adapter")
 
     if not TYPE_CHECKING:  # as `Adapter` has them

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from ._modifier import Modifier
-from .base import Adapter, At, Form, Origin, Params, Rows, Site, taken
+from ._rows import taken
+from .base import Adapter, At, Form, Origin, Params, Rows, Site, Tensors
 
 
 def part_of(adapter: Adapter, rows: Rows) -> Adapter:
@@ -34,7 +35,7 @@ class PartOf(Modifier):
     by_rows = by_columns = False
 
     @classmethod
-    def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
+    def around(cls, inner: Adapter, params: Tensors, site: Site, origin: Origin) -> Adapter:
         raise TypeError("it has no parameters of its own")
 
     def delta_bias(self) -> Tensor:

@@ -7,7 +7,7 @@ core between, M[p, q, k] = sum_ij left[p, i] core[i, j, k] right[j, q].
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,7 +16,8 @@ from typing_extensions import Self
 
 from ..tensors import TensorFields, wide
 from ._operation import Operation
-from .base import Adapter, At, Factors, InputEffect, ProductEffect, Rows, taken, unfit
+from ._rows import taken, unfit
+from .base import Adapter, At, Factors, InputEffect, ProductEffect, Rows, Tensors
 
 _BLOCK = 1 << 20
 """Entries of a dense delta that a CPU builds at a time in the forward; a device builds it in one piece."""
@@ -84,9 +85,7 @@ class Product(TensorFields):
         return (ones, right) if self.rows <= self.columns else (right, ones)
 
 
-def product(
-    params: Mapping[str, Tensor], full: str, left: str, right: str, core: str, kernel: Sequence[int]
-) -> Product:
+def product(params: Tensors, full: str, left: str, right: str, core: str, kernel: Sequence[int]) -> Product:
     """Read a product by the names of its parameters; raise ValueError if they do not fit each other.
 
     Beside a core, which has the layer's kernel, both factors have the rank first, as LyCORIS and PEFT save them.

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-
-from torch import Tensor
 
 from .. import adapters as folder
 from ..errors import UnsupportedError
 from ..registry import cached, discover_classes
 from ._experts import ExpertsLoRA
 from ._modifier import Modifier
-from .base import Adapter, Kind, Origin, Site
-
-Shapes = Mapping[str, tuple[int, ...]]
-"""Canonical parameter -> shape in the file."""
+from .base import Adapter, Kind, Origin, Shapes, Site, Tensors
 
 
 @dataclass(frozen=True)
@@ -43,7 +38,7 @@ class Recipe:
             return None
         return Site(shape, "norm" if len(shape) == 1 else "conv" if len(shape) > 2 else "linear")
 
-    def build(self, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
+    def build(self, params: Tensors, site: Site, origin: Origin) -> Adapter:
         """Make the adapter for the weight at `site`.
 
         Raises:

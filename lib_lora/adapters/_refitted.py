@@ -11,7 +11,6 @@ Source: vladmandic/sdnext pipelines/minimax/minimax_lora.py, `project_pruned_ada
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from ._modifier import Modifier
 from ._operation import Operation
-from .base import Adapter, At, Factors, Form, Origin, OutputEffect, Rows, Site
+from .base import Adapter, At, Factors, Form, Origin, OutputEffect, Rows, Site, Tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class Refitted(Modifier):
     exact = frozenset({"basis"})
 
     @classmethod
-    def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
+    def around(cls, inner: Adapter, params: Tensors, site: Site, origin: Origin) -> Adapter:
         raise TypeError("it has no parameters of its own")
 
     def around_part(self, inner: Adapter, rows: Rows) -> Adapter:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from torch import Tensor
 
 from ..errors import UnsupportedError
-from .base import Adapter, At, Origin, Params, Site
+from .base import Adapter, At, Origin, Params, Shapes, Site, Tensors
 
 
 class Refused(Adapter):
@@ -17,11 +16,11 @@ class Refused(Adapter):
     reason: ClassVar[str]
 
     @classmethod
-    def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    def claims(cls, shapes: Shapes) -> bool:
         return bool(cls.params.optional & shapes.keys())
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         raise UnsupportedError(cls.reason)
 
     def delta_weight(self, at: At) -> Tensor:

@@ -8,7 +8,7 @@ difference of near numbers: R - I = 2 (I - Q)^-1 Q. All of that is computed in f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -19,7 +19,8 @@ from typing_extensions import Self
 
 from ..tensors import TensorFields, wide
 from ._operation import Operation, at_multiplier
-from .base import Adapter, At, Form, InputEffect, OutputEffect, Rows, placed, shape_text, taken, unfit
+from ._rows import placed, shape_text, taken, unfit
+from .base import Adapter, At, Form, InputEffect, OutputEffect, Rows, Tensors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -215,7 +216,7 @@ def check_butterfly(factors: Tensor, width: int, name: str) -> None:
         raise ValueError(f"want {name} {want}; got {shape_text(factors)}")
 
 
-def number(params: Mapping[str, Tensor], name: str) -> float | None:
+def number(params: Tensors, name: str) -> float | None:
     """Read a parameter that is one number; return None if it is missing. Raise ValueError if it is several."""
     tensor = params.get(name)
     if tensor is None:

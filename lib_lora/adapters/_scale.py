@@ -10,7 +10,8 @@ from typing_extensions import Self
 
 from ..tensors import wide
 from ._operation import Operation
-from .base import At, Form, InputEffect, OutputEffect, Proportional, Rows, Site, placed, taken, unfit
+from ._rows import placed, taken, unfit
+from .base import At, Form, InputEffect, OutputEffect, Proportional, Rows, Site
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ..tensors import TensorFields
-from .base import Rows, shape_of
+from ._rows import shape_of
+from .base import Rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -12,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ._config import configured, configured_count
-from .base import Adapter, At, Origin, Proportional, Rows, Site, taken, unfit
+from ._rows import taken, unfit
+from .base import Adapter, At, Origin, Proportional, Rows, Site, Tensors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +40,7 @@ class Spectral(Proportional):
         """Return the delta at scale 1."""
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         (name,) = cls.params.required
         spectrum, entries = params[name], site.shape[0] * site.inside
         if spectrum.ndim != 1 or not 0 < spectrum.shape[0] <= entries:

@@ -4,7 +4,6 @@ dW = B (A * E) alpha / (ranknum + 1e-5), huggingface/peft tuners/adalora/layer.p
 began with, `init_r` of the configuration: pruning takes ranks away and leaves it as it is. PEFT does not save it.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -12,7 +11,8 @@ from typing_extensions import Self
 
 from ..tensors import LARGEST, wide
 from ._rotation import number
-from .base import Adapter, Factors, Origin, Params, Site, unfit
+from ._rows import unfit
+from .base import Adapter, Factors, Origin, Params, Site, Tensors
 from .lora import LoRA
 
 
@@ -29,7 +29,7 @@ class AdaLoRA(LoRA):
     kinds = Adapter.kinds
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
         lora, values = super(AdaLoRA, cls).from_params(params, site, origin), params["lora_E"]
         if values.numel() != lora.rank:
             raise unfit(f"lora_E ({lora.rank}, 1)", values)

@@ -16,7 +16,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,12 +24,17 @@ from typing_extensions import Self
 
 from ..errors import MomentError
 from ..files.reading import USUAL, Reading
-from ..tensors import TensorFields, wide
+from ..tensors import TensorFields
 from ._operation import Operation as Operation
+from ._rows import Rows as Rows
+from ._rows import part_of_field, shape_of, unfit, widened
+from ._rows import taken as taken
 
 Kind = Literal["linear", "conv", "embedding", "norm", "attention", "experts"]
-Rows = tuple[tuple[int, int], ...]
-"""Windows of output rows, one after the other."""
+Tensors = Mapping[str, Tensor]
+"""Parameter -> tensor, by kohya's and LyCORIS' names of parameters, else those of the trainer."""
+Shapes = Mapping[str, tuple[int, ...]]
+"""Parameter -> shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +118,7 @@ class Origin:
     """The trainer's configuration of this component (PEFT's `adapter_config.json`)."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     """The header's."""
-    shared: Mapping[str, Tensor] = field(default_factory=dict)
+    shared: Tensors = field(default_factory=dict)
     """Tensors that all adapters of the file use."""
     module: str = ""
     """The layer, as the file spells it: dotted, or flattened."""
@@ -383,13 +388,13 @@ class Adapter(TensorFields, ABC):
     """What `take` cuts: fields with a row per output, `shape`, and `rows`, the windows of the delta that are meant."""
 
     @classmethod
-    def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    def claims(cls, shapes: Shapes) -> bool:
         """Return whether parameters of these names (and shapes, if names do not tell) are exactly this algorithm's."""
         return cls.params.claim(shapes)
 
     @classmethod
     @abstractmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         """Build from canonical parameters for the weight at `site`.
 
         Raises:
@@ -397,7 +402,7 @@ class Adapter(TensorFields, ABC):
         """
 
     @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+    def own_shape(cls, shapes: Shapes) -> tuple[int, ...] | None:
         """Return the shape of the weight that these parameters were made for; None if their shapes do not tell."""
         if not cls.shaped_by or not shapes.keys() >= {*cls.shaped_by}:
             return None
@@ -505,7 +510,7 @@ class Adapter(TensorFields, ABC):
     def cut(self, rows: Rows, **others: object) -> Self:
         """Return a copy whose `row_fields` are cut, with other values in `others`."""
         assert is_dataclass(self)
-        return replace(self, **{name: _some(getattr(self, name), rows) for name in self.row_fields}, **others)
+        return replace(self, **{name: part_of_field(getattr(self, name), rows) for name in self.row_fields}, **others)
 
     def outlined(self, rows: Rows) -> Adapter | None:
         """Return an adapter with the `form` that `take` gives after `on`; None if `take` then gives none."""
@@ -596,11 +601,6 @@ def at_strength(change: Tensor, strength: Tensor | float) -> Tensor:
     return (change * strength.unsqueeze(1)).sum(0)
 
 
-def widened(tensor: Tensor, like: Tensor) -> Tensor:
-    """Copy a parameter to where another tensor is, in a dtype in which their sums and products are exact enough."""
-    return tensor.to(like.device, wide(tensor.dtype, like.dtype))
-
-
 def bias_for(site: Site, name: str, bias: Tensor | None) -> Tensor | None:
     """Check a change of the bias, (out,), against the layer.
 
@@ -614,52 +614,3 @@ def bias_for(site: Site, name: str, bias: Tensor | None) -> Tensor | None:
     if bias.numel() != site.shape[0]:
         raise unfit(f"{name} of {site.shape[0]}", bias)
     return bias.reshape(-1)
-
-
-def shape_text(tensor: Tensor) -> str:
-    """Return the shape of a tensor for a message."""
-    return f"({', '.join(map(str, tensor.shape))})"
-
-
-def unfit(want: str, *got: Tensor) -> ValueError:
-    """Return the error of tensors that do not fit a site."""
-    *most, last = map(shape_text, got)
-    return ValueError(f"want {want}, got {' and '.join([*([', '.join(most)] if most else []), last])}")
-
-
-def taken(tensor: Tensor, rows: Rows, dim: int = 0) -> Tensor:
-    """Return some rows of a parameter that has one per output; a view if they are one window."""
-    windows = [tensor.narrow(dim, start, stop - start) for start, stop in rows]
-    return torch.cat(windows, dim) if len(windows) > 1 else windows[0]
-
-
-def shape_of(shape: tuple[int, ...], rows: Rows) -> tuple[int, ...]:
-    """Return the shape of some rows of a weight."""
-    return (sum(stop - start for start, stop in rows), *shape[1:])
-
-
-def _some(value: Any, rows: Rows) -> Any:
-    """Return some rows of a field: a tensor, a shape, windows of rows, or what has `take`."""
-    if value is None or isinstance(value, Tensor):
-        return value if value is None else taken(value, rows)
-    if not isinstance(value, tuple):
-        return value.take(rows)
-    return within(value, rows) if isinstance(value[0], tuple) else shape_of(value, rows)
-
-
-def within(windows: Rows, rows: Rows) -> Rows:
-    """Translate rows counted within `windows` into rows of the whole."""
-    found = []
-    for start, stop in rows:
-        offset = 0
-        for first, last in windows:
-            low, high = max(start - offset, 0), min(stop - offset, last - first)
-            if low < high:
-                found.append((first + low, first + high))
-            offset += last - first
-    return tuple(found)
-
-
-def placed(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Copy a tensor to a device, never as a view of the mapped file, which may be replaced during computation."""
-    return tensor.to(device=device, dtype=dtype, copy=True).contiguous()

@@ -1,12 +1,11 @@
 """A change of the layer's bias beside any other kind: b' = b + m diff_b (LyCORIS, ComfyUI comfy/lora.py)."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from ._modifier import Modifier
-from .base import Adapter, Origin, Params, Site, bias_for
+from .base import Adapter, Origin, Params, Site, Tensors, bias_for
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,7 +22,7 @@ class Bias(Modifier):
     has_bias = True
 
     @classmethod
-    def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
+    def around(cls, inner: Adapter, params: Tensors, site: Site, origin: Origin) -> Adapter:
         (name,) = cls.params.required
         bias = bias_for(site, name, params[name])
         assert bias is not None

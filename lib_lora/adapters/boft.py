@@ -7,14 +7,13 @@ previews, and differs from lerping the whole; s is 1 + m (s - 1), as in Diag-OFT
 Sources: LyCORIS modules/boft.py, functional/boft.py.
 """
 
-from collections.abc import Mapping
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from ._rotation import NormLimit, OutputRotation, Turn, cayley, check_butterfly, number, scale_for, skew
-from .base import Adapter, Origin, Params, Site
+from .base import Adapter, Origin, Params, Shapes, Site, Tensors
 from .diag_oft import bound_of
 
 
@@ -25,11 +24,11 @@ class BOFT(OutputRotation):
     params = Params(frozenset({"oft_blocks"}), frozenset({"alpha", "rescale"}))
 
     @classmethod
-    def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    def claims(cls, shapes: Shapes) -> bool:
         return cls.params.claim(shapes) and len(shapes["oft_blocks"]) == 4
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         factors, out = params["oft_blocks"], site.shape[0]
         check_butterfly(factors, out, "oft_blocks")
         bound = bound_of(factors, number(params, "alpha"), out, always=False)

@@ -6,13 +6,13 @@ the multiplier scales the complete effect. Sources: forks of LyCORIS, modules/bo
 around LoKr.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from ._modifier import Modifier
-from .base import Adapter, At, Form, Origin, Params, Site, shape_text
+from ._rows import shape_text
+from .base import Adapter, At, Form, Origin, Params, Shapes, Site, Tensors
 
 _ROWS = ("bora_scale_r", "bora_r_scale")
 _COLUMNS = ("bora_scale_c", "bora_c_scale")
@@ -35,12 +35,12 @@ class BoRA(Modifier):
     prefers_dense = True
 
     @classmethod
-    def takes(cls, shapes: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
+    def takes(cls, shapes: Shapes) -> frozenset[str]:
         own = frozenset({*_ROWS, *_COLUMNS} & shapes.keys())
         return own if len(own) == 2 and len(own.intersection(_ROWS)) == 1 else frozenset()
 
     @classmethod
-    def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
+    def around(cls, inner: Adapter, params: Tensors, site: Site, origin: Origin) -> Adapter:
         rows, columns = (next(params[name] for name in names if name in params) for names in (_ROWS, _COLUMNS))
         if rows.numel() != site.shape[0] or columns.numel() != site.shape[1]:
             got = f"{shape_text(rows)} and {shape_text(columns)}"

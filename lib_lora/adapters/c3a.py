@@ -4,14 +4,14 @@ dW[m b + i, n b + j] = w[m, n, (j - i) mod b] / in, `c3a_kernel` w being (out / 
 tuners/c3a/layer.py and utils.py, which multiply by it with Fourier transforms.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ._product import BuiltEffect
-from .base import Adapter, At, Form, Origin, OutputEffect, Params, Proportional, Rows, Site, unfit, within
+from ._rows import unfit, within
+from .base import Adapter, At, Form, Origin, OutputEffect, Params, Proportional, Rows, Shapes, Site, Tensors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,7 +29,7 @@ class C3A(Proportional):
     by_rows = prefers_dense = True
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         kernel = params["c3a_kernel"]
         out, inside = site.shape[0], site.inside
         size = kernel.shape[-1] if kernel.ndim == 3 else 0
@@ -38,7 +38,7 @@ class C3A(Proportional):
         return cls(kernel, ((0, out),))
 
     @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+    def own_shape(cls, shapes: Shapes) -> tuple[int, ...] | None:
         shape = shapes["c3a_kernel"]
         return (shape[0] * shape[2], shape[1] * shape[2]) if len(shape) == 3 else None
 

@@ -5,7 +5,7 @@
 Source: huggingface/peft tuners/deft/layer.py.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,7 +14,8 @@ from typing_extensions import Self
 
 from ..errors import UnsupportedError
 from ..tensors import wide
-from .base import At, Factors, LowRank, Origin, Params, Rows, Site, unfit
+from ._rows import unfit
+from .base import At, Factors, LowRank, Origin, Params, Rows, Site, Tensors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +38,7 @@ class DEFT(LowRank):
     by_columns = True
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
         raw, injected = params["deft_P"], params.get("deft_R")
         rank = raw.shape[1] if raw.ndim == 2 else 0
         if raw.shape != (site.shape[0], rank):

@@ -5,7 +5,6 @@ dW = m (l / r) B diag(1 / (|a_i| |b_i|)) A diag(w), with rows a_i and columns b_
 tuners/delora/layer.py.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,7 +13,8 @@ from typing_extensions import Self
 
 from ..tensors import wide
 from ._rotation import number
-from .base import Factors, LowRank, Origin, Params, Rows, Site, taken, unfit
+from ._rows import taken, unfit
+from .base import Factors, LowRank, Origin, Params, Rows, Site, Tensors
 
 _LEAST = 1e-4  # PEFT's, of a norm
 
@@ -35,7 +35,7 @@ class DeLoRA(LowRank):
     kinds = frozenset({"linear", "attention"})
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
         a, b, widths = params["delora_A"], params["delora_B"], params["delora_w_norm"]
         rank = a.shape[0] if a.ndim == 2 else 0
         if a.shape != (rank, site.inside) or b.shape != (site.shape[0], rank) or widths.shape != (site.inside,):

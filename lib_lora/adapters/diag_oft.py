@@ -9,12 +9,10 @@ Alpha 0 is where the two differ. In LyCORIS, whose default it is, Q is free; koh
 spelling tells which it is.
 """
 
-from collections.abc import Mapping
-
 from torch import Tensor
 
 from ._rotation import NormLimit, OutputRotation, Turn, cayley, check_blocks, number, scale_for, skew
-from .base import Adapter, Origin, Params, Site
+from .base import Adapter, Origin, Params, Shapes, Site, Tensors
 
 
 class DiagOFT(OutputRotation):
@@ -24,11 +22,11 @@ class DiagOFT(OutputRotation):
     params = Params(frozenset({"oft_blocks"}), frozenset({"alpha", "rescale"}))
 
     @classmethod
-    def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    def claims(cls, shapes: Shapes) -> bool:
         return cls.params.claim(shapes) and len(shapes["oft_blocks"]) == 3
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         blocks, out = params["oft_blocks"], site.shape[0]
         check_blocks(blocks, out, "oft_blocks")
         bound = bound_of(blocks, number(params, "alpha"), out, always=origin.spelling == "kohya_oft")

@@ -11,7 +11,7 @@ columns the inner adapter and W on s * x. |V| is computed once per layer and act
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -22,22 +22,9 @@ from typing_extensions import Self
 from ..tensors import wide
 from ._modifier import Modifier
 from ._operation import Operation
+from ._rows import placed, taken, unfit
 from ._scale import ScaledInput, ScaledOutput
-from .base import (
-    Adapter,
-    At,
-    Factors,
-    Form,
-    InputEffect,
-    Origin,
-    OutputEffect,
-    Params,
-    Rows,
-    Site,
-    placed,
-    taken,
-    unfit,
-)
+from .base import Adapter, At, Factors, Form, InputEffect, Origin, OutputEffect, Params, Rows, Shapes, Site, Tensors
 
 Axis = Literal["row", "column", "group"]
 
@@ -88,11 +75,11 @@ class DoRA(Modifier):
     reads_base = True
 
     @classmethod
-    def takes(cls, shapes: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
+    def takes(cls, shapes: Shapes) -> frozenset[str]:
         return frozenset({"dora_scale", _ROWS} & shapes.keys())
 
     @classmethod
-    def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def around(cls, inner: Adapter, params: Tensors, site: Site, origin: Origin) -> Self:
         magnitude = params.get(_ROWS)
         if magnitude is not None:
             axis: Axis | None = "column" if site.kind == "embedding" else "row"

@@ -4,14 +4,14 @@ W' = W + m diff, b' = b + m diff_b, LyCORIS modules/full.py; also what ComfyUI e
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from .base import Adapter, At, DenseEffect, Form, Kind, Origin, Params, Proportional, Site, bias_for, placed, unfit
+from ._rows import placed, unfit
+from .base import Adapter, At, DenseEffect, Form, Kind, Origin, Params, Proportional, Shapes, Site, Tensors, bias_for
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +31,7 @@ class Full(Proportional):
     by_rows = by_columns = True
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         diff, bias = (params.get(name) for name in cls.names)
         if diff is not None and diff.numel() != math.prod(site.shape):
             raise unfit(f"{cls.names[0]} {site.shape}", diff)
@@ -39,7 +39,7 @@ class Full(Proportional):
         return cls(diff, bias_for(site, cls.names[1], bias), site.shape)
 
     @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+    def own_shape(cls, shapes: Shapes) -> tuple[int, ...] | None:
         return shapes.get(cls.names[0])
 
     @property

@@ -6,13 +6,13 @@ plain pair beside, `gralora_A_general` and `gralora_B_general`. The scale is alp
 Source: huggingface/peft tuners/gralora/layer.py.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .base import Adapter, Factors, LowRank, Origin, Params, Rows, Site, taken, unfit
+from ._rows import taken, unfit
+from .base import Adapter, Factors, LowRank, Origin, Params, Rows, Shapes, Site, Tensors
 
 _GENERAL = ("gralora_A_general.weight", "gralora_B_general.weight")
 
@@ -35,11 +35,11 @@ class GraLoRA(LowRank):
     kinds = frozenset({"linear", "attention"})
 
     @classmethod
-    def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    def claims(cls, shapes: Shapes) -> bool:
         return cls.params.claim(shapes) and len(shapes.keys() & _GENERAL) != 1
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         a, b, (out, inside) = params["gralora_A"], params["gralora_B"], (site.shape[0], site.inside)
         down, up = (params.get(name) for name in _GENERAL)
         down, up = a.new_zeros(0, inside) if down is None else down, a.new_zeros(out, 0) if up is None else up
@@ -51,7 +51,7 @@ class GraLoRA(LowRank):
         return cls(a, b, down, up, origin.alpha.scale(rank + down.shape[0]), ((0, out),))
 
     @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+    def own_shape(cls, shapes: Shapes) -> tuple[int, ...] | None:
         a, b = shapes["gralora_A"], shapes["gralora_B"]
         return (b[0] * b[2], a[0] * a[1]) if len(a) == len(b) == 3 else None
 

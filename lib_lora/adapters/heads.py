@@ -9,14 +9,14 @@ shift of the model's schedule: s g / (1 + (s - 1) g), with s = 12 for video and 
 Sources: Comfy-Org/ComfyUI comfy/ldm/minimax/model.py, `_pdd_head`; vladmandic/sdnext modules/lora/network_pdd.py.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from .base import Adapter, At, HeadSchedule, Origin, Params, Rows, Site, taken, unfit, widened
+from ._rows import taken, unfit, widened
+from .base import Adapter, At, HeadSchedule, Origin, Params, Rows, Shapes, Site, Tensors
 
 _WEIGHT, _BIAS = "heads.weight", "heads.bias"
 _SHIFTS = {"audio": 3.0, "": 12.0}
@@ -38,7 +38,7 @@ class Heads(Adapter):
     exact = frozenset({"heads", "bias"})
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
         heads = params[_WEIGHT]
         if heads.ndim != 3 or tuple(heads.shape[1:]) != site.shape or not len(heads):
             raise unfit(f"{_WEIGHT} (heads, {', '.join(map(str, site.shape))})", heads)
@@ -64,7 +64,7 @@ class Heads(Adapter):
         return cls.of(heads, None if bias is None else _added(bias.reshape(-1, out)), origin)
 
     @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+    def own_shape(cls, shapes: Shapes) -> tuple[int, ...] | None:
         return shapes[_WEIGHT][1:]
 
     @property

@@ -3,13 +3,13 @@
 There is no alpha. Source: huggingface/peft tuners/hira/layer.py.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 from typing_extensions import Self
 
-from .base import At, Origin, Params, Proportional, Site, unfit
+from ._rows import unfit
+from .base import At, Origin, Params, Proportional, Shapes, Site, Tensors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,7 +26,7 @@ class HiRA(Proportional):
     reads_base = widens_base = by_rows = by_columns = True
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
         down, up = params["hira_A"], params["hira_B"]
         rank, out = down.shape[0] if down.ndim else 0, site.shape[0]
         if down.numel() != rank * site.inside or up.numel() != out * rank or up.shape[:1] != (out,):
@@ -51,12 +51,12 @@ class HiRAEmbedding(HiRA):
     kinds = frozenset({"embedding"})
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
         a, b = params["hira_embedding_A"], params["hira_embedding_B"]
         if a.ndim != 2 or b.ndim != 2:
             raise unfit(f"A (r, {site.shape[0]}) and B ({site.inside}, r)", a, b)
         return super(HiRAEmbedding, cls).from_params({"hira_A": b.t(), "hira_B": a.t()}, site, origin)
 
     @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+    def own_shape(cls, shapes: Shapes) -> tuple[int, ...] | None:
         return (*shapes["hira_embedding_A"][1:2], *shapes["hira_embedding_B"][:1])

@@ -14,7 +14,7 @@ a convolution's is the low-rank pair (W B K, B^T), made once from the base weigh
 tuners/hra/layer.py.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,7 +24,8 @@ from typing_extensions import Self
 from ..tensors import wide
 from ._product import LowRankInput
 from ._rotation import pointwise
-from .base import Adapter, At, Factors, Form, InputEffect, Origin, Pair, Params, Site, placed, unfit
+from ._rows import placed, unfit
+from .base import Adapter, At, Factors, Form, InputEffect, Origin, Pair, Params, Site, Tensors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +44,7 @@ class HRA(Adapter):
     reads_base = by_rows = True
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
         vectors = params["hra_u"]
         if vectors.ndim != 2 or vectors.shape[0] != site.inside or not 0 < vectors.shape[1] <= site.inside:
             raise unfit(f"hra_u ({site.inside}, r)", vectors)

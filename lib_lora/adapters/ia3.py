@@ -5,15 +5,12 @@ since 2024-05-25; before, it was the layer's output that was scaled, bias and al
 Source: LyCORIS modules/ia3.py.
 """
 
-from collections.abc import Mapping
 from datetime import datetime, timezone
-
-from torch import Tensor
 
 from ._rotation import number
 from ._scale import Scale, check_channels
 from ._trainer import trained_within
-from .base import Adapter, Origin, Params, Site
+from .base import Adapter, Origin, Params, Site, Tensors
 
 _WITH_BIAS = (datetime(2023, 1, 1, tzinfo=timezone.utc), datetime(2024, 5, 25, tzinfo=timezone.utc))
 
@@ -25,7 +22,7 @@ class IA3(Scale):
     params = Params(frozenset({"weight", "on_input"}))
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         on_input = bool(number(params, "on_input"))
         return cls(
             vector=check_channels(params["weight"], site, "weight", on_input=on_input),

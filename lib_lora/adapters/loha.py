@@ -11,7 +11,6 @@ Where the base weight is in no form to be added to, it still is the pair, as lon
 product of the layer.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from ._product import BuiltEffect, Product, balanced, product
 from ._trainer import lycoris_scale
-from .base import Adapter, At, Factors, Form, Origin, OutputEffect, Pair, Params, Proportional, Site
+from .base import Adapter, At, Factors, Form, Origin, OutputEffect, Pair, Params, Proportional, Shapes, Site, Tensors
 
 _CORES = frozenset({"hada_t1", "hada_t2"})
 
@@ -41,11 +40,11 @@ class LoHa(Proportional):
     by_rows = by_columns = True
 
     @classmethod
-    def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    def claims(cls, shapes: Shapes) -> bool:
         return cls.params.claim(shapes) and len(_CORES & shapes.keys()) != 1
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         halves = []
         for i in ("1", "2"):
             half = product(params, "", f"hada_w{i}_a", f"hada_w{i}_b", f"hada_t{i}", site.shape[2:])
@@ -57,7 +56,7 @@ class LoHa(Proportional):
         return cls(halves[0], halves[1], lycoris_scale(origin, rank), site.shape)
 
     @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+    def own_shape(cls, shapes: Shapes) -> tuple[int, ...] | None:
         a, b = shapes["hada_w1_a"], shapes["hada_w1_b"]
         core = shapes.get("hada_t1")
         return (*a[:1], *b[1:2]) if core is None else (*a[1:2], *b[1:2], *core[2:])

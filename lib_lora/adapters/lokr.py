@@ -16,7 +16,7 @@ split the flattened in * kernel where no channel ends, so that there is no such 
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -29,23 +29,9 @@ from ..errors import UnsupportedError
 from ..tensors import LARGEST, wide
 from ._operation import Operation, at_multiplier
 from ._product import BuiltEffect, Product, balanced, product
+from ._rows import placed, shape_of, taken, within
 from ._trainer import arguments, lycoris_scale
-from .base import (
-    Adapter,
-    At,
-    Factors,
-    Form,
-    Origin,
-    OutputEffect,
-    Pair,
-    Params,
-    Rows,
-    Site,
-    placed,
-    shape_of,
-    taken,
-    within,
-)
+from .base import Adapter, At, Factors, Form, Origin, OutputEffect, Pair, Params, Rows, Shapes, Site, Tensors
 
 Side = Literal["left", "right"]
 """The axis of the (b, d) array a matrix acts on: w1's is the left one."""
@@ -118,14 +104,14 @@ class LoKr(Adapter):
     by_rows = True
 
     @classmethod
-    def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    def claims(cls, shapes: Shapes) -> bool:
         names = set(shapes)
         first, second = names & (_W1 | {"lokr_w1"}), names & (_W2 | {"lokr_w2"})
         one_way = first in (_W1, {"lokr_w1"}) and second in (_W2, {"lokr_w2"})
         return one_way and cls.params.claim(shapes) and ("lokr_t2" not in names or second == _W2)
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
         first = product(params, "lokr_w1", "lokr_w1_a", "lokr_w1_b", "", ())
         second = product(params, "lokr_w2", "lokr_w2_a", "lokr_w2_b", "lokr_t2", site.shape[2:])
         out, inside = first.rows * second.rows, first.columns * second.columns
@@ -134,7 +120,7 @@ class LoKr(Adapter):
         return cls(first, second, _scale(params, origin), site.shape)
 
     @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+    def own_shape(cls, shapes: Shapes) -> tuple[int, ...] | None:
         first, second = (_own_matrix(shapes, name) for name in ("lokr_w1", "lokr_w2"))
         if len(first) != 2 or len(second) < 2:
             return None
@@ -219,7 +205,7 @@ class LoKr(Adapter):
         return Pair(rank, self.scale) if cost < limit else None
 
 
-def _own_matrix(shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
+def _own_matrix(shapes: Shapes, name: str) -> tuple[int, ...]:
     """Return the shape of w1 or w2, by its name."""
     if name in shapes:
         return shapes[name]
@@ -228,7 +214,7 @@ def _own_matrix(shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, 
     return (*left[:1], *right[1:]) if core is None else (*left[1:2], *right[1:2], *core[2:])
 
 
-def _scale(params: Mapping[str, Tensor], origin: Origin) -> float:
+def _scale(params: Tensors, origin: Origin) -> float:
     """Return alpha / rank; of two factored halves the second's rank, as in every trainer."""
     right = params.get("lokr_w2_b", params.get("lokr_w1_b"))
     if right is not None:

@@ -6,7 +6,6 @@ core `mid` (LyCORIS functional/general.py, `rebuild_tucker`): dW[p, q, k] = sum_
 An embedding's weight is (entries, width); its pair is up (entries, r) and down (r, width).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -14,9 +13,10 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ..tensors import wide
+from ._rows import shape_text, unfit
 from ._trainer import lora_scale_and_schedule
 from ._variants import as_plain, check_reshaped
-from .base import Factors, Form, LowRank, Origin, Pair, Params, RankSchedule, Site, bias_for, shape_text, unfit
+from .base import Factors, Form, LowRank, Origin, Pair, Params, RankSchedule, Shapes, Site, Tensors, bias_for
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,7 +42,7 @@ class LoRA(LowRank):
     by_columns = True
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
         down, up = params["lora_down.weight"], params["lora_up.weight"]
         mid, bias = params.get("lora_mid.weight"), params.get("lora_up.bias")
         out = site.shape[0]
@@ -68,7 +68,7 @@ class LoRA(LowRank):
         )
 
     @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+    def own_shape(cls, shapes: Shapes) -> tuple[int, ...] | None:
         shape = super(LoRA, cls).own_shape(shapes)
         core = shapes.get("lora_mid.weight")
         return shape if shape is None or core is None else (*shape[:2], *core[2:])

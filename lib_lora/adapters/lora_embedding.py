@@ -3,12 +3,10 @@
 dW = alpha / r * (B A)^T, huggingface/peft tuners/lora/layer.py, `Embedding`.
 """
 
-from collections.abc import Mapping
-
-from torch import Tensor
 from typing_extensions import Self
 
-from .base import Origin, Params, Site, unfit
+from ._rows import unfit
+from .base import Origin, Params, Shapes, Site, Tensors
 from .lora import LoRA
 
 
@@ -20,12 +18,12 @@ class LoRAEmbedding(LoRA):
     kinds = frozenset({"embedding"})
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
         a, b = params["lora_embedding_A"], params["lora_embedding_B"]
         if a.ndim != 2 or b.ndim != 2:
             raise unfit(f"A (r, {site.shape[0]}) and B ({site.inside}, r)", a, b)
         return super().from_params({"lora_up.weight": a.t(), "lora_down.weight": b.t()}, site, origin)
 
     @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+    def own_shape(cls, shapes: Shapes) -> tuple[int, ...] | None:
         return (*shapes["lora_embedding_A"][1:2], *shapes["lora_embedding_B"][:1])

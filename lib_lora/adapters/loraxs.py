@@ -5,10 +5,8 @@ them, as PEFT saves all that is called `lora_`. https://arxiv.org/abs/2405.17604
 utils/latent_utils.py.
 """
 
-from collections.abc import Mapping
-
 from ._refused import Refused
-from .base import Params
+from .base import Params, Shapes
 from .moslora import MoSLoRA
 
 _MIDDLE = "lora_latent_mapping.weight"
@@ -36,5 +34,5 @@ class LoRAXSAlone(Refused):
     )
 
     @classmethod
-    def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    def claims(cls, shapes: Shapes) -> bool:
         return shapes.keys() == {_MIDDLE}

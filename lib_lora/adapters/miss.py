@@ -5,13 +5,13 @@ width), and the outputs repeat it. Earlier PEFT called the same Bone, with `bone
 that of the effect. Source: huggingface/peft tuners/miss/layer.py, and tuners/bone/layer.py of PEFT 0.17.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .base import Adapter, Factors, LowRank, Origin, Params, Site, unfit
+from ._rows import unfit
+from .base import Adapter, Factors, LowRank, Origin, Params, Shapes, Site, Tensors
 
 _NAMES = frozenset({"miss_block", "bone_block"})
 
@@ -29,11 +29,11 @@ class MiSS(LowRank):
     kinds = frozenset({"linear", "attention"})
 
     @classmethod
-    def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    def claims(cls, shapes: Shapes) -> bool:
         return len(shapes) == 1 and all(name in _NAMES and len(shape) == 2 for name, shape in shapes.items())
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         ((name, block),) = params.items()
         out = site.shape[0]
         rank, width = block.shape

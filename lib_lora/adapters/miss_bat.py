@@ -4,13 +4,13 @@ W_ab (r, r) is the block of the weight at outputs a and inputs b; `miss_block` B
 the same Bone, with `bone_block`. Source: huggingface/peft tuners/miss/layer.py, `get_delta_weight`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 from typing_extensions import Self
 
-from .base import At, Origin, Proportional, Rows, Site, unfit
+from ._rows import unfit
+from .base import At, Origin, Proportional, Rows, Shapes, Site, Tensors
 from .miss import MiSS
 
 
@@ -26,13 +26,13 @@ class MiSSBat(Proportional):
     reads_base = True
 
     @classmethod
-    def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    def claims(cls, shapes: Shapes) -> bool:
         return len(shapes) == 1 and all(
             name in cls.params.optional and len(shape) == 3 for name, shape in shapes.items()
         )
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
         ((name, block),) = params.items()
         out, size = site.shape[0], block.shape[-1]
         if size == 0 or out % size or site.inside % size or block.shape != (out // size, size, size):

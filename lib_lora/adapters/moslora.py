@@ -4,14 +4,14 @@
 subject_driven_generation/peft/tuners/lora/layer.py; huggingface/peft tuners/moslora/layer.py.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 from typing_extensions import Self
 
 from ..tensors import wide
-from .base import Factors, Origin, Params, Site, unfit
+from ._rows import unfit
+from .base import Factors, Origin, Params, Site, Tensors
 from .lora import LoRA
 
 
@@ -30,7 +30,7 @@ class MoSLoRA(LoRA):
     kinds = frozenset({"linear", "conv", "attention"})
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
         (name,) = cls.params.required - {"lora_up.weight", "lora_down.weight"}
         found, mixer = super(MoSLoRA, cls).from_params(params, site, origin), params[name]
         if tuple(mixer.shape) != (found.rank, found.rank):

@@ -3,9 +3,7 @@
 w' = w + m w_norm, b' = b + m b_norm, LyCORIS modules/norms.py. LayerNorm, GroupNorm and every kind of RMSNorm.
 """
 
-from collections.abc import Mapping
-
-from .base import Params
+from .base import Params, Shapes
 from .full import Full
 
 
@@ -18,5 +16,5 @@ class Norm(Full):
     kinds = frozenset({"norm"})
 
     @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+    def own_shape(cls, shapes: Shapes) -> tuple[int, ...] | None:
         return shapes.get("w_norm", shapes.get("b_norm"))

@@ -6,15 +6,15 @@ before the multiplier. Which of the two a file holds, only its date tells; witho
 AUTOMATIC1111 does. Source: LyCORIS modules/diag_oft.py, of 2023-10 to 2023-11.
 """
 
-from collections.abc import Mapping
 from datetime import datetime, timezone
 
 import torch
 from torch import Tensor
 
 from ._rotation import OutputRotation, Turn, check_blocks
+from ._rows import unfit
 from ._trainer import trained_within
-from .base import Adapter, Origin, Params, Site, unfit
+from .base import Adapter, Origin, Params, Site, Tensors
 
 _LESS_IDENTITY = (datetime(2023, 1, 1, tzinfo=timezone.utc), datetime(2023, 11, 11, tzinfo=timezone.utc))
 
@@ -26,7 +26,7 @@ class OFTDiag(OutputRotation):
     params = Params(frozenset({"oft_diag"}), frozenset({"rescale"}))
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         blocks, rescale = params["oft_diag"], params.get("rescale")
         check_blocks(blocks, site.shape[0], "oft_diag")
         if rescale is None:

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ..errors import UnsupportedError
 from ._config import configured
-from .base import Adapter, At, Origin, Params, Site, shape_text
+from ._rows import shape_text
+from .base import Adapter, At, Origin, Params, Site, Tensors
 
 _A, _B = "peanut_A.weight", "peanut_B.weight"
 _ENCODERS, _DECODERS = (tuple(f"peanut_{side}coders.{i}.weight" for i in range(16)) for side in ("en", "de"))
@@ -52,7 +53,7 @@ class PEANuT(Adapter):
     reads_base = by_columns = True
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         first, last, out = params[_A], params[_B], site.shape[0]
         rank, depth = first.shape[0] if first.ndim else 0, (len(params) - 2) // 2
         activation = origin.config.get("act_fn")

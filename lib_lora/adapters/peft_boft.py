@@ -6,7 +6,6 @@ complete effect, W' = W + m (... - W).
 Source: huggingface/peft tuners/boft/layer.py. (Without its CUDA extension PEFT trains one factor only.)
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +13,8 @@ from torch import Tensor
 
 from ._operation import Operation
 from ._rotation import Turn, cayley, check_butterfly, excess_of, mix_butterfly, pointwise, rescaled
-from .base import Adapter, At, Form, Origin, OutputEffect, Params, Site, unfit
+from ._rows import unfit
+from .base import Adapter, At, Form, Origin, OutputEffect, Params, Site, Tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class PeftBOFT(Adapter):
     row_fields = ("scale", "shape")
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         factors, scale, out = params["boft_R"], params["boft_s"], site.shape[0]
         check_butterfly(factors, site.inside, "boft_R")
         if scale.numel() != out:

@@ -5,7 +5,7 @@ over the outputs or numbers; what is none is not in the file, or zeros. The prod
 one of LyCORIS' `glora`. Source: huggingface/peft tuners/glora/layer.py.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,7 +13,8 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ..tensors import TensorFields, wide
-from .base import Adapter, At, Origin, Params, Rows, Site, shape_text, taken
+from ._rows import shape_text, taken
+from .base import Adapter, At, Origin, Params, Rows, Shapes, Site, Tensors
 
 _PARTS = ("Xd", "Xu", "X", "zeros")
 _NAMES = {letter: {part: f"glora_{letter}.{part}" for part in _PARTS} for letter in "ABCDE"}
@@ -27,7 +28,7 @@ class _Path(TensorFields):
     right: Tensor | None  # (r, columns)
 
     @classmethod
-    def of(cls, params: Mapping[str, Tensor], letter: str, rows: int, columns: int) -> Self | None:
+    def of(cls, params: Tensors, letter: str, rows: int, columns: int) -> Self | None:
         """Read a path; None where there is none. Raise ValueError if it is of another shape than (rows, columns)."""
         names = _NAMES[letter]
         left, right, value = (params.get(names[part]) for part in _PARTS[:3])
@@ -77,13 +78,13 @@ class PeftGLoRA(Adapter):
     reads_base = by_rows = by_columns = True
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
         out, inside = site.shape[0], site.inside
         a, b, d, e = (_Path.of(params, one, out, inside if one in "AB" else 1) for one in "ABDE")
         return cls(a, b, _Path.of(params, "C", inside, 1), d, e)
 
     @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+    def own_shape(cls, shapes: Shapes) -> tuple[int, ...] | None:
         for names in (_NAMES["A"], _NAMES["B"]):
             if names["Xd"] in shapes and names["Xu"] in shapes:
                 return (*shapes[names["Xd"]][:1], *shapes[names["Xu"]][1:])

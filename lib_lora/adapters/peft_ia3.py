@@ -5,14 +5,12 @@ only their number tells, or `feedforward_modules` of the configuration: ends of 
 output is scaled with its bias. PEFT has no multiplier: it lerps l to 1. Source: huggingface/peft tuners/ia3/layer.py.
 """
 
-from collections.abc import Mapping
-
 from torch import Tensor
 
 from ..errors import UnsupportedError
 from ..files.formats._peft_patterns import Table, read_pattern
 from ._scale import Scale, check_channels
-from .base import Adapter, Origin, Params, Site
+from .base import Adapter, Origin, Params, Site, Tensors
 
 
 class PeftIA3(Scale):
@@ -22,7 +20,7 @@ class PeftIA3(Scale):
     params = Params(frozenset({"ia3_l"}))
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         vector = params["ia3_l"]
         on_input = _on_input(vector, site, origin)
         vector = check_channels(vector, site, "ia3_l", on_input=on_input)

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from ._rotation import InputRotation, Turn, cayley
-from .base import Adapter, Origin, Params, Site, unfit
+from ._rows import unfit
+from .base import Adapter, Origin, Params, Site, Tensors
 
 
 class PeftOFT(InputRotation):
@@ -31,7 +32,7 @@ class PeftOFT(InputRotation):
     params = Params(frozenset({"oft_R.weight"}), frozenset({"oft_R.scaled_oft"}))
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         triangles = params["oft_R.weight"]
         size = _block_size(triangles, site.inside)
         scaled = "oft_R.scaled_oft" in params and bool(params["oft_R.scaled_oft"].any())

@@ -4,13 +4,10 @@ The first halves of `pvera_lambda_d` (2 r,) and `pvera_A` (2 r, in) are the mean
 training draws from. Source: huggingface/peft tuners/pvera/layer.py.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from torch import Tensor
-
 from ..errors import UnsupportedError
-from .base import Adapter, Origin, Params, Site
+from .base import Adapter, Origin, Params, Site, Tensors
 from .vera import VeRA
 
 
@@ -22,7 +19,7 @@ class PVeRA(VeRA):
     shared = frozenset({"pvera_A", "pvera_B"})
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         if origin.config.get("sample_at_inference"):
             raise UnsupportedError("of PVeRA with sample_at_inference, which is another change in each call")
         inner, a = params["pvera_lambda_d"].reshape(-1), origin.shared.get("pvera_A")

@@ -7,7 +7,6 @@ PEFT flattens A with the rank first and B with the base first. Source: huggingfa
 `get_scaled_bases`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,7 +16,8 @@ from typing_extensions import Self
 from ..errors import UnsupportedError
 from ._config import configured
 from ._product import BuiltEffect
-from .base import At, Form, Origin, OutputEffect, Params, Proportional, Rows, Site, taken, unfit
+from ._rows import taken, unfit
+from .base import At, Form, Origin, OutputEffect, Params, Proportional, Rows, Site, Tensors
 
 _RANDOM = frozenset({"randlora_A", "randlora_B"})
 
@@ -42,7 +42,7 @@ class RandLoRA(Proportional):
     prefers_dense = True  # all bases together have the full rank
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
         outer, inner = params["randlora_lambda"], params["randlora_gamma"]
         a, b = (origin.shared.get(name, params.get(name)) for name in ("randlora_A", "randlora_B"))
         least, most = sorted((site.shape[0], site.inside))

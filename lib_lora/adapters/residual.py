@@ -5,7 +5,6 @@ Despite their name they change the weight (LyCORIS utils, `extract_conv` with a 
 (AUTOMATIC1111 extensions-builtin/Lora/network.py, `finalize_updown`, which is the reader users know).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,8 +12,9 @@ from torch import Tensor
 
 from ._modifier import Modifier
 from ._operation import Operation
+from ._rows import placed, unfit
 from ._sparse import Entries
-from .base import Adapter, At, Form, Origin, OutputEffect, Params, Site, placed, unfit
+from .base import Adapter, At, Form, Origin, OutputEffect, Params, Site, Tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Residual(Modifier):
     prefers_dense = True
 
     @classmethod
-    def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
+    def around(cls, inner: Adapter, params: Tensors, site: Site, origin: Origin) -> Adapter:
         indices, values, size = params["bias_indices"].long(), params["bias_values"].flatten(), params["bias_size"]
         if size.flatten().tolist() not in ([site.shape[0], site.inside], list(site.shape)):
             raise ValueError(f"want bias_size ({site.shape[0]}, {site.inside}), got {size.tolist()}")

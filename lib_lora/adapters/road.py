@@ -6,7 +6,6 @@ for each pair (road_1), for each output (road_2), or two for each output (road_4
 huggingface/peft tuners/road/layer.py.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,7 +16,8 @@ from ..errors import UnsupportedError
 from ..tensors import wide
 from ._config import configured_count
 from ._operation import Operation
-from .base import Adapter, At, Form, Origin, OutputEffect, Params, Rows, Site, placed, taken, unfit, widened
+from ._rows import placed, taken, unfit, widened
+from .base import Adapter, At, Form, Origin, OutputEffect, Params, Rows, Site, Tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class RoAd(Adapter):
     reads_base = True
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
         theta, alpha, out = params["road_theta"], params["road_alpha"], site.shape[0]
         size = configured_count(origin, "group_size", 2)
         if size % 2 or out % size:

@@ -6,7 +6,6 @@ rows is a bank of heads, see `heads.py`.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,7 +14,8 @@ from torch import Tensor
 
 from ..tensors import wide
 from ._operation import Operation
-from .base import Adapter, At, Form, Origin, OutputEffect, Params, Proportional, Site, bias_for, placed, unfit
+from ._rows import placed, unfit
+from .base import Adapter, At, Form, Origin, OutputEffect, Params, Proportional, Shapes, Site, Tensors, bias_for
 from .heads import Heads
 
 
@@ -70,7 +70,7 @@ class SetWeight(Proportional):
     exact = frozenset({"value", "bias"})
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         (value, bias), (out, *inside) = (params.get(name) for name in cls.names), site.shape
         if value is not None and value.numel() != math.prod(site.shape):
             is_bank = cls is SetWeight and value.ndim == len(site.shape) == 2 and value.shape[1] == inside[0]
@@ -81,7 +81,7 @@ class SetWeight(Proportional):
         return cls(value, bias_for(site, cls.names[1], bias))
 
     @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+    def own_shape(cls, shapes: Shapes) -> tuple[int, ...] | None:
         return shapes.get(cls.names[0])
 
     @property

@@ -4,14 +4,14 @@
 Source: huggingface/peft tuners/shira/layer.py and model.py.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ._rows import unfit
 from ._sparse import Entries
-from .base import Adapter, At, Origin, Params, Proportional, Site, unfit
+from .base import Adapter, At, Origin, Params, Proportional, Site, Tensors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,7 +26,7 @@ class SHiRA(Proportional):
     kinds = frozenset({"linear", "attention"})
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         values, indices = params["shira_weight"], params["shira_indices"]
         if values.ndim != 1 or indices.shape != (2, values.shape[0]):
             want = "shira_weight (n,) and shira_indices (2, n)"

@@ -4,14 +4,14 @@ dW[indices] = m values, plus m alpha / r B A. `supertuning_indices` are places i
 huggingface/peft tuners/supertuning/layer.py.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from ..errors import UnsupportedError
+from ._rows import shape_text, unfit
 from ._sparse import Entries
-from .base import Adapter, At, Origin, Params, Proportional, Site, shape_text, unfit
+from .base import Adapter, At, Origin, Params, Proportional, Site, Tensors
 
 _A, _B = "supertuning_lora_A.weight", "supertuning_lora_B.weight"
 
@@ -32,7 +32,7 @@ class Supertuning(Proportional):
     kinds = frozenset({"linear", "attention"})
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         values, indices = params["supertuning_values"], params.get("supertuning_indices")
         if indices is None:
             raise UnsupportedError(

@@ -9,7 +9,7 @@ The two are nearly the same, and large. So that their difference survives half p
 rounding: p l q - p0 l0 q0 = (p l - p0 l0) q + p0 l0 (q - q0), two components per rank, both small.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,8 +18,9 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ..tensors import TensorFields, wide
+from ._rows import taken, unfit
 from ._trainer import arguments, lycoris_scale, rank_schedule
-from .base import Adapter, At, Factors, Form, LowRank, Origin, Pair, Params, RankSchedule, Rows, Site, taken, unfit
+from .base import Adapter, At, Factors, Form, LowRank, Origin, Pair, Params, RankSchedule, Rows, Shapes, Site, Tensors
 
 _PARTS = {"principal": 0.0, "last": 1.0, "middle": 0.5}
 """Which singular triplets of W the training began with -> the share of the others that is larger."""
@@ -59,11 +60,11 @@ class TLoRA(LowRank):
     shaped_by = ("p_layer.weight", "q_layer.weight")
 
     @classmethod
-    def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    def claims(cls, shapes: Shapes) -> bool:
         return cls.params.claim(shapes) and _BASE & shapes.keys() in (frozenset(), _BASE)
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
         now = _triplets(params, ("q_layer.weight", "p_layer.weight", "lambda_layer"), site)
         begun = _triplets(params, ("base_q", "base_p", "base_lambda"), site) if "base_q" in params else None
         rank = now.values.shape[0]
@@ -114,7 +115,7 @@ class TLoRA(LowRank):
         return super(TLoRA, known).delta_weight(at)
 
 
-def _triplets(params: Mapping[str, Tensor], names: tuple[str, str, str], site: Site) -> _Triplets:
+def _triplets(params: Tensors, names: tuple[str, str, str], site: Site) -> _Triplets:
     """Read triplets, checked against each other and the site."""
     q, p, values = (params[name] for name in names)
     rank, out = values.numel(), site.shape[0]

@@ -13,7 +13,8 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ..errors import UnsupportedError
-from .base import Adapter, At, Origin, Params, Rows, Site, unfit
+from ._rows import unfit
+from .base import Adapter, At, Origin, Params, Rows, Site, Tensors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,7 +33,7 @@ class TrainableTokens(Adapter):
     exact = frozenset({"vectors", "tokens"})
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
         vectors, tokens = params["trainable_tokens_delta"], _tokens(origin)
         if vectors.shape != (len(tokens), site.inside):
             raise unfit(f"trainable_tokens_delta ({len(tokens)}, {site.inside})", vectors)

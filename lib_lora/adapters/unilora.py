@@ -4,14 +4,13 @@ A[i, j] = theta[indices_A[i, j]] scales_A[i, j], and B likewise; there is no alp
 the indices for all trained layers at once from a seed. Source: huggingface/peft tuners/unilora/layer.py and model.py.
 """
 
-from collections.abc import Mapping
-
 from torch import Tensor
 from typing_extensions import Self
 
 from ..errors import UnsupportedError
 from ..tensors import wide
-from .base import Origin, Params, Site, unfit
+from ._rows import unfit
+from .base import Origin, Params, Site, Tensors
 from .lora import LoRA
 
 _A = ("unilora_indices_A", "unilora_scales_A")
@@ -28,7 +27,7 @@ class UniLoRA(LoRA):
     kinds = frozenset({"linear", "attention"})
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
         theta = origin.shared.get("unilora_theta_d")
         if theta is None or theta.ndim != 1:
             raise UnsupportedError("of UniLoRA without unilora_theta_d, which all its layers share")
@@ -37,7 +36,7 @@ class UniLoRA(LoRA):
         return cls(down, _picked(theta, params, _B, (site.shape[0], rank)), 1.0, site.shape)
 
 
-def _picked(theta: Tensor, params: Mapping[str, Tensor], names: tuple[str, str], want: tuple[int, int]) -> Tensor:
+def _picked(theta: Tensor, params: Tensors, names: tuple[str, str], want: tuple[int, int]) -> Tensor:
     indices, scales = (params[name] for name in names)
     if indices.shape != want or scales.shape != want:
         raise unfit(f"{' and '.join(names)} {want}", indices, scales)

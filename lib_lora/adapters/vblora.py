@@ -6,7 +6,6 @@ through softmax, mix as many vectors of `vblora_vector_bank` (bank, v), which al
 There is no alpha. Source: huggingface/peft tuners/vblora/layer.py and model.py.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +15,8 @@ from typing_extensions import Self
 from ..errors import UnsupportedError
 from ..tensors import TensorFields, wide
 from ._config import configured_count
-from .base import Factors, LowRank, Origin, Params, Rows, Site, taken, unfit
+from ._rows import taken, unfit
+from .base import Factors, LowRank, Origin, Params, Rows, Shapes, Site, Tensors
 
 _LOGITS = frozenset({"vblora_logits_A", "vblora_logits_B"})
 _SAVED = frozenset({f"{name}_topk_{part}" for name in _LOGITS for part in ("indices", "weights")})
@@ -32,7 +32,7 @@ class Mixture(TensorFields):
     exact = frozenset({"places"})
 
     @classmethod
-    def of(cls, params: Mapping[str, Tensor], name: str, origin: Origin, bank: int) -> Self:
+    def of(cls, params: Tensors, name: str, origin: Origin, bank: int) -> Self:
         """Read the logits, or what was saved in their place.
 
         Raises:
@@ -74,11 +74,11 @@ class VBLoRA(LowRank):
     kinds = frozenset({"linear", "attention"})
 
     @classmethod
-    def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    def claims(cls, shapes: Shapes) -> bool:
         return shapes.keys() in (_LOGITS, _SAVED)
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
         bank = origin.shared.get("vblora_vector_bank")
         if bank is None or bank.ndim != 2:
             raise UnsupportedError("of VB-LoRA without vblora_vector_bank, which all its layers share")

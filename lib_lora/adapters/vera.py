@@ -4,14 +4,14 @@ dW = diag(lambda_b) B diag(lambda_d) A, https://arxiv.org/abs/2310.11454; huggin
 are as large as the largest layer that was trained, each layer using the first of their columns and rows.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from ..errors import UnsupportedError
 from ..tensors import wide
-from .base import Adapter, Factors, LowRank, Origin, Params, Site, unfit
+from ._rows import unfit
+from .base import Adapter, Factors, LowRank, Origin, Params, Site, Tensors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,7 +30,7 @@ class VeRA(LowRank):
     kinds = frozenset({"linear"})
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         outer, inner = (params[f"{cls.name}_lambda_{one}"].reshape(-1) for one in "bd")
         a, b = (origin.shared.get(f"{cls.name}_{one}") for one in "AB")
         out, inside, rank = site.shape[0], site.inside, inner.shape[0]
