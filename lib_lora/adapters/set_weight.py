@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..tensors import wide
 from ._operation import Operation
-from ._rows import placed, unfit
+from ._rows import placed, unfit, widened
 from .base import Adapter, At, Form, Origin, OutputEffect, Params, Proportional, Shapes, Site, Tensors, bias_for
 from .heads import Heads
 
@@ -87,6 +87,9 @@ class SetWeight(Proportional):
     @property
     def bias_excess(self) -> Tensor | None:
         return None if self.bias is None else minus_one(self.bias)
+
+    def change_of_bias(self, bias: Tensor | None) -> Tensor | None:
+        return self.bias if self.bias is None or bias is None else widened(self.bias, bias) - bias
 
     def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
         if self.value is None:
