@@ -317,6 +317,7 @@ def test_no_slider_overwrites_a_schedule(tab: Tab) -> None:
 
 
 def test_the_steps_in_which_it_acts(tab: Tab) -> None:
+    tab.page.fill("#steps input", "20")
     tab.write("<lora:zorp:1> <lora:stripes:1:step=2-8>")
     row = tab.more("zorp", "Schedule")
     row.get_by_role("textbox", name="After step of zorp").fill("x")

@@ -19,10 +19,9 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from extension.standalone.demo import Demo
 from extension.standalone.pnginfo import read_infotext
 from extension.text.infotext import Infotext, parse_infotext
-from tests.extension.ui.serving import LONG, Served, infotext_with, opened, opened_small, reload, serving
+from tests.extension.ui.serving import LONG, Served, infotext_with, opened, opened_small, reload
 from tests.extension.ui.tab import SHADOW, Tab
 
 pytestmark = pytest.mark.browser
@@ -220,6 +219,7 @@ def test_arrow_keys_go_through_the_library(tab: Tab) -> None:
 
 def test_the_wheel_moves_the_page_at_the_end_of_the_library(tab: Tab) -> None:
     tab.page.set_viewport_size({"width": 1400, "height": 420})
+    tab.page.evaluate(MANY)
     box = tab.root.locator(".rt-scroll")
     box.evaluate("box => { box.scrollIntoView({block: 'center'}); box.scrollTop = box.scrollHeight }")
     before = tab.page.evaluate("scrollY")
@@ -939,14 +939,16 @@ def _fits(page: Any, width: int) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_a_damaged_stack_is_told_in_the_page(demo: Demo, tmp_path: Path, browser: Any) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "stack.json").write_text("{")
-    with (
-        serving(tmp_path, demo.loras, [f"--model={demo.model}", f"--lora-dir={demo.loras}"]) as served,
-        opened(served, browser) as page,
-    ):
-        page.get_by_text("the next change renames it to stack.json.damaged-1").wait_for(timeout=LONG)
+def test_a_damaged_stack_is_told_in_the_page(served: Served, browser: Any) -> None:
+    stack = served.pictures / "data" / "stack.json"
+    stack.parent.mkdir(exist_ok=True)
+    stack.write_text("{")
+    try:
+        with opened_small(served, browser) as page:
+            page.get_by_text("the next change renames it to stack.json.damaged-1").wait_for(timeout=LONG)
+    finally:
+        httpx.put(f"{served.url}/remora/v1/stack", json={}).raise_for_status()
+    stack.with_name("stack.json.damaged-1").unlink()
 
 
 def test_a_web_ui_that_asks_for_a_password_gets_it(served: Served, browser: Any) -> None:
