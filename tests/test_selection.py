@@ -101,7 +101,8 @@ def test_with_what_others_use_too(shared): pass
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """Return a project with the same rules, and more tests than they let through."""
-    for name in ("RECORD", "LONG", "BUDGET", "CI_BUDGET", "ALONE"):  # which its conftest changes, in this process as in others
+    # its conftest changes these, in this process as in others
+    for name in ("RECORD", "LONG", "BUDGET", "CI_BUDGET", "ALONE"):
         monkeypatch.setattr(selection, name, getattr(selection, name))
     pytester.syspathinsert(Path(__file__).parents[1])
     pytester.makeconftest(CONFTEST)

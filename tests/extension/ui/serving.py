@@ -129,7 +129,7 @@ def opened(
 def opened_small(
     served: Served, browser: Any, before: Callable[[Any], object] = lambda page: None, **context: Any
 ) -> Iterator[Any]:
-    """Open a page with the tab and no gradio: most of the time of a test was that of opening gradio's page."""
+    """Open a page with the tab and no gradio, whose page takes most of the time of a test to open."""
 
     def answer(route: Any) -> None:
         route.fulfill(body=SMALL.read_text("utf-8"), content_type="text/html")
