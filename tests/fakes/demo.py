@@ -31,7 +31,7 @@ def demo_pipeline() -> Any:
 
 
 class _Pickler(pickle.Pickler):
-    """Writes all but the tensors."""
+    """This pickler writes all but the tensors."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
@@ -45,7 +45,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Copier(pickle.Unpickler):
-    """Reads what `_Pickler` wrote; each tensor is a copy. `copy.deepcopy` takes several times as long."""
+    """This unpickler copies each tensor. `copy.deepcopy` of a pipeline takes several times as long."""
 
     def __init__(self, file: io.BytesIO, tensors: Mapping[int, Tensor]) -> None:
         super().__init__(file)
