@@ -48,14 +48,16 @@ class Network:
         self._names: dict[tuple[str | None, ...], Mapping[str, str | NumberingError]] = {}
         self._unlike: dict[Unused, Unlike] = {}
         """Why a layer of the file does not fit -> the layer of the model that has another shape."""
-        fits = [(group, *self._fit(group)) for group in parsed.groups]
-        fits.sort(key=lambda fit: fit[1][0].place.turn if fit[1] else 1)
-        bad = parsed.file.not_finite([key for group, bindings, _ in fits if bindings for key in group.reads])
+        with parsed.file.reading():
+            fits = [(group, *self._fit(group)) for group in parsed.groups]
+            bad = parsed.file.not_finite([key for group, bindings, _ in fits if bindings for key in group.reads])
+        turns = [fit[1][0].place.turn if fit[1] else 1 for fit in fits]
+        fits = [fits[i] for _, i in sorted(zip(turns, range(len(fits)), strict=True))]
         by_weight: dict[tuple[str, str, str], list[Binding]] = {}
         self._acting: list[tuple[Group, Adapter]] = []
         idle: list[tuple[Group, Unused]] = []
         for group, bindings, misfitting in fits:
-            why = _add(group, bindings, by_weight, bad) if bindings else misfitting
+            why = misfitting or _add(group, bindings, by_weight, bad)
             if why is None:
                 self._acting.append((group, bindings[0].adapter))
             else:
@@ -124,7 +126,8 @@ class Network:
         """
         found: dict[str, dict[str, Tensor]] = {}
         for name, keys in self.parsed.embeddings.items():
-            parts = self.file.tensors({param.removeprefix(BUNDLED): key for param, key in keys.items()})
+            tensors = self.file.tensors(keys.values())
+            parts = {param.removeprefix(BUNDLED): tensors[key] for param, key in keys.items()}
             found[name] = {part: vectors[None] if vectors.ndim == 1 else vectors for part, vectors in parts.items()}
         return found
 
@@ -174,15 +177,10 @@ class Network:
         tiers = candidates(component, list(self._indexes), self.parsed.experts)
         return tiers, int(component in self._indexes) if component in EXACT else len(tiers)
 
-    def _fit(self, group: Group) -> tuple[list[Binding], Unused]:
-        """Bind a layer of the file in the likeliest components that it fits, and tell why, if it fits nowhere."""
+    def _fit(self, group: Group) -> tuple[list[Binding], Unused | None]:
+        """Bind a layer of the file in the likeliest components that it fits, or tell why it fits nowhere."""
         tiers, count = self._tiers[group.component]
-        names = ", ".join([name for tier in tiers[:count] for name in tier])
-        why = Unused("", "no_module", f"no module of that name in {names}")
-        if not count:
-            why = Unused("", "no_component", f"component {group.component} is absent in this model")
-        elif group.recipe is None:
-            why = group.unread
+        why: Unused | None = None
         for i, tier in enumerate(tiers if group.recipe is not None else ()):
             bindings: list[Binding] = []
             for component in tier:
@@ -192,42 +190,53 @@ class Network:
                 elif i < count:  # in another component, only what fits counts
                     why = made or why
             if bindings:
-                return bindings, why
-        return [], why
+                return bindings, None
+        if why is None and not count:
+            why = Unused("", "no_component", f"component {group.component} is absent in this model")
+        elif why is None and group.recipe is not None:
+            names = ", ".join([name for tier in tiers[:count] for name in tier])
+            why = Unused("", "no_module", f"no module of that name in {names}")
+        return [], why or group.unread
 
     def _bind(self, group: Group, component: str) -> list[Binding] | Unused | None:
         """Bind the adapters of a layer of the file in a component, or tell why they cannot act there.
 
         None stands for a component that has no layer of that name.
         """
-        assert group.recipe is not None
-        index = self._indexes[component]
-        place = self._place(group, index)
+        index, recipe, own = self._indexes[component], group.recipe, group.own_site
+        assert recipe is not None
+        by_number = key_formats()[group.format].names_of is not None
+        place = self._numbered(group, index) if by_number else index.find(group.module, flattened=group.flattened)
         if isinstance(place, NumberingError):
             return Unused("", "no_module", place.reason, place.detail)
         if place is None:
-            return index.other_layer(group.module, flattened=group.flattened)
-        if place.kind not in group.recipe.kinds:
-            return Unused("", "layer_kind", f"not defined for {place.kind} layers", f"{component}.{place.name}")
-        own = group.own_site
-        if place.kind == "embedding" and own is not None and own.shape[0] < place.shape[0]:
+            return None if by_number else index.other_layer(group.module, flattened=group.flattened)
+        kind = place.windows[0].kind
+        if kind not in recipe.kinds:
+            return Unused("", "layer_kind", f"not defined for {kind} layers", f"{component}.{place.name}")
+        if kind == "embedding" and own is not None and own.shape[0] < place.shape[0]:
             place = place.window(0, own.shape[0])  # it has got more tokens since, behind the ones it was trained with
         try:
-            adapter = self._adapter(group, component, place)
+            try:
+                param = place.windows[0].param if kind == "experts" else ""
+                adapter = self.parsed.adapter(group, place.site, self._reading, param)
+            except ValueError:  # which tells more than the next one
+                refitted = self._refitted(group, component, place)
+                if refitted is None:
+                    raise
+                adapter = refitted
+            if len(place.windows) == 1:
+                return [Binding(adapter, place.windows[0], self.file, component, place)]
             parts = [(target, adapter if rows is None else part_of(adapter, rows)) for target, rows in place.pieces]
         except ValueError as error:
-            shape = None if own is None else own.shape
+            shape, why = None if own is None else own.shape, misfit(error, f"{component}.{place.name}")
             latents = self._takes_latents(index, place)
-            why = misfit(error, f"{component}.{place.name}")
             self._unlike[why] = Unlike(component, place.name, shape, place.shape, latents)
             return why
         return [Binding(part, target, self.file, component, place) for target, part in parts]
 
-    def _place(self, group: Group, index: LayerIndex) -> Place | NumberingError | None:
-        """Return a group's place in a component by the name that its format has for layers."""
-        names_of = key_formats()[group.format].names_of
-        if names_of is None:
-            return index.find(group.module, flattened=group.flattened)
+    def _numbered(self, group: Group, index: LayerIndex) -> Place | NumberingError | None:
+        """Return the place of a group whose format has other names for layers than the model."""
         alike = group.format, group.component, index.component
         if alike not in self._names:
             shapes = {
@@ -236,27 +245,14 @@ class Network:
                 if (one.format, one.component) == alike[:2]
             }
             said = self.file.metadata.get(group.component or ""), self.parsed.config.values(group.component)
+            names_of = key_formats()[group.format].names_of
+            assert names_of is not None
             try:
                 self._names[alike] = names_of(index.component, shapes, index.dotted, index.find, *said)
             except NumberingError as error:
                 self._names[alike] = dict.fromkeys(shapes, error)
         name = self._names[alike].get(group.module)
         return index.find(name) if isinstance(name, str) else name
-
-    def _adapter(self, group: Group, component: str, place: Place) -> Adapter:
-        """Make the adapter of a layer at a place, which may have other inputs than when the file was trained.
-
-        Raises:
-            ValueError: the tensors do not fit each other or the layer.
-        """
-        param = place.windows[0].param if place.kind == "experts" else ""
-        try:
-            return self.parsed.adapter(group, place.site, self._reading, param)
-        except ValueError:
-            with suppress(ValueError):  # the first error tells more
-                if (refitted := self._refitted(group, component, place)) is not None:
-                    return refitted
-            raise
 
     def _takes_latents(self, index: LayerIndex, place: Place) -> bool:
         return any(index.find(name) == place for name in input_layers(self._family))
@@ -273,7 +269,10 @@ class Network:
         inputs = math.prod(group.own_site.shape[1:]) // math.prod(kernel)  # a kernel may be flattened into the inputs
         if inputs >= place.shape[1] if basis is None else tuple(basis.shape) != (place.shape[1], inputs):
             return None
-        adapter = self.parsed.adapter(group, replace(place.site, shape=(out, inputs, *kernel)), self._reading)
+        try:
+            adapter = self.parsed.adapter(group, replace(place.site, shape=(out, inputs, *kernel)), self._reading)
+        except ValueError:
+            return None
         if adapter.reads_base:
             return None
         return Refitted(adapter, inputs, place.shape[1], None if basis is None else basis.float().cpu())
@@ -288,11 +287,15 @@ def _add(
     """Add the bindings of a group, unless a number is not finite or others change these rows already."""
     if bad and (spoilt := [key for key in group.reads if key in bad]):
         return misfit(NumberError(f"{spoilt[0]} has numbers that are NaN or infinite; {_AGAIN}"))
+    weights = list[list[Binding]]()
     for binding in bindings:
-        if any(binding.target.overlaps(other.target) for other in by_weight.get(binding.weight, ())):
-            return Unused("", "second_adapter", f"a second adapter for {binding.component}.{binding.target.name}")
-    for binding in bindings:
-        by_weight.setdefault(binding.weight, []).append(binding)
+        target = binding.target
+        weights.append(by_weight.setdefault((binding.component, target.path, target.param), []))
+        for other in weights[-1]:
+            if target.overlaps(other.target):
+                return Unused("", "second_adapter", f"a second adapter for {binding.component}.{target.name}")
+    for others, binding in zip(weights, bindings, strict=True):
+        others.append(binding)
     return None
 
 

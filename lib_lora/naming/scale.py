@@ -56,18 +56,11 @@ _RANKS = {"lora_up.weight": 1, "hada_w1_b": 0, "lokr_w2_b": 0, "lokr_w1_b": 0, "
 """Parameter -> the dimension that is the rank, the one that counts first in front."""
 
 
-def rank_of(keys: Mapping[str, str], transposed: Collection[str], file: AdapterFile) -> int | None:
-    """Return the rank of a layer by the shapes of its parameters; None where none tells it.
-
-    Args:
-        keys: canonical parameter -> key in the file.
-        transposed: parameters that the file has with rows and columns exchanged.
-        file: the file.
-    """
+def rank_of(shapes: Mapping[str, tuple[int, ...]]) -> int | None:
+    """Return the rank of a layer by the shapes of its parameters; None where none tells it."""
     for param, dim in _RANKS.items():
-        shape = file.infos[keys[param]].shape if param in keys else ()
-        if len(shape) > dim:
-            return shape[1 - dim if param in transposed else dim]
+        if len(shape := shapes.get(param, ())) > dim:
+            return shape[dim]
     return None
 
 
