@@ -394,9 +394,14 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         return totals
 
     def _content(
-        self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype
+        self,
+        adapters: Sequence[Adapter],
+        device: torch.device,
+        dtype: torch.dtype,
+        input_dtype: torch.dtype,
+        empty: Callable[..., Tensor] = torch.empty,
     ) -> tuple[Adapters, bool]:
-        return store(Adapters(tuple(adapter.placed(device) for adapter in self._adapters(layer))), self._storage)
+        return store(Adapters(tuple([adapter.placed(device) for adapter in adapters])), self._storage)
 
     def _placement(
         self, content: Adapters, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype, *, packed: bool

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
@@ -61,6 +61,7 @@ Read it once: another thread may take the executor off.
 """
 P = TypeVar("P", bound=Placement[Any])
 _CPU = torch.device(budget.UNLIMITED)
+_MEMORY = "the computer's memory"
 
 
 class Resident(ABC, Generic[P]):
@@ -126,9 +127,22 @@ class Resident(ABC, Generic[P]):
 
     @abstractmethod
     def _content(
-        self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype
+        self,
+        adapters: Sequence[Adapter],
+        device: torch.device,
+        dtype: torch.dtype,
+        input_dtype: torch.dtype,
+        empty: Callable[..., Tensor] = torch.empty,
     ) -> tuple[TensorFields, bool]:
-        """Copy what the layer needs to `device`, and tell whether that is packed; `dtype` is its output's."""
+        """Copy what the layer needs to `device`, and tell whether that is packed.
+
+        Args:
+            adapters: as `_adapters` gives them.
+            device: where.
+            dtype: of the layer's output.
+            input_dtype: of its input.
+            empty: where large tensors get their memory.
+        """
 
     @abstractmethod
     def _placement(
@@ -157,19 +171,20 @@ class Resident(ABC, Generic[P]):
             self.evict("the layer left")
             dtype = placed.dtype if device.type not in ("cpu", "meta") else None
         if dtype is None and now:
-            weight = stored(layer, "weight")
-            if weight is not None and weight.device == device:
-                dtype = computing_dtype(layer, weight)
+            dtype = _computing_dtype(layer, device)
         if dtype is None or device.type == "meta" or (device.type != budget.UNLIMITED and device in self._budget.full):
             return
-        if waiting is not None and device.type != budget.UNLIMITED:
+        if device.type == budget.UNLIMITED:
+            self._place(layer, device, dtype, dtype, "the layer is there")
+            return
+        if waiting is not None and self._static is None:
             with plain_mode(_CPU):
-                kept = self._fill_piece(layer, device, dtype, dtype) if self._static is None else None
+                kept = self._fill_piece(self._adapters(layer), device, dtype, dtype)
             if kept is not None:
                 waiting.append(Waiting(self, layer, device, dtype, kept))
                 return
         # the first call places it, if there is no room now
-        self._budget.attempt(device, partial(self._place, layer, device, dtype, why="the layer is there"))
+        self._budget.attempt(device, partial(self._place, layer, device, dtype, dtype, "the layer is there"))
         if self._account.streams:
             self.evict("there is no room to wait")
 
@@ -234,9 +249,7 @@ class Resident(ABC, Generic[P]):
         if placed is None:
             return
         if trace.moves:
-            self._trace_move(
-                placed, why, str(placed.device), "file" if self._piece is None else "the computer's memory"
-            )
+            self._trace_move(placed, why, str(placed.device), "file" if self._piece is None else _MEMORY)
         self._placed = self._views = None
         self._budget.free(self._account)
 
@@ -256,7 +269,7 @@ class Resident(ABC, Generic[P]):
         input_dtype: torch.dtype | None = None,
         why: str = "its input is there",
     ) -> P:
-        """Place for a call.
+        """Place for a call: from the arena, which gets the tensors first; on the CPU, and of base weights, in place.
 
         Raises:
             FileError: a file changed on disk.
@@ -264,13 +277,21 @@ class Resident(ABC, Generic[P]):
         """
         if self._placed is not None:
             self.evict("another place or dtype is needed")  # never more at once than may stay
-        where = device, dtype, input_dtype or dtype
-        if device.type != budget.UNLIMITED:
+        dtypes, is_here = (dtype, input_dtype or dtype), device.type == budget.UNLIMITED
+        if not is_here:
             self._budget.make_room(self._account, device)
-        is_here = device.type != budget.UNLIMITED and self._piece is not None
-        source = "the computer's memory" if is_here else "file"
+        kept, source = None if is_here else self._piece, "file" if is_here or self._piece is None else _MEMORY
         with plain_mode(device):
-            placed = self._placed_now(layer, *where)
+            if kept is None or kept[0] != dtypes:
+                adapters = self._adapters(layer)
+                kept = None if is_here else self._fill_piece(adapters, device, *dtypes)
+            if kept is not None:
+                content, packed = kept[1].to_device(device), kept[2]
+            else:
+                content, packed = self._content(adapters, device, *dtypes)
+                if self.reads_base and self._account.known and not is_here:
+                    self._set_piece(content, device, dtypes, packed=packed)  # it comes and goes
+            placed = self._placement(content, device, *dtypes, packed=packed)
         return self._keep(layer, placed, why, source)
 
     def _keep(self, layer: nn.Module, placed: P, why: str, source: str = "file") -> P:
@@ -294,38 +315,26 @@ class Resident(ABC, Generic[P]):
         placed = self._placement(content, device, dtype, dtype, packed=kept[2])
         self._keep(layer, placed, "the layer is there")
 
-    def _placed_now(self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype) -> P:
-        """Place from the arena, which gets the tensors first; on the CPU, and from base weights, make them in place."""
-        kept = self._fill_piece(layer, device, dtype, input_dtype) if device.type != budget.UNLIMITED else None
-        if kept is not None:
-            content, packed = kept[1].to_device(device), kept[2]
-        else:
-            content, packed = self._content(layer, device, dtype, input_dtype)
-            if self.reads_base and self._account.known and device.type != budget.UNLIMITED:
-                self._set_piece(content, device, dtype, input_dtype, packed=packed)  # it comes and goes
-        return self._placement(content, device, dtype, input_dtype, packed=packed)
-
     def _fill_piece(
-        self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype
+        self, adapters: Sequence[Adapter], device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype
     ) -> Kept | None:
         """Have the tensors for a device in the arena; return None where they are made on it, of the base weight."""
-        kept = self._piece
-        if kept is not None and kept[0] == (dtype, input_dtype):
-            return kept
-        self._drop_piece()
-        self._adapters(layer)  # tells whether they read the base weight
         if self.reads_base:
+            self._drop_piece()
             return None
-        content, packed = self._content(layer, _CPU, dtype, input_dtype)
-        return self._set_piece(content, device, dtype, input_dtype, packed=packed)
+        with self._arena.lock:
+            # the memory in which a coarser storage packs them is not the one in which they are made
+            empty = partial(self._arena.empty, device) if self._storage == "file" else torch.empty
+            content, packed = self._content(adapters, _CPU, dtype, input_dtype, empty)
+            return self._set_piece(content, device, (dtype, input_dtype), packed=packed)
 
     def _set_piece(
-        self, content: TensorFields, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype, *, packed: bool
+        self, content: TensorFields, device: torch.device, dtypes: tuple[torch.dtype, torch.dtype], *, packed: bool
     ) -> Kept:
-        piece = self._arena.add(content, device)
-        self._piece = kept = (dtype, input_dtype), piece, packed
-        self._account.host = piece.nbytes
-        return kept
+        with self._arena.lock:
+            piece = self._arena.add(content, device)
+        self._piece, self._account.host = (dtypes, piece, packed), piece.nbytes
+        return dtypes, piece, packed
 
     def _trace_move(self, placed: P, why: str, before: str, after: str) -> None:
         names = "+".join(dict.fromkeys(binding.file.path.name for binding in self._bindings))
@@ -336,33 +345,34 @@ class Resident(ABC, Generic[P]):
     def _drop_piece(self) -> None:
         self._piece, self._account.host = None, 0
 
-    def _adapters(self, layer: nn.Module) -> tuple[Adapter, ...]:
+    def _adapters(self, layer: nn.Module) -> Sequence[Adapter]:
         """Return the adapters, which know the base weight as far as they need it; it is read once for all of them.
 
         Raises:
             FileError: a file changed on disk.
         """
-        known_adapters = self._known  # read once: another thread may take the executor off
-        if known_adapters is not None:
-            pairs = zip(known_adapters, self._bindings, strict=True)
-            return tuple(binding.file.private(known) for known, binding in pairs)
+        known, found = self._known, list[Adapter]()  # read once: another thread may take the executor off
+        if known is not None:
+            for adapter, one in zip(known, self._bindings, strict=True):
+                found.append(one.file.private(adapter))
+            return found
         weights: dict[str, Tensor] = {}
-        found, known = [], []
+        kept = list[Adapter]()
         for one in self._bindings:
             if one.whole is None:
-                copy = one.file.private(one.adapter)
-                needs = type(copy).on is not Adapter.on and not self._in_order
-                adapter = copy.on(partial(_read, layer, one.target, weights), one.rank) if needs else copy
+                copy = adapter = one.file.private(one.adapter)
+                if type(copy).on is not Adapter.on and not self._in_order:
+                    adapter = copy.on(partial(_read, layer, one.target, weights), one.rank)
                 reads = adapter is not copy
             else:
                 adapter, reads = one.whole.known(one.adapter, one.rank, one.file.private), True
             found.append(adapter)
             # what needs nothing of the weight is read again for the next placement, and takes no memory until then
-            known.append(adapter if reads else one.adapter)
+            kept.append(adapter if reads else one.adapter)
             self.reads_base |= reads
-        self._known = tuple(known)
+        self._known = tuple(kept)
         self._marks = self._marks_of(layer) if self.reads_base else ()
-        return tuple(found)
+        return found
 
     def _marks_of(self, layer: nn.Module) -> tuple[WeightMark | None, ...]:
         found: list[WeightMark | None] = []
@@ -380,35 +390,48 @@ class Waiting(NamedTuple):
     dtype: torch.dtype
     kept: Kept
 
-    @property
-    def piece(self) -> Piece[Any]:
-        """Return the tensors in the arena."""
-        return self.kept[1]
 
+def place_together(executors: Mapping[nn.Module, Resident[Any]], resting: Collection[nn.Module]) -> None:
+    """Place executors beside their layers, except beside `resting` ones, with a few large copies.
 
-def place_together(waiting: Iterable[Waiting]) -> None:
-    """Place layers with a few large copies; the ones for which a device has no room are placed when they are called."""
+    The ones for which a device has no room are placed when they are called.
+    """
     by_device: dict[torch.device, list[Waiting]] = {}
-    for one in waiting:
-        by_device.setdefault(one.device, []).append(one)
+    with ExitStack() as files:
+        for file in {binding.file for executor in executors.values() for binding in executor._bindings}:
+            files.enter_context(file.reading())
+        for layer, executor in executors.items():
+            device = device_of(layer)
+            if device is not None:
+                waiting = by_device.setdefault(device, [])
+                executor.move(layer, device, now=executor.merges or layer not in resting, waiting=waiting)
     for device, group in by_device.items():
+        if not group:
+            continue
         of_engine = group[0].resident._budget
         room, fitting = of_engine.room(device), list[Waiting]()
         for one in group:
-            if one.piece.content.nbytes <= room:
-                room -= one.piece.content.nbytes
+            nbytes = one.kept[1].content.nbytes
+            if nbytes <= room:
+                room -= nbytes
                 fitting.append(one)
         of_engine.attempt(device, partial(_place_group, fitting, device))
 
 
 def _place_group(group: Sequence[Waiting], device: torch.device) -> None:
     with plain_mode(device):
-        for one, content in zip(group, [*all_to_device([one.piece for one in group], device)], strict=True):
+        for one, content in zip(group, [*all_to_device([one.kept[1] for one in group], device)], strict=True):
             one.resident.settle(one, content)
 
 
-def computing_dtype(layer: nn.Module, weight: Tensor) -> torch.dtype | None:
-    """Return the dtype in which a layer computes with its weight, as far as they tell without a call."""
+def _computing_dtype(layer: nn.Module, device: torch.device) -> torch.dtype | None:
+    """Return the dtype in which a layer on a device computes with its weight, as far as they tell without a call."""
+    weight = layer._parameters.get("weight")
+    if type(weight) is nn.Parameter and type(layer) in _TORCHS and layer.__dict__.keys().isdisjoint(_TOLD):
+        return weight.dtype if weight.device == device and weight.dtype in _COMPUTING else None
+    weight = stored(layer, "weight")
+    if weight is None or weight.device != device:
+        return None
     sdnq, state = getattr(layer, "sdnq_dequantizer", None), getattr(weight, "quant_state", None)
     told = getattr(layer, "compute_dtype", None), getattr(sdnq, "result_dtype", None), getattr(state, "dtype", None)
     for dtype in (*told, weight.dtype):
@@ -425,5 +448,8 @@ def _read(layer: nn.Module, target: Target, weights: dict[str, Tensor]) -> Tenso
     return weight[target.slice].reshape(target.shape)
 
 
+_TORCHS = frozenset({nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d})
+_TOLD = ("compute_dtype", "sdnq_dequantizer")
+"""What hosts set on layers that compute in another dtype."""
 _COMPUTING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 """Weights of these dtypes are computed with as they are; fp8 and packed ones are cast by their host first."""
