@@ -18,7 +18,7 @@ from functools import cached_property
 from io import BufferedReader
 from pathlib import Path
 from stat import S_ISREG
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -147,7 +147,11 @@ class AdapterFile:
                 if key in self.numbers or not dtype.is_floating_point or start == end:
                     self._magnitudes[key] = abs(self.numbers.get(key, float(start < end)))
                     continue
-                tensor = reader.flat(dtype, start, end)
+                if not reader.first <= start < end <= reader.stop or start % dtype.itemsize:
+                    tensor = reader.flat(dtype, start, end)
+                else:  # as `flat`, without a call for each tensor
+                    count, offset = (end - start) // dtype.itemsize, start - reader.first
+                    tensor = torch.frombuffer(reader.window, dtype=dtype, count=count, offset=offset)
                 wide = dtype.itemsize > 1 and (dtype is not torch.half or with_half)
                 extremes += torch.aminmax(tensor if wide else tensor.float())
                 names.append(key)
@@ -188,11 +192,12 @@ class AdapterFile:
         long as the whole file if that is not cached.
         """
         single = sorted([(info.start, key) for key, info in self.infos.items() if math.prod(info.shape) == 1])
-        contents: dict[torch.dtype, dict[str, bytes]] = {}
+        contents: dict[torch.dtype, dict[str, bytearray]] = {}
         with self.reading() as reader:
             for start, key in single:
                 dtype, *_, end = self.infos[key]
-                contents.setdefault(dtype, {})[key] = reader.bytes(start, end)
+                contents.setdefault(dtype, {})[key] = bytearray(end - start)
+            reader.read([(self.infos[key].start, one) for keys in contents.values() for key, one in keys.items()])
         found: dict[str, float] = {}
         for dtype, of_keys in contents.items():
             values = torch.frombuffer(bytearray(b"".join(of_keys.values())), dtype=dtype)
@@ -232,10 +237,10 @@ class Reader:
 
     def __init__(self, file: AdapterFile, number: int) -> None:
         self._file, self._number = file, number
-        self._depth = self._first = self._stop = 0
-        self._stream: BinaryIO | None = None
-        self._window = bytearray()
-        """The bytes of the file from `_first` to `_stop`."""
+        self._depth = self.first = self.stop = 0
+        self._stream: BufferedReader | None = None
+        self.window = bytearray()
+        """The bytes of the file from `first` to `stop`."""
 
     def __enter__(self) -> Reader:
         self._file._readers[self._number] = self
@@ -252,24 +257,20 @@ class Reader:
             if kind is None:
                 self._file.verify()
 
-    def bytes(self, start: int, end: int) -> bytes:
-        """Read some bytes alone."""
-        content = bytearray(end - start)
-        self._read(start, content)
-        return content
-
     def flat(self, dtype: torch.dtype, start: int, end: int) -> Tensor:
         """Read the tensor, (n,), that lies between two offsets; its memory is that of its neighbours, too."""
         if start % dtype.itemsize:
-            return torch.frombuffer(self.bytes(start, end), dtype=dtype)
-        if not self._first <= start <= end <= self._stop:
-            goes_on, first = 0 <= start - self._stop <= _AHEAD, start & ~7  # as dtypes are aligned in the file
+            alone = bytearray(end - start)
+            self.read([(start, alone)])
+            return torch.frombuffer(alone, dtype=dtype)
+        if not self.first <= start <= end <= self.stop:
+            goes_on, first = 0 <= start - self.stop <= _AHEAD, start & ~7  # as dtypes are aligned in the file
             size = max(end - first, min(_AHEAD, self._file.stamp[0] - first) if goes_on else 0)
             window = bytearray(size)  # a new one, as tensors may be views of the last one
-            self._read(first, window)
-            self._first, self._stop, self._window = first, first + size, window
+            self.read([(first, window)])
+            self.first, self.stop, self.window = first, first + size, window
         count = (end - start) // dtype.itemsize
-        return torch.frombuffer(self._window, dtype=dtype, count=count, offset=start - self._first)
+        return torch.frombuffer(self.window, dtype=dtype, count=count, offset=start - self.first)
 
     def copy(self, tensor: Tensor) -> Tensor:
         """Read a tensor that is a view of the map; return any other one as it is."""
@@ -281,13 +282,13 @@ class Reader:
             flat = self.flat(tensor.dtype, start, start + (last + 1) * tensor.element_size())
             return flat.as_strided(tensor.shape, tensor.stride())
         count, size = tensor.numel(), tensor.element_size()
-        if not self._first <= start < start + count * size <= self._stop:
+        if not self.first <= start < start + count * size <= self.stop:
             return self.flat(tensor.dtype, start, start + count * size).view(tensor.shape)
-        offset = start - self._first
-        return torch.frombuffer(self._window, dtype=tensor.dtype, count=count, offset=offset).view(tensor.shape)
+        offset = start - self.first
+        return torch.frombuffer(self.window, dtype=tensor.dtype, count=count, offset=offset).view(tensor.shape)
 
-    def _read(self, start: int, content: bytearray) -> None:
-        """Fill memory with the bytes of the file from an offset on.
+    def read(self, parts: Iterable[tuple[int, bytearray]]) -> None:
+        """Fill memory with the bytes of the file from offsets on.
 
         What took the place of the file may be a pipe, and a change may come at any time.
         """
@@ -295,12 +296,14 @@ class Reader:
             if self._stream is None:
                 self._file.verify()
                 self._stream = self._file.path.open("rb")
-            self._stream.seek(start)
-            count = self._stream.readinto(content)  # type: ignore[attr-defined]
+            is_whole = True
+            for start, content in parts:
+                self._stream.seek(start)
+                is_whole &= self._stream.readinto(content) == len(content)
         except OSError as error:
             self._file.verify()
             raise FileError(self._file.path, f"it cannot be read: {error.strerror or error}") from error
-        if count < len(content):
+        if not is_whole:
             self._file.verify()
             text = "it was truncated while in use; activate it again to use the new content"
             raise FileError(self._file.path, text)

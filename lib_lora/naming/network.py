@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -53,17 +53,39 @@ class Network:
             bad = parsed.file.not_finite([key for group, bindings, _ in fits if bindings for key in group.reads])
         turns = [fit[1][0].place.turn if fit[1] else 1 for fit in fits]
         fits = [fits[i] for _, i in sorted(zip(turns, range(len(fits)), strict=True))]
-        by_weight: dict[tuple[str, str, str], list[Binding]] = {}
+        self.bindings: tuple[Binding, ...] = ()
         self._acting: list[tuple[Group, Adapter]] = []
+        self.report = self._report(self._diagnosed(self._chosen(fits, bad)))
+
+    def _chosen(
+        self, fits: Iterable[tuple[Group, list[Binding], Unused | None]], bad: Collection[str]
+    ) -> list[tuple[Group, Unused]]:
+        """Keep the bindings that act, and return the groups that do not, with the reason.
+
+        A number may be no finite one, or other bindings may change the same rows already.
+        """
+        by_weight: dict[tuple[str, str, str], list[Binding]] = {}
         idle: list[tuple[Group, Unused]] = []
-        for group, bindings, misfitting in fits:
-            why = misfitting or _add(group, bindings, by_weight, bad)
-            if why is None:
-                self._acting.append((group, bindings[0].adapter))
-            else:
+        for group, bindings, why in fits:
+            spoilt = [key for key in group.reads if key in bad] if bad and bindings else ()
+            if spoilt:
+                why = misfit(NumberError(f"{spoilt[0]} has numbers that are NaN or infinite; {_AGAIN}"))
+            places = []
+            for binding in bindings:
+                target = binding.target
+                places.append((binding.component, target.path, target.param))
+                for other in by_weight.get(places[-1], ()) if why is None else ():
+                    if target.overlaps(other.target):
+                        why = Unused("", "second_adapter", f"a second adapter for {binding.component}.{target.name}")
+                        break
+            if why is not None:
                 idle.append((group, why))
+                continue
+            self._acting.append((group, bindings[0].adapter))
+            for place, binding in zip(places, bindings, strict=True):
+                by_weight.setdefault(place, []).append(binding)
         self.bindings = tuple([binding for bindings in by_weight.values() for binding in bindings])
-        self.report = self._report(self._diagnosed(idle))
+        return idle
 
     def _diagnosed(self, idle: Sequence[tuple[Group, Unused]]) -> list[tuple[Group, Unused]]:
         """Return the layers that act on nothing, with what the file was made for where shapes or names tell."""
@@ -74,13 +96,12 @@ class Network:
             generic = {without_block(name) for index in self._indexes.values() for name in index.flat}
         found = []
         for group, why in idle:
+            reason, detail = why.reason, why.detail
             if why in texts:
-                layer = unlike[why]
-                why = replace(why, reason=texts[why], detail=why.detail if layer.is_broken else layer.detail)
-            elif why.cause == "no_module" and not why.detail:
-                text = missing(group.module, self.parsed.family, self._family, generic)
-                why = replace(why, reason=text or why.reason)
-            found.append((group, why))
+                reason, detail = texts[why], detail if unlike[why].is_broken else unlike[why].detail
+            elif why.cause == "no_module" and not detail:
+                reason = missing(group.module, self.parsed.family, self._family, generic) or reason
+            found.append((group, why._replace(reason=reason, detail=detail)))
         return found
 
     def _report(self, idle: Sequence[tuple[Group, Unused]]) -> NetworkReport:
@@ -158,18 +179,19 @@ class Network:
             (component, one.path, one.param): torch.zeros(one.outputs or one.shape[0], *one.shape[1:], dtype=dtype)
             for one in windows
         }
-        found = [one for one in self.bindings if one.weight in totals]
+        weights = [(one.component, one.target.path, one.target.param) for one in self.bindings]
+        found = [(weight, one) for weight, one in zip(weights, self.bindings, strict=True) if weight in totals]
         if index is None or not found:
             raise ComponentError(f"{self.file.path.name} does not change {component}.{path}")
         self.file.verify()
-        for one in found:
+        for weight, one in found:
             target, adapter, base = one.target, one.adapter, None
             if adapter.reads_whole:
                 adapter = adapter.on(FusedWeight(one.place, index).read)
             if adapter.reads_base:
                 base = read_base_weight(index.module(target.path), target.param).to("cpu", dtype)[target.slice]
             delta = adapter.delta_weight(At(torch.device("cpu"), dtype, weight=base))
-            totals[one.weight][target.slice] += delta.reshape(target.shape)
+            totals[weight][target.slice] += delta.reshape(target.shape)
         return torch.cat([totals[component, one.path, one.param][one.slice] for one in windows])
 
     def _tiers_of(self, component: str | None) -> tuple[list[tuple[str, ...]], int]:
@@ -206,7 +228,11 @@ class Network:
         index, recipe, own = self._indexes[component], group.recipe, group.own_site
         assert recipe is not None
         by_number = key_formats()[group.format].names_of is not None
-        place = self._numbered(group, index) if by_number else index.find(group.module, flattened=group.flattened)
+        place: Place | NumberingError | None = (index.flat if group.flattened else index.dotted).get(group.module)
+        if by_number:
+            place = self._numbered(group, index)
+        elif place is None:
+            place = index.find(group.module, flattened=group.flattened)
         if isinstance(place, NumberingError):
             return Unused("", "no_module", place.reason, place.detail)
         if place is None:
@@ -278,38 +304,16 @@ class Network:
         return Refitted(adapter, inputs, place.shape[1], None if basis is None else basis.float().cpu())
 
 
-def _add(
-    group: Group,
-    bindings: Sequence[Binding],
-    by_weight: dict[tuple[str, str, str], list[Binding]],
-    bad: Collection[str],
-) -> Unused | None:
-    """Add the bindings of a group, unless a number is not finite or others change these rows already."""
-    if bad and (spoilt := [key for key in group.reads if key in bad]):
-        return misfit(NumberError(f"{spoilt[0]} has numbers that are NaN or infinite; {_AGAIN}"))
-    weights = list[list[Binding]]()
-    for binding in bindings:
-        target = binding.target
-        weights.append(by_weight.setdefault((binding.component, target.path, target.param), []))
-        for other in weights[-1]:
-            if target.overlaps(other.target):
-                return Unused("", "second_adapter", f"a second adapter for {binding.component}.{target.name}")
-    for others, binding in zip(weights, bindings, strict=True):
-        others.append(binding)
-    return None
-
-
 class NetworkCache:
-    """Networks by file and model: the least recently used go first, those in force never.
+    """Networks by file, model and way of reading: the least recently used go first, those in force never.
 
     Args:
-        count: how many to keep; one file has a network for each model, and each way of reading it.
+        count: how many to keep.
         nbytes: how many bytes the tensors of the files may have together; None for any.
     """
 
     def __init__(self, count: int, nbytes: int | None = None) -> None:
-        self._count = count
-        self._limit = nbytes
+        self._count, self._limit = count, nbytes
         self._networks: dict[tuple[Path, tuple[Stamp, ...], int, Reading, tuple[object, ...]], Network] = {}
         """The latest last."""
 
@@ -362,12 +366,7 @@ def _indexes(components: Mapping[str, nn.Module], call: str) -> list[LayerIndex]
 
 
 def load_network(path: str | Path, components: Mapping[str, nn.Module], *, reading: Reading = USUAL) -> Network:
-    """Read a file and resolve it against `components`; attaches nothing, and works on modules on meta.
-
-    Args:
-        path: a safetensors file.
-        components: diffusers' component name -> module.
-        reading: what to make of a file that other programs read otherwise than it was trained.
+    """Read a safetensors file and resolve it against `components`; attaches nothing, and works on modules on meta.
 
     Raises:
         FileError: the file cannot be read; also its subclasses, see `ParsedFile`.

@@ -99,7 +99,7 @@ class Group:
 
     def unused(self, why: Unused) -> list[Unused]:
         """Return all keys as unused for the reason of a record that names no key."""
-        return [replace(why, key=key) for key in self.keys.values()]
+        return [why._replace(key=key) for key in self.keys.values()]
 
     def largest(self, file: AdapterFile) -> float:
         """Return the product of the largest numbers of its parameters, alpha aside; `file` has checked its numbers."""
@@ -109,13 +109,6 @@ class Group:
         """Return whether it is a LoRA whose `up` is zero, as training begins; `file` has checked its numbers."""
         ups = [key for param, key in self.keys.items() if param.startswith("lora_up.")]
         return self.recipe is not None and self.recipe.name == "lora" and not any(map(file.magnitude, ups))
-
-
-def _passed_over(key: str, parsed: ParsedKey, wanted: str | None) -> Unused:
-    """Return why a key has no effect though a format knows it."""
-    if parsed.untrained:
-        return Unused(key, "repeated", "of a layer before the training, beside the trained one")
-    return Unused(key, "unchosen_adapter", f"of a second adapter {parsed.adapter!r}; only {wanted!r} is used")
 
 
 def misfit(error: ValueError, where: str = "") -> Unused:
@@ -222,10 +215,7 @@ class ParsedFile:
     ) -> NetworkReport:
         """Sum up what the file says of itself; `Network` adds what became of it on a model.
 
-        Args:
-            acting: the adapters that act on the model; None without a model.
-            idle: the groups that act on nothing there.
-            reading: the user's choices.
+        There are adapters that act on the model, and groups that act on nothing there; None stands for no model.
         """
         sources = self._sources(reading)
         adapters, unfit = self._by_themselves(self.groups if acting is None else idle, reading)
@@ -250,13 +240,13 @@ class ParsedFile:
 
     def _configurable(self) -> list[Layer]:
         """Return what a configuration of the file must agree with."""
-        return [
-            Layer(
-                group.module, kind.name, group.rank, group.flattened, kind.name in SCALED and "alpha" not in group.keys
-            )
-            for group in self.groups
-            if group.recipe is not None and (kind := group.recipe.kind).name != "set_weight"
-        ]
+        found = list[Layer]()
+        for group in self.groups:
+            kind = "set_weight" if group.recipe is None else group.recipe.kind.name
+            if kind != "set_weight":
+                lacks_alpha = kind in SCALED and "alpha" not in group.keys
+                found.append(Layer(group.module, kind, group.rank, group.flattened, lacks_alpha))
+        return found
 
     def _grouped(self) -> list[Group]:
         # by format and name, so that nothing depends on the order of keys in the file
@@ -275,8 +265,12 @@ class ParsedFile:
             if one is None:
                 strays.append(key)
                 continue
-            if one.untrained or one.adapter not in (None, wanted):
-                self.unused.append(_passed_over(key, one, wanted))
+            if one.untrained:
+                self.unused.append(Unused(key, "repeated", "of a layer before the training, beside the trained one"))
+                continue
+            if one.adapter not in (None, wanted):
+                text = f"of a second adapter {one.adapter!r}; only {wanted!r} is used"
+                self.unused.append(Unused(key, "unchosen_adapter", text))
                 continue
             if one.module == FILE_WIDE:
                 keys = self.shared
@@ -338,8 +332,7 @@ class ParsedFile:
 
     def _by_themselves(self, groups: Iterable[Group], reading: Reading) -> tuple[list[Adapter], list[Unused]]:
         """Return the adapters of layers on the weights that they were made for, and the keys that do not fit these."""
-        adapters: list[Adapter] = []
-        unused: list[Unused] = []
+        adapters, unused = list[Adapter](), list[Unused]()
         for group in groups:
             if group.recipe is None:
                 unused += group.unused(group.unread)
@@ -368,9 +361,8 @@ class ParsedFile:
         strange = (self.stranger,) if not acting and self.family is None and self.stranger else ()
         if reading.alpha is not None or reading.scale is not None:
             return strange if "user" in sources else (*strange, UNUSED_SCALE)
-        doubts = {doubt_of(one.keys, self.file, self._config(one)) for one in self.groups if "lokr_w1" in one.keys} - {
-            ""
-        }
+        lokr = [group for group in self.groups if "lokr_w1" in group.keys]
+        doubts = {doubt_of(group.keys, self.file, self._config(group)) for group in lokr} - {""}
         return (*strange, *self.config.notes, *([NO_SCALE] if "guess" in sources else []), *sorted(doubts))
 
 

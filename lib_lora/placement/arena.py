@@ -11,7 +11,7 @@ import math
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ _SMALLEST, _LARGEST = 1 << 20, 64 << 20
 _ALIGNMENT = 512  # bytes, as CUDA's own allocator has it: kernels are chosen by it, and their bits with them
 
 T = TypeVar("T", bound=TensorFields)
+Dtypes: TypeAlias = "tuple[torch.dtype, torch.dtype]"
+"""Of the output and the input of the layer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,15 +37,13 @@ class Piece(Generic[T]):
     """Bytes, (n,)."""
     start: int
     stop: int
+    dtypes: Dtypes
+    packed: bool
 
     @property
     def nbytes(self) -> int:
         """Return the bytes that it takes."""
         return self.stop - self.start
-
-    def to_device(self, device: torch.device) -> T:
-        """Copy the piece alone into new memory of a device."""
-        return next(all_to_device([self], device))
 
 
 class Arena:
@@ -66,7 +66,7 @@ class Arena:
         start = self._take(count * dtype.itemsize, target)
         return self._view(dtype).narrow(0, start // dtype.itemsize, count).view(*shape)
 
-    def add(self, content: T, device: torch.device) -> Piece[T]:
+    def add(self, content: T, device: torch.device, dtypes: Dtypes, *, packed: bool) -> Piece[T]:
         """Make the tensors of a layer a piece, from which `device` will get them; copy them unless they lie there."""
         tensors, first, base = content.tensors(), self._filled, self._chunk.data_ptr()
         places = [tensor.data_ptr() - base for _, tensor in tensors]
@@ -84,7 +84,7 @@ class Arena:
             start = first
             content, first = content.mapped(copied), start
         self._filled = self._taken
-        return Piece(content, self._chunk, first, self._taken)
+        return Piece(content, self._chunk, first, self._taken, dtypes, packed)
 
     def _take(self, nbytes: int, device: torch.device) -> int:
         """Return where so many bytes begin in the chunk, which is a new one if they do not fit."""
@@ -112,13 +112,12 @@ def all_to_device(pieces: Iterable[Piece[T]], device: torch.device) -> Iterator[
         else:
             groups.append([piece])
     for group in groups:
-        first, views = group[0].start, dict[torch.dtype, Tensor]()
+        first = group[0].start
         buffer = group[0].chunk[first : group[-1].stop].to(device, copy=True, non_blocking=True)
 
-        def window(here: Tensor, first: int = first, buffer: Tensor = buffer, views: Any = views) -> Tensor:
-            dtype = here.dtype
-            view = views[dtype] if dtype in views else views.setdefault(dtype, buffer.view(dtype))
-            return view.as_strided(here.shape, here.stride(), here.storage_offset() - first // here.element_size())
+        def window(here: Tensor, first: int = first, buffer: Tensor = buffer) -> Tensor:
+            offset = int(here.storage_offset()) - first // here.element_size()
+            return buffer.view(here.dtype).as_strided(here.shape, here.stride(), offset)
 
         for piece in group:
             yield piece.content.mapped(window)

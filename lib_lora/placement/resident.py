@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from ..tensors import TensorFields, device_of, plain_mode
 from ..weights.originals import WeightMark, mark_weight
 from ..weights.readers.base import read_base_weight, stored
 from . import budget, trace
-from .arena import Arena, Piece, all_to_device
+from .arena import Arena, Dtypes, Piece, all_to_device
 from .budget import Budget, is_out_of_memory
 from .schemes import stays
 from .static import StaticMemory
@@ -54,11 +54,8 @@ class PlacementPolicy:
     """The tensors of one plan in the computer's memory."""
 
 
-Kept: TypeAlias = "tuple[tuple[torch.dtype, torch.dtype], Piece[Any], bool]"
-"""The dtypes of output and input, the tensors for them in the arena, and whether these are packed.
-
-Read it once: another thread may take the executor off.
-"""
+Waiting: TypeAlias = "tuple[Resident[Any], nn.Module, torch.dtype, Piece[Any]]"
+"""A layer that `place_together` is to place, the dtype of its output, and its tensors in the arena."""
 P = TypeVar("P", bound=Placement[Any])
 _CPU = torch.device(budget.UNLIMITED)
 _MEMORY = "the computer's memory"
@@ -75,13 +72,17 @@ class Resident(ABC, Generic[P]):
     """Whether each adapter acts on what the ones before it left; none then depends on the base weight alone."""
 
     def __init__(self, bindings: Sequence[Binding], strengths: StrengthTable, policy: PlacementPolicy) -> None:
-        self._storage = policy.storage
-        self._budget = policy.budget
+        self._storage, self._budget, self._arena = policy.storage, policy.budget, policy.arena
         self._account = policy.budget.join(self.evict)
-        self._arena = policy.arena
-        self._piece: Kept | None = None
+        self._piece: Piece[Any] | None = None  # read it once: another thread may take the executor off
         self._bindings = tuple(bindings)
         self._groups = frozenset(map(attrgetter("group"), self._bindings))
+        self.component = self._bindings[0].component
+        self._reading = list[Binding]()
+        """The bindings whose adapters ask for the base weight when they are placed."""
+        for one in self._bindings:
+            if one.whole is not None or type(one.adapter).on is not Adapter.on:
+                self._reading.append(one)
         self._strengths = strengths
         self._static: StaticMemory | None = None
         self._placed: P | None = None
@@ -91,11 +92,6 @@ class Resident(ABC, Generic[P]):
         self.reads_base = False
         """Whether the placed tensors were computed from the base weight."""
         self._marks: tuple[WeightMark | None, ...] = ()  # of the weights that were read for these
-
-    @property
-    def component(self) -> str:
-        """Return the component of the layer."""
-        return self._bindings[0].component
 
     @property
     def device(self) -> torch.device | None:
@@ -134,14 +130,9 @@ class Resident(ABC, Generic[P]):
         input_dtype: torch.dtype,
         empty: Callable[..., Tensor] = torch.empty,
     ) -> tuple[TensorFields, bool]:
-        """Copy what the layer needs to `device`, and tell whether that is packed.
+        """Copy what the layer needs of `_adapters` to `device`, and tell whether that is packed.
 
-        Args:
-            adapters: as `_adapters` gives them.
-            device: where.
-            dtype: of the layer's output.
-            input_dtype: of its input.
-            empty: where large tensors get their memory.
+        `dtype` is its output's; large tensors get their memory from `empty`.
         """
 
     @abstractmethod
@@ -158,8 +149,7 @@ class Resident(ABC, Generic[P]):
         Args:
             layer: the layer.
             device: where it is.
-            now: place before the first call, if the layer is somewhere real and its dtype tells in which one it
-                computes.
+            now: place before the first call, if the layer tells in which dtype it computes.
             waiting: gets this layer, if it is to be placed by `place_together`.
         """
         placed, dtype = self._placed, None
@@ -175,13 +165,14 @@ class Resident(ABC, Generic[P]):
         if dtype is None or device.type == "meta" or (device.type != budget.UNLIMITED and device in self._budget.full):
             return
         if device.type == budget.UNLIMITED:
-            self._place(layer, device, dtype, dtype, "the layer is there")
+            place = self._place if waiting is None else self._place_now  # the modes are left already
+            place(layer, device, dtype, dtype, "the layer is there")
             return
         if waiting is not None and self._static is None:
             with plain_mode(_CPU):
-                kept = self._fill_piece(self._adapters(layer), device, dtype, dtype)
-            if kept is not None:
-                waiting.append(Waiting(self, layer, device, dtype, kept))
+                piece = self._piece_for(layer, device, (dtype, dtype))
+            if piece is not None:
+                waiting.append((self, layer, dtype, piece))
                 return
         # the first call places it, if there is no room now
         self._budget.attempt(device, partial(self._place, layer, device, dtype, dtype, "the layer is there"))
@@ -203,11 +194,8 @@ class Resident(ABC, Generic[P]):
     def weights(self, layer: nn.Module) -> list[tuple[nn.Module, str]]:
         """Return the weights that something is computed from when it is placed, and their layers."""
         found = list[tuple[nn.Module, str]]()
-        for one in self._bindings:
-            if one.whole is not None:
-                found += one.whole.weights
-            elif type(one.adapter).on is not Adapter.on:
-                found.append((layer, one.target.param))
+        for one in self._reading:
+            found += [(layer, one.target.param)] if one.whole is None else one.whole.weights
         return found
 
     def release(self, layer: nn.Module) -> None:
@@ -234,17 +222,8 @@ class Resident(ABC, Generic[P]):
         """Return how many bytes are placed on each device."""
         return Counter() if self._placed is None else Counter({self._placed.device: self._account.nbytes})
 
-    @property
-    def kept_bytes(self) -> int:
-        """Return how many bytes it keeps: the ones that are placed, or if none are, the ones in the arena."""
-        return self._account.host if self._placed is None else self._account.nbytes
-
     def evict(self, why: str = "the call is over") -> None:
-        """Drop the placed tensors; the next call places them again.
-
-        Args:
-            why: for the trace.
-        """
+        """Drop the placed tensors; the next call places them again. The trace tells why."""
         placed = self._placed
         if placed is None:
             return
@@ -275,24 +254,26 @@ class Resident(ABC, Generic[P]):
             FileError: a file changed on disk.
             RuntimeError: the device has no room for it; nothing is placed.
         """
+        with plain_mode(device):
+            return self._place_now(layer, device, dtype, input_dtype or dtype, why)
+
+    def _place_now(
+        self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype, why: str
+    ) -> P:
         if self._placed is not None:
             self.evict("another place or dtype is needed")  # never more at once than may stay
-        dtypes, is_here = (dtype, input_dtype or dtype), device.type == budget.UNLIMITED
-        if not is_here:
+        dtypes, source, piece = (dtype, input_dtype), "file", None
+        if device.type != budget.UNLIMITED:
             self._budget.make_room(self._account, device)
-        kept, source = None if is_here else self._piece, "file" if is_here or self._piece is None else _MEMORY
-        with plain_mode(device):
-            if kept is None or kept[0] != dtypes:
-                adapters = self._adapters(layer)
-                kept = None if is_here else self._fill_piece(adapters, device, *dtypes)
-            if kept is not None:
-                content, packed = kept[1].to_device(device), kept[2]
-            else:
-                content, packed = self._content(adapters, device, *dtypes)
-                if self.reads_base and self._account.known and not is_here:
-                    self._set_piece(content, device, dtypes, packed=packed)  # it comes and goes
-            placed = self._placement(content, device, *dtypes, packed=packed)
-        return self._keep(layer, placed, why, source)
+            source = "file" if self._piece is None else _MEMORY
+            piece = self._piece_for(layer, device, dtypes)
+        if piece is not None:
+            content, packed = next(all_to_device([piece], device)), piece.packed
+        else:
+            content, packed = self._content(self._adapters(layer), device, *dtypes)
+            if self.reads_base and self._account.known and device.type != budget.UNLIMITED:
+                self._set_piece(content, device, dtypes, packed=packed)  # it comes and goes
+        return self._keep(layer, self._placement(content, device, *dtypes, packed=packed), why, source)
 
     def _keep(self, layer: nn.Module, placed: P, why: str, source: str = "file") -> P:
         """Count what was placed, and find out how long it may stay."""
@@ -309,32 +290,26 @@ class Resident(ABC, Generic[P]):
 
     _place_for_call = uncompiled(_place)  # it reads files and keeps accounts
 
-    def settle(self, waited: Waiting, content: Any) -> None:
-        """Keep tensors that `place_together` has placed."""
-        _, layer, device, dtype, kept = waited
-        placed = self._placement(content, device, dtype, dtype, packed=kept[2])
-        self._keep(layer, placed, "the layer is there")
-
-    def _fill_piece(
-        self, adapters: Sequence[Adapter], device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype
-    ) -> Kept | None:
+    def _piece_for(self, layer: nn.Module, device: torch.device, dtypes: Dtypes) -> Piece[Any] | None:
         """Have the tensors for a device in the arena; return None where they are made on it, of the base weight."""
+        piece = self._piece
+        if piece is not None and piece.dtypes == dtypes:
+            return piece
+        self._drop_piece()
+        adapters = () if self.reads_base else self._adapters(layer)  # which tells whether they read the base weight
         if self.reads_base:
-            self._drop_piece()
             return None
         with self._arena.lock:
             # the memory in which a coarser storage packs them is not the one in which they are made
             empty = partial(self._arena.empty, device) if self._storage == "file" else torch.empty
-            content, packed = self._content(adapters, _CPU, dtype, input_dtype, empty)
-            return self._set_piece(content, device, (dtype, input_dtype), packed=packed)
+            content, packed = self._content(adapters, _CPU, *dtypes, empty)
+            return self._set_piece(content, device, dtypes, packed=packed)
 
-    def _set_piece(
-        self, content: TensorFields, device: torch.device, dtypes: tuple[torch.dtype, torch.dtype], *, packed: bool
-    ) -> Kept:
+    def _set_piece(self, content: Any, device: torch.device, dtypes: Dtypes, *, packed: bool) -> Piece[Any]:
         with self._arena.lock:
-            piece = self._arena.add(content, device)
-        self._piece, self._account.host = (dtypes, piece, packed), piece.nbytes
-        return dtypes, piece, packed
+            self._piece = piece = self._arena.add(content, device, dtypes, packed=packed)
+        self._account.host = piece.nbytes
+        return piece
 
     def _trace_move(self, placed: P, why: str, before: str, after: str) -> None:
         names = "+".join(dict.fromkeys(binding.file.path.name for binding in self._bindings))
@@ -381,16 +356,6 @@ class Resident(ABC, Generic[P]):
         return tuple(found)
 
 
-class Waiting(NamedTuple):
-    """A layer that `place_together` is to place; its tensors are in the arena."""
-
-    resident: Resident[Any]
-    layer: nn.Module
-    device: torch.device
-    dtype: torch.dtype
-    kept: Kept
-
-
 def place_together(executors: Mapping[nn.Module, Resident[Any]], resting: Collection[nn.Module]) -> None:
     """Place executors beside their layers, except beside `resting` ones, with a few large copies.
 
@@ -408,10 +373,10 @@ def place_together(executors: Mapping[nn.Module, Resident[Any]], resting: Collec
     for device, group in by_device.items():
         if not group:
             continue
-        of_engine = group[0].resident._budget
+        of_engine = group[0][0]._budget
         room, fitting = of_engine.room(device), list[Waiting]()
         for one in group:
-            nbytes = one.kept[1].content.nbytes
+            nbytes = one[3].content.nbytes
             if nbytes <= room:
                 room -= nbytes
                 fitting.append(one)
@@ -420,8 +385,10 @@ def place_together(executors: Mapping[nn.Module, Resident[Any]], resting: Collec
 
 def _place_group(group: Sequence[Waiting], device: torch.device) -> None:
     with plain_mode(device):
-        for one, content in zip(group, [*all_to_device([one.kept[1] for one in group], device)], strict=True):
-            one.resident.settle(one, content)
+        contents = [*all_to_device([piece for *_, piece in group], device)]
+        for (resident, layer, dtype, piece), content in zip(group, contents, strict=True):
+            placed = resident._placement(content, device, dtype, dtype, packed=piece.packed)
+            resident._keep(layer, placed, "the layer is there")
 
 
 def _computing_dtype(layer: nn.Module, device: torch.device) -> torch.dtype | None:
@@ -429,12 +396,12 @@ def _computing_dtype(layer: nn.Module, device: torch.device) -> torch.dtype | No
     weight = layer._parameters.get("weight")
     if type(weight) is nn.Parameter and type(layer) in _TORCHS and layer.__dict__.keys().isdisjoint(_TOLD):
         return weight.dtype if weight.device == device and weight.dtype in _COMPUTING else None
-    weight = stored(layer, "weight")
-    if weight is None or weight.device != device:
+    there = stored(layer, "weight")
+    if there is None or there.device != device:
         return None
-    sdnq, state = getattr(layer, "sdnq_dequantizer", None), getattr(weight, "quant_state", None)
+    sdnq, state = getattr(layer, "sdnq_dequantizer", None), getattr(there, "quant_state", None)
     told = getattr(layer, "compute_dtype", None), getattr(sdnq, "result_dtype", None), getattr(state, "dtype", None)
-    for dtype in (*told, weight.dtype):
+    for dtype in (*told, there.dtype):
         if dtype in _COMPUTING:
             return dtype
     return None
