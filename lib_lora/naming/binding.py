@@ -30,7 +30,7 @@ class FusedWeight:
         """Of the weights that `_known` was worked out of."""
 
     def known(self, adapter: Adapter, rank: int | None, private: Callable[[Adapter], Adapter]) -> Adapter:
-        """Return what `on` makes of a part of the adapter, which `private` reads; weights are read once for all parts."""
+        """Return what `on` makes of a part of an adapter that `private` reads; weights are read once for all parts."""
         assert isinstance(adapter, PartOf)
         marks = self.marks()
         if self._known is None or marks != self._marks:
