@@ -83,7 +83,7 @@ class TensorFields:
         return type(self)(**new)  # `replace` takes several times as long
 
 
-_NO_TENSORS = re.compile(r"(?:int|float|bool|str|None|tuple|[\[\], .|])+")
+_NO_TENSORS = re.compile(r"(?:int|float|bool|str|None|tuple|<class '|'>|[\[\], .|])+")
 _field_names: Any = cache(lambda cls: tuple([field.name for field in fields(cls)]))
 _fields_with_tensors: Any = cache(
     lambda cls: tuple([field.name for field in fields(cls) if not _NO_TENSORS.fullmatch(str(field.type))])

@@ -26,6 +26,7 @@ from ..errors import ComponentError, RegionError
 from ..naming.architectures.base import is_of_text
 from ..naming.binding import Binding
 from ..placement import scratch
+from ..placement.arena import Dtypes, Empty
 from ..placement.resident import PlacementPolicy, Resident, strength_ranges
 from ..placement.storage import Placement, store
 from ..strengths.calls import CallStrengths
@@ -394,12 +395,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         return totals
 
     def _content(
-        self,
-        adapters: Sequence[Adapter],
-        device: torch.device,
-        dtype: torch.dtype,
-        input_dtype: torch.dtype,
-        empty: Callable[..., Tensor] = torch.empty,
+        self, adapters: Sequence[Adapter], device: torch.device, dtypes: Dtypes, empty: Empty = torch.empty
     ) -> tuple[Adapters, bool]:
         return store(Adapters(tuple([adapter.placed(device) for adapter in adapters])), self._storage)
 

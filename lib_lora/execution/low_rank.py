@@ -22,6 +22,7 @@ from ..adapters.base import Adapter, Form, InputEffect, Operation, OutputEffect,
 from ..compiler import compiling, tracing
 from ..naming.architectures.base import is_of_text
 from ..naming.binding import Binding
+from ..placement.arena import Dtypes, Empty
 from ..placement.resident import PlacementPolicy, Resident, strength_ranges
 from ..placement.static import padded_rank
 from ..placement.storage import Placement, store
@@ -295,14 +296,9 @@ class LowRankExecutor(Resident[Placed]):
         return total, deltas
 
     def _content(
-        self,
-        adapters: Sequence[Adapter],
-        device: torch.device,
-        dtype: torch.dtype,
-        input_dtype: torch.dtype,
-        empty: Callable[..., Tensor] = torch.empty,
+        self, adapters: Sequence[Adapter], device: torch.device, dtypes: Dtypes, empty: Empty = torch.empty
     ) -> tuple[Parts, bool]:
-        target = self._bindings[0].target
+        target, (dtype, input_dtype) = self._bindings[0].target, dtypes
         pair: FusedPair | PackedPair | None = None
         bias: Tensor | None = None
         width = target.outputs or target.shape[0]

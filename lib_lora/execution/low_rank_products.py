@@ -23,6 +23,7 @@ from ..adapters._product import balanced
 from ..adapters.base import Factors
 from ..compiler import compiling
 from ..placement import scratch
+from ..placement.arena import Empty
 from ..placement.storage import Packed, Placement, pack
 from ..strengths.table import FactorRanges, LayerStrengths
 from ..tensors import TensorFields, autocasts, wide
@@ -306,7 +307,7 @@ def stacked(
     outputs: int = 0,
     *,
     length: int = 0,
-    empty: Callable[..., Tensor] = torch.empty,
+    empty: Empty = torch.empty,
 ) -> Tensor:
     """Stack tensors along `dim` in new memory, as the file that they are views of may be replaced.
 

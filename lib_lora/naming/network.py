@@ -229,10 +229,9 @@ class Network:
         assert recipe is not None
         by_number = key_formats()[group.format].names_of is not None
         place: Place | NumberingError | None = (index.flat if group.flattened else index.dotted).get(group.module)
-        if by_number:
-            place = self._numbered(group, index)
-        elif place is None:
-            place = index.find(group.module, flattened=group.flattened)
+        if by_number or place is None:
+            flattened = group.flattened
+            place = self._numbered(group, index) if by_number else index.find(group.module, flattened=flattened)
         if isinstance(place, NumberingError):
             return Unused("", "no_module", place.reason, place.detail)
         if place is None:
@@ -256,8 +255,7 @@ class Network:
             parts = [(target, adapter if rows is None else part_of(adapter, rows)) for target, rows in place.pieces]
         except ValueError as error:
             shape, why = None if own is None else own.shape, misfit(error, f"{component}.{place.name}")
-            latents = self._takes_latents(index, place)
-            self._unlike[why] = Unlike(component, place.name, shape, place.shape, latents)
+            self._unlike[why] = Unlike(component, place.name, shape, place.shape, self._takes_latents(index, place))
             return why
         return [Binding(part, target, self.file, component, place) for target, part in parts]
 

@@ -42,6 +42,7 @@ from .architectures.base import experts_named, fact, family_of
 from .scale import NO_SCALE, SCALED, UNUSED_SCALE, ScaleSource, alpha_of, doubt_of, rank_of, source_of
 
 _NOTHING: Mapping[str, object] = {}
+_UNTRAINED = "of a layer before the training, beside the trained one"
 _NOT_FINITE = "of a layer with numbers that are NaN or infinite"
 
 
@@ -249,8 +250,8 @@ class ParsedFile:
         return found
 
     def _grouped(self) -> list[Group]:
-        # by format and name, so that nothing depends on the order of keys in the file
-        known = key_formats()
+        """Collect keys by layer, in the order of formats and names, so that nothing depends on the order in the file."""
+        known, groups, strays = key_formats(), dict[tuple[str | None, str], Group](), list[str]()
         order = {name: i for i, name in enumerate(("", *known))}
         parsed = list[tuple[int, str, str, ParsedKey | None]]()
         for key in self.file.infos:
@@ -259,18 +260,15 @@ class ParsedFile:
         parsed.sort()  # keys differ
         names = {one.adapter for *_, one in parsed if one is not None and one.adapter is not None}
         wanted = "default" if "default" in names else min(names, default=None)
-        groups: dict[tuple[str | None, str], Group] = {}
-        strays: list[str] = []
         for _, key, name, one in parsed:
             if one is None:
                 strays.append(key)
                 continue
-            if one.untrained:
-                self.unused.append(Unused(key, "repeated", "of a layer before the training, beside the trained one"))
-                continue
-            if one.adapter not in (None, wanted):
-                text = f"of a second adapter {one.adapter!r}; only {wanted!r} is used"
-                self.unused.append(Unused(key, "unchosen_adapter", text))
+            if one.untrained or one.adapter not in (None, wanted):
+                second = Unused(
+                    key, "unchosen_adapter", f"of a second adapter {one.adapter!r}; only {wanted!r} is used"
+                )
+                self.unused.append(Unused(key, "repeated", _UNTRAINED) if one.untrained else second)
                 continue
             if one.module == FILE_WIDE:
                 keys = self.shared
@@ -279,8 +277,7 @@ class ParsedFile:
             else:
                 at = one.component, one.module
                 group = groups.get(at) or groups.setdefault(at, Group(*at, one.flattened, name))
-                if one.param in known[name].transposed:
-                    group.transposed |= {one.param}
+                group.transposed |= known[name].transposed & {one.param}
                 keys = group.keys
             if one.param in keys:
                 self.unused.append(Unused(key, "repeated", f"says the same as {keys[one.param]}"))

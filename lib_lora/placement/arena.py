@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
@@ -25,6 +25,8 @@ _ALIGNMENT = 512  # bytes, as CUDA's own allocator has it: kernels are chosen by
 T = TypeVar("T", bound=TensorFields)
 Dtypes: TypeAlias = "tuple[torch.dtype, torch.dtype]"
 """Of the output and the input of the layer."""
+Empty: TypeAlias = "Callable[..., Tensor]"
+"""Gives memory, as `torch.empty` does."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -27,7 +27,7 @@ from ..tensors import TensorFields, device_of, plain_mode
 from ..weights.originals import WeightMark, mark_weight
 from ..weights.readers.base import read_base_weight, stored
 from . import budget, trace
-from .arena import Arena, Dtypes, Piece, all_to_device
+from .arena import Arena, Dtypes, Empty, Piece, all_to_device
 from .budget import Budget, is_out_of_memory
 from .schemes import stays
 from .static import StaticMemory
@@ -123,16 +123,11 @@ class Resident(ABC, Generic[P]):
 
     @abstractmethod
     def _content(
-        self,
-        adapters: Sequence[Adapter],
-        device: torch.device,
-        dtype: torch.dtype,
-        input_dtype: torch.dtype,
-        empty: Callable[..., Tensor] = torch.empty,
+        self, adapters: Sequence[Adapter], device: torch.device, dtypes: Dtypes, empty: Empty = torch.empty
     ) -> tuple[TensorFields, bool]:
         """Copy what the layer needs of `_adapters` to `device`, and tell whether that is packed.
 
-        `dtype` is its output's; large tensors get their memory from `empty`.
+        Large tensors get their memory from `empty`.
         """
 
     @abstractmethod
@@ -270,7 +265,7 @@ class Resident(ABC, Generic[P]):
         if piece is not None:
             content, packed = next(all_to_device([piece], device)), piece.packed
         else:
-            content, packed = self._content(self._adapters(layer), device, *dtypes)
+            content, packed = self._content(self._adapters(layer), device, dtypes)
             if self.reads_base and self._account.known and device.type != budget.UNLIMITED:
                 self._set_piece(content, device, dtypes, packed=packed)  # it comes and goes
         return self._keep(layer, self._placement(content, device, *dtypes, packed=packed), why, source)
@@ -302,7 +297,7 @@ class Resident(ABC, Generic[P]):
         with self._arena.lock:
             # the memory in which a coarser storage packs them is not the one in which they are made
             empty = partial(self._arena.empty, device) if self._storage == "file" else torch.empty
-            content, packed = self._content(adapters, _CPU, *dtypes, empty)
+            content, packed = self._content(adapters, _CPU, dtypes, empty)
             return self._set_piece(content, device, dtypes, packed=packed)
 
     def _set_piece(self, content: Any, device: torch.device, dtypes: Dtypes, *, packed: bool) -> Piece[Any]:
@@ -366,7 +361,8 @@ def place_together(executors: Mapping[nn.Module, Resident[Any]], resting: Collec
         for file in {binding.file for executor in executors.values() for binding in executor._bindings}:
             files.enter_context(file.reading())
         for layer, executor in executors.items():
-            device = device_of(layer)
+            weight = layer._parameters.get("weight")
+            device = device_of(layer) if weight is None else weight.device
             if device is not None:
                 waiting = by_device.setdefault(device, [])
                 executor.move(layer, device, now=executor.merges or layer not in resting, waiting=waiting)
