@@ -126,7 +126,7 @@ class AdapterFile:
             dtype, shape, start, end = self.infos[key]
             if start == end:
                 tensors[key] = torch.empty(shape, dtype=dtype)
-            elif start % dtype.itemsize:  # allowed by the format, and torch wants alignment
+            elif start % dtype.itemsize:
                 with self.reading() as reader:
                     tensors[key] = reader.flat(dtype, start, end).view(shape)
             else:
@@ -147,11 +147,11 @@ class AdapterFile:
                 if key in self.numbers or not dtype.is_floating_point or start == end:
                     self._magnitudes[key] = abs(self.numbers.get(key, float(start < end)))
                     continue
-                if not reader.first <= start < end <= reader.stop or start % dtype.itemsize:
-                    tensor = reader.flat(dtype, start, end)
-                else:  # as `flat`, without a call for each tensor
-                    count, offset = (end - start) // dtype.itemsize, start - reader.first
+                offset, count = start - reader.first, (end - start) // dtype.itemsize
+                if reader.first <= start < end <= reader.stop and offset % dtype.itemsize == 0:  # without a call
                     tensor = torch.frombuffer(reader.window, dtype=dtype, count=count, offset=offset)
+                else:
+                    tensor = reader.flat(dtype, start, end)
                 wide = dtype.itemsize > 1 and (dtype is not torch.half or with_half)
                 extremes += torch.aminmax(tensor if wide else tensor.float())
                 names.append(key)
@@ -170,7 +170,7 @@ class AdapterFile:
     def private(self, adapter: A) -> A:
         """Return the adapter with copies of its tensors in the file, read from disk and not from the map."""
         reader = self._readers.get(threading.get_ident())
-        if reader is not None:
+        if reader is not None:  # which needs no `with`
             return adapter.mapped(reader.copy)
         with self.reading() as reader:
             return adapter.mapped(reader.copy)
@@ -259,33 +259,34 @@ class Reader:
 
     def flat(self, dtype: torch.dtype, start: int, end: int) -> Tensor:
         """Read the tensor, (n,), that lies between two offsets; its memory is that of its neighbours, too."""
-        if start % dtype.itemsize:
-            alone = bytearray(end - start)
-            self.read([(start, alone)])
-            return torch.frombuffer(alone, dtype=dtype)
         if not self.first <= start <= end <= self.stop:
-            goes_on, first = 0 <= start - self.stop <= _AHEAD, start & ~7  # as dtypes are aligned in the file
-            size = max(end - first, min(_AHEAD, self._file.stamp[0] - first) if goes_on else 0)
-            window = bytearray(size)  # a new one, as tensors may be views of the last one
-            self.read([(first, window)])
-            self.first, self.stop, self.window = first, first + size, window
-        count = (end - start) // dtype.itemsize
-        return torch.frombuffer(self.window, dtype=dtype, count=count, offset=start - self.first)
+            self._advance(start, end)
+        offset = start - self.first
+        if offset % dtype.itemsize:  # allowed by the format, and torch wants alignment
+            return torch.frombuffer(self.window[offset : offset + end - start], dtype=dtype)
+        return torch.frombuffer(self.window, dtype=dtype, count=(end - start) // dtype.itemsize, offset=offset)
 
     def copy(self, tensor: Tensor) -> Tensor:
         """Read a tensor that is a view of the map; return any other one as it is."""
-        start = tensor.data_ptr() - self._file._address
-        if self._file._map is None or not 0 <= start < self._file.stamp[0] or not tensor.numel() or not tensor.is_cpu:
+        start, count = tensor.data_ptr() - self._file._address, tensor.numel()
+        if self._file._map is None or not 0 <= start < self._file.stamp[0] or not count or not tensor.is_cpu:
             return tensor
         if not tensor.is_contiguous():
-            last = sum([(size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)])
-            flat = self.flat(tensor.dtype, start, start + (last + 1) * tensor.element_size())
-            return flat.as_strided(tensor.shape, tensor.stride())
-        count, size = tensor.numel(), tensor.element_size()
-        if not self.first <= start < start + count * size <= self.stop:
-            return self.flat(tensor.dtype, start, start + count * size).view(tensor.shape)
-        offset = start - self.first
-        return torch.frombuffer(self.window, dtype=tensor.dtype, count=count, offset=offset).view(tensor.shape)
+            steps = zip(tensor.shape, tensor.stride(), strict=True)
+            count = 1 + sum([(size - 1) * stride for size, stride in steps])
+        end = start + count * tensor.element_size()
+        if not self.first <= start < end <= self.stop:
+            self._advance(start, end)
+        flat = torch.frombuffer(self.window, dtype=tensor.dtype, count=count, offset=start - self.first)
+        return flat.view(tensor.shape) if tensor.is_contiguous() else flat.as_strided(tensor.shape, tensor.stride())
+
+    def _advance(self, start: int, end: int) -> None:
+        """Have some bytes in the window, and those behind them where the file is read in its order."""
+        first = start & ~7  # as dtypes are aligned in the file
+        ahead = min(_AHEAD, self._file.stamp[0] - first) if 0 <= start - self.stop <= _AHEAD else 0
+        window = bytearray(max(end - first, ahead))  # a new one, as tensors may be views of the last one
+        self.read([(first, window)])
+        self.first, self.stop, self.window = first, first + len(window), window
 
     def read(self, parts: Iterable[tuple[int, bytearray]]) -> None:
         """Fill memory with the bytes of the file from offsets on.

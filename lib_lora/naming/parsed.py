@@ -250,7 +250,7 @@ class ParsedFile:
         return found
 
     def _grouped(self) -> list[Group]:
-        """Collect keys by layer, in the order of formats and names, so that nothing depends on the order in the file."""
+        """Collect keys by layer, in the order of formats and names: nothing depends on the order in the file."""
         known, groups, strays = key_formats(), dict[tuple[str | None, str], Group](), list[str]()
         order = {name: i for i, name in enumerate(("", *known))}
         parsed = list[tuple[int, str, str, ParsedKey | None]]()
