@@ -28,7 +28,7 @@ from .naming.binding import Binding, FusedWeight
 from .naming.blocks import BlockNames, Element, blocks_of
 from .naming.index import LayerIndex
 from .naming.network import Network
-from .naming.places import Place, Target
+from .naming.places import Place
 from .placement import schemes, trace
 from .placement.arena import Arena
 from .placement.resident import PlacementPolicy
@@ -309,16 +309,17 @@ def live_executor(
     layer: nn.Module, bindings: Sequence[Binding], strengths: StrengthTable, *, policy: PlacementPolicy, in_order: bool
 ) -> Executor:
     """Choose the executor of a layer whose weight is not written to."""
-    reads = prefers_dense = False
-    by_rows = by_columns = True
-    forms = list[Form]()
+    reads, prefers_dense, by_rows, by_columns, forms = False, False, True, True, list[Form]()
     for binding in bindings:
         adapter = binding.adapter
         form = adapter.form(binding.rank)
         target = binding.target
-        is_plain = target.kind in ("linear", "conv") and target.groups == 1 and target.rows is None
-        if form is not None and (is_plain or _can_be_beside(layer, target, form)):
-            forms.append(form)
+        # with some rows alone, the other outputs have the layer's input as it is
+        if form is not None and target.groups == 1 and (target.rows is None or not form.on_input):
+            # not Gemma's, whose own forward scales the rows that it looks up
+            looks_up = type(layer).forward is nn.Embedding.forward and not (form.on_input or form.on_output)
+            if target.kind in ("linear", "conv") or (target.kind == "embedding" and looks_up):
+                forms.append(form)
         reads |= adapter.reads_base
         prefers_dense |= adapter.prefers_dense
         by_rows, by_columns = by_rows and adapter.by_rows, by_columns and adapter.by_columns
@@ -329,16 +330,6 @@ def live_executor(
     if prefers_dense and by_blocks and all(has_plain_weight(layer, binding.target.param) for binding in bindings):
         return DenseExecutor(bindings, strengths, policy)
     return LowRankExecutor(bindings, forms, strengths, policy)
-
-
-def _can_be_beside(layer: nn.Module, target: Target, form: Form) -> bool:
-    """Tell whether the parts of an adapter can act beside its layer, which then needs no effective weight."""
-    if target.groups != 1 or (target.rows is not None and form.on_input):
-        return False  # with some rows alone, the other outputs have the layer's input as it is
-    if target.kind == "embedding":
-        # not Gemma's, whose own forward scales the rows that it looks up
-        return not (form.on_input or form.on_output) and type(layer).forward is nn.Embedding.forward
-    return target.kind in ("linear", "conv")
 
 
 _PLANS = 16

@@ -160,7 +160,7 @@ class Resident(ABC, Generic[P]):
         if dtype is None or device.type == "meta" or (device.type != budget.UNLIMITED and device in self._budget.full):
             return
         if device.type == budget.UNLIMITED:
-            place = self._place if waiting is None else self._place_now  # the modes are left already
+            place = self._place_in_plain_mode if waiting is None else self._place  # the modes are left already
             place(layer, device, dtype, dtype, "the layer is there")
             return
         if waiting is not None and self._static is None:
@@ -170,7 +170,9 @@ class Resident(ABC, Generic[P]):
                 waiting.append((self, layer, dtype, piece))
                 return
         # the first call places it, if there is no room now
-        self._budget.attempt(device, partial(self._place, layer, device, dtype, dtype, "the layer is there"))
+        self._budget.attempt(
+            device, partial(self._place_in_plain_mode, layer, device, dtype, dtype, "the layer is there")
+        )
         if self._account.streams:
             self.evict("there is no room to wait")
 
@@ -235,7 +237,7 @@ class Resident(ABC, Generic[P]):
             return self._place_for_call(layer, device, dtype, input_dtype)
         return placed
 
-    def _place(
+    def _place_in_plain_mode(
         self,
         layer: nn.Module,
         device: torch.device,
@@ -250,9 +252,9 @@ class Resident(ABC, Generic[P]):
             RuntimeError: the device has no room for it; nothing is placed.
         """
         with plain_mode(device):
-            return self._place_now(layer, device, dtype, input_dtype or dtype, why)
+            return self._place(layer, device, dtype, input_dtype or dtype, why)
 
-    def _place_now(
+    def _place(
         self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype, why: str
     ) -> P:
         if self._placed is not None:
@@ -283,7 +285,7 @@ class Resident(ABC, Generic[P]):
         self._placed = placed
         return placed
 
-    _place_for_call = uncompiled(_place)  # it reads files and keeps accounts
+    _place_for_call = uncompiled(_place_in_plain_mode)  # it reads files and keeps accounts
 
     def _piece_for(self, layer: nn.Module, device: torch.device, dtypes: Dtypes) -> Piece[Any] | None:
         """Have the tensors for a device in the arena; return None where they are made on it, of the base weight."""
