@@ -93,11 +93,7 @@ def _range(written: str, order: tuple[str, ...]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class BlockWeights:
-    """A factor for each block.
-
-    Raises:
-        StackError: a weight is not finite.
-    """
+    """A factor for each block; raise StackError if a weight is not finite."""
 
     values: tuple[float, ...] | None = None
     """A list, read by its length as the model takes it; blocks that the list has no name for are 0."""
