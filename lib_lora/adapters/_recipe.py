@@ -45,8 +45,9 @@ class Recipe:
             ValueError: the tensors do not fit each other or the site; the text says want and got.
         """
         own = self.kind.params.required | self.kind.params.optional
-        if any(name in own and not value.numel() for name, value in params.items()):  # a scale is divided by it
-            raise UnsupportedError("of rank 0, which changes nothing")
+        for name, value in params.items():
+            if not value.numel() and name in own:  # a scale is divided by it
+                raise UnsupportedError("of rank 0, which changes nothing")
         least = 1 if site.kind == "norm" and "norm" in self.kinds else 2
         if len(site.shape) < least or 0 in site.shape:  # a file may make itself out to be for such a weight
             raise ValueError(f"want the parameters of a weight, got parameters of the shape {site.shape}")

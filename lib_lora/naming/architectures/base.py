@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass
-from functools import cache, reduce
+from functools import cache, lru_cache, reduce
 from operator import itemgetter
 from typing import Any, Literal
 
@@ -189,7 +189,7 @@ class Architecture:
 
     def score(self, facts: Iterable[str]) -> int:
         """Weigh the facts; 0 means nothing speaks for this family."""
-        return self._score(_lines(facts))
+        return next((score for _, score in ranked((self,), facts)), 0)
 
     def seen(self, facts: Iterable[str]) -> list[Sign]:
         """Return the signs that the facts have."""
@@ -199,15 +199,6 @@ class Architecture:
     def is_named(self, facts: Iterable[str]) -> bool:
         """Return whether the metadata among the facts names it."""
         return any(sign.pattern.startswith(_META) for sign in self.seen(facts))
-
-    def _score(self, text: str) -> int:
-        if self.never is not None and _searched(self.never.pattern)(text):
-            return 0
-        found = 0
-        for sign in self.signs:
-            if _searched(sign.pattern)(text):
-                found += sign.weight
-        return found
 
 
 def fact(component: str | None, module: str, width: int | None) -> str:
@@ -225,9 +216,26 @@ CLEAR = 2
 
 def ranked(architectures: Iterable[Architecture], facts: Iterable[str]) -> list[tuple[Architecture, int]]:
     """Return the families that facts speak for with their scores, the best first; the earlier first where level."""
-    text = _lines(facts)
-    scores = [(architecture, architecture._score(text)) for architecture in architectures]
-    return sorted([one for one in scores if one[1]], key=itemgetter(1), reverse=True)
+    by_layer, lines = list[str](), list[str]()
+    for line in facts:
+        (lines if line.startswith("meta:") else by_layer).append(line)
+    texts = [(text, _known_signs(text)) for text in (_lines(by_layer), _lines(lines))]  # files have the same layers
+    scores = list[tuple[Architecture, int]]()
+    for architecture in architectures:
+        score, never = 0, architecture.never
+        for sign in architecture.signs if never is None else (never, *architecture.signs):
+            is_there = False
+            for text, known in texts:
+                if sign.pattern not in known:
+                    known[sign.pattern] = _searched(sign.pattern)(text) is not None
+                is_there |= known[sign.pattern]
+            if is_there and sign is never:
+                score = 0
+                break
+            score += sign.weight * is_there
+        if score:
+            scores.append((architecture, score))
+    return sorted(scores, key=itemgetter(1), reverse=True)
 
 
 def recognise(architectures: Iterable[Architecture], facts: Iterable[str]) -> Architecture | None:
@@ -304,6 +312,12 @@ def _searched(pattern: str) -> Callable[[str], re.Match[str] | None]:
     """Return a search for a sign in text of which each line begins with a line feed."""
     # not with ^ itself: it would be tried at every character instead of once for a line
     return re.compile(f"\n{pattern[1:]}", re.MULTILINE).search
+
+
+@lru_cache(maxsize=16)
+def _known_signs(text: str) -> dict[str, bool]:
+    """Return a table that belongs to a text, of the signs that were searched in it."""
+    return {}
 
 
 def _lines(facts: Iterable[str]) -> str:
