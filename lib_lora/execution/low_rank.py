@@ -36,13 +36,13 @@ from .low_rank_products import (
     USUAL,
     FusedPair,
     PackedPair,
-    PlainPair,
     add_pair,
-    add_plain,
     effective_linear,
     is_fresh,
+    many_entries,
     pays,
     shared_cast,
+    sides,
     spread,
     stacked,
 )
@@ -68,6 +68,8 @@ class Placed(Placement[Parts]):
     """Strengths of the pair, of the biases, and of each change of the output."""
     inputs: LayerStrengths | None
     """Strengths of each change of the input, in the dtype of the input."""
+    plain: tuple[FusedPair, Tensor, Tensor, float] | None
+    """The pair, its `sides` and `many_entries`, for eager calls of a layer with nothing else; None where it is packed."""
     reads_output: bool
     """Whether any change of the output reads the output."""
     reads_product: bool
@@ -121,26 +123,25 @@ class LowRankExecutor(Resident[Placed]):
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: Args, kwargs: Kwargs) -> Any:
         """Compute the layer's forward plus its deltas."""
-        plain: PlainPair | None = None if compiling() or tracing() else self._views  # a graph must not guard it
-        if plain is None or plain.placed is not self._placed or len(args) != 1 or kwargs or self._budget.contended:
+        placed = None if compiling() or tracing() else self._placed  # a graph must not guard it
+        if placed is None or placed.plain is None or len(args) != 1 or kwargs or self._budget.contended:
             return self._run_any(layer, base_forward, args, kwargs)
-        x, numbers = args[0], self._strengths.now.numbers
-        placed = plain.placed
-        if numbers is None or not isinstance(x, Tensor) or x.device != placed.device:
+        x, numbers, strengths = args[0], self._strengths.now.numbers, placed.strengths
+        if numbers is None or not (self._stays and isinstance(x, Tensor)) or x.device != placed.device:
             return self._run_any(layer, base_forward, args, kwargs)
         if x.is_cuda and capturing(x.device):  # a graph reads strengths from tensors
             return self._run_any(layer, base_forward, args, kwargs)
-        last, number = plain.known
-        strength = number if number is not None and numbers is last else plain.strength(numbers)
-        if x.numel() > plain.many and x.dtype is placed.dtype and pays(layer, base_forward, x):
-            return effective_linear(layer, x, plain.pair.down, plain.pair.up, strength)
+        (pair, down, up, many), (last, number) = placed.plain, strengths.known
+        strength = number if number is not None and numbers is last else strengths.number(numbers)
+        if x.numel() > many and x.dtype is placed.dtype and pays(layer, base_forward, x):
+            return effective_linear(layer, x, pair, strength)
         y = base_forward(layer, x)
         if not isinstance(y, Tensor) or y.dtype is not placed.dtype or y.device != x.device:
             return self._run_any(layer, base_forward, args, kwargs, y)
         if x.dtype is not y.dtype:  # under autocast, or with a host that casts inside its forward
             x = shared_cast(x, y.dtype)
         fresh = is_fresh(layer, y, base_forward)  # among the arguments of another call, `y` would be held once more
-        return add_plain(plain, strength, layer, x, y, fresh=fresh)
+        return add_pair(layer, x, y, down, up, strength, fresh=fresh)
 
     def _run_any(
         self, layer: nn.Module, base_forward: BaseForward, args: Args, kwargs: Kwargs, returned: Any = None
@@ -171,7 +172,7 @@ class LowRankExecutor(Resident[Placed]):
         try:
             if alike and self._only_pairs and self._kind == "linear" and pays(layer, base_forward, x):
                 return self._in_weight(layer, x)
-            y = self._beside(layer, base_forward, base, x, alike=alike)
+            y = self._beside(layer, base_forward, base, x)
             return y if isinstance(of_base, Tensor) else with_output(of_base, y)
         finally:
             if not self._stays:
@@ -180,41 +181,33 @@ class LowRankExecutor(Resident[Placed]):
     def _in_weight(self, layer: nn.Module, x: Tensor) -> Tensor:
         """Compute a linear layer with its pairs in an effective weight."""
         placed = self._placed_at(layer, x.device, x.dtype)
-        parts = placed.get()
-        plain = self._plain(placed, parts)
-        if self._strengths.stale:  # compiled code reads them without asking
-            self._strengths.rewrite()
-        of_pair, of_bias = placed.strengths.alike
+        parts, number = placed.get(), self._number(placed)
+        _, (of_pair, of_bias, *_), _ = placed.strengths.present()
         assert parts.pair is not None
-        strength = of_pair if plain is None else plain[1]
-        y = effective_linear(layer, x, parts.pair.down, parts.pair.up, strength)
+        y = effective_linear(layer, x, parts.pair, of_pair if number is None else number)
         return y if parts.bias is None else with_change_of_bias(y, of_bias, parts.bias, self._spatial)
 
     def _beside(
-        self, layer: nn.Module, base_forward: BaseForward, base: Callable[[Tensor], Tensor], x: Tensor, *, alike: bool
+        self, layer: nn.Module, base_forward: BaseForward, base: Callable[[Tensor], Tensor], x: Tensor
     ) -> Tensor:
         op = Operation(layer, self._spatial, base)
-        y = base(self._changed_input(layer, x, op, alike=alike) if self._inputs else x)
+        y = base(self._changed_input(layer, x, op) if self._inputs else x)
         placed = self._placed_at(layer, y.device, y.dtype, x.dtype)
-        own, parts = x, placed.get()
-        plain = self._plain(placed, parts) if self._is_plain else None
+        own, parts, number = x, placed.get(), self._number(placed)
         if self._kind != "embedding" and (x.dtype is not y.dtype or x.device != y.device):
             own = shared_cast(x.to(y.device), y.dtype)  # a host casts, as autocast does, or moves inside its forward
-        if plain is not None:
+        if number is not None:
+            assert parts.pair is not None
             fresh = is_fresh(layer, y, base_forward, held=2)  # `base` holds it, too
-            return add_plain(*plain, layer, own, y, fresh=fresh)
-        if self._strengths.stale:  # compiled code reads them without asking
-            self._strengths.rewrite()
-        of_pair, of_bias, *of_outputs = placed.strengths.alike if alike else self._live(layer, placed.strengths, x, y)
+            return add_pair(layer, own, y, *sides(parts.pair), number, fresh=fresh)
+        of_pair, of_bias, *of_outputs = self._live(layer, placed.strengths, x, y)
         y, deltas = self._with_outputs(y, x, of_outputs, parts, placed, op) if parts.outputs else (y, [])
         is_new = len(deltas) < len(parts.outputs)
-        if parts.pair is not None:
-            if self._kind == "embedding":
-                y = y + (F.embedding(own, parts.pair.up) * of_pair) @ parts.pair.down
-            else:
-                fresh = (is_new and not y.requires_grad) or is_fresh(layer, y, base_forward, held=2)
-                y = add_pair(layer, own, y, parts.pair, of_pair, fresh=fresh)
-            is_new = True
+        if parts.pair is not None and self._kind == "embedding":
+            y, is_new = y + (F.embedding(own, parts.pair.up) * of_pair) @ parts.pair.down, True
+        elif parts.pair is not None:
+            fresh = (is_new and not y.requires_grad) or is_fresh(layer, y, base_forward, held=2)
+            y, is_new = add_pair(layer, own, y, *sides(parts.pair), of_pair, fresh=fresh), True
         for delta, window in deltas:
             if y.requires_grad or not (is_new or is_fresh(layer, y, base_forward, held=2)):
                 y = y.clone()
@@ -222,37 +215,31 @@ class LowRankExecutor(Resident[Placed]):
             is_new = True
         return y if parts.bias is None else with_change_of_bias(y, of_bias, parts.bias, self._spatial)
 
-    def _plain(self, placed: Placed, parts: Parts) -> tuple[PlainPair, Tensor | float] | None:
-        """Return the pair and the strength of a plain call; None for any other call.
+    def _number(self, placed: Placed) -> Tensor | float | None:
+        """Return the strength of a plain call; None for any other call.
 
-        All ways through the executor use it, so that they have the same bits. `parts` are the unpacked ones.
+        All ways through the executor use it, so that they have the same bits.
         """
         if compiling() or tracing() or not self._is_plain:  # first, so that a graph does not guard numbers
             return None
         numbers = self._strengths.now.numbers
-        if numbers is None or capturing(placed.device):
-            return None
-        plain: PlainPair | None = self._views
-        if plain is None or plain.placed is not placed:
-            assert parts.pair is not None
-            plain = PlainPair(placed, parts.pair, self._ranges, placed.strengths)
-            self._views = None if placed.packed else plain  # which would keep what is unpacked for one call
-        return plain, plain.strength(numbers)
+        return None if numbers is None or capturing(placed.device) else placed.strengths.number(numbers)
 
-    def _live(self, layer: nn.Module, strengths: LayerStrengths, x: Tensor, changed: Tensor) -> tuple[Tensor, ...]:
+    def _live(self, layer: nn.Module, strengths: LayerStrengths, x: Tensor, changed: Tensor) -> Sequence[Tensor]:
         """Return the strengths of the changes of `changed`, by row of the batch and by place where these differ.
 
         Raises:
             RowsError: the layer's input has no rows that belong to the model call's.
         """
-        view, repeats = strengths.present(), 1
-        now, rows = view.now, view.rows
-        if now.mixed and rows:  # by their number: a graph must not guard which rows they are
-            repeats = repeats_per_row(layer, x, rows[0].shape[0], self._bindings[0].target.batched_ndim)
-        if self._is_regional(now):
-            return strengths.at(self._layout(changed, now), view, regional=True)
+        now, factors, rows = strengths.present()
+        regional, repeats = self._is_regional(now), 1
+        if now.mixed:  # by their number: a graph must not guard which rows they are
+            factors, least = rows, self._bindings[0].target.batched_ndim
+            repeats = repeats_per_row(layer, x, rows[0].shape[0], least)
+        if regional:
+            return strengths.at(self._layout(changed, now), now, factors, regional=True)
         layout = TokenLayout(None, (1,) * (changed.ndim - 2), repeats, channels_first=self._spatial > 0)
-        return strengths.at(layout, view, regional=False) if now.mixed else view.alike
+        return strengths.at(layout, now, factors, regional=False) if now.mixed else factors
 
     def _layout(self, tensor: Tensor, now: CallStrengths) -> TokenLayout:
         return token_layout(tensor.shape, now.latents, spatial=self._spatial, of_text=self._nowhere)
@@ -262,15 +249,13 @@ class LowRankExecutor(Resident[Placed]):
         regional = now.stack.regional_groups
         return bool(regional) and not regional.isdisjoint(self._groups)  # without regions, a graph guards no groups
 
-    def _changed_input(self, layer: nn.Module, x: Tensor, op: Operation, *, alike: bool) -> Tensor:
+    def _changed_input(self, layer: nn.Module, x: Tensor, op: Operation) -> Tensor:
         placed = self._placed
         if placed is None or placed.device != x.device or placed.input_dtype != x.dtype:
             # the dtype of the output is not known before the base call; the last call's is the best guess
             placed = self._place_for_call(layer, x.device, x.dtype if placed is None else placed.dtype, x.dtype)
         assert placed.inputs is not None
-        if self._strengths.stale:  # compiled code reads them without asking
-            self._strengths.rewrite()
-        changed, strengths = x, placed.inputs.alike if alike else self._live(layer, placed.inputs, x, x)
+        changed, strengths = x, self._live(layer, placed.inputs, x, x)
         for effect, strength in zip(placed.get().inputs, strengths, strict=True):
             changed = effect.added(changed, x, strength.to(x.dtype), op)
         return changed
@@ -331,4 +316,7 @@ class LowRankExecutor(Resident[Placed]):
         if self._inputs:
             of_inputs = self._strengths.for_layer(self._input_columns, device, input_dtype, self._spatial)
         reads = [effect.reads_bias for effect in content.outputs if effect.reads_output] if content.outputs else ()
-        return Placed(device, dtype, input_dtype, content, packed, strengths, of_inputs, bool(reads), not all(reads))
+        pair = content.pair if self._is_plain and not packed else None
+        plain = None if pair is None else (pair, *sides(pair), many_entries(pair))
+        where = device, dtype, input_dtype, content, packed
+        return Placed(*where, strengths, of_inputs, plain, bool(reads), not all(reads))
