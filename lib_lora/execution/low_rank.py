@@ -69,7 +69,7 @@ class Placed(Placement[Parts]):
     inputs: LayerStrengths | None
     """Strengths of each change of the input, in the dtype of the input."""
     plain: tuple[FusedPair, Tensor, Tensor, float] | None
-    """The pair, its `sides` and `many_entries`, for eager calls of a layer with nothing else; None where it is packed."""
+    """The pair, its `sides` and `many_entries`, for eager calls of a layer with nothing else; None if it is packed."""
     reads_output: bool
     """Whether any change of the output reads the output."""
     reads_product: bool
