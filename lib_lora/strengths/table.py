@@ -192,25 +192,24 @@ class StrengthTable:
         if device.type != "mps" and all(pair.schedule is None for _, pair in ranges):
             layer.sources = {(group, pair.scale) for group, pair in ranges if pair.scale}
         with self.lock:  # or a matrix that is replaced meanwhile would miss the layer
-            if key not in self._matrices:
-                self._written(key, self._host_factors())
-                if self.stale:  # compiled code reads the matrices without asking
-                    self.rewrite()
-            layer.view(self._matrices[key])
+            layer.view(self._matrix(key))
             self._layers.add(layer)
         return layer
 
     def for_variant(self, columns: Columns, device: torch.device, dtype: torch.dtype, variant: int | None) -> Tensor:
         """Return the factors of a layer for one variant of the present call, (n,); None is the one that is shown."""
-        key = device, dtype
         with self.lock:
-            if key not in self._matrices:
-                self._written(key, self._host_factors())
-            elif self.stale:
-                self.rewrite()
             rows = self.now.rows  # without the variant where another stack came since the call began
             row = 1 + rows.index(variant) if variant in rows else 0
-            return self._matrices[key][row].narrow(0, *columns)
+            return self._matrix((device, dtype))[row].narrow(0, *columns)
+
+    def _matrix(self, key: tuple[torch.device, torch.dtype]) -> Tensor:
+        """Return the matrix of a device and dtype with the latest strengths; compiled code reads it without asking."""
+        if key not in self._matrices:
+            self._write_matrix(key, self._host_factors())
+        if self.stale:
+            self.rewrite()
+        return self._matrices[key]
 
     # a graph must not guard rows, regions or cached weights
     @uncompiled
@@ -364,13 +363,13 @@ class StrengthTable:
             factors = self._host_factors() if self._matrices else None
             for key, former in list(self._matrices.items()):
                 assert factors is not None
-                matrix = self._written(key, factors)
+                matrix = self._write_matrix(key, factors)
                 for layer in list(self._layers) if matrix is not former else ():
                     if layer.device_dtype == key:
                         layer.view(matrix)
             self.stale = False
 
-    def _written(self, key: tuple[torch.device, torch.dtype], factors: Tensor) -> Tensor:
+    def _write_matrix(self, key: tuple[torch.device, torch.dtype], factors: Tensor) -> Tensor:
         """Write the factors into the matrix of a device and dtype, from page-locked memory where that saves waiting."""
         (device, dtype), matrix = key, self._matrices.get(key)
         if matrix is None or matrix.shape != factors.shape:
