@@ -131,11 +131,7 @@ class Adapters(TensorFields):
 class DenseExecutor(Resident[Placement[Adapters]]):
     """Bindings of one layer that need an effective weight.
 
-    Args:
-        bindings: the adapters, in the order of the stack.
-        strengths: the strength table of the plan.
-        policy: how tensors are placed.
-        in_order: let each adapter act on the weight that the adapters before it left.
+    With `in_order`, each adapter acts on the weight that the adapters before it left.
     """
 
     name = "dense"

@@ -77,14 +77,7 @@ class Placed(Placement[Parts]):
 
 
 class LowRankExecutor(Resident[Placed]):
-    """Bindings of one linear, convolution or embedding layer that act beside it.
-
-    Args:
-        bindings: the adapters, in the order of the stack.
-        forms: the form of each, at its rank.
-        strengths: the strength table of the plan.
-        policy: how tensors are placed.
-    """
+    """Bindings of one linear, convolution or embedding layer that act beside it; `forms` has the form of each."""
 
     name = "low-rank"
 
@@ -112,9 +105,8 @@ class LowRankExecutor(Resident[Placed]):
             rank = padded_rank(self._rank, policy.buckets)
             pairs.append((pairs[0][0], Pair(rank - self._rank, 0.0)))
             self._rank = rank
-        self._ranges = tuple(pairs)
         biases = tuple([(bindings[i].group, Pair(1, 1.0)) for i in self._biased]) if self._biased else ()
-        self._columns = strengths.register(self._ranges, biases)
+        self._columns = strengths.register(tuple(pairs), biases)
         if self._inputs or self._outputs:
             self._input_columns = strengths.register(*[strength_ranges(bindings[i]) for i in self._inputs])
             self._columns += strengths.register(*[strength_ranges(bindings[i]) for i in self._outputs])

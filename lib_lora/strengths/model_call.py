@@ -20,9 +20,16 @@ from torch import Tensor, nn
 from ..compiler import uncompiled
 from ..errors import RegionError, RowsError
 from ..files.components import is_denoiser
-from ..naming.architectures._arguments import denoised_in, halves_in, patch_of, repeats_rows, timestep_in
-from ..naming.architectures._noise import noise_timestep, sigma_of
-from ..naming.architectures.base import is_image_first
+from ..naming.architectures.base import (
+    denoised_in,
+    halves_in,
+    is_image_first,
+    noise_timestep,
+    patch_of,
+    repeats_rows,
+    sigma_of,
+    timestep_in,
+)
 from ..tensors import plain_mode
 from .calls import CallArguments, CallLock, CallStrengths, OpenCall
 from .pipeline_rows import PipelineRows, Row

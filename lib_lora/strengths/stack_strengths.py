@@ -15,8 +15,7 @@ from typing import NamedTuple, TypeAlias
 
 from ..errors import MomentError, StackError
 from ..files.components import DENOISER, role
-from ..naming.architectures._block import Side, block_of, side_of
-from ..naming.blocks import BlockNames, Element
+from ..naming.blocks import BlockNames, Element, Side, block_of, side_of
 from .regions import ALL_PLACES, RegionPart
 from .strength import AnyMultiplier, Moment, Strength, all_strengths, largest_of, strengths_by_image
 

@@ -322,12 +322,10 @@ class StrengthTable:
     def resume(self, before: CallStrengths) -> None:
         """Have the rows, the places and the moment of a call that goes on, after another one inside it."""
         with self.lock:
-            now = self.now
-            rows = before.rows if before.mixed else now.rows
-            if before.stack is now.stack:
-                self._set(replace(before, rows=rows))
-            elif len(before.values) == len(now.values):  # other strengths for as many images
-                self._set(replace(before, stack=now.stack, values=now.values, rows=rows))
+            now, is_other = self.now, before.stack is not self.now.stack
+            rows, values = before.rows if before.mixed else now.rows, now.values if is_other else before.values
+            if len(values) == len(before.values):  # perhaps other strengths, for as many images
+                self._set(replace(before, stack=now.stack, values=values, rows=rows))
 
     @property
     def is_placed(self) -> bool:
