@@ -285,8 +285,7 @@ def _patch_classes(classes: Iterable[type[nn.Module]]) -> None:
 
 def slot_of(layer: nn.Module) -> Slot | None:
     """Return the slot of a layer; None where it has none."""
-    slot: Slot | None = getattr(layer, SLOT, None)
-    return slot
+    return getattr(layer, SLOT, None)
 
 
 def executor_of(layer: nn.Module) -> Executor | None:
@@ -322,23 +321,6 @@ def _exchange(layer: nn.Module, is_old: Callable[[object], bool], new: BaseForwa
             replaced = method.__func__
             setattr(holder, attribute, MethodType(new, layer))
     return replaced
-
-
-def attach(layer: nn.Module, slot: Slot, patch: ClassPatch) -> None:
-    """Give `layer` its slot, and make sure that calls of the layer reach it; `patch` is its class's."""
-    if "forward" not in layer.__dict__:
-        slot.patch, slot.replaced = patch, None
-    elif not is_attached(layer, slot):
-        _withdraw(layer, slot)
-        own = _own_forward(layer, patch)
-        if own is None:
-            slot.patch = patch
-            slot.replaced = _exchange(layer, lambda it: it is not patch.forward and patch.replaces(it), patch.forward)
-        else:
-            slot.patch = Patch(own)
-            slot.replaced = slot.patch.base_forward
-            _exchange(layer, partial(is_, own), slot.patch.forward)
-    setattr(layer, SLOT, slot)
 
 
 def _withdraw(layer: nn.Module, slot: Slot) -> None:
@@ -505,7 +487,19 @@ class HookedLayers:
                 raise ComponentError(f"a {cls.__name__} is served by another Engine; deactivate that one first")
             if slot is None:
                 slot = self._slots[layer] = Slot(layer)
-            attach(layer, slot, patch_of(cls) or ClassPatch(defining_class(cls)))
+            patch = patch_of(cls) or ClassPatch(defining_class(cls))
+            if "forward" not in layer.__dict__:
+                slot.patch, slot.replaced = patch, None
+            elif not is_attached(layer, slot):
+                _withdraw(layer, slot)
+                own = _own_forward(layer, patch)
+                slot.patch = patch if own is None else Patch(own)
+                is_old = (
+                    partial(is_, own) if own is not None else lambda it: it is not patch.forward and patch.replaces(it)
+                )
+                replaced = _exchange(layer, is_old, slot.patch.forward)
+                slot.replaced = replaced if own is None else slot.patch.base_forward
+            setattr(layer, SLOT, slot)
             return slot
 
     def _take_off(self, layer: nn.Module) -> None:

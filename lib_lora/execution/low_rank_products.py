@@ -169,13 +169,8 @@ def shared_cast(x: Tensor, dtype: torch.dtype) -> Tensor:
 def is_fresh(layer: nn.Module, y: Tensor, base_forward: BaseForward, held: int = 1) -> bool:
     """Tell whether nothing but the caller holds an output or its memory, and no gradient needs it.
 
-    An output that torch's own forward has just made is. Any other is judged by how often it is referred to.
-
-    Args:
-        layer: of the output.
-        y: the output.
-        base_forward: that made it.
-        held: the caller's own references, such as its local variable.
+    An output that torch's own forward has just made is. Any other is judged by the references to it, of
+    which `held` are the caller's own, such as its local variable.
     """
     if y.requires_grad:
         return False
@@ -205,11 +200,7 @@ def _uses_of_base(y: Tensor) -> tuple[int, int]:
     return sys.getrefcount(base), base._use_count()
 
 
-def _references(y: Tensor) -> int:
-    return sys.getrefcount(y)
-
-
-_REFERENCES = _references(torch.empty(0, device="cpu"))
+_REFERENCES = (lambda y: sys.getrefcount(y))(torch.empty(0, device="cpu"))
 """Of a tensor that is a parameter of a function and nothing else."""
 _USES_OF_BASE = _uses_of_base(torch.empty(0, device="cpu").view(0))
 
