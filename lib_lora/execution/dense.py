@@ -231,8 +231,11 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         layer, base_forward, args, kwargs, *_ = call
         place = place_of_input(layer, args, kwargs)
         x: Tensor = args[place] if isinstance(place, int) else kwargs[place]
-        readers = [self._reader(layer, param) for param in self._params]
-        packed = not all(reader.holds_values for reader in readers)
+        readers, packed = [], False
+        for param in self._params:
+            reader = self._reader(layer, param)
+            readers.append(reader)
+            packed |= not reader.holds_values
         if (packed or call.image is not None or call.acting is not None) and not self._acts(call, x.device):
             # a product with the decoded weight has other bits than the layer's own product
             return base_forward(layer, *args, **kwargs)

@@ -385,7 +385,7 @@ class HookedLayers:
     def _forwards_now(self) -> list[int]:
         layers = [layer for it in self._layers if (layer := it()) is not None]
         classes: dict[type[nn.Module], None] = dict.fromkeys(map(type, layers))
-        return [*[id(layer.__dict__.get("forward")) for layer in layers], *[id(cls.forward) for cls in classes]]
+        return [*map(id, [layer.__dict__.get("forward") for layer in layers]), *[id(cls.forward) for cls in classes]]
 
     def swap(
         self,

@@ -36,13 +36,13 @@ from .low_rank_products import (
     USUAL,
     FusedPair,
     PackedPair,
+    Plain,
     add_pair,
     effective_linear,
     is_fresh,
-    many_entries,
     pays,
+    plain_of,
     shared_cast,
-    sides,
     spread,
     stacked,
 )
@@ -68,8 +68,8 @@ class Placed(Placement[Parts]):
     """Strengths of the pair, of the biases, and of each change of the output."""
     inputs: LayerStrengths | None
     """Strengths of each change of the input, in the dtype of the input."""
-    plain: tuple[FusedPair, Tensor, Tensor, float] | None
-    """The pair, its `sides` and `many_entries`, for eager calls of a layer with nothing else; None if it is packed."""
+    plain: Plain | None
+    """For eager calls of a layer that has a pair and nothing else; None where it is packed."""
     reads_output: bool
     """Whether any change of the output reads the output."""
     reads_product: bool
@@ -123,7 +123,7 @@ class LowRankExecutor(Resident[Placed]):
             return self._run_any(layer, base_forward, args, kwargs)
         if x.is_cuda and capturing(x.device):  # a graph reads strengths from tensors
             return self._run_any(layer, base_forward, args, kwargs)
-        (pair, down, up, many), (last, number) = placed.plain, strengths.known
+        (pair, flat, many), (last, number) = placed.plain, strengths.known
         strength = number if number is not None and numbers is last else strengths.number(numbers)
         if x.numel() > many and x.dtype is placed.dtype and pays(layer, base_forward, x):
             return effective_linear(layer, x, pair, strength)
@@ -133,7 +133,7 @@ class LowRankExecutor(Resident[Placed]):
         if x.dtype is not y.dtype:  # under autocast, or with a host that casts inside its forward
             x = shared_cast(x, y.dtype)
         fresh = is_fresh(layer, y, base_forward)  # among the arguments of another call, `y` would be held once more
-        return add_pair(layer, x, y, down, up, strength, fresh=fresh)
+        return add_pair(layer, x, y, pair, strength, fresh=fresh, flat=flat)
 
     def _run_any(
         self, layer: nn.Module, base_forward: BaseForward, args: Args, kwargs: Kwargs, returned: Any = None
@@ -164,7 +164,7 @@ class LowRankExecutor(Resident[Placed]):
         try:
             if alike and self._only_pairs and self._kind == "linear" and pays(layer, base_forward, x):
                 return self._in_weight(layer, x)
-            y = self._beside(layer, base_forward, base, x)
+            y = self._beside(layer, base_forward, base, x, alike=alike)
             return y if isinstance(of_base, Tensor) else with_output(of_base, y)
         finally:
             if not self._stays:
@@ -180,26 +180,28 @@ class LowRankExecutor(Resident[Placed]):
         return y if parts.bias is None else with_change_of_bias(y, of_bias, parts.bias, self._spatial)
 
     def _beside(
-        self, layer: nn.Module, base_forward: BaseForward, base: Callable[[Tensor], Tensor], x: Tensor
+        self, layer: nn.Module, base_forward: BaseForward, base: Callable[[Tensor], Tensor], x: Tensor, *, alike: bool
     ) -> Tensor:
         op = Operation(layer, self._spatial, base)
-        y = base(self._changed_input(layer, x, op) if self._inputs else x)
+        y = base(self._changed_input(layer, x, op, alike=alike) if self._inputs else x)
         placed = self._placed_at(layer, y.device, y.dtype, x.dtype)
-        own, parts, number = x, placed.get(), self._number(placed)
+        own, parts, number = x, placed.get(), self._number(placed) if self._is_plain else None
         if self._kind != "embedding" and (x.dtype is not y.dtype or x.device != y.device):
             own = shared_cast(x.to(y.device), y.dtype)  # a host casts, as autocast does, or moves inside its forward
         if number is not None:
             assert parts.pair is not None
             fresh = is_fresh(layer, y, base_forward, held=2)  # `base` holds it, too
-            return add_pair(layer, own, y, *sides(parts.pair), number, fresh=fresh)
-        of_pair, of_bias, *of_outputs = self._live(layer, placed.strengths, x, y)
+            return add_pair(layer, own, y, parts.pair, number, fresh=fresh)
+        if self._strengths.stale:  # compiled code reads them without asking
+            self._strengths.rewrite()
+        of_pair, of_bias, *of_outputs = placed.strengths.alike if alike else self._live(layer, placed.strengths, x, y)
         y, deltas = self._with_outputs(y, x, of_outputs, parts, placed, op) if parts.outputs else (y, [])
         is_new = len(deltas) < len(parts.outputs)
         if parts.pair is not None and self._kind == "embedding":
             y, is_new = y + (F.embedding(own, parts.pair.up) * of_pair) @ parts.pair.down, True
         elif parts.pair is not None:
             fresh = (is_new and not y.requires_grad) or is_fresh(layer, y, base_forward, held=2)
-            y, is_new = add_pair(layer, own, y, *sides(parts.pair), of_pair, fresh=fresh), True
+            y, is_new = add_pair(layer, own, y, parts.pair, of_pair, fresh=fresh), True
         for delta, window in deltas:
             if y.requires_grad or not (is_new or is_fresh(layer, y, base_forward, held=2)):
                 y = y.clone()
@@ -241,13 +243,15 @@ class LowRankExecutor(Resident[Placed]):
         regional = now.stack.regional_groups
         return bool(regional) and not regional.isdisjoint(self._groups)  # without regions, a graph guards no groups
 
-    def _changed_input(self, layer: nn.Module, x: Tensor, op: Operation) -> Tensor:
+    def _changed_input(self, layer: nn.Module, x: Tensor, op: Operation, *, alike: bool) -> Tensor:
         placed = self._placed
         if placed is None or placed.device != x.device or placed.input_dtype != x.dtype:
             # the dtype of the output is not known before the base call; the last call's is the best guess
             placed = self._place_for_call(layer, x.device, x.dtype if placed is None else placed.dtype, x.dtype)
         assert placed.inputs is not None
-        changed, strengths = x, self._live(layer, placed.inputs, x, x)
+        if self._strengths.stale:  # compiled code reads them without asking
+            self._strengths.rewrite()
+        changed, strengths = x, placed.inputs.alike if alike else self._live(layer, placed.inputs, x, x)
         for effect, strength in zip(placed.get().inputs, strengths, strict=True):
             changed = effect.added(changed, x, strength.to(x.dtype), op)
         return changed
@@ -309,6 +313,6 @@ class LowRankExecutor(Resident[Placed]):
             of_inputs = self._strengths.for_layer(self._input_columns, device, input_dtype, self._spatial)
         reads = [effect.reads_bias for effect in content.outputs if effect.reads_output] if content.outputs else ()
         pair = content.pair if self._is_plain and not packed else None
-        plain = None if pair is None else (pair, *sides(pair), many_entries(pair))
+        plain = None if pair is None else plain_of(pair)
         where = device, dtype, input_dtype, content, packed
         return Placed(*where, strengths, of_inputs, plain, bool(reads), not all(reads))

@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
@@ -109,43 +109,50 @@ class PackedPair(Packed):
         return FusedPair(both[:, :inside].reshape(self.shape), both[:, inside:].t())
 
 
-def sides(pair: FusedPair) -> tuple[Tensor, Tensor]:
-    """Return both factors as `add_pair` takes them: of a linear layer, (in, R) and (R, out)."""
-    return (pair.down, pair.up) if pair.down.ndim > 2 else (pair.down.t(), pair.up.t())
+Plain: TypeAlias = "tuple[FusedPair, tuple[Tensor, Tensor] | None, float]"
+"""A pair; of a linear layer both factors transposed; for inputs of more entries than how many `pays` is to be asked."""
 
 
-def many_entries(pair: FusedPair) -> float:
-    """Return for inputs of more entries than how many the effective weight may pay."""
-    if pair.down.ndim > 2 or pair.up.dtype not in EXACT:
-        return math.inf
+def plain_of(pair: FusedPair) -> Plain:
+    """Return what eager calls need of a pair in which one number may be the strength of all."""
+    if pair.down.ndim > 2:
+        return pair, None, math.inf
     inside, out = pair.down.shape[1], pair.up.shape[0]
-    return MARGIN * inside * inside * out / (out + inside)
+    many = MARGIN * inside * inside * out / (out + inside) if pair.up.dtype in EXACT else math.inf
+    return pair, (pair.down.t(), pair.up.t()), many
 
 
 def add_pair(
-    layer: nn.Module, x: Tensor, y: Tensor, down: Tensor, up: Tensor, strength: Tensor | float, *, fresh: bool
+    layer: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    pair: FusedPair,
+    strength: Tensor | float,
+    *,
+    fresh: bool,
+    flat: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Compute y + up (strength * (down x)) of a linear layer or a convolution, in place if `y` is `fresh`.
 
-    `x` is in the dtype of `y`; see `sides` for the factors. `strength` is a number, which the second product takes as a
-    factor; (R, *ones); or it has the rows and places of `y` in front, see `LayerStrengths`. A vector costs a third
-    kernel.
+    `x` is in the dtype of `y`, and `flat` as in `Plain`. `strength` is a number, which the second product takes as its
+    factor; (R, *ones); or it has the rows and places of `y` in front, see `LayerStrengths`. The last two cost a kernel.
     """
-    if down.ndim > 2:
+    if pair.down.ndim > 2:
         # the layer's own stride, padding and padding mode, read now: A1111's tiling switches the mode between calls
-        h: Tensor = layer._conv_forward(x, down, None)  # type: ignore[operator]
+        h: Tensor = layer._conv_forward(x, pair.down, None)  # type: ignore[operator]
         if isinstance(strength, Tensor):
             h, strength = h * strength, 1.0
-        return _add_conv(h, y, up, strength, down.ndim - 2, fresh=fresh)
-    if x.is_contiguous() and not (isinstance(strength, Tensor) and strength.ndim > 1):
+        return _add_conv(h, y, pair.up, strength, pair.down.ndim - 2, fresh=fresh)
+    if (not isinstance(strength, Tensor) or strength.ndim == 1) and x.is_contiguous():
+        down = pair.down.t() if flat is None else flat[0]
         h = torch.mm(x if x.ndim == 2 else x.view(-1, down.shape[0]), down)
     else:  # as the layer's own product takes it
-        h = F.linear(x, down.t())
+        h = F.linear(x, pair.down)
     if isinstance(strength, Tensor):
         h, strength = h * strength, 1.0
     if h.ndim > 2:
         h = h.reshape(-1, h.shape[-1])
-    return _add_linear(h, y, up, strength, fresh=fresh)
+    return _add_linear(h, y, pair.up.t() if flat is None else flat[1], strength, fresh=fresh)
 
 
 _casts = threading.local()
