@@ -116,8 +116,6 @@ def with_change_of_bias(y: Tensor, strengths: Tensor, bias: Tensor, spatial: int
     channels = -spatial - 1
     if bias.shape[0] == 1:
         return torch.addcmul(y, bias.view(-1, *(1,) * spatial), strengths)
-    if strengths.ndim == 1:
-        return y + (strengths @ bias).view(-1, *(1,) * spatial)
     return y + (strengths.movedim(channels, -1) @ bias).movedim(-1, channels)
 
 
