@@ -87,10 +87,9 @@ class StackStrengths:
         """Whether the timestep or the noise makes a difference."""
         self._block_weights = self._weigh() if [one for _, one in every if one.blocks is not None] else None
         regional = {entry for entry, one in every if (one.region, one.part) != ALL_PLACES} & denoising
-        self.regions: tuple[tuple[RegionPart, ...], ...] = ()
+        variants = self._variants if regional else ()
+        self.regions = tuple([tuple([(one.region, one.part) for one in own]) for own in variants])
         """For each variant, the region of each entry and the part of the prompt that describes it; or nothing."""
-        if regional:
-            self.regions = tuple([tuple([(one.region, one.part) for one in own]) for own in self._variants])
         numbered = enumerate(self.groups) if regional else ()
         self.regional_groups = frozenset([i for i, group in numbered if group.side and group.entry in regional])
         """The groups that have a region, in any variant."""
