@@ -16,7 +16,15 @@ from ...files.components import DENOISER, EXPERTS, role
 from ...registry import cached, discover
 from ...report import Family
 from .. import architectures as folder
+from ._arguments import denoised_in as denoised_in
+from ._arguments import halves_in as halves_in
 from ._arguments import is_of_text as is_of_text
+from ._arguments import patch_of as patch_of
+from ._arguments import repeats_rows as repeats_rows
+from ._arguments import sizes_in_tokens as sizes_in_tokens
+from ._arguments import timestep_in as timestep_in
+from ._noise import noise_timestep as noise_timestep
+from ._noise import sigma_of as sigma_of
 
 Size = Literal["in", "rest"]
 """Rows of a part of a fused layer: as many as it has inputs, or an equal share of the rest."""
