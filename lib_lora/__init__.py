@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from .errors import (
     ActivationError,
+    ArgumentError,
     ComponentError,
     FileError,
     LoraError,
@@ -61,7 +62,8 @@ __all__ += ["Clock", "Moment", "Row", "Rows", "SchedulerClock"]
 __all__ += ["AdapterFile", "Glance", "Network", "base_model", "glance", "inspect_file", "is_denoiser"]
 __all__ += ["load_network", "model_blocks", "model_family", "register", "unregister"]
 __all__ += ["ActivationReport", "Cause", "Family", "MemoryReport", "NetworkReport", "Uncalled", "Unused"]
-__all__ += ["ActivationError", "ComponentError", "LoraError", "MomentError", "RegionError", "RowsError", "StackError"]
+__all__ += ["ActivationError", "ArgumentError", "ComponentError", "LoraError", "MomentError", "RegionError"]
+__all__ += ["RowsError", "StackError"]
 __all__ += ["FileError", "NoMatchError", "PickleError", "StorageError", "UnknownAdapterError", "UnknownFormatError"]
 
 _AT_FIRST_ACCESS = {

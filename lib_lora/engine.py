@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from .errors import ActivationError, LoraError, RowsError, StackError
+from .errors import ActivationError, ArgumentError, LoraError, RowsError, StackError
 from .execution.hooks import HookedLayers
 from .execution.merged import refuse_spoiled
 from .execution.model import Model
@@ -526,6 +526,15 @@ class Engine:
             finally:
                 self._cache.clear()
                 self._hooked.close()
+
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
+        """Refuse a copy, and a pickle: layers are hooked for one engine of one process.
+
+        Raises:
+            ArgumentError: always; the text says what to copy.
+        """
+        text = "an engine can be neither copied nor pickled, as it is tied to the layers of one model in one process"
+        raise ArgumentError(f"{text}; copy or pickle engine.stack, and activate that on an engine of the other model")
 
     def __enter__(self) -> Self:
         return self

@@ -10,6 +10,10 @@ class LoraError(Exception):
     """Base of all errors of lib_lora."""
 
 
+class ArgumentError(LoraError, TypeError):
+    """An argument is of a type that its function does not take; the text says what to write."""
+
+
 class FileError(LoraError, ValueError):
     """An adapter file at `path` cannot be read, for a `reason` that does not name the file."""
 

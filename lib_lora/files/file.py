@@ -108,6 +108,9 @@ class AdapterFile:
         raw, stamp = _read_header(path)
         return cls(path, *_parse_header(path, raw), stamp)
 
+    def __reduce__(self) -> tuple[Callable[[Path], AdapterFile], tuple[Path]]:
+        return AdapterFile.open, (self.path,)  # a map is of one process
+
     @cached_property
     def nbytes(self) -> int:
         """Return the bytes of all tensors."""

@@ -7,13 +7,15 @@ architectures, and the names of blocks are in `architectures/_block.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from numbers import Real
 from typing import TYPE_CHECKING
 
 from ..errors import StackError
 from ..files.components import TEXT_ENCODER, role
+from ..values import OneLine, check_type, shown, texts
 from .architectures._block import BASE, block_lists, block_of, block_order, is_unet
 from .architectures._ldm_unet import UNET_BLOCKS
 
@@ -23,12 +25,19 @@ if TYPE_CHECKING:
 _ENCODERS = {"text_encoder": "CLIP", "text_encoder_2": "T5", "text_encoder_3": "T5"}
 
 
-@dataclass(frozen=True)
-class BlockNames:
-    """The blocks of one model, in order, text encoders first."""
+@dataclass(frozen=True, repr=False)
+class BlockNames(OneLine):
+    """The blocks of one model, in order, text encoders first.
+
+    Raises:
+        ArgumentError: the names are no texts.
+    """
 
     of_model: tuple[str, ...]
     """As `block_of` names them, without the empty name."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "of_model", texts(self.of_model, "of_model"))
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -46,11 +55,15 @@ def blocks_of(indexes: Iterable[LayerIndex]) -> BlockNames:
     return BlockNames(tuple(sorted(blocks - {""}, key=block_order)))
 
 
-@dataclass(frozen=True, slots=True)
-class Element:
+@dataclass(frozen=True, slots=True, repr=False)
+class Element(OneLine):
     """A rule for some layers of some blocks: `IN05-OUT05:attn:0`.
 
     Its weight takes the place of the block's. Source: the block-weight extension, `ratiodealer`.
+
+    Raises:
+        ArgumentError: the parts of names are no texts.
+        StackError: the weight is not finite.
     """
 
     blocks: tuple[str, ...]
@@ -61,6 +74,11 @@ class Element:
     not_blocks: bool = False
     """All blocks but these."""
     not_words: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("blocks", "words"):
+            object.__setattr__(self, name, texts(getattr(self, name), name))
+        _check_weight(self.weight)
 
     @property
     def unweighted(self) -> Element:
@@ -87,11 +105,12 @@ def _range(written: str, order: tuple[str, ...]) -> tuple[str, ...]:
     return order[low : high + 1]
 
 
-@dataclass(frozen=True, slots=True)
-class BlockWeights:
+@dataclass(frozen=True, slots=True, repr=False)
+class BlockWeights(OneLine):
     """A factor for each block.
 
     Raises:
+        ArgumentError: the weights are no list, or the rules no elements.
         StackError: a weight is not finite.
     """
 
@@ -101,10 +120,13 @@ class BlockWeights:
     """They come after the list, each over the ones before it."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "values", None if self.values is None else tuple(self.values))
-        for value in (*(self.values or ()), *(one.weight for one in self.elements)):
-            if not math.isfinite(value):
-                raise StackError(f"a block weight must be a finite number, not {value!r}")
+        if self.values is not None:
+            check_type(self.values, Sequence, "block weights", "a list of numbers, as BlockWeights([1, 0.5, …])")
+            object.__setattr__(self, "values", tuple(map(_check_weight, self.values)))
+        check_type(self.elements, Sequence, "elements", "a list of Element")
+        for element in self.elements:
+            check_type(element, Element, "a rule of block weights", "an Element, as Element(('OUT05',), (), 0.5)")
+        object.__setattr__(self, "elements", tuple(self.elements))
 
     @property
     def largest(self) -> float:
@@ -123,6 +145,13 @@ class BlockWeights:
         if weights or self.values is None:
             return weights[-1] if weights else 1.0
         return read_list(self.values, model).get(block, 1.0)
+
+
+def _check_weight(value: float) -> float:
+    """Return a weight as it is kept, or raise StackError."""
+    if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value):
+        raise StackError(f"a block weight must be a finite number, not {shown(value)}")
+    return value
 
 
 @lru_cache(maxsize=256)

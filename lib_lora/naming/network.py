@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..adapters._part import part_of
 from ..adapters._refitted import Refitted
 from ..adapters.base import Adapter, At
-from ..errors import ComponentError, FileError, NoMatchError, NumberError
+from ..errors import ArgumentError, ComponentError, FileError, NoMatchError, NumberError
 from ..files.components import EXACT, candidates, noise_of
 from ..files.file import AdapterFile, Stamp, stamp_of
 from ..files.formats.base import BUNDLED, NumberingError
@@ -115,6 +115,14 @@ class Network:
             text = f"fits {report.hit} of the {meant} layers it has for this model{made_for}: {report.why()}; {_GO_ON}"
         if text:
             raise NoMatchError(self.file.path, text)
+
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
+        """Refuse a copy, and a pickle: it refers to the layers of one model.
+
+        Raises:
+            ArgumentError: always; the text says what to copy.
+        """
+        raise ArgumentError("a Network can be neither copied nor pickled; copy or pickle its report, or load it again")
 
     @property
     def embeddings(self) -> dict[str, dict[str, Tensor]]:
