@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from decimal import Decimal
 from fractions import Fraction
+from os import PathLike, fspath
 from pathlib import PurePath
 from typing import Any, Generic, TypeVar
 
@@ -77,6 +78,18 @@ def check_type(value: object, wanted: type[Any] | tuple[type[Any], ...], what: s
     is_unwanted_bool = isinstance(value, bool) and bool not in types and object not in types
     if is_unwanted_bool or not isinstance(value, types):
         raise ArgumentError(f"{what} must be {example}, not {shown(value)}")
+
+
+def check_count(value: object, what: str) -> None:
+    """Raise ArgumentError where a value is no whole number from 0 up."""
+    if type(value) is not int or value < 0:
+        raise ArgumentError(f"{what} must be a whole number from 0 up, not {shown(value)}")
+
+
+def check_path(value: object, example: str) -> None:
+    """Raise ArgumentError where a value is no path that a file can have."""
+    if not isinstance(value, str | PathLike) or not isinstance(fspath(value), str) or "\0" in str(fspath(value)):
+        raise ArgumentError(f"a path is a text or a Path, not {shown(value)}; write {example}")
 
 
 def check_choice(value: object, choices: Sequence[str], what: str, error: type[LoraError] = StackError) -> None:

@@ -23,6 +23,7 @@ from ..files.formats.base import BUNDLED, NumberingError
 from ..files.reading import USUAL, Reading, with_sidecar
 from ..registry import version
 from ..report import Family, NetworkReport, Unused
+from ..values import check_type
 from ..weights.readers.base import read_base_weight
 from .architectures._diagnosis import Unlike, diagnoses, missing, without_block
 from .architectures.base import input_basis, input_layers
@@ -379,6 +380,7 @@ def load_network(path: str | Path, components: Mapping[str, nn.Module], *, readi
         ComponentError: the components are no mapping of names to modules.
     """
     indexes = _indexes(components, "load_network(path, {})")
+    check_type(reading, Reading, "reading", "a Reading, as Reading(alpha=8)")
     return Network(ParsedFile(AdapterFile.open(path)), indexes, with_sidecar(Path(path), reading))
 
 
