@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, Field, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, get_args
 
-from .errors import StackError
+from .errors import StackError, printed
 from .files.reading import USUAL, Reading
 from .strengths.strength import MOST, AnyMultiplier, Strength, check_multiplier, strengths_by_image
-from .values import OneLine, check_choice, check_type, shown
+from .values import OneLine, check_choice, check_count, check_type, shown
 
 Mode = Literal["live", "merged"]
 _EXAMPLE = "write Stack([Entry('lora.safetensors', 0.8)])"  # for errors
@@ -54,26 +55,30 @@ class Entry(OneLine):
         if not self.name:
             object.__setattr__(self, "name", _stem(self.path))
         if type(self.multiplier) is not float or not abs(self.multiplier) <= MOST:  # as sliders write it
-            object.__setattr__(self, "multiplier", check_multiplier(self.multiplier, self.name))
+            object.__setattr__(self, "multiplier", check_multiplier(self.multiplier, printed(self.name)))
         if self.rank is not None and (type(self.rank) is not int or self.rank < 1):
-            raise StackError(f"{self.name}: rank must be a whole number from 1 up, not {shown(self.rank)}")
+            raise StackError(f"{printed(self.name)}: rank must be a whole number from 1 up, not {shown(self.rank)}")
         for name in ("alpha", "scale"):
             value = getattr(self, name)
             if value is not None and (type(value) not in (int, float) or not abs(value) <= MOST):
-                raise StackError(f"{self.name}: {name} must be a finite number, not {shown(value)}")
+                raise StackError(f"{printed(self.name)}: {name} must be a finite number, not {shown(value)}")
 
     def _given(self) -> Iterator[Field[object]]:
         return (field for field in OneLine._given(self) if field.name != "name" or self.name != _stem(self.path))
 
     def reading(self, usual: Reading) -> Reading:
         """Return how to read the file in a stack that reads files in a way."""
+        check_type(usual, Reading, "usual", "a Reading")
         if self.alpha is None and self.scale is None:
             return usual
         return replace(usual, alpha=self.alpha, scale=self.scale)
 
     def of_image(self, image: int) -> Strength:
         """Return the strength for one image of the batch, for its positive prompt."""
+        check_count(image, "image")
         by_image = strengths_by_image(self.multiplier)
+        if image >= len(by_image) > 1:
+            raise StackError(f"there is no image {image}; {printed(self.name)} has strengths for {len(by_image)}")
         return by_image[image if len(by_image) > 1 else 0][0]
 
     def strength(self, component: str, image: int = 0) -> float:
@@ -111,16 +116,18 @@ class Stack(OneLine):
         check_choice(self.mode, get_args(Mode), "mode")
         check_type(self.in_order, bool, "in_order", "True or False")
         check_type(self.reading, Reading, "reading", "a Reading, as Reading(alpha=8)")
-        entries = tuple(self.entries) if isinstance(self.entries, Iterable) else (None,)
+        entries: tuple[object, ...] = (None,)
+        with suppress(TypeError):  # it is no list
+            entries = tuple(self.entries)
         if not all(isinstance(entry, Entry) for entry in entries):
             raise StackError(f"Stack takes a list of entries, not {shown(self.entries)}; {_EXAMPLE}")
         object.__setattr__(self, "entries", entries)
         images, halved = 1, False
-        for i, entry in enumerate(entries):
+        for i, entry in enumerate(self.entries):
             by_image = strengths_by_image(entry.multiplier)
             if images > 1 and len(by_image) not in (1, images):
                 text = f"multipliers for {len(by_image)} images, and an entry before has {images}"
-                raise StackError(f"{entry.name}: {text}", i)
+                raise StackError(f"{printed(entry.name)}: {text}", i)
             images, halved = max(images, len(by_image)), halved or max(map(len, by_image)) > 1
         object.__setattr__(self, "images", images)
         object.__setattr__(self, "halved", halved)

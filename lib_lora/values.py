@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from decimal import Decimal
 from fractions import Fraction
+from itertools import islice
 from os import PathLike, fspath
 from pathlib import PurePath
 from typing import Any, Generic, TypeVar
@@ -13,10 +14,12 @@ from typing import Any, Generic, TypeVar
 from .errors import ArgumentError, LoraError, StackError
 
 K = TypeVar("K")
+T = TypeVar("T")
 V = TypeVar("V", covariant=True)
 
 _SHOWN = 120  # characters of one field
-_PRINTED = (str, int, float, bool, bytes, list, tuple, dict, set, Fraction, Decimal)
+_PRINTED = (str, int, float, bool, bytes, Fraction, Decimal)
+_ITEMS, _DEEPEST = 3, 2  # of a list
 
 
 class FrozenMapping(Mapping[K, V], Generic[K, V]):
@@ -98,6 +101,15 @@ def check_choice(value: object, choices: Sequence[str], what: str, error: type[L
         raise error(f"{what} {shown(value)} must be one of {', '.join(choices)}")
 
 
+def listed(value: Iterable[T], what: str, example: str) -> tuple[T, ...]:
+    """Return what a list has, or raise ArgumentError where it is none."""
+    check_type(value, Iterable, what, example)
+    try:
+        return tuple(value)
+    except TypeError as error:  # as of a tensor of one number
+        raise ArgumentError(f"{what} must be {example}, not {shown(value)}") from error
+
+
 def texts(value: Iterable[str], what: str) -> tuple[str, ...]:
     """Return a list of texts as it is kept.
 
@@ -105,23 +117,33 @@ def texts(value: Iterable[str], what: str) -> tuple[str, ...]:
         ArgumentError: it is no list of texts.
     """
     example = "a list of texts, as ('IN05', 'OUT05')"
-    if isinstance(value, str):  # a text is a sequence of texts, too
+    if isinstance(value, str):  # a text is a list of texts, too
         raise ArgumentError(f"{what} must be {example}, not {shown(value)}")
-    check_type(value, Iterable, what, example)
-    kept = tuple(value)
+    kept = listed(value, what, example)
     for text in kept:
         check_type(text, str, f"each of {what}", "a text")
     return kept
 
 
-def shown(value: object) -> str:
-    """Return a value of an argument in one short line, with its type where the value itself does not tell."""
+def shown(value: object, depth: int = 0) -> str:
+    """Return a value of an argument in one short line; only its type where it may be of any length."""
+    if isinstance(value, list | tuple | set | dict) and depth < _DEEPEST:
+        return _shown_items(value, depth)
     if value is None or isinstance(value, OneLine | PurePath) or type(value) in _PRINTED:
         try:
             return f"{value!r:.100}"
         except ValueError:  # Python prints no number of more than 4,300 digits
             return "a number of many digits"
-    return f"{'an' if type(value).__name__[0] in 'aeiouAEIOU' else 'a'} {type(value).__name__}"
+    kind = type(value).__name__
+    return f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
+
+
+def _shown_items(value: Collection[object], depth: int) -> str:
+    left, right = {list: ("[", "]"), tuple: ("(", ")")}.get(type(value), ("{", "}"))
+    items = [shown(item, depth + 1) for item in islice(value, _ITEMS)]
+    if isinstance(value, dict):
+        items = [f"{key}: {shown(item, depth + 1)}" for key, item in zip(items, value.values(), strict=False)]
+    return f"{left}{', '.join(items)}{', …' if len(value) > _ITEMS else ''}{right}"
 
 
 class OneLine:

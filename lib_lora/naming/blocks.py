@@ -6,7 +6,7 @@ architectures, and the names of blocks are in `architectures/_block.py`.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -149,7 +149,7 @@ class BlockWeights(OneLine):
 
 def _check_weight(value: float) -> float:
     """Return a weight as it is kept, or raise StackError."""
-    if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value):
+    if not isinstance(value, Real) or isinstance(value, bool) or not abs(value) <= sys.float_info.max:
         raise StackError(f"a block weight must be a finite number, not {shown(value)}")
     return value
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..adapters._part import part_of
 from ..adapters._refitted import Refitted
 from ..adapters.base import Adapter, At
-from ..errors import ArgumentError, ComponentError, FileError, NoMatchError, NumberError
+from ..errors import ArgumentError, ComponentError, FileError, NoMatchError, NumberError, printed
 from ..files.components import EXACT, candidates, noise_of
 from ..files.file import AdapterFile, Stamp, stamp_of
 from ..files.formats.base import BUNDLED, NumberingError
@@ -157,6 +157,9 @@ class Network:
             ComponentError: the file does not change that layer, or a base weight it needs cannot be read.
             FileError: the file changed on disk.
         """
+        check_type(component, str, "component", "the name of a component, as 'unet'")
+        check_type(path, str, "path", "the name of a layer, as 'mid_block.attentions.0.proj_in'")
+        check_type(dtype, torch.dtype, "dtype", "a dtype of torch, as torch.float32")
         index = self._indexes.get(component)
         place = None if index is None else index.find(path)
         windows = () if place is None else place.windows
@@ -166,7 +169,7 @@ class Network:
         }
         found = [one for one in self.bindings if one.weight in totals]
         if index is None or not found:
-            raise ComponentError(f"{self.file.path.name} does not change {component}.{path}")
+            raise ComponentError(f"{self.file.path.name} does not change {printed(component)}.{printed(path)}")
         self.file.verify()
         for one in found:
             target, adapter, base = one.target, one.adapter, None

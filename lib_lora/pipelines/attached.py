@@ -89,13 +89,14 @@ class PipelineEngine(Engine):
             ArgumentError: an argument is of another type.
             StackError: another LoRA has that name, or the strength is none.
         """
+        check_type(replace, bool, "replace", "True or False")
         for text, what in ((name, "name"), (weight_name, "weight_name")):
             check_type(text, (str, type(None)), what, "a text")
         with self._lock:
             path = path_of(source, weight_name, partial(self._own_file, name or "lora"))
             name = name or name_of(path)
             if name in self.names and not replace:
-                text = f"a LoRA {name!r} is loaded already; give another name, or write replace=True"
+                text = f"a LoRA {shown(name)} is loaded already; give another name, or write replace=True"
                 raise StackError(text)
             multiplier = multiplier_of(strength, self.components)
             entry = Entry(path, multiplier, rank, alpha, scale, name)
@@ -149,7 +150,9 @@ class PipelineEngine(Engine):
                 return
             places = [i for i, entry in enumerate(self.stack) if entry.name == name]
             if len(places) > 1:
-                raise StackError(f"{len(places)} entries are called {name!r}; write set_multiplier({places[0]}, 0.8)")
+                raise StackError(
+                    f"{len(places)} entries are called {shown(name)}; write set_multiplier({places[0]}, 0.8)"
+                )
             self.set_multiplier(places[0], multiplier)
 
     def unload(self, name: str, *more: str) -> None:
@@ -245,7 +248,7 @@ class PipelineEngine(Engine):
             return name
         near = get_close_matches(name, self.names, 1)
         known = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(map(repr, self.names))}"
-        raise StackError(f"no LoRA is called {name!r}; {known if self.names else _LOAD}")
+        raise StackError(f"no LoRA is called {shown(name)}; {known if self.names else _LOAD}")
 
 
 _ENGINES: weakref.WeakKeyDictionary[object, PipelineEngine] = weakref.WeakKeyDictionary()

@@ -60,6 +60,7 @@ class LoraCalls:
         if unknown:
             raise ArgumentError(f"load_lora_weights has no argument {', '.join(sorted(unknown))}")
         check_type(hotswap, bool, "hotswap", "True or False")
+        check_type(adapter_name, (str, type(None)), "adapter_name", "a text")
         source = pretrained_model_name_or_path_or_dict
         if kwargs.get("subfolder"):
             check_type(kwargs["subfolder"], str, "subfolder", "a text")

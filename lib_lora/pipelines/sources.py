@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..errors import ArgumentError, FileError
+from ..errors import ArgumentError, FileError, printed
 from ..values import check_type, shown
 
 Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Tensor] | BinaryIO
@@ -71,7 +71,7 @@ def _found(path: Path, weight_name: str | None) -> Path:
         return path
     name = path.as_posix()
     if not _HUB_ID.fullmatch(name) or path.suffix == ".safetensors":
-        raise FileError(path, f"there is no such file or folder: {path.absolute()}")
+        raise FileError(path, f"there is no such file or folder: {printed(str(path.absolute()))}")
     repository = _hub_cache() / f"{_REPOSITORY}{name.replace('/', '--')}"
     if not repository.is_dir():
         how = f"hf download {name}" + (f" {weight_name}" if weight_name else "")
@@ -123,8 +123,8 @@ def _saved(tensors: Mapping[str, Tensor], own: Path) -> Path:
     copies = dict[str, Tensor]()
     for key, tensor in tensors.items():
         check_type(key, str, "a key of a state dict", "a text")
-        check_type(tensor, (Tensor, int, float), f"{key} of a state dict", "a tensor")
-        copies[key] = _copy(key, torch.as_tensor(tensor))
+        check_type(tensor, (Tensor, int, float), f"{printed(key)} of a state dict", "a tensor")
+        copies[key] = _copy(key, tensor)
     try:
         save_file(copies, own)
     except (OSError, ValueError, RuntimeError, KeyError) as error:  # the last two of dtypes that a file cannot have
@@ -132,12 +132,12 @@ def _saved(tensors: Mapping[str, Tensor], own: Path) -> Path:
     return own
 
 
-def _copy(key: str, tensor: Tensor) -> Tensor:
+def _copy(key: str, tensor: Tensor | float) -> Tensor:
     """Return a tensor as a file has it: dense, on the CPU, in memory of its own."""
     try:
-        return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format).contiguous()
+        return torch.as_tensor(tensor).detach().to("cpu", copy=True, memory_format=torch.contiguous_format).contiguous()
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-        text = f"{key} of a state dict cannot be copied: it has no data, or another layout than dense"
+        text = f"{printed(key)} of a state dict cannot be copied: it has no data, another layout than dense, or too many digits"
         raise ArgumentError(text) from error
 
 

@@ -11,7 +11,6 @@ region's share of the picture.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -70,8 +69,8 @@ class Region:
         edges = left, top, right, bottom
         for edge in edges:
             check_type(edge, Real, "an edge of a rectangle", "a number from 0 to 1, as Region.rectangle(0, 0, 0.5, 1)")
-        if not all(math.isfinite(edge) and 0 <= edge <= 1 for edge in edges) or left >= right or top >= bottom:
-            text = ", ".join(f"{edge:g}" for edge in edges)
+        if not all(0 <= edge <= 1 for edge in edges) or left >= right or top >= bottom:
+            text = ", ".join(map(shown, edges))
             raise StackError(f"a rectangle is left, top, right and bottom, in shares of the picture, not {text}")
         cells, sides = _edges(SIZE), ((left, right), (top, bottom))
         across, down = ((cells[1:].clamp(max=stop) - cells[:-1].clamp(min=start)) * SIZE for start, stop in sides)
@@ -107,12 +106,12 @@ class Region:
             StackError: the share is not between 0 and 1.
         """
         check_type(width, Real, "the width of an edge", "a number from 0 to 1, as region.feathered(0.1)")
+        if not 0 <= width <= 1:
+            raise StackError(f"a region's edge can fade over 0 to 1 of the picture, not {shown(width)}")
         return self._feathered(float(width))
 
     @lru_cache(maxsize=256)  # noqa: B019  # a wide edge of a large region is slow, and prompts are read again
     def _feathered(self, width: float) -> Region:
-        if not 0 <= width <= 1:
-            raise StackError(f"a region's edge can fade over 0 to 1 of the picture, not {width:g}")
         if width == 0:
             return self
         down, across = (_means(count, count, width) for count in (max(self.height, SIZE), max(self.width, SIZE)))

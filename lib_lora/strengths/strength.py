@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from numbers import Real
@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias, TypeGuard, TypeVar, get_args
 from ..errors import MomentError, StackError
 from ..naming.architectures._block import Side
 from ..naming.blocks import BlockWeights
-from ..values import FrozenMapping, OneLine, check_choice, check_type, frozen, shown
+from ..values import FrozenMapping, OneLine, check_choice, check_type, frozen, listed, shown
 from .regions import Region
 
 MOST = (2 - 2**-23) * 2.0**127
@@ -79,9 +79,9 @@ class Curve(OneLine):
     """`step` keeps a value until the next position."""
 
     def __post_init__(self) -> None:
-        check_type(self.points, Iterable, "points", "a list of positions and values, as [(0, 1.0), (10, 0.0)]")
+        given = listed(self.points, "points", "a list of positions and values, as [(0, 1.0), (10, 0.0)]")
         # sorted by position alone, as in the original: of two points at one place the later one follows
-        object.__setattr__(self, "points", tuple(sorted(map(_point, self.points), key=lambda point: point[0])))
+        object.__setattr__(self, "points", tuple(sorted(map(_point, given), key=lambda point: point[0])))
         if not self.points:
             raise StackError("a schedule without a point; write Curve([(0, 1.0), (10, 0.0)])")
         check_choice(self.unit, get_args(Unit), "unit of a schedule")
@@ -93,6 +93,7 @@ class Curve(OneLine):
         Raises:
             MomentError: the moment lacks what the curve depends on.
         """
+        check_type(moment, (Moment, NoneType), "moment", "a Moment, or None")
         if moment is None:
             return self.value(0.0 if self.unit == "step" else self.points[-1][0])
         if self.unit != "step":
@@ -102,6 +103,7 @@ class Curve(OneLine):
 
     def value(self, position: float) -> float:
         """Return the value at a position."""
+        check_type(position, Real, "position", "a number")
         i = bisect_right(self.points, position, key=lambda point: point[0])
         if i in (0, len(self.points)):
             return self.points[max(i - 1, 0)][1]
@@ -163,6 +165,7 @@ class Window(OneLine):
         Raises:
             MomentError: the moment lacks what the window depends on.
         """
+        check_type(moment, Moment, "moment", "a Moment, as Moment(step=0, steps=20)")
         if self.within is not None and not self.within.holds(moment):
             return False
         if self.turn is not None and int(_known(moment.step, "step")) % self.turn[1] != self.turn[0]:
@@ -280,6 +283,8 @@ class Strength(OneLine):
 
     def amount(self, component: str, side: Side | None = None) -> Amount:
         """Return the amount of a component, or of a side of the denoiser."""
+        check_type(component, str, "component", "the name of a component, as 'unet'")
+        check_type(side, (str, NoneType), "side", f"one of {', '.join(get_args(Side))}, or None")
         if side is not None and side in self.sides:
             return self.sides[side]
         if not isinstance(self.of, Mapping):
@@ -293,6 +298,7 @@ class Strength(OneLine):
             MomentError: the moment lacks what the strength depends on.
         """
         amount = self.amount(component, side)
+        check_type(moment, (Moment, NoneType), "moment", "a Moment, or None")
         if moment is not None and not self.during.holds(moment):
             return 0.0
         return amount.at(moment) if isinstance(amount, Curve) else amount
