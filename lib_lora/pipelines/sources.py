@@ -74,7 +74,7 @@ def _found(path: Path, weight_name: str | None) -> Path:
         raise FileError(path, f"there is no such file or folder: {printed(str(path.absolute()))}")
     repository = _hub_cache() / f"{_REPOSITORY}{name.replace('/', '--')}"
     if not repository.is_dir():
-        how = f"hf download {name}" + (f" {weight_name}" if weight_name else "")
+        how = f"hf download {name}" + (f" {printed(weight_name)}" if weight_name else "")
         text = f"{name} is no file or folder here, and Remora downloads nothing; if it is on Hugging Face, run `{how}`"
         raise FileError(path, f"{text} once, then load it by the same name")
     return _in_folder(repository, weight_name)
@@ -137,8 +137,8 @@ def _copy(key: str, tensor: Tensor | float) -> Tensor:
     try:
         return torch.as_tensor(tensor).detach().to("cpu", copy=True, memory_format=torch.contiguous_format).contiguous()
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-        text = f"{printed(key)} of a state dict cannot be copied: it has no data, another layout than dense, or too many digits"
-        raise ArgumentError(text) from error
+        why = "it has no data, another layout than dense, or too many digits"
+        raise ArgumentError(f"{printed(key)} of a state dict cannot be copied: {why}") from error
 
 
 def _copied(source: BinaryIO, own: Path) -> Path:

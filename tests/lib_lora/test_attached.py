@@ -443,3 +443,40 @@ def test_the_calls_of_diffusers_are_of_this_pipeline_alone(pipe, files):
     ):
         with pytest.raises(LoraError):
             wrong()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_script_modules_are_left_alone(files):
+    pipe = Pipe()
+    pipe.unet.scripted = torch.jit.script(nn.Sequential(nn.Linear(8, 8)))
+    pipe.text_encoder = torch.jit.script(nn.Sequential(nn.Linear(8, 8)))
+    before = pipe.text_encoder(X), pipe.unet.scripted(X)
+    engine = attach(pipe)
+    engine.load(files["style"], strength={"unet": 1.0})
+    same(change(pipe), delta(files["style"]))
+    assert list(engine.components) == ["unet"]
+    engine.set("style", 0.5)
+    engine.merge()
+    assert engine.report.silence == ""
+    assert pipe.text_encoder(X).equal(before[0])
+    assert pipe.unet.scripted(X).equal(before[1])
+    with pytest.raises(ComponentError, match="'unet': RecursiveScriptModule"):
+        Engine({"unet": torch.jit.script(nn.Linear(8, 8))})
+
+
+def test_a_lora_is_trained_on_top_of_an_active_one(pipe, files):
+    """Gradients of the base weight and of other parameters are the ones of the merged model."""
+    attach(pipe).load(files["style"], strength=0.5)
+    twin = copy.deepcopy(pipe.unet).requires_grad_(True)
+    tensors = load_file(files["style"])
+    change = tensors["lora_unet_q.lora_up.weight"] @ tensors["lora_unet_q.lora_down.weight"]
+    twin.q.weight.data += 0.5 * change
+    pipe.unet.requires_grad_(True)
+    for model in (pipe.unet, twin):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(X * 0.1).square().sum().backward()
+            optimizer.step()
+    same(pipe.unet(X), twin(X))
+    same(pipe.unet.q.weight + 0.5 * change, twin.q.weight)
