@@ -27,6 +27,7 @@ CAPTIONS = {
     "extension.store": "locked files",
     "lib_lora.__main__": "command line",
     "lib_lora.inspection": "files and models on disk",
+    "lib_lora.pipelines": "LoRA of a pipeline, by name",
     "lib_lora.engine": "activates a stack",
     "lib_lora.plan": "layer -> executor",
     "lib_lora.execution": "hooks and executors",

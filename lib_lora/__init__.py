@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from .errors import (
     ActivationError,
+    ArgumentError,
     ComponentError,
     FileError,
     LoraError,
@@ -50,23 +51,29 @@ from .strengths.strength import (
 if TYPE_CHECKING:
     from .engine import Engine
     from .naming.network import Network, inspect_file, load_network, model_blocks, model_family
+    from .pipelines.attached import PipelineEngine, attach
+    from .pipelines.calls import LoraCalls, replace_lora_calls
     from .placement.static import RANK_BUCKETS
     from .plugins import register, unregister
     from .strengths.model_call import Rows, SchedulerClock
 
-__all__ = ["RANK_BUCKETS", "Engine", "Entry", "Reading", "Stack", "install", "uninstall"]
+__all__ = ["LoraCalls", "PipelineEngine", "attach", "replace_lora_calls"]
+__all__ += ["RANK_BUCKETS", "Engine", "Entry", "Reading", "Stack", "install", "uninstall"]
 __all__ += ["Amount", "BlockNames", "BlockWeights", "Curve", "Element", "Halves", "Multiplier", "PerImage", "Region"]
 __all__ += ["Shape", "Side", "Strength", "Unit", "Window", "is_off"]
 __all__ += ["Clock", "Moment", "Row", "Rows", "SchedulerClock"]
 __all__ += ["AdapterFile", "Glance", "Network", "base_model", "glance", "inspect_file", "is_denoiser"]
 __all__ += ["load_network", "model_blocks", "model_family", "register", "unregister"]
 __all__ += ["ActivationReport", "Cause", "Family", "MemoryReport", "NetworkReport", "Uncalled", "Unused"]
-__all__ += ["ActivationError", "ComponentError", "LoraError", "MomentError", "RegionError", "RowsError", "StackError"]
+__all__ += ["ActivationError", "ArgumentError", "ComponentError", "LoraError", "MomentError", "RegionError"]
+__all__ += ["RowsError", "StackError"]
 __all__ += ["FileError", "NoMatchError", "PickleError", "StorageError", "UnknownAdapterError", "UnknownFormatError"]
 
 _AT_FIRST_ACCESS = {
     "engine": ("Engine",),
     "naming.network": ("Network", "inspect_file", "load_network", "model_blocks", "model_family"),
+    "pipelines.attached": ("PipelineEngine", "attach"),
+    "pipelines.calls": ("LoraCalls", "replace_lora_calls"),
     "placement.static": ("RANK_BUCKETS",),
     "plugins": ("register", "unregister"),
     "strengths.model_call": ("Rows", "SchedulerClock"),

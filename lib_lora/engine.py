@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
+from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from .errors import ActivationError, LoraError, RowsError, StackError
+from .errors import ActivationError, ArgumentError, LoraError, RowsError, StackError
 from .execution.hooks import HookedLayers
 from .execution.merged import refuse_spoiled
 from .execution.model import Model
@@ -39,11 +40,27 @@ from .strengths.stack_strengths import block_rules
 from .strengths.strength import AnyMultiplier, Clock, Moment, largest
 from .strengths.table import StrengthTable
 from .tensors import every, plain_mode
+from .values import check_count, check_type, shown
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 logger = logging.getLogger(__name__)
 
 _CPU = torch.device("cpu")
 _TWICE = "a layer that was made from a merged weight, as in quantizing, has them twice: load the model again"
+
+
+class EngineOptions(TypedDict, total=False):
+    """The options of an engine; see `Engine`."""
+
+    cache_size: int
+    cache_bytes: int | None
+    checkpoints: Mapping[str, Sequence[Path]] | None
+    storage: Storage
+    device_budget: int | None
+    rank_buckets: Sequence[int]
+    parked_bytes: int
 
 
 class Engine:
@@ -69,6 +86,7 @@ class Engine:
 
     Raises:
         ComponentError: the components are no mapping of names to modules.
+        ArgumentError: an option is of another type.
         StorageError: no such storage, or this torch has no float8; the buckets do not rise.
     """
 
@@ -92,8 +110,13 @@ class Engine:
     ) -> None:
         check_named(components, "Engine({}) or Engine.for_pipeline(pipe)")
         check_storage(storage)
+        for name, number in (("cache_size", cache_size), ("parked_bytes", parked_bytes)):
+            check_count(number, name)
+        for name, limit in (("cache_bytes", cache_bytes), ("device_budget", device_budget)):
+            if limit is not None:
+                check_count(limit, name)
         self._lock = threading.RLock()
-        self._sources = {name: [path.absolute() for path in paths] for name, paths in (checkpoints or {}).items()}
+        self._sources = _absolute({} if checkpoints is None else checkpoints)
         self._cache, self._plans = NetworkCache(cache_size, cache_bytes), PlanCache(parked_bytes)
         self._budget, self._static = Budget(device_budget), StaticMemory()
         self._budget.leave_at_rest = self._plans.leave_devices
@@ -114,7 +137,7 @@ class Engine:
         self.components = dict(components)
 
     @classmethod
-    def for_pipeline(cls, pipeline: object, **options: Any) -> Self:
+    def for_pipeline(cls, pipeline: object, **options: Unpack[EngineOptions]) -> Self:
         """Return an engine of all modules of a diffusers pipeline, which asks its scheduler for the step of a call.
 
         The pipeline is held weakly. Where it gets another module later, the engine serves that one, from the next
@@ -371,6 +394,7 @@ class Engine:
         """
         with self._lock, plain_mode(_CPU):
             plan, former = self._plan, self._stack
+            check_type(index, int, "index", "the position of an entry in the stack, as 0")
             if plan is None or not 0 <= index < len(former):
                 raise StackError(f"no entry {index}; the active stack has {len(former)}", index)
             entries = list(former)
@@ -401,6 +425,7 @@ class Engine:
         Raises:
             MomentError: a strength depends on a time that the moment does not tell.
         """
+        check_type(moment, Moment, "moment", "a Moment, as Moment(step=0, steps=20)")
         with self._lock, plain_mode(_CPU):
             if self._plan is not None:
                 self._plan.strengths.set_moment(moment)
@@ -414,7 +439,12 @@ class Engine:
         Args:
             clock: called with a function that reads the timestep off the call, which waits for the device, or gives
                 None. Without a clock, calls have the moment of `set_moment`.
+
+        Raises:
+            ArgumentError: it cannot be called.
         """
+        if clock is not None and not callable(clock):
+            raise ArgumentError(f"clock must be a function that returns a Moment, or None, not {shown(clock)}")
         self._calls.clock = clock
 
     def set_rows(self, rows: Rows | None) -> None:
@@ -427,7 +457,12 @@ class Engine:
             rows: called with the number of rows of a call of a denoiser; returns a `Row` for each, or the number of its
                 image. With None, a pipeline of diffusers that makes the call tells them; for any other code they are
                 whole batches one after the other: row % images.
+
+        Raises:
+            ArgumentError: it cannot be called.
         """
+        if rows is not None and not callable(rows):
+            raise ArgumentError(f"rows must be a function that returns the row of each, or None, not {shown(rows)}")
         self._calls.rows = rows
 
     def use_image(self, index: int | None) -> None:
@@ -440,6 +475,7 @@ class Engine:
         """
         with self._lock, plain_mode(_CPU):
             images = self._stack.images
+            check_type(index, (int, type(None)), "index", "the number of an image, from 0, or None")
             if index is not None and (index < 0 or index >= images > 1):
                 raise RowsError(f"there is no image {index}; the stack has {images}")
             self._calls.chosen = None if index is None or images == 1 else index * (1 + self._stack.halved)
@@ -510,6 +546,15 @@ class Engine:
                 self._cache.clear()
                 self._hooked.close()
 
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
+        """Refuse a copy, and a pickle: layers are hooked for one engine of one process.
+
+        Raises:
+            ArgumentError: always; the text says what to copy.
+        """
+        text = "an engine can be neither copied nor pickled, as it is tied to the layers of one model in one process"
+        raise ArgumentError(f"{text}; copy or pickle engine.stack, and activate that on an engine of the other model")
+
     def __enter__(self) -> Self:
         return self
 
@@ -531,6 +576,18 @@ def _resolved(stack: Stack, cache: NetworkCache, indexes: Sequence[LayerIndex]) 
     if trace.decisions:
         trace.files(network.report for network in networks)
     return networks
+
+
+def _absolute(checkpoints: Mapping[str, Sequence[Path]]) -> dict[str, list[Path]]:
+    """Return the files of each component with absolute paths, as the working directory may change."""
+    example = "a dict of lists of paths, as {'unet': [Path('unet.safetensors')]}"
+    check_type(checkpoints, Mapping, "checkpoints", example)
+    for name, paths in checkpoints.items():
+        check_type(name, str, "the name of a component", example)
+        check_type(paths, (list, tuple), "the checkpoints of a component", example)
+        for path in paths:
+            check_type(path, (str, PathLike), "a checkpoint", example)
+    return {name: [Path(path).absolute() for path in paths] for name, paths in checkpoints.items()}
 
 
 def _weakly(method: Callable[[str], None]) -> Callable[[str], None]:

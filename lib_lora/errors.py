@@ -5,9 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+_LONGEST = 120  # characters of a name in a sentence
+
+
+def printed(name: str) -> str:
+    """Return a name as one line has it."""
+    return name if name.isprintable() and len(name) <= _LONGEST else f"{name!r:.{_LONGEST}}"
+
 
 class LoraError(Exception):
     """Base of all errors of lib_lora."""
+
+
+class ArgumentError(LoraError, TypeError):
+    """An argument is of a type that its function does not take; the text says what to write."""
 
 
 class FileError(LoraError, ValueError):
@@ -18,7 +29,7 @@ class FileError(LoraError, ValueError):
         self.path, self.reason = path, reason
 
     def __str__(self) -> str:
-        return f"{self.path.name}: {self.reason}"
+        return f"{printed(self.path.name)}: {self.reason}"
 
 
 class PickleError(FileError):
@@ -62,7 +73,7 @@ class ActivationError(LoraError):
 
     def __str__(self) -> str:
         names, causes = self.args
-        return "; ".join(f"entry {i + 1} ({names[i]}) was not applied: {causes[i]}" for i in causes)
+        return "; ".join(f"entry {i + 1} ({printed(names[i])}) was not applied: {causes[i]}" for i in causes)
 
 
 class RowsError(LoraError, ValueError):

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from .values import OneLine, frozen
+
 _SHOWN = 3  # names of layers in a sentence
 
 Cause = Literal[
@@ -31,8 +33,8 @@ _LEFT_OUT: frozenset[Cause] = frozenset(
 """The causes for which a layer of the file is left out, though the model has its component."""
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+@dataclass(frozen=True, slots=True, repr=False)
+class Family(OneLine):
     """A model family."""
 
     name: str  # as in `Architecture.name`: `sdxl`
@@ -78,8 +80,8 @@ class Unused(NamedTuple):
     detail: str = ""  # of this key alone: the layer, the expected and the actual shape
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class NetworkReport(OneLine):
     """One file against one model."""
 
     path: Path
@@ -105,6 +107,10 @@ class NetworkReport:
     model: Family | None = None  # the family of the model; None where it is not known, or without a model
     base_model: str | None = None  # the model the file was made from, in its trainer's words
     seconds: float = 0.0  # the time to open the file and find its layers; 0 where it was not measured
+
+    def __post_init__(self) -> None:
+        for name in ("kinds", "metadata"):
+            object.__setattr__(self, name, frozen(getattr(self, name), name))
 
     @property
     def name(self) -> str:
@@ -192,8 +198,8 @@ class NetworkReport:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Uncalled:
+@dataclass(frozen=True, slots=True, repr=False)
+class Uncalled(OneLine):
     """A layer with adapters that the model never called, so that its adapters do nothing."""
 
     component: str
@@ -202,8 +208,8 @@ class Uncalled:
     expected: bool = False  # whether a setting of the user, such as CLIP skip, leaves it out
 
 
-@dataclass(frozen=True, slots=True)
-class ActivationReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class ActivationReport(OneLine):
     """One stack against one model, entry by entry."""
 
     entries: tuple[NetworkReport, ...]
@@ -222,6 +228,10 @@ class ActivationReport:
     lost: str = ""  # why the stack could not be put on the model as it has become; empty where it could
     broken: str = ""
     """The error by which a call of the model failed; empty where none did, or another call made up for it."""
+
+    def __post_init__(self) -> None:
+        for name in ("live", "idle", "partly_idle", "unlimited", "too_strong"):
+            object.__setattr__(self, name, frozen(getattr(self, name), name))
 
     def summary(self) -> str:
         """Return one line per entry, one on merging if it was requested, and one on layers that were never called."""
@@ -259,8 +269,8 @@ class ActivationReport:
         return f"{self.merged} {layers} merged" + "".join(f"; {n} live: {reason}" for reason, n in self.live.items())
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class MemoryReport(OneLine):
     """The memory of an engine, in bytes."""
 
     placed: Mapping[str, int]  # device -> adapters in force
@@ -272,6 +282,9 @@ class MemoryReport:
     scratch: int  # effective weights and the like, of all engines of the process
     parked: int = 0  # adapters of former stacks, in the computer's memory
     static: int = 0  # memory of compiled models for adapters; the part of it that is in force counts as placed, too
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "placed", frozen(self.placed, "placed"))
 
 
 def _grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import KW_ONLY, Field, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, get_args
 
-from .errors import StackError
+from .errors import StackError, printed
 from .files.reading import USUAL, Reading
 from .strengths.strength import MOST, AnyMultiplier, Strength, check_multiplier, strengths_by_image
+from .values import OneLine, check_choice, check_count, check_type, shown
 
 Mode = Literal["live", "merged"]
 _EXAMPLE = "write Stack([Entry('lora.safetensors', 0.8)])"  # for errors
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+@dataclass(frozen=True, slots=True, repr=False)
+class Entry(OneLine):
     """One file at one strength.
 
     A mapping may name a component exactly (`text_encoder_2`) or a family by its first member: `text_encoder` then
     covers every numbered one that is not named itself.
 
     Raises:
-        StackError: the path is none, the multiplier is no finite number, or the rank is below 1.
+        StackError: the path is none, the multiplier is no finite number, the rank is below 1, or the name is no text.
     """
 
     path: str | Path
@@ -38,35 +40,45 @@ class Entry:
     """The alpha of the file, where what its trainer wrote is missing or wrong; None leaves it to the file."""
     scale: float | None = None
     """The scale of the file, alpha / rank, likewise. It beats `alpha`."""
+    name: str = ""
+    """What errors, reports and an attached engine call the entry; the file's name without its ending, if none is given.
+    """
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, str | os.PathLike):
-            raise StackError(f"Entry takes the path of a file, not {self.path!r:.100}; {_EXAMPLE}")
+            raise StackError(f"Entry takes the path of a file, not {shown(self.path)}; {_EXAMPLE}")
+        if "\0" in str(self.path):
+            raise StackError(f"Entry takes the path of a file, not {str(self.path)!r:.60}, which has a null character")
         if not (isinstance(self.path, Path) and self.path.is_absolute()):  # the working directory may change
             object.__setattr__(self, "path", Path(self.path).absolute())
+        check_type(self.name, str, "the name of an entry", "a text, as Entry(path, name='style')")
+        if not self.name:
+            object.__setattr__(self, "name", _stem(self.path))
         if type(self.multiplier) is not float or not abs(self.multiplier) <= MOST:  # as sliders write it
-            object.__setattr__(self, "multiplier", check_multiplier(self.multiplier, self.name))
+            object.__setattr__(self, "multiplier", check_multiplier(self.multiplier, printed(self.name)))
         if self.rank is not None and (type(self.rank) is not int or self.rank < 1):
-            raise StackError(f"{self.name}: rank {self.rank!r} must be a whole number from 1 up")
+            raise StackError(f"{printed(self.name)}: rank must be a whole number from 1 up, not {shown(self.rank)}")
         for name in ("alpha", "scale"):
             value = getattr(self, name)
             if value is not None and (type(value) not in (int, float) or not abs(value) <= MOST):
-                raise StackError(f"{self.name}: {name} {value!r:.40} must be a finite number")
+                raise StackError(f"{printed(self.name)}: {name} must be a finite number, not {shown(value)}")
 
-    @property
-    def name(self) -> str:
-        """Return the file's name without its ending."""
-        return _stem(self.path)
+    def _given(self) -> Iterator[Field[object]]:
+        return (field for field in OneLine._given(self) if field.name != "name" or self.name != _stem(self.path))
 
     def reading(self, usual: Reading) -> Reading:
         """Return how to read the file in a stack that reads files in a way."""
+        check_type(usual, Reading, "usual", "a Reading")
         if self.alpha is None and self.scale is None:
             return usual
         return replace(usual, alpha=self.alpha, scale=self.scale)
 
     def of_image(self, image: int) -> Strength:
         """Return the strength for one image of the batch, for its positive prompt."""
+        check_count(image, "image")
         by_image = strengths_by_image(self.multiplier)
+        if image >= len(by_image) > 1:
+            raise StackError(f"there is no image {image}; {printed(self.name)} has strengths for {len(by_image)}")
         return by_image[image if len(by_image) > 1 else 0][0]
 
     def strength(self, component: str, image: int = 0) -> float:
@@ -74,8 +86,8 @@ class Entry:
         return self.of_image(image).at(component, None, None)
 
 
-@dataclass(frozen=True, slots=True)
-class Stack:
+@dataclass(frozen=True, slots=True, repr=False)
+class Stack(OneLine):
     """Entries in order. Two entries of one file both act.
 
     Raises:
@@ -101,18 +113,21 @@ class Stack:
     """Whether rows of the positive and of the negative prompt have strengths of their own."""
 
     def __post_init__(self) -> None:
-        if self.mode not in get_args(Mode):
-            raise StackError(f"mode {self.mode!r} must be one of {', '.join(get_args(Mode))}")
-        entries = tuple(self.entries) if isinstance(self.entries, Iterable) else (None,)
+        check_choice(self.mode, get_args(Mode), "mode")
+        check_type(self.in_order, bool, "in_order", "True or False")
+        check_type(self.reading, Reading, "reading", "a Reading, as Reading(alpha=8)")
+        entries: tuple[object, ...] = (None,)
+        with suppress(TypeError):  # it is no list
+            entries = tuple(self.entries)
         if not all(isinstance(entry, Entry) for entry in entries):
-            raise StackError(f"Stack takes a list of entries, not {self.entries!r:.100}; {_EXAMPLE}")
+            raise StackError(f"Stack takes a list of entries, not {shown(self.entries)}; {_EXAMPLE}")
         object.__setattr__(self, "entries", entries)
         images, halved = 1, False
-        for i, entry in enumerate(entries):
+        for i, entry in enumerate(self.entries):
             by_image = strengths_by_image(entry.multiplier)
             if images > 1 and len(by_image) not in (1, images):
                 text = f"multipliers for {len(by_image)} images, and an entry before has {images}"
-                raise StackError(f"{entry.name}: {text}", i)
+                raise StackError(f"{printed(entry.name)}: {text}", i)
             images, halved = max(images, len(by_image)), halved or max(map(len, by_image)) > 1
         object.__setattr__(self, "images", images)
         object.__setattr__(self, "halved", halved)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.jit import ScriptModule
 from typing_extensions import Self
 
 LARGEST = torch.finfo(torch.float32).max
@@ -155,12 +156,18 @@ def _left_modes(autocasting: Collection[str]) -> Iterator[None]:
         yield
 
 
+_LEFT_OUT = (type(None), ScriptModule)
+
+
 def every(module: nn.Module) -> list[nn.Module]:
-    """List a module and all modules below it, without names; a module in several places occurs several times."""
+    """List a module and all modules below it, without names; a module in several places occurs several times.
+
+    A ScriptModule has no forward in Python, so it is left out.
+    """
     modules = [module]
     for parent in modules:  # which grows
         if parent._modules:
-            modules.extend([child for child in parent._modules.values() if child is not None])
+            modules.extend([child for child in parent._modules.values() if not isinstance(child, _LEFT_OUT)])
     return modules
 
 

@@ -25,10 +25,11 @@ import torch
 from torch import nn
 
 from ..compiler import compiling, forget_compiled, is_in_compiled
-from ..errors import ComponentError
+from ..errors import ArgumentError, ComponentError
 from ..placement import schemes
 from ..placement.budget import is_out_of_memory
 from ..tensors import device_of
+from ..values import listed, shown
 from . import opaque
 from .arguments import BaseForward
 
@@ -250,7 +251,15 @@ def install(classes: Iterable[type[nn.Module]] = ()) -> None:
 
     Args:
         classes: layer classes of the host, in addition to torch's. A class that inherits its forward needs no patch.
+
+    Raises:
+        ArgumentError: they are no classes of modules.
     """
+    example = "a list of classes of modules, as [host.Linear]"
+    classes = listed(classes, "classes", example)
+    for cls in classes:
+        if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
+            raise ArgumentError(f"classes must be {example}, not {shown(classes)}")
     global _stays_installed
     _stays_installed = True
     _patch_classes(classes)

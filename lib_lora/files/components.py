@@ -11,6 +11,8 @@ import re
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 
+from ..values import check_type
+
 DENOISER = "denoiser"
 """Role of the denoiser: a UNet or a transformer."""
 TEXT_ENCODER = "text_encoder"
@@ -47,6 +49,7 @@ def role(component: str) -> str:
 
 def is_denoiser(component: str) -> bool:
     """Return whether a component is called at each step, by its name."""
+    check_type(component, str, "component", "the name of a component, as 'unet'")
     return role(component) == DENOISER
 
 

@@ -13,7 +13,7 @@ import math
 import mmap
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from io import BufferedReader
 from pathlib import Path
@@ -26,6 +26,7 @@ from torch import Tensor
 
 from ..errors import FileError, PickleError
 from ..tensors import LARGEST, TensorFields
+from ..values import check_path
 from .formats.strangers.base import stranger_by_head, stranger_in_pickle
 
 A = TypeVar("A", bound=TensorFields)
@@ -106,9 +107,13 @@ class AdapterFile:
             PickleError: it is a pickle, by name or by content.
             FileError: it does not exist, is empty, truncated, damaged, or no safetensors file at all.
         """
+        check_path(path, "AdapterFile.open('lora.safetensors')")
         path = Path(path).absolute()
         raw, stamp = _read_header(path)
         return cls(path, *_parse_header(path, raw), stamp)
+
+    def __reduce__(self) -> tuple[Callable[[Path], AdapterFile], tuple[Path]]:
+        return AdapterFile.open, (self.path,)  # a map is of one process
 
     @cached_property
     def nbytes(self) -> int:
@@ -326,6 +331,7 @@ def glance(path: str | Path) -> Glance | None:
     Raises:
         FileError: as `AdapterFile.open`, where the beginning shows it.
     """
+    check_path(path, "glance('lora.safetensors')")
     raw, (size, *_) = _read_header(Path(path))
     metadata: object = {}
     try:

@@ -7,17 +7,22 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from ..errors import FileError
+from ..errors import FileError, StackError
 from ..tensors import LARGEST
+from ..values import OneLine, check_type, shown
 
 _MAX_SIDECAR = 8 << 20  # bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+@dataclass(frozen=True, slots=True, repr=False)
+class Reading(OneLine):
     """Choices where the trainer of a file and the programs that load it disagree.
 
     By default a file acts as it does in other programs: pictures and strengths that users know stay as they are.
+
+    Raises:
+        ArgumentError: a choice is no True or False.
+        StackError: alpha or scale is no finite number.
     """
 
     split_qkv_as_trained: bool = False
@@ -37,6 +42,14 @@ class Reading:
     """Apply a file of which most fits no layer of the model. By default it is refused: what fits by accident, such as a
     layer that has the same name in another model, gives a picture that no user wants.
     """
+
+    def __post_init__(self) -> None:
+        for name in ("split_qkv_as_trained", "dylora_as_trained", "fragments"):
+            check_type(getattr(self, name), bool, name, "True or False")
+        for name in ("alpha", "scale"):
+            value = getattr(self, name)
+            if value is not None and not (type(value) in (int, float) and abs(value) <= LARGEST):
+                raise StackError(f"{name} must be a finite number, or None, not {shown(value)}")
 
 
 USUAL = Reading()

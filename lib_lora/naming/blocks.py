@@ -6,14 +6,16 @@ architectures, and the names of blocks are in `architectures/_block.py`.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable, Mapping
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from numbers import Real
 from typing import TYPE_CHECKING
 
 from ..errors import StackError
 from ..files.components import TEXT_ENCODER, role
+from ..values import OneLine, check_type, shown, texts
 from .architectures._block import BASE, block_lists, block_order, is_unet
 from .architectures._block import Side as Side
 from .architectures._block import block_of as block_of
@@ -26,12 +28,19 @@ if TYPE_CHECKING:
 _ENCODERS = {"text_encoder": "CLIP", "text_encoder_2": "T5", "text_encoder_3": "T5"}
 
 
-@dataclass(frozen=True)
-class BlockNames:
-    """The blocks of one model, in order, text encoders first."""
+@dataclass(frozen=True, repr=False)
+class BlockNames(OneLine):
+    """The blocks of one model, in order, text encoders first.
+
+    Raises:
+        ArgumentError: the names are no texts.
+    """
 
     of_model: tuple[str, ...]
     """As `block_of` names them, without the empty name."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "of_model", texts(self.of_model, "of_model"))
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -53,11 +62,15 @@ def _in_order(blocks: frozenset[str]) -> BlockNames:
     return BlockNames(tuple(sorted(blocks - {""}, key=block_order)))
 
 
-@dataclass(frozen=True, slots=True)
-class Element:
+@dataclass(frozen=True, slots=True, repr=False)
+class Element(OneLine):
     """A rule for some layers of some blocks: `IN05-OUT05:attn:0`.
 
     Its weight takes the place of the block's. Source: the block-weight extension, `ratiodealer`.
+
+    Raises:
+        ArgumentError: the parts of names are no texts.
+        StackError: the weight is not finite.
     """
 
     blocks: tuple[str, ...]
@@ -68,6 +81,11 @@ class Element:
     not_blocks: bool = False
     """All blocks but these."""
     not_words: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("blocks", "words"):
+            object.__setattr__(self, name, texts(getattr(self, name), name))
+        _check_weight(self.weight)
 
     @property
     def unweighted(self) -> Element:
@@ -94,9 +112,14 @@ def _range(written: str, order: tuple[str, ...]) -> tuple[str, ...]:
     return order[low : high + 1]
 
 
-@dataclass(frozen=True, slots=True)
-class BlockWeights:
-    """A factor for each block; raise StackError if a weight is not finite."""
+@dataclass(frozen=True, slots=True, repr=False)
+class BlockWeights(OneLine):
+    """A factor for each block.
+
+    Raises:
+        ArgumentError: the weights are no list, or the rules no elements.
+        StackError: a weight is not finite.
+    """
 
     values: tuple[float, ...] | None = None
     """A list, read by its length as the model takes it; blocks that the list has no name for are 0."""
@@ -104,10 +127,13 @@ class BlockWeights:
     """They come after the list, each over the ones before it."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "values", None if self.values is None else tuple(self.values))
-        for value in (*(self.values or ()), *(one.weight for one in self.elements)):
-            if not math.isfinite(value):
-                raise StackError(f"a block weight must be a finite number, not {value!r}")
+        if self.values is not None:
+            check_type(self.values, Sequence, "block weights", "a list of numbers, as BlockWeights([1, 0.5, …])")
+            object.__setattr__(self, "values", tuple(map(_check_weight, self.values)))
+        check_type(self.elements, Sequence, "elements", "a list of Element")
+        for element in self.elements:
+            check_type(element, Element, "a rule of block weights", "an Element, as Element(('OUT05',), (), 0.5)")
+        object.__setattr__(self, "elements", tuple(self.elements))
 
     @property
     def largest(self) -> float:
@@ -124,6 +150,13 @@ class BlockWeights:
         if weights or self.values is None:
             return weights[-1] if weights else 1.0
         return read_list(self.values, model).get(block, 1.0)
+
+
+def _check_weight(value: float) -> float:
+    """Return a weight as it is kept, or raise StackError."""
+    if not isinstance(value, Real) or isinstance(value, bool) or not abs(value) <= sys.float_info.max:
+        raise StackError(f"a block weight must be a finite number, not {shown(value)}")
+    return value
 
 
 @lru_cache(maxsize=256)

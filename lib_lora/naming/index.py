@@ -15,9 +15,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
-from typing import cast
+from typing import TypeGuard, cast
 
 from torch import nn
+from torch.jit import ScriptModule
 
 from ..errors import ComponentError
 from ..registry import cached
@@ -51,6 +52,8 @@ def targets_of(path: str, module: nn.Module) -> tuple[Target, ...]:
     """Return the adaptable weights of one module; empty when it has none of its own."""
     if type(module) is nn.Linear:  # most layers, without asking
         return (Target(_actual(module, (module.out_features, module.in_features)), path=path, name=path),)
+    if isinstance(module, ScriptModule):  # torch computes it without a forward in Python
+        return ()
     if isinstance(module, nn.MultiheadAttention):
         return _attention_targets(path, module)
     if hasattr(module, "_conv_forward") and not getattr(module, "transposed", False):
@@ -304,21 +307,29 @@ def _named(root: nn.Module) -> list[tuple[str, nn.Module]]:
         path, module = left.pop()
         named.append((path, module))
         for name, child in reversed(module._modules.items()):
-            if child is not None:
+            if child is not None and not isinstance(child, ScriptModule):
                 inner = name in _INNER or (name == "module" and isinstance(module, _WRAPPERS))
                 left.append((path if inner else f"{path}.{name}" if path else name, child))
     return named
 
 
 def modules_of(pipeline: object) -> dict[str, nn.Module]:
-    """Return the modules of a diffusers pipeline by their names; raise ComponentError where it has none."""
+    """Return the modules of a diffusers pipeline by their names, ScriptModules aside, which no adapter can change.
+
+    Raises:
+        ComponentError: it has no components, or none of them is a module; the text says what to write.
+    """
     parts = getattr(pipeline, "components", None)
     named = parts.items() if isinstance(parts, Mapping) else ()
-    modules = {str(name): part for name, part in named if isinstance(part, nn.Module)}
+    modules = {str(name): part for name, part in named if _is_plain(part)}
     if not modules:
         wrong = f"for_pipeline takes a diffusers pipeline that is loaded, not a {type(pipeline).__name__}"
         raise ComponentError(f"{wrong}; of a single model write Engine({{'unet': model}})")
     return modules
+
+
+def _is_plain(part: object) -> TypeGuard[nn.Module]:
+    return isinstance(part, nn.Module) and not isinstance(part, ScriptModule)
 
 
 def check_named(components: object, call: str) -> None:
@@ -329,7 +340,7 @@ def check_named(components: object, call: str) -> None:
     """
     wrong = f"a {type(components).__name__}"
     if isinstance(components, Mapping):
-        others = [one for one in components.items() if not (isinstance(one[0], str) and isinstance(one[1], nn.Module))]
+        others = [one for one in components.items() if not (isinstance(one[0], str) and _is_plain(one[1]))]
         wrong = ", ".join([f"{name!r}: {type(part).__name__}" for name, part in others])
     if wrong:
         name, example = call.partition("(")[0], call.format("{'unet': pipe.unet}")

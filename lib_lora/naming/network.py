@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from ..adapters._part import part_of
 from ..adapters._refitted import Refitted
 from ..adapters.base import Adapter, At
-from ..errors import ComponentError, FileError, NoMatchError, NumberError
+from ..errors import ArgumentError, ComponentError, FileError, NoMatchError, NumberError, printed
 from ..files.components import EXACT, candidates, noise_of
 from ..files.file import AdapterFile, Stamp, stamp_of
 from ..files.formats.base import BUNDLED, NumberingError
 from ..files.reading import USUAL, Reading, with_sidecar
 from ..registry import version
 from ..report import Family, NetworkReport, Unused
+from ..values import check_type
 from ..weights.readers.base import read_base_weight
 from .architectures._diagnosis import Unlike, diagnoses, missing, without_block
 from .architectures.base import input_basis, input_layers
@@ -139,6 +140,14 @@ class Network:
         if text:
             raise NoMatchError(self.file.path, text)
 
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
+        """Refuse a copy, and a pickle: it refers to the layers of one model.
+
+        Raises:
+            ArgumentError: always; the text says what to copy.
+        """
+        raise ArgumentError("a Network can be neither copied nor pickled; copy or pickle its report, or load it again")
+
     @property
     def embeddings(self) -> dict[str, dict[str, Tensor]]:
         """Return {name: {part: vectors (tokens, width)}} of the textual inversions that came in the file.
@@ -172,6 +181,9 @@ class Network:
             ComponentError: the file does not change that layer, or a base weight it needs cannot be read.
             FileError: the file changed on disk.
         """
+        check_type(component, str, "component", "the name of a component, as 'unet'")
+        check_type(path, str, "path", "the name of a layer, as 'mid_block.attentions.0.proj_in'")
+        check_type(dtype, torch.dtype, "dtype", "a dtype of torch, as torch.float32")
         index = self._indexes.get(component)
         place = None if index is None else index.find(path)
         windows = () if place is None else place.windows
@@ -182,7 +194,7 @@ class Network:
         weights = [(one.component, one.target.path, one.target.param) for one in self.bindings]
         found = [(weight, one) for weight, one in zip(weights, self.bindings, strict=True) if weight in totals]
         if index is None or not found:
-            raise ComponentError(f"{self.file.path.name} does not change {component}.{path}")
+            raise ComponentError(f"{self.file.path.name} does not change {printed(component)}.{printed(path)}")
         self.file.verify()
         for weight, one in found:
             target, adapter, base = one.target, one.adapter, None
@@ -371,6 +383,7 @@ def load_network(path: str | Path, components: Mapping[str, nn.Module], *, readi
         ComponentError: the components are no mapping of names to modules.
     """
     indexes = _indexes(components, "load_network(path, {})")
+    check_type(reading, Reading, "reading", "a Reading, as Reading(alpha=8)")
     return Network(ParsedFile(AdapterFile.open(path)), indexes, with_sidecar(Path(path), reading))
 
 

@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from sys import intern
-from types import MappingProxyType
 
 from torch import Tensor
 
@@ -226,7 +225,7 @@ class ParsedFile:
             path=self.file.path,
             format="+".join([name for name, _ in Counter([group.format for group in self.groups]).most_common()]),
             family=self.family,
-            kinds=MappingProxyType(kinds),
+            kinds=kinds,
             ranks=(min(ranks), max(ranks)) if ranks else None,
             hit=0,
             layers=len(self.groups),

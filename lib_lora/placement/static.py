@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import StorageError
+from ..values import shown
 from .storage import Placement
 
 RANK_BUCKETS = (8, 16, 32, 64, 128, 256, 512)
@@ -32,9 +33,9 @@ def check_buckets(buckets: Sequence[int]) -> tuple[int, ...]:
     Raises:
         StorageError: they are no whole numbers from 1, each larger than the one before.
     """
-    good = all(isinstance(size, int) and size > 0 for size in buckets)
+    good = isinstance(buckets, Sequence) and all(type(size) is int and size > 0 for size in buckets)
     if not good or any(one >= other for one, other in pairwise(buckets)):
-        raise StorageError(f"rank buckets are whole numbers from 1 in rising order, not {list(buckets)}")
+        raise StorageError(f"rank buckets are whole numbers from 1 in rising order, not {shown(buckets)}")
     return tuple(buckets)
 
 

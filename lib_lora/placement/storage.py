@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ..errors import StorageError
 from ..tensors import TensorFields
+from ..values import check_choice
 
 Storage = Literal["file", "bfloat16", "float8"]
 """`file` stores the dtype that is computed in: the layer's, or where effective weights are built, the file's."""
@@ -71,8 +72,7 @@ def store(content: T, storage: Storage) -> tuple[T, bool]:
 
 def check_storage(storage: str) -> None:
     """Raise StorageError where there is no such storage, or this torch has no float8."""
-    if storage not in get_args(Storage):
-        raise StorageError(f"storage {storage!r} must be one of {', '.join(get_args(Storage))}")
+    check_choice(storage, get_args(Storage), "storage", StorageError)
     if storage == "float8" and _FLOAT8 is None:
         raise StorageError(f"torch {torch.__version__} has no float8; use storage 'bfloat16', or a newer torch")
 

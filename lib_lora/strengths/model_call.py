@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..compiler import uncompiled
-from ..errors import RegionError, RowsError
+from ..errors import ArgumentError, RegionError, RowsError
 from ..files.components import is_denoiser
 from ..naming.architectures.base import (
     denoised_in,
@@ -31,6 +31,7 @@ from ..naming.architectures.base import (
     timestep_in,
 )
 from ..tensors import plain_mode
+from ..values import shown
 from .calls import CallArguments, CallLock, CallStrengths, OpenCall
 from .pipeline_rows import PipelineRows, Row
 from .regions import LatentGrid
@@ -199,6 +200,8 @@ class SchedulerClock:
     """
 
     def __init__(self, scheduler: Callable[[], Any]) -> None:
+        if not callable(scheduler):
+            raise ArgumentError(f"scheduler must be a function that returns one, not {shown(scheduler)}")
         self._scheduler = scheduler
         self._timesteps: Any = None  # the latest one; each pass has its own object
         self._values: Sequence[float] = ()

@@ -11,10 +11,10 @@ region's share of the picture.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
+from numbers import Real
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -23,10 +23,12 @@ from torch import Tensor
 from ..compiler import uncompiled
 from ..errors import StackError
 from ..naming.architectures.base import sizes_in_tokens
+from ..values import check_type, shown
 
 SIZE = 64
 """Cells along each side of a region that is made of numbers: as many tokens as most attention has along a side."""
 _MOST = 1024
+_MOST_PLACES = 16_384
 _FULL = 255
 _INVERTED = bytes(range(_FULL, -1, -1))
 
@@ -36,18 +38,22 @@ class Region:
     """Weights on a grid over the picture, from 0 to 1.
 
     Raises:
+        ArgumentError: the sizes are no whole numbers, or the cells no bytes.
         StackError: no such size, or not as many cells.
     """
 
     width: int
     height: int
-    cells: bytes
+    cells: bytes = field(repr=False)
     """Row by row from the top, a byte for each; 255 is 1."""
 
     def __hash__(self) -> int:  # a layer asks for it at each call, and bytes keep theirs
         return hash(self.cells)
 
     def __post_init__(self) -> None:
+        for name in ("width", "height"):
+            check_type(getattr(self, name), int, f"the {name} of a region", "a whole number of cells")
+        check_type(self.cells, bytes, "the cells of a region", "bytes, one for each cell")
         if not (0 < self.width <= _MOST and 0 < self.height <= _MOST):
             raise StackError(f"a region of {self.width} x {self.height} cells; each may be from 1 to {_MOST}")
         if len(self.cells) != self.width * self.height:
@@ -61,8 +67,10 @@ class Region:
             StackError: a number is not between 0 and 1, or they are in the wrong order.
         """
         edges = left, top, right, bottom
-        if not all(math.isfinite(edge) and 0 <= edge <= 1 for edge in edges) or left >= right or top >= bottom:
-            text = ", ".join(f"{edge:g}" for edge in edges)
+        for edge in edges:
+            check_type(edge, Real, "an edge of a rectangle", "a number from 0 to 1, as Region.rectangle(0, 0, 0.5, 1)")
+        if not all(0 <= edge <= 1 for edge in edges) or left >= right or top >= bottom:
+            text = ", ".join(map(shown, edges))
             raise StackError(f"a rectangle is left, top, right and bottom, in shares of the picture, not {text}")
         cells, sides = _edges(SIZE), ((left, right), (top, bottom))
         across, down = ((cells[1:].clamp(max=stop) - cells[:-1].clamp(min=start)) * SIZE for start, stop in sides)
@@ -74,7 +82,14 @@ class Region:
         return cls(weights.shape[1], weights.shape[0], bytes(cells.flatten().tolist()))
 
     def weights(self, height: int, width: int) -> Tensor:
-        """Return the mean weight of each place of a picture, (height, width), in fp64."""
+        """Return the mean weight of each place of a picture, (height, width), in fp64.
+
+        Raises:
+            StackError: a size is no whole number from 1 to 16,384.
+        """
+        for places in (height, width):
+            if type(places) is not int or not 0 < places <= _MOST_PLACES:
+                raise StackError(f"a side of a picture has 1 to {_MOST_PLACES} places, not {shown(places)}")
         cells = torch.tensor(list(self.cells), dtype=torch.float64, device="cpu").view(self.height, self.width)
         return _means(height, self.height) @ (cells / _FULL) @ _means(width, self.width).t()
 
@@ -83,15 +98,20 @@ class Region:
         """Return the share of the picture that the region covers."""
         return sum(self.cells) / (_FULL * len(self.cells))
 
-    @lru_cache(maxsize=256)  # noqa: B019  # a wide edge of a large region is slow, and prompts are read again
     def feathered(self, width: float) -> Region:
         """Return the region with edges that fade over a share of the picture; not at the picture's own edge.
 
         Raises:
+            ArgumentError: the share is no number.
             StackError: the share is not between 0 and 1.
         """
+        check_type(width, Real, "the width of an edge", "a number from 0 to 1, as region.feathered(0.1)")
         if not 0 <= width <= 1:
-            raise StackError(f"a region's edge can fade over 0 to 1 of the picture, not {width:g}")
+            raise StackError(f"a region's edge can fade over 0 to 1 of the picture, not {shown(width)}")
+        return self._feathered(float(width))
+
+    @lru_cache(maxsize=256)  # noqa: B019  # a wide edge of a large region is slow, and prompts are read again
+    def _feathered(self, width: float) -> Region:
         if width == 0:
             return self
         down, across = (_means(count, count, width) for count in (max(self.height, SIZE), max(self.width, SIZE)))
@@ -99,6 +119,7 @@ class Region:
 
     def __or__(self, other: Region) -> Region:
         """Return the union: the larger one of both weights."""
+        check_type(other, Region, "what joins a region", "another Region")
         height, width = max(self.height, other.height), max(self.width, other.width)
         return Region._from_weights(torch.maximum(self.weights(height, width), other.weights(height, width)))
 

@@ -5,27 +5,39 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from numbers import Real
-from types import MappingProxyType
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, TypeGuard, TypeVar, get_args
 
 from ..errors import MomentError, StackError
 from ..naming.blocks import BlockWeights, Side
+from ..values import FrozenMapping, OneLine, check_choice, check_type, frozen, listed, shown
 from .regions import Region
 
 MOST = (2 - 2**-23) * 2.0**127
 """The largest number that float32 has; strengths are kept in it."""
 
+M = TypeVar("M")
+T = TypeVar("T")
+NoneType = type(None)
 Unit = Literal["step", "sigma", "timestep"]
 Shape = Literal["linear", "step", "cosine"]
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """The time of a model call; None where it is not known."""
+def is_number(value: object) -> TypeGuard[float]:
+    """Tell whether a value is a finite number of the range of float32; True and False are none."""
+    return isinstance(value, Real) and not isinstance(value, bool) and bool(abs(value) <= MOST)  # type: ignore[operator]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Moment(OneLine):
+    """The time of a model call; None where it is not known.
+
+    Raises:
+        ArgumentError: a time is no number.
+    """
 
     step: int | None = None
     """Of the present pass, from 0; the second call of a second-order sampler is of the same step."""
@@ -36,6 +48,10 @@ class Moment:
     timestep: float | None = None
     """Between 0 and 1000."""
 
+    def __post_init__(self) -> None:
+        for name in ("step", "steps", "sigma", "timestep"):
+            check_type(getattr(self, name), (Real, NoneType), name, "a number, or None")
+
 
 Clock: TypeAlias = Callable[[Callable[[], float | None]], Moment]
 """Returns the moment of a model call that begins.
@@ -45,8 +61,8 @@ timestep call it.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
+@dataclass(frozen=True, slots=True, repr=False)
+class Curve(OneLine):
     """A number that depends on the moment: given at some points, and in between by the shape.
 
     It is constant before the first point and behind the last.
@@ -62,17 +78,13 @@ class Curve:
     """`step` keeps a value until the next position."""
 
     def __post_init__(self) -> None:
+        given = listed(self.points, "points", "a list of positions and values, as [(0, 1.0), (10, 0.0)]")
         # sorted by position alone, as in the original: of two points at one place the later one follows
-        for point in self.points:
-            if len(point) != 2 or not all(abs(number) <= MOST for number in point):
-                text = "a position and a value, both finite numbers, of the range of float32"
-                raise StackError(f"a point of a schedule is {text}, not {point!r}")
-        points = [(float(position), float(value)) for position, value in self.points]
-        object.__setattr__(self, "points", tuple(sorted(points, key=lambda point: point[0])))
+        object.__setattr__(self, "points", tuple(sorted(map(_point, given), key=lambda point: point[0])))
         if not self.points:
-            raise StackError("a schedule without a point")
-        if self.unit not in get_args(Unit) or self.shape not in get_args(Shape):
-            raise StackError(f"a schedule by {self.unit!r} and of the shape {self.shape!r}; there is no such")
+            raise StackError("a schedule without a point; write Curve([(0, 1.0), (10, 0.0)])")
+        check_choice(self.unit, get_args(Unit), "unit of a schedule")
+        check_choice(self.shape, get_args(Shape), "shape of a schedule")
 
     def at(self, moment: Moment | None) -> float:
         """Return the value at a moment; without one, before the first step, which text encoders have.
@@ -80,6 +92,7 @@ class Curve:
         Raises:
             MomentError: the moment lacks what the curve depends on.
         """
+        check_type(moment, (Moment, NoneType), "moment", "a Moment, or None")
         if moment is None:
             return self.value(0.0 if self.unit == "step" else self.points[-1][0])
         if self.unit != "step":
@@ -89,6 +102,7 @@ class Curve:
 
     def value(self, position: float) -> float:
         """Return the value at a position."""
+        check_type(position, Real, "position", "a number")
         i = bisect_right(self.points, position, key=lambda point: point[0])
         if i in (0, len(self.points)):
             return self.points[max(i - 1, 0)][1]
@@ -101,8 +115,16 @@ class Curve:
         return low + (high - low) * share
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+def _point(point: tuple[float, float]) -> tuple[float, float]:
+    """Return a position and a value of a schedule, or raise StackError."""
+    if not (isinstance(point, Sequence) and len(point) == 2 and all(map(is_number, point))):
+        text = "a position and a value, both finite numbers, of the range of float32"
+        raise StackError(f"a point of a schedule is {text}, not {shown(point)}")
+    return float(point[0]), float(point[1])
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Window(OneLine):
     """The part of the steps, or of the noise, in which something acts.
 
     Args:
@@ -127,10 +149,14 @@ class Window:
     def __post_init__(self) -> None:
         for name in ("start", "stop", "high", "low"):
             number = getattr(self, name)
-            if number is not None and not (math.isfinite(number) and number >= 0):
-                raise StackError(f"{name} {number!r} of a window must be a number from 0 up")
-        if self.turn is not None and not 0 <= self.turn[0] < self.turn[1]:
-            raise StackError(f"turn {self.turn!r} of a window must be one of so many steps, from 0")
+            if number is not None and not (is_number(number) and number >= 0):
+                raise StackError(f"{name} of a window must be a number from 0 up, not {shown(number)}")
+        check_type(self.within, (Window, NoneType), "within", "a Window, or None")
+        if self.turn is not None:
+            pair = self.turn if isinstance(self.turn, Sequence) else ()
+            if not (len(pair) == 2 and all(type(place) is int for place in pair) and 0 <= pair[0] < pair[1]):
+                raise StackError(f"turn of a window must be one of so many steps, as (0, 2), not {shown(self.turn)}")
+            object.__setattr__(self, "turn", tuple(pair))
 
     def holds(self, moment: Moment) -> bool:
         """Tell whether a moment is in it.
@@ -138,6 +164,7 @@ class Window:
         Raises:
             MomentError: the moment lacks what the window depends on.
         """
+        check_type(moment, Moment, "moment", "a Moment, as Moment(step=0, steps=20)")
         if self.within is not None and not self.within.holds(moment):
             return False
         if self.turn is not None and int(_known(moment.step, "step")) % self.turn[1] != self.turn[0]:
@@ -199,8 +226,8 @@ def largest_of(amount: Amount) -> float:
     return max(abs(value) for _, value in amount.points) if isinstance(amount, Curve) else abs(amount)
 
 
-@dataclass(frozen=True, slots=True)
-class Strength:
+@dataclass(frozen=True, slots=True, repr=False)
+class Strength(OneLine):
     """A multiplier as a function: amount of the component, at the moment, inside the window, times the block's weight.
 
     Text encoders run before the first step: they have the amount of the beginning, whatever the window.
@@ -228,8 +255,9 @@ class Strength:
 
     def __post_init__(self) -> None:
         if isinstance(self.of, Mapping):
-            object.__setattr__(self, "of", MappingProxyType(dict(self.of)))
-        object.__setattr__(self, "sides", MappingProxyType(dict(self.sides)))
+            object.__setattr__(self, "of", frozen(_by_component(self.of), "of"))
+        object.__setattr__(self, "sides", frozen(self.sides, "sides"))
+        self._check()
         varies = self.during != ALWAYS
         for amount in self.amounts:
             if isinstance(amount, Curve):
@@ -238,6 +266,15 @@ class Strength:
                 _finite(amount, "a multiplier")
         object.__setattr__(self, "varies", varies)
 
+    def _check(self) -> None:
+        for side in self.sides:
+            check_choice(side, get_args(Side), "a side of the model")
+        check_type(self.during, Window, "during", "a Window, as Window(start=0.2)")
+        check_type(self.blocks, (BlockWeights, NoneType), "blocks", "BlockWeights, or None")
+        check_type(self.region, (Region, NoneType), "region", "a Region, as Region.rectangle(0, 0, 0.5, 1), or None")
+        if self.part is not None and (type(self.part) is not int or self.part < 0):
+            raise StackError(f"part must be a whole number from 0 up, or None, not {shown(self.part)}")
+
     @property
     def amounts(self) -> tuple[Amount, ...]:
         """Return the amounts of all components and sides."""
@@ -245,6 +282,8 @@ class Strength:
 
     def amount(self, component: str, side: Side | None = None) -> Amount:
         """Return the amount of a component, or of a side of the denoiser."""
+        check_type(component, str, "component", "the name of a component, as 'unet'")
+        check_type(side, (str, NoneType), "side", f"one of {', '.join(get_args(Side))}, or None")
         if side is not None and side in self.sides:
             return self.sides[side]
         if not isinstance(self.of, Mapping):
@@ -258,6 +297,7 @@ class Strength:
             MomentError: the moment lacks what the strength depends on.
         """
         amount = self.amount(component, side)
+        check_type(moment, (Moment, NoneType), "moment", "a Moment, or None")
         if moment is not None and not self.during.holds(moment):
             return 0.0
         return amount.at(moment) if isinstance(amount, Curve) else amount
@@ -278,28 +318,39 @@ Multiplier: TypeAlias = float | Mapping[str, float] | Strength
 """One strength for everything; one per component, where one that is not named is left alone; or a function."""
 
 
-@dataclass(frozen=True, slots=True)
-class Halves:
+def _kept(multiplier: M) -> M | FrozenMapping[str, float]:
+    """Return a multiplier that nothing changes; the entry that it gets to checks its numbers."""
+    return frozen(multiplier, "a multiplier") if isinstance(multiplier, Mapping) else multiplier
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Halves(OneLine):
     """Multipliers for the rows of the positive and of the negative prompt; text encoders have the first."""
 
     positive: Multiplier
     negative: Multiplier
 
+    def __post_init__(self) -> None:
+        for name in ("positive", "negative"):
+            object.__setattr__(self, name, _kept(getattr(self, name)))
 
-@dataclass(frozen=True, slots=True)
-class PerImage:
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PerImage(OneLine):
     """A multiplier for each image of a batch; 0 for an image that does not have the entry.
 
     Raises:
+        ArgumentError: they are no list.
         StackError: there is none.
     """
 
     multipliers: tuple[Multiplier | Halves, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "multipliers", tuple(self.multipliers))
+        check_type(self.multipliers, Sequence, "multipliers", "a list with one for each image, as PerImage([1.0, 0.5])")
+        object.__setattr__(self, "multipliers", tuple(map(_kept, self.multipliers)))
         if not self.multipliers:
-            raise StackError("a multiplier per image of no image at all")
+            raise StackError("a multiplier per image of no image at all; write PerImage([1.0, 0.5])")
 
 
 AnyMultiplier: TypeAlias = Multiplier | Halves | PerImage
@@ -363,11 +414,18 @@ def _frozen(multiplier: Multiplier, name: str) -> Multiplier:
     if isinstance(multiplier, Strength):
         return multiplier
     if isinstance(multiplier, Mapping):
-        return MappingProxyType({part: _finite(x, f"{name}: multiplier of {part}") for part, x in multiplier.items()})
+        checked = _by_component(multiplier)
+        return frozen({part: _finite(x, f"{name}: multiplier of {part}") for part, x in checked.items()}, name)
     return _finite(multiplier, f"{name}: multiplier")
 
 
 def _finite(value: object, what: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | Real) or not abs(value) <= MOST:  # type: ignore[operator]
-        raise StackError(f"{what} must be a finite number, of the range of float32, not {value!r}")
+    if not is_number(value):
+        raise StackError(f"{what} must be a finite number, of the range of float32, not {shown(value)}")
     return float(value)
+
+
+def _by_component(mapping: Mapping[str, T]) -> Mapping[str, T]:
+    for name in mapping:
+        check_type(name, str, "the name of a component", "a text, as 'unet'")
+    return mapping

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ...errors import FileError
+from ...values import check_type
 from ..components import DENOISER, role
 from ..file import AdapterFile, open_regular
 from ._header import Layer, arguments, plain_values, stale, tables_by_layer
@@ -249,6 +250,7 @@ def base_model(metadata: Mapping[str, str], configured: object = None) -> str | 
         metadata: the header's.
         configured: the model's name or path in the trainer's configuration.
     """
+    check_type(metadata, Mapping, "metadata", "the metadata of a header, as AdapterFile.open(path).metadata")
     texts = [_line(one) for one in (*(metadata.get(key) for key in _NAMES), configured)]
     name = next(filter(None, texts), "")
     parts = re.split(r"[\\/]+", name.rstrip("\\/"))

@@ -1,0 +1,280 @@
+"""The engine that a pipeline keeps, and its LoRA by their names."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from ..engine import Engine
+from ..errors import ActivationError, ArgumentError, ComponentError, StackError
+from ..report import ActivationReport, NetworkReport
+from ..stack import Entry
+from ..values import check_type, shown
+from .sources import Source, name_of, path_of
+from .wishes import Wish, multiplier_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..engine import EngineOptions
+
+_LOAD = "write engine.load('style.safetensors', name='style')"
+
+
+class PipelineEngine(Engine):
+    """An engine whose LoRA have names. `attach` makes one for a pipeline.
+
+    Its stack has the LoRA in force. Others rest: they are loaded, and act again after `use`. All calls are all or
+    nothing: after an error the same LoRA are in force as before.
+
+    Args:
+        components: see `Engine`, as all options.
+    """
+
+    def __init__(self, components: Mapping[str, nn.Module], **options: Unpack[EngineOptions]) -> None:
+        super().__init__(components, **options)
+        self._resting: dict[str, Entry] = {}
+        self._reports: dict[str, NetworkReport] = {}
+        self._folder: Path | None = None
+        self._written = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all LoRA, first of the ones in force, in order."""
+        return (*[entry.name for entry in self.stack], *self._resting)
+
+    @property
+    def loaded(self) -> dict[str, NetworkReport]:
+        """Return the name of each LoRA -> the report on its file, when it was loaded."""
+        return {name: self._reports[name] for name in self.names if name in self._reports}
+
+    def load(
+        self,
+        source: Source,
+        *,
+        name: str | None = None,
+        strength: Wish = 1.0,
+        weight_name: str | None = None,
+        rank: int | None = None,
+        alpha: float | None = None,
+        scale: float | None = None,
+        replace: bool = False,
+    ) -> NetworkReport:
+        """Put one more LoRA in force, and return what became of its file.
+
+        Args:
+            source: the path of a safetensors file, of a folder that PEFT or diffusers wrote, or of a repository in the
+                local cache of the hub, also by its id; a state dict; or a file that is open for reading bytes.
+            name: what to call it; the file's name, where none is given.
+            strength: see `set`.
+            weight_name: which file of a folder.
+            rank: see `Entry`, as `alpha` and `scale`.
+            alpha: of a state dict, which has no header.
+            scale: alpha / rank.
+            replace: whether it takes the place of the LoRA of that name, at its strength unless one is given.
+
+        Raises:
+            FileError: the file cannot be read, or fits no layer of the model; also its subclasses.
+            ArgumentError: an argument is of another type.
+            StackError: another LoRA has that name, or the strength is none.
+        """
+        check_type(replace, bool, "replace", "True or False")
+        for text, what in ((name, "name"), (weight_name, "weight_name")):
+            check_type(text, (str, type(None)), what, "a text")
+        with self._lock:
+            path = path_of(source, weight_name, partial(self._own_file, name or "lora"))
+            name = name or name_of(path)
+            if name in self.names and not replace:
+                text = f"a LoRA {shown(name)} is loaded already; give another name, or write replace=True"
+                raise StackError(text)
+            multiplier = multiplier_of(strength, self.components)
+            entry = Entry(path, multiplier, rank, alpha, scale, name)
+            return self._put(entry)
+
+    def _put(self, entry: Entry) -> NetworkReport:
+        """Put an entry in force, in the place of the one of its name, if there is any."""
+        entries = list(self.stack)
+        at = next((i for i, other in enumerate(entries) if other.name == entry.name), len(entries))
+        entries[at : at + 1] = [entry]
+        try:
+            report = self._change(entries).entries[at]
+        except ActivationError as error:
+            if list(error.causes) == [at]:
+                raise error.causes[at] from error
+            raise
+        self._resting.pop(entry.name, None)
+        self._reports[entry.name] = report
+        return report
+
+    def _change(self, entries: list[Entry]) -> ActivationReport:
+        return self.activate(replace(self.stack, entries=entries))
+
+    def _own_file(self, name: str) -> Path:
+        """Return the path of a file for tensors that are in no file; the folder goes with the engine."""
+        if self._folder is None:
+            self._folder = Path(mkdtemp(prefix="lib_lora-"))
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        self._written += 1
+        folder = self._folder / str(self._written)  # another file for each: the former may be in use
+        folder.mkdir()
+        return folder / f"{''.join([c if c.isalnum() or c in '-_. ' else '_' for c in name])[:80]}.safetensors"
+
+    def set(self, name: str, strength: Wish) -> None:
+        """Set the strength of a LoRA; writes numbers only, unless it names other blocks.
+
+        Args:
+            name: of the LoRA.
+            strength: a number; a dict by component, in which one may have a dict by block, as
+                `{"unet": {"down": 0.9, "mid": 1.0, "up": {"block_1": [0.4, 0.6]}}}`; a `Curve`, a `Region`, or a
+                `Strength` of all these. A component that the dict does not name is left alone. A block that it does
+                not name has the strength 1.
+
+        Raises:
+            StackError: no such LoRA, component, block or strength.
+        """
+        with self._lock:
+            multiplier = multiplier_of(strength, self.components)
+            if self._find(name) in self._resting:
+                self._resting[name] = replace(self._resting[name], multiplier=multiplier)
+                return
+            places = [i for i, entry in enumerate(self.stack) if entry.name == name]
+            if len(places) > 1:
+                raise StackError(
+                    f"{len(places)} entries are called {shown(name)}; write set_multiplier({places[0]}, 0.8)"
+                )
+            self.set_multiplier(places[0], multiplier)
+
+    def unload(self, name: str, *more: str) -> None:
+        """Take LoRA off, and forget them.
+
+        Raises:
+            StackError: no such LoRA.
+        """
+        with self._lock:
+            gone = {self._find(one) for one in (name, *more)}
+            kept = [entry for entry in self.stack if entry.name not in gone]
+            if len(kept) < len(self.stack):
+                self._change(kept)
+            for one in gone:
+                self._resting.pop(one, None)
+                self._reports.pop(one, None)
+
+    def use(self, *names: str) -> ActivationReport:
+        """Have these LoRA in force, in this order, and let all others rest; without a name, all rest.
+
+        Raises:
+            StackError: no such LoRA.
+        """
+        return self.use_at(dict.fromkeys(map(self._find, names)))
+
+    def use_at(self, strengths: Mapping[str, Wish | None]) -> ActivationReport:
+        """Have these LoRA in force, each at another strength unless that is None, and let all others rest.
+
+        Raises:
+            StackError: no such LoRA, component, block or strength.
+        """
+        check_type(strengths, Mapping, "strengths", "a dict, as {'style': 0.8}")
+        with self._lock:
+            entries, chosen = {**self._resting, **{entry.name: entry for entry in self.stack}}, list[Entry]()
+            for name, strength in strengths.items():
+                entry = entries.pop(self._find(name))
+                new = entry.multiplier if strength is None else multiplier_of(strength, self.components)
+                chosen.append(replace(entry, multiplier=new))
+            report = self._change(chosen)
+            self._resting = entries
+            return report
+
+    @contextmanager
+    def only(self, *names: str) -> Iterator[ActivationReport]:
+        """Have these LoRA alone in force inside a `with` block; after it all are as they were before.
+
+        Raises:
+            StackError: no such LoRA.
+        """
+        former, resting = self.stack, dict(self._resting)
+        report = self.use(*names)
+        try:
+            yield report
+        finally:
+            with self._lock:
+                self.activate(former)
+                self._resting = resting
+
+    def merge(self) -> ActivationReport:
+        """Write the LoRA into the weights that can be restored bit for bit; the others are computed as before."""
+        with self._lock:
+            return self.activate(replace(self.stack, mode="merged"))
+
+    def unmerge(self) -> ActivationReport:
+        """Restore the merged weights bit for bit, and compute the LoRA beside them."""
+        with self._lock:
+            return self.activate(replace(self.stack, mode="live"))
+
+    def deactivate(self) -> None:
+        """Take everything off, and forget all LoRA: the model is as if nothing had ever been applied.
+
+        Raises:
+            ComponentError: a weight still has a LoRA that could not be taken off, now or before.
+        """
+        with self._lock:
+            try:
+                super().deactivate()
+            finally:
+                self._resting.clear()
+                self._reports.clear()
+
+    def close(self) -> None:
+        """Deactivate, and let `attach` make another engine for the pipeline."""
+        with _LOCK:
+            for pipeline in [one for one, engine in _ENGINES.items() if engine is self]:
+                del _ENGINES[pipeline]
+        super().close()
+
+    def _find(self, name: str) -> str:
+        """Return the name of a LoRA, or raise StackError with the nearest one."""
+        check_type(name, str, "the name of a LoRA", "a text, as 'style'")
+        if name in self.names:
+            return name
+        near = get_close_matches(name, self.names, 1)
+        known = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(map(repr, self.names))}"
+        raise StackError(f"no LoRA is called {shown(name)}; {known if self.names else _LOAD}")
+
+
+_ENGINES: weakref.WeakKeyDictionary[object, PipelineEngine] = weakref.WeakKeyDictionary()
+_LOCK = threading.RLock()
+
+
+def attach(pipeline: object, **options: Unpack[EngineOptions]) -> PipelineEngine:
+    """Return the engine of a diffusers pipeline, which the pipeline keeps: there is one, and it goes with the pipeline.
+
+    Args:
+        pipeline: see `Engine.for_pipeline`.
+        options: see the arguments of `Engine`; for the first call alone.
+
+    Raises:
+        ComponentError: it is no pipeline, or another engine serves it.
+        ArgumentError: the pipeline has an engine already, and there are options.
+    """
+    with _LOCK:
+        try:
+            engine = _ENGINES.get(pipeline)
+        except TypeError as error:  # it cannot be hashed, or held weakly
+            text = f"attach takes a diffusers pipeline that is loaded, not {shown(pipeline)}"
+            raise ComponentError(f"{text}; of a single model write PipelineEngine({{'unet': model}})") from error
+        if engine is not None and options:
+            text = f"the pipeline has an engine already, so {', '.join(options)} would have no effect"
+            raise ArgumentError(f"{text}; write attach(pipe).close() before")
+        if engine is None:
+            engine = _ENGINES[pipeline] = PipelineEngine.for_pipeline(pipeline, **options)
+        return engine

@@ -1,0 +1,248 @@
+"""diffusers' own names for LoRA, so that a script for `load_lora_weights` runs with one more line.
+
+Source of the names and of what they do: huggingface/diffusers src/diffusers/loaders/lora_base.py.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar, cast
+
+from ..errors import ArgumentError, ComponentError, StackError
+from ..stack import Entry
+from ..values import check_type, shown, texts
+from .attached import PipelineEngine, attach
+from .sources import Source
+from .wishes import Wish, multiplier_of, scaled
+
+P = TypeVar("P")
+
+_FUSED = " (fused)"
+
+
+@dataclass
+class _State:
+    """What diffusers keeps beside the adapters of a pipeline."""
+
+    before: tuple[str, ...] | None = None
+    """The adapters in force before `disable_lora`; None while they are enabled."""
+    fused: dict[str, Entry] = field(default_factory=dict)
+    """The name of each fused adapter -> the adapter as it was before."""
+
+
+_STATES: weakref.WeakKeyDictionary[PipelineEngine, _State] = weakref.WeakKeyDictionary()
+
+
+def _of(pipeline: object) -> tuple[PipelineEngine, _State]:
+    engine = attach(pipeline)
+    return engine, _STATES.setdefault(engine, _State())
+
+
+class LoraCalls:
+    """diffusers' calls for LoRA, which Remora serves: put it before a class of pipelines."""
+
+    def load_lora_weights(
+        self,
+        pretrained_model_name_or_path_or_dict: Source,
+        adapter_name: str | None = None,
+        hotswap: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """Load a LoRA and use it alone; `set_adapters` uses several. Nothing is downloaded.
+
+        Raises:
+            LoraError: see `PipelineEngine.load`.
+        """
+        engine, state = _of(self)
+        unknown = kwargs.keys() - _LOADING
+        if unknown:
+            raise ArgumentError(f"load_lora_weights has no argument {', '.join(sorted(unknown))}")
+        check_type(hotswap, bool, "hotswap", "True or False")
+        check_type(adapter_name, (str, type(None)), "adapter_name", "a text")
+        source = pretrained_model_name_or_path_or_dict
+        if kwargs.get("subfolder"):
+            check_type(kwargs["subfolder"], str, "subfolder", "a text")
+            check_type(source, str, "a repository with a subfolder", "the path of a folder")
+            source = f"{source}/{kwargs['subfolder']}"
+        names = engine.names
+        default = next(f"default_{i}" for i in range(len(names) + 1) if f"default_{i}" not in names)
+        if hotswap and adapter_name not in names:
+            raise StackError(f"hotswap replaces a LoRA, and none is called {shown(adapter_name)}")
+        former = {entry.name: entry for entry in engine.stack}
+        name = adapter_name or default
+        strength = former[name].multiplier if hotswap and name in former else 1.0
+        engine.load(source, name=name, strength=strength, weight_name=kwargs.get("weight_name"), replace=hotswap)
+        if not hotswap:
+            engine.use(*[one for one in engine.names if one in state.fused or one.endswith(_FUSED)], name)
+            state.before = None
+
+    def set_adapters(
+        self,
+        adapter_names: Sequence[str] | str,
+        adapter_weights: Wish | Sequence[Wish | None] | None = None,
+    ) -> None:
+        """Use these LoRA at these strengths; a component that a dict does not name has the strength 1.
+
+        Raises:
+            LoraError: no such LoRA, or not as many strengths; nothing has changed.
+        """
+        engine, state = _of(self)
+        names = [adapter_names] if isinstance(adapter_names, str) else list(texts(adapter_names, "adapter_names"))
+        weights: list[Wish | None] = [cast("Wish | None", adapter_weights)] * len(names)
+        if isinstance(adapter_weights, list | tuple):
+            weights = list(adapter_weights)
+        if len(names) != len(weights):
+            raise StackError(f"{len(names)} adapters and {len(weights)} weights; give as many, or one for all")
+        wanted = [_whole(1.0 if weight is None else weight, engine) for weight in weights]
+        kept = [name for name in engine.names if (name in state.fused and name not in names) or name.endswith(_FUSED)]
+        engine.use_at({**dict.fromkeys(kept), **dict(zip(names, wanted, strict=True))})
+        state.before = None
+
+    def get_active_adapters(self) -> list[str]:
+        """Return the names of the LoRA in use."""
+        engine, state = _of(self)
+        names = [entry.name for entry in engine.stack] if state.before is None else list(state.before)
+        return [name for name in names if not name.endswith(_FUSED)]
+
+    def get_list_adapters(self) -> dict[str, list[str]]:
+        """Return component -> the names of the LoRA that change it."""
+        engine, _ = _of(self)
+        found: dict[str, list[str]] = {}
+        for name, report in engine.loaded.items():
+            for component in sorted(report.components) if not name.endswith(_FUSED) else ():
+                found.setdefault(component, []).append(name)
+        return found
+
+    def delete_adapters(self, adapter_names: Sequence[str] | str) -> None:
+        """Take LoRA off, and forget them.
+
+        Raises:
+            StackError: no such LoRA.
+        """
+        engine, state = _of(self)
+        names = [adapter_names] if isinstance(adapter_names, str) else texts(adapter_names, "adapter_names")
+        if names:
+            engine.unload(*names)
+        for name in names:
+            state.fused.pop(name, None)
+
+    def unload_lora_weights(self) -> None:
+        """Take all LoRA off but the fused ones, and forget them."""
+        engine, state = _of(self)
+        entries = {entry.name: entry for entry in engine.stack}
+        for name in [name for name in state.fused if name in entries]:
+            engine.activate(replace(engine.stack, entries=[_renamed(one, name) for one in engine.stack]))
+        gone = [name for name in engine.names if not name.endswith(_FUSED)]
+        if gone:
+            engine.unload(*gone)
+        state.fused, state.before = {}, None
+
+    def disable_lora(self) -> None:
+        """Use no LoRA until `enable_lora`; fused ones stay."""
+        engine, state = _of(self)
+        if state.before is None:
+            before = tuple([entry.name for entry in engine.stack])
+            engine.use(*[name for name in before if name in state.fused or name.endswith(_FUSED)])
+            state.before = before
+
+    def enable_lora(self) -> None:
+        """Use the LoRA again that were in use before `disable_lora`."""
+        engine, state = _of(self)
+        if state.before is not None:
+            engine.use(*[name for name in state.before if name in engine.names])
+            state.before = None
+
+    def fuse_lora(
+        self,
+        components: Sequence[str] | None = None,
+        lora_scale: float = 1.0,
+        safe_fusing: bool = False,
+        adapter_names: Sequence[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Merge LoRA into the weights, until `unfuse_lora` restores these bit for bit.
+
+        Args:
+            components: whose weights; None for all that the LoRA change.
+            lora_scale: a factor of their strengths.
+            safe_fusing: without effect, as numbers of a file that are not finite are never applied.
+            adapter_names: which LoRA; None for the ones in use.
+            kwargs: diffusers' former arguments, without effect.
+
+        Raises:
+            LoraError: no such LoRA or component, or the strength cannot be merged; nothing has changed.
+        """
+        engine, state = _of(self)
+        names = [entry.name for entry in engine.stack if not entry.name.endswith(_FUSED)]
+        names = names if adapter_names is None else list(texts(adapter_names, "adapter_names"))
+        check_type(lora_scale, (int, float), "lora_scale", "a number")
+        multiplier_of(lora_scale, {})
+        chosen = None if components is None else texts(components, "components")
+        for component in chosen or ():
+            if component not in engine.components:
+                raise ComponentError(f"there is no {component!r}; there are {', '.join(engine.components)}")
+        engine.use(*dict.fromkeys([*[entry.name for entry in engine.stack], *names]))
+        entries, fused = list(engine.stack), dict(state.fused)
+        for i, entry in enumerate(entries):
+            if entry.name in names and entry.name not in fused:
+                fused[entry.name] = entry
+                multiplier = scaled(entry.multiplier, lora_scale, engine.components, chosen)
+                entries[i] = replace(entry, multiplier=multiplier)
+        engine.activate(replace(engine.stack, entries=entries, mode="merged"))
+        state.fused = fused
+
+    def unfuse_lora(self, components: Sequence[str] | None = None, **kwargs: Any) -> None:
+        """Restore the weights of all components bit for bit; LoRA that are still loaded act beside them."""
+        engine, state = _of(self)
+        kept = [state.fused.get(entry.name, entry) for entry in engine.stack if not entry.name.endswith(_FUSED)]
+        engine.activate(replace(engine.stack, entries=kept, mode="live"))
+        state.fused = {}
+
+    @property
+    def num_fused_loras(self) -> int:
+        """Return how many LoRA are merged."""
+        engine, _ = _of(self)
+        return len(engine.stack) if engine.stack.mode == "merged" else 0
+
+
+_LOADING = frozenset({"weight_name", "subfolder", "local_files_only", "use_safetensors", "low_cpu_mem_usage"})
+_LOADING |= {"cache_dir", "force_download", "proxies", "token", "revision", "prefix", "return_lora_metadata"}
+
+
+def _whole(weight: Wish, engine: PipelineEngine) -> Wish:
+    """Return a strength by component with the strength 1 for components that it does not name."""
+    if not isinstance(weight, Mapping):
+        return weight
+    check_keys = [name for name in weight if not isinstance(name, str)]
+    if check_keys:
+        raise ArgumentError(f"a component is named by a text, as 'unet', not by {shown(check_keys[0])}")
+    return {**dict.fromkeys(engine.components, 1.0), **weight}
+
+
+def _renamed(entry: Entry, name: str) -> Entry:
+    """Return the fused entry of a name that is to be forgotten."""
+    return replace(entry, name=f"{name}{_FUSED}") if entry.name == name else entry
+
+
+def replace_lora_calls(pipeline: P) -> P:
+    """Have a pipeline's `load_lora_weights`, `set_adapters`, `fuse_lora` and the like served by Remora; return it.
+
+    The pipeline gets a class of the same name that has `LoraCalls` before its own class.
+
+    Raises:
+        ComponentError: it is no pipeline.
+        ArgumentError: its class cannot be changed.
+    """
+    attach(pipeline)
+    own = type(pipeline)
+    if issubclass(own, LoraCalls):
+        return pipeline
+    made = type(own.__name__, (LoraCalls, own), {"__module__": own.__module__, "__qualname__": own.__qualname__})
+    try:
+        pipeline.__class__ = made
+    except TypeError as error:
+        text = f"the class of {shown(pipeline)} cannot be changed"
+        raise ArgumentError(f"{text}; write class Pipeline(LoraCalls, {own.__name__}): ...") from error
+    return pipeline

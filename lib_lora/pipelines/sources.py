@@ -1,0 +1,152 @@
+"""From what a user gives to the path of a file: a file, a folder, a hub's id, tensors, or an open file."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import BinaryIO, TypeAlias
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ..errors import ArgumentError, FileError, printed
+from ..values import check_type, shown
+
+Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Tensor] | BinaryIO
+"""What a LoRA may be loaded from."""
+
+_NAMES = ("adapter_model.safetensors", "pytorch_lora_weights.safetensors")
+"""What PEFT's `save_pretrained` and diffusers' `save_lora_weights` write."""
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_REPOSITORY = "models--"
+_EXAMPLE = "the path of a file or a folder, a state dict, or a file that is open for reading bytes"
+
+
+def path_of(source: Source, weight_name: str | None, new_file: Callable[[], Path]) -> Path:
+    """Return the path of a file.
+
+    Args:
+        source: what the user gives.
+        weight_name: the file in a folder; None for the usual names, or the only file.
+        new_file: returns the path of a file to write, where the source is none yet.
+
+    Raises:
+        ArgumentError: it is nothing that a LoRA can be loaded from.
+        FileError: there is no such file, or the folder has several; the text says what to write.
+    """
+    if weight_name is not None:
+        check_type(weight_name, str, "weight_name", "the name of a file in the folder")
+    if isinstance(source, str | os.PathLike):
+        written = os.fspath(source)
+        if not isinstance(written, str) or "\0" in written or not written:
+            raise ArgumentError(f"a LoRA is loaded from {_EXAMPLE}, not from {shown(written)}")
+        path = Path(written)
+        try:
+            return _found(path, weight_name)
+        except OSError as error:
+            raise FileError(path, f"it cannot be read: {error.strerror or error}") from error
+    if isinstance(source, Mapping):
+        return _saved(source, new_file())
+    if callable(getattr(source, "read", None)):
+        return _copied(source, new_file())
+    raise ArgumentError(f"a LoRA is loaded from {_EXAMPLE}, not from {shown(source)}")
+
+
+def name_of(path: Path) -> str:
+    """Return what to call a LoRA that the user gives no name: its file's or, of a usual name, its folder's."""
+    if path.name not in _NAMES:
+        return path.stem
+    repository = next((part for part in path.parts if part.startswith(_REPOSITORY)), None)
+    return path.absolute().parent.name if repository is None else repository.rpartition("--")[2]
+
+
+def _found(path: Path, weight_name: str | None) -> Path:
+    if path.is_dir():
+        return _in_folder(path, weight_name)
+    if path.exists():
+        return path
+    name = path.as_posix()
+    if not _HUB_ID.fullmatch(name) or path.suffix == ".safetensors":
+        raise FileError(path, f"there is no such file or folder: {printed(str(path.absolute()))}")
+    repository = _hub_cache() / f"{_REPOSITORY}{name.replace('/', '--')}"
+    if not repository.is_dir():
+        how = f"hf download {name}" + (f" {printed(weight_name)}" if weight_name else "")
+        text = f"{name} is no file or folder here, and Remora downloads nothing; if it is on Hugging Face, run `{how}`"
+        raise FileError(path, f"{text} once, then load it by the same name")
+    return _in_folder(repository, weight_name)
+
+
+def _hub_cache() -> Path:
+    """Return the folder that huggingface_hub downloads to."""
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+
+
+def _in_folder(folder: Path, weight_name: str | None) -> Path:
+    """Return the file of a folder that PEFT or diffusers wrote, or of a hub's repository in its cache."""
+    if (folder / "snapshots").is_dir() and folder.name.startswith(_REPOSITORY):
+        folder = _snapshot(folder)
+    found = sorted(path.name for path in folder.glob("*.safetensors"))
+    if weight_name is not None:
+        if (folder / weight_name).is_file():
+            return folder / weight_name
+        raise FileError(folder, f"the folder has no file {weight_name!r}; it has {', '.join(found) or 'none'}")
+    usual = [name for name in _NAMES if name in found] or found
+    if len(usual) == 1:
+        return folder / usual[0]
+    if usual:
+        raise FileError(folder, f"the folder has several files; write weight_name={usual[0]!r}, or another of {usual}")
+    pickled = [path.name for path in folder.glob("*.bin")]
+    below = sorted(path.parent.name for path in folder.glob("*/adapter_model.safetensors"))
+    text = "the folder has no file that ends in .safetensors"
+    if pickled:
+        text += f", and {pickled[0]} is a pickle, which is not loaded; save it with safe_serialization=True"
+    elif below:
+        text += f"; load a folder in it: {', '.join(below)}"
+    raise FileError(folder, text)
+
+
+def _snapshot(repository: Path) -> Path:
+    """Return the folder of the files that `main` means in the hub's cache, or of the latest download."""
+    main = repository / "refs" / "main"
+    if main.is_file() and (snapshot := repository / "snapshots" / main.read_text("utf-8", "replace").strip()).is_dir():
+        return snapshot
+    snapshots = sorted((repository / "snapshots").iterdir(), key=lambda path: path.stat().st_mtime)
+    return snapshots[-1] if snapshots else repository / "snapshots"
+
+
+def _saved(tensors: Mapping[str, Tensor], own: Path) -> Path:
+    copies = dict[str, Tensor]()
+    for key, tensor in tensors.items():
+        check_type(key, str, "a key of a state dict", "a text")
+        check_type(tensor, (Tensor, int, float), f"{printed(key)} of a state dict", "a tensor")
+        copies[key] = _copy(key, tensor)
+    try:
+        save_file(copies, own)
+    except (OSError, ValueError, RuntimeError, KeyError) as error:  # the last two of dtypes that a file cannot have
+        raise FileError(own, f"the state dict cannot be written to a file: {error}") from error
+    return own
+
+
+def _copy(key: str, tensor: Tensor | float) -> Tensor:
+    """Return a tensor as a file has it: dense, on the CPU, in memory of its own."""
+    try:
+        return torch.as_tensor(tensor).detach().to("cpu", copy=True, memory_format=torch.contiguous_format).contiguous()
+    except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+        why = "it has no data, another layout than dense, or too many digits"
+        raise ArgumentError(f"{printed(key)} of a state dict cannot be copied: {why}") from error
+
+
+def _copied(source: BinaryIO, own: Path) -> Path:
+    try:
+        with own.open("wb") as target:
+            shutil.copyfileobj(source, target)
+    except TypeError as error:
+        raise ArgumentError("an open file must give bytes; open it with mode 'rb'") from error
+    except (OSError, ValueError) as error:
+        raise FileError(Path(str(getattr(source, "name", own.name))), f"it cannot be read: {error}") from error
+    return own
