@@ -32,6 +32,7 @@ from lib_lora import (
     model_blocks,
     model_family,
 )
+from lib_lora.execution.hooks import HookedLayers
 from lib_lora.execution.low_rank import LowRankExecutor
 from lib_lora.files.file import AdapterFile
 from tests.fakes.files import pair, save
@@ -233,7 +234,7 @@ def test_a_failure_in_the_middle_of_publishing_is_rolled_back(net, x, both, only
             raise error("in the middle")
         return original(*args, **kwargs)
 
-    target = (LowRankExecutor, "_place") if at == "place" else (lib_lora.execution.hooks, "attach")
+    target = (LowRankExecutor, "_place") if at == "place" else (HookedLayers, "_attach")
     original = getattr(*target)
     with monkeypatch.context() as context:
         context.setattr(*target, failing)
