@@ -67,7 +67,7 @@ class Backend(Protocol):
         """Return the folder of finished pictures."""
 
     def pasted(self, parameters: Mapping[str, str]) -> tuple[str, Mapping[str, object]]:
-        """Return the prompt of a parameters text, with LoRA and region names as they are here, and Remora's settings."""
+        """Return the prompt of a parameters text, with names of LoRA and regions as they are here, and its settings."""
 
     def submit(self, request: Txt2Img) -> RunningJob:
         """Queue a job; raises errors for the user."""

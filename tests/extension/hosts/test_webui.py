@@ -138,7 +138,8 @@ def test_a_callback_is_registered_with_few_callers(monkeypatch: pytest.MonkeyPat
     script = tmp_path / "script.py"
     script.write_text("connect()")
     spec = importlib.util.spec_from_file_location("script", script)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)
     module.connect = lambda: Plain().connect(SimpleNamespace())  # type: ignore[arg-type]
     spec.loader.exec_module(module)
