@@ -26,6 +26,7 @@ from ..errors import ComponentError, RegionError
 from ..naming.architectures.base import is_of_text
 from ..naming.binding import Binding
 from ..placement import scratch
+from ..placement.arena import Dtypes, Empty
 from ..placement.resident import PlacementPolicy, Resident, strength_ranges
 from ..placement.storage import Placement, store
 from ..strengths.calls import CallStrengths
@@ -52,7 +53,7 @@ class _Call(NamedTuple):
     """The variant of its rows; None is the one that is shown."""
     rows: Sequence[int] = ()
     """The rows of the model call that its arguments hold; none is all."""
-    acting: frozenset[int] | None = None
+    acting: Sequence[int] | None = None
     """The indexes of the bindings that act; None is all."""
 
 
@@ -128,24 +129,10 @@ class Adapters(TensorFields):
     all: tuple[Adapter, ...]
 
 
-class _Ready(NamedTuple):
-    """What calls need of placed adapters, while base weights are alike, and all strengths and ranks the same."""
-
-    placed: object
-    like: tuple[torch.device, torch.dtype]
-    numbers: object
-    sums: dict[str, Sum]
-    biased: list[tuple[Binding, Adapter]]
-
-
 class DenseExecutor(Resident[Placement[Adapters]]):
     """Bindings of one layer that need an effective weight.
 
-    Args:
-        bindings: the adapters, in the order of the stack.
-        strengths: the strength table of the plan.
-        policy: how tensors are placed.
-        in_order: let each adapter act on the weight that the adapters before it left.
+    With `in_order`, each adapter acts on the weight that the adapters before it left.
     """
 
     name = "dense"
@@ -193,7 +180,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         now = call.now
         for row, image in enumerate(now.rows):
             values = tuple([now.values[image][binding.group] for binding in self._bindings])
-            groups.setdefault((values, self._regions(now, image)), []).append(row)
+            groups.setdefault((values, self._regions(call._replace(image=image))), []).append(row)
         passes = list(groups.values())
 
         def run(part: _Call) -> Any:
@@ -203,14 +190,14 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             return run(call._replace(rows=passes[0]))
         return _in_passes(call, passes, self._bindings[0].target.batched_ndim, run)
 
-    def _regions(self, now: CallStrengths, image: int | None) -> tuple[RegionPart, ...]:
+    def _regions(self, call: _Call) -> tuple[RegionPart, ...]:
         """Return the region of each binding, with its part of the prompt."""
-        variant = now.shown if image is None else image
-        return tuple([now.stack.region(binding.group, variant) for binding in self._bindings])
+        variant = call.now.shown if call.image is None else call.image
+        return tuple([call.now.stack.region(binding.group, variant) for binding in self._bindings])
 
     def _run_regions(self, call: _Call) -> Any:
         """Make one pass with the bindings that act everywhere, and one for each region that adds its bindings."""
-        regions = self._regions(call.now, call.image)
+        regions = self._regions(call)
         others = [region for region in dict.fromkeys(regions) if region != ALL_PLACES]
         if not others:
             return self._run(call)
@@ -219,7 +206,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             raise RegionError(f"{text}, whose tokens have no order; remove its region")
 
         def run(region: RegionPart) -> Any:
-            acting = frozenset(i for i, own in enumerate(regions) if own in (ALL_PLACES, region))
+            acting = [i for i, of_binding in enumerate(regions) if of_binding in (ALL_PLACES, region)]
             return self._run(call._replace(acting=acting))
 
         returned = run(ALL_PLACES)  # attention's output and weights; the weights stay the ones without the region
@@ -236,10 +223,9 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         nowhere = target.kind in ("embedding", "attention") or is_of_text(target.path)
         maps = target.kind == "conv" or (target.kind == "norm" and y.ndim > 3 and y.shape[1] == target.shape[0])
         layout = token_layout(y.shape, latents, spatial=y.ndim - 2 if maps else 0, of_text=nowhere)
-        parts = tuple([parts[row] for row in call.rows]) if parts and call.rows else parts
-        rows = tuple([(region_on_row(region, layout.grid, part),) for part in parts or (None,)])
-        weights = self._strengths.region_weights(layout, rows, y, (1,))
-        return shaped_by_places(weights, layout)
+        of_rows = [parts[row] for row in call.rows] if parts and call.rows else parts or (None,)
+        rows = tuple([(region_on_row(region, layout.grid, part),) for part in of_rows])
+        return shaped_by_places(self._strengths.region_weights(layout, rows, y, (1,)), layout)
 
     def _run(self, call: _Call) -> Any:
         """Make one pass."""
@@ -256,8 +242,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             return base_forward(layer, *args, **kwargs)
         kept = _is_kept(layer, args, kwargs)
         with plain_mode(x.device):
-            placed = self._placed_at(layer, x.device, _ANY)
-            effective = self._effective(call, readers, placed, x, kept=kept)
+            effective = self._effective(call, readers, x, kept=kept)
         if not packed and type(layer) is nn.Linear and base_forward in TORCHS:  # as its forward has it
             return F.linear(x, effective["weight"], effective.get("bias", layer.bias))
         stand_in = None if packed else _stand_in(layer, effective)
@@ -299,36 +284,34 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         return y if bias is None else y + op.per_channel(bias.to(y))
 
     def _effective(
-        self, call: _Call, readers: Sequence[type[WeightReader]], placed: Placement[Adapters], x: Tensor, *, kept: bool
+        self, call: _Call, readers: Sequence[type[WeightReader]], x: Tensor, *, kept: bool
     ) -> dict[str, Tensor]:
         """Build the effective parameters, in scratch memory unless they are kept after the call."""
         params: dict[str, Tensor] = {}
+        placed = self._placed_at(call.layer, x.device, _ANY)
         bases = [reader.read(call.layer, param) for reader, param in zip(readers, self._params, strict=True)]
-        ready: _Ready | None = self._views if call.image is None and call.acting is None else None
-        like, numbers = (bases[0].device, wide(bases[0].dtype)), call.now.numbers
-        if ready is None or ready.placed is not placed or ready.like != like or ready.numbers is not numbers:
-            ready = self._make_ready(call, placed, like)
+        like, is_whole = (bases[0].device, wide(bases[0].dtype)), call.image is None and call.acting is None
+        ready = self._views if is_whole else None
+        if ready is None or ready[0] is not placed or ready[1] is not call.now.numbers or ready[2] != like:
+            pairs = list(zip(self._bindings, placed.get().all, strict=True))
+            pairs = pairs if call.acting is None else [pairs[i] for i in call.acting]
+            sums = {param: self._sum_of(param, pairs, like, call.now, call.image) for param in self._params}
+            biased = [pair for pair in pairs if pair[1].has_bias or pair[1].bias_excess is not None]
+            ready = placed, call.now.numbers, like, sums, biased
+            # for calls in which nothing differs
+            if (
+                is_whole
+                and call.now.numbers is not None
+                and not (self._scheduled or placed.packed or capturing(like[0]))
+            ):
+                self._views = ready
+        *_, sums, biased = ready
         for param, reader, base in zip(self._params, readers, bases, strict=True):
             dtype = x.dtype if not reader.plain and x.is_floating_point() else base.dtype
             total = torch.empty_like(base, dtype=dtype) if kept else scratch.take(param, base, dtype)
-            ready.sums[param].build(total, base)
+            sums[param].build(total, base)
             params[param] = total
-        if ready.biased:
-            params |= self._biases(call.layer, ready.biased, params, call.now, call.image)
-        return params
-
-    def _make_ready(self, call: _Call, placed: Placement[Adapters], like: tuple[torch.device, torch.dtype]) -> _Ready:
-        """Put together what a pass needs, and keep that for calls in which nothing differs."""
-        pairs = list(zip(self._bindings, placed.get().all, strict=True))
-        if call.acting is not None:
-            pairs = [pairs[i] for i in sorted(call.acting)]
-        sums = {param: self._sum_of(param, pairs, like, call.now, call.image) for param in self._params}
-        biased = [pair for pair in pairs if pair[1].has_bias or pair[1].bias_excess is not None]
-        ready = _Ready(placed, like, call.now.numbers, sums, biased)
-        is_special = call.image is not None or call.acting is not None or ready.numbers is None
-        if not (is_special or self._scheduled or placed.packed or capturing(like[0])):
-            self._views = ready
-        return ready
+        return params | self._biases(call.layer, biased, params, call.now, call.image) if biased else params
 
     def _sum_of(
         self,
@@ -339,22 +322,20 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         image: int | None = None,
     ) -> Sum:
         """Return the deltas of one parameter by these bindings with their adapters, at the strengths of a call."""
-        own = [(binding, adapter) for binding, adapter in pairs if binding.target.param == param]
-        parts = [Part(one, self._strength(to, *like, now, image), _rank(to, now), to.target.rows) for to, one in own]
+        parts = []
+        for binding, adapter in pairs:
+            if binding.target.param == param:
+                schedule = binding.adapter.schedule_of_parts
+                rank = binding.rank if schedule is None else schedule.ranks(binding.rank, now.moment)
+                parts.append(Part(adapter, self._strength(binding, like, now, image), rank, binding.target.rows))
         return Sum(parts, in_order=self._in_order)
 
     def _strength(
-        self,
-        binding: Binding,
-        device: torch.device,
-        dtype: torch.dtype,
-        now: CallStrengths,
-        image: int | None = None,
+        self, binding: Binding, like: tuple[torch.device, torch.dtype], now: CallStrengths, image: int | None
     ) -> Tensor | float:
         """Return the strength of a binding; a tensor where it is several numbers, or a captured graph reads it."""
-        if capturing(device) or isinstance(binding.adapter.schedule_of_parts, HeadSchedule):
-            columns = self._columns[strength_ranges(binding)]
-            return self._strengths.for_variant(columns, device, wide(dtype), image)
+        if capturing(like[0]) or isinstance(binding.adapter.schedule_of_parts, HeadSchedule):
+            return self._strengths.for_variant(self._columns[strength_ranges(binding)], *like, image)
         return now.of(image)[binding.group]
 
     def _biases(
@@ -383,20 +364,23 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             if delta is None:
                 continue
             if total is None:
-                width = 3 * weight.shape[0] if target.bias_rows and target.rows is None else weight.shape[0]
                 dtype = where[1] if exact else weight.dtype
-                copy = None if bias is None else bias.data.to(where[0], dtype, copy=True)
-                total = totals[target.bias] = weight.new_zeros(width, dtype=dtype) if copy is None else copy
-            delta, strength = delta.to(*where), self._strength(binding, *where, now, image)
+                if bias is None:
+                    width = weight.shape[0] * (3 if target.bias_rows and target.rows is None else 1)
+                    total = weight.new_zeros(width, dtype=dtype)
+                else:
+                    total = bias.data.to(where[0], dtype, copy=True)
+                totals[target.bias] = total
+            delta, strength = delta.to(*where), self._strength(binding, where, now, image)
             if delta.ndim > 1 or isinstance(strength, Tensor):
                 delta, strength = at_strength(delta, strength), 1.0
             total[rows].add_(delta, alpha=strength)
         return totals
 
     def _content(
-        self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype
+        self, adapters: Sequence[Adapter], device: torch.device, dtypes: Dtypes, empty: Empty = torch.empty
     ) -> tuple[Adapters, bool]:
-        return store(Adapters(tuple(adapter.placed(device) for adapter in self._adapters(layer))), self._storage)
+        return store(Adapters(tuple([adapter.placed(device) for adapter in adapters])), self._storage)
 
     def _placement(
         self, content: Adapters, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype, *, packed: bool
@@ -406,12 +390,6 @@ class DenseExecutor(Resident[Placement[Adapters]]):
 
 _ANY = torch.float32
 """Adapters are placed in the dtypes of their files, so the dtype of a placement makes no difference."""
-
-
-def _rank(binding: Binding, now: CallStrengths) -> int | None:
-    """Return how many rank components act at the timestep of a call; None is all."""
-    schedule = binding.adapter.schedule_of_parts
-    return binding.rank if schedule is None else schedule.ranks(binding.rank, now.moment)
 
 
 def _is_kept(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -37,9 +37,7 @@ class Part:
 class Sum:
     """The deltas of one weight, as far as they can be put together before the weight is read.
 
-    Args:
-        parts: the adapters.
-        in_order: let each adapter act on the weight that the adapters before it left, as A1111 bakes.
+    With `in_order`, each adapter acts on the weight that the adapters before it left, as A1111 bakes.
     """
 
     def __init__(self, parts: Sequence[Part], *, in_order: bool = False) -> None:
@@ -49,8 +47,7 @@ class Sum:
         self._by_rows = all(part.adapter.by_rows for part in parts)
         self._by_columns = all(part.adapter.by_columns for part in parts)
         for part in parts:
-            pair = None if in_order and self._reads else _pair_of(part)
-            if pair is None:
+            if (pair := None if in_order and self._reads else _pair_of(part)) is None:
                 self._others.append(part)
             else:
                 self._pairs.append((part, pair.scale))
@@ -90,22 +87,20 @@ class Sum:
         running = original = base if base.dtype in SUMMED else base.to(dtype)
         count = len(self._others) + bool(self._pairs)
         for i, (delta, factor) in enumerate(self._terms(original, dtype), 1):
-            if isinstance(factor, Tensor):
-                delta, factor = delta * factor, 1.0
             out = total if i == count and write is None else None
             running = torch.add(running, delta.reshape(base.shape), alpha=factor, out=out)
         if write is not None:
             write(total, running)
 
-    def _terms(self, original: Tensor, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor | float]]:
+    def _terms(self, original: Tensor, dtype: torch.dtype) -> Iterator[tuple[Tensor, float]]:
         """Yield the deltas of the whole weight, each with its factor."""
         whole: Tensor | None = None
         for part in self._others:
             weight, adapter = original, part.adapter
             if adapter.reads_base and not adapter.widens_base:
                 weight = whole = original.to(dtype) if whole is None else whole
-            at = At(original.device, dtype, _as(part.multiplier, dtype), part.rank)
-            yield adapter.delta_and_factor(replace(at, weight=weight) if adapter.reads_base else at)
+            seen = weight if adapter.reads_base else None
+            yield _delta_of(part, At(original.device, dtype, part.multiplier, part.rank, weight=seen))
         if self._pairs:
             fused = self._fused(original.device, dtype)
             yield fused.up @ fused.down, 1.0
@@ -115,7 +110,8 @@ class Sum:
         ups, downs = [], []
         for part, scale in self._pairs:
             factors = part.adapter.factors(part.rank)
-            ups.append(factors.up.to(device, dtype) * (_as(part.multiplier, dtype) * scale))
+            multiplier = part.multiplier.to(dtype) if isinstance(part.multiplier, Tensor) else part.multiplier
+            ups.append(factors.up.to(device, dtype) * (multiplier * scale))
             downs.append(factors.down.flatten(1).to(device, dtype))
         return Factors(torch.cat(downs), torch.cat(ups, 1))
 
@@ -127,17 +123,12 @@ class Sum:
         low, high = max(first, start), min(last, start + block.shape[0])
         if low >= high:
             return
-        adapter, window, weight = part.adapter, block[low - start : high - start], None
-        if original is not None and adapter.reads_base:
+        window, weight = block[low - start : high - start], None
+        if original is not None and part.adapter.reads_base:
             weight = window.clone() if self._in_order else original[low - start : high - start]
-        rows = (low - first, high - first) if adapter.by_rows else None
-        multiplier = part.multiplier
-        if isinstance(multiplier, Tensor):
-            multiplier = multiplier.to(block.dtype)
-        at = At(block.device, block.dtype, multiplier, part.rank, rows, columns, weight)
-        delta, factor = adapter.delta_and_factor(at)
-        if isinstance(factor, Tensor):
-            delta, factor = delta * factor, 1.0
+        rows = (low - first, high - first) if part.adapter.by_rows else None
+        at = At(block.device, block.dtype, part.multiplier, part.rank, rows, columns, weight)
+        delta, factor = _delta_of(part, at)
         window.add_(delta.reshape(window.shape), alpha=factor)
 
     def _blocks(self, base: Tensor, total: Tensor, *, contiguous: bool) -> list[_Block]:
@@ -159,8 +150,12 @@ SUMMED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64}
 """Dtypes that torch adds to wider ones in one kernel, which computes in the wider one."""
 
 
-def _as(multiplier: Tensor | float, dtype: torch.dtype) -> Tensor | float:
-    return multiplier.to(dtype) if isinstance(multiplier, Tensor) else multiplier
+def _delta_of(part: Part, at: At) -> tuple[Tensor, float]:
+    """Return the delta of a part, and what it is still to be multiplied by."""
+    if isinstance(at.multiplier, Tensor):
+        at = replace(at, multiplier=at.multiplier.to(at.dtype))
+    delta, factor = part.adapter.delta_and_factor(at)
+    return (delta * factor, 1.0) if isinstance(factor, Tensor) else (delta, factor)
 
 
 _Block = tuple[int, tuple[int, int] | None, Tensor, Tensor]

@@ -140,27 +140,28 @@ def patch_in(function: object) -> Patch | None:
 
 def _serving_executors(cls: type[nn.Module]) -> dict[str, Callable[..., Any]]:
     """Make the methods of a class by which executors follow the moves of their layers and the loading of weights."""
-    own = {name: getattr(cls, name) for name in ("_apply", "_load_from_state_dict") if name in cls.__dict__}
+    former = {name: cls.__dict__.get(name) for name in ("_apply", "_load_from_state_dict")}
 
-    def base(name: str, layer: nn.Module) -> Callable[..., Any]:
+    def base(name: str, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
         # what a class inherits is looked up at each call: A1111 replaces `nn.Module`'s while it loads a model
-        return partial(own[name], layer) if name in own else getattr(super(cls, layer), name)
+        function = former[name]
+        return (
+            getattr(super(cls, layer), name)(*args, **kwargs) if function is None else function(layer, *args, **kwargs)
+        )
 
-    def _apply(layer: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+    def _apply(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
         executor = executor_of(layer)
-        if executor is None:
-            moved: nn.Module = base("_apply", layer)(*args, **kwargs)
-            return moved
-        with executor.converting(layer):
-            moved = base("_apply", layer)(*args, **kwargs)
-        move_to_layer(executor, layer)  # of any patch: the second move does nothing
+        with nullcontext() if executor is None else executor.converting(layer):
+            moved = base("_apply", layer, *args, **kwargs)
+        if executor is not None:
+            move_to_layer(executor, layer)  # of any patch: the second move does nothing
         return moved
 
     def _load_from_state_dict(layer: nn.Module, state: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
         executor = executor_of(layer)
         if executor is not None:
             executor.before_load(layer, state, prefix)
-        base("_load_from_state_dict", layer)(state, prefix, *args, **kwargs)
+        base("_load_from_state_dict", layer, state, prefix, *args, **kwargs)
 
     return {"_apply": _apply, "_load_from_state_dict": _load_from_state_dict}
 
@@ -182,21 +183,19 @@ class ClassPatch(Patch):
         """Tell whether calls of the class's layers reach the patch, directly or through one put on top."""
         if self.cls.__dict__.get("forward") is self.forward:
             return True
-        layer, calls = object.__new__(self.cls), list[object]()
+        layer = object.__new__(self.cls)
         nn.Module.__init__(layer)
         layer.weight = nn.Parameter(torch.zeros(1, 1, device=_CPU), requires_grad=False)
         slot = Slot(layer)
-        slot.patch = self
-        # A1111's manual cast also moves the layer
-        stand_in = SimpleNamespace(run=lambda *call: calls.append(call), move=lambda *_, **__: None)
-        stand_in.converting = lambda _: nullcontext()
-        slot.executor = cast(Executor, stand_in)
         setattr(layer, SLOT, slot)
+        # A1111's manual cast also moves the layer
+        stand_in: Any = SimpleNamespace(run=lambda *_: None, move=lambda *_, **__: None, converting=nullcontext)
+        slot.patch, slot.executor = self, stand_in
         try:
             self.cls.forward(layer, torch.empty(0, device=_CPU))
         except Exception:  # a foreign wrapper may fail on a layer without its own marks, or on our result
             logger.debug("probing %s.forward failed", self.cls.__name__, exc_info=True)
-        return bool(calls)
+        return slot.called
 
     def replaces(self, function: object) -> bool:
         """Tell whether `function` is what the class had before, or the forward of an earlier patch of it."""
@@ -286,8 +285,7 @@ def _patch_classes(classes: Iterable[type[nn.Module]]) -> None:
 
 def slot_of(layer: nn.Module) -> Slot | None:
     """Return the slot of a layer; None where it has none."""
-    slot: Slot | None = getattr(layer, SLOT, None)
-    return slot
+    return getattr(layer, SLOT, None)
 
 
 def executor_of(layer: nn.Module) -> Executor | None:
@@ -323,23 +321,6 @@ def _exchange(layer: nn.Module, is_old: Callable[[object], bool], new: BaseForwa
             replaced = method.__func__
             setattr(holder, attribute, MethodType(new, layer))
     return replaced
-
-
-def attach(layer: nn.Module, slot: Slot, patch: ClassPatch) -> None:
-    """Give `layer` its slot, and make sure that calls of the layer reach it; `patch` is its class's."""
-    if "forward" not in layer.__dict__:
-        slot.patch, slot.replaced = patch, None
-    elif not is_attached(layer, slot):
-        _withdraw(layer, slot)
-        own = _own_forward(layer, patch)
-        if own is None:
-            slot.patch = patch
-            slot.replaced = _exchange(layer, lambda it: it is not patch.forward and patch.replaces(it), patch.forward)
-        else:
-            slot.patch = Patch(own)
-            slot.replaced = slot.patch.base_forward
-            _exchange(layer, partial(is_, own), slot.patch.forward)
-    setattr(layer, SLOT, slot)
 
 
 def _withdraw(layer: nn.Module, slot: Slot) -> None:
@@ -403,9 +384,8 @@ class HookedLayers:
 
     def _forwards_now(self) -> list[int]:
         layers = [layer for it in self._layers if (layer := it()) is not None]
-        forwards = [layer.__dict__.get("forward") for layer in layers]
-        classes: set[type[nn.Module]] = set(map(type, layers))
-        return [*map(id, forwards), *[id(cls.forward) for cls in classes]]
+        classes: dict[type[nn.Module], None] = dict.fromkeys(map(type, layers))
+        return [*map(id, [layer.__dict__.get("forward") for layer in layers]), *[id(cls.forward) for cls in classes]]
 
     def swap(
         self,
@@ -433,9 +413,9 @@ class HookedLayers:
             for layer in [layer for layer in new if layer not in before]:
                 self._attach(layer)
             for layer, old in leaving.items():  # before the new ones are placed, so that a device never has both
-                if old is not None and headroom is not None and not old.reads_base:
+                if headroom is not None and not old.reads_base:
                     old.rest(layer, headroom)
-                elif old is not None:  # others may write to base weights meanwhile
+                else:  # others may write to base weights meanwhile
                     old.release(layer)
             for layer in before.keys() - after.keys():
                 self._take_off(layer)
@@ -463,12 +443,11 @@ class HookedLayers:
         """
         with ExitStack() as stack:
             for layer, executor in self._executors().items():
-                if executor is not None and executor.merges:
+                if executor.merges:
                     stack.callback(self._take_off, layer)
                 else:
-                    executor = self._take_off(layer)
-                if executor is not None:
-                    stack.callback(executor.release, layer)
+                    self._take_off(layer)
+                stack.callback(executor.release, layer)
 
     def close(self) -> None:
         """Detach all layers; where no engine is left, restore the classes."""
@@ -481,24 +460,24 @@ class HookedLayers:
                     if not is_in_compiled(patch.cls):  # or that code would be compiled again
                         patch.undo()
 
-    def _restore(self, executors: Mapping[nn.Module, Executor | None]) -> None:
+    def _restore(self, executors: Mapping[nn.Module, Executor]) -> None:
         for layer, executor in self._executors().items():
-            if executor is not None and executor is not executors.get(layer):
+            if executor is not executors.get(layer):
                 executor.release(layer)
-            if layer not in executors:
-                self._take_off(layer)
+        for layer in self._snapshot().keys() - executors.keys():
+            self._take_off(layer)
         with ExitStack() as stack:  # where a weight cannot be merged into again, the other layers are restored
             for layer, executor in executors.items():
                 self._attach(layer).executor = executor
-                if executor is not None:
-                    stack.callback(move_to_layer, executor, layer, now=executor.merges)
+                stack.callback(move_to_layer, executor, layer, now=executor.merges)
 
     def _snapshot(self) -> dict[nn.Module, Slot]:
         with _lock:
             return dict(self._slots.items())
 
-    def _executors(self) -> dict[nn.Module, Executor | None]:
-        return {layer: slot.executor for layer, slot in self._snapshot().items()}
+    def _executors(self) -> dict[nn.Module, Executor]:
+        slots = self._snapshot()
+        return {layer: executor for layer, slot in slots.items() if (executor := slot.executor) is not None}
 
     def _attach(self, layer: nn.Module) -> Slot:
         """Have calls of a layer reach its slot, which is made where there is none."""
@@ -508,30 +487,37 @@ class HookedLayers:
                 raise ComponentError(f"a {cls.__name__} is served by another Engine; deactivate that one first")
             if slot is None:
                 slot = self._slots[layer] = Slot(layer)
-            attach(layer, slot, patch_of(cls) or ClassPatch(defining_class(cls)))
+            patch = patch_of(cls) or ClassPatch(defining_class(cls))
+            if "forward" not in layer.__dict__:
+                slot.patch, slot.replaced = patch, None
+            elif not is_attached(layer, slot):
+                _withdraw(layer, slot)
+                own = _own_forward(layer, patch)
+                slot.patch = patch if own is None else Patch(own)
+                is_old = (
+                    partial(is_, own) if own is not None else lambda it: it is not patch.forward and patch.replaces(it)
+                )
+                replaced = _exchange(layer, is_old, slot.patch.forward)
+                slot.replaced = replaced if own is None else slot.patch.base_forward
+            setattr(layer, SLOT, slot)
             return slot
 
-    def _take_off(self, layer: nn.Module) -> Executor | None:
-        """Remove the slot, so that the layer is as it was, and return the executor that it had."""
+    def _take_off(self, layer: nn.Module) -> None:
+        """Remove the slot, so that the layer is as it was."""
         with _lock:
-            if layer not in self._slots:
-                return None
-            slot = self._slots.pop(layer)
-            if layer.__dict__.get(SLOT) is slot:
-                delattr(layer, SLOT)
-            executor, slot.executor = slot.executor, None
-            _withdraw(layer, slot)
-            return executor
+            slot = self._slots.pop(layer, None)
+            if slot is not None:
+                if layer.__dict__.get(SLOT) is slot:
+                    delattr(layer, SLOT)
+                slot.executor = None
+                _withdraw(layer, slot)
 
 
 def _place(executors: Mapping[nn.Module, Executor], resting: Collection[nn.Module]) -> None:
     """Place executors beside their layers, except beside resting ones."""
     from ..placement.resident import place_together  # with the engine, not when a host starts
 
-    waiting: list[Waiting] = []
-    for layer, executor in executors.items():
-        move_to_layer(executor, layer, now=executor.merges or layer not in resting, waiting=waiting)
-    place_together(waiting)
+    place_together(executors, resting)
 
 
 def move_to_layer(

@@ -18,10 +18,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor, nn
 
-from ..adapters.base import Form, InputEffect, Operation, OutputEffect, Pair
+from ..adapters.base import Adapter, Form, InputEffect, Operation, OutputEffect, Pair
 from ..compiler import compiling, tracing
 from ..naming.architectures.base import is_of_text
 from ..naming.binding import Binding
+from ..placement.arena import Dtypes, Empty
 from ..placement.resident import PlacementPolicy, Resident, strength_ranges
 from ..placement.static import padded_rank
 from ..placement.storage import Placement, store
@@ -36,12 +37,12 @@ from .low_rank_products import (
     USUAL,
     FusedPair,
     PackedPair,
-    PlainPair,
+    Plain,
     add_pair,
-    add_plain,
     effective_linear,
     is_fresh,
     pays,
+    plain_of,
     shared_cast,
     spread,
     stacked,
@@ -68,6 +69,8 @@ class Placed(Placement[Parts]):
     """Strengths of the pair, of the biases, and of each change of the output."""
     inputs: LayerStrengths | None
     """Strengths of each change of the input, in the dtype of the input."""
+    plain: Plain | None
+    """For eager calls of a layer that has a pair and nothing else; None where it is packed."""
     reads_output: bool
     """Whether any change of the output reads the output."""
     reads_product: bool
@@ -75,14 +78,7 @@ class Placed(Placement[Parts]):
 
 
 class LowRankExecutor(Resident[Placed]):
-    """Bindings of one linear, convolution or embedding layer that act beside it.
-
-    Args:
-        bindings: the adapters, in the order of the stack.
-        forms: the form of each, at its rank.
-        strengths: the strength table of the plan.
-        policy: how tensors are placed.
-    """
+    """Bindings of one linear, convolution or embedding layer that act beside it; `forms` has the form of each."""
 
     name = "low-rank"
 
@@ -110,9 +106,8 @@ class LowRankExecutor(Resident[Placed]):
             rank = padded_rank(self._rank, policy.buckets)
             pairs.append((pairs[0][0], Pair(rank - self._rank, 0.0)))
             self._rank = rank
-        self._ranges = tuple(pairs)
         biases = tuple([(bindings[i].group, Pair(1, 1.0)) for i in self._biased]) if self._biased else ()
-        self._columns = strengths.register(self._ranges, biases)
+        self._columns = strengths.register(tuple(pairs), biases)
         if self._inputs or self._outputs:
             self._input_columns = strengths.register(*[strength_ranges(bindings[i]) for i in self._inputs])
             self._columns += strengths.register(*[strength_ranges(bindings[i]) for i in self._outputs])
@@ -121,26 +116,25 @@ class LowRankExecutor(Resident[Placed]):
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: Args, kwargs: Kwargs) -> Any:
         """Compute the layer's forward plus its deltas."""
-        plain: PlainPair | None = None if compiling() or tracing() else self._views  # a graph must not guard it
-        if plain is None or plain.placed is not self._placed or len(args) != 1 or kwargs or self._budget.contended:
+        placed = None if compiling() or tracing() else self._placed  # a graph must not guard it
+        if placed is None or placed.plain is None or len(args) != 1 or kwargs or self._budget.contended:
             return self._run_any(layer, base_forward, args, kwargs)
-        x, numbers = args[0], self._strengths.now.numbers
-        placed = plain.placed
-        if numbers is None or not isinstance(x, Tensor) or x.device != placed.device:
+        x, numbers, strengths = args[0], self._strengths.now.numbers, placed.strengths
+        if numbers is None or not (self._stays and isinstance(x, Tensor)) or x.device != placed.device:
             return self._run_any(layer, base_forward, args, kwargs)
         if x.is_cuda and capturing(x.device):  # a graph reads strengths from tensors
             return self._run_any(layer, base_forward, args, kwargs)
-        last, number = plain.known
-        strength = number if number is not None and numbers is last else plain.strength(numbers)
-        if x.numel() > plain.many and x.dtype is placed.dtype and pays(layer, base_forward, x):
-            return effective_linear(layer, x, plain.pair.down, plain.pair.up, strength)
+        (pair, flat, many), (last, number) = placed.plain, strengths.known
+        strength = number if number is not None and numbers is last else strengths.number(numbers)
+        if x.numel() > many and x.dtype is placed.dtype and pays(layer, base_forward, x):
+            return effective_linear(layer, x, pair, strength)
         y = base_forward(layer, x)
         if not isinstance(y, Tensor) or y.dtype is not placed.dtype or y.device != x.device:
             return self._run_any(layer, base_forward, args, kwargs, y)
         if x.dtype is not y.dtype:  # under autocast, or with a host that casts inside its forward
             x = shared_cast(x, y.dtype)
         fresh = is_fresh(layer, y, base_forward)  # among the arguments of another call, `y` would be held once more
-        return add_plain(plain, strength, layer, x, y, fresh=fresh)
+        return add_pair(layer, x, y, pair, strength, fresh=fresh, flat=flat)
 
     def _run_any(
         self, layer: nn.Module, base_forward: BaseForward, args: Args, kwargs: Kwargs, returned: Any = None
@@ -180,14 +174,10 @@ class LowRankExecutor(Resident[Placed]):
     def _in_weight(self, layer: nn.Module, x: Tensor) -> Tensor:
         """Compute a linear layer with its pairs in an effective weight."""
         placed = self._placed_at(layer, x.device, x.dtype)
-        parts = placed.get()
-        plain = self._plain(placed, parts)
-        if self._strengths.stale:  # compiled code reads them without asking
-            self._strengths.rewrite()
-        of_pair, of_bias = placed.strengths.alike
+        parts, number = placed.get(), self._number(placed)
+        _, (of_pair, of_bias, *_), _ = placed.strengths.present()
         assert parts.pair is not None
-        strength = of_pair if plain is None else plain[1]
-        y = effective_linear(layer, x, parts.pair.down, parts.pair.up, strength)
+        y = effective_linear(layer, x, parts.pair, of_pair if number is None else number)
         return y if parts.bias is None else with_change_of_bias(y, of_bias, parts.bias, self._spatial)
 
     def _beside(
@@ -196,25 +186,23 @@ class LowRankExecutor(Resident[Placed]):
         op = Operation(layer, self._spatial, base)
         y = base(self._changed_input(layer, x, op, alike=alike) if self._inputs else x)
         placed = self._placed_at(layer, y.device, y.dtype, x.dtype)
-        own, parts = x, placed.get()
-        plain = self._plain(placed, parts) if self._is_plain else None
+        own, parts, number = x, placed.get(), self._number(placed) if self._is_plain else None
         if self._kind != "embedding" and (x.dtype is not y.dtype or x.device != y.device):
             own = shared_cast(x.to(y.device), y.dtype)  # a host casts, as autocast does, or moves inside its forward
-        if plain is not None:
+        if number is not None:
+            assert parts.pair is not None
             fresh = is_fresh(layer, y, base_forward, held=2)  # `base` holds it, too
-            return add_plain(*plain, layer, own, y, fresh=fresh)
+            return add_pair(layer, own, y, parts.pair, number, fresh=fresh)
         if self._strengths.stale:  # compiled code reads them without asking
             self._strengths.rewrite()
         of_pair, of_bias, *of_outputs = placed.strengths.alike if alike else self._live(layer, placed.strengths, x, y)
         y, deltas = self._with_outputs(y, x, of_outputs, parts, placed, op) if parts.outputs else (y, [])
         is_new = len(deltas) < len(parts.outputs)
-        if parts.pair is not None:
-            if self._kind == "embedding":
-                y = y + (F.embedding(own, parts.pair.up) * of_pair) @ parts.pair.down
-            else:
-                fresh = (is_new and not y.requires_grad) or is_fresh(layer, y, base_forward, held=2)
-                y = add_pair(layer, own, y, parts.pair, of_pair, fresh=fresh)
-            is_new = True
+        if parts.pair is not None and self._kind == "embedding":
+            y, is_new = y + (F.embedding(own, parts.pair.up) * of_pair) @ parts.pair.down, True
+        elif parts.pair is not None:
+            fresh = (is_new and not y.requires_grad) or is_fresh(layer, y, base_forward, held=2)
+            y, is_new = add_pair(layer, own, y, parts.pair, of_pair, fresh=fresh), True
         for delta, window in deltas:
             if y.requires_grad or not (is_new or is_fresh(layer, y, base_forward, held=2)):
                 y = y.clone()
@@ -222,37 +210,31 @@ class LowRankExecutor(Resident[Placed]):
             is_new = True
         return y if parts.bias is None else with_change_of_bias(y, of_bias, parts.bias, self._spatial)
 
-    def _plain(self, placed: Placed, parts: Parts) -> tuple[PlainPair, Tensor | float] | None:
-        """Return the pair and the strength of a plain call; None for any other call.
+    def _number(self, placed: Placed) -> Tensor | float | None:
+        """Return the strength of a plain call; None for any other call.
 
-        All ways through the executor use it, so that they have the same bits. `parts` are the unpacked ones.
+        All ways through the executor use it, so that they have the same bits.
         """
         if compiling() or tracing() or not self._is_plain:  # first, so that a graph does not guard numbers
             return None
         numbers = self._strengths.now.numbers
-        if numbers is None or capturing(placed.device):
-            return None
-        plain: PlainPair | None = self._views
-        if plain is None or plain.placed is not placed:
-            assert parts.pair is not None
-            plain = PlainPair(placed, parts.pair, self._ranges, placed.strengths)
-            self._views = None if placed.packed else plain  # which would keep what is unpacked for one call
-        return plain, plain.strength(numbers)
+        return None if numbers is None or capturing(placed.device) else placed.strengths.number(numbers)
 
-    def _live(self, layer: nn.Module, strengths: LayerStrengths, x: Tensor, changed: Tensor) -> tuple[Tensor, ...]:
+    def _live(self, layer: nn.Module, strengths: LayerStrengths, x: Tensor, changed: Tensor) -> Sequence[Tensor]:
         """Return the strengths of the changes of `changed`, by row of the batch and by place where these differ.
 
         Raises:
             RowsError: the layer's input has no rows that belong to the model call's.
         """
-        view, repeats = strengths.present(), 1
-        now, rows = view.now, view.rows
-        if now.mixed and rows:  # by their number: a graph must not guard which rows they are
-            repeats = repeats_per_row(layer, x, rows[0].shape[0], self._bindings[0].target.batched_ndim)
-        if self._is_regional(now):
-            return strengths.at(self._layout(changed, now), view, regional=True)
+        now, factors, rows = strengths.present()
+        regional, repeats = self._is_regional(now), 1
+        if now.mixed:  # by their number: a graph must not guard which rows they are
+            factors, least = rows, self._bindings[0].target.batched_ndim
+            repeats = repeats_per_row(layer, x, rows[0].shape[0], least)
+        if regional:
+            return strengths.at(self._layout(changed, now), now, factors, regional=True)
         layout = TokenLayout(None, (1,) * (changed.ndim - 2), repeats, channels_first=self._spatial > 0)
-        return strengths.at(layout, view, regional=False) if now.mixed else view.alike
+        return strengths.at(layout, now, factors, regional=False) if now.mixed else factors
 
     def _layout(self, tensor: Tensor, now: CallStrengths) -> TokenLayout:
         return token_layout(tensor.shape, now.latents, spatial=self._spatial, of_text=self._nowhere)
@@ -295,9 +277,9 @@ class LowRankExecutor(Resident[Placed]):
         return total, deltas
 
     def _content(
-        self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype
+        self, adapters: Sequence[Adapter], device: torch.device, dtypes: Dtypes, empty: Empty = torch.empty
     ) -> tuple[Parts, bool]:
-        adapters, target = self._adapters(layer), self._bindings[0].target
+        target, (dtype, input_dtype) = self._bindings[0].target, dtypes
         pair: FusedPair | PackedPair | None = None
         bias: Tensor | None = None
         width = target.outputs or target.shape[0]
@@ -311,17 +293,20 @@ class LowRankExecutor(Resident[Placed]):
                 ups.append(factors.up)
                 rows.append(binding.target.rows)
         if downs:
-            down = stacked(downs, 0, device, dtype, length=self._rank)
-            pair = FusedPair(down, stacked(ups, 1, device, dtype, rows, width, length=self._rank))
+            down = stacked(downs, 0, device, dtype, length=self._rank, empty=empty)
+            pair = FusedPair(down, stacked(ups, 1, device, dtype, rows, width, length=self._rank, empty=empty))
             pair = PackedPair.of(pair) if self._storage == "float8" else pair
         if self._biased:
             changes = [adapters[i].delta_bias().unsqueeze(1) for i in self._biased]
             windows = [self._bindings[i].target.rows for i in self._biased]
-            bias = stacked(changes, 1, device, dtype, windows, width).t()
+            bias = stacked(changes, 1, device, dtype, windows, width, empty=empty).t()
         inputs = tuple([adapters[i].input_effect(device, input_dtype) for i in self._inputs]) if self._inputs else ()
         outputs = tuple([adapters[i].output_effect(device, dtype) for i in self._outputs]) if self._outputs else ()
         # a packed pair is there to be unpacked, as any packed tensor
-        content, is_packed = store(Parts(cast(FusedPair | None, pair), inputs, outputs, bias), self._storage)
+        parts = Parts(cast(FusedPair | None, pair), inputs, outputs, bias)
+        if self._storage == "file":
+            return parts, False
+        content, is_packed = store(parts, self._storage)
         return content, is_packed or isinstance(pair, PackedPair)
 
     def _placement(
@@ -331,4 +316,7 @@ class LowRankExecutor(Resident[Placed]):
         if self._inputs:
             of_inputs = self._strengths.for_layer(self._input_columns, device, input_dtype, self._spatial)
         reads = [effect.reads_bias for effect in content.outputs if effect.reads_output] if content.outputs else ()
-        return Placed(device, dtype, input_dtype, content, packed, strengths, of_inputs, bool(reads), not all(reads))
+        pair = content.pair if self._is_plain and not packed else None
+        plain = None if pair is None else plain_of(pair)
+        where = device, dtype, input_dtype, content, packed
+        return Placed(*where, strengths, of_inputs, plain, bool(reads), not all(reads))

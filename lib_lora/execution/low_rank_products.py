@@ -11,9 +11,9 @@ import math
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
@@ -23,8 +23,8 @@ from ..adapters._product import balanced
 from ..adapters.base import Factors
 from ..compiler import compiling
 from ..placement import scratch
-from ..placement.storage import Packed, Placement, pack
-from ..strengths.table import FactorRanges, LayerStrengths
+from ..placement.arena import Empty
+from ..placement.storage import Packed, pack
 from ..tensors import TensorFields, autocasts, wide
 from .arguments import BaseForward
 
@@ -61,13 +61,22 @@ def pays(layer: nn.Module, base_forward: BaseForward, x: Tensor) -> bool:
     return not autocasts(x.device.type)
 
 
-def effective_linear(layer: nn.Module, x: Tensor, down: Tensor, up: Tensor, strength: Tensor | float) -> Tensor:
+@dataclass(frozen=True, slots=True, eq=False)
+class FusedPair(TensorFields):
+    """The low-rank pairs of a layer as one."""
+
+    down: Tensor  # (R, in, *kernel), R = sum of ranks
+    up: Tensor  # (out, R)
+
+
+def effective_linear(layer: nn.Module, x: Tensor, pair: FusedPair, strength: Tensor | float) -> Tensor:
     """Compute x (W + up diag(strength) down)^T + b; strength is (R,), or one number for all.
 
     In compiled code the sum is a tensor of the graph, whose memory the compiler plans.
     """
     weight = layer._parameters["weight"]
     assert weight is not None  # `pays` said so
+    down, up = pair.down, pair.up
     if isinstance(strength, Tensor):
         up, strength = up * strength, 1.0
     if compiling():
@@ -77,14 +86,6 @@ def effective_linear(layer: nn.Module, x: Tensor, down: Tensor, up: Tensor, stre
         with torch.no_grad():
             torch.addmm(weight, up, down, alpha=strength, out=total)
     return F.linear(x, total, layer._parameters.get("bias"))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FusedPair(TensorFields):
-    """The low-rank pairs of a layer as one."""
-
-    down: Tensor  # (R, in, *kernel), R = sum of ranks
-    up: Tensor  # (out, R)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,90 +110,50 @@ class PackedPair(Packed):
         return FusedPair(both[:, :inside].reshape(self.shape), both[:, inside:].t())
 
 
-class PlainPair:
-    """The fused pair of a layer for eager calls in which all rows and places have the same strengths.
-
-    It is made when the pair is placed. Where one number is the strength of all components, the second product takes it
-    as a factor, and a call costs two products beside the layer's own. Several numbers are a vector, and cost a third.
-
-    Args:
-        placed: the placement that it is made from, in the dtype of the layer's input and output.
-        pair: of the placement.
-        ranges: of the strengths of its components.
-        strengths: of the layer.
-    """
-
-    __slots__ = ("_sources", "_strengths", "down", "known", "many", "pair", "placed", "spatial", "up")
-
-    def __init__(
-        self, placed: Placement[Any], pair: FusedPair, ranges: FactorRanges, strengths: LayerStrengths
-    ) -> None:
-        self.placed, self.pair, self._strengths = placed, pair, strengths
-        self.spatial = pair.down.ndim - 2
-        """Dimensions behind the channels; 0 for a linear layer."""
-        self.down = pair.down if self.spatial else pair.down.t()
-        """(R, in, *kernel); (in, R) for a linear layer."""
-        self.up = pair.up if self.spatial else pair.up.t()
-        """(out, R); (R, out) for a linear layer."""
-        self.many = math.inf
-        """The effective weight is cheaper for inputs of more entries."""
-        if not self.spatial and pair.up.dtype in EXACT:
-            inside, out = pair.down.shape[1], pair.up.shape[0]
-            self.many = MARGIN * inside * inside * out / (out + inside)
-        self.known: tuple[Sequence[float] | None, float | None] = None, None
-        """The numbers of all groups that `strength` was asked for last, and the strength of all components at these, if
-        it is one number. Both at once, as threads share them.
-        """
-        self._sources: Collection[tuple[int, float]] = ()  # group and scale of each component
-        # MPS compiles a graph for each new number
-        if all(one.schedule is None for _, one in ranges) and pair.up.device.type != "mps":
-            self._sources = {(group, one.scale) for group, one in ranges if one.scale}
-
-    def strength(self, numbers: Sequence[float]) -> Tensor | float:
-        """Return the strength of all components at the present numbers of all groups: one number or a vector."""
-        last, number = self.known
-        if numbers is not last:
-            factors = {numbers[group] * scale for group, scale in self._sources}
-            number = factors.pop() if len(factors) == 1 else None
-            self.known = numbers, number
-        if number is not None:
-            return number
-        if self._strengths.table.stale:
-            self._strengths.table.rewrite()
-        return self._strengths.alike[0]
+Plain: TypeAlias = "tuple[FusedPair, tuple[Tensor, Tensor] | None, float]"
+"""A pair; of a linear layer both factors transposed; for inputs of more entries than how many `pays` is to be asked."""
 
 
-def add_plain(
-    plain: PlainPair, strength: Tensor | float, layer: nn.Module, x: Tensor, y: Tensor, *, fresh: bool
+def plain_of(pair: FusedPair) -> Plain:
+    """Return what eager calls need of a pair in which one number may be the strength of all."""
+    if pair.down.ndim > 2:
+        return pair, None, math.inf
+    inside, out = pair.down.shape[1], pair.up.shape[0]
+    many = MARGIN * inside * inside * out / (out + inside) if pair.up.dtype in EXACT else math.inf
+    return pair, (pair.down.t(), pair.up.t()), many
+
+
+def add_pair(
+    layer: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    pair: FusedPair,
+    strength: Tensor | float,
+    *,
+    fresh: bool,
+    flat: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Compute y + up (strength * (down x)), in place if `y` is `fresh`: if nothing else holds it."""
-    if plain.spatial:
-        h: Tensor = layer._conv_forward(x, plain.down, None)  # type: ignore[operator]
-        if isinstance(strength, Tensor):  # a layer may have a product of its own, whose output others may hold
-            h, strength = h * strength if "_conv_forward" in layer.__dict__ else h.mul_(strength), 1.0
-        return _add_conv(h, y, plain.up, strength, plain.spatial, fresh=fresh)
-    if x.is_contiguous():
-        h = torch.mm(x if x.ndim == 2 else x.view(-1, plain.down.shape[0]), plain.down)
-    else:  # as the layer's own product takes it
-        h = F.linear(x, plain.pair.down)
-        h = h.reshape(-1, h.shape[-1])
-    if isinstance(strength, Tensor):
-        h, strength = h.mul_(strength), 1.0
-    return _add_linear(h, y, plain.up, strength, fresh=fresh)
-
-
-def add_pair(layer: nn.Module, x: Tensor, y: Tensor, pair: FusedPair, strength: Tensor, *, fresh: bool) -> Tensor:
     """Compute y + up (strength * (down x)) of a linear layer or a convolution, in place if `y` is `fresh`.
 
-    `x` is in the dtype of `y`. `strength` is (R, *ones), or has the rows and places of `y` in front; see
-    `LayerStrengths`.
+    `x` is in the dtype of `y`, and `flat` as in `Plain`. `strength` is a number, which the second product takes as its
+    factor; (R, *ones); or it has the rows and places of `y` in front, see `LayerStrengths`. The last two cost a kernel.
     """
     if pair.down.ndim > 2:
         # the layer's own stride, padding and padding mode, read now: A1111's tiling switches the mode between calls
         h: Tensor = layer._conv_forward(x, pair.down, None)  # type: ignore[operator]
-        return _add_conv(h * strength, y, pair.up, 1.0, pair.down.ndim - 2, fresh=fresh)
-    h = F.linear(x, pair.down) * strength
-    return _add_linear(h.view(-1, h.shape[-1]), y, pair.up.t(), 1.0, fresh=fresh)
+        if isinstance(strength, Tensor):
+            h, strength = h * strength, 1.0
+        return _add_conv(h, y, pair.up, strength, pair.down.ndim - 2, fresh=fresh)
+    if (not isinstance(strength, Tensor) or strength.ndim == 1) and x.is_contiguous():
+        down = pair.down.t() if flat is None else flat[0]
+        h = torch.mm(x if x.ndim == 2 else x.view(-1, down.shape[0]), down)
+    else:  # as the layer's own product takes it
+        h = F.linear(x, pair.down)
+    if isinstance(strength, Tensor):
+        h, strength = h * strength, 1.0
+    if h.ndim > 2:
+        h = h.reshape(-1, h.shape[-1])
+    return _add_linear(h, y, pair.up.t() if flat is None else flat[1], strength, fresh=fresh)
 
 
 _casts = threading.local()
@@ -216,13 +177,8 @@ def shared_cast(x: Tensor, dtype: torch.dtype) -> Tensor:
 def is_fresh(layer: nn.Module, y: Tensor, base_forward: BaseForward, held: int = 1) -> bool:
     """Tell whether nothing but the caller holds an output or its memory, and no gradient needs it.
 
-    An output that torch's own forward has just made is. Any other is judged by how often it is referred to.
-
-    Args:
-        layer: of the output.
-        y: the output.
-        base_forward: that made it.
-        held: the caller's own references, such as its local variable.
+    An output that torch's own forward has just made is. Any other is judged by the references to it, of
+    which `held` are the caller's own, such as its local variable.
     """
     if y.requires_grad:
         return False
@@ -252,11 +208,7 @@ def _uses_of_base(y: Tensor) -> tuple[int, int]:
     return sys.getrefcount(base), base._use_count()
 
 
-def _references(y: Tensor) -> int:
-    return sys.getrefcount(y)
-
-
-_REFERENCES = _references(torch.empty(0, device="cpu"))
+_REFERENCES = (lambda y: sys.getrefcount(y))(torch.empty(0, device="cpu"))
 """Of a tensor that is a parameter of a function and nothing else."""
 with torch.inference_mode(False):  # a web UI's first picture imports this in that mode, in which a view has no base
     _USES_OF_BASE = _uses_of_base(torch.empty(0, device="cpu").view(0))
@@ -307,6 +259,7 @@ def stacked(
     outputs: int = 0,
     *,
     length: int = 0,
+    empty: Empty = torch.empty,
 ) -> Tensor:
     """Stack tensors along `dim` in new memory, as the file that they are views of may be replaced.
 
@@ -318,6 +271,7 @@ def stacked(
         rows: the rows of the result that each part fills; None for all. The others are zero.
         outputs: the rows of the result, if one of `rows` is not None.
         length: the least size along `dim`, filled up with zeros.
+        empty: gives the memory, as `torch.empty` does.
     """
     windows, filled = any(rows), 0
     for part in parts:
@@ -326,7 +280,11 @@ def stacked(
     shape[dim] = max(filled, length)
     if windows:
         shape[0] = outputs
-    stacked = (torch.zeros if windows or length > filled else torch.empty)(shape, device=device, dtype=dtype)
+    stacked = empty(shape, device=device, dtype=dtype)
+    if windows or length > filled:
+        stacked.zero_()
+    elif len(parts) == 1:
+        return stacked.copy_(parts[0])
     start = 0
     for i, part in enumerate(parts):
         place = stacked.narrow(dim, start, part.shape[dim])

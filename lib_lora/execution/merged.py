@@ -82,11 +82,7 @@ def _memory_of(parameter: Tensor) -> tuple[torch.dtype, tuple[int, ...], torch.d
 class MergedExecutor(DenseExecutor):
     """Bindings of one layer whose weight holds them.
 
-    Args:
-        bindings: the adapters, in the order of the stack.
-        strengths: the strength table of the plan.
-        in_order: let each adapter act on the weight that the adapters before it left.
-        checkpoint: the files to read original parameters from; others are copied to the CPU.
+    Original parameters are read from the files of `checkpoint`; others are copied to the CPU.
     """
 
     name = "merged"
@@ -193,8 +189,7 @@ class MergedExecutor(DenseExecutor):
 
     def _put_back(self, layer: nn.Module) -> None:
         """Restore every parameter, and keep the originals for the next strengths."""
-        failed: FileError | ComponentError | None = None
-        self._values = {}
+        failed, self._values = list[LoraError](), {}
         while self._written:
             param, written = self._written.popitem()
             try:
@@ -203,9 +198,9 @@ class MergedExecutor(DenseExecutor):
                 parameter = stored(layer, param)
                 samples = None if parameter is None else samples_of(parameter)
                 _spoiled.setdefault(layer, {})[param] = samples or b""
-                failed = failed or error
-        if failed is not None:
-            raise failed
+                failed.append(error)
+        if failed:
+            raise failed[0]
 
     def _restore(self, layer: nn.Module, param: str, written: _Written) -> None:
         parameter = with_numbers(layer, param)
@@ -245,8 +240,8 @@ class MergedExecutor(DenseExecutor):
                 original = self._checkpoint.find(path, param, parameter)
             self._originals[param] = original = original or kept(parameter)
             _fill(parameter, total.to(parameter.dtype), original)
-            state = version_of(parameter), samples_of(parameter)
-            self._written[param] = _Written(_memory_of(parameter), parameter.shape, *state)
+            now = _memory_of(parameter), parameter.shape, version_of(parameter), samples_of(parameter)
+            self._written[param] = _Written(*now)
 
     def _sum(self, param: str, pairs: Iterable[tuple[Binding, Adapter]], base: Tensor) -> Tensor:
         """Return a weight with its deltas; the same bits each time."""

@@ -16,7 +16,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass
 from threading import get_ident
 from typing import Any
 
@@ -110,10 +110,8 @@ class Watch:
 
     def uncalled(self, components: Mapping[str, nn.Module], layers: Layers) -> tuple[Uncalled, ...]:
         """Return the layers that were not called in any call of their component that ended."""
-        reached = _reached(layers)
-        watched = {name: calls.latest.number > 0 for name, calls in self._watched.items()}
-        called = {name: part for name, part in components.items() if watched.get(name, name in reached)}
-        parts = sorted((name, part) for name, part in called.items() if not is_compiled(part))
+        called = (_reached(layers) - self._watched.keys()) | self.called()
+        parts = [(name, part) for name, part in sorted(components.items()) if name in called and not is_compiled(part)]
         return tuple(layer for name, part in parts for layer in _uncalled_in(name, part, layers))
 
     def silent(self, components: Mapping[str, nn.Module], layers: Layers) -> frozenset[str]:
@@ -136,23 +134,17 @@ class _Activation:
     """Whether that was for want of memory: the caller may try again."""
 
 
-@dataclass(eq=False)
 class _Calls:
     """The calls of one component, of which those are noted that begin and end in one activation."""
 
-    name: str
-    component: InitVar[nn.Module]
-    before_call: Callable[[str], None]
-    out_of_memory: Callable[[], None]
-    latest: _Activation = field(default_factory=_Activation)
-    in_force: bool = False
-    """Whether the latest activation is in force, and no layer changes."""
-    began: dict[int, _Activation | None] = field(default_factory=dict)
-    """Thread -> the activation in which its present call began."""
-    unhook: ExitStack = field(default_factory=ExitStack)
-    """Takes the hooks off."""
-
-    def __post_init__(self, component: nn.Module) -> None:
+    def __init__(
+        self, name: str, component: nn.Module, before_call: Callable[[str], None], out_of_memory: Callable[[], None]
+    ) -> None:
+        self.name, self.before_call, self.out_of_memory = name, before_call, out_of_memory
+        self.latest, self.in_force = _Activation(), False  # in force: and no layer changes
+        self.began: dict[int, _Activation | None] = {}
+        """Thread -> the activation in which its present call began."""
+        self.unhook = ExitStack()
         begin, end = (hook_of(component, note, compiled=True) for note in (self.begin, self.end))
         self.unhook.callback(component.register_forward_pre_hook(begin, prepend=True).remove)
         self.unhook.callback(component.register_forward_hook(end, always_call=True).remove)
@@ -180,7 +172,10 @@ class _Calls:
         if activation is None or not self._has(activation):
             return
         if error is not None:
-            self._note(activation, error, had_no_room)
+            if isinstance(error, Exception) and not activation.broken:  # any other ends a call on purpose
+                text = f"{type(error).__name__}: {error}".partition("\n")[0]
+                activation.broken = f"a call of the {self.name} failed: {text[:_LONGEST]}"
+                activation.had_no_room = had_no_room
             return
         activation.number += 1
         if activation.had_no_room:
@@ -192,19 +187,12 @@ class _Calls:
                 logger.warning("%s", ActivationReport((), uncalled=uncalled, changed=len(layers)).silence)
         tensor = _numbers(output) if is_denoiser(self.name) else None
         if tensor is not None:
-            known = activation.first_not_finite
             with torch.no_grad():
+                known = activation.first_not_finite
                 first = torch.where(torch.isfinite(tensor).all(), _NEVER, activation.number)
                 if known is not None and known.device == first.device:
                     first = torch.minimum(known, first)
                 activation.first_not_finite = first
-
-    def _note(self, activation: _Activation, error: BaseException, had_no_room: bool) -> None:
-        """Note the first error of a call; one that is no `Exception` ends a call on purpose."""
-        if isinstance(error, Exception) and not activation.broken:
-            text = f"{type(error).__name__}: {error}".partition("\n")[0]
-            activation.broken = f"a call of the {self.name} failed: {text[:_LONGEST]}"
-            activation.had_no_room = had_no_room
 
     def _has(self, activation: _Activation) -> bool:
         """Tell whether an activation is in force, with all its layers."""

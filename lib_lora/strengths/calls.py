@@ -109,9 +109,10 @@ class CallLock:
         """Forget a call and the ones inside it; behind the outermost, let other threads call a model."""
         with self._changed:
             if call in self._calls:
-                behind, arguments = self._calls[self._calls.index(call) + 1 :], call.arguments()
-                inner = [one for one in behind if one.arguments() is not arguments]  # others may note the same call
-                self._calls = [one for one in self._calls if one is not call and one not in inner]
+                i, arguments = self._calls.index(call), call.arguments()
+                self._calls[i:] = [
+                    one for one in self._calls[i + 1 :] if one.arguments() is arguments
+                ]  # of other hooks
                 self._let_others()
 
     def is_held(self) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,16 @@ from torch import Tensor, nn
 from ..compiler import uncompiled
 from ..errors import RegionError, RowsError
 from ..files.components import is_denoiser
-from ..naming.architectures._arguments import denoised_in, halves_in, patch_of, repeats_rows, timestep_in
-from ..naming.architectures._noise import noise_timestep, sigma_of
-from ..naming.architectures.base import is_image_first
+from ..naming.architectures.base import (
+    denoised_in,
+    halves_in,
+    is_image_first,
+    noise_timestep,
+    patch_of,
+    repeats_rows,
+    sigma_of,
+    timestep_in,
+)
 from ..tensors import plain_mode
 from .calls import CallArguments, CallLock, CallStrengths, OpenCall
 from .pipeline_rows import PipelineRows, Row
@@ -161,7 +168,7 @@ class CallSettings:
             parts.append(part)
         return tuple(variants), tuple(parts)
 
-    def prompts_of(self, call: ModelCall, name: str, stack: StackStrengths, now: CallStrengths) -> tuple[int, ...]:
+    def prompts_of(self, call: ModelCall, name: str, now: CallStrengths) -> tuple[int, ...]:
         """Return the variant of each row of a call of a text encoder, whose rows are prompts.
 
         A single one is for all rows. An equal number of images is made from each prompt, one prompt after the other.
@@ -169,7 +176,7 @@ class CallSettings:
         Raises:
             RowsError: it is unknown which rows are of which image, or a row is of images with unlike strengths.
         """
-        own = stack.of_images(name, now.values)
+        stack, own = now.stack, now.stack.of_images(name, now.values)
         if self.chosen is not None or len(set(own)) == 1:
             return (self.chosen or 0,)
         images, count = len(own), call.prompts
@@ -251,37 +258,23 @@ def hook_calls(
     """
     hooked = list[CallHooks]()
     for name, component in components.items():
-        if is_denoiser(name):
-            patch = patch_of(component) if "transformer" in name else 0
-            noted = type(component).__name__, is_image_first(component)
-            calls: CallHooks = _DenoiserCalls(name, table, settings, *noted, patch, flow(name))
-        elif table.now.stack.images > 1:
-            calls = CallHooks(name, table, settings)
-        else:
-            continue
-        begin, end = hook_of(component, calls.begin), hook_of(component, calls.end)
-        stops.callback(component.register_forward_pre_hook(begin, with_kwargs=True).remove)
-        stops.callback(component.register_forward_hook(end, always_call=True).remove)
-        hooked.append(calls)
+        if is_denoiser(name) or table.now.stack.images > 1:
+            hooked.append(calls := CallHooks(name, table, settings, is_denoiser(name) and flow(name)))
+            begin, end = hook_of(component, calls.begin), hook_of(component, calls.end)
+            stops.callback(component.register_forward_pre_hook(begin, with_kwargs=True).remove)
+            stops.callback(component.register_forward_hook(end, always_call=True).remove)
     return hooked
-
-
-class _Setting(NamedTuple):
-    """What a call sets in the table; see `StrengthTable.set_call`."""
-
-    moment: Moment | None = None
-    rows: tuple[int, ...] = ()
-    parts: tuple[int | None, ...] = ()
-    latents: LatentGrid | None = None
 
 
 @dataclass(eq=False)
 class CallHooks:
-    """The calls of a component that encodes prompts, to which the table is set; after each it rests."""
+    """The calls of a component, to which the table is set; after each it rests."""
 
     component: str
     table: StrengthTable
     settings: CallSettings
+    flow: bool
+    warned: bool = False
 
     def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> object:
         """Set the strengths of a call; a forward pre-hook.
@@ -294,27 +287,43 @@ class CallHooks:
         if kwargs is None:  # another thread is removing the hook, in two steps
             return None
         held = kwargs if isinstance(kwargs, CallArguments) else CallArguments(kwargs)  # one for all hooks of a call
-        opened, is_set = self.settings.lock.begin(held, self.component), False
+        opened, is_set, call = self.settings.lock.begin(held, self.component), False, ModelCall(args, held, model)
         opened.in_force = self.table.in_force
         with plain_mode(_CPU):
             while not is_set:  # again if another thread writes another stack meanwhile
                 now = self.table.now
                 opened.stack, opened.outer = now.stack, now if opened.is_inner else None
-                setting = self._setting(ModelCall(args, held, model), now, opened.outer)
-                is_set = self.table.set_call(now.stack, **setting._asdict())
+                of_call = self._of_denoiser if is_denoiser(self.component) else self._of_encoder
+                is_set = self.table.set_call(now.stack, **of_call(call, now, opened.outer))
         return args, held
 
-    def _setting(self, call: ModelCall, now: CallStrengths, outer: CallStrengths | None) -> _Setting:
-        if outer is not None and outer.mixed and call.prompts == len(outer.rows):
-            return _Setting(outer.moment, outer.rows, outer.parts, outer.latents)  # a part of the model that calls it
-        return _Setting(rows=self.settings.prompts_of(call, self.component, now.stack, now))
+    def _of_encoder(self, call: ModelCall, now: CallStrengths, outer: CallStrengths | None) -> dict[str, Any]:
+        """Return what a call of a component that encodes prompts sets in the table."""
+        if outer is not None and outer.mixed and call.prompts == len(outer.rows):  # a part of the model that calls it
+            return {"moment": outer.moment, "rows": outer.rows, "parts": outer.parts, "latents": outer.latents}
+        return {"rows": self.settings.prompts_of(call, self.component, now)}
 
-    def end(self, *_: object) -> None:
+    def _of_denoiser(self, call: ModelCall, now: CallStrengths, _: CallStrengths | None) -> dict[str, Any]:
+        """Return what a call of a denoiser sets in the table."""
+        scheduled, stack, setting = bool(self.table.scheduled), now.stack, dict[str, Any]()
+        if stack.has_regions:
+            setting["latents"] = _latents(call, stack, "transformer" in self.component)
+        if scheduled or stack.varies:
+            setting["moment"] = self.settings.moment_of(call, noise=scheduled or stack.by_noise, flow=self.flow)
+        if stack.images > 1 or stack.halved or stack.has_parts:
+            variants, setting["parts"] = self.settings.rows_of(call, stack.images, halved=stack.halved)
+            if repeats_rows(call.kwargs) and len(set(variants)) > 1:
+                text = "regions by attention repeat the rows of a call, and its images have LoRA of their own"
+                raise RowsError(f"{text}; make them in batches of one")
+            setting["rows"] = variants
+        return setting
+
+    def end(self, model: nn.Module, *_: object) -> None:
         """Set the table back: to the call around this one, or to rest; a forward hook."""
         opened = self.settings.lock.present(self.component)
         if opened is None:
             return
-        self._look_back(opened)
+        self._warn_of_lost_regions(opened, type(model).__name__)
         with plain_mode(_CPU):
             if opened.outer is None:
                 self.table.rest(self.settings.chosen)
@@ -322,53 +331,25 @@ class CallHooks:
                 self.table.resume(opened.outer)
         self.settings.lock.end(opened)
 
-    def _look_back(self, opened: OpenCall) -> None:
-        """Look at what the layers found in a call that ends."""
-
-
-@dataclass(eq=False)
-class _DenoiserCalls(CallHooks):
-    """The calls of a denoiser."""
-
-    name: str
-    """Of the model's class; the model itself is not held."""
-    image_first: bool
-    patch: int
-    flow: bool
-    warned: bool = False
-
-    def _setting(self, call: ModelCall, now: CallStrengths, outer: CallStrengths | None) -> _Setting:
-        table, stack, moment = self.table, now.stack, None
-        latents = self._latents(call, stack) if stack.has_regions else None
-        if table.scheduled or stack.varies:
-            noise = bool(table.scheduled) or stack.by_noise
-            moment = self.settings.moment_of(call, noise=noise, flow=self.flow)
-        variants, parts = tuple[int, ...](), tuple[int | None, ...]()
-        if stack.images > 1 or stack.halved or stack.has_parts:
-            variants, parts = self.settings.rows_of(call, stack.images, halved=stack.halved)
-        if repeats_rows(call.kwargs) and len(set(variants)) > 1:
-            text = "regions by attention repeat the rows of a call, and its images have LoRA of their own"
-            raise RowsError(f"{text}; make them in batches of one")
-        return _Setting(moment, variants, parts, latents)
-
-    def _latents(self, call: ModelCall, stack: StackStrengths) -> LatentGrid | None:
-        x, image_first = denoised_in(call.args, call.kwargs), self.image_first
-        latents = LatentGrid.from_input(x, call.kwargs, self.patch, image_first=image_first)
-        if latents is None and stack.has_places:
-            text = f"a LoRA is for a part of the picture, and a call of this {self.name} does not show where"
-            raise RegionError(f"{text} its tokens lie in the picture; remove the region")
-        return latents
-
-    def _look_back(self, opened: OpenCall) -> None:
+    def _warn_of_lost_regions(self, opened: OpenCall, name: str) -> None:
+        """Warn once where no layer in a whole call of a denoiser found the picture in its tokens."""
         with self.table.lock:  # or another thread writes other regions between the two
             now, is_placed = self.table.now, self.table.is_placed
-        in_force, is_lost = opened.in_force, now.latents is not None and not is_placed
         # of another stack, layers may have been passed
-        is_whole = now.stack is opened.stack and in_force is not None and in_force is self.table.in_force
-        if is_lost and is_whole and not self.warned:
+        is_whole = now.stack is opened.stack and opened.in_force is not None and opened.in_force is self.table.in_force
+        if is_denoiser(self.component) and now.latents is not None and not (is_placed or self.warned) and is_whole:
             self.warned = True
-            logger.warning(
-                "no layer of this %s has tokens that lie in the picture as expected; "
-                "LoRA for a part of it act everywhere, by its share",
-                self.name,
-            )
+            text = "tokens that lie in the picture as expected; LoRA for a part of it act everywhere, by its share"
+            logger.warning("no layer of this %s has %s", name, text)
+
+
+def _latents(call: ModelCall, stack: StackStrengths, is_transformer: bool) -> LatentGrid | None:
+    """Return the latents of a call of a denoiser; RegionError if it does not show them, and a region needs them."""
+    patch, x = patch_of(call.model) if is_transformer else 0, denoised_in(call.args, call.kwargs)
+    latents = LatentGrid.from_input(x, call.kwargs, patch, image_first=is_image_first(call.model))
+    if latents is None and stack.has_places:
+        text = (
+            f"a LoRA is for a part of the picture, and a call of this {type(call.model).__name__} does not show where"
+        )
+        raise RegionError(f"{text} its tokens lie in the picture; remove the region")
+    return latents

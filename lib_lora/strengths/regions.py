@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..compiler import uncompiled
 from ..errors import StackError
-from ..naming.architectures._arguments import sizes_in_tokens
+from ..naming.architectures.base import sizes_in_tokens
 
 SIZE = 64
 """Cells along each side of a region that is made of numbers: as many tokens as most attention has along a side."""

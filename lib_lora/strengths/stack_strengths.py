@@ -15,19 +15,14 @@ from typing import NamedTuple, TypeAlias
 
 from ..errors import MomentError, StackError
 from ..files.components import DENOISER, role
-from ..naming.architectures._block import Side, block_of, side_of
-from ..naming.blocks import BlockNames, Element
+from ..naming.blocks import BlockNames, Element, Side, block_of, side_of
 from .regions import ALL_PLACES, RegionPart
-from .strength import AnyMultiplier, Moment, Strength, all_strengths, largest_of, strengths_by_image
+from .strength import AnyMultiplier, Moment, all_strengths, largest_of, strengths_by_image
 
 Values: TypeAlias = tuple[tuple[float, ...], ...]
 """For each variant, the strength of every group."""
 _NOWHERE = "its region has no place in the picture"
 _PLACE = attrgetter("entry", "component", "side")
-
-
-def _region_part(strength: Strength) -> RegionPart:
-    return strength.region, strength.part
 
 
 def block_rules(multiplier: AnyMultiplier) -> tuple[Element, ...]:
@@ -91,14 +86,10 @@ class StackStrengths:
         self.by_noise = self.varies and any(one.by_noise for _, one in every)
         """Whether the timestep or the noise makes a difference."""
         self._block_weights = self._weigh() if [one for _, one in every if one.blocks is not None] else None
-        self._find_regions({entry for entry, one in every if (one.region, one.part) != ALL_PLACES} & denoising)
-
-    def _find_regions(self, regional: set[int]) -> None:
-        """Look up the regions of the entries that have one and act on the denoiser."""
-        self.regions: tuple[tuple[RegionPart, ...], ...] = ()
+        regional = {entry for entry, one in every if (one.region, one.part) != ALL_PLACES} & denoising
+        variants = self._variants if regional else ()
+        self.regions = tuple([tuple([(one.region, one.part) for one in own]) for own in variants])
         """For each variant, the region of each entry and the part of the prompt that describes it; or nothing."""
-        if regional:
-            self.regions = tuple([tuple(map(_region_part, own)) for own in self._variants])
         numbered = enumerate(self.groups) if regional else ()
         self.regional_groups = frozenset([i for i, group in numbered if group.side and group.entry in regional])
         """The groups that have a region, in any variant."""

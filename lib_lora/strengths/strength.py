@@ -13,8 +13,7 @@ from types import MappingProxyType
 from typing import Literal, TypeAlias, get_args
 
 from ..errors import MomentError, StackError
-from ..naming.architectures._block import Side
-from ..naming.blocks import BlockWeights
+from ..naming.blocks import BlockWeights, Side
 from .regions import Region
 
 MOST = (2 - 2**-23) * 2.0**127

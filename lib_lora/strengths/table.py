@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import starmap
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -40,14 +40,6 @@ Columns: TypeAlias = tuple[int, int]
 """The columns of the matrix that a layer reads as one vector: the first, and how many."""
 
 
-class LayerView(NamedTuple):
-    """The strengths of one layer in one model call: the table's, and the tensors that were written for them."""
-
-    now: CallStrengths
-    alike: tuple[Tensor, ...]
-    rows: tuple[Tensor, ...]
-
-
 @dataclass(eq=False)
 class LayerStrengths:
     """The strengths of one layer on a device, in one dtype: its view of the matrix, which later writes show through."""
@@ -62,39 +54,57 @@ class LayerStrengths:
     rows: tuple[Tensor, ...] = ()
     """For each vector (rows, n), of the rows of the latest call whose rows are mixed."""
 
+    sources: Collection[tuple[int, float]] = ()
+    """The group and scale of each component of the first vector, where a number may stand for it."""
+    known: tuple[Sequence[float] | None, float | None] = (None, None)
+    """The numbers of all groups that `number` was asked for last, and what it found. Both at once, as threads share
+    them.
+    """
+
     def view(self, matrix: Tensor) -> None:
         """Look at this layer's columns of the matrix."""
         first, rows = matrix[0], matrix[1:]
         alike = tuple(starmap(partial(first.narrow, 0), self.columns))
-        if self.spatial:
-            alike = tuple([_per_channel(one, self.spatial) for one in alike])
-        self.alike = alike  # at once, as another thread may read it
+        # at once, as another thread may read it
+        self.alike = tuple([_per_channel(one, self.spatial) for one in alike]) if self.spatial else alike
         self.rows = tuple(starmap(partial(rows.narrow, 1), self.columns)) if len(rows) else ()
 
-    def present(self) -> LayerView:
-        """Return the strengths of the present call, which another thread may replace at any time, as one."""
-        if compiling():  # a graph can take no lock, and compiled code reads the matrices without asking
-            return LayerView(self.table.now, self.alike, self.rows)
-        with self.table.lock:
-            if self.table.stale:
-                self.table.rewrite()
-            return LayerView(self.table.now, self.alike, self.rows)
+    def number(self, numbers: Sequence[float]) -> Tensor | float:
+        """Return the first vector at the numbers of all groups; one number, where that is all of its factors."""
+        last, number = self.known
+        if numbers is not last:
+            factors = {numbers[group] * scale for group, scale in self.sources}
+            number = factors.pop() if len(factors) == 1 else None
+            self.known = numbers, number
+        if number is not None:
+            return number
+        if self.table.stale:
+            self.table.rewrite()
+        return self.alike[0]
 
-    def at(self, layout: TokenLayout, view: LayerView, *, regional: bool) -> tuple[Tensor, ...]:
-        """Return the strengths for the rows and places of a tensor, with its dimensions, or as `alike`."""
-        shaped_factors, channels_first, now = [], layout.channels_first, view.now
-        rows = view.rows if now.mixed else ()
-        for i, columns in enumerate(self.columns):
-            if not view.alike[i].numel():
-                shaped_factors.append(view.alike[i])
+    def present(self) -> tuple[CallStrengths, tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Return the strengths of the present call, `alike` and `rows`: another thread may replace them at any time."""
+        table = self.table
+        if not table.stale and compiling():  # a graph can take no lock
+            return table.now, self.alike, self.rows
+        with table.lock:
+            if table.stale:
+                table.rewrite()
+            return table.now, self.alike, self.rows
+
+    def at(self, layout: TokenLayout, now: CallStrengths, factors: Sequence[Tensor], *, regional: bool) -> list[Tensor]:
+        """Give strengths, (rows, n) each or `alike`, the rows and places of a tensor, with its dimensions."""
+        shaped_factors = []
+        for columns, of_layer in zip(self.columns, factors, strict=True):
+            if not of_layer.numel():
+                shaped_factors.append(of_layer)
                 continue
-            factors = rows[i] if rows else view.alike[i].view(1, -1)
-            factors = factors.unsqueeze(2 if channels_first else 1)
+            by_row = (of_layer if now.mixed else of_layer.view(1, -1)).unsqueeze(2 if layout.channels_first else 1)
             if regional:
-                factors = factors * self.table.weights(now, columns, layout, factors, mixed=bool(rows))
-            shaped = shaped_by_places(factors, layout)
+                by_row = by_row * self.table.weights(now, columns, layout, by_row)
+            shaped = shaped_by_places(by_row, layout)
             shaped_factors.append(_per_channel(shaped, self.spatial) if shaped.ndim == 1 else shaped)
-        return tuple(shaped_factors)
+        return shaped_factors
 
 
 def _per_channel(factors: Tensor, spatial: int) -> Tensor:
@@ -106,8 +116,6 @@ def with_change_of_bias(y: Tensor, strengths: Tensor, bias: Tensor, spatial: int
     channels = -spatial - 1
     if bias.shape[0] == 1:
         return torch.addcmul(y, bias.view(-1, *(1,) * spatial), strengths)
-    if strengths.ndim == 1:
-        return y + (strengths @ bias).view(-1, *(1,) * spatial)
     return y + (strengths.movedim(channels, -1) @ bias).movedim(-1, channels)
 
 
@@ -177,36 +185,36 @@ class StrengthTable:
     ) -> LayerStrengths:
         """Return the strengths of a layer, a vector for each of the columns; see `LayerStrengths`."""
         key = device, dtype
-        layer = LayerStrengths(self, key, spatial, columns)
+        layer, ranges = LayerStrengths(self, key, spatial, columns), self._ranges[columns[0]]
+        # MPS compiles a graph for each new number
+        if device.type != "mps" and all(pair.schedule is None for _, pair in ranges):
+            layer.sources = {(group, pair.scale) for group, pair in ranges if pair.scale}
         with self.lock:  # or a matrix that is replaced meanwhile would miss the layer
-            if key not in self._matrices:
-                self._written(key, self._host_factors())
-                if self.stale:  # compiled code reads the matrices without asking
-                    self.rewrite()
-            layer.view(self._matrices[key])
+            layer.view(self._matrix(key))
             self._layers.add(layer)
         return layer
 
     def for_variant(self, columns: Columns, device: torch.device, dtype: torch.dtype, variant: int | None) -> Tensor:
         """Return the factors of a layer for one variant of the present call, (n,); None is the one that is shown."""
-        key = device, dtype
         with self.lock:
-            if key not in self._matrices:
-                self._written(key, self._host_factors())
-            elif self.stale:
-                self.rewrite()
             rows = self.now.rows  # without the variant where another stack came since the call began
             row = 1 + rows.index(variant) if variant in rows else 0
-            return self._matrices[key][row].narrow(0, *columns)
+            return self._matrix((device, dtype))[row].narrow(0, *columns)
+
+    def _matrix(self, key: tuple[torch.device, torch.dtype]) -> Tensor:
+        """Return the matrix of a device and dtype with the latest strengths; compiled code reads it without asking."""
+        if key not in self._matrices:
+            self._write_matrix(key, self._host_factors())
+        if self.stale:
+            self.rewrite()
+        return self._matrices[key]
 
     # a graph must not guard rows, regions or cached weights
     @uncompiled
-    def weights(
-        self, now: CallStrengths, columns: Columns, layout: TokenLayout, like: Tensor, *, mixed: bool
-    ) -> Tensor:
+    def weights(self, now: CallStrengths, columns: Columns, layout: TokenLayout, like: Tensor) -> Tensor:
         """Return how far the factors of a layer act at each place; see `region_weights`."""
         parts, ranges = now.parts or (None,), self._ranges[columns]
-        variants = now.rows if mixed else (now.shown,) * len(parts)
+        variants = now.rows if now.mixed else (now.shown,) * len(parts)
         parts = parts if len(parts) == len(variants) else (None,) * len(variants)
         rows = [
             tuple([region_on_row(now.stack.region(group, variant), layout.grid, part) for group, _ in ranges])
@@ -312,12 +320,10 @@ class StrengthTable:
     def resume(self, before: CallStrengths) -> None:
         """Have the rows, the places and the moment of a call that goes on, after another one inside it."""
         with self.lock:
-            now = self.now
-            rows = before.rows if before.mixed else now.rows
-            if before.stack is now.stack:
-                self._set(replace(before, rows=rows))
-            elif len(before.values) == len(now.values):  # other strengths for as many images
-                self._set(replace(before, stack=now.stack, values=now.values, rows=rows))
+            now, is_other = self.now, before.stack is not self.now.stack
+            rows, values = before.rows if before.mixed else now.rows, now.values if is_other else before.values
+            if len(values) == len(before.values):  # perhaps other strengths, for as many images
+                self._set(replace(before, stack=now.stack, values=values, rows=rows))
 
     @property
     def is_placed(self) -> bool:
@@ -353,13 +359,13 @@ class StrengthTable:
             factors = self._host_factors() if self._matrices else None
             for key, former in list(self._matrices.items()):
                 assert factors is not None
-                matrix = self._written(key, factors)
+                matrix = self._write_matrix(key, factors)
                 for layer in list(self._layers) if matrix is not former else ():
                     if layer.device_dtype == key:
                         layer.view(matrix)
             self.stale = False
 
-    def _written(self, key: tuple[torch.device, torch.dtype], factors: Tensor) -> Tensor:
+    def _write_matrix(self, key: tuple[torch.device, torch.dtype], factors: Tensor) -> Tensor:
         """Write the factors into the matrix of a device and dtype, from page-locked memory where that saves waiting."""
         (device, dtype), matrix = key, self._matrices.get(key)
         if matrix is None or matrix.shape != factors.shape:
