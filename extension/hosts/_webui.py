@@ -11,6 +11,7 @@ import logging
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -160,7 +161,11 @@ class WebUIHost(Host):
         if self._connected:
             return
         self._connected = True
-        self.add_callbacks(importlib.import_module("modules.script_callbacks"))
+        callbacks = importlib.import_module("modules.script_callbacks")
+        # A1111 asks `inspect` for each caller of each callback; for a frame of importlib, as a script's loading has,
+        # `inspect` looks through every module of the process. A new thread has no such frames.
+        with ThreadPoolExecutor(1) as apart:
+            apart.submit(self.add_callbacks, callbacks).result()
 
     def add_callbacks(self, callbacks: ModuleType) -> None:
         """Register the host's callbacks."""

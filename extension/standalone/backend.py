@@ -66,8 +66,8 @@ class Backend(Protocol):
     def output_dir(self) -> Path:
         """Return the folder of finished pictures."""
 
-    def pasted(self, parameters: Mapping[str, str]) -> str:
-        """Return the prompt of a parameters text, with the names that its LoRA and regions have here."""
+    def pasted(self, parameters: Mapping[str, str]) -> tuple[str, Mapping[str, object]]:
+        """Return the prompt of a parameters text, with names of LoRA and regions as they are here, and its settings."""
 
     def submit(self, request: Txt2Img) -> RunningJob:
         """Queue a job; raises errors for the user."""

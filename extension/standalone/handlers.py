@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -69,7 +69,7 @@ class Handlers:
         """Run a job and show its progress; the arguments are the page's inputs."""
         tab = request.session_hash or ""
         try:
-            job = await run_in_threadpool(lambda: self._backend.submit(_request(*self.understood(*values))))
+            job = await run_in_threadpool(lambda: self._backend.submit(_request(*self._understood(values))))
         except (RequestError, LoraError) as error:
             yield Update(outcome=self._why(error), older=shown.older())
             return
@@ -82,16 +82,29 @@ class Handlers:
             self._jobs.pop(tab, None)
 
     def understood(self, *values: Any) -> list[Any]:
-        """Return the page's inputs; if the prompt is a parameters text, what that says."""
+        """Return the page's inputs and Remora's settings; if the prompt is a parameters text, what that says."""
+        return [*self._understood(values), *self.options()]
+
+    def _understood(self, values: Sequence[Any]) -> list[Any]:
         found = parameters_in(values[0] or "")
         if found is None:
             return list(values)
         asked, left = applied(_request(*values), found.settings, self._backend.samplers)
         if left:
             gr.Warning(f"The parameters text has values that cannot be used here: {'; '.join(left)}.")
-        prompt = self._backend.pasted({**found.settings, "Prompt": found.prompt})
+        prompt, settings = self._backend.pasted({**found.settings, "Prompt": found.prompt})
+        self._set_options(settings)
         made = replace(asked, prompt=prompt, negative_prompt=found.negative_prompt)
         return [getattr(made, name) for name in _INPUTS]
+
+    def _set_options(self, settings: Mapping[str, object]) -> None:
+        """Change Remora's settings to those of a picture, and say which ones differed."""
+        present = self._backend.option
+        others = [one for one in TABLE if one.key in settings and settings[one.key] != present(one.key)]
+        for option in others:
+            self._backend.set_option(option.key, settings[option.key])
+        if others:
+            gr.Info(f"The parameters text changed these LoRA settings: {', '.join(one.label for one in others)}.")
 
     async def first(self, request: gr.Request, *values: Any) -> AsyncIterator[Update]:
         """Make a first picture if the backend wants one; else show the latest pictures again."""

@@ -19,6 +19,8 @@ from . import shown
 from .handlers import Handlers
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ..hosts import Option
     from .backend import Backend
 
@@ -93,7 +95,7 @@ def build_page(backend: Backend) -> Any:
                     settings, dice, reuse = _settings(backend)
                     outputs.infotext.render()
         inputs = _Inputs(prompt, negative, **settings)
-        _connect(handlers, inputs, outputs)
+        _connect(handlers, inputs, outputs, options)
         _keep(page, backend.model_name, list(vars(inputs).values()))
         page.load(handlers.options, None, options, **_EVENT)
         page.load(handlers.first, list(vars(inputs).values()), list(vars(outputs).values()), **_EVENT)
@@ -283,7 +285,7 @@ def _keep(page: Any, model: str, inputs: list[Any]) -> None:
     gr.on([one.change for one in inputs], None, inputs, None, js=keep, **_EVENT)
 
 
-def _connect(handlers: Handlers, inputs: _Inputs, outputs: _Outputs) -> None:
+def _connect(handlers: Handlers, inputs: _Inputs, outputs: _Outputs, options: Sequence[Any]) -> None:
     every_input = list(vars(inputs).values())
     every_output = list(vars(outputs).values())
     gr.on(
@@ -297,6 +299,6 @@ def _connect(handlers: Handlers, inputs: _Inputs, outputs: _Outputs) -> None:
     )
     # the page presses it when a parameters text was pasted, dropped or typed
     understand = gr.Button("Understand", elem_id="understand", elem_classes="remora-hidden")
-    understand.click(handlers.understood, every_input, every_input, **_EVENT)
+    understand.click(handlers.understood, every_input, [*every_input, *options], **_EVENT)
     outputs.cancel.click(handlers.cancel, None, None, queue=False, **_EVENT)
     outputs.gallery.select(handlers.select, outputs.infotexts, outputs.infotext, **_EVENT)

@@ -57,9 +57,9 @@ class PageBackend:
     def offload_mode(self) -> str:
         return self._runner.studio.offload_mode
 
-    def pasted(self, parameters: Mapping[str, str]) -> str:
+    def pasted(self, parameters: Mapping[str, str]) -> tuple[str, Mapping[str, object]]:
         studio = self._runner.studio
-        return Guest(studio.host, studio.session, studio.session.close).pasted(parameters)[0]
+        return Guest(studio.host, studio.session, studio.session.close).pasted(parameters)
 
     def submit(self, request: Txt2Img) -> Job:
         return self._runner.submit(request, save=True)

@@ -15,6 +15,7 @@ import {App} from "./ui/app.js";
 const POLL = 2000; // milliseconds between two polls of the server, while the tab is visible
 const READ = 250; // the same for the prompts and the colours of the page
 const LOOK = 100; // milliseconds between two searches for the element
+const EMBEDDED = "prompt"; // what its prompt is called, in `boxes.js`
 const MODERN_LETTERS = "button[tabitemid*='#tab_remora'] .icon-letters";
 const MODERN_NAME = "LoRA";
 
@@ -105,9 +106,11 @@ export async function start(base) {
         document.dispatchEvent(new CustomEvent("remora:server", {detail: {answers}}));
     });
 
+    const isEmbedded = () => !document.hidden && tab.state.target === EMBEDDED;
     const isSeen = () => root?.isConnected === true && !document.hidden && root.getClientRects().length > 0;
 
-    // Called every `POLL` milliseconds; sends requests only while the tab is visible.
+    // Called every `POLL` milliseconds; sends requests only while the tab is visible. The embedded page waits to hear
+    // whether the server answers, also while its panel of LoRA is closed.
     function tick() {
         const now = isSeen();
         const came = now && !seen;
@@ -116,7 +119,7 @@ export async function start(base) {
             followTheme();
             readPage();
             tab.server.start();
-        } else if (now) {
+        } else if (now || isEmbedded()) {
             tab.server.poll();
         }
     }

@@ -210,7 +210,8 @@ def _uses_of_base(y: Tensor) -> tuple[int, int]:
 
 _REFERENCES = (lambda y: sys.getrefcount(y))(torch.empty(0, device="cpu"))
 """Of a tensor that is a parameter of a function and nothing else."""
-_USES_OF_BASE = _uses_of_base(torch.empty(0, device="cpu").view(0))
+with torch.inference_mode(False):  # a web UI's first picture imports this in that mode, in which a view has no base
+    _USES_OF_BASE = _uses_of_base(torch.empty(0, device="cpu").view(0))
 
 
 def _add_linear(h: Tensor, y: Tensor, up: Tensor, strength: float, *, fresh: bool) -> Tensor:

@@ -72,9 +72,9 @@ class Region:
         if not all(0 <= edge <= 1 for edge in edges) or left >= right or top >= bottom:
             text = ", ".join(map(shown, edges))
             raise StackError(f"a rectangle is left, top, right and bottom, in shares of the picture, not {text}")
-        cells, sides = _edges(SIZE), ((left, right), (top, bottom))
-        across, down = ((cells[1:].clamp(max=stop) - cells[:-1].clamp(min=start)) * SIZE for start, stop in sides)
-        return Region._from_weights(torch.outer(down.clamp(min=0), across.clamp(min=0)))
+        across, down = _covered(left, right), _covered(top, bottom)
+        rows = {part: bytes(round(part * other * _FULL) for other in across) for part in set(down)}
+        return Region(SIZE, SIZE, b"".join(map(rows.__getitem__, down)))
 
     @classmethod
     def _from_weights(cls, weights: Tensor) -> Region:
@@ -126,6 +126,11 @@ class Region:
     def inverted(self) -> Region:
         """Return the rest of the picture."""
         return Region(self.width, self.height, self.cells.translate(_INVERTED))
+
+
+def _covered(start: float, stop: float) -> list[float]:
+    """Return the part of each cell along a side that lies between two edges."""
+    return [max((min((cell + 1) / SIZE, stop) - max(cell / SIZE, start)) * SIZE, 0) for cell in range(SIZE)]
 
 
 def _edges(count: int) -> Tensor:

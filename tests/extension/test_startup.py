@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-ENTRY = Path(__file__).resolve().parents[2] / "scripts" / "remora.py"
+ROOT = Path(__file__).resolve().parents[2]
+ENTRY = ROOT / "scripts" / "remora.py"
 PACKAGES = {"remora", "lib_lora", "filelock", "watchdog"}
 """What a start adds to the host's packages; filelock is small, and a thread imports watchdog."""
 AT_FIRST_USE = (
@@ -48,3 +49,22 @@ def test_a_start_imports_nothing_large(tmp_path: Path) -> None:
     packages = {name.partition(".")[0] for name in imported} - sys.stdlib_module_names
     assert packages <= PACKAGES, f"a start imports {packages - PACKAGES}"
     assert [name for name in imported if name.startswith(AT_FIRST_USE)] == []
+
+
+PICTURE = """
+import importlib, pkgutil
+import torch
+import lib_lora
+names = [info.name for info in pkgutil.walk_packages(lib_lora.__path__, "lib_lora.") if "__main__" not in info.name]
+with torch.inference_mode():
+    modules = [importlib.import_module(name) for name in names]
+assert lib_lora.Engine
+values = [(module.__name__, name, value) for module in modules for name, value in vars(module).items()]
+kept = [(module, name) for module, name, value in values if isinstance(value, torch.Tensor) and value.is_inference()]
+assert kept == [], "an error where autograd meets them"
+"""
+
+
+def test_a_first_picture_in_inference_mode_imports_the_rest() -> None:
+    done = subprocess.run([sys.executable, "-c", PICTURE], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -419,8 +419,6 @@ export const ENGLISH = /** @type {const} */ ({
     "regions.hint":
         "A name, or left,top,right,bottom as parts of the picture, from 0 to 1. + joins regions, ! inverts one.",
     "regions.whole": "The whole picture",
-    "regions.written": "As written",
-    "regions.yours": "Your own",
     "regions.allBut": "All but this",
     "regions.allButHint": "The LoRA acts in the rest of the picture",
     "regions.paint": "Paint a region",

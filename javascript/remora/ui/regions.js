@@ -14,10 +14,9 @@ import {invertedText, maskProblem, masksMeant, percent, readMask, weightsOf} fro
 import {setField} from "../tag.js";
 import {t} from "../words.js";
 import {Painter} from "./painter.js";
-import {Deleted, isStill, leaving, Meant, Trouble, useLoad} from "./parts.js";
+import {broken, Deleted, isStill, leaving, Meant, Trouble, useLoad} from "./parts.js";
 import {draw, weightsAt} from "./pixels.js";
 
-const OTHER = "*"; // stands for a text that is no name; no region has this name
 const MOST_FEATHER = 0.5;
 const SMALL = 50; // percent of the picture
 const STRONGER = 1.5; // a strength that shows there
@@ -110,7 +109,7 @@ function Choice({entry, regions, text, write}) {
     const [typed, setTyped] = useState(/** @type {string | null} */ (null));
     const names = regions.map((one) => one.name);
     const [{name, inverted}, ...others] = readMask(text);
-    const chosen = !text || (names.includes(name) && !others.length) ? name : OTHER;
+    const chosen = others.length || (text && !name) ? null : name;
     const other = text && invertedText(text);
     const shown = typed ?? text;
     const problem = shown.trim() ? maskProblem(shown, names) : "";
@@ -128,18 +127,13 @@ function Choice({entry, regions, text, write}) {
             write(texts[at], "region");
         },
     }));
-    const options = (/** @type {boolean} */ which) =>
-        regions
-            .filter((one) => one.own === which)
-            .map(({name}) => html`<option key=${name} value=${name}>${name}</option>`);
-    return html`<div class="rt-line">
-            <select aria-label=${t("regions.byName", {name: entry.name})} value=${chosen}
-                onChange=${(event) => event.target.value !== OTHER && write(inverted && event.target.value ? `!${event.target.value}` : event.target.value)}>
-                <option value="">${t("regions.whole")}</option>
-                ${chosen === OTHER && html`<option value=${OTHER}>${t("regions.written")}</option>`}
-                ${options(false)}
-                ${options(true).length > 0 && html`<optgroup label=${t("regions.yours")}>${options(true)}</optgroup>`}
-            </select>
+    return html`<div class="rt-line" role="group" aria-label=${t("regions.byName", {name: entry.name})}>
+            ${["", ...names].map(
+                (
+                    one,
+                ) => html`<button type="button" key=${one} class="rt-chip rt-pass" aria-pressed=${String(one === chosen)}
+                onClick=${() => write(inverted && one ? `!${one}` : one)}>${one ? broken(one) : t("regions.whole")}</button>`,
+            )}
             <button type="button" class="rt-small" aria-pressed=${String(inverted && !others.length)} disabled=${!other}
                 title=${t("regions.allButHint")} onClick=${() => write(String(other))}>${t("regions.allBut")}</button>
         </div>

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -126,6 +127,31 @@ def test_the_tab_is_made_when_the_host_asks_for_it(monkeypatch: pytest.MonkeyPat
     host, remora = Plain(), SimpleNamespace(tab=lambda: "blocks")
     host.connect(remora)  # type: ignore[arg-type]
     assert asked["on_ui_tabs"]() == [("blocks", "Remora", "remora")]
+
+
+def test_a_callback_is_registered_with_few_callers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    callers: set[str] = set()
+    callbacks: Any = ModuleType("modules.script_callbacks")
+    callbacks.__getattr__ = lambda name: lambda callback: callers.update(_callers(sys._getframe()))
+    monkeypatch.setitem(sys.modules, "modules", ModuleType("modules"))
+    monkeypatch.setitem(sys.modules, "modules.script_callbacks", callbacks)
+    script = tmp_path / "script.py"
+    script.write_text("connect()")
+    spec = importlib.util.spec_from_file_location("script", script)
+    assert spec is not None
+    assert spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    module.connect = lambda: Plain().connect(SimpleNamespace())  # type: ignore[arg-type]
+    spec.loader.exec_module(module)
+    assert any(file.endswith("_webui.py") for file in callers)
+    assert str(script) not in callers  # for a file that is no module, A1111 looks through all modules
+    assert [file for file in callers if file.startswith("<frozen importlib")] == []
+
+
+def _callers(frame: FrameType | None) -> Iterator[str]:
+    while frame is not None:
+        yield frame.f_code.co_filename
+        frame = frame.f_back
 
 
 def test_the_tab_is_one_element_that_says_that_it_loads() -> None:

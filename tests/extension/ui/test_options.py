@@ -101,6 +101,29 @@ def test_a_setting_is_changed_and_shown(backend: PageBackend, handlers: Any) -> 
             backend.set_option(option.key, value)
 
 
+def test_a_parameters_text_sets_what_its_picture_was_made_with(
+    backend: PageBackend, handlers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import gradio as gr
+
+    told: list[str] = []
+    monkeypatch.setattr(gr, "Info", told.append)
+    before = handlers.options()
+    text = "a fox\nSteps: 3, Sampler: Euler a, Seed: 5, Remora mode: merged, Remora stacking: in order"
+    inputs = (text, "", 20, "Euler a", 7, 64, 64, -1, 1, 1)
+    try:
+        for _ in range(2):  # the second time, nothing differs
+            understood = handlers.understood(*inputs)
+            assert understood[0] == "a fox"
+            shown = dict(zip([option.key for option in TABLE], understood[len(inputs) :], strict=True))
+            assert (shown[MERGE], shown[IN_ORDER]) == (ALWAYS, True)
+        labels = [option.label for option in TABLE if option.key in (MERGE, IN_ORDER)]
+        assert told == [f"The parameters text changed these LoRA settings: {', '.join(labels)}."]
+    finally:
+        for option, value in zip(TABLE, before, strict=True):
+            backend.set_option(option.key, value)
+
+
 def test_a_bad_value_changes_nothing_and_is_said(backend: PageBackend, handlers: Any) -> None:
     import gradio as gr
 

@@ -239,6 +239,12 @@ def test_a_server_that_stops_is_told_and_the_page_goes_on_by_itself(page: Any) -
     tab.root.get_by_role("group", name="Region of zorp").get_by_role("button", name="Paint a region").wait_for()
     page.click("#generate")
     infotext_with(page, "a fox")
+    page.locator("#loras > button").click()
+    page.wait_for_function("!document.querySelector('#remora-tab')?.getClientRects().length")  # the panel is closed
+    page.route("**/*", lambda route: route.abort())
+    told.wait_for(timeout=LONG)
+    page.unroute("**/*")
+    told.wait_for(state="hidden", timeout=LONG)
 
 
 @pytest.mark.long
