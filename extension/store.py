@@ -35,7 +35,7 @@ _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSU
 
 
 @dataclass(frozen=True)
-class _State(Generic[_T]):
+class _LastRead(Generic[_T]):
     """A file as it was last read."""
 
     stamp: _Stamp | None
@@ -62,7 +62,7 @@ class FileValue(Generic[_T]):
         self._read = read
         self._at_most = at_most
         self._empty = empty
-        self._state = _State(None, empty)
+        self._state = _LastRead(None, empty)
         self._logged = ""
 
     @property
@@ -91,7 +91,7 @@ class FileValue(Generic[_T]):
     def _advice(self, error: Exception) -> str:
         return "repair it or move it away"
 
-    def _look(self, *, again: bool = False) -> _State[_T]:
+    def _look(self, *, again: bool = False) -> _LastRead[_T]:
         """Return the state of the file; read it if it has changed, or if `again`."""
         path = self._path()
         if path is None:
@@ -99,26 +99,26 @@ class FileValue(Generic[_T]):
         try:
             stamp = _stamp_of(path)
         except FileNotFoundError:
-            self._state = state = _State(None, self._empty)
+            self._state = state = _LastRead(None, self._empty)
             return state
         except OSError as error:
             return self._failed(None, error)
         state = self._state
         if again or stamp != state.stamp:
             try:
-                self._state = state = _State(stamp, self._read(read_bytes(path, self._at_most)))
+                self._state = state = _LastRead(stamp, self._read(read_bytes(path, self._at_most)))
             except FileNotFoundError:  # it went since
-                self._state = state = _State(None, self._empty)
+                self._state = state = _LastRead(None, self._empty)
             except OSError as error:
                 return self._failed(None, error)  # it may do better next time
             except (ValueError, RecursionError) as error:
                 return self._failed(stamp, error)
         return state
 
-    def _failed(self, stamp: _Stamp | None, error: Exception) -> _State[_T]:
+    def _failed(self, stamp: _Stamp | None, error: Exception) -> _LastRead[_T]:
         # a drive that does not answer has not lost what was read from it
         value = self._state.value if isinstance(error, OSError) else self._empty
-        self._state = state = _State(stamp, value, error)
+        self._state = state = _LastRead(stamp, value, error)
         return state
 
 
@@ -182,14 +182,14 @@ class Store(FileValue[_T]):
             value = make(state.value)
             path = self._path()
             if path is None:
-                self._state = _State(None, value)
+                self._state = _LastRead(None, value)
                 return value
             content = self._content(path, value)
             if state.error is not None:
                 aside = set_aside(path)
                 logger.warning("remora: %s is kept as %s", path, aside.name)
             write_bytes(path, content)
-            self._state = _State(None, value)  # without a stamp it is read again, should others have written since
+            self._state = _LastRead(None, value)  # without a stamp it is read again, should others have written since
             return value
 
     def _content(self, path: Path, value: _T) -> bytes:

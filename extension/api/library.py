@@ -89,7 +89,7 @@ class Library:
         """Return all data of one file: training, captions, files beside it."""
         return self._answered(request, self._file(id, name))
 
-    def change(self, request: Request, body: records.Notes, id: str = "", name: str = "") -> Response:  # noqa: A002
+    def change(self, request: Request, body: records.NotesWanted, id: str = "", name: str = "") -> Response:  # noqa: A002
         """Change the notes on one file, in the file beside it that web UIs read."""
         file = self._file(id, name)
         return self._changed(request, file, "notes", lambda: write_notes(file, body))
@@ -132,7 +132,7 @@ class Library:
 
         return self._changed(request, file, "picture", work)
 
-    def resolve(self, request: Request, body: records.Names) -> Response:
+    def resolve(self, request: Request, body: records.NamesWanted) -> Response:
         """Return the file that each name means, or why it means none; ambiguous names have candidates."""
         if len(body["names"]) > _MAX_NAMES:
             raise HTTPException(UNPROCESSABLE, f"names must be a list of no more than {_MAX_NAMES} texts")

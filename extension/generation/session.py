@@ -21,7 +21,7 @@ from lib_lora import (
 
 from ..kept.always_on import AlwaysOnFile
 from ..kept.block_presets import BlockPresetsFile
-from ..kept.presets import Presets
+from ..kept.presets import PresetsFile
 from ..kept.region_files import RegionFiles
 from ..library.catalog import Catalog, CatalogFile, Lookup
 from ..text.known import Known
@@ -50,7 +50,7 @@ class Session:
         self.host = host
         self.catalog = Catalog(host.adapter_dirs, host.data_dir, host.own_choice)
         self.always_on = AlwaysOnFile(host.data_dir)
-        self.presets = Presets(host.data_dir)
+        self.presets = PresetsFile(host.data_dir)
         self.block_presets = BlockPresetsFile(host.data_dir, host.block_preset_files)
         self.regions = RegionFiles(host.data_dir)
         self.record = Record()
