@@ -51,9 +51,9 @@ class Guest:
     def enabled(self) -> bool:
         """Return whether Remora applies LoRA tags; if not, the host applies them itself."""
         if not enabled(self._host):
-            self._session.useless = self._session.fault = ""  # to be tried again once it is on
+            self._session.model.try_again()  # once it is on again
             return False
-        return not self._session.useless
+        return not self._session.model.useless
 
     @property
     def grammar(self) -> bool:
@@ -63,9 +63,9 @@ class Guest:
     @property
     def handed_back(self) -> str:
         """Return why the host applies the tags itself though Remora is on; empty if Remora applies them or is off."""
-        reason = self._session.useless if enabled(self._host) else ""
+        reason = self._session.model.useless if enabled(self._host) else ""
         if reason:
-            self._session.say(reason)
+            self._session.log.say(reason)
         return reason
 
     def batch(self, batch: Batch) -> Outcome:
@@ -128,15 +128,15 @@ class Guest:
 
     def bytes_to_place(self) -> int:
         """Return the bytes of the GPU that the active LoRA will take beside what they take now."""
-        return self._session.bytes_to_place()
+        return self._session.model.bytes_to_place(self._session.last.active)
 
     def rows(self, rows: Rows | None) -> None:
         """Set which image each row of a denoiser call belongs to; None as `lib_lora.Engine.set_rows`."""
-        self._session.set_rows(rows)
+        self._session.model.set_rows(rows)
 
     def clock(self, clock: Clock | None) -> None:
         """Set the clock that tells the step of each denoiser call."""
-        self._session.set_clock(clock)
+        self._session.model.set_clock(clock)
 
     def pasted(self, parameters: Mapping[str, str]) -> tuple[str, Mapping[str, object]]:
         """Return the prompt of a pasted parameters text, with LoRA names as they are here, and its settings."""
@@ -182,7 +182,7 @@ class Guest:
             "tags, until another model is loaded or Remora is turned off and on in the settings"
         )
         logger.error("remora: %s", sentence, exc_info=error)
-        self._session.fault = sentence
+        self._session.model.fault = sentence
         if in_picture and not settings(self._host).skip_bad:
             self._session.failed = (TagOutcome.of_all(sentence),)
             raise LoraError(sentence) from error
@@ -210,7 +210,7 @@ class Guest:
         if tags:
             self._session.hand_over(tags, at)
         else:
-            self._session.note(sentence)
+            self._session.passes.note(sentence)
         return Outcome(warnings=partial(self._session.warnings, self._session.passes))
 
     def app_started(self, app: Any) -> None:

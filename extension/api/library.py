@@ -226,7 +226,7 @@ class Library:
 
     def _families(self) -> dict[str, records.FamilyFit]:
         """Return the families of all files, and whether each is the loaded model's."""
-        model = self._session.model_family()
+        model = self._session.model.family
         families = {
             family_key(family): family
             for row in self._session.catalog.index.rows()

@@ -360,8 +360,8 @@ def test_t11_the_detailer_has_the_loras_of_a_prompt_of_its_own(setup: Setup) -> 
 def test_t2_a_forced_deactivation_takes_all_off(setup: Setup) -> None:
     setup.web.opts.lora_force_reload = True
     with_lora = setup.picture(f"x{A}")
-    assert setup.session._engine is not None
-    assert len(setup.session._engine.stack) == 0
+    assert setup.session.model.engine is not None
+    assert len(setup.session.model.engine.stack) == 0
     assert torch.equal(setup.picture(f"x{A}", detailer_enabled=True), 2 * with_lora)
 
 
