@@ -236,7 +236,12 @@ class Guest:
     def _used(self, activation: Activation, image: int) -> tuple[Used, ...]:
         catalog = self._session.catalog
         return tuple(
-            Used(one.name, one.file.path, partial(catalog.known_hash, one.file), partial(catalog.sha256, one.file))
+            Used(
+                one.name,
+                one.file.path,
+                partial(catalog.hashes.known, one.file),
+                partial(catalog.hashes.sha256, one.file),
+            )
             for one in activation.active
             if activation.images == 1 or image in one.images
         )

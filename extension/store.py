@@ -14,7 +14,7 @@ import secrets
 import stat
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -256,6 +256,7 @@ class _FolderLock:
         self._folder = folder
         self._threads = threading.RLock()  # of their own: old versions of filelock let every thread in after the first
         self._programs = FileLock(str(folder / LOCK_FILE), mode=0o666)
+        self._has_no_locks = False
 
     def __enter__(self) -> None:
         if not self._threads.acquire(timeout=_PATIENCE):
@@ -268,14 +269,24 @@ class _FolderLock:
             raise
 
     def _lock_programs_out(self) -> None:
+        if self._has_no_locks:
+            return
         try:
-            self._programs.acquire(timeout=_PATIENCE, poll_interval=_PAUSE)
+            self._acquire()
         except Timeout as error:
             raise _busy(self._folder) from error
         except (OSError, NotImplementedError) as error:
             if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
                 raise
+            self._has_no_locks = True
             logger.info("remora: %s cannot be locked against other programs: %s", self._folder, error)
+
+    def _acquire(self) -> None:
+        try:
+            self._programs.acquire(timeout=0)
+        except Timeout:
+            _try_to_share(self._folder / LOCK_FILE)  # old versions of filelock wait where a drive has no locks
+            self._programs.acquire(timeout=_PATIENCE, poll_interval=_PAUSE)
 
     def __exit__(self, *_: object) -> None:
         self._programs.release()  # does nothing where the file system has no locks
@@ -283,6 +294,20 @@ class _FolderLock:
 
 
 _LOCKS: dict[Path, _FolderLock] = {}
+
+
+def _try_to_share(path: Path) -> None:
+    """Try to lock a file for reading, and release it again; do nothing if another holds it, or on Windows.
+
+    Raises:
+        OSError: it cannot be locked.
+    """
+    if os.name == "nt":
+        return
+    import fcntl
+
+    with path.open("rb") as stream, suppress(BlockingIOError):
+        fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def _busy(folder: Path) -> OSError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections import OrderedDict
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -20,14 +21,14 @@ class OnceLog:
     """Logs each sentence once; of many sentences, it forgets the ones that did not come up for the longest time."""
 
     def __init__(self) -> None:
-        self._said: dict[_Key, None] = {}  # the latest last; digests, as a sentence may be long
+        self._said: OrderedDict[_Key, None] = OrderedDict()  # the latest last; digests, as a sentence may be long
 
     def say(self, sentence: str, level: int = logging.WARNING, file: CatalogFile | None = None) -> None:
         """Log a sentence about a file, or about all, unless it was logged before."""
         key = file, hashlib.sha256(sentence.encode("utf-8", "surrogatepass")).digest()
         if key not in self._said:
             logger.log(level, "remora: %s", sentence)
-        self._said.pop(key, None)
         self._said[key] = None
-        while len(self._said) > REMEMBERED:
-            del self._said[next(iter(self._said))]
+        self._said.move_to_end(key)
+        if len(self._said) > REMEMBERED:
+            self._said.popitem(last=False)

@@ -149,7 +149,7 @@ class Session:
         files = {one.file for one in active}
         hints = [place.note for one in active for place in one.places if place.note]
         embeddings = self._lend_embeddings(active)
-        several = tuple(dict.fromkeys(filter(None, (self.catalog.note_on(one.name) for one in active))))
+        several = tuple(dict.fromkeys(filter(None, (self.catalog.names.note_on(one.name) for one in active))))
         for note in (*hints, *embeddings, *several):
             self.log.say(note)
         return Activation(

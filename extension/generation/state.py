@@ -71,7 +71,7 @@ def _loras(session: Session) -> list[dict[str, Any]]:
 
 def names_of(session: Session) -> Mapping[CatalogFile, str]:
     """Return the readable files with the names by which tags find them."""
-    return {file: session.catalog.name_of(file) for file in session.catalog.files}
+    return {file: session.catalog.names.name_of(file) for file in session.catalog.files}
 
 
 def _described(one: TagOutcome, place: Place, names: Mapping[CatalogFile, str]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from extension import store as module
 from extension.kept.always_on import AlwaysOn, AlwaysOnEntry, AlwaysOnFile, StackRefusedError
@@ -313,6 +314,29 @@ def test_a_drive_without_locks_is_written_all_the_same(tmp_path: Path, monkeypat
     store = words(tmp_path / "words")
     assert store.change(lambda value: (*value, "a")) == ("a",)
     assert store.change(lambda value: (*value, "b")) == ("a", "b")
+
+
+@POSIX
+def test_a_drive_without_locks_is_found_out_at_once_with_an_old_filelock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    class OldFileLock(FileLock):
+        """It takes any error of `flock` for a lock that another program holds."""
+
+        def _acquire(self) -> None:
+            Path(self.lock_file).touch()
+
+    waited: list[float] = []
+    monkeypatch.setattr("fcntl.flock", refuse)
+    monkeypatch.setattr("extension.store.FileLock", OldFileLock)
+    monkeypatch.setattr("time.sleep", waited.append)
+    store = words(tmp_path / "words")
+    assert store.change(lambda value: (*value, "a")) == ("a",)
+    assert store.change(lambda value: (*value, "b")) == ("a", "b")
+    assert not waited
 
 
 def test_a_thread_may_lock_again_what_it_has_locked(tmp_path: Path) -> None:

@@ -430,7 +430,7 @@ def test_what_is_found_when_the_model_is_called_is_in_the_parameters_and_shown(s
 def test_hashes_are_those_of_the_whole_file(setup: Setup) -> None:
     found = of_lora(setup.web.generate(f"x{A}{B}").infotexts[0])
     catalog = setup.session.catalog
-    hashes = [catalog.sha256(catalog.find(name))[:8] for name in ("zorp", "stripes")]
+    hashes = [catalog.hashes.sha256(catalog.find(name))[:8] for name in ("zorp", "stripes")]
     assert found == ["LoRA networks: zorp, stripes", f"LoRA hashes: {', '.join(hashes)}"]
     (setup.loras / "zorp.safetensors").unlink()
     for row in catalog.index.rows():
