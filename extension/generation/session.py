@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,6 @@ from .wishes import find_wishes
 
 if TYPE_CHECKING:
     from ..hosts import Host
-    from ..library.catalog import CatalogFile
 
 logger = logging.getLogger(__name__)
 
@@ -160,7 +159,7 @@ class Session:
             notes=(*limited, *batch.of_all_noise(self.model.components.keys()), *embeddings),
             embeddings=embeddings,
             several=several,
-            text_keys=self._text_keys(stack, [first(one).file for one in entries], report, batch.settings),
+            text_keys=_text_keys(self.model.components, stack, active, batch.settings),
             always={position: wish.file for position, wish in wishes.always.items() if wish.file in files},
         )
 
@@ -232,15 +231,6 @@ class Session:
         others = {place for one in active for place in one.places} | {one.place for one in left_out}
         made = {batch.at} if batch.at == "base" else {*self.passes.made, batch.at}
         return tuple(resting(tag, place, made) for place, tag in batch.every.items() if place not in others)
-
-    def _text_keys(
-        self, stack: Stack, files: Sequence[CatalogFile], report: ActivationReport, chosen: Settings
-    ) -> tuple[Hashable, ...]:
-        """Return for each image a key of what changes the text encoders' output."""
-        texts = [name for name in self.model.components if name.startswith("text_encoder")]
-        how = chosen.in_order, chosen.mode, chosen.memory.storage, chosen.reading
-        of_images = text_keys(stack, files, texts, [entry.components for entry in report.entries])
-        return tuple((how, key) if key else () for key in of_images)
 
     def _begin_pass(self, at: str, activation: Activation) -> None:
         """Note a pass; a base pass starts other pictures."""
@@ -354,3 +344,13 @@ class Session:
             self.end()
         finally:
             self.model.leave()
+
+
+def _text_keys(
+    components: Collection[str], stack: Stack, active: Sequence[Active], settings: Settings
+) -> tuple[Hashable, ...]:
+    """Return for each image a key of what changes the text encoders' output."""
+    texts = [name for name in components if name.startswith("text_encoder")]
+    how = settings.in_order, settings.mode, settings.memory.storage, settings.reading
+    of_images = text_keys(stack, [lora.file for lora in active], texts, [lora.report.components for lora in active])
+    return tuple((how, key) if key else () for key in of_images)
