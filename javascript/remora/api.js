@@ -6,6 +6,8 @@
  * @typedef {keyof Answers | `${keyof Answers}?${string}`} Path
  */
 
+import {t} from "./words.js";
+
 /**
  * @template {Path} P
  * @typedef {P extends keyof Answers ? Answers[P]
@@ -103,13 +105,13 @@ export class Api {
             return data;
         }
         const detail = data && typeof data.detail === "string" ? data.detail : "";
-        throw new ApiError(detail || `The web UI answered ${answer.status} to ${method} ${path}.`, answer.status);
+        throw new ApiError(detail || unexpected(answer, `${method} ${path}`), answer.status);
     }
 
     /** @param {string} path */
     async text(path) {
         const answer = await this.send("GET", path);
-        if (!answer.ok) throw new ApiError(`The web UI answered ${answer.status} to GET ${path}.`, answer.status);
+        if (!answer.ok) throw new ApiError(unexpected(answer, `GET ${path}`), answer.status);
         return answer.text();
     }
 
@@ -137,7 +139,7 @@ export class Api {
                 body: body === undefined || raw ? body : JSON.stringify(body),
             });
         } catch {
-            throw new ApiError("The web UI does not answer.", 0);
+            throw new ApiError(t("server.lost"), 0);
         }
     }
 
@@ -160,6 +162,12 @@ export class Api {
         if (address.startsWith("blob:")) URL.revokeObjectURL(address);
     }
 }
+
+/**
+ * @param {Response} answer
+ * @param {string} request
+ */
+const unexpected = ({status}, request) => t("server.status", {status: String(status), request});
 
 /** @type {{[path: string]: string | undefined}} */
 const KEPT = {

@@ -3,9 +3,11 @@
 /**
  * @import {FamilyFit, Lora, Loras} from "../api.d.ts"
  * @import {Api} from "./api.js"
+ * @import {Key} from "./words.js"
  */
 
 import {query} from "./api.js";
+import {number, t} from "./words.js";
 
 /**
  * @typedef {typeof NO_FILTERS} Filters
@@ -87,9 +89,9 @@ export class Catalog {
      */
     against(lora) {
         if (!lora.readable) return lora.reason;
-        if (!canBeNamed(lora.name)) return "it has < or > in its name, which a tag cannot contain; rename the file";
+        if (!canBeNamed(lora.name)) return t("library.badName");
         if ((this.byName.get(lora.name) ?? []).length > 1) {
-            return `several files have the name ${lora.name}; rename all but one to use them`;
+            return t("library.severalFiles", {name: lora.name});
         }
         const family = this.familyOf(lora);
         return family && !family.fits ? family.reason : "";
@@ -158,18 +160,18 @@ function distanceIn(text, word) {
     return 3;
 }
 
-/** @satisfies {{[name: string]: [title: string, compare: (a: Lora, b: Lora) => number]}} */
+/** @satisfies {{[name: string]: [title: Key, compare: (a: Lora, b: Lora) => number]}} */
 export const SORTS = {
-    name: ["Name", (a, b) => order(a.name, b.name)],
-    added: ["Newest first", (a, b) => b.added - a.added || b.mtime - a.mtime || order(a.name, b.name)],
-    used: ["Last used", (a, b) => b.used - a.used || order(a.name, b.name)],
-    uses: ["Most used", (a, b) => b.uses - a.uses || order(a.name, b.name)],
+    name: ["library.sort.name", (a, b) => order(a.name, b.name)],
+    added: ["library.sort.added", (a, b) => b.added - a.added || b.mtime - a.mtime || order(a.name, b.name)],
+    used: ["library.sort.used", (a, b) => b.used - a.used || order(a.name, b.name)],
+    uses: ["library.sort.uses", (a, b) => b.uses - a.uses || order(a.name, b.name)],
     rating: [
-        "Rating",
+        "common.rating",
         (a, b) => b.rating - a.rating || Number(b.favourite) - Number(a.favourite) || order(a.name, b.name),
     ],
-    size: ["Largest first", (a, b) => b.size - a.size || order(a.name, b.name)],
-    path: ["Folder", (a, b) => order(a.file, b.file)],
+    size: ["library.sort.size", (a, b) => b.size - a.size || order(a.name, b.name)],
+    path: ["common.folder", (a, b) => order(a.file, b.file)],
 };
 
 const {compare: order} = new Intl.Collator(undefined, {numeric: true, sensitivity: "base"});
@@ -300,6 +302,6 @@ export function foldersAt(folders, current) {
  */
 export function size(bytes) {
     if (bytes < 1024) return `${bytes} B`;
-    if (bytes < 1024 ** 2) return `${(bytes / 1024).toFixed(0)} KB`;
-    return bytes < 1024 ** 3 ? `${(bytes / 1024 ** 2).toFixed(0)} MB` : `${(bytes / 1024 ** 3).toFixed(1)} GB`;
+    if (bytes < 1024 ** 2) return `${number(bytes / 1024, 0)} KB`;
+    return bytes < 1024 ** 3 ? `${number(bytes / 1024 ** 2, 0)} MB` : `${number(bytes / 1024 ** 3, 1)} GB`;
 }

@@ -30,6 +30,7 @@ import {
     withPhrases,
 } from "./prompt.js";
 import {escapedName} from "./tag.js";
+import {t} from "./words.js";
 
 /** The edits of the stack; each can be undone. */
 export class Edits {
@@ -51,7 +52,8 @@ export class Edits {
     /** @param {Lora} lora */
     insert(lora) {
         if (!canBeNamed(lora.name)) {
-            this.tab.set({said: `${lora.name}: ${this.tab.library.catalog.against(lora)}.`});
+            const reason = this.tab.library.catalog.against(lora);
+            this.tab.set({said: t("stack.notInserted", {name: lora.name, reason})});
             return;
         }
         if (!this.tab.state.target) {
@@ -61,7 +63,7 @@ export class Edits {
         this.tab.stack.readBoxes();
         const strength = lora.strength ?? this.tab.stack.standard;
         this.tab.stack.change(this.withTag(lora.name, makeTag(escapedName(lora.name), strength, strength)));
-        this.tab.set({said: `${lora.name} inserted.`});
+        this.tab.set({said: t("stack.inserted", {name: lora.name})});
     }
 
     /** @param {Row} row */
@@ -72,7 +74,7 @@ export class Edits {
         }
         if (!this.isThere(row)) return;
         this.tab.stack.change({...this.withoutTag(row.index), off: this.offWithout(row)});
-        this.tab.set({said: `${row.name} removed.`});
+        this.tab.set({said: t("stack.removed", {name: row.name})});
     }
 
     /**
@@ -243,7 +245,7 @@ export class Edits {
     /** Switch on that brackets around tags mean something, for all prompts. */
     async obeyBrackets() {
         const server = await this.tab.server.attempt(() => this.tab.api.ask("PUT", "grammar", {on: true}));
-        if (server) this.tab.set({server, said: "Tags obey the brackets around them from the next picture on."});
+        if (server) this.tab.set({server, said: t("stack.brackets")});
     }
 
     clear() {
@@ -341,6 +343,6 @@ export class Edits {
         }
         const body = tagOf(entry).slice("<lora:".length, -1);
         this.tab.stack.change({prompt: withBody(this.tab.state.prompt, index, body), always});
-        this.tab.set({said: `The tag of ${entry.name} in the prompt now has the settings of “Always on”.`});
+        this.tab.set({said: t("stack.unpinned", {name: entry.name})});
     }
 }

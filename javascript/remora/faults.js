@@ -6,9 +6,10 @@
  */
 
 import {maskProblem, masksMeant, readMask} from "./regions.js";
-import {didYouMean, similar} from "./similar.js";
+import {asked, similar} from "./similar.js";
 import {setField} from "./tag.js";
 import {readWeights} from "./weights.js";
+import {t} from "./words.js";
 
 /**
  * @typedef {Pick<Blocks, "layouts" | "presets" | "rules">} KnownBlocks
@@ -55,7 +56,7 @@ function faultOfWeights(text, blocks) {
 function faultOfRules(text, rules) {
     if (rules.includes(text)) return {said: "", write: []};
     const meant = similar(text, rules);
-    const said = `There are no rules “${text}”${didYouMean(meant) || "."}`;
+    const said = asked(t("blocks.noSuchRules", {name: text}), meant);
     return {said, write: meant.map((value) => ({word: value, value}))};
 }
 

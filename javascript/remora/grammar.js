@@ -5,6 +5,7 @@
 
 import {isFiniteNumber} from "./curve.js";
 import {fieldsOf} from "./tag.js";
+import {listed, t} from "./words.js";
 
 /**
  * @typedef {object} Limits
@@ -212,19 +213,25 @@ export function isMeant(bodies, on) {
     return chosen.includes("1") || (on && !chosen.includes("0"));
 }
 
+/** @param {number} value */
+const short = (value) => String(Number(value.toPrecision(4)));
+
 /**
  * Say what limits do, in a few words each.
  * @param {Limits} limits
  */
 export function wordsOf({factor, share, steps, turns, part, negative}) {
-    const percent = share.map((one) => one !== null && `${Number((one * 100).toPrecision(4))} %`);
-    const step = steps.map((one) => one !== null && `step ${one}`);
+    const percent = share.map((end) => end !== null && t("mark.percent", {number: short(end * 100)}));
+    const step = steps.map((end) => end !== null && t("summary.step", {number: String(end)}));
     return [
-        negative && "negative prompt",
-        part !== null && `part ${part}`,
-        ...[percent, step].flatMap(([after, until]) => [after && `after ${after}`, until && `until ${until}`]),
-        ...turns.map(([turn, of]) => `step ${turn + 1} of every ${of}`),
-        factor !== 1 && (factor === 0 ? "never" : `times ${Number(factor.toPrecision(4))}`),
+        negative && t("grammar.negative"),
+        part !== null && t("grammar.part", {number: part}),
+        ...[percent, step].flatMap(([after, until]) => [
+            after && t("grammar.after", {place: after}),
+            until && t("grammar.until", {place: until}),
+        ]),
+        ...turns.map(([turn, of]) => t("grammar.turn", {turn: turn + 1, of})),
+        factor !== 1 && (factor === 0 ? t("grammar.never") : t("grammar.times", {factor: short(factor)})),
     ].filter((word) => word !== false);
 }
 
@@ -234,9 +241,13 @@ export function wordsOf({factor, share, steps, turns, part, negative}) {
  */
 export function unread(limits) {
     const {factor, share, steps, turns, part, negative} = limits;
-    if (negative) return "Not applied: tags in the negative prompt are read as words.";
+    if (negative) return t("grammar.unreadNegative");
     const isTimed = turns.length > 0 || [...share, ...steps].some((one) => one !== null);
-    const how = [isTimed && "in all steps", factor !== 1 && "at its own strength", part !== null && "in all parts"];
-    const said = how.filter(Boolean).join(" and ");
-    return said && `Acts ${said}: its place in the prompt (${wordsOf(limits).join(", ")}) does not count for tags.`;
+    const how = [
+        isTimed && t("grammar.inAllSteps"),
+        factor !== 1 && t("grammar.atOwnStrength"),
+        part !== null && t("grammar.inAllParts"),
+    ].filter((word) => word !== false);
+    const words = wordsOf(limits).join(t("mark.list"));
+    return how.length ? t("grammar.unread", {how: listed(how, "conjunction"), words}) : "";
 }

@@ -8,6 +8,7 @@
 import {ApiError, CHANGED, query} from "./api.js";
 import {faultOfNames, listsOf} from "./faults.js";
 import {same} from "./store.js";
+import {t} from "./words.js";
 
 /**
  * @typedef {{on: boolean, entries: StackEntry[]}} Always
@@ -76,7 +77,7 @@ export class Kept {
         const {on, entries} = this.tab.state.always;
         try {
             const stack = await this.tab.api.ask("PUT", "stack", {always_on: on, entries});
-            this.tab.set({stackProblem: stack.problem, refused: null, said: "“Always on” is saved."});
+            this.tab.set({stackProblem: stack.problem, refused: null, said: t("stack.alwaysSaved")});
         } catch (error) {
             if (!(error instanceof ApiError) || error.status !== CHANGED) throw error;
             const now = await this.tab.api.get("stack");

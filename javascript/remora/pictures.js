@@ -8,12 +8,23 @@
 import {query} from "./api.js";
 import {NO_PART, pagePart, press} from "./boxes.js";
 import {same} from "./store.js";
+import {t} from "./words.js";
 
 export const PICTURES = {
     page: NO_PART,
     latest: /** @type {MadePicture | null} */ (null), // the picture that the page shows, as the server recorded it
 };
 
+const SCHEDULE = "schedule"; // the server's word for a strength that changes
+const STATES = /** @type {const} */ ({
+    applied: "pictures.applied",
+    partly: "pictures.partly",
+    waiting: "pictures.waiting",
+    none: "pictures.noEffect",
+    handed: "pictures.handed",
+    failed: "pictures.failed",
+    missing: "pictures.missing",
+});
 const LONGEST_SEED = 1e15; // which the server takes
 
 export class Pictures {
@@ -74,7 +85,9 @@ export class Pictures {
  */
 export function lorasOf(picture) {
     return picture.loras.map(({name, strength, state, always_on: always}) => {
-        const marks = [state === "applied" ? "" : state, always ? "always on" : ""].filter(Boolean).join(", ");
-        return [name, strength, marks && `(${marks})`].filter(Boolean).join(" ");
+        const marks = [state === "applied" ? "" : t(STATES[state]), always ? t("pictures.alwaysOn") : ""];
+        const said = marks.filter(Boolean).join(t("mark.list"));
+        const amount = strength === SCHEDULE ? t("pictures.schedule") : strength;
+        return [name, amount, said && `(${said})`].filter(Boolean).join(" ");
     });
 }

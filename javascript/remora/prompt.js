@@ -4,6 +4,7 @@
 /** @import {Reading} from "./tag.js" */
 
 import {fieldsOf, readBody} from "./tag.js";
+import {t} from "./words.js";
 
 export {bodyOf, entryOf, makeTag, readBody, setField, setMultipliers, tagOf, withName} from "./tag.js";
 
@@ -37,7 +38,7 @@ export function readTags(prompt, standard = 1) {
         const body = usual ? inside : narrow(inside);
         const place = {text: match[0], kind, body, start: match.index, end: match.index + match[0].length};
         const read = readBody(body, standard);
-        if (!end) Object.assign(read, {problem: "this tag is not closed: “>” is missing", fixes: []});
+        if (!end) Object.assign(read, {problem: t("tag.notClosed"), fixes: []});
         return {...place, ...read};
     });
 }

@@ -2,7 +2,8 @@
 // extension/text/regions.py reads the same, and one table of cases holds both.
 
 import {written} from "./curve.js";
-import {didYouMean, similar} from "./similar.js";
+import {asked, similar} from "./similar.js";
+import {t} from "./words.js";
 
 /**
  * @typedef {number[]} Weights
@@ -45,13 +46,16 @@ export function readMask(text) {
  */
 export function maskProblem(text, names) {
     for (const {name, edges} of readMask(text)) {
-        if (!name) return "the region is missing; write, for example, left or 0,0,0.5,1";
+        if (!name) return t("regions.missing");
         if (edges) {
             const [left, top, right, bottom] = edges;
             if (edges.some((edge) => edge > 1) || left >= right || top >= bottom) {
-                return `“${name}” is not a rectangle; write left,top,right,bottom as parts of the picture, such as 0,0,0.5,1`;
+                return t("regions.noRectangle", {name});
             }
-        } else if (!names.includes(name)) return `there is no region “${name}”${didYouMean(similar(name, names))}`;
+        } else if (!names.includes(name)) {
+            const said = t("regions.unknown", {name});
+            return asked(said, similar(name, names), said);
+        }
     }
     return "";
 }
@@ -89,10 +93,9 @@ export function invertedText(text) {
  * @param {string[]} taken
  */
 export function nameProblem(name, taken) {
-    if (!name) return "Give the region a name.";
-    if ([...name].length > MAX_NAME || !NAME.test(name))
-        return "A name has letters, digits, spaces and - . _ ( ). It begins with a letter, and ends with a letter, a digit, _ or ).";
-    return taken.includes(name) ? `“${name}” is one of Remora’s own regions; choose another name.` : "";
+    if (!name) return t("regions.giveName");
+    if ([...name].length > MAX_NAME || !NAME.test(name)) return t("regions.badName");
+    return taken.includes(name) ? t("regions.taken", {name}) : "";
 }
 
 /**

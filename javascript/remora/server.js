@@ -8,9 +8,7 @@
 
 import {ApiError, CHANGED} from "./api.js";
 import {same} from "./store.js";
-
-const LATE =
-    "Your change is not made: another page or program has changed the same since this page read it. What is shown now has that change.";
+import {t} from "./words.js";
 
 export const SERVER = {
     error: "",
@@ -73,7 +71,7 @@ export class Server {
             if (!(error instanceof ApiError) || error.status !== CHANGED) throw error;
             const before = part();
             await reload();
-            if (!same(before, part())) throw new ApiError(LATE, CHANGED);
+            if (!same(before, part())) throw new ApiError(t("server.late"), CHANGED);
             return await this.tab.api.ask(method, path, body);
         }
     }

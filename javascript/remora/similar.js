@@ -2,6 +2,7 @@
 // extension/text/similar.py does the same, and one table of cases holds both.
 
 import {isFiniteNumber} from "./curve.js";
+import {listed, t} from "./words.js";
 
 const MOST = 3; // suggestions
 const LONGEST = 60; // characters of a name that is compared
@@ -86,7 +87,11 @@ export function rangeMeant(text) {
 }
 
 /**
- * Return the end of a sentence that asks whether one of the names is meant; empty without names.
+ * Return a sentence that goes on with the question whether one of the names is meant; it ends where there is none.
+ * @param {string} said without a full stop
  * @param {string[]} names
+ * @param {string} [otherwise] the sentence without names
  */
-export const didYouMean = (names) => (names.length ? `; did you mean ${names.join(" or ")}?` : "");
+export function asked(said, names, otherwise = t("mark.sentence", {said})) {
+    return names.length ? t("tag.didYouMean", {said, names: listed(names, "disjunction")}) : otherwise;
+}

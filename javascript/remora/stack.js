@@ -15,6 +15,7 @@ import {History} from "./history.js";
 import {isFailure, Others, told} from "./outcomes.js";
 import {bodyOf, readBody, readTags, takenBack} from "./prompt.js";
 import {same} from "./store.js";
+import {t} from "./words.js";
 
 /**
  * @typedef {{name: string, body: string, words: string[], unread: string}} Meant
@@ -331,6 +332,6 @@ export class Stack {
             off: change[to].off,
             added: change[to].added,
         });
-        if (prompt === null) this.tab.set({said: "The prompt has changed too much since, so it stays as it is."});
+        if (prompt === null) this.tab.set({said: t("stack.changedTooMuch")});
     }
 }

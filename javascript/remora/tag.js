@@ -4,7 +4,8 @@
 /** @import {Curve} from "./curve.js" */
 
 import {isFiniteNumber, NUMBER, readAmount, SHAPES, written} from "./curve.js";
-import {didYouMean, numberMeant, rangeMeant, similar} from "./similar.js";
+import {asked, numberMeant, rangeMeant, similar} from "./similar.js";
+import {t} from "./words.js";
 
 /**
  * @typedef {{key: string, head: string, value: string, named: boolean}} Field
@@ -56,52 +57,43 @@ const wrong = (said, ...write) => ({said, write});
 
 /** @type {Check} */
 const isAmount = (text) =>
-    readAmount(text)
-        ? null
-        : /[@~]/.test(text)
-          ? wrong(`“${text}” is not a schedule; write, for example, 0@0,1@0.5`)
-          : isNumber(text);
+    readAmount(text) ? null : /[@~]/.test(text) ? wrong(t("tag.notASchedule", {text})) : isNumber(text);
 /** @type {Check} */
 const isNumber = (text) => {
     if (isFiniteNumber(text)) return null;
     const meant = numberMeant(text);
-    const said = `“${text}” is ${NUMBER.test(text) ? "too large" : "not"} a number; write ${meant || "a number, such as 0.8"}`;
-    return wrong(said, ...[meant].filter(Boolean));
+    const key = NUMBER.test(text) ? "tag.tooLarge" : "tag.notANumber";
+    return wrong(t(key, {text, example: meant || t("tag.aNumber")}), ...[meant].filter(Boolean));
 };
 /** @type {Check} */
-const isPlace = (text) =>
-    isNumber(text) ?? (Number(text) < 0 ? wrong(`“${text}” is below 0; write a number from 0`) : null);
+const isPlace = (text) => isNumber(text) ?? (Number(text) < 0 ? wrong(t("tag.belowZero", {text})) : null);
 /** @type {Check} */
-const isText = (text) => (text ? null : wrong("a name is missing; write one, or leave the setting out"));
+const isText = (text) => (text ? null : wrong(t("tag.noName")));
 /** @type {Check} */
-const isModule = (text) =>
-    isText(text)
-    ?? (/^\w+$/.test(text)
-        ? null
-        : wrong(`“${text}” is not a component of a model; write, for example, unet or text_encoder`));
+const isModule = (text) => isText(text) ?? (/^\w+$/.test(text) ? null : wrong(t("tag.notAModule", {text})));
 /** @type {(...words: string[]) => Check} */
 const isOneOf =
     (...words) =>
     (text) => {
         if (words.includes(text.toLowerCase())) return null;
         const meant = similar(text, words);
-        return wrong(`“${text}” is none of ${words.join(", ")}${didYouMean(meant)}`, ...meant);
+        const said = t("tag.noneOf", {text, words: words.join(", ")});
+        return wrong(asked(said, meant, said), ...meant);
     };
-/** @type {(digits: number, otherwise: string) => Check} */
+/** @type {(digits: number, otherwise: "tag.notARank" | "tag.notAPart" | "tag.notAnImage") => Check} */
 const isCount = (digits, otherwise) => {
     const count = new RegExp(`^0*[1-9]\\d{0,${digits - 1}}$`);
-    return (text) => (count.test(text) ? null : wrong(`“${text}” ${otherwise}`));
+    return (text) => (count.test(text) ? null : wrong(t(otherwise, {text})));
 };
 /** @type {Check} */
 const isRange = (text) => {
     if (rangeOf(text)) return null;
     const meant = rangeOf(rangeMeant(text)) ? rangeMeant(text) : "";
-    return wrong(`“${text}” is not a range; write ${meant || "a range, such as 2-10"}`, ...[meant].filter(Boolean));
+    return wrong(t("tag.notARange", {text, example: meant || t("tag.aRange")}), ...[meant].filter(Boolean));
 };
 /** @type {Check} */
 const isSoftEdge = (text) =>
-    isNumber(text)
-    ?? (Number(text) < 0 || Number(text) > 1 ? wrong(`${text} is not a soft edge; write a number from 0 to 1`) : null);
+    isNumber(text) ?? (Number(text) < 0 || Number(text) > 1 ? wrong(t("tag.notASoftEdge", {text})) : null);
 /** @type {(check: Check) => Check} */
 const each = (check) => (text) => {
     const parts = text.split(/([,+])/); // with the marks between them
@@ -118,10 +110,7 @@ const each = (check) => (text) => {
 /** @type {Check} */
 const isList = (text) => {
     if (!/^[+-]?\d+,\d+$/.test(text)) return isText(text);
-    return wrong(
-        `“${text}” is not a number; write ${numberMeant(text)}, or for block weights lbw=${text}`,
-        numberMeant(text),
-    );
+    return wrong(t("tag.numberOrWeights", {text, example: numberMeant(text)}), numberMeant(text));
 };
 
 /**
@@ -133,7 +122,7 @@ const CHECKS = new Map([
     ...Object.entries({
         alpha: isNumber,
         scale: isNumber,
-        dyn: isCount(6, "is not a rank; write a whole number from 1, such as 16"),
+        dyn: isCount(6, "tag.notARank"),
         lbw: isText,
         lbwe: isText,
         x: isNumber,
@@ -147,10 +136,10 @@ const CHECKS = new Map([
         half: isOneOf("pos", "neg"),
         pass: each(isOneOf(...PASSES)),
         mask: isText,
-        part: isCount(3, "is not a part of a prompt; the parts between AND are numbered from 1"),
+        part: isCount(3, "tag.notAPart"),
         grammar: isOneOf("0", "1"),
         feather: isSoftEdge,
-        rows: each(isCount(3, "is not an image of a batch; images are numbered from 1")),
+        rows: each(isCount(3, "tag.notAnImage")),
     }),
 ]);
 
@@ -275,7 +264,7 @@ function valuesOf(fields) {
 
 /** @type {(name: string, fields: Field[]) => Problem} */
 function problemOf(name, fields) {
-    if (!name.trim()) return {said: "the name is missing; write, for example, <lora:name:0.8>", fixes: []};
+    if (!name.trim()) return {said: t("tag.unnamed"), fixes: []};
     const seen = new Set();
     for (const field of fields) {
         const said = faultOfKey(field, seen);
@@ -295,13 +284,14 @@ function problemOf(name, fields) {
  * @param {Set<string>} seen keys before it
  */
 function faultOfKey({key, head, value, named}, seen) {
-    if (!named && !key) return `a fourth number, “${value}”; write at most two strengths and a rank`;
+    if (!named && !key) return t("tag.fourth", {text: value});
     if (!head && FLAGS.includes(key)) return null;
     if (!CHECKS.has(key)) {
         const meant = similar(key, [...CHECKS.keys(), ...ALIASES.keys()]);
-        return `“${key}” is not a setting of a LoRA tag${didYouMean(meant) || "; leave it out"}`;
+        const said = t("tag.notASetting", {key});
+        return asked(said, meant, t("tag.leaveItOut", {said}));
     }
-    if (named && seen.has(key)) return `“${key}” is set twice; leave one out`;
+    if (named && seen.has(key)) return t("tag.twice", {key});
     if (named) seen.add(key);
     return null;
 }
@@ -332,10 +322,9 @@ function fixesOfKey(name, fields, field) {
  */
 function lostField(fields) {
     const fading = fields.find(({key}) => ["feather", "part"].includes(key));
-    if (fading && !fields.some(({key}) => key === "mask"))
-        return [fading, `“${fading.key}” needs a region, such as mask=left`];
+    if (fading && !fields.some(({key}) => key === "mask")) return [fading, t("tag.needsRegion", {key: fading.key})];
     const shape = fields.find(({key}) => ["by", "curve"].includes(key));
-    return shape && !hasCurve(fields) ? [shape, `“${shape.key}” needs a schedule, such as 0@0,1@0.5`] : [undefined, ""];
+    return shape && !hasCurve(fields) ? [shape, t("tag.needsSchedule", {key: shape.key})] : [undefined, ""];
 }
 
 /** @type {(name: string, fields: Field[], field: Field, meant: string) => Fix} */
@@ -350,7 +339,7 @@ const replaced = (name, fields, field, meant) => ({
 
 /** @type {(name: string, fields: Field[], field: Field) => Fix} */
 const leftOut = (name, fields, field) => ({
-    word: `Leave out ${field.head}${field.value}`,
+    word: t("tag.leaveOut", {text: field.head + field.value}),
     instead: "",
     body: joined(name, without(fields, [field])),
 });

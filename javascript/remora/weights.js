@@ -3,7 +3,8 @@
 /** @import {BlockPreset, Blocks} from "../api.d.ts" */
 
 import {isFiniteNumber, NUMBER, written} from "./curve.js";
-import {didYouMean, similar} from "./similar.js";
+import {asked, similar} from "./similar.js";
+import {t} from "./words.js";
 
 const LETTER = /^(?:R|U|X(?:[+-](?:\d+(?:\.\d*)?|\.\d+))?)$/; // drawn at random, or whatever X is
 const NOT_IN_NAMES = /[:,<>=#]/;
@@ -63,12 +64,12 @@ function faultOf(text, cells, {presets}) {
             text,
             presets.map(({name}) => name),
         );
-        return {problem: `There is no preset “${text}”${didYouMean(names) || "."}`, write: names};
+        return {problem: asked(t("blocks.noPreset", {name: text}), names), write: names};
     }
     const upper = cells[at].toUpperCase();
     const write = isLetter(upper) ? [cells.map((cell, place) => (place === at ? upper : cell)).join(",")] : [];
     return {
-        problem: `“${cells[at]}” is not a block weight: write ${isLetter(upper) ? upper : "a number, R, U or X"}.`,
+        problem: t("blocks.notAWeight", {cell: cells[at], example: isLetter(upper) ? upper : t("blocks.aWeight")}),
         write,
     };
 }
@@ -79,9 +80,9 @@ function faultOf(text, cells, {presets}) {
  * @param {Pick<Blocks, "layouts">} told
  */
 function wrongLength(cells, preset, {layouts}) {
-    if (cells.length === 1)
-        return `“${cells[0]}” is a single number; write a weight for each block, or the name of a preset.`;
-    return `${preset ? `${preset.name} has ` : ""}${cells.length} values; the loaded model takes ${layouts.map(({length}) => length).join(", ")}.`;
+    if (cells.length === 1) return t("blocks.single", {cell: cells[0]});
+    const counts = {count: cells.length, lengths: layouts.map(({length}) => length).join(t("mark.list"))};
+    return preset ? t("blocks.lengthOf", {name: preset.name, ...counts}) : t("blocks.length", counts);
 }
 
 /**
@@ -129,9 +130,9 @@ export const snapped = (value) => Number((Math.round(value * 20) / 20).toFixed(2
  * @param {string} name
  */
 export function nameProblem(name) {
-    if (!name.trim()) return "Give the preset a name.";
-    if (NOT_IN_NAMES.test(name)) return "A name must not contain : , < > = #";
+    if (!name.trim()) return t("presets.giveName");
+    if (NOT_IN_NAMES.test(name)) return t("blocks.badName");
     return NUMBER.test(name.trim()) || isLetter(name.trim()) || name.trim() === "*"
-        ? `“${name.trim()}” is a weight, not a name.`
+        ? t("blocks.isLetter", {name: name.trim()})
         : "";
 }

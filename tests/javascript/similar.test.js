@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import {test} from "node:test";
-import {didYouMean, numberMeant, similar} from "../../javascript/remora/similar.js";
+import {asked, numberMeant, similar} from "../../javascript/remora/similar.js";
 import {SIMILAR} from "./cases.js";
 
 test("names are suggested as on the server", () => {
@@ -14,6 +14,6 @@ test("numbers are suggested as on the server", () => {
 });
 
 test("a suggestion is the end of a sentence", () => {
-    assert.equal(didYouMean(["a", "b"]), "; did you mean a or b?");
-    assert.equal(didYouMean([]), "");
+    assert.equal(asked("There is no c", ["a", "b"]), "There is no c; did you mean a or b?");
+    assert.equal(asked("There is no c", []), "There is no c.");
 });

@@ -7,6 +7,7 @@
 
 import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import {useStore} from "../store.js";
+import {t} from "../words.js";
 import {Compare} from "./compare.js";
 import {Details} from "./details.js";
 import {Library} from "./library.js";
@@ -25,8 +26,8 @@ export function App({tab, root}) {
     useKeys(tab, root);
     const count = tab.stack.rows().length + state.always.entries.length;
     const outcomes = tab.stack.outcomes(); // also while the stack is not shown: it knows which rows there were
-    const errors = outcomes.errors ? `${outcomes.errors} ${outcomes.errors > 1 ? "errors" : "error"}` : "";
-    const content = [count || "", errors].filter(Boolean).join(", ");
+    const errors = outcomes.errors ? t("app.errors", {count: outcomes.errors}) : "";
+    const content = [count || "", errors].filter(Boolean).join(t("mark.list"));
     const shown = (/** @type {string} */ pane) => wide || state.pane === pane;
     return html`
         <${Notices} tab=${tab} state=${state} />
@@ -34,10 +35,10 @@ export function App({tab, root}) {
         <${Strip} tab=${tab} state=${state} />
         ${
             !wide
-            && html`<div class="rt-switch" role="group" aria-label="What is shown">
+            && html`<div class="rt-switch" role="group" aria-label=${t("app.panes")}>
             ${[
-                ["library", "Library"],
-                ["stack", content ? `Stack (${content})` : "Stack"],
+                ["library", t("common.library")],
+                ["stack", content ? t("app.stackWith", {content}) : t("common.stack")],
             ].map(
                 ([pane, title]) => html`
                 <button type="button" key=${pane} aria-pressed=${String(state.pane === pane)}
@@ -101,11 +102,7 @@ function Notices({tab, state}) {
     const {stackProblem, presetProblem, regionProblem, blocks} = state;
     const texts = [stackProblem, tab.library.catalog.problem, presetProblem, regionProblem, blocks?.problem];
     if (server && !server.enabled) {
-        texts.push(
-            server.own_lora
-                ? "Remora is switched off in the settings. The web UI applies the tags itself; “Always on”, schedules, regions and block weights have no effect."
-                : "Remora is switched off in the settings. No LoRA is applied.",
-        );
+        texts.push(server.own_lora ? t("app.offHanded") : t("app.offNone"));
     }
     if (server) texts.push(...server.conflicts, ...server.notes);
     return html`
@@ -125,8 +122,8 @@ function Login({tab}) {
         tab.server.start();
     };
     return html`<form class="rt-login rt-line" onSubmit=${enter}>
-        <label class="rt-field"><span>User</span><input type="text" autocomplete="username" required ref=${user} /></label>
-        <label class="rt-field"><span>Password</span><input type="password" autocomplete="current-password" required ref=${password} /></label>
-        <button type="submit" class="rt-primary">Log in</button>
+        <label class="rt-field"><span>${t("app.user")}</span><input type="text" autocomplete="username" required ref=${user} /></label>
+        <label class="rt-field"><span>${t("app.password")}</span><input type="password" autocomplete="current-password" required ref=${password} /></label>
+        <button type="submit" class="rt-primary">${t("app.logIn")}</button>
     </form>`;
 }

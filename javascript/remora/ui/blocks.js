@@ -11,6 +11,7 @@
 import {html, useRef, useState} from "../vendor/preact.js";
 import {written} from "../curve.js";
 import {setField} from "../tag.js";
+import {t} from "../words.js";
 import {isLetter, nameProblem, painted, readWeights, shownBlocks, snapped, writeWeights} from "../weights.js";
 import {Button, Deleted, isNumber, isStill, NameForm, numberOf, Trouble, useLoad} from "./parts.js";
 
@@ -35,9 +36,9 @@ export function Blocks({tab, entry}) {
     const text = entry.values.lbw ?? "";
     const {cells, preset} = readWeights(text, told);
     const write = (/** @type {string} */ value, what = "") => entry.edit((body) => setField(body, "lbw", value), what);
-    const said = blocks && !told.layouts.length ? "No model is loaded yet, so its blocks are unknown." : "";
-    return html`<div class="rt-part" role="group" aria-label=${`Blocks of ${entry.name}`}>
-        ${!blocks && !trouble.text && html`<p class="rt-hint">Loading …</p>`}
+    const said = blocks && !told.layouts.length ? t("blocks.unknown") : "";
+    return html`<div class="rt-part" role="group" aria-label=${t("blocks.label", {name: entry.name})}>
+        ${!blocks && !trouble.text && html`<p class="rt-hint">${t("common.loading")}</p>`}
         <${Trouble} trouble=${trouble} />
         ${said && html`<p class="rt-notice" role="status">${said}</p>`}
         ${
@@ -63,15 +64,11 @@ function Rules({entry, told: {rules, about_rules: about}}) {
     const own = entry.values.lbwe ?? "";
     if (!own && !rules.length) return null;
     const names = own && !rules.includes(own) ? [own, ...rules] : rules;
-    const said = own
-        ? Object.hasOwn(about, own)
-            ? about[own]
-            : ""
-        : "Rules set the weight of some layers, after the weights of blocks.";
-    return html`<label class="rt-field"><span>Rules for layers</span>
-        <select aria-label=${`Block rules of ${entry.name}`} value=${own}
+    const said = own ? (Object.hasOwn(about, own) ? about[own] : "") : t("blocks.rulesHint");
+    return html`<label class="rt-field"><span>${t("blocks.rules")}</span>
+        <select aria-label=${t("blocks.rulesOf", {name: entry.name})} value=${own}
             onChange=${(event) => entry.edit((body) => setField(body, "lbwe", event.target.value))}>
-            <option value="">None</option>
+            <option value="">${t("blocks.noRules")}</option>
             ${names.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}
         </select>
         <span class="rt-hint" role="status">${said}</span></label>`;
@@ -125,7 +122,7 @@ function Strip({name, shown, cells, write}) {
         "--rt-one": (1 - view.low) / (view.high - view.low),
     };
     return html`
-        <div class=${names.filter(Boolean).join(" ")} style=${lines} role="group" aria-label=${`Block weights of ${name}`} onKeyDown=${pressed}
+        <div class=${names.filter(Boolean).join(" ")} style=${lines} role="group" aria-label=${t("blocks.weights", {name})} onKeyDown=${pressed}
             onPointerDown=${down} onPointerMove=${(/** @type {Pointer} */ event) => brush.current && paint(event, brush.current)} onPointerUp=${up} onPointerCancel=${up}>
             ${shown.map(
                 (
@@ -216,7 +213,7 @@ function Block({id, title, name, cell, view: {low, high}, first, chosen, choose}
         `${(Math.min(1, Math.max(0, number / (high - low))) * 100).toFixed(2)}%`;
     const bar = {bottom: percent(Math.min(value, 0) - low), height: percent(Math.abs(value))};
     return html`<div class=${`rt-block${first ? " rt-first" : ""}${chosen ? " rt-chosen" : ""}`} role="slider" tabindex=${chosen ? 0 : -1}
-        aria-orientation="vertical" aria-label=${`${id} of ${name}`} aria-valuemin=${Math.min(LOWEST, value)}
+        aria-orientation="vertical" aria-label=${t("blocks.blockOf", {block: id, name})} aria-valuemin=${Math.min(LOWEST, value)}
         aria-valuemax=${Math.max(HIGHEST, value)} aria-valuenow=${value} aria-valuetext=${letter ? meaning(cell) : undefined}
         title=${[id, title, cell].filter(Boolean).join(" · ")} onFocus=${choose}>
         ${letter ? html`<span class="rt-letter">${cell[0]}</span>` : html`<span class="rt-bar" style=${bar}></span>`}
@@ -225,8 +222,8 @@ function Block({id, title, name, cell, view: {low, high}, first, chosen, choose}
 
 /** @param {string} letter */
 function meaning(letter) {
-    if (letter.startsWith("X")) return `${letter}, from the tag’s x`;
-    return letter === "R" ? "R, random from 0 to 1" : "U, random from -0.5 to 1.5";
+    if (letter.startsWith("X")) return t("blocks.letterX", {letter});
+    return t(letter === "R" ? "blocks.letterR" : "blocks.letterU");
 }
 
 /**
@@ -242,10 +239,10 @@ function Readout({block, name, cell, put}) {
     };
     return html`<div class="rt-line rt-readout">
         <label><span>${block.id}${block.title ? ` · ${block.title}` : ""}</span>
-            <input type="text" inputmode="decimal" autocomplete="off" spellcheck=${false} aria-label=${`Weight of ${block.id} of ${name}`}
+            <input type="text" inputmode="decimal" autocomplete="off" spellcheck=${false} aria-label=${t("blocks.weightOf", {block: block.id, name})}
                 aria-invalid=${String(!good)} value=${typed ?? cell} onInput=${type} onBlur=${() => setTyped(null)} /></label>
-        <span class="rt-hint">↑ ↓ change a block, ← → select another one. You can also draw over the bars.</span>
-        <span class="rt-problem" role="alert">${good ? "" : `“${typed}” is not a number`}</span>
+        <span class="rt-hint">${t("blocks.hint")}</span>
+        <span class="rt-problem" role="alert">${good ? "" : t("strength.notANumber", {text: String(typed)})}</span>
     </div>`;
 }
 
@@ -289,17 +286,17 @@ function Presets({tab, entry, text, told, cells, preset, write, attempt}) {
         });
     return html`
         <div class="rt-line">
-            <select aria-label=${`Block preset of ${entry.name}`} value=${chosen}
+            <select aria-label=${t("blocks.presetOf", {name: entry.name})} value=${chosen}
                 onChange=${(event) => event.target.value !== OWN && write(event.target.value)}>
-                <option value="">All blocks in full</option>
-                ${chosen === OWN && html`<option value=${OWN}>Own weights</option>`}
+                <option value="">${t("blocks.inFull")}</option>
+                ${chosen === OWN && html`<option value=${OWN}>${t("blocks.own")}</option>`}
                 ${told.presets.map((one) => html`<option key=${one.name} value=${one.name}>${one.name}</option>`)}
             </select>
-            <${Button} label=${`All 1: every block of ${entry.name} in full`} class="rt-small" onClick=${() => write("")}>All 1<//>
-            <${Button} label=${`All 0: no block of ${entry.name}`} class="rt-small" disabled=${!length}
-                onClick=${() => write(Array(length).fill("0").join(","))}>All 0<//>
-            ${!saving && html`<button type="button" class="rt-small" disabled=${!cells?.length} onClick=${() => setSaving(true)}>Save as preset</button>`}
-            ${preset?.own && html`<button type="button" class="rt-small" onClick=${remove}>Delete preset ${preset.name}</button>`}
+            <${Button} label=${t("blocks.all1Hint", {name: entry.name})} class="rt-small" onClick=${() => write("")}>${t("blocks.all1")}<//>
+            <${Button} label=${t("blocks.all0Hint", {name: entry.name})} class="rt-small" disabled=${!length}
+                onClick=${() => write(Array(length).fill("0").join(","))}>${t("blocks.all0")}<//>
+            ${!saving && html`<button type="button" class="rt-small" disabled=${!cells?.length} onClick=${() => setSaving(true)}>${t("blocks.saveAs")}</button>`}
+            ${preset?.own && html`<button type="button" class="rt-small" onClick=${remove}>${t("blocks.delete", {name: preset.name})}</button>`}
         </div>
         ${
             deleted
@@ -308,12 +305,12 @@ function Presets({tab, entry, text, told, cells, preset, write, attempt}) {
                 deleted.replaced,
                 told.presets.filter((one) => one.own),
             )
-            && html`<${Deleted} name=${`preset ${deleted.name}`} replaced=${deleted.replaced} undo=${undo} />`
+            && html`<${Deleted} name=${t("presets.named", {name: deleted.name})} replaced=${deleted.replaced} undo=${undo} />`
         }
         ${
             saving
-            && html`<${NameForm} label="Name of the new block preset" button="Save" hint="Name" focus problem=${nameProblem} save=${save} cancel=${() => setSaving(false)}>
-            <button type="button" class="rt-small" onClick=${() => setSaving(false)}>Cancel</button>
+            && html`<${NameForm} label=${t("blocks.newName")} button=${t("common.save")} hint=${t("common.name")} focus problem=${nameProblem} save=${save} cancel=${() => setSaving(false)}>
+            <button type="button" class="rt-small" onClick=${() => setSaving(false)}>${t("common.cancel")}</button>
         <//>`
         }`;
 }

@@ -8,20 +8,22 @@
 import {html} from "../vendor/preact.js";
 import {query} from "../api.js";
 import {canBeInserted, size} from "../catalog.js";
+import {t} from "../words.js";
 import {Icon} from "./icons.js";
 import {Button, Name, Picture} from "./parts.js";
 
 /** @param {{lora: Lora, tab: Tab, view: string, used: boolean, pinned: boolean, against: string}} props */
 export function Card({lora, tab, view, used, pinned, against}) {
     const usable = canBeInserted(lora);
+    const action = actionOf(lora, tab, used);
     const open = () => tab.set({details: lora.id});
     const path = lora.picture && `thumbnail?${query({id: lora.id, v: lora.picture})}`;
     const names = ["rt-card", `rt-card-${view}`, used && "rt-used", against && "rt-against"];
     // what most files have in common is not said
-    const hint = against || (lora.read ? factsOf(lora, view) : "not read yet");
+    const hint = against || (lora.read ? factsOf(lora, view) : t("card.notRead"));
     return html`<div class=${names.filter(Boolean).join(" ")}>
         <button type="button" class="rt-pick" aria-pressed=${String(used)} title=${titleOf(lora, pinned, against)}
-            aria-label=${`${actionOf(lora, tab, used)}${pinned ? "; it is always on" : ""}`}
+            aria-label=${pinned ? t("card.andAlways", {action}) : action}
             onClick=${() => (used || usable ? tab.edits.toggle(lora) : open())}>
             <span class="rt-thumb"><${Picture} api=${tab.api} path=${path} name=${lora.name} /></span>
             <span class="rt-card-text">
@@ -35,7 +37,7 @@ export function Card({lora, tab, view, used, pinned, against}) {
             ${pinned && html`<span class="rt-badge rt-badge-on"><${Icon} name="always" /></span>`}
             ${used && html`<span class="rt-badge rt-badge-on"><${Icon} name="check" /></span>`}
         </span>
-        <${Button} label=${`About ${lora.name}`} class="rt-about" onClick=${open}><${Icon} name="info" /><//>
+        <${Button} label=${t("card.about", {name: lora.name})} class="rt-about" onClick=${open}><${Icon} name="info" /><//>
     </div>`;
 }
 
@@ -46,9 +48,10 @@ export function Card({lora, tab, view, used, pinned, against}) {
  * @param {boolean} used
  */
 function actionOf(lora, tab, used) {
-    if (used) return `Remove ${lora.name} from the prompt`;
-    if (!canBeInserted(lora)) return `Why ${lora.name} cannot be inserted`;
-    return tab.state.target ? `Insert ${lora.name} into the prompt` : `Add ${lora.name} to “Always on”`;
+    const {name} = lora;
+    if (used) return t("card.remove", {name});
+    if (!canBeInserted(lora)) return t("card.why", {name});
+    return t(tab.state.target ? "card.insert" : "card.add", {name});
 }
 
 /**
@@ -69,8 +72,8 @@ function factsOf(lora, view) {
  */
 function titleOf(lora, pinned, against) {
     const about = [rank(lora), size(lora.size)].filter(Boolean).join(" · ");
-    const words = lora.words && `words: ${lora.words}`;
-    const always = pinned && "always on: Remora applies it to every picture";
+    const words = lora.words && t("card.words", {words: lora.words});
+    const always = pinned && t("card.always");
     return [lora.file, trainedAs(lora), about, words, always, against].filter(Boolean).join("\n");
 }
 
@@ -87,5 +90,6 @@ const trainedAs = ({alias, name, file}) => (alias === name || alias === file.spl
 export function rank(lora) {
     if (!lora.rank) return lora.kind;
     const [low, high] = lora.rank;
-    return `${lora.kind}, rank ${low === high ? high : `${low} to ${high}`}`;
+    const [least, most] = [String(low), String(high)];
+    return t("card.rank", {kind: lora.kind, rank: low === high ? most : t("mark.range", {low: least, high: most})});
 }

@@ -8,44 +8,42 @@
 import {html, useEffect, useState} from "../vendor/preact.js";
 import {query} from "../api.js";
 import {settings} from "../boxes.js";
+import {t} from "../words.js";
 import {broken, Button, Dialog, isNumber, numberOf, Picture, Trouble, useLoad} from "./parts.js";
 
 const POLL = 500; // milliseconds
-const MODES = {
-    strengths: "Strengths, a row for each",
-    against: "Strengths of two against each other",
-    without: "All, without each, and without any",
-    combinations: "Every combination",
-    blocks: "Block weights, a row for each",
-    regions: "Regions, a row for each",
-    schedules: "Schedules, a row for each",
-};
-const LIST = "Numbers, such as 0, 0.5, 1, or a range with a step, such as 0-1 (0.25)";
-/** @type {{[mode: string]: {title: string, first: string, hint: string} | undefined}} */
-const VALUES = {
-    strengths: {title: "Strengths", first: "0, 0.25, 0.5, 0.75, 1", hint: LIST},
-    against: {title: "Strengths", first: "0, 0.5, 1", hint: LIST},
-    blocks: {
-        title: "Block weights",
-        first: "None; INALL; MIDD; OUTALL",
-        hint: "Names or lists, separated by semicolons",
-    },
-    regions: {title: "Regions", first: "None; left; right", hint: "Names or rectangles, separated by semicolons"},
-    schedules: {
-        title: "Schedules",
-        first: "None; 0@0,1@0.5; stop=10",
-        hint: "Points or steps, separated by semicolons; None for none",
-    },
-};
+const MODES = /** @type {const} */ ({
+    strengths: "compare.strengths",
+    against: "compare.against",
+    without: "compare.without",
+    combinations: "compare.combinations",
+    blocks: "compare.blocks",
+    regions: "compare.regions",
+    schedules: "compare.schedules",
+});
+const STRENGTHS = /** @type {const} */ ({title: "compare.strengthValues", hint: "compare.strengthHint"});
+const VALUES = /** @type {const} */ ({
+    strengths: {...STRENGTHS, first: "0, 0.25, 0.5, 0.75, 1"},
+    against: {...STRENGTHS, first: "0, 0.5, 1"},
+    blocks: {title: "compare.blockValues", first: "None; INALL; MIDD; OUTALL", hint: "compare.blockHint"},
+    regions: {title: "compare.regionValues", first: "None; left; right", hint: "compare.regionHint"},
+    schedules: {title: "compare.scheduleValues", first: "None; 0@0,1@0.5; stop=10", hint: "compare.scheduleHint"},
+});
+
+/**
+ * Return what the values of a mode are called, and the first ones; undefined where a mode has none.
+ * @param {string} mode
+ */
+const valuesFor = (mode) => (mode in VALUES ? VALUES[/** @type {keyof typeof VALUES} */ (mode)] : undefined);
+
 const STANDARD = {steps: 20, cfg_scale: 7, width: 512, height: 512, seed: -1, sampler: "", schedule: ""};
-/** @type {[name: string, title: string][]} */
-const NUMBERS = [
-    ["steps", "Steps"],
-    ["cfg_scale", "CFG scale"],
-    ["width", "Width"],
-    ["height", "Height"],
-    ["seed", "Seed (-1: random)"],
-];
+const NUMBERS = /** @type {const} */ ([
+    ["steps", "compare.steps"],
+    ["cfg_scale", "compare.cfgScale"],
+    ["width", "compare.width"],
+    ["height", "compare.height"],
+    ["seed", "compare.seed"],
+]);
 
 /** @param {{tab: Tab, state: State}} props */
 export function Compare({tab, state}) {
@@ -62,10 +60,11 @@ export function Compare({tab, state}) {
     ];
     const [chosen, setChosen] = useState(names.slice(0, 1));
     const [mode, setMode] = useState("strengths");
-    const [values, setValues] = useState(VALUES.strengths?.first ?? "");
-    const field = VALUES[mode];
+    const [values, setValues] = useState(/** @type {string} */ (VALUES.strengths.first));
+    const field = valuesFor(mode);
     const change = (/** @type {string} */ to) => {
-        if (VALUES[to]?.title !== field?.title) setValues(VALUES[to]?.first ?? "");
+        const next = valuesFor(to);
+        if (next?.title !== field?.title) setValues(next?.first ?? "");
         setMode(to);
     };
     const [wanted, setWanted] = useState(
@@ -95,7 +94,7 @@ export function Compare({tab, state}) {
                 negative_prompt: state.negative,
                 ...numbersOf(wanted),
             };
-            if (field) body.values = field.title === "Strengths" ? valuesOf(values) : textsOf(values);
+            if (field) body.values = field.title === STRENGTHS.title ? valuesOf(values) : textsOf(values);
             const begun = await tab.api.ask("POST", "compare", body);
             setTold(begun);
             tab.set({comparison: begun.comparison?.id ?? ""});
@@ -108,11 +107,11 @@ export function Compare({tab, state}) {
             ${own && html`<${Progress} made=${own} />`}
             ${
                 own?.running
-                    ? html`<button type="button" onClick=${() => ask("DELETE")}>Cancel</button>`
-                    : html`<button type="submit" form="rt-compare" class="rt-primary" disabled=${running || (told !== null && !told.possible)}>Make the pictures</button>`
+                    ? html`<button type="button" onClick=${() => ask("DELETE")}>${t("common.cancel")}</button>`
+                    : html`<button type="submit" form="rt-compare" class="rt-primary" disabled=${running || (told !== null && !told.possible)}>${t("compare.make")}</button>`
             }
         </div>`;
-    return html`<${Dialog} title="Compare" close=${() => tab.set({dialog: ""})} foot=${foot} class="rt-wide-dialog">
+    return html`<${Dialog} title=${t("common.compare")} close=${() => tab.set({dialog: ""})} foot=${foot} class="rt-wide-dialog">
         <form class="rt-compare" id="rt-compare" onSubmit=${start}>
             <fieldset class="rt-tags"><legend>LoRA</legend>
                 ${names.map(
@@ -121,23 +120,23 @@ export function Compare({tab, state}) {
                     ) => html`<label class="rt-check" key=${name}><input type="checkbox" checked=${chosen.includes(name)}
                     onChange=${() => flip(name)} /> <span>${broken(name)}</span></label>`,
                 )}
-                ${!names.length && html`<span class="rt-hint">The prompt has no LoRA. Insert one first.</span>`}
+                ${!names.length && html`<span class="rt-hint">${t("compare.noLora")}</span>`}
             </fieldset>
             <div class="rt-filters">
-                <label class="rt-field rt-double"><span>What is compared</span><select value=${mode} onChange=${(event) => change(event.target.value)}>
-                    ${Object.entries(MODES).map(([name, title]) => html`<option key=${name} value=${name}>${title}</option>`)}</select></label>
+                <label class="rt-field rt-double"><span>${t("compare.what")}</span><select value=${mode} onChange=${(event) => change(event.target.value)}>
+                    ${Object.entries(MODES).map(([name, title]) => html`<option key=${name} value=${name}>${t(title)}</option>`)}</select></label>
                 ${
                     field
-                    && html`<label class="rt-field rt-double"><span>${field.title}</span>
+                    && html`<label class="rt-field rt-double"><span>${t(field.title)}</span>
                     <input type="text" value=${values} onInput=${(event) => setValues(event.target.value)} />
-                    <span class="rt-hint">${field.hint}</span></label>`
+                    <span class="rt-hint">${t(field.hint)}</span></label>`
                 }
                 ${NUMBERS.map(
-                    ([name, title]) => html`<label class="rt-field" key=${name}><span>${title}</span>
+                    ([name, title]) => html`<label class="rt-field" key=${name}><span>${t(title)}</span>
                     <input type="text" inputmode="decimal" value=${wanted[name]}
                         onInput=${(event) => setWanted({...wanted, [name]: event.target.value})} /></label>`,
                 )}
-                <label class="rt-field"><span>Sampler</span><select value=${wanted.sampler}
+                <label class="rt-field"><span>${t("compare.sampler")}</span><select value=${wanted.sampler}
                     onChange=${(event) => setWanted({...wanted, sampler: event.target.value})}>
                     ${[...new Set([wanted.sampler, ...(told?.samplers ?? [])])].filter(Boolean).map(
                         (name) => html`
@@ -145,8 +144,8 @@ export function Compare({tab, state}) {
                     )}</select></label>
             </div>
         </form>
-        ${told && !told.possible && html`<p class="rt-notice">The tab cannot make pictures with this web UI.</p>`}
-        ${running && !own && html`<p class="rt-notice" role="status">Another page or program is making a comparison. Wait until it ends.</p>`}
+        ${told && !told.possible && html`<p class="rt-notice">${t("compare.impossible")}</p>`}
+        ${running && !own && html`<p class="rt-notice" role="status">${t("compare.otherRuns")}</p>`}
         ${own && html`<${Grid} tab=${tab} made=${own} />`}
     <//>`;
 }
@@ -155,13 +154,12 @@ export function Compare({tab, state}) {
 function Progress({made}) {
     const done = made.done.filter(Boolean).length;
     const total = made.done.length;
-    const say = made.running
-        ? `Picture ${Math.min(done + 1, total)} of ${total}`
-        : made.cancelled
-          ? `Cancelled after ${done} of ${total} pictures`
-          : `${done} of ${total} pictures`;
-    return html`<progress max=${total} value=${done + made.fraction} aria-label="Pictures made"></progress>
-        <span class="rt-hint" role="status">${say}, seed ${made.seed}</span>`;
+    const seed = String(made.seed);
+    const said = made.running
+        ? t("compare.progress", {number: Math.min(done + 1, total), total, seed})
+        : t(made.cancelled ? "compare.cancelled" : "compare.done", {done, total, seed});
+    return html`<progress max=${total} value=${done + made.fraction} aria-label=${t("compare.made")}></progress>
+        <span class="rt-hint" role="status">${said}</span>`;
 }
 
 /** @param {{tab: Tab, made: Comparison}} props */
@@ -170,12 +168,12 @@ function Grid({tab, made}) {
     const use = (/** @type {number} */ cell) => {
         tab.stack.readBoxes();
         tab.stack.change({prompt: made.prompts[cell]});
-        tab.set({dialog: "", said: "The prompt now has the LoRA of that picture."});
+        tab.set({dialog: "", said: t("compare.used")});
     };
     return html`<div class="rt-result">
-        ${ready && html`<div class="rt-line"><span class="rt-hint">Click a picture to use its LoRA.</span> <a href=${`${tab.api.base}compare/picture`} download="comparison.png">Save as one picture</a></div>`}
+        ${ready && html`<div class="rt-line"><span class="rt-hint">${t("compare.useHint")}</span> <a href=${`${tab.api.base}compare/picture`} download="comparison.png">${t("compare.save")}</a></div>`}
         ${made.problem && html`<p class="rt-error" role="alert">${made.problem}</p>`}
-        <div class="rt-grid-scroll" tabindex="0" role="region" aria-label="Comparison"><table class="rt-grid" style=${`--across:${made.columns.length}`}><thead><tr><td></td>
+        <div class="rt-grid-scroll" tabindex="0" role="region" aria-label=${t("compare.grid")}><table class="rt-grid" style=${`--across:${made.columns.length}`}><thead><tr><td></td>
             ${made.columns.map((title) => html`<th scope="col" key=${title} title=${title}>${broken(title)}</th>`)}</tr></thead>
             <tbody>${made.rows.map(
                 (title, y) => html`<tr key=${title}><th scope="row" title=${title}>${broken(title)}</th>
@@ -184,7 +182,7 @@ function Grid({tab, made}) {
                     const label = `${title} ${column}`.trim();
                     return html`<td key=${cell}>${
                         made.done[cell]
-                            ? html`<${Button} label=${`Use the prompt of ${label}`} class="rt-cell"
+                            ? html`<${Button} label=${t("compare.usePrompt", {picture: label})} class="rt-cell"
                         onClick=${() => use(cell)}><${Picture} api=${tab.api} name=${label}
                         path=${`compare/picture?${query({cell, v: made.id})}`} /><//>`
                             : html`<span class="rt-cell rt-awaited">${made.running && made.at === cell ? `${Math.round(made.fraction * 100)} %` : ""}</span>`
@@ -210,17 +208,15 @@ export function valuesOf(text) {
             const count = range[4] ? Number(range[4]) : Math.floor((high - low) / Number(range[3]) + 1e-9) + 1;
             const step = range[3] ? Number(range[3]) : (high - low) / Math.max(1, count - 1);
             if (!(count > 0 && count <= 150 && Number.isFinite(step)))
-                throw new Error(`“${part}” is not a range of up to 150 strengths; write, for example, 0-1 (0.25)`);
+                throw new Error(t("compare.badRange", {text: part}));
             for (let at = 0; at < count; at += 1) found.push(Number((low + at * step).toFixed(4)));
         } else if (isNumber(part)) {
             found.push(numberOf(part));
         } else {
-            throw new Error(
-                `“${part}” is not a strength; write numbers, such as 0, 0.5, 1, or a range, such as 0-1 (0.25)`,
-            );
+            throw new Error(t("compare.badStrength", {text: part}));
         }
     }
-    if (!found.length) throw new Error("Write at least one strength.");
+    if (!found.length) throw new Error(t("compare.noStrength"));
     return found;
 }
 
@@ -233,7 +229,7 @@ export function textsOf(text) {
         .split(";")
         .map((part) => part.trim())
         .filter(Boolean);
-    if (!found.length) throw new Error("Write at least one text, or None.");
+    if (!found.length) throw new Error(t("compare.noText"));
     return found;
 }
 
@@ -246,7 +242,7 @@ export function numbersOf(wanted) {
     const made = {};
     for (const [name, title] of NUMBERS) {
         if (!isNumber(String(wanted[name]), Number.MAX_SAFE_INTEGER))
-            throw new Error(`${title} must be a number, not “${wanted[name]}”.`);
+            throw new Error(t("compare.notANumber", {field: t(title), text: String(wanted[name])}));
         made[name] = numberOf(String(wanted[name]));
     }
     if (wanted.sampler) made.sampler = wanted.sampler;

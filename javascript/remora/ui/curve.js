@@ -7,6 +7,7 @@
 
 import {html, useRef} from "../vendor/preact.js";
 import {isByFraction, peak, valueAt, written} from "../curve.js";
+import {t} from "../words.js";
 import {Button} from "./parts.js";
 
 const LOWEST = -1,
@@ -49,6 +50,11 @@ export const onGrid = (position, grid) => Number((Math.round(position / grid) * 
  * @typedef {(number: number) => number} Scale
  */
 
+/** @param {number} at */
+const atStep = (at) => t("curve.step", {number: written(at)});
+/** @param {number} share */
+const percent = (share) => t("mark.percent", {number: written(share * 100)});
+
 /**
  * Tell how positions are counted.
  * @param {Curve} points
@@ -74,8 +80,8 @@ export function axisOf(points, by) {
             least: 0,
             nudge: NUDGE,
             grid: 0.01,
-            say: (at) => `${written(at * 100)} %`,
-            ends: ["0 %", "100 %"],
+            say: percent,
+            ends: [percent(0), percent(1)],
         };
     // of steps, one must be past 1: all would be parts of the pass otherwise
     return {
@@ -83,8 +89,8 @@ export function axisOf(points, by) {
         least: 2,
         nudge: 1,
         grid: 1,
-        say: (at) => `step ${written(at)}`,
-        ends: ["step 0", `step ${written(last)}`],
+        say: atStep,
+        ends: [atStep(0), atStep(last)],
     };
 }
 
@@ -143,7 +149,7 @@ export function Drawing({svg, name, points, axis, shape, chosen, choose, put, ad
     };
     const line = path(points, shown, shape, x, y);
     return html`<div class="rt-curve">
-        <svg viewBox=${`0 0 ${BOX.width} ${BOX.height}`} ref=${svg} role="group" aria-label=${`Strength of ${name} over the generation`}
+        <svg viewBox=${`0 0 ${BOX.width} ${BOX.height}`} ref=${svg} role="group" aria-label=${t("curve.label", {name})}
             onPointerMove=${dragged} onPointerUp=${released} onPointerCancel=${released}>
             <${Lines} view=${view} y=${y} />
             <path class="rt-area" aria-hidden="true" d=${`${line}V${y(0)}H${BOX.left}Z`} />
@@ -152,7 +158,7 @@ export function Drawing({svg, name, points, axis, shape, chosen, choose, put, ad
                 onPointerDown=${(/** @type {Pointer} */ event) => event.button === 0 && grab(event, add(place(event).at))} />
             ${points.map(
                 (point, index) => html`<${Point} key=${index} point=${point} cx=${x(point.at)} cy=${y(point.value)}
-                label=${`Point ${index + 1} of ${points.length} of ${name}`} said=${saying(point, axis)} chosen=${index === chosen}
+                label=${t("curve.point", {number: index + 1, total: points.length, name})} said=${saying(point, axis)} chosen=${index === chosen}
                 choose=${() => choose(index)} pressed=${(/** @type {Key} */ event) => pressed(event, index)} grab=${(/** @type {Pointer} */ event) => grab(event, index)} />`,
             )}
         </svg>
@@ -162,7 +168,7 @@ export function Drawing({svg, name, points, axis, shape, chosen, choose, put, ad
 }
 
 /** @type {(point: CurvePoint, axis: Axis) => string} */
-const saying = ({at, value}, axis) => `${written(value)} at ${axis.say(at)}`;
+const saying = ({at, value}, axis) => t("curve.at", {value: written(value), place: axis.say(at)});
 /** @param {string} key */
 const isMove = (key) => key in KEYS || key === "Home" || key === "End";
 
@@ -312,11 +318,11 @@ export function Sketch({title, what, points, shape, by, open}) {
         (value) => 2 + ((high - value) / (high - low)) * 20,
     );
     const most = written(peak(points));
-    const said = points.map((point) => saying(point, axis)).join(", ");
+    const said = points.map((point) => saying(point, axis)).join(t("mark.list"));
     return html`<div class=${`rt-strength${title ? " rt-half" : ""}`}>
         <span aria-hidden="true">${title}</span>
-        <${Button} label=${`${what} follows a schedule: ${said}`} class="rt-sketch" onClick=${open}>
+        <${Button} label=${t("curve.follows", {what, points: said})} class="rt-sketch" onClick=${open}>
             <svg viewBox="0 0 100 24" preserveAspectRatio="none" aria-hidden="true"><path class="rt-line-drawn" d=${drawn} /></svg><//>
-        <span class="rt-hint">${`up to ${most}`}</span>
+        <span class="rt-hint">${t("curve.upTo", {value: most})}</span>
     </div>`;
 }

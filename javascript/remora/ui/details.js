@@ -12,12 +12,23 @@ import {ApiError, CHANGED, query} from "../api.js";
 import {shownPicture, writeSettings} from "../boxes.js";
 import {canBeInserted, size} from "../catalog.js";
 import {split} from "../prompt.js";
+import {listed, locale, t} from "../words.js";
 import {rank} from "./card.js";
 import {Icon} from "./icons.js";
 import {PictureList} from "./pictures.js";
 import {Button, Deleted, Dialog, isNumber, numberOf, Picture, Stars, tooStrong, Trouble, useLoad} from "./parts.js";
 
 const HASHED = 1500; // milliseconds after which a hash that was not known is asked for again
+
+const TITLES = /** @type {const} */ ({
+    words: "details.words",
+    negative: "details.negative",
+    notes: "details.notes",
+    description: "details.description",
+    tags: "details.tags",
+    strength: "details.strength",
+    alpha: "details.alpha",
+});
 
 /**
  * @typedef {Record<"words" | "negative" | "notes" | "description" | "tags" | "strength" | "alpha", string>} Draft
@@ -56,8 +67,8 @@ export function Details({tab, id}) {
         return () => clearTimeout(timer);
     }, [lora]);
     if (!lora || !draft) {
-        return html`<${Dialog} title="About this LoRA" close=${close}><${Trouble} trouble=${trouble} />
-            ${!trouble.text && html`<p class="rt-hint">Loading …</p>`}<//>`;
+        return html`<${Dialog} title=${t("details.title")} close=${close}><${Trouble} trouble=${trouble} />
+            ${!trouble.text && html`<p class="rt-hint">${t("common.loading")}</p>`}<//>`;
     }
     const edit = (/** @type {Partial<Draft>} */ changes) => setDraft((now) => now && {...now, ...changes});
     const send = async (/** @type {object} */ changes, /** @type {(told: LoraDetails) => void} */ show) => {
@@ -85,8 +96,8 @@ export function Details({tab, id}) {
     const against = tab.library.catalog.against(lora);
     const foot = html`<${Trouble} trouble=${trouble} />
         <div class="rt-line rt-end">
-            <button type="button" onClick=${close}>Cancel</button>
-            <button type="button" class="rt-primary" onClick=${save}>Save</button>
+            <button type="button" onClick=${close}>${t("common.cancel")}</button>
+            <button type="button" class="rt-primary" onClick=${save}>${t("common.save")}</button>
         </div>`;
     return html`<${Dialog} title=${lora.name} close=${close} unsaved=${isChanged(lora, draft)} foot=${foot} class="rt-wide-dialog">
         <div class="rt-details">
@@ -95,13 +106,13 @@ export function Details({tab, id}) {
                     path=${lora.picture && `thumbnail?${query({id: lora.id, v: lora.picture})}`} /></div>
                 <div class="rt-line">
                     <${Stars} rating=${lora.rating} name=${lora.name} set=${(/** @type {number} */ rating) => note({rating})} />
-                    <${Button} label="Favourite" class="rt-small rt-heart" aria-pressed=${String(lora.favourite)}
+                    <${Button} label=${t("details.favourite")} class="rt-small rt-heart" aria-pressed=${String(lora.favourite)}
                         onClick=${() => note({favourite: !lora.favourite})}><${Icon} name="heart" filled=${lora.favourite} /><//>
                 </div>
                 <${NewPicture} take=${picture} attempt=${attempt} />
-                ${replaced && html`<${Deleted} name="picture" replaced undo=${() => picture(null)} />`}
+                ${replaced && html`<${Deleted} name=${t("details.picture")} replaced undo=${() => picture(null)} />`}
                 <button type="button" disabled=${!used && !canBeInserted(lora)} onClick=${() => tab.edits.toggle(tab.library.catalog.byId.get(lora.id) ?? lora)}>
-                    ${used ? "Remove from the prompt" : "Insert into the prompt"}</button>
+                    ${t(used ? "details.remove" : "details.insert")}</button>
             </div>
             <div class="rt-details-main">
                 ${against && html`<p class=${lora.readable ? "rt-notice" : "rt-error"}>${against}</p>`}
@@ -112,7 +123,7 @@ export function Details({tab, id}) {
                 <${Used} tab=${tab} lora=${lora.id} />
                 ${
                     Object.keys(lora.training).length > 0
-                    && html`<details><summary>Training</summary><dl class="rt-facts">
+                    && html`<details><summary>${t("details.training")}</summary><dl class="rt-facts">
                     ${Object.entries(lora.training).map(([name, value]) => html`<dt key=${name}>${name}</dt><dd>${value}</dd>`)}
                 </dl></details>`
                 }
@@ -124,20 +135,17 @@ export function Details({tab, id}) {
 /** @param {{lora: LoraDetails, tab: Tab}} props */
 function Facts({lora, tab}) {
     const family = tab.library.catalog.familyOf(lora);
+    const layers = lora.layers && t("common.layers", {count: lora.layers});
+    const time = new Date(lora.used * 1000).toLocaleString(locale());
     const facts = [
-        ["File", lora.path],
-        ["Made for", family?.title],
-        ["Made from", lora.base_model],
-        ["Kind", [rank(lora), lora.layers && `${lora.layers} layers`, lora.format].filter(Boolean).join(", ")],
-        ["Size", size(lora.size)],
-        ["Name in training", lora.alias === lora.name ? "" : lora.alias],
-        ["Hash", lora.hash],
-        [
-            "Used",
-            lora.uses
-                ? `${lora.uses === 1 ? "once" : `${lora.uses} times`}, last ${new Date(lora.used * 1000).toLocaleString()}`
-                : "never",
-        ],
+        [t("details.file"), lora.path],
+        [t("common.madeFor"), family?.title],
+        [t("details.madeFrom"), lora.base_model],
+        [t("common.kind"), [rank(lora), layers, lora.format].filter(Boolean).join(t("mark.list"))],
+        [t("details.size"), size(lora.size)],
+        [t("details.nameInTraining"), lora.alias === lora.name ? "" : lora.alias],
+        [t("details.hash"), lora.hash],
+        [t("details.used"), lora.uses ? t("details.usedTimes", {count: lora.uses, time}) : t("details.never")],
     ];
     return html`<dl class="rt-facts">${facts
         .filter(([, value]) => value)
@@ -151,27 +159,31 @@ function Facts({lora, tab}) {
 function Used({tab, lora}) {
     const [open, setOpen] = useState(false);
     return html`<details onToggle=${(/** @type {Event} */ event) => setOpen(/** @type {HTMLDetailsElement} */ (event.currentTarget).open)}>
-        <summary>Pictures of this session</summary>
+        <summary>${t("pictures.title")}</summary>
         ${open && html`<${PictureList} tab=${tab} count=${tab.state.server?.pictures ?? 0} lora=${lora} />`}</details>`;
 }
 
 /** @param {{tab: Tab, made: Distilled, attempt: Attempt}} props */
 function MadeFor({tab, made, attempt}) {
-    const span = (/** @type {[number, number]} */ [low, high]) => (low === high ? `${low}` : `${low} to ${high}`);
-    const others = [made.sampler, made.scheduler, made.shift && `shift ${made.shift}`].filter(Boolean).join(", ");
+    const span = (/** @type {[number, number]} */ [low, high]) =>
+        low === high ? String(low) : t("mark.range", {low: String(low), high: String(high)});
+    const shift = made.shift && t("details.shift", {shift: String(made.shift)});
+    const others = [made.sampler, made.scheduler, shift].filter(Boolean).join(t("mark.list"));
+    const set = {steps: String(made.steps[1]), cfg: String(made.cfg[0])};
+    const said = others ? t("details.stepsSetNot", {...set, others}) : t("details.stepsSet", set);
+    const {method} = made;
+    const about = t("details.madeForSettings", {method, steps: span(made.steps), cfg: span(made.cfg)});
     const [done, setDone] = useState(false);
     const use = () =>
         attempt(async () => {
             // the most steps are the best picture; the least CFG scale is the one without a second pass
             const missed = writeSettings(tab.state.target, {steps: made.steps[1], cfg_scale: made.cfg[0]});
-            if (missed.length) throw new Error(`This page has no control for ${missed.join(" and ")}; set it by hand.`);
+            if (missed.length) throw new Error(t("details.noControl", {fields: listed(missed, "conjunction")}));
             setDone(true);
         });
-    return html`<p class="rt-line"><span>${made.method}: made for ${span(made.steps)} steps, CFG scale ${span(made.cfg)}${
-        others && `, ${others}`
-    }</span>
-        <button type="button" class="rt-small" onClick=${use}>Set steps and CFG scale</button>
-        <span class="rt-hint" role="status">${done && `The page has ${made.steps[1]} steps and a CFG scale of ${made.cfg[0]} now${others && `; set ${others} by hand`}.`}</span></p>`;
+    return html`<p class="rt-line"><span>${[about, others].filter(Boolean).join(t("mark.list"))}</span>
+        <button type="button" class="rt-small" onClick=${use}>${t("details.setSteps")}</button>
+        <span class="rt-hint" role="status">${done && said}</span></p>`;
 }
 
 /** @param {{draft: Draft, edit: (changes: Partial<Draft>) => void, lora: LoraDetails}} props */
@@ -192,32 +204,30 @@ function Fields({draft, edit, lora}) {
     const flip = (/** @type {string} */ tag) =>
         edit({words: (words.includes(tag) ? words.filter((one) => one !== tag) : [...words, tag]).join(", ")});
     return html`
-        ${field("words", "Trigger words", 0, "Inserted into the prompt with the LoRA, and removed with it")}
+        ${field("words", t("details.words"), 0, t("details.wordsHint"))}
         ${
             lora.training_tags.length > 0
-            && html`<div class="rt-tags" role="group" aria-label="Words of the training captions">
+            && html`<div class="rt-tags" role="group" aria-label=${t("details.captions")}>
             ${lora.training_tags.slice(0, 24).map(
                 ([tag, count]) => html`<button type="button" key=${tag} class="rt-chip"
-                aria-pressed=${String(words.includes(tag))} title=${`in ${count} captions`} onClick=${() => flip(tag)}>${tag} ${count}</button>`,
+                aria-pressed=${String(words.includes(tag))} title=${t("details.inCaptions", {count})} onClick=${() => flip(tag)}>${tag} ${count}</button>`,
             )}
         </div>`
         }
-        ${field("negative", "Words for the negative prompt")}
-        ${field("strength", "Preferred strength", 0, aboutStrength(draft.strength) || "Empty or 0: the web UI’s default")}
+        ${field("negative", t("details.negative"))}
+        ${field("strength", t("details.strength"), 0, aboutStrength(draft.strength) || t("details.strengthHint"))}
         ${
             (lora.scale_is_guess || lora.alpha !== null)
             && field(
                 "alpha",
-                "Alpha",
+                t("details.alpha"),
                 0,
-                lora.scale_is_guess
-                    ? "Nothing in the file tells its alpha, so its scale is taken as 1. If it is too strong or too weak, give the alpha of its training; a tag may have alpha=8 instead"
-                    : "In place of the file’s own. Empty: the file’s own",
+                t(lora.scale_is_guess ? "details.alphaGuess" : "details.alphaHint"),
             )
         }
-        ${field("tags", "Tags", 0, "Separate tags with commas: portrait, ink")}
-        ${field("notes", "Notes", 3)}
-        ${field("description", "Description", 3)}`;
+        ${field("tags", t("details.tags"), 0, t("details.tagsHint"))}
+        ${field("notes", t("details.notes"), 3)}
+        ${field("description", t("details.description"), 3)}`;
 }
 
 /**
@@ -226,8 +236,7 @@ function Fields({draft, edit, lora}) {
  */
 function aboutStrength(text) {
     if (!isNumber(text)) return "";
-    const opposite = "A negative strength has the opposite effect of the LoRA.";
-    return tooStrong(numberOf(text)) || (numberOf(text) < 0 ? opposite : "");
+    return tooStrong(numberOf(text)) || (numberOf(text) < 0 ? t("details.strengthNegative") : "");
 }
 
 /** @param {{take: (picture: Blob | undefined) => unknown, attempt: Attempt}} props */
@@ -236,13 +245,13 @@ function NewPicture({take, attempt}) {
     const shown = () =>
         attempt(async () => {
             const blob = await shownPicture();
-            if (!blob) throw new Error("The page shows no picture yet; make one first.");
+            if (!blob) throw new Error(t("common.noPictureYet"));
             await take(blob);
         });
     return html`<div class="rt-line">
         <input type="file" accept="image/*" hidden ref=${chosen} onChange=${(event) => take(event.target.files?.[0])} />
-        <${Button} label="Picture from a file: choose one for this LoRA" class="rt-small" onClick=${() => chosen.current.click()}>Picture from a file<//>
-        <${Button} label="Picture from the page: take the one that it shows" class="rt-small" onClick=${shown}>Picture from the page<//>
+        <${Button} label=${t("details.pictureOfFileHint")} class="rt-small" onClick=${() => chosen.current.click()}>${t("details.pictureOfFile")}<//>
+        <${Button} label=${t("details.pictureOfPageHint")} class="rt-small" onClick=${shown}>${t("details.pictureOfPage")}<//>
     </div>`;
 }
 
@@ -259,8 +268,8 @@ function renewedDraft(known, draft, told) {
     const typed = names.filter((name) => draft[name] !== before[name] && draft[name] !== now[name]);
     const theirs = typed
         .filter((name) => now[name] !== before[name])
-        .map((name) => `${name} is now “${now[name].slice(0, 200)}”`);
-    const said = `Another page or program has changed this file: ${theirs.join(", ")}. Your text is still here, and Save replaces the other one.`;
+        .map((name) => t("details.theirField", {name: t(TITLES[name]), text: now[name].slice(0, 200)}));
+    const said = t("details.theirs", {fields: theirs.join(t("mark.list"))});
     return {
         draft: {...now, ...Object.fromEntries(typed.map((name) => [name, draft[name]]))},
         theirs: theirs.length ? said : "",
@@ -307,12 +316,12 @@ function changesOf(lora, draft) {
             changes.tags = split(draft.tags);
         } else if (name === "strength") {
             if (draft.strength.trim() && !isNumber(draft.strength)) {
-                throw new Error(`The preferred strength must be a number, such as 0.8, not “${draft.strength}”.`);
+                throw new Error(t("details.strengthWrong", {text: draft.strength}));
             }
             changes.strength = numberOf(draft.strength) || null;
         } else if (name === "alpha") {
             if (draft.alpha.trim() && !isNumber(draft.alpha)) {
-                throw new Error(`Alpha must be a number, such as 8, not “${draft.alpha}”.`);
+                throw new Error(t("details.alphaWrong", {text: draft.alpha}));
             }
             changes.alpha = draft.alpha.trim() ? numberOf(draft.alpha) : null;
         } else {

@@ -9,6 +9,7 @@
 import {html, useMemo, useState} from "../vendor/preact.js";
 import {facets, foldersAt, foldersOf, NO_FILTERS, select, SORTS} from "../catalog.js";
 import {VIEWS} from "../library.js";
+import {t} from "../words.js";
 import {Icon} from "./icons.js";
 import {broken, Button, WordButton} from "./parts.js";
 import {Card} from "./card.js";
@@ -28,13 +29,13 @@ export function Library({tab, state}) {
     const active = names.filter((name) => state.filters[name] !== NO_FILTERS[name]).length;
     const filter = (/** @type {Partial<Chosen>} */ changes) => tab.set({filters: {...state.filters, ...changes}});
     const clear = () => tab.set({query: "", filters: NO_FILTERS});
-    return html`<section class="rt-library" aria-label="LoRA files">
+    return html`<section class="rt-library" aria-label=${t("library.files")}>
         <div class="rt-toolbar"><div class="rt-line">
-            <input type="search" aria-label="Search LoRA" placeholder="Search LoRA" autocomplete="off" spellcheck=${false}
+            <input type="search" aria-label=${t("library.search")} placeholder=${t("library.search")} autocomplete="off" spellcheck=${false}
                 value=${state.query} onInput=${(event) => tab.set({query: event.target.value})} />
-            <${Button} label="Filters" class="rt-small" aria-expanded=${String(more)} onClick=${() => setMore(!more)}>
-                ${active ? `Filters (${active})` : "Filters"}<//>
-            <${WordButton} icon="refresh" word="Refresh" label="Refresh: look for LoRA files again"
+            <${Button} label=${t("library.filters")} class="rt-small" aria-expanded=${String(more)} onClick=${() => setMore(!more)}>
+                ${active ? t("library.filtersSet", {count: active}) : t("library.filters")}<//>
+            <${WordButton} icon="refresh" word=${t("library.refresh")} label=${t("library.refreshHint")}
                 onClick=${() => tab.server.attempt(() => tab.library.refresh("POST"))} />
         </div></div>
         ${more && html`<${Filters} folders=${folders} state=${state} filter=${filter} tab=${tab} />`}
@@ -43,14 +44,14 @@ export function Library({tab, state}) {
             <div class=${found.length ? "rt-hint rt-line" : "rt-empty"} role="status">
                 ${!found.length && html`<${Icon} name=${state.loaded ? "grid" : "refresh"} />`}
                 <span>${countOf(state, found, catalog)}</span>
-                ${(active > 0 || state.query) && html`<button type="button" class="rt-link" onClick=${clear}>Show all</button>`}
+                ${(active > 0 || state.query) && html`<button type="button" class="rt-link" onClick=${clear}>${t("library.showAll")}</button>`}
             </div>
             ${found.length > 0 && html`<${Density} tab=${tab} view=${state.view} />`}
         </div>
         <${Scan} scan=${state.scan} />
         ${
             found.length > 0
-            && html`<${Virtual} items=${found} size=${VIEWS[state.view]} label="LoRA found" draw=${(
+            && html`<${Virtual} items=${found} size=${VIEWS[state.view]} label=${t("library.found")} draw=${(
                 /** @type {Lora} */ lora,
             ) => html`
             <${Card} key=${lora.id} lora=${lora} tab=${tab} view=${state.view} used=${used.has(lora.id)}
@@ -59,15 +60,25 @@ export function Library({tab, state}) {
     </section>`;
 }
 
+const TITLES = /** @type {const} */ ({
+    list: "library.view.list",
+    small: "library.view.small",
+    medium: "library.view.medium",
+    large: "library.view.large",
+});
+const LETTERS = /** @type {const} */ ({
+    small: "library.letter.small",
+    medium: "library.letter.medium",
+    large: "library.letter.large",
+});
+
 /** @param {{tab: Tab, view: keyof typeof VIEWS}} props */
 function Density({tab, view}) {
     const names = /** @type {(keyof typeof VIEWS)[]} */ (Object.keys(VIEWS));
-    return html`<div class="rt-switch rt-density" role="group" aria-label="How files are shown">
+    return html`<div class="rt-switch rt-density" role="group" aria-label=${t("library.views")}>
         ${names.map(
-            (
-                name,
-            ) => html`<${Button} key=${name} label=${name === "list" ? "List" : `Cards: ${name}`} aria-pressed=${String(name === view)}
-            onClick=${() => tab.set({view: name})}>${name === "list" ? html`<${Icon} name="list" />` : name[0].toUpperCase()}<//>`,
+            (name) => html`<${Button} key=${name} label=${t(TITLES[name])} aria-pressed=${String(name === view)}
+            onClick=${() => tab.set({view: name})}>${name === "list" ? html`<${Icon} name="list" />` : t(LETTERS[name])}<//>`,
         )}
     </div>`;
 }
@@ -78,17 +89,12 @@ function Density({tab, view}) {
  * @param {Catalog} catalog
  */
 function countOf(state, found, catalog) {
-    if (!state.loaded) return state.login ? "Log in to see the LoRA files." : state.error ? "Not loaded." : "Loading …";
-    if (!catalog.all.length) {
-        return state.scan.running
-            ? "Looking for LoRA files …"
-            : "No LoRA files were found. Put some into the web UI’s LoRA folder, then press Refresh.";
-    }
-    if (!found.length)
-        return state.query.trim() ? `No LoRA matches “${state.query.trim()}”.` : "No LoRA passes the filters.";
-    return found.length === catalog.all.length
-        ? `${found.length} LoRA`
-        : `${found.length} of ${catalog.all.length} LoRA`;
+    if (!state.loaded) return t(state.login ? "library.logIn" : state.error ? "library.notLoaded" : "common.loading");
+    const count = catalog.all.length;
+    if (!count) return t(state.scan.running ? "library.looking" : "library.none");
+    const query = state.query.trim();
+    if (!found.length) return query ? t("library.noMatch", {query}) : t("library.nonePasses");
+    return found.length === count ? t("library.count", {count}) : t("library.countOf", {found: found.length, count});
 }
 
 /**
@@ -100,12 +106,12 @@ function Folders({folders, state, filter}) {
     const {folder} = state.filters;
     const {around, inside} = foldersAt(folders, folder);
     const last = (/** @type {string} */ path) => path.split("/").pop();
-    return html`<nav class="rt-folders" aria-label="Folders">
+    return html`<nav class="rt-folders" aria-label=${t("common.folders")}>
         ${["", ...around].map(
             (
                 path,
             ) => html`<button type="button" key=${path} class="rt-link" aria-current=${path === folder ? "location" : undefined}
-            onClick=${() => filter({folder: path})}>${path ? broken(`/ ${last(path)}`) : "All folders"}</button>`,
+            onClick=${() => filter({folder: path})}>${path ? broken(`/ ${last(path)}`) : t("library.allFolders")}</button>`,
         )}
         ${inside.map(
             ([path, count]) => html`<button type="button" key=${path} class="rt-chip" title=${path}
@@ -118,8 +124,8 @@ function Folders({folders, state, filter}) {
 function Scan({scan}) {
     if (!scan.running || !scan.total) return null;
     return html`<div class="rt-scan" role="status">
-        <progress max=${scan.total} value=${scan.done} aria-label="LoRA files read"></progress>
-        <span class="rt-hint">${scan.done} of ${scan.total} read</span>
+        <progress max=${scan.total} value=${scan.done} aria-label=${t("library.filesRead")}></progress>
+        <span class="rt-hint">${t("library.readOf", {done: scan.done, total: scan.total})}</span>
     </div>`;
 }
 
@@ -136,28 +142,28 @@ function Filters({folders, state, filter, tab}) {
     const chooser = (name, title, options, label = (value) => value) => html`
         <label class="rt-field"><span>${title}</span>
             <select value=${filters[name]} onChange=${(event) => filter({[name]: event.target.value})}>
-                <option value="">All</option>
+                <option value="">${t("common.all")}</option>
                 ${options.map(([value, count]) => html`<option key=${value} value=${value}>${label(value)} (${count})</option>`)}
             </select></label>`;
     const indented = (/** @type {string} */ folder) =>
         `${"\u00a0\u00a0".repeat(folder.split("/").length - 1)}${folder.split("/").pop()}`;
     return html`<div class="rt-filters">
-        ${chooser("folder", "Folder", folders, indented)}
-        ${chooser("family", "Made for", known.families)}
-        ${chooser("kind", "Kind", known.kinds)}
-        ${chooser("tag", "Tag", known.tags)}
-        <label class="rt-field"><span>Rating</span>
+        ${chooser("folder", t("common.folder"), folders, indented)}
+        ${chooser("family", t("common.madeFor"), known.families)}
+        ${chooser("kind", t("common.kind"), known.kinds)}
+        ${chooser("tag", t("library.tag"), known.tags)}
+        <label class="rt-field"><span>${t("common.rating")}</span>
             <select value=${filters.rating} onChange=${(event) => filter({rating: Number(event.target.value)})}>
-                <option value="0">All</option>
-                ${[1, 2, 3, 4, 5].map((stars) => html`<option key=${stars} value=${stars}>${"★".repeat(stars)} and better</option>`)}
+                <option value="0">${t("common.all")}</option>
+                ${[1, 2, 3, 4, 5].map((stars) => html`<option key=${stars} value=${stars}>${t("library.stars", {stars: "★".repeat(stars)})}</option>`)}
             </select></label>
-        <label class="rt-field"><span>Sort by</span>
+        <label class="rt-field"><span>${t("library.sortBy")}</span>
             <select value=${state.sort} onChange=${(event) => tab.set({sort: event.target.value})}>
-                ${Object.entries(SORTS).map(([name, [title]]) => html`<option key=${name} value=${name}>${title}</option>`)}
+                ${Object.entries(SORTS).map(([name, [title]]) => html`<option key=${name} value=${name}>${t(title)}</option>`)}
             </select></label>
         <label class="rt-check"><input type="checkbox" checked=${filters.favourite}
-            onChange=${(event) => filter({favourite: event.target.checked})} /> Favourites</label>
+            onChange=${(event) => filter({favourite: event.target.checked})} /> ${t("library.favourites")}</label>
         <label class="rt-check"><input type="checkbox" checked=${filters.fits}
-            onChange=${(event) => filter({fits: event.target.checked})} /> Fit the model</label>
+            onChange=${(event) => filter({fits: event.target.checked})} /> ${t("library.fits")}</label>
     </div>`;
 }

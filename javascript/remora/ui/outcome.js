@@ -7,29 +7,31 @@
 
 import {html} from "../vendor/preact.js";
 import {size} from "../catalog.js";
+import {number, t} from "../words.js";
 
-const STATES = {
-    applied: "✓ applied",
-    partly: "◐ partly applied",
-    waiting: "○ waits for its pass",
-    none: "○ no effect",
-    handed: "→ handed to the web UI",
-    failed: "✕ failed",
-    missing: "✕ missing",
-};
+const STATES = /** @type {const} */ ({
+    applied: "outcome.applied",
+    partly: "outcome.partly",
+    waiting: "outcome.waiting",
+    none: "outcome.none",
+    handed: "outcome.handed",
+    failed: "outcome.failed",
+    missing: "outcome.missing",
+});
 const KEYS_SHOWN = 20; // of each reason
 
 /** @param {{told: Told | undefined}} props */
 export function Outcome({told}) {
     if (!told) return null;
     const {lora, changed} = told;
-    const layers = lora.state === "applied" ? `${lora.hit} of ${lora.layers} layers` : lora.reason;
+    const hit = t("outcome.layersOf", {hit: lora.hit, count: lora.layers ?? 0});
+    const reason = lora.state === "applied" ? hit : lora.reason;
     const used = ["applied", "partly", "none"].includes(lora.state);
     const cost = used
-        ? [lora.bytes ? size(lora.bytes) : "", lora.seconds ? `read in ${duration(lora.seconds)}` : ""]
+        ? [lora.bytes ? size(lora.bytes) : "", lora.seconds ? t("outcome.readIn", {time: duration(lora.seconds)}) : ""]
         : [];
     const reasons = Object.entries(lora.unused);
-    const state = `${changed ? "From the latest picture: " : ""}${STATES[lora.state] ?? lora.state}: ${layers}`;
+    const state = t(changed ? "outcome.former" : "outcome.said", {state: t(STATES[lora.state]), reason});
     return html`<div class=${`rt-state rt-${lora.state}${changed ? " rt-changed" : ""}`}>
         ${lora.warning && html`<p class="rt-warning" role=${changed ? undefined : "alert"}>⚠ ${lora.warning}</p>`}
         <span role=${lora.state === "partly" && !changed ? "alert" : undefined}>${[state, ...cost].filter(Boolean).join(" · ")}</span>
@@ -37,7 +39,7 @@ export function Outcome({told}) {
         <p class="rt-hint">${aboutFile(lora)}</p>
         ${
             reasons.length > 0
-            && html`<details><summary>Which keys</summary><ul>
+            && html`<details><summary>${t("outcome.keys")}</summary><ul>
             ${reasons.map(([reason, keys]) => html`<li key=${reason}>${reason}: ${keysOf(lora, keys)}</li>`)}
         </ul></details>`
         }
@@ -53,7 +55,8 @@ function keysOf(lora, keys) {
     const shown = keys
         .slice(0, KEYS_SHOWN)
         .map((key) => (Object.hasOwn(lora.details, key) ? `${key} (${lora.details[key]})` : key));
-    return shown.join(", ") + (keys.length > KEYS_SHOWN ? ` … and ${keys.length - KEYS_SHOWN} more` : "");
+    const said = shown.join(", ");
+    return keys.length > KEYS_SHOWN ? t("outcome.moreKeys", {keys: said, count: keys.length - KEYS_SHOWN}) : said;
 }
 
 /**
@@ -64,13 +67,21 @@ function aboutFile(lora) {
     const kinds = Object.entries(lora.kinds)
         .map(([kind, count]) => `${count} ${kind}`)
         .join(", ");
-    const rank = lora.ranks ? `rank ${[...new Set(lora.ranks)].join(" to ")}` : "";
-    const family = lora.family ? `${lora.family.sure ? "for" : "probably for"} ${lora.family.title}` : "";
-    const from = lora.base_model ? `made from ${lora.base_model}` : "";
-    return [kinds, rank, lora.format, family, from].filter(Boolean).join(" · ");
+    const family = lora.family?.title ?? "";
+    const made = family && t(lora.family?.sure ? "outcome.for" : "outcome.probablyFor", {family});
+    const from = lora.base_model ? t("outcome.madeFrom", {model: lora.base_model}) : "";
+    return [kinds, rankOf(lora), lora.format, made, from].filter(Boolean).join(" · ");
+}
+
+/** @param {LoraOutcome} lora */
+function rankOf({ranks}) {
+    const [low, high] = [...new Set(ranks ?? [])].map(String);
+    if (!low) return "";
+    return t("outcome.rank", {rank: high ? t("mark.range", {low, high}) : low});
 }
 
 /** @param {number} seconds */
 function duration(seconds) {
-    return seconds < 1 ? `${Math.round(seconds * 1000)} ms` : `${seconds.toFixed(1)} s`;
+    if (seconds < 1) return t("outcome.milliseconds", {number: Math.round(seconds * 1000)});
+    return t("outcome.seconds", {number: number(seconds, 1)});
 }

@@ -8,6 +8,7 @@
 import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import {shownPicture} from "../boxes.js";
 import {inverted, nameProblem, nothing, percent, SIDE, stroked} from "../regions.js";
+import {t} from "../words.js";
 import {Dialog, historyKey, keepFocus, NameForm, Trouble, useTrouble} from "./parts.js";
 import {asPng, draw, weightsOfFile} from "./pixels.js";
 
@@ -75,30 +76,29 @@ export function Painter({name: former, weights: first, taken, save, close}) {
         });
     const submit = (/** @type {string} */ name) =>
         attempt(async () => {
-            if (!weights.some((weight) => weight > 0))
-                throw new Error("The region is empty: paint the part in which the LoRA acts.");
+            if (!weights.some((weight) => weight > 0)) throw new Error(t("painter.empty"));
             await save(name, asPng(weights));
         });
     const foot = html`<${Trouble} trouble=${trouble} />
-        <${NameForm} label="Name of the region" button="Save" hint="Name" former=${former} most=${60}
+        <${NameForm} label=${t("painter.name")} button=${t("common.save")} hint=${t("common.name")} former=${former} most=${60}
             problem=${(/** @type {string} */ name) => nameProblem(name, taken)} save=${submit}>
-            <button type="button" class="rt-small" onClick=${close}>Cancel</button>
+            <button type="button" class="rt-small" onClick=${close}>${t("common.cancel")}</button>
         <//>`;
-    return html`<${Dialog} title=${former ? `Region ${former}` : "A new region"} close=${close} unsaved=${past.length > 0} foot=${foot} pressed=${pressed}>
+    return html`<${Dialog} title=${former ? t("painter.title", {name: former}) : t("painter.newTitle")} close=${close} unsaved=${past.length > 0} foot=${foot} pressed=${pressed}>
         <${Sheet} weights=${weights} size=${size} value=${erase ? 0 : 1} begin=${begin} put=${setWeights} />
-        <p class="rt-hint" role="status">${percent(weights)} % of the picture. Remora stretches the region over pictures of any shape.</p>
+        <p class="rt-hint" role="status">${t("painter.share", {percent: percent(weights)})}</p>
         <div class="rt-line">
-            <div class="rt-switch" role="group" aria-label="What the brush does">
-                <button type="button" aria-pressed=${String(!erase)} onClick=${() => setErase(false)}>Paint</button>
-                <button type="button" aria-pressed=${String(erase)} onClick=${() => setErase(true)}>Erase</button>
+            <div class="rt-switch" role="group" aria-label=${t("painter.tool")}>
+                <button type="button" aria-pressed=${String(!erase)} onClick=${() => setErase(false)}>${t("painter.paint")}</button>
+                <button type="button" aria-pressed=${String(erase)} onClick=${() => setErase(true)}>${t("painter.erase")}</button>
             </div>
-            <label class="rt-brush"><span>Brush</span><input type="range" min="2" max="40" step="1" value=${size} aria-label="Size of the brush"
+            <label class="rt-brush"><span>${t("painter.brush")}</span><input type="range" min="2" max="40" step="1" value=${size} aria-label=${t("painter.brushSize")}
                 onInput=${(event) => setSize(event.target.valueAsNumber)} /></label>
-            <button type="button" class="rt-small" disabled=${!past.length} onClick=${(/** @type {Event} */ event) => travelled(event, undo)}>Undo stroke</button>
-            <button type="button" class="rt-small" disabled=${!future.length} onClick=${(/** @type {Event} */ event) => travelled(event, redo)}>Redo stroke</button>
-            <button type="button" class="rt-small" onClick=${() => change(nothing())}>Clear</button>
-            <button type="button" class="rt-small" onClick=${() => change(inverted(weights))}>Invert</button>
-            <label class="rt-small rt-file">From a picture<input type="file" accept="image/*" aria-label="A picture, white where the LoRA acts"
+            <button type="button" class="rt-small" disabled=${!past.length} onClick=${(/** @type {Event} */ event) => travelled(event, undo)}>${t("painter.undo")}</button>
+            <button type="button" class="rt-small" disabled=${!future.length} onClick=${(/** @type {Event} */ event) => travelled(event, redo)}>${t("painter.redo")}</button>
+            <button type="button" class="rt-small" onClick=${() => change(nothing())}>${t("painter.clear")}</button>
+            <button type="button" class="rt-small" onClick=${() => change(inverted(weights))}>${t("painter.invert")}</button>
+            <label class="rt-small rt-file">${t("painter.fromPicture")}<input type="file" accept="image/*" aria-label=${t("painter.fromPictureHint")}
                 onChange=${take} /></label>
         </div>
     <//>`;
@@ -179,9 +179,9 @@ function Sheet({weights, size, value, begin, put}) {
     const share = (/** @type {number} */ place) => `${((place / SIDE) * 100).toFixed(2)}%`;
     const brush = cursor && {left: share(cursor.x), top: share(cursor.y), width: share(size), height: share(size)};
     return html`<div class="rt-sheet" style=${`aspect-ratio:${under.shape};--shape:${under.shape}`}>
-        ${under.address && html`<img src=${under.address} alt="The picture of the page" draggable=${false} />`}
-        <canvas width="64" height="64" ref=${canvas} tabindex="0" role="application" aria-roledescription="painting surface"
-            aria-label="Region: arrow keys move the brush, Space paints" onPointerDown=${down} onPointerMove=${moved} onPointerUp=${up}
+        ${under.address && html`<img src=${under.address} alt=${t("painter.pagePicture")} draggable=${false} />`}
+        <canvas width="64" height="64" ref=${canvas} tabindex="0" role="application" aria-roledescription=${t("painter.surface")}
+            aria-label=${t("painter.surfaceHint")} onPointerDown=${down} onPointerMove=${moved} onPointerUp=${up}
             onPointerCancel=${up} onPointerLeave=${() => !last.current && setCursor(null)} onFocus=${() => setCursor(cursor ?? {x: SIDE / 2, y: SIDE / 2})}
             onKeyDown=${pressed}></canvas>
         ${brush && html`<span class="rt-cursor" style=${brush} aria-hidden="true"></span>`}

@@ -10,6 +10,7 @@
 import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import {ApiError, CHANGED} from "../api.js";
 import {numberMeant} from "../similar.js";
+import {t} from "../words.js";
 import {Icon} from "./icons.js";
 
 /**
@@ -149,14 +150,23 @@ export function Strength({title, what, value, set, disabled = false}) {
     const shown = Number(value.toFixed(4));
     return html`<div class=${`rt-strength${title ? " rt-half" : ""}`} onFocusOut=${leaving(() => setTyped(null))}>
         <span aria-hidden="true">${title}</span>
-        <input type="range" ...${SLIDER} value=${shown} disabled=${disabled} aria-label=${`${what}, slider`}
+        <input type="range" ...${SLIDER} value=${shown} disabled=${disabled} aria-label=${t("strength.slider", {what})}
             style=${filled(value)} onInput=${slide} />
         <input type="text" inputmode="decimal" role="spinbutton" aria-valuenow=${shown} value=${typed ?? String(shown)} ref=${field}
             disabled=${disabled} aria-label=${what} aria-invalid=${String(!good)} autocomplete="off" spellcheck=${false}
             onInput=${type} onKeyDown=${step} />
-        <span class="rt-problem" role="alert">${good ? tooStrong(value) : typed.trim() ? `“${typed}” is not a number; write ${numberMeant(typed) || "one, such as 0.8"}.` : "Type a number, such as 0.8."}</span>
+        <span class="rt-problem" role="alert">${good ? tooStrong(value) : wrongNumber(typed)}</span>
         <${Meant} choices=${good ? [] : numbersMeant(typed, pick)} />
     </div>`;
+}
+
+/**
+ * Say what is wrong with a text that is no number.
+ * @param {string} typed
+ */
+function wrongNumber(typed) {
+    if (!typed.trim()) return t("strength.type");
+    return t("strength.wrong", {text: typed, example: numberMeant(typed) || t("strength.example")});
 }
 
 /**
@@ -188,7 +198,7 @@ export function Meant({choices}) {
         choices.length > 0
         && html`<div class="rt-chips">${choices.map(
             ({word, instead, pick}) => html`<button type="button" class="rt-small" key=${word}
-            aria-label=${instead ? `Write ${word} in place of ${instead}` : word}
+            aria-label=${instead ? t("parts.write", {word, instead}) : word}
             onMouseDown=${(/** @type {Event} */ event) => event.preventDefault()} onClick=${pick}>${word}</button>`,
         )}</div>`
     );
@@ -200,7 +210,7 @@ export function Meant({choices}) {
  */
 export function tooStrong(value) {
     if (Math.abs(value) <= LIMIT) return "";
-    return `${value} is beyond ${LIMIT}, where pictures are noise or black. Remora uses ${LIMIT}, unless “Limit strengths to ${LIMIT}” is off in the settings.`;
+    return t("strength.tooStrong", {value: String(value), limit: LIMIT});
 }
 
 /**
@@ -259,7 +269,7 @@ export function Dialog({title, close, unsaved = false, children, foot, class: na
     const outside = (/** @type {Event} */ event) => event.target === element.current && leave();
     // it can have the focus itself: after a click on its background keys would else be the page's
     return html`<dialog class=${`rt-dialog ${name}`} ref=${element} aria-label=${title} tabindex="-1" onClose=${close} onCancel=${cancel} onClick=${outside} onKeyDown=${pressed}>
-        <div class="rt-dialog-head"><h3>${broken(title)}</h3><${Button} label="Close" class="rt-small" onClick=${leave}><${Icon} name="remove" /><//></div>
+        <div class="rt-dialog-head"><h3>${broken(title)}</h3><${Button} label=${t("common.close")} class="rt-small" onClick=${leave}><${Icon} name="remove" /><//></div>
         <div class="rt-dialog-body">${children}</div>
         <div class="rt-dialog-foot">
             ${asked && unsaved && html`<${Unsaved} close=${close} stay=${() => setAsked(false)} />`}
@@ -285,9 +295,9 @@ export function keepFocus(event) {
 function Unsaved({close, stay}) {
     const button = /** @type {Filled<HTMLButtonElement>} */ (useRef());
     useEffect(() => button.current.focus(), []);
-    return html`<div class="rt-notice rt-line" role="alert"><span>Your changes are not saved.</span>
-        <button type="button" class="rt-small" ref=${button} onClick=${stay}>Keep editing</button>
-        <button type="button" class="rt-small" onClick=${close}>Close without saving</button></div>`;
+    return html`<div class="rt-notice rt-line" role="alert"><span>${t("parts.unsaved")}</span>
+        <button type="button" class="rt-small" ref=${button} onClick=${stay}>${t("parts.keepEditing")}</button>
+        <button type="button" class="rt-small" onClick=${close}>${t("parts.closeUnsaved")}</button></div>`;
 }
 
 /**
@@ -295,11 +305,12 @@ function Unsaved({close, stay}) {
  * @param {{rating: number, set: (rating: number) => void, name: string}} props
  */
 export function Stars({rating, set, name}) {
-    const said = rating ? `${rating} of 5` : "not rated";
-    return html`<span class="rt-stars" role="radiogroup" aria-label=${`Rating of ${name}: ${said}`} title=${rating ? undefined : "Not rated"}>
+    const of = (/** @type {number} */ stars) => t("parts.stars", {stars});
+    const said = rating ? of(rating) : t("parts.notRated");
+    return html`<span class="rt-stars" role="radiogroup" aria-label=${t("parts.rating", {name, stars: said})} title=${rating ? undefined : t("parts.notRatedTitle")}>
         ${[1, 2, 3, 4, 5].map(
             (star) => html`<button type="button" role="radio" key=${star}
-            aria-checked=${String(rating === star)} aria-label=${`${star} of 5`} title=${`${star} of 5`}
+            aria-checked=${String(rating === star)} aria-label=${of(star)} title=${of(star)}
             class=${star <= rating ? "rt-lit" : ""} onClick=${() => set(star === rating ? 0 : star)}>${star <= rating ? "★" : "☆"}</button>`,
         )}
     </span>`;
@@ -365,9 +376,9 @@ export function Trouble({trouble: {text, again, load}}) {
     return html`<div role="alert">${
         text
         && html`<p class="rt-error">${text}
-        ${again && html`<button type="button" class="rt-small" onClick=${again}>Make my change all the same</button>`}</p>`
+        ${again && html`<button type="button" class="rt-small" onClick=${again}>${t("parts.changeAnyway")}</button>`}</p>`
     }</div>
-    ${text && load && html`<div><button type="button" class="rt-small" onClick=${load}>Try again</button></div>`}`;
+    ${text && load && html`<div><button type="button" class="rt-small" onClick=${load}>${t("parts.tryAgain")}</button></div>`}`;
 }
 
 /**
@@ -395,8 +406,8 @@ export function Deleted({name, replaced = false, undo}) {
             if (document.activeElement === document.body) next?.focus();
         };
     }, [name]);
-    return html`<div class="rt-notice rt-line" role="status"><span>The ${name} is ${replaced ? "replaced" : "deleted"}.</span>
-        <button type="button" class="rt-small" ref=${button} aria-label=${`Undo ${replaced ? "replacing" : "deleting"} the ${name}`} onClick=${undo}>Undo</button></div>`;
+    return html`<div class="rt-notice rt-line" role="status"><span>${t(replaced ? "parts.replaced" : "parts.deleted", {what: name})}</span>
+        <button type="button" class="rt-small" ref=${button} aria-label=${t(replaced ? "parts.undoReplacing" : "parts.undoDeleting", {what: name})} onClick=${undo}>${t("common.undo")}</button></div>`;
 }
 
 /**

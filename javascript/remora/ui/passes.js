@@ -4,14 +4,15 @@
 
 import {html, useState} from "../vendor/preact.js";
 import {PASSES, setField} from "../tag.js";
-import {passesOf} from "./summary.js";
+import {t} from "../words.js";
+import {passesOf, passName} from "./summary.js";
 
-/** @type {{[pass: string]: string}} */
-const TITLES = {
-    base: "the first pass",
-    hires: "the second pass, at a higher resolution",
-    refiner: "the passes of a refiner model",
-    detailer: "passes over details, such as faces",
+/** @type {{[pass: string]: "passes.baseHint" | "passes.hiresHint" | "passes.refinerHint" | "passes.detailerHint"}} */
+const HINTS = {
+    base: "passes.baseHint",
+    hires: "passes.hiresHint",
+    refiner: "passes.refinerHint",
+    detailer: "passes.detailerHint",
 };
 
 /** @param {{entry: Entry}} props */
@@ -24,15 +25,15 @@ export function Passes({entry}) {
         if (!wanted.length) return;
         entry.edit((body) => setField(body, "pass", wanted.length === PASSES.length ? "" : wanted.join(",")));
     };
-    return html`<div class="rt-part" role="group" aria-label=${`Passes of ${entry.name}`}>
+    return html`<div class="rt-part" role="group" aria-label=${t("passes.label", {name: entry.name})}>
         <div class="rt-line">
             ${PASSES.map(
                 (
                     one,
                 ) => html`<button type="button" key=${one} class="rt-chip rt-pass" aria-pressed=${String(on.includes(one))}
-                title=${`Acts in ${TITLES[one]}`} onClick=${() => flip(one)}>${one}</button>`,
+                title=${t(HINTS[one])} onClick=${() => flip(one)}>${passName(one)}</button>`,
             )}
         </div>
-        <p class="rt-problem" role="alert">${kept && on.length === 1 ? `One pass must stay on. To switch ${entry.name} off in all passes, use its check box above.` : ""}</p>
+        <p class="rt-problem" role="alert">${kept && on.length === 1 ? t("passes.lastStays", {name: entry.name}) : ""}</p>
     </div>`;
 }

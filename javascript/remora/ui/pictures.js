@@ -8,6 +8,7 @@
 import {html, useState} from "../vendor/preact.js";
 import {query} from "../api.js";
 import {lorasOf} from "../pictures.js";
+import {locale, t} from "../words.js";
 import {Dialog, Picture, Trouble, useLoad} from "./parts.js";
 
 /** @param {{tab: Tab, state: State}} props */
@@ -19,11 +20,11 @@ export function Pictures({tab, state}) {
         const found = pictures.flatMap((picture) => picture.loras.map(({id, name}) => [id ?? "", name]));
         setUsed([...new Map(/** @type {[string, string][]} */ (found.filter(([id]) => id)))]);
     };
-    return html`<${Dialog} title="Pictures of this session" close=${() => tab.set({dialog: ""})} class="rt-wide-dialog">
+    return html`<${Dialog} title=${t("pictures.title")} close=${() => tab.set({dialog: ""})} class="rt-wide-dialog">
         ${
             used.length > 0
-            && html`<label class="rt-field rt-used-by"><span>With the LoRA</span><select value=${lora} onChange=${(event) => setLora(event.target.value)}>
-                <option value="">any or none</option>
+            && html`<label class="rt-field rt-used-by"><span>${t("pictures.withLora")}</span><select value=${lora} onChange=${(event) => setLora(event.target.value)}>
+                <option value="">${t("pictures.anyOrNone")}</option>
                 ${used.map(([id, name]) => html`<option key=${id} value=${id}>${name}</option>`)}</select></label>`
         }
         <${PictureList} tab=${tab} count=${state.server?.pictures ?? 0} lora=${lora} told=${note} />
@@ -47,15 +48,15 @@ export function PictureList({tab, count, lora, told}) {
     };
     const [trouble] = useLoad(tab, load, [count, lora]);
     return html`<${Trouble} trouble=${trouble} />
-        ${pictures?.length === 0 && html`<p class="rt-hint">None of the latest 200 pictures of this session.</p>`}
+        ${pictures?.length === 0 && html`<p class="rt-hint">${t("pictures.none")}</p>`}
         ${
             pictures
-            && html`<ul class="rt-pictures" aria-label="Pictures">${pictures.map(
+            && html`<ul class="rt-pictures" aria-label=${t("common.pictures")}>${pictures.map(
                 (picture) => html`<li key=${picture.id}>
                 <div class="rt-thumb"><${Picture} api=${tab.api} name=${String(picture.seed)}
                     path=${picture.thumbnail && `pictures/thumbnail?${query({id: picture.id, t: picture.time})}`} /></div>
-                <div><strong>Seed ${picture.seed}</strong> <span class="rt-hint">${new Date(picture.time * 1000).toLocaleTimeString()}</span>
-                    <p>${lorasOf(picture).join(", ") || "no LoRA"}</p></div></li>`,
+                <div><strong>${t("common.seed", {seed: String(picture.seed)})}</strong> <span class="rt-hint">${new Date(picture.time * 1000).toLocaleTimeString(locale())}</span>
+                    <p>${lorasOf(picture).join(", ") || t("common.noLora")}</p></div></li>`,
             )}</ul>`
         }`;
 }

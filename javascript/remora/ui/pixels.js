@@ -3,6 +3,7 @@
 /** @import {Weights} from "../regions.js" */
 
 import {SIDE} from "../regions.js";
+import {t} from "../words.js";
 
 /**
  * Draw weights on a canvas of SIDE x SIDE, in the colour of its text over nothing.
@@ -64,7 +65,7 @@ export async function weightsOfFile(file) {
     try {
         return await weightsAt(address);
     } catch {
-        throw new Error(`${file.name} is not a picture that this browser can read.`);
+        throw new Error(t("painter.notAPicture", {file: file.name}));
     } finally {
         URL.revokeObjectURL(address);
     }

@@ -11,6 +11,7 @@ import {html, useRef, useState} from "../vendor/preact.js";
 import {query} from "../api.js";
 import * as boxes from "../boxes.js";
 import {hasWords, readTags, withEntry} from "../prompt.js";
+import {t} from "../words.js";
 import {broken, Button, Deleted, Dialog, isStill, NameForm, Picture, Trouble, useLoad} from "./parts.js";
 
 /**
@@ -19,7 +20,7 @@ import {broken, Button, Deleted, Dialog, isStill, NameForm, Picture, Trouble, us
  */
 
 /** @param {string} name */
-const nameProblem = (name) => (name ? "" : "Give the preset a name.");
+const nameProblem = (name) => (name ? "" : t("presets.giveName"));
 
 /** @param {{tab: Tab, state: State}} props */
 export function Presets({tab, state}) {
@@ -41,7 +42,7 @@ export function Presets({tab, state}) {
     const rows = tab.stack.rows().filter((row) => row.on && !row.problem);
     const save = (/** @type {string} */ name) =>
         attempt(async () => {
-            if (!rows.length) throw new Error("The prompt has no LoRA to save. Insert one first.");
+            if (!rows.length) throw new Error(t("presets.noLora"));
             const former = tab.state.presets?.find((one) => one.name === name);
             const lines = rows.map((row) => `${row.text} ${wordsIn(tab, row)}`.trim());
             await tab.kept.writePresets("PUT", `preset?${query({name})}`, [name], {text: lines.join("\n")});
@@ -66,7 +67,7 @@ export function Presets({tab, state}) {
         attempt(async () => {
             const preset = now(shown);
             const blob = await boxes.shownPicture();
-            if (!blob) throw new Error("The page shows no picture yet; make one first.");
+            if (!blob) throw new Error(t("common.noPictureYet"));
             const picture = await pictureOf(preset);
             const {name} = preset;
             await tab.kept.writePresets("PUT", `preset/thumbnail?${query({name})}`, [name], blob);
@@ -92,39 +93,34 @@ export function Presets({tab, state}) {
         ${
             deleted
             && isStill(deleted.preset.name, deleted.replaced, state.presets)
-            && html`<${Deleted} name=${`${deleted.replaced && deleted.picture ? "picture of" : "preset"} ${deleted.preset.name}`}
+            && html`<${Deleted} name=${t(deleted.replaced && deleted.picture ? "presets.pictureOf" : "presets.named", {name: deleted.preset.name})}
             replaced=${deleted.replaced} undo=${undo} />`
         }
         ${
             text
             && html`<div class="rt-field">
-            <textarea rows="5" aria-label=${text.importing ? "Text to import" : "The preset as text"} readonly=${!text.importing}
-                placeholder="# Remora preset 1: name" value=${text.value} onInput=${(event) => setText({...text, value: event.target.value})}></textarea>
+            <textarea rows="5" aria-label=${t(text.importing ? "presets.textToImport" : "presets.asText")} readonly=${!text.importing}
+                placeholder=${t("presets.textExample")} value=${text.value} onInput=${(event) => setText({...text, value: event.target.value})}></textarea>
             <div class="rt-line rt-end">
-                <button type="button" onClick=${() => setText(null)}>Close</button>
+                <button type="button" onClick=${() => setText(null)}>${t("common.close")}</button>
                 ${
                     text.importing
-                        ? html`<button type="button" class="rt-primary" onClick=${importAll}>Import</button>`
-                        : html`<button type="button" class="rt-primary" onClick=${() => boxes.copy(text.value)}>Copy</button>`
+                        ? html`<button type="button" class="rt-primary" onClick=${importAll}>${t("presets.import")}</button>`
+                        : html`<button type="button" class="rt-primary" onClick=${() => boxes.copy(text.value)}>${t("presets.copy")}</button>`
                 }
             </div></div>`
         }
-        <${NameForm} key=${kept} label="Name of the new preset" button="Save" hint="Keep this stack as …" focus=${kept > 0} problem=${nameProblem} save=${save}>
-            <${Button} label="Import presets from text" class="rt-small" onClick=${() => setText({value: "", importing: true})}>Import<//>
+        <${NameForm} key=${kept} label=${t("presets.newName")} button=${t("common.save")} hint=${t("presets.keepAs")} focus=${kept > 0} problem=${nameProblem} save=${save}>
+            <${Button} label=${t("presets.importHint")} class="rt-small" onClick=${() => setText({value: "", importing: true})}>${t("presets.import")}<//>
         <//>`;
-    return html`<${Dialog} title="Presets" close=${close} unsaved=${Boolean(text?.importing && text.value)} foot=${foot}>
-        <ul class="rt-presets" aria-label="Presets">
+    return html`<${Dialog} title=${t("common.presets")} close=${close} unsaved=${Boolean(text?.importing && text.value)} foot=${foot}>
+        <ul class="rt-presets" aria-label=${t("common.presets")}>
             ${(state.presets ?? []).map(
                 (preset) => html`<${Preset} key=${preset.name} preset=${preset} tab=${tab}
                 rename=${rename} take=${take} close=${close} exportOne=${exportOne} remove=${remove} />`,
             )}
         </ul>
-        ${
-            state.presets
-            && !state.presets.length
-            && html`<p class="rt-hint">There is no preset yet. A preset
-            saves the LoRA of the prompt under a name: write a name below and press Save.</p>`
-        }
+        ${state.presets && !state.presets.length && html`<p class="rt-hint">${t("presets.none")}</p>`}
     <//>`;
 }
 
@@ -139,6 +135,7 @@ export function Presets({tab, state}) {
  * @param {(preset: Kept) => void} props.remove
  */
 function Preset({preset, tab, rename, take, close, exportOne, remove}) {
+    const {name} = preset;
     const [renaming, setRenaming] = useState(false);
     const button = /** @type {Filled<HTMLButtonElement>} */ (useRef());
     const path = preset.thumbnail && `preset/thumbnail?${query({name: preset.name, v: preset.thumbnail})}`;
@@ -159,19 +156,19 @@ function Preset({preset, tab, rename, take, close, exportOne, remove}) {
         <div class="rt-preset-text">
             ${
                 renaming
-                    ? html`<${NameForm} label="New name" button="Rename" former=${preset.name} focus problem=${nameProblem} save=${save} cancel=${stop} />`
+                    ? html`<${NameForm} label=${t("presets.renameTo")} button=${t("presets.rename")} former=${preset.name} focus problem=${nameProblem} save=${save} cancel=${stop} />`
                     : html`<strong>${broken(preset.name)}</strong>`
             }
             <span class="rt-hint">${tags.join(" ")}</span>
             <div class="rt-line">
-                <${Button} label=${`Use ${preset.name} in place of the prompt’s LoRA`} class="rt-small" onClick=${() => apply(true)}>Use<//>
-                <${Button} label=${`Add ${preset.name} to the prompt’s LoRA`} class="rt-small" onClick=${() => apply(false)}>Add<//>
-                <button type="button" aria-label=${`Rename ${preset.name}`} title=${`Rename ${preset.name}`} class="rt-small" ref=${button}
-                    onClick=${() => setRenaming(!renaming)}>Rename</button>
-                <${Button} label=${`Export ${preset.name} as text`} class="rt-small" onClick=${() => exportOne(preset)}>Export<//>
-                <${Button} label=${`Take the page’s picture for ${preset.name}`} class="rt-small" onClick=${() => take(preset)}>Picture<//>
-                <${Button} label=${`Delete ${preset.name}`} class="rt-small"
-                    onClick=${() => remove(preset)}>Delete<//>
+                <${Button} label=${t("presets.useHint", {name})} class="rt-small" onClick=${() => apply(true)}>${t("presets.use")}<//>
+                <${Button} label=${t("presets.addHint", {name})} class="rt-small" onClick=${() => apply(false)}>${t("presets.add")}<//>
+                <button type="button" aria-label=${t("presets.renameHint", {name})} title=${t("presets.renameHint", {name})} class="rt-small" ref=${button}
+                    onClick=${() => setRenaming(!renaming)}>${t("presets.rename")}</button>
+                <${Button} label=${t("presets.exportHint", {name})} class="rt-small" onClick=${() => exportOne(preset)}>${t("presets.export")}<//>
+                <${Button} label=${t("presets.pictureHint", {name})} class="rt-small" onClick=${() => take(preset)}>${t("presets.picture")}<//>
+                <${Button} label=${t("presets.deleteHint", {name})} class="rt-small"
+                    onClick=${() => remove(preset)}>${t("common.delete")}<//>
             </div>
         </div>
     </li>`;
@@ -201,5 +198,5 @@ function applyPreset(tab, preset, replacing) {
         if (tag) prompt = withEntry(prompt, tag.text, line.slice(tag.end).trim());
     }
     tab.stack.change({prompt});
-    tab.set({said: `Preset ${preset.name} ${replacing ? "in use" : "added"}.`});
+    tab.set({said: t(replacing ? "presets.inUse" : "presets.added", {name: preset.name})});
 }

@@ -12,6 +12,7 @@ import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import {written} from "../curve.js";
 import {invertedText, maskProblem, masksMeant, percent, readMask, weightsOf} from "../regions.js";
 import {setField} from "../tag.js";
+import {t} from "../words.js";
 import {Painter} from "./painter.js";
 import {Deleted, isStill, leaving, Meant, Trouble, useLoad} from "./parts.js";
 import {draw, weightsAt} from "./pixels.js";
@@ -69,21 +70,21 @@ export function Regions({tab, entry}) {
             await save(name, `data:image/png;base64,${picture}`);
             setDeleted(null);
         });
-    return html`<div class="rt-part" role="group" aria-label=${`Region of ${entry.name}`}>
+    return html`<div class="rt-part" role="group" aria-label=${t("regions.label", {name: entry.name})}>
         <${Trouble} trouble=${trouble} />
-        ${!regions && !trouble.text && html`<p class="rt-hint">Loading …</p>`}
+        ${!regions && !trouble.text && html`<p class="rt-hint">${t("common.loading")}</p>`}
         ${
             regions
             && html`<${Choice} entry=${entry} regions=${regions} text=${text} write=${write} />
         <div class="rt-line">
-            <button type="button" class="rt-small" onClick=${() => setPainting({name: "", weights: null})}>Paint a region</button>
+            <button type="button" class="rt-small" onClick=${() => setPainting({name: "", weights: null})}>${t("regions.paint")}</button>
             ${
                 own
                 && known
                 && html`<button type="button" class="rt-small"
-                onClick=${() => setPainting({name: own.name, weights: known[own.name]})}>Change ${own.name}</button>`
+                onClick=${() => setPainting({name: own.name, weights: known[own.name]})}>${t("regions.change", {name: own.name})}</button>`
             }
-            ${own && html`<button type="button" class="rt-small" onClick=${remove}>Delete ${own.name}</button>`}
+            ${own && html`<button type="button" class="rt-small" onClick=${remove}>${t("regions.delete", {name: own.name})}</button>`}
         </div>
         ${
             deleted
@@ -92,7 +93,7 @@ export function Regions({tab, entry}) {
                 deleted.replaced,
                 regions.filter((one) => one.own),
             )
-            && html`<${Deleted} name=${`region ${deleted.name}`} replaced=${deleted.replaced} undo=${undo} />`
+            && html`<${Deleted} name=${t("regions.named", {name: deleted.name})} replaced=${deleted.replaced} undo=${undo} />`
         }
         ${text && known && html`<${Shown} entry=${entry} text=${text} feather=${feather} known=${known} />`}`
         }
@@ -132,22 +133,22 @@ function Choice({entry, regions, text, write}) {
             .filter((one) => one.own === which)
             .map(({name}) => html`<option key=${name} value=${name}>${name}</option>`);
     return html`<div class="rt-line">
-            <select aria-label=${`Region of ${entry.name}, by name`} value=${chosen}
+            <select aria-label=${t("regions.byName", {name: entry.name})} value=${chosen}
                 onChange=${(event) => event.target.value !== OTHER && write(inverted && event.target.value ? `!${event.target.value}` : event.target.value)}>
-                <option value="">The whole picture</option>
-                ${chosen === OTHER && html`<option value=${OTHER}>As written</option>`}
+                <option value="">${t("regions.whole")}</option>
+                ${chosen === OTHER && html`<option value=${OTHER}>${t("regions.written")}</option>`}
                 ${options(false)}
-                ${options(true).length > 0 && html`<optgroup label="Your own">${options(true)}</optgroup>`}
+                ${options(true).length > 0 && html`<optgroup label=${t("regions.yours")}>${options(true)}</optgroup>`}
             </select>
             <button type="button" class="rt-small" aria-pressed=${String(inverted && !others.length)} disabled=${!other}
-                title="The LoRA acts in the rest of the picture" onClick=${() => write(String(other))}>All but this</button>
+                title=${t("regions.allButHint")} onClick=${() => write(String(other))}>${t("regions.allBut")}</button>
         </div>
-        <div class="rt-field" onFocusOut=${leaving(() => setTyped(null))}><label class="rt-field"><span>As text</span>
-            <input type="text" autocomplete="off" spellcheck=${false} aria-label=${`Region of ${entry.name}, as text`}
-                aria-invalid=${String(problem !== "")} placeholder="left, or 0,0,0.5,1" value=${shown} onInput=${type} />
+        <div class="rt-field" onFocusOut=${leaving(() => setTyped(null))}><label class="rt-field"><span>${t("regions.text")}</span>
+            <input type="text" autocomplete="off" spellcheck=${false} aria-label=${t("regions.asText", {name: entry.name})}
+                aria-invalid=${String(problem !== "")} placeholder=${t("regions.textExample")} value=${shown} onInput=${type} />
             <span class="rt-problem" role="alert">${problem}</span></label>
         <${Meant} choices=${typed !== null ? meant : []} /></div>
-        <p class="rt-hint">A name, or left,top,right,bottom as parts of the picture, from 0 to 1. + joins regions, ! inverts one.</p>`;
+        <p class="rt-hint">${t("regions.hint")}</p>`;
 }
 
 /** @param {{entry: Entry, text: string, feather: number, known: {[name: string]: Weights}}} props */
@@ -166,17 +167,17 @@ function Shown({entry, text, feather, known}) {
     const {unet, unetCurve, teText, unetText} = entry;
     const stronger = () => entry.setStrength(teText === unetText ? STRONGER : teText, STRONGER);
     return html`<div class="rt-region">
-        <canvas width="64" height="64" ref=${canvas} role="img" aria-label=${`${text}, ${percent(weights)} % of the picture`}></canvas>
-        <label class="rt-field"><span>Soft edge</span>
-            <input type="range" min="0" max=${MOST_FEATHER} step="0.01" value=${feather} aria-label=${`Soft edge of the region of ${entry.name}`}
-                aria-valuetext=${`${Math.round(feather * 100)} % of the picture`} onInput=${fade} /></label>
+        <canvas width="64" height="64" ref=${canvas} role="img" aria-label=${t("regions.share", {text, percent: percent(weights)})}></canvas>
+        <label class="rt-field"><span>${t("regions.softEdge")}</span>
+            <input type="range" min="0" max=${MOST_FEATHER} step="0.01" value=${feather} aria-label=${t("regions.softEdgeOf", {name: entry.name})}
+                aria-valuetext=${t("regions.ofPicture", {percent: Math.round(feather * 100)})} onInput=${fade} /></label>
         ${
             Number(percent(weights)) <= SMALL
-            && html`<p class="rt-hint rt-line">In a part of the picture, a LoRA often needs a higher strength, such as ${STRONGER}.
+            && html`<p class="rt-hint rt-line">${t("regions.stronger", {strength: STRONGER})}
             ${
                 !unetCurve
                 && unet < STRONGER
-                && html`<button type="button" class="rt-small" onClick=${stronger}>Set ${STRONGER}</button>`
+                && html`<button type="button" class="rt-small" onClick=${stronger}>${t("regions.setStrength", {strength: STRONGER})}</button>`
             }</p>`
         }
     </div>`;

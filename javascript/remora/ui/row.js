@@ -10,6 +10,7 @@
  */
 
 import {html, useEffect, useRef, useState} from "../vendor/preact.js";
+import {t} from "../words.js";
 import {Blocks} from "./blocks.js";
 import {Sketch} from "./curve.js";
 import {Icon} from "./icons.js";
@@ -23,7 +24,7 @@ import {summary, whyUnreached} from "./summary.js";
 const LONG = 20; // characters of a name that gets the room of the words beside it
 
 /**
- * @typedef {{name: State["section"], title: string, editor: (props: {tab: Tab, entry: Entry, unreached: string}) => Value, isSet: (entry: Entry) => boolean}} Section
+ * @typedef {{name: State["section"], title: "row.schedule" | "row.region" | "row.passes" | "row.blocks", editor: (props: {tab: Tab, entry: Entry, unreached: string}) => Value, isSet: (entry: Entry) => boolean}} Section
  * Some settings of an entry: their editor, and whether the entry has any of them.
  */
 
@@ -31,14 +32,14 @@ const LONG = 20; // characters of a name that gets the room of the words beside 
 const SECTIONS = [
     {
         name: "schedule",
-        title: "Schedule",
+        title: "row.schedule",
         editor: Schedule,
         isSet: ({teCurve, unetCurve, values}) =>
             Boolean(teCurve || unetCurve || values.step || values.start || values.stop),
     },
-    {name: "region", title: "Region", editor: Regions, isSet: ({values}) => Boolean(values.mask)},
-    {name: "passes", title: "Passes", editor: Passes, isSet: ({values}) => Boolean(values.pass)},
-    {name: "blocks", title: "Blocks", editor: Blocks, isSet: ({values}) => Boolean(values.lbw || values.lbwe)},
+    {name: "region", title: "row.region", editor: Regions, isSet: ({values}) => Boolean(values.mask)},
+    {name: "passes", title: "row.passes", editor: Passes, isSet: ({values}) => Boolean(values.pass)},
+    {name: "blocks", title: "row.blocks", editor: Blocks, isSet: ({values}) => Boolean(values.lbw || values.lbwe)},
 ];
 
 /** @param {{tab: Tab, entry: Entry, outcome: Told | undefined, handle: Handle}} props */
@@ -66,8 +67,8 @@ export function Row({tab, entry, outcome, handle}) {
     // chips stand last: where they came above the editors, those would move away under the pointer that draws in them
     return html`
         <div class=${`rt-row-head${name.length > LONG ? " rt-long" : ""}`}>
-            <button type="button" class="rt-handle" title="Drag to another place" ...${handle}><${Icon} name="grip" /></button>
-            <label class="rt-on"><input type="checkbox" checked=${entry.on} aria-label=${`${name} on`}
+            <button type="button" class="rt-handle" title=${t("row.drag")} ...${handle}><${Icon} name="grip" /></button>
+            <label class="rt-on"><input type="checkbox" checked=${entry.on} aria-label=${t("row.on", {name})}
                 onChange=${(event) => entry.setOn(event.target.checked)} /></label>
             ${
                 lora
@@ -76,13 +77,13 @@ export function Row({tab, entry, outcome, handle}) {
                     : html`<span class="rt-name" title=${name || entry.text}><${Name} text=${name || entry.text || ""} /></span>`
             }
             <span class="rt-row-tools">
-                <${WordButton} icon="more" word="More" label=${`More: schedule, region, passes, blocks of ${name}`}
+                <${WordButton} icon="more" word=${t("row.more")} label=${t("row.moreHint", {name})}
                     aria-expanded=${String(more)} onClick=${() => (more ? tab.set({more: ""}) : open())} />
-                <${WordButton} icon="apart" word="Apart" label=${`Apart: set ${name} for UNet and text encoder separately`}
+                <${WordButton} icon="apart" word=${t("row.apart")} label=${t("row.apartHint", {name})}
                     disabled=${curved} aria-pressed=${String(split)} onClick=${tie} />
                 ${entry.move && html`<${WordButton} ...${entry.moveTo} onClick=${entry.move} />`}
             </span>
-            <${Button} label=${`Remove ${name}`} class="rt-small" onClick=${entry.remove}><${Icon} name="remove" /><//>
+            <${Button} label=${t("row.remove", {name})} class="rt-small" onClick=${entry.remove}><${Icon} name="remove" /><//>
         </div>
         <${Strengths} entry=${entry} split=${split} open=${() => open("schedule")} />
         ${more && html`<${More} tab=${tab} entry=${entry} unreached=${unreached} />`}
@@ -98,19 +99,17 @@ export function Row({tab, entry, outcome, handle}) {
         }))} />
         ${
             entry.words
-            && html`<p class="rt-hint rt-line">This prompt has no trigger words of it: ${entry.words}.
-            <${Button} label=${`Insert the trigger words of ${name}`} class="rt-small" onClick=${entry.insertWords}>Insert them<//></p>`
+            && html`<p class="rt-hint rt-line">${t("row.wordsMissing", {words: entry.words})}
+            <${Button} label=${t("row.insertWordsHint", {name})} class="rt-small" onClick=${entry.insertWords}>${t("row.insertWords")}<//></p>`
         }
         ${note && html`<p class="rt-warning">⚠ ${note}</p>`}
         ${
             entry.cut
             && tab.state.server?.comments
-            && html`<p class="rt-warning">⚠ The web UI cuts a line of the prompt at #, unless “Enable comments” is off in its
-            settings. Then the tag is lost. ${name.includes("#") ? "Rename the file" : "Move the tag in front of the #"}, or
-            switch the setting off.</p>`
+            && html`<p class="rt-warning">⚠ ${t(name.includes("#") ? "row.cutRename" : "row.cutMove")}</p>`
         }
         ${!(more && tab.state.section === "schedule") && unreached && html`<p class="rt-warning">⚠ ${unreached}</p>`}
-        ${idle && html`<p class="rt-hint">A strength of 0 changes nothing: the LoRA is left out.</p>`}
+        ${idle && html`<p class="rt-hint">${t("row.strengthZero")}</p>`}
         ${doubt && html`<p class="rt-warning">⚠ ${doubt}</p>`}
         <${Outcome} told=${told} />`;
 }
@@ -127,14 +126,14 @@ function More({tab, entry, unreached}) {
     }, [section]);
     const shown = SECTIONS.find(({name}) => name === section) ?? SECTIONS[0];
     return html`<div class="rt-more" ref=${box}>
-        <div class="rt-switch" role="group" aria-label=${`Settings of ${entry.name}`}>
+        <div class="rt-switch" role="group" aria-label=${t("row.settings", {name: entry.name})}>
             ${SECTIONS.map(
                 ({
                     name,
                     title,
                     isSet,
                 }) => html`<button type="button" key=${name} aria-pressed=${String(name === section)}
-                title=${isSet(entry) ? `${title}: set` : title} onClick=${() => tab.set({section: name})}>${title}${isSet(entry) && " •"}</button>`,
+                title=${isSet(entry) ? t("row.isSet", {section: t(title)}) : t(title)} onClick=${() => tab.set({section: name})}>${t(title)}${isSet(entry) && " •"}</button>`,
             )}
         </div>
         <${shown.editor} key=${section} tab=${tab} entry=${entry} unreached=${unreached} />
@@ -148,8 +147,8 @@ function More({tab, entry, unreached}) {
 export function PlaceOfTag({tab, place: {words, unread}}) {
     if (unread)
         return html`<p class="rt-warning">⚠ ${unread}
-            <${Button} label="Tags obey the brackets around them: switch on" class="rt-small"
-                onClick=${() => tab.edits.obeyBrackets()}>Switch on<//></p>`;
+            <${Button} label=${t("row.obeyHint")} class="rt-small"
+                onClick=${() => tab.edits.obeyBrackets()}>${t("row.obey")}<//></p>`;
     return html`<${Chips} words=${words} />`;
 }
 
@@ -178,8 +177,9 @@ function Strengths({entry, split, open}) {
         curve
             ? html`<${Sketch} title=${title} what=${what} points=${curve} shape=${values.curve} by=${values.by} open=${open} />`
             : html`<${Strength} title=${title} what=${what} value=${value} set=${set} />`;
-    if (!split) return half("", `Strength of ${name}`, unet, unetCurve, (value) => entry.setStrength(value, value));
+    if (!split)
+        return half("", t("common.strengthOf", {name}), unet, unetCurve, (value) => entry.setStrength(value, value));
     return html`
-        ${half("UNet", `UNet strength of ${name}`, unet, unetCurve, (value) => entry.setStrength(teText, value))}
-        ${half("Text", `Text strength of ${name}`, te, teCurve, (value) => entry.setStrength(value, unetText))}`;
+        ${half(t("row.unet"), t("row.unetHint", {name}), unet, unetCurve, (value) => entry.setStrength(teText, value))}
+        ${half(t("row.text"), t("row.textHint", {name}), te, teCurve, (value) => entry.setStrength(value, unetText))}`;
 }

@@ -11,12 +11,17 @@ import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import {readAmount, SHAPES, valueAt, writePoints, written} from "../curve.js";
 import {numberMeant} from "../similar.js";
 import {setField, setMultipliers, withoutShape} from "../tag.js";
+import {t} from "../words.js";
 import {axisOf, Drawing, kept, onGrid, rounded} from "./curve.js";
 import {isNumber, leaving, Meant, numberOf, numbersMeant} from "./parts.js";
 import {stepsOf} from "./summary.js";
 
-/** @type {{[shape: string]: string}} */
-const SHAPE_TITLES = {linear: "straight lines", step: "steps", cosine: "soft (cosine)"};
+/** @type {{[shape: string]: "schedule.shape.linear" | "schedule.shape.step" | "schedule.shape.cosine"}} */
+const SHAPE_TITLES = {
+    linear: "schedule.shape.linear",
+    step: "schedule.shape.step",
+    cosine: "schedule.shape.cosine",
+};
 
 /** @param {{entry: Entry, unreached: string}} props `unreached` says why it never acts */
 export function Schedule({entry, unreached}) {
@@ -27,20 +32,20 @@ export function Schedule({entry, unreached}) {
     const full = written(entry.unet);
     const from = (/** @type {string} */ first, /** @type {string} */ last) => () => write(`${first}@0,${last}@1`);
     const end = () => entry.edit((body) => withoutShape(setMultipliers(body, entry.te, entry.unet)));
-    return html`<div class="rt-part" role="group" aria-label=${`Schedule of ${name}`}>
+    return html`<div class="rt-part" role="group" aria-label=${t("schedule.label", {name})}>
         ${
             unetCurve
                 ? html`<${Editor} entry=${entry} points=${unetCurve} text=${unetText} write=${write} end=${end} />`
                 : html`<div class="rt-line">
-            <button type="button" class="rt-small" onClick=${from("0", full)}>Fade in</button>
-            <button type="button" class="rt-small" onClick=${from(full, "0")}>Fade out</button>
-            <button type="button" class="rt-small" onClick=${from(full, full)}>Add a schedule</button></div>`
+            <button type="button" class="rt-small" onClick=${from("0", full)}>${t("schedule.fadeIn")}</button>
+            <button type="button" class="rt-small" onClick=${from(full, "0")}>${t("schedule.fadeOut")}</button>
+            <button type="button" class="rt-small" onClick=${from(full, full)}>${t("schedule.add")}</button></div>`
         }
         ${
             teCurve
-            && html`<p class="rt-hint">${tied ? "The text encoders have the same schedule." : `The schedule of the text encoders is ${teText}.`}
-            ${" "}They run once, before the first step, and use the strength of the beginning.
-            ${!unetCurve && html`${" "}<button type="button" class="rt-link" onClick=${end}>No schedule</button>`}</p>`
+            && html`<p class="rt-hint">${tied ? t("schedule.textSame") : t("schedule.textOther", {points: teText})}
+            ${" "}${t("schedule.textOnce")}
+            ${!unetCurve && html`${" "}<button type="button" class="rt-link" onClick=${end}>${t("schedule.end")}</button>`}</p>`
         }
         <${Steps} entry=${entry} />
         ${unreached && html`<p class="rt-warning">⚠ ${unreached}</p>`}
@@ -90,19 +95,19 @@ function Editor({entry, points, text, write, end}) {
     return html`
         <${Drawing} svg=${svg} name=${entry.name} points=${points} axis=${axis} shape=${shape} chosen=${at} choose=${choose}
             put=${put} add=${add} remove=${remove} />
-        <p class="rt-hint">Drag a point to change it. Click the line to add a point.</p>
+        <p class="rt-hint">${t("schedule.hint")}</p>
         <div class="rt-line">
-            <button type="button" class="rt-small" onClick=${() => add(gap(points, axis))}>Add a point</button>
-            <button type="button" class="rt-small" disabled=${points.length < 2} onClick=${remove}>Remove point ${at + 1}</button>
-            <select aria-label=${`Shape of the schedule of ${entry.name}`} value=${shape} onChange=${(event) =>
+            <button type="button" class="rt-small" onClick=${() => add(gap(points, axis))}>${t("schedule.addPoint")}</button>
+            <button type="button" class="rt-small" disabled=${points.length < 2} onClick=${remove}>${t("schedule.removePoint", {number: at + 1})}</button>
+            <select aria-label=${t("schedule.shapeOf", {name: entry.name})} value=${shape} onChange=${(event) =>
                 entry.edit((body) =>
                     setField(body, "curve", event.target.value === "linear" ? "" : event.target.value),
                 )}>
-                ${SHAPES.map((one) => html`<option key=${one} value=${one}>${SHAPE_TITLES[one]}</option>`)}</select>
-            <button type="button" class="rt-small" onClick=${end}>No schedule</button>
+                ${SHAPES.map((one) => html`<option key=${one} value=${one}>${t(SHAPE_TITLES[one])}</option>`)}</select>
+            <button type="button" class="rt-small" onClick=${end}>${t("schedule.end")}</button>
         </div>
-        <${Typed} label=${`Points of the schedule of ${entry.name}`} title="Points" text=${text} write=${(/** @type {string} */ typed) => write(typed.replace(/\s+/g, ""), "points")}
-            problem=${(/** @type {string} */ typed) => (readAmount(typed)?.curve ? "" : "Write strength@position, such as 0@0, 1@0.5. Positions up to 1 are parts of the pass, others are steps.")} />`;
+        <${Typed} label=${t("schedule.pointsOf", {name: entry.name})} title=${t("schedule.points")} text=${text} write=${(/** @type {string} */ typed) => write(typed.replace(/\s+/g, ""), "points")}
+            problem=${(/** @type {string} */ typed) => (readAmount(typed)?.curve ? "" : t("schedule.pointsWrong"))} />`;
 }
 
 /**
@@ -149,17 +154,19 @@ function Typed({label, title, text, write, problem, isNumber: ofNumber = false})
 
 /** @param {{entry: Entry}} props */
 function Steps({entry}) {
+    const {name} = entry;
     const steps = stepsOf(entry.values);
     const problem = (/** @type {string} */ typed) =>
         !typed.trim() || (isNumber(typed) && numberOf(typed) >= 0)
             ? ""
-            : `“${typed}” is not a step; write ${numberMeant(typed) || "a number, such as 10"}.`;
-    /** @type {(key: "start" | "stop", title: string) => Value} */
+            : t("schedule.stepWrong", {text: typed, example: numberMeant(typed) || t("schedule.aNumber")});
+    /** @type {(key: "start" | "stop", title: string, label: string) => Value} */
     const field = (
         key,
         title,
-    ) => html`<${Typed} title=${title} label=${`${title} of ${entry.name}`} text=${steps[key]} problem=${problem} isNumber
+        label,
+    ) => html`<${Typed} title=${title} label=${label} text=${steps[key]} problem=${problem} isNumber
         write=${(/** @type {string} */ typed) => entry.edit((body) => setField(body, key, typed.trim().replace(",", ".")), "steps")} />`;
-    return html`<div class="rt-steps">${field("start", "After step")}${field("stop", "Until step")}</div>
-        <p class="rt-hint">Empty: all steps. A number below 1 is a part of the pass, such as 0.5.</p>`;
+    return html`<div class="rt-steps">${field("start", t("schedule.after"), t("schedule.afterOf", {name}))}${field("stop", t("schedule.until"), t("schedule.untilOf", {name}))}</div>
+        <p class="rt-hint">${t("schedule.stepsHint")}</p>`;
 }

@@ -13,6 +13,7 @@
 import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import * as boxes from "../boxes.js";
 import {setMultipliers, tagOf} from "../prompt.js";
+import {pieces, t} from "../words.js";
 import {Icon} from "./icons.js";
 import {Outcome} from "./outcome.js";
 import {Button, Name, WordButton} from "./parts.js";
@@ -44,25 +45,25 @@ import {summary} from "./summary.js";
 export function Stack({tab, state, outcomes: {of, others}}) {
     const rows = tab.stack.rows();
     const section = useFocus();
-    return html`<section class="rt-stack" aria-label="Stack of LoRA" ref=${section}>
+    return html`<section class="rt-stack" aria-label=${t("stack.label")} ref=${section}>
         <${Targets} tab=${tab} state=${state} />
         <${Tools} tab=${tab} state=${state} rows=${rows} />
         ${
             tab.stack.tooLong
-            && html`<p class="rt-error" role="alert">The prompt has ${state.prompt.length.toLocaleString()}
-            characters. The tab neither reads nor changes a prompt of this length.</p>`
+            && html`<p class="rt-error" role="alert">${t("stack.tooLong", {count: state.prompt.length})}</p>`
         }
         ${
             state.target
-            && html`<${Rows} rows=${rows} label="Stack" move=${(/** @type {number} */ from, /** @type {number} */ to) =>
-                tab.edits.move(from, to)} draw=${(/** @type {PromptRow} */ row, /** @type {Handle} */ handle) => html`
+            && html`<${Rows} rows=${rows} label=${t("common.stack")} move=${(
+                /** @type {number} */ from,
+                /** @type {number} */ to,
+            ) => tab.edits.move(from, to)} draw=${(/** @type {PromptRow} */ row, /** @type {Handle} */ handle) => html`
             <${Row} handle=${handle} tab=${tab} outcome=${of("prompt", row.key)} entry=${inPrompt(tab, row)} />`} />`
         }
         ${
             state.target
             && !rows.length
-            && html`<p class="rt-empty"><${Icon} name="prompt" /><span>The prompt has no LoRA. Choose one from the library, or
-            write <code>${"<lora:name:0.8>"}</code> into it.</span></p>`
+            && html`<p class="rt-empty"><${Icon} name="prompt" /><span>${pieces("stack.empty", {tag: html`<code>${"<lora:name:0.8>"}</code>`})}</span></p>`
         }
         ${
             state.target
@@ -78,24 +79,23 @@ export function Stack({tab, state, outcomes: {of, others}}) {
         ${
             rows.length > 0
             && !rows.some((row) => summary(row).length)
-            && html`<p class="rt-hint">“More” in a row sets a schedule, a region, passes and block weights.</p>`
+            && html`<p class="rt-hint">${t("stack.moreHint")}</p>`
         }
         <p class="rt-hint rt-said" role="status">${state.said}</p>
         ${
             state.refused
-            && html`<div class="rt-notice" role="alert">Another page or program has changed “Always on” since this page
-            read it. The list below has that change, and your change is not saved.
+            && html`<div class="rt-notice" role="alert">${t("stack.refused")}
             <div class="rt-line">
-                <${Button} label="Save my change in place of the other one" class="rt-small"
-                    onClick=${() => tab.kept.decide(true)}>Use mine<//>
-                <${Button} label="Forget my change" class="rt-small" onClick=${() => tab.kept.decide(false)}>Forget mine<//>
+                <${Button} label=${t("stack.useMineHint")} class="rt-small"
+                    onClick=${() => tab.kept.decide(true)}>${t("stack.useMine")}<//>
+                <${Button} label=${t("stack.forgetMineHint")} class="rt-small" onClick=${() => tab.kept.decide(false)}>${t("stack.forgetMine")}<//>
             </div></div>`
         }
         <${Always} tab=${tab} state=${state} of=${of} />
         ${
             others.length > 0
-            && html`<div class="rt-part"><h4>Others in the latest picture</h4>
-            <ul class="rt-others" aria-label="Other LoRA of the latest picture">${others.map(
+            && html`<div class="rt-part"><h4>${t("stack.others")}</h4>
+            <ul class="rt-others" aria-label=${t("stack.othersLabel")}>${others.map(
                 (lora) => html`
                 <li class="rt-row" key=${`${lora.where} ${lora.number} ${lora.written}`}><span class="rt-name"><${Name} text=${lora.name} /></span><${Outcome} told=${{lora, changed: false}} /></li>`,
             )}
@@ -133,7 +133,7 @@ function useFocus() {
 /** @param {{tab: Tab, state: State}} props */
 function Targets({tab, state}) {
     if (state.targets.length < 2) return null;
-    return html`<div class="rt-switch" role="group" aria-label="Prompt that is shown">
+    return html`<div class="rt-switch" role="group" aria-label=${t("stack.prompts")}>
         ${state.targets.map(
             (name) => html`<button type="button" key=${name} aria-pressed=${String(name === state.target)}
             onClick=${() => tab.stack.choose(name)}>${name}</button>`,
@@ -154,24 +154,20 @@ function Tools({tab, state, rows}) {
         const done = text !== "" && (await boxes.copy(text));
         setByHand(done ? "" : text);
         tab.set({
-            said: !text
-                ? "There is no LoRA to copy."
-                : done
-                  ? `Copied: ${text}`
-                  : "The browser does not allow copying. Copy the text from here:",
+            said: !text ? t("stack.nothingToCopy") : done ? t("stack.copied", {text}) : t("stack.copyByHand"),
         });
     };
     return html`<div class="rt-toolbar"><div class="rt-line">
-        <${WordButton} icon="undo" word="Undo" label="Undo" disabled=${!state.canUndo} onClick=${() => tab.stack.undo()} />
-        <${WordButton} icon="redo" word="Redo" label="Redo" disabled=${!state.canRedo} onClick=${() => tab.stack.redo()} />
-        <${Button} label="Presets" class="rt-small" onClick=${() => tab.set({dialog: "presets"})}>Presets<//>
-        <${Button} label="Compare" class="rt-small" disabled=${!state.target}
-            onClick=${() => tab.set({dialog: "compare"})}>Compare<//>
-        <${Button} label="Copy the LoRA tags" class="rt-small" onClick=${copy}>Copy<//>
-        <${Button} label="Remove all LoRA from the prompt" class="rt-small" disabled=${!rows.length}
-            onClick=${() => tab.edits.clear()}>Clear<//>
+        <${WordButton} icon="undo" word=${t("common.undo")} label=${t("common.undo")} disabled=${!state.canUndo} onClick=${() => tab.stack.undo()} />
+        <${WordButton} icon="redo" word=${t("common.redo")} label=${t("common.redo")} disabled=${!state.canRedo} onClick=${() => tab.stack.redo()} />
+        <${Button} label=${t("common.presets")} class="rt-small" onClick=${() => tab.set({dialog: "presets"})}>${t("common.presets")}<//>
+        <${Button} label=${t("common.compare")} class="rt-small" disabled=${!state.target}
+            onClick=${() => tab.set({dialog: "compare"})}>${t("common.compare")}<//>
+        <${Button} label=${t("stack.copyHint")} class="rt-small" onClick=${copy}>${t("stack.copy")}<//>
+        <${Button} label=${t("stack.clearHint")} class="rt-small" disabled=${!rows.length}
+            onClick=${() => tab.edits.clear()}>${t("stack.clear")}<//>
     </div></div>
-    ${byHand && byHand === text && html`<textarea class="rt-by-hand" readonly rows="2" aria-label="The stack as a prompt" value=${byHand}></textarea>`}`;
+    ${byHand && byHand === text && html`<textarea class="rt-by-hand" readonly rows="2" aria-label=${t("stack.asPrompt")} value=${byHand}></textarea>`}`;
 }
 
 /**
@@ -193,7 +189,7 @@ function Rows({rows, label, move, draw}) {
         return middles.filter((middle, at) => at !== from && middle < y).length;
     };
     const handle = (/** @type {number} */ at, /** @type {string} */ name) => ({
-        "aria-label": `Move ${name}; arrow keys move it up and down`,
+        "aria-label": t("stack.move", {name}),
         onPointerDown: (/** @type {Pointer} */ event) => {
             if (event.button !== 0) return;
             event.preventDefault();
@@ -253,7 +249,7 @@ function inPrompt(tab, row) {
         setStrength: (te, unet) => tab.edits.setStrength(row, te, unet),
         remove: () => tab.edits.remove(row),
         move: () => tab.edits.pin(row),
-        moveTo: {icon: "always", word: "Always", label: `Always: apply ${row.name} to every picture`},
+        moveTo: {icon: "always", word: t("stack.toAlways"), label: t("stack.toAlwaysHint", {name: row.name})},
     };
 }
 
@@ -285,14 +281,14 @@ function Always({tab, state, of}) {
         words: state.target && row.on && always.on ? tab.edits.wordsMissing(row.name) : "",
         insertWords: () => tab.edits.insertWords(row.name),
         move: state.target ? () => tab.edits.unpin(row.entry) : null,
-        moveTo: {icon: "prompt", word: "Prompt", label: `Into the prompt: move ${row.name} from “Always on”`},
+        moveTo: {icon: "prompt", word: t("stack.toPrompt"), label: t("stack.toPromptHint", {name: row.name})},
     });
     return html`<div class="rt-always">
         <label class="rt-check"><input type="checkbox" checked=${always.on}
             onChange=${(event) => tab.edits.changeAlways({...always, on: event.target.checked})} />
-            <h4>Always on</h4></label>
-        <p class="rt-hint">Remora applies these LoRA to every picture. If a prompt names one of them, the prompt’s tag counts.</p>
-        <${Rows} rows=${rows} label="Always on" move=${move} draw=${(
+            <h4>${t("common.alwaysOn")}</h4></label>
+        <p class="rt-hint">${t("stack.alwaysHint")}</p>
+        <${Rows} rows=${rows} label=${t("common.alwaysOn")} move=${move} draw=${(
             /** @type {AlwaysRow} */ row,
             /** @type {Handle} */ handle,
         ) => html`

@@ -5,6 +5,7 @@
 import {html} from "../vendor/preact.js";
 import {query} from "../api.js";
 import {lorasOf} from "../pictures.js";
+import {t} from "../words.js";
 import {Button, Picture} from "./parts.js";
 
 /** @param {{tab: Tab, state: State}} props */
@@ -15,19 +16,19 @@ export function Strip({tab, state}) {
     const thumbnail = latest?.thumbnail ? `pictures/thumbnail?${query({id: latest.id, t: latest.time})}` : "";
     const open = () => tab.set({dialog: "pictures"});
     const record = latest && (seed === null || latest.seed === seed) ? latest : null;
-    return html`<div class="rt-made" role="group" aria-label="Picture">
+    return html`<div class="rt-made" role="group" aria-label=${t("pictures.picture")}>
         ${needsButton && html`<${Make} tab=${tab} state=${state} />`}
         ${
             needsButton
             && (page.picture || thumbnail)
-            && html`<${Button} label="The latest picture: show the pictures of this session" class="rt-thumb rt-made-picture"
+            && html`<${Button} label=${t("pictures.latest")} class="rt-thumb rt-made-picture"
                 onClick=${open}>${page.picture ? html`<img src=${page.picture} alt="" draggable=${false} />` : html`<${Picture} api=${tab.api} name="" path=${thumbnail} />`}<//>`
         }
         <p class="rt-made-text">
-            ${record || seed !== null ? html`<strong>Seed ${seed ?? record?.seed}</strong>` : html`<span class="rt-hint">No picture yet</span>`}
-            ${record && html` <span>${lorasOf(record).join(", ") || "no LoRA"}</span>`}
+            ${record || seed !== null ? html`<strong>${t("common.seed", {seed: String(seed ?? record?.seed)})}</strong>` : html`<span class="rt-hint">${t("pictures.noneYet")}</span>`}
+            ${record && html` <span>${lorasOf(record).join(", ") || t("common.noLora")}</span>`}
         </p>
-        ${latest && html`<button type="button" class="rt-small" onClick=${open}>Pictures</button>`}
+        ${latest && html`<button type="button" class="rt-small" onClick=${open}>${t("common.pictures")}</button>`}
     </div>`;
 }
 
@@ -35,7 +36,7 @@ export function Strip({tab, state}) {
 function Make({tab, state}) {
     const {page, target, lost} = state;
     if (page.busy)
-        return html`<button type="button" class="rt-make" onClick=${() => tab.pictures.stop()}>Stop</button>`;
-    return html`<${Button} label=${`Generate with the prompt of ${target} (Ctrl+Enter)`} class="rt-primary rt-make" disabled=${lost}
-        onClick=${() => tab.pictures.generate()}>${page.label || "Generate"}<//>`;
+        return html`<button type="button" class="rt-make" onClick=${() => tab.pictures.stop()}>${t("pictures.stop")}</button>`;
+    return html`<${Button} label=${t("pictures.generateHint", {prompt: target})} class="rt-primary rt-make" disabled=${lost}
+        onClick=${() => tab.pictures.generate()}>${page.label || t("pictures.generate")}<//>`;
 }

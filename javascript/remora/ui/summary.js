@@ -4,51 +4,74 @@
 
 import {readAmount} from "../curve.js";
 import {PASSES, rangeOf} from "../tag.js";
+import {t} from "../words.js";
 
-const HALVES = new Map([
-    ["pos", "positive prompt only"],
-    ["neg", "negative prompt only"],
-]);
-/** @type {{[key: string]: string}} */
-const AMOUNTS = {hr: "hires", hrte: "hires text", hrunet: "hires UNet", in: "in", mid: "mid", out: "out"};
+/** @type {{[half: string]: "summary.positive" | "summary.negative" | undefined}} */
+const HALVES = {pos: "summary.positive", neg: "summary.negative"};
+const AMOUNTS = /** @type {const} */ ({
+    hr: "summary.hires",
+    hrte: "summary.hiresText",
+    hrunet: "summary.hiresUnet",
+    in: "summary.in",
+    mid: "summary.mid",
+    out: "summary.out",
+});
+const AMOUNT_KEYS = /** @type {(keyof typeof AMOUNTS)[]} */ (Object.keys(AMOUNTS));
+/** @type {{[pass: string]: "passes.base" | "passes.hires" | "passes.refiner" | "passes.detailer"}} */
+const PASS_NAMES = {
+    base: "passes.base",
+    hires: "passes.hires",
+    refiner: "passes.refiner",
+    detailer: "passes.detailer",
+};
+
+/** @param {string} pass */
+export const passName = (pass) => t(PASS_NAMES[pass]);
 
 /**
  * Describe the settings of a tag besides its strength, in a few words each.
  * @param {Pick<Reading, "values" | "flags" | "teCurve" | "unetCurve">} reading
  */
 export function summary({values, flags, teCurve, unetCurve}) {
+    const half = HALVES[values.half?.toLowerCase() ?? ""];
     return [
         blocks(values.lbw),
-        values.lbwe && `block rules ${values.lbwe}`,
+        values.lbwe && t("summary.rules", {name: values.lbwe}),
         values.x && `X ${values.x}`,
-        ...Object.keys(AMOUNTS).map((key) => values[key] !== undefined && amount(AMOUNTS[key], values[key])),
-        (teCurve || unetCurve)
-            && ["schedule", values.curve && values.curve !== "linear" && `(${values.curve})`].filter(Boolean).join(" "),
-        values.by && values.by !== "step" && `by ${values.by}`,
+        ...AMOUNT_KEYS.map((key) => amount(AMOUNTS[key], values[key])),
+        (teCurve || unetCurve) && schedule(values.curve),
+        values.by && values.by !== "step" && t("summary.by", {unit: values.by}),
         steps(values),
-        values.sigma && `sigma ${values.sigma}`,
+        values.sigma && t("summary.sigma", {range: values.sigma}),
         passes(values.pass),
-        values.mask && `region ${values.mask}`,
-        HALVES.get(values.half?.toLowerCase() ?? ""),
-        values.rows && `images ${values.rows}`,
-        values.module && `module ${values.module}`,
-        values.dyn && `rank ${values.dyn}`,
+        values.mask && t("summary.region", {name: values.mask}),
+        half && t(half),
+        values.rows && t("summary.images", {numbers: values.rows}),
+        values.module && t("summary.module", {name: values.module}),
+        values.dyn && t("summary.rank", {number: values.dyn}),
         ...flags,
-    ].filter(Boolean);
+    ].filter((word) => typeof word === "string" && word !== "");
+}
+
+/** @param {string | undefined} shape */
+function schedule(shape) {
+    return shape && shape !== "linear" ? t("summary.scheduleShape", {shape}) : t("summary.schedule");
 }
 
 /** @param {string | undefined} text */
 function blocks(text) {
     if (!text) return "";
-    return text.includes(",") ? `${text.split(",").length} block weights` : `blocks ${text}`;
+    if (!text.includes(",")) return t("summary.blocks", {name: text});
+    return t("summary.weights", {count: text.split(",").length});
 }
 
 /**
- * @param {string} what
- * @param {string} text
+ * @param {typeof AMOUNTS[keyof typeof AMOUNTS]} what
+ * @param {string | undefined} text
  */
 function amount(what, text) {
-    return readAmount(text)?.curve ? `${what} schedule` : `${what} ${text}`;
+    if (text === undefined) return "";
+    return t(what, {amount: readAmount(text)?.curve ? t("summary.aSchedule") : text});
 }
 
 /**
@@ -72,17 +95,16 @@ export function whyUnreached({values, unetCurve}, steps) {
     const [begin, end] = [start, stop].map((text) => (text === "" ? null : Number(text) === 1 ? 0 : Number(text)));
     const place = (/** @type {number} */ at) => (at > 0 && at < 1 ? at * (of ?? Number.NaN) : at);
     const said = (/** @type {string} */ text) =>
-        Number(text) > 0 && Number(text) < 1 ? `${Number(text) * 100} %` : `step ${text}`;
+        Number(text) > 0 && Number(text) < 1
+            ? t("mark.percent", {number: String(Number(text) * 100)})
+            : t("summary.step", {number: text});
     const first = Math.ceil(place(begin ?? 0));
-    if (end === 0) return `It acts in no step, as it ends at step ${stop}. Steps 0 and 1 are the beginning.`;
-    if (of !== null && first >= of)
-        return `It acts in no step: it begins after ${said(start)}, and the page is set to ${of} steps.`;
-    if (end !== null && first >= place(end))
-        return `It acts in no step: it begins after ${said(start)} and ends at ${said(stop)}.`;
+    if (end === 0) return t("summary.neverEnds", {stop});
+    if (of !== null && first >= of) return t("summary.neverBegins", {start: said(start), count: of});
+    if (end !== null && first >= place(end)) return t("summary.neverBetween", {start: said(start), stop: said(stop)});
     const last = unetCurve?.at(-1)?.at ?? 0;
     const isByStep = !["sigma", "timestep"].includes(values.by?.toLowerCase() ?? "");
-    if (of !== null && isByStep && last > 1 && last > of)
-        return `Its schedule goes on to step ${last}, and the page is set to ${of} steps.`;
+    if (of !== null && isByStep && last > 1 && last > of) return t("summary.goesOn", {last: String(last), count: of});
     return "";
 }
 
@@ -93,10 +115,11 @@ function steps(values) {
     const parts = [start, stop].filter(Boolean).map(Number);
     const share = parts.every((part) => part < 1) && parts.some((part) => part > 0);
     const [from, until] = [start, stop].map((part) =>
-        share && part ? `${Number((Number(part) * 100).toFixed(2))} %` : part,
+        share && part ? t("mark.percent", {number: String(Number((Number(part) * 100).toFixed(2)))}) : part,
     );
-    if (start && stop) return share ? `${from} to ${until}` : `steps ${from}-${until}`;
-    return start ? `after ${share ? "" : "step "}${from}` : `until ${share ? "" : "step "}${until}`;
+    if (start && stop) return t(share ? "summary.shares" : "summary.steps", {start: from, stop: until});
+    const place = (/** @type {string} */ part) => (share ? part : t("summary.step", {number: part}));
+    return start ? t("summary.after", {place: place(from)}) : t("summary.until", {place: place(until)});
 }
 
 /**
@@ -112,5 +135,7 @@ export function passesOf(text) {
 /** @param {string | undefined} text */
 function passes(text) {
     const own = passesOf(text);
-    return own.length === PASSES.length || !own.length ? "" : `${own.join(" + ")} only`;
+    return own.length === PASSES.length || !own.length
+        ? ""
+        : t("summary.passes", {passes: own.map(passName).join(" + ")});
 }

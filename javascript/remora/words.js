@@ -1,0 +1,135 @@
+// The strings of the tab, in the language that is chosen. What that language lacks is in English.
+
+import {ENGLISH} from "./languages/en.js";
+
+/**
+ * @typedef {typeof ENGLISH} English
+ * @typedef {keyof English} Key
+ *
+ * @typedef {string | {[form: string]: string}} Entry
+ * A string, or its forms for different numbers by the names of Intl.PluralRules.
+ *
+ * @typedef {{[key: string]: Entry | undefined}} Strings
+ * The strings of a language.
+ */
+
+/**
+ * @template S
+ * @typedef {S extends `${string}{${infer Name}}${infer Rest}` ? Name | Places<Rest> : never} Places
+ * The names of the places for values in a string.
+ */
+
+/**
+ * @template {Key} K
+ * @typedef {Places<English[K] extends string ? English[K] : English[K][keyof English[K]]>} PlacesOf
+ */
+
+/**
+ * @template {Key} K
+ * @template V
+ * @typedef {[PlacesOf<K>] extends [never] ? [] : [values: {[name in PlacesOf<K>]: V}]} ValuesOf
+ */
+
+/** The language of this page: of its strings, its plurals, its numbers and its lists. */
+const now = inLanguage("en", ENGLISH);
+
+/**
+ * Return what a language needs.
+ * @param {string} language as a language tag
+ * @param {Strings} strings
+ */
+function inLanguage(language, strings) {
+    const locale = localeOf(language);
+    return {
+        language,
+        locale,
+        strings,
+        plurals: new Intl.PluralRules(locale),
+        numbers: new Intl.NumberFormat(locale, {maximumFractionDigits: 6}),
+    };
+}
+
+/**
+ * Return the browser's variety of a language, as en-GB of en: dates and numbers are written as its user does.
+ * @param {string} language
+ */
+function localeOf(language) {
+    const languages = typeof navigator === "undefined" ? [] : (navigator.languages ?? []);
+    return languages.find((other) => other.split("-")[0] === language) ?? language;
+}
+
+/**
+ * Speak a language from now on.
+ * @param {string} language as a language tag
+ * @param {Strings} strings
+ */
+export function speak(language, strings) {
+    Object.assign(now, inLanguage(language, strings));
+}
+
+/** Return the tag of the language that is spoken. */
+export const spoken = () => now.language;
+
+/** Return the tag by which the browser writes numbers and dates. */
+export const locale = () => now.locale;
+
+/**
+ * Return a string with values in its places; a number is written as the language writes numbers.
+ * @template {Key} K
+ * @param {K} key
+ * @param {ValuesOf<K, string | number>} values
+ */
+export function t(key, ...values) {
+    return filled(key, values[0] ?? {}).join("");
+}
+
+/**
+ * Return the pieces of a string around its values, which may be elements.
+ * @template {Key} K
+ * @template V
+ * @param {K} key
+ * @param {ValuesOf<K, V>} values
+ * @returns {(V | string)[]}
+ */
+export function pieces(key, ...values) {
+    return /** @type {(V | string)[]} */ (filled(key, values[0] ?? {}));
+}
+
+/**
+ * @param {Key} key
+ * @param {{[name: string]: unknown}} values
+ */
+function filled(key, values) {
+    const parts = formOf(now.strings[key] ?? ENGLISH[key], Number(values.count)).split(/\{(\w+)\}/);
+    return parts.map((part, at) => {
+        const value = at % 2 ? values[part] : part;
+        return typeof value === "number" ? number(value) : value;
+    });
+}
+
+/**
+ * @param {Entry} entry
+ * @param {number} count
+ */
+function formOf(entry, count) {
+    return typeof entry === "string" ? entry : (entry[now.plurals.select(count)] ?? entry.other);
+}
+
+/**
+ * Write a number.
+ * @param {number} value
+ * @param {number} [digits] behind the point; up to six, as many as it needs, unless told
+ */
+export function number(value, digits) {
+    if (digits === undefined) return now.numbers.format(value);
+    return value.toLocaleString(now.locale, {minimumFractionDigits: digits, maximumFractionDigits: digits});
+}
+
+/**
+ * Write a list of words.
+ * @param {string[]} words
+ * @param {"conjunction" | "disjunction"} type whether all are meant, or one of them
+ */
+export function listed(words, type) {
+    return new Intl.ListFormat(now.locale, {type}).format(words);
+}
