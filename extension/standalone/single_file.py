@@ -28,7 +28,7 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProject
 
 from lib_lora import AdapterFile
 
-from .layout import CheckpointError, CheckpointLayout, TextEncoder, read_layout
+from .layout import CheckpointError, FileLayout, TextEncoder, read_layout
 from .tokenizer import END, clip_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ def load_single_file(
 
 
 def _assemble(
-    layout: CheckpointLayout,
+    layout: FileLayout,
     unet: nn.Module,
     vae: nn.Module,
     encoders: list[nn.Module],
@@ -164,7 +164,7 @@ def _fill(model: nn.Module, weights: Mapping[str, Tensor], dtype: torch.dtype, w
 
 
 @torch.no_grad()
-def _probe(unet: nn.Module, layout: CheckpointLayout) -> str:
+def _probe(unet: nn.Module, layout: FileLayout) -> str:
     """Tell SD 2.x's v-prediction from noise prediction by the model's answer, as its files do not tell.
 
     The input and the threshold are A1111's (`is_using_v_parameterization_for_sd2`).
