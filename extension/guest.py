@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from .generation.options import Values
     from .generation.session import Session
     from .hosts import Axis, Batch, Host
+    from .kept.region_files import RegionFiles
+    from .library.hashes import Hashes
+    from .text.known import Known
 
 logger = logging.getLogger(__name__)
 
@@ -51,9 +54,9 @@ class Guest:
     def enabled(self) -> bool:
         """Return whether Remora applies LoRA tags; if not, the host applies them itself."""
         if not enabled(self._host):
-            self._session.useless = self._session.fault = ""  # to be tried again once it is on
+            self._session.model.try_again()  # once it is on again
             return False
-        return not self._session.useless
+        return not self._session.model.useless
 
     @property
     def grammar(self) -> bool:
@@ -63,9 +66,9 @@ class Guest:
     @property
     def handed_back(self) -> str:
         """Return why the host applies the tags itself though Remora is on; empty if Remora applies them or is off."""
-        reason = self._session.useless if enabled(self._host) else ""
+        reason = self._session.model.useless if enabled(self._host) else ""
         if reason:
-            self._session.say(reason)
+            self._session.log.say(reason)
         return reason
 
     def batch(self, batch: Batch) -> Outcome:
@@ -78,7 +81,7 @@ class Guest:
         wanted, written = settings(values), tuple(chain.from_iterable(batch.images))
         try:
             always, unread = self._session.always_tags(wanted.skip_bad)
-            images, bad, words = self._read(batch)
+            images, bad, words = _read(batch, self._session.names, has_comments=self._host.has_comments)
             apart = (*unread, *self._session.skip_or_raise(bad, wanted.skip_bad), *words)
             besides = [tag.without(batch.without) for tag in always]
             activation = self._session.begin_batch(images, wanted, besides, batch.seeds, batch.at, apart)
@@ -90,7 +93,7 @@ class Guest:
             self._session.end()
             raise
         return Outcome(
-            images=tuple(self._used(activation, image) for image in range(activation.images)),
+            images=tuple(_used(activation, image, self._session.catalog.hashes) for image in range(activation.images)),
             settings=_parameters(values, activation, always, [*chain.from_iterable(images)], written),
             hashes_wanted=hashes_wanted(values),
             problems=_problems(activation),
@@ -128,32 +131,20 @@ class Guest:
 
     def bytes_to_place(self) -> int:
         """Return the bytes of the GPU that the active LoRA will take beside what they take now."""
-        return self._session.bytes_to_place()
+        return self._session.model.bytes_to_place(self._session.last.active)
 
     def rows(self, rows: Rows | None) -> None:
         """Set which image each row of a denoiser call belongs to; None as `lib_lora.Engine.set_rows`."""
-        self._session.set_rows(rows)
+        self._session.model.set_rows(rows)
 
     def clock(self, clock: Clock | None) -> None:
         """Set the clock that tells the step of each denoiser call."""
-        self._session.set_clock(clock)
+        self._session.model.set_clock(clock)
 
     def pasted(self, parameters: Mapping[str, str]) -> tuple[str, Mapping[str, object]]:
         """Return the prompt of a pasted parameters text, with LoRA names as they are here, and its settings."""
         prompt = with_own_names(parameters, self._session.catalog)
-        return self._with_own_regions(prompt, parameters), from_parameters(parameters)
-
-    def _with_own_regions(self, prompt: str, parameters: Mapping[str, str]) -> str:
-        """Store the regions that the prompt names; return the prompt with their names as they are here."""
-        given = regions.read_parameter(parameters.get(regions.PARAMETER, ""))
-        negative = parameters.get("Negative prompt", "")
-        prompt, new = with_own_regions(prompt, given, self._session.regions.all, negative)
-        for name, region in new.items():
-            try:
-                self._session.regions.keep(name, region)
-            except (regions.RegionTextError, OSError) as error:
-                logger.warning("remora: the region %s of the parameters text is not kept: %s", name, error)
-        return prompt
+        return _keep_regions(prompt, parameters, self._session.regions), from_parameters(parameters)
 
     def follow_model(self, at: Pass | None = None) -> bool:
         """Move to the host's present model, even if the host did not report a change."""
@@ -182,7 +173,7 @@ class Guest:
             "tags, until another model is loaded or Remora is turned off and on in the settings"
         )
         logger.error("remora: %s", sentence, exc_info=error)
-        self._session.fault = sentence
+        self._session.model.fault = sentence
         if in_picture and not settings(self._host).skip_bad:
             self._session.failed = (TagOutcome.of_all(sentence),)
             raise LoraError(sentence) from error
@@ -210,7 +201,7 @@ class Guest:
         if tags:
             self._session.hand_over(tags, at)
         else:
-            self._session.note(sentence)
+            self._session.passes.note(sentence)
         return Outcome(warnings=partial(self._session.warnings, self._session.passes))
 
     def app_started(self, app: Any) -> None:
@@ -233,27 +224,42 @@ class Guest:
         """Handle that the host unloads its scripts."""
         self._unloaded()
 
-    def _used(self, activation: Activation, image: int) -> tuple[Used, ...]:
-        catalog = self._session.catalog
-        return tuple(
-            Used(one.name, one.file.path, partial(catalog.known_hash, one.file), partial(catalog.sha256, one.file))
-            for one in activation.active
-            if activation.images == 1 or image in one.images
-        )
 
-    def _read(self, batch: Batch) -> tuple[list[list[Tag]], dict[TagOutcome, LoraError], list[TagOutcome]]:
-        """Parse the tags of each image; also return the tags that cannot be parsed, and the tags that are words."""
-        images: list[list[Tag]] = []
-        bad: dict[TagOutcome, LoraError] = {}
-        words: dict[TagOutcome, None] = {}
-        for written in batch.images:
-            tags, unread, as_words = read_tags(
-                written, self._session.names, batch.default, has_comments=self._host.has_comments
-            )
-            images.append([tag.without(batch.without) for tag in tags])
-            bad |= unread
-            words |= dict.fromkeys(as_words)
-        return images, bad, list(words)
+def _keep_regions(prompt: str, parameters: Mapping[str, str], kept: RegionFiles) -> str:
+    """Store the regions that the prompt names; return the prompt with their names as they are here."""
+    given = regions.read_parameter(parameters.get(regions.PARAMETER, ""))
+    negative = parameters.get("Negative prompt", "")
+    prompt, new = with_own_regions(prompt, given, kept.all, negative)
+    for name, region in new.items():
+        try:
+            kept.keep(name, region)
+        except (regions.RegionTextError, OSError) as error:
+            logger.warning("remora: the region %s of the parameters text is not kept: %s", name, error)
+    return prompt
+
+
+def _used(activation: Activation, image: int, hashes: Hashes) -> tuple[Used, ...]:
+    """Return the active LoRA of one image."""
+    return tuple(
+        Used(one.name, one.file.path, partial(hashes.known, one.file), partial(hashes.sha256, one.file))
+        for one in activation.active
+        if activation.images == 1 or image in one.images
+    )
+
+
+def _read(
+    batch: Batch, names: Known, *, has_comments: bool
+) -> tuple[list[list[Tag]], dict[TagOutcome, LoraError], list[TagOutcome]]:
+    """Parse the tags of each image; also return the tags that cannot be parsed, and the tags that are words."""
+    images: list[list[Tag]] = []
+    bad: dict[TagOutcome, LoraError] = {}
+    words: dict[TagOutcome, None] = {}
+    for written in batch.images:
+        tags, unread, as_words = read_tags(written, names, batch.default, has_comments=has_comments)
+        images.append([tag.without(batch.without) for tag in tags])
+        bad |= unread
+        words |= dict.fromkeys(as_words)
+    return images, bad, list(words)
 
 
 def _tags(images: Sequence[Sequence[str]]) -> list[tuple[Place, str]]:

@@ -14,7 +14,7 @@ import secrets
 import stat
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -35,7 +35,7 @@ _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSU
 
 
 @dataclass(frozen=True)
-class _State(Generic[_T]):
+class _LastRead(Generic[_T]):
     """A file as it was last read."""
 
     stamp: _Stamp | None
@@ -62,7 +62,7 @@ class FileValue(Generic[_T]):
         self._read = read
         self._at_most = at_most
         self._empty = empty
-        self._state = _State(None, empty)
+        self._state = _LastRead(None, empty)
         self._logged = ""
 
     @property
@@ -91,7 +91,7 @@ class FileValue(Generic[_T]):
     def _advice(self, error: Exception) -> str:
         return "repair it or move it away"
 
-    def _look(self, *, again: bool = False) -> _State[_T]:
+    def _look(self, *, again: bool = False) -> _LastRead[_T]:
         """Return the state of the file; read it if it has changed, or if `again`."""
         path = self._path()
         if path is None:
@@ -99,26 +99,26 @@ class FileValue(Generic[_T]):
         try:
             stamp = _stamp_of(path)
         except FileNotFoundError:
-            self._state = state = _State(None, self._empty)
+            self._state = state = _LastRead(None, self._empty)
             return state
         except OSError as error:
             return self._failed(None, error)
         state = self._state
         if again or stamp != state.stamp:
             try:
-                self._state = state = _State(stamp, self._read(read_bytes(path, self._at_most)))
+                self._state = state = _LastRead(stamp, self._read(read_bytes(path, self._at_most)))
             except FileNotFoundError:  # it went since
-                self._state = state = _State(None, self._empty)
+                self._state = state = _LastRead(None, self._empty)
             except OSError as error:
                 return self._failed(None, error)  # it may do better next time
             except (ValueError, RecursionError) as error:
                 return self._failed(stamp, error)
         return state
 
-    def _failed(self, stamp: _Stamp | None, error: Exception) -> _State[_T]:
+    def _failed(self, stamp: _Stamp | None, error: Exception) -> _LastRead[_T]:
         # a drive that does not answer has not lost what was read from it
         value = self._state.value if isinstance(error, OSError) else self._empty
-        self._state = state = _State(stamp, value, error)
+        self._state = state = _LastRead(stamp, value, error)
         return state
 
 
@@ -182,14 +182,14 @@ class Store(FileValue[_T]):
             value = make(state.value)
             path = self._path()
             if path is None:
-                self._state = _State(None, value)
+                self._state = _LastRead(None, value)
                 return value
             content = self._content(path, value)
             if state.error is not None:
                 aside = set_aside(path)
                 logger.warning("remora: %s is kept as %s", path, aside.name)
             write_bytes(path, content)
-            self._state = _State(None, value)  # without a stamp it is read again, should others have written since
+            self._state = _LastRead(None, value)  # without a stamp it is read again, should others have written since
             return value
 
     def _content(self, path: Path, value: _T) -> bytes:
@@ -256,6 +256,7 @@ class _FolderLock:
         self._folder = folder
         self._threads = threading.RLock()  # of their own: old versions of filelock let every thread in after the first
         self._programs = FileLock(str(folder / LOCK_FILE), mode=0o666)
+        self._has_no_locks = False
 
     def __enter__(self) -> None:
         if not self._threads.acquire(timeout=_PATIENCE):
@@ -268,14 +269,24 @@ class _FolderLock:
             raise
 
     def _lock_programs_out(self) -> None:
+        if self._has_no_locks:
+            return
         try:
-            self._programs.acquire(timeout=_PATIENCE, poll_interval=_PAUSE)
+            self._acquire()
         except Timeout as error:
             raise _busy(self._folder) from error
         except (OSError, NotImplementedError) as error:
             if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
                 raise
+            self._has_no_locks = True
             logger.info("remora: %s cannot be locked against other programs: %s", self._folder, error)
+
+    def _acquire(self) -> None:
+        try:
+            self._programs.acquire(timeout=0)
+        except Timeout:
+            _try_to_share(self._folder / LOCK_FILE)  # old versions of filelock wait where a drive has no locks
+            self._programs.acquire(timeout=_PATIENCE, poll_interval=_PAUSE)
 
     def __exit__(self, *_: object) -> None:
         self._programs.release()  # does nothing where the file system has no locks
@@ -283,6 +294,20 @@ class _FolderLock:
 
 
 _LOCKS: dict[Path, _FolderLock] = {}
+
+
+def _try_to_share(path: Path) -> None:
+    """Try to lock a file for reading, and release it again; do nothing if another holds it, or on Windows.
+
+    Raises:
+        OSError: it cannot be locked.
+    """
+    if os.name == "nt":
+        return
+    import fcntl
+
+    with path.open("rb") as stream, suppress(BlockingIOError):
+        fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def _busy(folder: Path) -> OSError:

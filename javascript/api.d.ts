@@ -163,7 +163,7 @@ export interface LoraDetails {
 }
 
 /** A change of the notes on a file. */
-export interface Notes {
+export interface NotesWanted {
     words?: string;
     negative?: string;
     tags?: string[];
@@ -190,7 +190,7 @@ export interface Meanings {
 }
 
 /** Names to look up. */
-export interface Names {
+export interface NamesWanted {
     /** at most 50 */
     names: string[];
 }

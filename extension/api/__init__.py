@@ -82,7 +82,7 @@ def list_loras(session: Session) -> list[dict[str, Any]]:
     catalog = session.catalog
     return [
         {
-            "name": catalog.name_of(file),
+            "name": catalog.names.name_of(file),
             "alias": catalog.alias(file),
             "path": str(file.path).encode("utf-8", "replace").decode(),  # a folder's name may be no text
             "metadata": dict(catalog.metadata(file)),

@@ -37,7 +37,7 @@ class BlocksApi:
         return answer(request, self._listed())
 
     def _listed(self) -> records.Blocks:
-        lists = self._session.model_blocks().lists()
+        lists = self._session.model.blocks.lists()
         presets, own = self._session.block_presets.all, self._session.block_presets.own
         return {
             "blocks": [{"id": one, "title": title(one)} for one in (lists[0] if lists else ())],

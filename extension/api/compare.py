@@ -11,7 +11,7 @@ from fastapi import HTTPException, Request, Response
 
 from lib_lora import LoraError
 
-from ..generation.compare import Comparison, plan
+from ..generation.compare import ComparisonRun, plan
 from ..hosts.txt2img import RequestError, Txt2Img
 from ..library.pictures import one_picture
 from ..text.prompt import parse
@@ -30,7 +30,7 @@ class CompareApi:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._lock = threading.Lock()
-        self._latest: Comparison | None = None
+        self._latest: ComparisonRun | None = None
 
     def start(self, request: Request, body: records.CompareWanted) -> Response:
         """Start a grid of pictures that differ only in their LoRA; answer its progress."""
@@ -48,7 +48,7 @@ class CompareApi:
         with self._lock:
             if self._latest is not None and self._latest.running:
                 raise HTTPException(CONFLICT, "a comparison is running; wait for it or cancel it")
-            self._latest = Comparison(painter, asked, made)
+            self._latest = ComparisonRun(painter, asked, made)
             self._latest.start()
         return self.state(request)
 

@@ -30,7 +30,7 @@ from ..library import (
     read_training,
     write_notes,
 )
-from ..library.catalog import CatalogError
+from ..library.catalog import CatalogError, Lookup
 from ..library.pictures import PictureError, Replaced, Thumbnails, set_picture
 from . import records
 from .answers import BROKEN, NO_CONTENT, NOT_FOUND, UNPROCESSABLE, answer, refuse_stale, whole
@@ -89,7 +89,7 @@ class Library:
         """Return all data of one file: training, captions, files beside it."""
         return self._answered(request, self._file(id, name))
 
-    def change(self, request: Request, body: records.Notes, id: str = "", name: str = "") -> Response:  # noqa: A002
+    def change(self, request: Request, body: records.NotesWanted, id: str = "", name: str = "") -> Response:  # noqa: A002
         """Change the notes on one file, in the file beside it that web UIs read."""
         file = self._file(id, name)
         return self._changed(request, file, "notes", lambda: write_notes(file, body))
@@ -132,7 +132,7 @@ class Library:
 
         return self._changed(request, file, "picture", work)
 
-    def resolve(self, request: Request, body: records.Names) -> Response:
+    def resolve(self, request: Request, body: records.NamesWanted) -> Response:
         """Return the file that each name means, or why it means none; ambiguous names have candidates."""
         if len(body["names"]) > _MAX_NAMES:
             raise HTTPException(UNPROCESSABLE, f"names must be a list of no more than {_MAX_NAMES} texts")
@@ -159,7 +159,7 @@ class Library:
         if not id and not name:
             raise HTTPException(UNPROCESSABLE, "the query names no LoRA: give its id or its name")
         try:
-            return self._session.catalog.with_id(id) if id else self._session.catalog.find_again(name)
+            return self._session.catalog.with_id(id) if id else Lookup(self._session.catalog).find(name)
         except CatalogError as error:
             raise HTTPException(NOT_FOUND, str(error)) from error
 
@@ -170,7 +170,7 @@ class Library:
         for name in names:
             try:
                 file = catalog.find(name, suggest=unknown < _SUGGESTED_FOR)
-                own, problem, note = catalog.name_of(file), catalog.problem(file), catalog.note_on(name)
+                own, problem, note = catalog.names.name_of(file), catalog.problem(file), catalog.names.note_on(name)
                 meant[name] = {"id": file.id, "name": own, "problem": problem, "note": note, "candidates": []}
             except CatalogError as error:
                 meant[name] = {"id": None, "problem": error.reason, "note": "", "candidates": list(error.candidates)}
@@ -188,7 +188,7 @@ class Library:
         training, problems = _training(file)
         digest = row.shorthash or (row.facts.stored_hash if row.facts is not None else "")
         if not digest and file.readable:
-            catalog.hash_later(file)
+            catalog.hashes.later(file)
         return {
             **listed(row),
             "path": str(file.path),
@@ -226,7 +226,7 @@ class Library:
 
     def _families(self) -> dict[str, records.FamilyFit]:
         """Return the families of all files, and whether each is the loaded model's."""
-        model = self._session.model_family()
+        model = self._session.model.family
         families = {
             family_key(family): family
             for row in self._session.catalog.index.rows()

@@ -11,7 +11,7 @@ from . import records
 from .answers import NOT_FOUND, answer, whole
 
 if TYPE_CHECKING:
-    from ..generation.record import MadePicture
+    from ..generation.record import Picture
     from ..generation.session import Session
     from ..library.catalog import CatalogFile
 
@@ -52,7 +52,7 @@ class PicturesApi:
             raise HTTPException(NOT_FOUND, str(error)) from error
 
 
-def _told(picture: MadePicture) -> records.MadePicture:
+def _told(picture: Picture) -> records.MadePicture:
     return {
         "id": picture.number,
         "time": picture.at,

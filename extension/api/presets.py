@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from fastapi import HTTPException, Request, Response
 
-from ..kept.presets import Preset, PresetError
+from ..kept.presets import PresetError, SavedPreset
 from . import records
 from .answers import BROKEN, NOT_FOUND, UNPROCESSABLE, answer, refuse_stale
 
@@ -82,6 +82,6 @@ class PresetsApi:
             raise HTTPException(BROKEN, detail) from error
 
 
-def _told(preset: Preset) -> records.Preset:
+def _told(preset: SavedPreset) -> records.Preset:
     mark = hashlib.sha256(preset.thumbnail).hexdigest()[:8] if preset.thumbnail else ""
     return {"name": preset.name, "text": preset.text, "thumbnail": mark}

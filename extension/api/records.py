@@ -17,7 +17,7 @@ class Error(TypedDict):
     detail: Annotated[str, "one sentence: what, where, and what to do"]
 
 
-class Notes(TypedDict, total=False):
+class NotesWanted(TypedDict, total=False):
     """A change of the notes on a file."""
 
     words: str
@@ -120,7 +120,7 @@ class Loras(TypedDict):
     problem: str
 
 
-class Names(TypedDict):
+class NamesWanted(TypedDict):
     """Names to look up."""
 
     names: Annotated[Texts, "at most 50"]

@@ -111,11 +111,11 @@ _FILES = (
     Route("GET", "/loras", Library.list, records.Loras),
     Route("POST", "/refresh", Library.refresh, records.Loras),
     Route("GET", "/lora", Library.one, records.LoraDetails),
-    Route("PATCH", "/lora", Library.change, records.LoraDetails, Body(records.Notes, "notes")),
+    Route("PATCH", "/lora", Library.change, records.LoraDetails, Body(records.NotesWanted, "notes")),
     Route("GET", "/thumbnail", Library.thumbnail, WEBP, nothing="its picture is damaged"),
     Route("PUT", "/picture", Library.set_picture, records.LoraDetails, Body(PICTURE, "a picture")),
     Route("DELETE", "/picture", Library.restore_picture, records.LoraDetails),
-    Route("POST", "/resolve", Library.resolve, records.Meanings, Body(records.Names, "the question")),
+    Route("POST", "/resolve", Library.resolve, records.Meanings, Body(records.NamesWanted, "the question")),
     Route("GET", "/inspect", Library.inspect, records.Inspection),
 )
 _STACK = (

@@ -101,4 +101,4 @@ class StackApi:
             if known_before:
                 return entry
             raise StackRefusedError(f"LoRA {entry.name!r} cannot be used: {problem}")
-        return replace(entry, name=self._session.catalog.name_of(file))
+        return replace(entry, name=self._session.catalog.names.name_of(file))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from lib_lora import ActivationReport
@@ -119,6 +119,10 @@ class Passes:
         is_first = not self.made
         self.made.add(at)
         self.activations[-1 if is_first else len(self.activations) :] = [activation]
+
+    def note(self, sentence: str) -> None:
+        """Add a sentence about the present pictures."""
+        self.latest = replace(self.latest, notes=(*self.latest.notes, sentence))
 
     def follow(self, former: Iterable[Passes]) -> None:
         """Count the passes of earlier batches of the same job, too."""

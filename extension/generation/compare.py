@@ -157,7 +157,7 @@ _FIELDS: dict[str, Callable[[str, str, str], str]] = {
 }
 
 
-class Comparison:
+class ComparisonRun:
     """A comparison that is running or done; its pictures are kept until the next one."""
 
     def __init__(self, painter: Painter, request: Txt2Img, made: Plan) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import time
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING
@@ -19,6 +21,14 @@ if TYPE_CHECKING:
 
     from ..library.catalog import Catalog, CatalogFile
 
+logger = logging.getLogger(__name__)
+
+PATIENCE = 5.0
+"""Seconds in which files are hashed while a text is pasted."""
+_LATER = (
+    "a LoRA of the parameters text may have another name here: not all files are hashed yet; to find it, paste the "
+    "text again in some minutes"
+)
 _WHOLE_TAG = re.compile(r"<lora:[^<>:][^<>]*>", re.IGNORECASE)
 _TAG = re.compile(rf"(<(?:{KIND}):)((?:\\:|[^<>:])+)(?=[:>])", re.IGNORECASE)
 _MOST_REGIONS = 50  # of a text; a tag has as many at most
@@ -36,15 +46,17 @@ def with_own_names(parameters: Mapping[str, str], catalog: Catalog) -> str:
             and "LoRA hashes".
         catalog: the files that are here.
     """
+    until = time.monotonic() + PATIENCE  # of all hashes together, as a text may have any number of them
     hashes = dict(parse_hashes(parameters.get("Lora hashes", "")))
     whole_hashes = _side_by_side(parameters.get("LoRA networks", ""), parameters.get("LoRA hashes", ""))
 
     @cache
     def own_name(name: str) -> str:
         digest, whole = hashes.get(name.replace(",", "").replace(":", "")), whole_hashes.get(name)
+        left = until - time.monotonic()
         if digest is not None:
-            return _own_name(name, digest, catalog)
-        return name if whole is None else _own_name_by_all(name, whole, catalog)
+            return _own_name(name, digest, catalog, left)
+        return name if whole is None else _own_name_by_all(name, whole, catalog, left)
 
     def renamed(match: re.Match[str]) -> str:
         return match[1] + escaped(own_name(unescaped(match[2])))
@@ -54,6 +66,8 @@ def with_own_names(parameters: Mapping[str, str], catalog: Catalog) -> str:
     stack = [_TAG.sub(renamed, match[0]) for match in _WHOLE_TAG.finditer(parameters.get(PARAMETER, ""))]
     # the prompt overrides a LoRA of the stack that it names
     stack = [tag for tag in stack if _file(unescaped(_TAG.findall(tag)[0][1]), catalog) not in named]
+    if time.monotonic() > until and catalog.hashes.is_busy:
+        logger.warning("remora: %s", _LATER)
     return " ".join([*stack, prompt]) if stack else prompt
 
 
@@ -111,18 +125,18 @@ def _side_by_side(names: str, hashes: str) -> dict[str, str]:
     return dict(zip(keys, values, strict=True)) if len(keys) == len(values) else {}
 
 
-def _own_name(name: str, digest: str, catalog: Catalog) -> str:
-    used = catalog.with_hash(digest)
-    if not used or _named(name, catalog) in used:
-        return name
-    return catalog.name_of(used[0])
+def _own_name(name: str, digest: str, catalog: Catalog, seconds: float) -> str:
+    """Return the name here of the file whose short hash starts with `digest`."""
+    named = _named(name, catalog)
+    used = catalog.names.with_hash(digest, seconds, named)
+    return name if used is None or used == named else catalog.names.name_of(used)
 
 
-def _own_name_by_all(name: str, digest: str, catalog: Catalog) -> str:
+def _own_name_by_all(name: str, digest: str, catalog: Catalog, seconds: float) -> str:
     """Return the name here of the file whose SHA-256 starts with `digest`."""
     named = _named(name, catalog)
-    used = catalog.with_sha256(digest, named)
-    return name if used is None or used == named else catalog.name_of(used)
+    used = catalog.names.with_sha256(digest, seconds, named)
+    return name if used is None or used == named else catalog.names.name_of(used)
 
 
 def _named(name: str, catalog: Catalog) -> CatalogFile | None:

@@ -31,7 +31,7 @@ _QUALITY = 75
 
 
 @dataclass(frozen=True)
-class UsedLora:
+class LoraUse:
     """One LoRA of one picture."""
 
     name: str
@@ -47,7 +47,7 @@ class UsedLora:
 
 
 @dataclass(frozen=True)
-class MadePicture:
+class Picture:
     """One picture of this session."""
 
     number: int
@@ -55,7 +55,7 @@ class MadePicture:
     at: float
     """Seconds since 1970."""
     seed: int
-    loras: tuple[UsedLora, ...]
+    loras: tuple[LoraUse, ...]
     thumbnail: bytes | None
     """WebP; None for what is no still picture."""
 
@@ -65,10 +65,10 @@ class _Begun:
     """One batch that is being made."""
 
     seeds: tuple[int, ...]
-    images: tuple[tuple[UsedLora, ...], ...]
+    images: tuple[tuple[LoraUse, ...], ...]
     """The LoRA of each image; one item for all if they are equal."""
 
-    def of(self, place: int) -> tuple[UsedLora, ...]:
+    def of(self, place: int) -> tuple[LoraUse, ...]:
         """Return the LoRA of one image of the batch."""
         return self.images[place] if place < len(self.images) else self.images[0]
 
@@ -79,7 +79,7 @@ class Record:
     def __init__(self, most: int = MOST) -> None:
         self._lock = threading.Lock()
         self._begun: deque[_Begun] = deque(maxlen=most)  # since the latest generation
-        self._pictures: deque[MadePicture] = deque(maxlen=most)
+        self._pictures: deque[Picture] = deque(maxlen=most)
         self._count = 0
 
     @property
@@ -87,11 +87,11 @@ class Record:
         """Return how many pictures were made in this session."""
         return self._count
 
-    def begin(self, seeds: Sequence[int], images: Sequence[tuple[UsedLora, ...]]) -> None:
+    def begin(self, seeds: Sequence[int], images: Sequence[tuple[LoraUse, ...]]) -> None:
         """Note that a batch begins, with the LoRA of each image."""
         self._begun.append(_Begun(tuple(seeds), tuple(images) or ((),)))
 
-    def tell(self, images: Sequence[tuple[UsedLora, ...]]) -> None:
+    def tell(self, images: Sequence[tuple[LoraUse, ...]]) -> None:
         """Replace the LoRA of the latest batch: the model has shown more of their effect."""
         if self._begun and images:
             self._begun[-1].images = tuple(images)
@@ -102,10 +102,10 @@ class Record:
             loras, thumbnail = self._loras(seed, place), _thumbnail(image)
             with self._lock:
                 self._count += 1
-                self._pictures.appendleft(MadePicture(self._count, time.time(), seed, loras, thumbnail))
+                self._pictures.appendleft(Picture(self._count, time.time(), seed, loras, thumbnail))
         self._begun.clear()
 
-    def pictures(self, file: CatalogFile | None = None, seed: int | None = None) -> list[MadePicture]:
+    def pictures(self, file: CatalogFile | None = None, seed: int | None = None) -> list[Picture]:
         """Return the pictures, the latest first: all, or those with this LoRA, or with this seed."""
         with self._lock:
             known = list(self._pictures)
@@ -115,11 +115,11 @@ class Record:
             if (seed is None or one.seed == seed) and (file is None or any(lora.file == file for lora in one.loras))
         ]
 
-    def picture(self, number: int) -> MadePicture | None:
+    def picture(self, number: int) -> Picture | None:
         """Return the picture with this number; None if there is none, or if it is too old."""
         return next((one for one in self.pictures() if one.number == number), None)
 
-    def _loras(self, seed: int, place: int) -> tuple[UsedLora, ...]:
+    def _loras(self, seed: int, place: int) -> tuple[LoraUse, ...]:
         """Return the LoRA of a picture by its seed; a host may tell the seeds of a first batch only.
 
         A pass over a part of the picture, as detailers make, may have the same seed; it comes later.
@@ -133,17 +133,17 @@ class Record:
         return latest.of(place % max(len(latest.seeds), len(latest.images)))
 
 
-def used_loras(activation: Activation, request: Request) -> list[tuple[UsedLora, ...]]:
+def used_loras(activation: Activation, request: Request) -> list[tuple[LoraUse, ...]]:
     """Return the LoRA of each image of a batch; one item for all if they are equal."""
     always = set(activation.always.values())
     left_out = tuple(
-        UsedLora(one.name or one.asked, None, "", one.state, one.reason, one.always_on) for one in activation.left_out
+        LoraUse(one.name or one.asked, None, "", one.state, one.reason, one.always_on) for one in activation.left_out
     )
     images = []
     for image in range(activation.images):
         tags = (*request.of_image(image), *request.always)
         own = [
-            UsedLora(
+            LoraUse(
                 one.name,
                 one.file,
                 _strength([tag for tag in tags if place_of(tag) in one.places]),

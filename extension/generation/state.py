@@ -38,7 +38,7 @@ def state_of(session: Session) -> dict[str, Any]:
     """Return what became of each tag of the latest batch; of a generation that was stopped, of those that failed."""
     last, failed = session.last, session.failed
     ran = not failed
-    model = session.model_family()
+    model = session.model.family
     return {
         "version": VERSION,
         "host": session.host.name,
@@ -54,7 +54,7 @@ def state_of(session: Session) -> dict[str, Any]:
         "merged": last.report.merged if ran else 0,
         "live": dict(last.report.live) if ran else {},
         "notes": [
-            *([session.useless] if session.useless else []),
+            *([session.model.useless] if session.model.useless else []),
             *(_notes(session.passes) if ran else [one.sentence for one in failed if not one.is_of_a_tag]),
         ],
         "conflicts": list(session.host.conflicts()),
@@ -71,7 +71,7 @@ def _loras(session: Session) -> list[dict[str, Any]]:
 
 def names_of(session: Session) -> Mapping[CatalogFile, str]:
     """Return the readable files with the names by which tags find them."""
-    return {file: session.catalog.name_of(file) for file in session.catalog.files}
+    return {file: session.catalog.names.name_of(file) for file in session.catalog.files}
 
 
 def _described(one: TagOutcome, place: Place, names: Mapping[CatalogFile, str]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..hosts import Axis
+from ..library.catalog import Lookup
 from ..text.prompt import parse_arguments
 from ..text.prompt_edit import names_in, renamed, with_field, with_strength, without
 from ..text.regions import NAMED
@@ -144,7 +145,7 @@ def _preset(session: Session, prompt: str, name: str) -> str:
 
 
 def _names(session: Session) -> Callable[[], list[str]]:
-    return lambda: [NONE, *session.catalog.names()]
+    return lambda: [NONE, *session.catalog.names.all()]
 
 
 def _presets(session: Session) -> Callable[[], list[str]]:
@@ -154,7 +155,7 @@ def _presets(session: Session) -> Callable[[], list[str]]:
 def _file(session: Session) -> Callable[[str], None]:
     def check(name: str) -> None:
         if name != NONE:
-            session.catalog.find_again(parse_arguments(name).name)
+            Lookup(session.catalog).find(parse_arguments(name).name)
 
     return check
 

@@ -41,7 +41,7 @@ class PresetError(ValueError):
 
 
 @dataclass(frozen=True)
-class Preset:
+class SavedPreset:
     """One saved stack."""
 
     name: str
@@ -67,12 +67,12 @@ class _Refused:
 class _Kept:
     """The content of the file."""
 
-    presets: Mapping[str, Preset] = field(default_factory=dict)
+    presets: Mapping[str, SavedPreset] = field(default_factory=dict)
     """By name."""
     refused: tuple[_Refused, ...] = ()
 
 
-def read_text(text: str) -> list[Preset]:
+def read_text(text: str) -> list[SavedPreset]:
     """Parse presets; a text without a head is one preset named `imported`.
 
     Raises:
@@ -97,10 +97,10 @@ def read_text(text: str) -> list[Preset]:
             found[-1][1].append(_checked_line(line, f"line {place}"))
     if not any(lines for _, lines in found):
         raise PresetError("there is no LoRA in this text; a preset has lines such as <lora:name:0.8>")
-    return [Preset(_checked_name(name), "\n".join(lines)) for name, lines in found if lines]
+    return [SavedPreset(_checked_name(name), "\n".join(lines)) for name, lines in found if lines]
 
 
-class Presets:
+class PresetsFile:
     """Keeps presets in `presets.json` of a folder.
 
     Args:
@@ -116,7 +116,7 @@ class Presets:
         self._store = Store(path, "presets", _Kept(), _read, _write, _MAX_BYTES, refusal=PresetError)
 
     @property
-    def all(self) -> Sequence[Preset]:
+    def all(self) -> Sequence[SavedPreset]:
         """Return the presets, by name."""
         return sorted(self._store.value.presets.values(), key=lambda preset: preset.name.casefold())
 
@@ -136,7 +136,7 @@ class Presets:
         """Exclude other changes in a `with` statement; see `Store.lock`."""
         return self._store.lock()
 
-    def get(self, name: str) -> Preset:
+    def get(self, name: str) -> SavedPreset:
         """Return one preset.
 
         Raises:
@@ -144,7 +144,7 @@ class Presets:
         """
         return _existing(self._store.value.presets, name)
 
-    def put(self, name: str, text: str, former: str = "") -> Preset:
+    def put(self, name: str, text: str, former: str = "") -> SavedPreset:
         """Save a stack under a name, replacing the preset of that name.
 
         Args:
@@ -161,14 +161,14 @@ class Presets:
         if not lines:
             raise PresetError("a preset needs at least one LoRA")
 
-        def change(kept: Mapping[str, Preset]) -> dict[str, Preset]:
+        def change(kept: Mapping[str, SavedPreset]) -> dict[str, SavedPreset]:
             old = _existing(kept, former) if former else kept.get(name)
-            preset = Preset(name, "\n".join(lines), b"" if old is None else old.thumbnail)
+            preset = SavedPreset(name, "\n".join(lines), b"" if old is None else old.thumbnail)
             return {other: one for other, one in kept.items() if other != former} | {name: preset}
 
         return self._changed(change)[name]
 
-    def set_thumbnail(self, name: str, picture: bytes) -> Preset:
+    def set_thumbnail(self, name: str, picture: bytes) -> SavedPreset:
         """Replace the thumbnail of a preset.
 
         Raises:
@@ -189,13 +189,13 @@ class Presets:
             OSError: the file cannot be written; nothing has changed.
         """
 
-        def change(kept: Mapping[str, Preset]) -> dict[str, Preset]:
+        def change(kept: Mapping[str, SavedPreset]) -> dict[str, SavedPreset]:
             _existing(kept, name)
             return {other: preset for other, preset in kept.items() if other != name}
 
         self._changed(change)
 
-    def add_text(self, text: str) -> list[Preset]:
+    def add_text(self, text: str) -> list[SavedPreset]:
         """Save the presets of a text; a name that is taken gets a number.
 
         Raises:
@@ -205,9 +205,9 @@ class Presets:
         read = read_text(text)
         if len(read) > _MAX_PRESETS:  # before names are numbered, each of which is compared with all before it
             raise PresetError(f"the text has {len(read):,} presets; at most {_MAX_PRESETS:,} are kept")
-        added: list[Preset] = []
+        added: list[SavedPreset] = []
 
-        def change(kept: Mapping[str, Preset]) -> dict[str, Preset]:
+        def change(kept: Mapping[str, SavedPreset]) -> dict[str, SavedPreset]:
             changed = dict(kept)
             for preset in read:
                 free = next(name for name in numbered(preset.name, " ", _MAX_NAME) if name not in changed)
@@ -218,7 +218,9 @@ class Presets:
         self._changed(change)
         return added
 
-    def _changed(self, change: Callable[[Mapping[str, Preset]], Mapping[str, Preset]]) -> Mapping[str, Preset]:
+    def _changed(
+        self, change: Callable[[Mapping[str, SavedPreset]], Mapping[str, SavedPreset]]
+    ) -> Mapping[str, SavedPreset]:
         def checked(kept: _Kept) -> _Kept:
             changed = change(kept.presets)
             if len(changed) > max(_MAX_PRESETS, len(kept.presets)):
@@ -228,7 +230,7 @@ class Presets:
         return self._store.change(checked).presets
 
 
-def _existing(kept: Mapping[str, Preset], name: str) -> Preset:
+def _existing(kept: Mapping[str, SavedPreset], name: str) -> SavedPreset:
     if name not in kept:
         raise PresetError(f"there is no preset {name!r:.120} (any more)")
     return kept[name]
@@ -267,7 +269,7 @@ def _read(content: bytes) -> _Kept:
         raise PresetError("it is not a list of presets")
     if data.get("version") != VERSION:
         raise PresetError(f"it is of version {data.get('version')!r}, and this Remora knows version {VERSION}")
-    presets: dict[str, Preset] = {}
+    presets: dict[str, SavedPreset] = {}
     refused = []
     for number, one in enumerate(data["presets"], 1):
         try:
@@ -280,7 +282,7 @@ def _read(content: bytes) -> _Kept:
     return _Kept(presets, tuple(refused))
 
 
-def _to_json(preset: Preset) -> dict[str, str]:
+def _to_json(preset: SavedPreset) -> dict[str, str]:
     return {
         "name": preset.name,
         "text": preset.text,
@@ -288,11 +290,11 @@ def _to_json(preset: Preset) -> dict[str, str]:
     }
 
 
-def _from_json(data: object) -> Preset:
+def _from_json(data: object) -> SavedPreset:
     match data:
         case {"name": str(name), "text": str(text), "thumbnail": str(thumbnail)}:
             try:
-                return Preset(_checked_name(name), text, base64.b64decode(thumbnail, validate=True))
+                return SavedPreset(_checked_name(name), text, base64.b64decode(thumbnail, validate=True))
             except ValueError as error:
                 raise PresetError(
                     str(error) if isinstance(error, PresetError) else "its thumbnail is damaged"

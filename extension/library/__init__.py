@@ -1,6 +1,6 @@
 """The LoRA files a user has: found, read by their headers, known again at the next start, shown and noted on."""
 
-from .distilled import Distilled, distilled
+from .distilled import Distillation, distilled
 from .facts import Facts, Structure, Training, read_training
 from .index import Index, Row
 from .notes import EDITABLE, Notes, NotesError, notes_lock, read_notes, write_notes
@@ -12,7 +12,7 @@ __all__ = [
     "READABLE",
     "CatalogFile",
     "Choice",
-    "Distilled",
+    "Distillation",
     "Facts",
     "Found",
     "Index",

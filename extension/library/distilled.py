@@ -30,7 +30,7 @@ _OR_MORE = frozenset({"TCD", "Turbo", "Hyper-SD Unified"})
 
 
 @dataclass(frozen=True, slots=True)
-class Distilled:
+class Distillation:
     """How many steps, and what else, a distilled LoRA was made for."""
 
     method: str
@@ -65,44 +65,44 @@ _PCM = r"(?<![a-z])pcm(?![a-z])(?![ _-]deterministic)"  # PCM for Stable Diffusi
 _NO_CFG = (1.0, 1.0)
 
 # the first that the name has; FLUX.1's guidance, 3.5, is the CFG scale of some web UIs
-_KNOWN: Sequence[tuple[str, Distilled]] = (
+_KNOWN: Sequence[tuple[str, Distillation]] = (
     # ByteDance/Hyper-SD, README.md
-    (r"hyper[ _-]?(sd[ _-]?)?flux|flux.*hyper[ _-]?(sd|\d)", Distilled("Hyper-SD", (8, 16), (1.0, 3.5))),
-    (rf"{_HYPER}3", Distilled("Hyper-SD", (4, 16), (3.0, 7.0))),
-    (rf"^(?=.*(?<!no)[ _-]cfg).*{_HYPER}", Distilled("Hyper-SD", (8, 12), (5.0, 8.0))),
-    (rf"^(?=.*(?<!\d)1[ _-]?step).*{_HYPER}", Distilled("Hyper-SD Unified", (1, 1), _NO_CFG, "TCD")),
-    (_HYPER, Distilled("Hyper-SD", (2, 8), _NO_CFG, "DDIM", "SGM Uniform")),
+    (r"hyper[ _-]?(sd[ _-]?)?flux|flux.*hyper[ _-]?(sd|\d)", Distillation("Hyper-SD", (8, 16), (1.0, 3.5))),
+    (rf"{_HYPER}3", Distillation("Hyper-SD", (4, 16), (3.0, 7.0))),
+    (rf"^(?=.*(?<!no)[ _-]cfg).*{_HYPER}", Distillation("Hyper-SD", (8, 12), (5.0, 8.0))),
+    (rf"^(?=.*(?<!\d)1[ _-]?step).*{_HYPER}", Distillation("Hyper-SD Unified", (1, 1), _NO_CFG, "TCD")),
+    (_HYPER, Distillation("Hyper-SD", (2, 8), _NO_CFG, "DDIM", "SGM Uniform")),
     # tianweiy/DMD2, README.md
-    (r"dmd2", Distilled("DMD2", (4, 4), _NO_CFG, "LCM")),
+    (r"dmd2", Distillation("DMD2", (4, 4), _NO_CFG, "LCM")),
     # jabir-zheng/TCD, README.md: 4 and 8 steps, "NFEs can be varied at will"
-    (r"(?<![a-z])tcd(?![a-z])", Distilled("TCD", (4, 8), _NO_CFG, "TCD")),
+    (r"(?<![a-z])tcd(?![a-z])", Distillation("TCD", (4, 8), _NO_CFG, "TCD")),
     # wangfuyun/PCM_Weights, README.md
-    (rf"{_PCM}.*lcm[ _-]?like", Distilled("PCM", (2, 8), (1.0, 2.0), "LCM")),
-    (rf"^(?=.*normal[ _-]?cfg).*{_PCM}", Distilled("PCM", (4, 16), (2.0, 9.0), "DDIM", "SGM Uniform")),
-    (_PCM, Distilled("PCM", (2, 16), (1.0, 2.0), "DDIM", "SGM Uniform")),
+    (rf"{_PCM}.*lcm[ _-]?like", Distillation("PCM", (2, 8), (1.0, 2.0), "LCM")),
+    (rf"^(?=.*normal[ _-]?cfg).*{_PCM}", Distillation("PCM", (4, 16), (2.0, 9.0), "DDIM", "SGM Uniform")),
+    (_PCM, Distillation("PCM", (2, 16), (1.0, 2.0), "DDIM", "SGM Uniform")),
     # deepbeepmeep/Wan2GP docs/LORAS.md; Comfy-Org/workflow_templates templates/video_wan_vace_14B_t2v.json
-    (r"causvid", Distilled("CausVid", (4, 12), _NO_CFG, "UniPC", "Simple", 8.0)),
+    (r"causvid", Distillation("CausVid", (4, 12), _NO_CFG, "UniPC", "Simple", 8.0)),
     # ModelTC/LightX2V configs/distill: wan21/wan_t2v_distill_lora_4step_cfg.json, wan22/wan_moe_t2v_distill_lora.json
-    (r"light[ _-]?x2v|(step|cfg)[ _-]?distill", Distilled("LightX2V", (4, 4), _NO_CFG, shift=5.0)),
+    (r"light[ _-]?x2v|(step|cfg)[ _-]?distill", Distillation("LightX2V", (4, 4), _NO_CFG, shift=5.0)),
     # lightx2v/Qwen-Image-Lightning and ModelTC/Qwen-Image-Lightning, README.md
-    (r"qwen.*lightning", Distilled("Lightning", (4, 8), _NO_CFG, "Euler", shift=3.0)),
+    (r"qwen.*lightning", Distillation("Lightning", (4, 8), _NO_CFG, "Euler", shift=3.0)),
     # ModelTC/Wan2.2-Lightning, README.md
-    (r"wan.*lightning", Distilled("Lightning", (4, 4), _NO_CFG)),
+    (r"wan.*lightning", Distillation("Lightning", (4, 4), _NO_CFG)),
     # ByteDance/SDXL-Lightning, README.md
-    (r"(sd)?xl[ _-]?lightning", Distilled("Lightning", (2, 8), _NO_CFG, "Euler", "SGM Uniform")),
+    (r"(sd)?xl[ _-]?lightning", Distillation("Lightning", (2, 8), _NO_CFG, "Euler", "SGM Uniform")),
     # alimama-creative/FLUX.1-Turbo-Alpha, README.md
-    (r"flux(\W?1)?[ _-]?turbo[ _-]?alpha", Distilled("Turbo Alpha", (8, 8), (1.0, 3.5))),
+    (r"flux(\W?1)?[ _-]?turbo[ _-]?alpha", Distillation("Turbo Alpha", (8, 8), (1.0, 3.5))),
     # shiroppo/sd_xl_turbo_lora and its page on Civitai: 4 steps or more
-    (r"sd[ _-]?xl[ _-]?turbo[ _-]?lora", Distilled("Turbo", (4, 4), (1.0, 2.5), "LCM", "SGM Uniform")),
+    (r"sd[ _-]?xl[ _-]?turbo[ _-]?lora", Distillation("Turbo", (4, 4), (1.0, 2.5), "LCM", "SGM Uniform")),
     # gojasper/flash-diffusion, README.md; that of Stable Diffusion 3 needs a scheduler of its own
-    (r"(?<![a-z])flash[ _-]?(sd(?!3)|pixart)", Distilled("Flash Diffusion", (4, 4), _NO_CFG, "LCM", "SGM Uniform")),
+    (r"(?<![a-z])flash[ _-]?(sd(?!3)|pixart)", Distillation("Flash Diffusion", (4, 4), _NO_CFG, "LCM", "SGM Uniform")),
     # latent-consistency/lcm-lora-sdxl and lcm-lora-sdv1-5, README.md
-    (r"(?<![a-z])lcm[ _-]?lora|lora[ _-]?lcm|^lcm([ _-]|$)", Distilled("LCM", (2, 8), (1.0, 2.0), "LCM")),
+    (r"(?<![a-z])lcm[ _-]?lora|lora[ _-]?lcm|^lcm([ _-]|$)", Distillation("LCM", (2, 8), (1.0, 2.0), "LCM")),
 )
 _PATTERNS = tuple((re.compile(pattern), made_for) for pattern, made_for in _KNOWN)
 
 
-def distilled(*names: str, header: Mapping[str, str] = MappingProxyType({})) -> Distilled | None:
+def distilled(*names: str, header: Mapping[str, str] = MappingProxyType({})) -> Distillation | None:
     """Return the settings that a LoRA was made for; None if it is no distilled one that is known or says so.
 
     Args:
@@ -115,7 +115,7 @@ def distilled(*names: str, header: Mapping[str, str] = MappingProxyType({})) -> 
         steps = None  # of the training
     if named is None and (steps is None or (cfg is None and shift is None and not _is_of_sampling(header))):
         return None
-    found = named or Distilled("its header", (int(steps or 1), int(steps or 1)), _NO_CFG)
+    found = named or Distillation("its header", (int(steps or 1), int(steps or 1)), _NO_CFG)
     return replace(
         found,
         steps=found.steps if steps is None else (int(steps), int(steps)),
@@ -141,7 +141,7 @@ def _is_of_sampling(header: Mapping[str, str]) -> bool:
     return any(name in header for name in _OF_SAMPLING)
 
 
-def _by_name(names: Sequence[str]) -> Distilled | None:
+def _by_name(names: Sequence[str]) -> Distillation | None:
     for name in filter(None, (one.rpartition("/")[2].lower() for one in names)):
         for pattern, found in _PATTERNS:
             if pattern.search(name):

@@ -46,7 +46,7 @@ class TextEncoder:
 
 
 @dataclass(frozen=True)
-class Layout:
+class SdLayout:
     """A checkpoint's family and the configurations of its parts, for diffusers and transformers."""
 
     family: str
@@ -59,7 +59,7 @@ class Layout:
     zero_snr: bool
 
 
-def read_layout(shapes: Shapes, metadata: Mapping[str, str]) -> Layout:
+def read_layout(shapes: Shapes, metadata: Mapping[str, str]) -> SdLayout:
     """Derive a checkpoint's layout.
 
     Raises:
@@ -71,7 +71,7 @@ def read_layout(shapes: Shapes, metadata: Mapping[str, str]) -> Layout:
     if not encoders or not _has(shapes, _VAE):
         missing = "text encoder" if not encoders else "VAE"
         raise CheckpointError(f"the checkpoint has no {missing}; a full checkpoint is needed")
-    return Layout(
+    return SdLayout(
         family,
         _unet(shapes, family),
         _vae(shapes, family),

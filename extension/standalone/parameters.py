@@ -129,7 +129,7 @@ def _hashes(studio: Studio, active: Sequence[Active]) -> dict[str, str]:
     hashes = {}
     for lora in active:
         try:
-            hashes[lora.name] = studio.session.catalog.shorthash(lora.file)
+            hashes[lora.name] = studio.session.catalog.hashes.short(lora.file)
         except OSError as error:
             logger.warning("remora: no hash of %s for the parameters text: %s", lora.name, error)
     return hashes

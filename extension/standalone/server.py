@@ -105,12 +105,12 @@ def _refuse_other_methods(app: FastAPI) -> None:
         if isinstance(route, APIRoute):
             known.setdefault(route.path, set()).update(route.methods or ())
     for path, methods in known.items():
-        refuse = _Refusal(path, ", ".join(sorted(methods)))
+        refuse = _WrongMethod(path, ", ".join(sorted(methods)))
         add_route(app, path, refuse.answer, Access(), methods=sorted(_METHODS - methods), include_in_schema=False)
 
 
 @dataclass(frozen=True)
-class _Refusal:
+class _WrongMethod:
     """The answer to a method that a path does not have."""
 
     path: str

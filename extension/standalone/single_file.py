@@ -28,7 +28,7 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProject
 
 from lib_lora import AdapterFile
 
-from .layout import CheckpointError, Layout, TextEncoder, read_layout
+from .layout import CheckpointError, SdLayout, TextEncoder, read_layout
 from .tokenizer import END, clip_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ def load_single_file(
 
 
 def _assemble(
-    layout: Layout, unet: nn.Module, vae: nn.Module, encoders: list[nn.Module], tokenizers: list[Any], scheduler: Any
+    layout: SdLayout, unet: nn.Module, vae: nn.Module, encoders: list[nn.Module], tokenizers: list[Any], scheduler: Any
 ) -> Any:
     shared = {"unet": unet, "vae": vae, "scheduler": scheduler}
     match layout.family:
@@ -159,7 +159,7 @@ def _fill(model: nn.Module, weights: Mapping[str, Tensor], dtype: torch.dtype, w
 
 
 @torch.no_grad()
-def _probe(unet: nn.Module, layout: Layout) -> str:
+def _probe(unet: nn.Module, layout: SdLayout) -> str:
     """Tell SD 2.x's v-prediction from noise prediction by the model's answer, as its files do not tell.
 
     The input and the threshold are A1111's (`is_using_v_parameterization_for_sd2`).

@@ -73,7 +73,7 @@ def open_studio(
     session = register()
     if session is None:
         raise RuntimeError("Remora could not be set up; the log has the reason")
-    session.set_clock(SchedulerClock(lambda: model.pipeline.scheduler))
+    session.model.set_clock(SchedulerClock(lambda: model.pipeline.scheduler))
     inversions = TextualInversions(model.pipeline)
     STANDALONE.set_components(model.pipeline.components, model.checkpoints, inversions.use)
     offload.set_mode(model.pipeline, offload_mode, device)

@@ -66,7 +66,7 @@ class BlockPresets:
 
 
 @dataclass(frozen=True)
-class Blocks:
+class TagBlocks:
     """The block weights of a tag."""
 
     written: str = ""
@@ -234,6 +234,6 @@ def _negated(text: str) -> tuple[bool, tuple[str, ...]]:
     return (True, tuple(words[1:])) if words[:1] == ["NOT"] else (False, tuple(words))
 
 
-NO_BLOCKS = Blocks()
+NO_BLOCKS = TagBlocks()
 BUILT_IN = BlockPresets(read_presets(DEFAULT), read_rules(DEFAULT_ELEMENTS))
 """The presets that Remora ships."""

@@ -32,7 +32,7 @@ from typing import Any, NoReturn, TypeVar, get_args
 from lib_lora import Amount, Curve, Element, LoraError, Shape, Unit, Window
 
 from . import grammar
-from .block_weights import NUMBER, Blocks, BlockWeightsError, is_list, is_number, known, read_list
+from .block_weights import NUMBER, BlockWeightsError, TagBlocks, is_list, is_number, known, read_list
 from .known import BUILT_IN, Known
 from .placed import PlacedTag
 from .regions import NO_MASK, Mask, RegionTextError, read_mask
@@ -416,9 +416,9 @@ class _TagReader:
 
     # --- fields that belong together ---
 
-    def _blocks(self) -> Blocks:
+    def _blocks(self) -> TagBlocks:
         x = self._read("x", self._to_number, 1.0)
-        blocks = Blocks(x=x)
+        blocks = TagBlocks(x=x)
         if "lbw" in self._fields:
             blocks = replace(blocks, written=self._fields["lbw"].text, values=self._values(self._fields["lbw"]))
         if "lbwe" in self._fields:

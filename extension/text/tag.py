@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from lib_lora import Amount, Curve, Halves, Multiplier, Side, Strength, Window, is_off
 
-from .block_weights import LARGEST, NO_BLOCKS, Blocks
+from .block_weights import LARGEST, NO_BLOCKS, TagBlocks
 from .regions import NO_MASK, Mask
 from .steps import amount_by_host, window_by_host
 
@@ -56,7 +56,7 @@ class Tag:
     """In place of `unet`, for the UNet's blocks before, in or after the middle."""
     module: str = ""
     """Limit it to this component."""
-    blocks: Blocks = NO_BLOCKS
+    blocks: TagBlocks = NO_BLOCKS
     during: Window = ALWAYS
     passes: frozenset[str] = frozenset()
     """Limit it to these passes; empty is all."""

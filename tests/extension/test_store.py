@@ -15,11 +15,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from extension import store as module
 from extension.kept.always_on import AlwaysOn, AlwaysOnEntry, AlwaysOnFile, StackRefusedError
 from extension.kept.block_presets import BlockPresetsFile
-from extension.kept.presets import PresetError, Presets
+from extension.kept.presets import PresetError, PresetsFile
 from extension.kept.region_files import RegionFiles
 from extension.library import CatalogFile, NotesError, beside, read_notes, write_notes
 from extension.store import LOCK_FILE, Store, json_bytes, locked, read_bytes, set_aside, write_bytes, write_text
@@ -77,12 +78,12 @@ def at_once(*works: Callable[[], object]) -> None:
         raise errors[0]
 
 
-def put_all(kept: Callable[[], Presets], names: Sequence[str]) -> Callable[[], None]:
+def put_all(kept: Callable[[], PresetsFile], names: Sequence[str]) -> Callable[[], None]:
     return lambda: [kept().put(name, "<lora:a:1>") for name in names] and None
 
 
 def test_two_pages_that_save_presets_at_once_lose_none(tmp_path: Path) -> None:
-    ours, theirs = Presets(lambda: tmp_path), Presets(lambda: tmp_path)
+    ours, theirs = PresetsFile(lambda: tmp_path), PresetsFile(lambda: tmp_path)
     assert not ours.all, "it has been read before the other one writes"
     names = [[f"{who} {number}" for number in range(15)] for who in ("ours", "theirs")]
     at_once(put_all(lambda: ours, names[0]), put_all(lambda: theirs, names[1]))
@@ -113,7 +114,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from extension.kept.presets import Presets
-presets = Presets(lambda: Path(sys.argv[1]))
+presets = PresetsFile(lambda: Path(sys.argv[1]))
 print("ready", flush=True)
 sys.stdin.readline()
 for number in range(int(sys.argv[3])):
@@ -144,7 +145,7 @@ def test_two_processes_that_save_presets_at_once_lose_none(tmp_path: Path) -> No
     for process in processes:
         process.communicate(timeout=60)
         assert process.returncode == 0
-    names = {preset.name for preset in Presets(lambda: tmp_path).all}
+    names = {preset.name for preset in PresetsFile(lambda: tmp_path).all}
     assert names == {f"{who} {number}" for who in ("one", "two") for number in range(40)}
 
 
@@ -161,7 +162,7 @@ def test_nothing_that_was_kept_is_lost_when_the_process_is_killed_while_it_write
         with process:
             rest = process.stdout.read()  # with the lines that were read ahead, which `communicate` may leave out
         last = max([last, *map(int, rest.split())])
-        presets = Presets(lambda: tmp_path)
+        presets = PresetsFile(lambda: tmp_path)
         names = {preset.name for preset in presets.all}
         assert presets.problem == ""
         assert names >= {f"run {again} {number}" for number in range(last + 1)}
@@ -190,7 +191,7 @@ def test_a_value_is_read_again_when_another_program_changed_the_file(tmp_path: P
 
 
 def test_a_change_that_is_refused_changes_nothing(tmp_path: Path) -> None:
-    presets = Presets(lambda: tmp_path)
+    presets = PresetsFile(lambda: tmp_path)
     presets.put("a", "<lora:a:1>")
     before = (tmp_path / "presets.json").read_bytes()
     with pytest.raises(PresetError):
@@ -247,7 +248,7 @@ def test_nothing_is_written_over_what_cannot_be_read(tmp_path: Path, kind: str) 
         if os.access(path, os.R_OK):
             pytest.skip("this user may read any file")
     before = path.lstat()
-    presets = Presets(lambda: tmp_path)
+    presets = PresetsFile(lambda: tmp_path)
     assert presets.all == []
     assert "nothing is saved there until it can be" in presets.problem
     with pytest.raises(OSError, match=r"regular file|denied"):
@@ -315,6 +316,29 @@ def test_a_drive_without_locks_is_written_all_the_same(tmp_path: Path, monkeypat
     assert store.change(lambda value: (*value, "b")) == ("a", "b")
 
 
+@POSIX
+def test_a_drive_without_locks_is_found_out_at_once_with_an_old_filelock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    class OldFileLock(FileLock):
+        """It takes any error of `flock` for a lock that another program holds."""
+
+        def _acquire(self) -> None:
+            Path(self.lock_file).touch()
+
+    waited: list[float] = []
+    monkeypatch.setattr("fcntl.flock", refuse)
+    monkeypatch.setattr("extension.store.FileLock", OldFileLock)
+    monkeypatch.setattr("time.sleep", waited.append)
+    store = words(tmp_path / "words")
+    assert store.change(lambda value: (*value, "a")) == ("a",)
+    assert store.change(lambda value: (*value, "b")) == ("a", "b")
+    assert not waited
+
+
 def test_a_thread_may_lock_again_what_it_has_locked(tmp_path: Path) -> None:
     store = words(tmp_path / "words")
     with store.lock(), locked(tmp_path.resolve()):
@@ -369,7 +393,7 @@ def test_what_has_no_more_room_is_refused_in_each_file_that_is_kept(
     monkeypatch.setattr("extension.library.notes._MAX_BYTES", 10)
     file = lora(tmp_path)
     for error, keep in (
-        (PresetError, lambda: Presets(lambda: tmp_path).put("a", "<lora:a:1>")),
+        (PresetError, lambda: PresetsFile(lambda: tmp_path).put("a", "<lora:a:1>")),
         (StackRefusedError, lambda: AlwaysOnFile(lambda: tmp_path).put(STACK)),
         (RegionTextError, lambda: RegionFiles(lambda: tmp_path).keep("a", Region(1, 1, b"\1"))),
         (BlockWeightsError, lambda: BlockPresetsFile(lambda: tmp_path, tuple).put("LONG", "1,0,1,0")),

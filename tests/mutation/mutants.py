@@ -26,6 +26,8 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "names": ("lib_lora/files/formats/*.py", "lib_lora/naming/*.py"),
     "prompt": ("extension/text/*.py",),
     "api": ("extension/api/*.py",),
+    "generation": ("extension/generation/*.py",),
+    "library": ("extension/library/*.py", "extension/kept/*.py", "extension/store.py"),
 }
 """Patterns of files, by what the figures call them."""
 _NEVER = {"core/NoOp"}

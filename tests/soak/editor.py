@@ -6,11 +6,11 @@ import json
 import sys
 from pathlib import Path
 
-from extension.kept.presets import PresetError, Presets
+from extension.kept.presets import PresetError, PresetsFile
 
 
 def main(folder: Path) -> None:
-    presets = Presets(lambda: folder)
+    presets = PresetsFile(lambda: folder)
     for line in sys.stdin:
         name, text = json.loads(line)
         try:

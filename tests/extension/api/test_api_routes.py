@@ -302,14 +302,15 @@ def test_a_name_that_fits_several_files_has_a_note(ask: Checked, runner: Runner,
     folder.mkdir()
     other = folder / "copied.safetensors"
     other.write_bytes((copy.parent / "night.safetensors").read_bytes())
-    choice, catalog._choice = catalog._choice, lambda paths: other
+    names = catalog.names
+    choice, names._choice = names._choice, lambda paths: other
     try:
         catalog.refresh()
         (meant,) = ask("POST", "/resolve", json={"names": ["copied"]})["names"].values()
         assert meant["name"] == "more/copied"
         assert meant["note"].startswith("copied fits several files, copied, more/copied: more/copied is applied")
     finally:
-        catalog._choice = choice
+        names._choice = choice
         other.unlink()
         folder.rmdir()
 

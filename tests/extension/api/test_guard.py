@@ -20,7 +20,7 @@ from PIL import Image
 
 from extension.api import add_routes
 from extension.api.answers import LONGEST_BODY
-from extension.generation.compare import Comparison
+from extension.generation.compare import ComparisonRun
 from extension.generation.options import DEFAULT_MULTIPLIER
 from extension.hosts.txt2img import RequestError
 from extension.kept.always_on import AlwaysOn
@@ -405,7 +405,7 @@ def nothing_made(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
         raise RequestError("enough")
 
     monkeypatch.setattr(runner, "submit", refuse)
-    monkeypatch.setattr(Comparison, "start", lambda one: setattr(one, "running", False))
+    monkeypatch.setattr(ComparisonRun, "start", lambda one: setattr(one, "running", False))
 
 
 @pytest.mark.parametrize("body", [*NO_JSON, *NO_OBJECT], ids=lambda body: repr(body[:12]))

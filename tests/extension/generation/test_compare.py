@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from PIL import Image
 
-from extension.generation.compare import Comparison, Plan, plan
+from extension.generation.compare import ComparisonRun, Plan, plan
 from extension.hosts.txt2img import RequestError, Txt2Img
 
 PROMPT = "a fox <lora:a:0.8> x, <lora:b:1>"
@@ -107,8 +107,8 @@ def test_what_cannot_be_compared(mode: str, names: list[str], values: list[float
         plan(mode, PROMPT, names, values)
 
 
-def run(painter: Painter, made: Plan) -> Comparison:
-    comparison = Comparison(painter, Txt2Img("", seed=5), made)
+def run(painter: Painter, made: Plan) -> ComparisonRun:
+    comparison = ComparisonRun(painter, Txt2Img("", seed=5), made)
     comparison.start()
     return comparison
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from safetensors.torch import save_file
 
 from extension.generation.paste import with_own_names, with_own_regions
 from extension.library.catalog import Catalog
+from extension.library.hashes import Stop, _hash_from
 from lib_lora import Region
 
 EMPTY = hashlib.sha256().hexdigest()
@@ -31,7 +33,7 @@ def catalog(tmp_path: Path) -> Catalog:
 
 
 def digest(catalog: Catalog, name: str) -> str:
-    return catalog.known_hash(catalog.find(name))
+    return catalog.hashes.known(catalog.find(name))
 
 
 def pasted(catalog: Catalog, prompt: str, hashes: str) -> str:
@@ -52,7 +54,7 @@ def test_t17_a_file_of_that_name_that_is_another_one_is_not_taken(catalog: Catal
 
 def test_t17_the_hash_of_nothing_is_nobodys(catalog: Catalog) -> None:
     assert pasted(catalog, "<lora:other:1>", f"other: {EMPTY[:12]}") == "<lora:other:1>"
-    assert not catalog.with_hash(EMPTY[:10])
+    assert not catalog.names.with_hash(EMPTY[:10], 9)
     assert digest(catalog, "toolkit") != EMPTY[:12]
     assert pasted(catalog, "<lora:other:1>", f"other: {digest(catalog, 'toolkit')}") == "<lora:toolkit:1>"
 
@@ -95,7 +97,7 @@ def pasted_from_sdnext(catalog: Catalog, prompt: str, names: str, hashes: str) -
 
 
 def test_t17_sdnexts_hashes_are_those_of_whole_files_in_the_order_of_the_names(catalog: Catalog) -> None:
-    ink, fur = (catalog.sha256(catalog.find(name))[:8] for name in ("ink", "fur"))
+    ink, fur = (catalog.hashes.sha256(catalog.find(name))[:8] for name in ("ink", "fur"))
     prompt = "<lora:theirs:0.8> <lora:fur:1>"
     assert pasted_from_sdnext(catalog, prompt, "theirs, fur", f"{ink}, {fur}") == "<lora:ink:0.8> <lora:fur:1>"
     assert pasted_from_sdnext(catalog, prompt, "theirs, fur", f"{fur}, {ink}") == "<lora:fur:0.8> <lora:ink:1>"
@@ -106,14 +108,54 @@ def test_t17_sdnexts_hashes_are_those_of_whole_files_in_the_order_of_the_names(c
 def test_a_hash_is_not_searched_for_through_all_of_a_large_collection(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hashes = {name: catalog.sha256(catalog.find(name)) for name in ("ink", "fur")}
+    hashes = {name: catalog.hashes.sha256(catalog.find(name)) for name in ("ink", "fur")}
     for name in hashes:
         catalog.index.change(catalog.find(name), sha256="")
-    monkeypatch.setattr("extension.library.catalog._READ_AT_MOST", 1)
-    assert catalog.with_sha256(hashes["ink"]) is None
-    assert catalog.with_sha256(hashes["fur"], catalog.find("fur")) == catalog.find("fur")
-    catalog.sha256(catalog.find("ink"))
-    assert catalog.with_sha256(hashes["ink"]) == catalog.find("ink")  # known by now
+    monkeypatch.setattr("extension.library.hashes._READ_AT_MOST", 1)
+    assert catalog.names.with_sha256(hashes["ink"], 9) is None
+    assert catalog.names.with_sha256(hashes["fur"], 9, catalog.find("fur")) == catalog.find("fur")
+    catalog.hashes.sha256(catalog.find("ink"))
+    assert catalog.names.with_sha256(hashes["ink"], 9) == catalog.find("ink")  # known by now
+
+
+def test_many_unknown_hashes_wait_for_files_once(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ink, asked, slow = digest(catalog, "ink"), threading.current_thread(), threading.Event()
+    catalog.index.change(catalog.find("ink"), shorthash="")
+    read: list[Path] = []
+
+    def hash_from(path: Path, start: int, stop: Stop) -> str:
+        assert threading.current_thread() is not asked, "a file is read by the thread that pastes"
+        read.append(path)
+        slow.wait(60)
+        return _hash_from(path, start, stop)
+
+    monkeypatch.setattr("extension.library.hashes._hash_from", hash_from)
+    monkeypatch.setattr("extension.generation.paste.PATIENCE", 0.2)
+    names = [f"n{number}" for number in range(200)]
+    prompt = " ".join(f"<lora:{name}:1>" for name in names)
+    hashes = ", ".join(f"{name}: {number:012x}" for number, name in enumerate(names))
+    started = time.monotonic()
+    assert pasted(catalog, f"<lora:theirs:1> {prompt}", f"theirs: {ink}, {hashes}") == f"<lora:theirs:1> {prompt}"
+    assert time.monotonic() - started < 20, "each hash waited anew"
+    assert "paste the text again" in caplog.text
+    assert len(read) == 1
+    slow.set()
+    monkeypatch.setattr("extension.generation.paste.PATIENCE", 60.0)
+    assert pasted(catalog, f"<lora:theirs:1> {prompt}", f"theirs: {ink}, {hashes}") == f"<lora:ink:1> {prompt}"
+    assert len(read) == len(set(read)), "a file was read twice"
+
+
+def test_hashing_ends_within_a_file_when_the_catalog_closes(catalog: Catalog, tmp_path: Path) -> None:
+    large = tmp_path / "large.safetensors"
+    save_file({"x": torch.zeros(1)}, large)
+    with large.open("r+b") as stream:
+        stream.truncate(1 << 40)  # a hole: it would be read for hours
+    catalog.refresh()
+    catalog.hashes.later(catalog.find("large"))
+    catalog.close()
+    assert not catalog.hashes.is_busy
 
 
 def test_only_regions_that_a_tag_names_are_stored() -> None:

@@ -33,7 +33,7 @@ def test_always_on_loras_of_a_picture_come_in_front_of_its_prompt(catalog: Catal
 
 
 def test_they_are_found_by_their_hashes_too(catalog: Catalog) -> None:
-    digest = catalog.known_hash(catalog.find("mine"))
+    digest = catalog.hashes.known(catalog.find("mine"))
     parameters = {"Remora stack": "<lora:theirs:0.8>", "Lora hashes": f"theirs: {digest}"}
     assert pasted(catalog, "a fox", **parameters) == "<lora:mine:0.8> a fox"
 

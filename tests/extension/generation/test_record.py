@@ -6,9 +6,9 @@ import io
 
 from PIL import Image
 
-from extension.generation.record import Record, UsedLora
+from extension.generation.record import LoraUse, Record
 
-A, B = UsedLora("a", None, "1", "applied"), UsedLora("b", None, "0.5", "applied")
+A, B = LoraUse("a", None, "1", "applied"), LoraUse("b", None, "0.5", "applied")
 
 
 def names(record: Record, seed: int | None = None) -> list[list[str]]:
@@ -45,7 +45,7 @@ def test_what_the_model_shows_later_is_told_of_the_latest_batch() -> None:
     record = Record()
     record.begin([1], [(A,)])
     record.begin([2], [(A,)])
-    record.tell([(UsedLora("a", None, "1", "none"),)])
+    record.tell([(LoraUse("a", None, "1", "none"),)])
     record.made([(1, None), (2, None)])
     assert [one.loras[0].state for one in record.pictures()] == ["none", "applied"]
 

@@ -463,7 +463,7 @@ def test_the_first_steps_alone_have_it_and_the_others_go_on_as_without(host: A11
 
     def off_by_hand(call: int) -> None:
         if call == 2 * order:
-            A1111.remora._session._engine.set_multiplier(0, 0.0)  # type: ignore[attr-defined]
+            A1111.remora._session.model.engine.set_multiplier(0, 0.0)  # type: ignore[attr-defined]
 
     want = one(host.generate("x<lora:unet:1>", during=off_by_hand, **more))
     assert torch.equal(one(host.generate("x<lora:unet:1:stop=2>", **more)), want)
@@ -474,7 +474,7 @@ def test_the_first_steps_alone_have_it_and_the_others_go_on_as_without(host: A11
 def test_a_schedule_in_a1111_is_its_value_at_each_step(host: A1111Fake) -> None:
     def by_hand(step: int) -> None:
         value = max(step - 1, 0) / 4  # of six steps, by loractl's formula
-        A1111.remora._session._engine.set_multiplier(0, {"unet": value, "text_encoder": 1.0})  # type: ignore[attr-defined]
+        A1111.remora._session.model.engine.set_multiplier(0, {"unet": value, "text_encoder": 1.0})  # type: ignore[attr-defined]
 
     want = one(host.generate("x<lora:a:1:0.5>", during=by_hand, steps=6))
     assert torch.equal(one(host.generate("x<lora:a:1:0@0,1@1>", steps=6)), want)
@@ -499,7 +499,7 @@ def test_a_region_goes_with_the_part_of_the_prompt_that_it_is_written_in(host: A
     tag, told = "<lora:unet:1:mask=0,0,1,1>", []
 
     def note(_: object) -> None:
-        strengths = A1111.remora._session._engine._plan.strengths  # type: ignore[attr-defined]
+        strengths = A1111.remora._session.model.engine._plan.strengths  # type: ignore[attr-defined]
         told.append(strengths.now.stack.regions[0][0][1])
 
     first, second, whole = (

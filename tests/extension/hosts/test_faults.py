@@ -217,6 +217,6 @@ def test_lora_that_other_code_activates_before_a_generation_are_off_after_it(web
     web.modules["modules.extra_networks"].activate(web.generate("dog<lora:b>"), {})
     web.generate(PROMPT)
     assert extension._session is not None
-    assert extension._session._engine is not None
-    assert not extension._session._engine.stack.entries
+    assert extension._session.model.engine is not None
+    assert not extension._session.model.engine.stack.entries
     assert [one.name for one in extension._session.last.active] == ["a"], "what the tab tells is of the picture"

@@ -236,7 +236,7 @@ def test_a_forge_that_tells_no_parts_is_said_once_and_serves_all_else(
 def test_steps_and_passes_in_forge(web: FakeForge) -> None:
     def off(step: int) -> None:
         if step == 2:
-            session()._engine.set_multiplier(0, 0.0)  # type: ignore[union-attr]
+            session().model.engine.set_multiplier(0, 0.0)  # type: ignore[union-attr]
 
     web.on_step = off
     want = pictures(web.generate("cat<lora:unet:1>", steps=4))

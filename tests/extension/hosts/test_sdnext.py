@@ -360,8 +360,8 @@ def test_t11_the_detailer_has_the_loras_of_a_prompt_of_its_own(setup: Setup) -> 
 def test_t2_a_forced_deactivation_takes_all_off(setup: Setup) -> None:
     setup.web.opts.lora_force_reload = True
     with_lora = setup.picture(f"x{A}")
-    assert setup.session._engine is not None
-    assert len(setup.session._engine.stack) == 0
+    assert setup.session.model.engine is not None
+    assert len(setup.session.model.engine.stack) == 0
     assert torch.equal(setup.picture(f"x{A}", detailer_enabled=True), 2 * with_lora)
 
 
@@ -430,7 +430,7 @@ def test_what_is_found_when_the_model_is_called_is_in_the_parameters_and_shown(s
 def test_hashes_are_those_of_the_whole_file(setup: Setup) -> None:
     found = of_lora(setup.web.generate(f"x{A}{B}").infotexts[0])
     catalog = setup.session.catalog
-    hashes = [catalog.sha256(catalog.find(name))[:8] for name in ("zorp", "stripes")]
+    hashes = [catalog.hashes.sha256(catalog.find(name))[:8] for name in ("zorp", "stripes")]
     assert found == ["LoRA networks: zorp, stripes", f"LoRA hashes: {', '.join(hashes)}"]
     (setup.loras / "zorp.safetensors").unlink()
     for row in catalog.index.rows():

@@ -9,28 +9,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extension.kept.presets import Preset, PresetError, Presets, read_text
+from extension.kept.presets import PresetError, PresetsFile, SavedPreset, read_text
 from extension.store import LOCK_FILE
 
 TEXT = "<lora:a:0.5> fur coat\n<lora:b c:1:0.5>"
 
 
-def kept(folder: Path) -> Presets:
-    return Presets(lambda: folder)
+def kept(folder: Path) -> PresetsFile:
+    return PresetsFile(lambda: folder)
 
 
 def test_they_outlive_the_program(tmp_path: Path) -> None:
     kept(tmp_path / "new").put("Mine", TEXT)
-    assert list(kept(tmp_path / "new").all) == [Preset("Mine", TEXT)]
-    assert not Presets(lambda: None).all
+    assert list(kept(tmp_path / "new").all) == [SavedPreset("Mine", TEXT)]
+    assert not PresetsFile(lambda: None).all
 
 
 def test_text_is_read_back(tmp_path: Path) -> None:
     presets = kept(tmp_path)
     presets.put("Mine", TEXT), presets.put("Other", "<lora:x>")
     text = "\n".join(preset.to_text() for preset in presets.all)
-    assert read_text(text) == [Preset("Mine", TEXT), Preset("Other", "<lora:x>")]
-    assert read_text("<lora:x:1>  words ") == [Preset("imported", "<lora:x:1> words")]
+    assert read_text(text) == [SavedPreset("Mine", TEXT), SavedPreset("Other", "<lora:x>")]
+    assert read_text("<lora:x:1>  words ") == [SavedPreset("imported", "<lora:x:1> words")]
 
 
 def test_an_import_replaces_nothing(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_file_that_cannot_be_read_is_kept_aside_and_said(tmp_path: Path, conte
         assert (tmp_path / "presets.json").read_text() == content
         presets.put("Mine", TEXT)
         assert presets.problem == ""
-        assert list(kept(tmp_path).all) == [Preset("Mine", TEXT)]
+        assert list(kept(tmp_path).all) == [SavedPreset("Mine", TEXT)]
     assert {(tmp_path / f"presets.json.damaged-{number}").read_text() for number in (1, 2)} == {content}
 
 
@@ -150,7 +150,7 @@ def test_a_write_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.
         with pytest.raises(OSError, match="No space"):
             change()
     monkeypatch.undo()
-    assert list(presets.all) == list(kept(tmp_path).all) == [Preset("Mine", TEXT)]
+    assert list(presets.all) == list(kept(tmp_path).all) == [SavedPreset("Mine", TEXT)]
 
 
 def test_a_renamed_one_keeps_its_thumbnail(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import save_file
 
 from extension.library import walk
-from extension.library.catalog import Catalog, CatalogError, Lookup, _hash_from
+from extension.library.catalog import Catalog, CatalogError, Lookup
 from extension.library.facts import Facts, FactsReader
+from extension.library.hashes import _hash_from
 from lib_lora import PickleError
 from lib_lora.files.file import AdapterFile
 
@@ -46,7 +47,7 @@ def test_a_name_is_the_file_name_then_the_path_then_the_alias_then_the_hash(fold
     assert found.find("b").path == b  # its file name beats a's alias
     assert found.find("c").path == b
     digest = hashlib.sha256(torch.tensor([1.0]).numpy().tobytes()).hexdigest()
-    assert found.shorthash(found.find("a.v1 [XL]")) == digest[:12]
+    assert found.hashes.short(found.find("a.v1 [XL]")) == digest[:12]
     assert found.find(digest[:12]).path == a
     assert found.find(digest[:10].upper()).path == a
 
@@ -89,7 +90,7 @@ def test_a_name_two_files_share_must_be_told_apart(folder: Path) -> None:
     with pytest.raises(CatalogError, match="several files: x/a, y/a") as caught:
         found.find("a")
     assert [found.find(name).path for name in caught.value.candidates] == [one, two]
-    assert found.names() == ["x/a", "y/a"]
+    assert found.names.all() == ["x/a", "y/a"]
 
 
 def test_of_files_with_the_same_bytes_any_is_taken_without_a_word(folder: Path) -> None:
@@ -97,7 +98,7 @@ def test_of_files_with_the_same_bytes_any_is_taken_without_a_word(folder: Path) 
     put(folder / "A.safetensors", value=1)
     found = catalog(folder)
     assert found.find("a").path in (one, two)
-    assert found.note_on("a") == ""
+    assert found.names.note_on("a") == ""
     assert Catalog(lambda: [folder], choice=lambda paths: two).find("a").path == two
 
 
@@ -109,7 +110,7 @@ def test_files_that_cannot_be_hashed_are_not_alike(folder: Path, monkeypatch: py
     def fail(*_: object) -> str:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("extension.library.catalog._hash_from", fail)
+    monkeypatch.setattr("extension.library.hashes._hash_from", fail)
     with pytest.raises(CatalogError, match="several files: x/a, y/a"):
         found.find("a")
 
@@ -119,11 +120,13 @@ def test_of_different_files_of_one_name_the_hosts_choice_is_taken_and_said(folde
     two = put(folder / "y" / "a.safetensors", value=2)
     found = Catalog(lambda: [folder], choice=lambda paths: max(paths, key=str))
     assert found.find("a").path == two
-    assert found.note_on("a").startswith("a fits several files, a, x/a, y/a: y/a is applied, which the web UI's own")
+    assert found.names.note_on("a").startswith(
+        "a fits several files, a, x/a, y/a: y/a is applied, which the web UI's own"
+    )
     # every file has a name of its own, and none of them has a note
-    assert {found.find(name).path for name in found.names()} == {top, one, two}
-    assert found.names() == ["a.safetensors", "x/a", "y/a"]
-    assert not any(map(found.note_on, found.names()))
+    assert {found.find(name).path for name in found.names.all()} == {top, one, two}
+    assert found.names.all() == ["a.safetensors", "x/a", "y/a"]
+    assert not any(map(found.names.note_on, found.names.all()))
 
 
 @pytest.mark.parametrize(
@@ -175,7 +178,7 @@ def test_of_two_folders_with_the_same_file_the_first_wins_and_the_other_has_its_
     first, second = put(tmp_path / "1" / "x" / "a.safetensors"), put(tmp_path / "2" / "x" / "a.safetensors", value=1)
     third = put(tmp_path / "more" / "2" / "x" / "a.safetensors")
     found = catalog(tmp_path / "1", tmp_path / "2", tmp_path / "more" / "2")
-    names = {name: found.find(name).path for name in found.names()}
+    names = {name: found.find(name).path for name in found.names.all()}
     assert names == {"x/a": first, "2/x/a": second, "more/2/x/a": third}
     with pytest.raises(CatalogError, match=r"several files: x/a, 2/x/a, more/2/x/a; write one of these") as caught:
         found.find("a")
@@ -225,7 +228,7 @@ def test_links_the_user_put_into_the_folder_are_followed_once(folder: Path, tmp_
     (folder / "dead.safetensors").symlink_to(tmp_path / "gone")
     found = catalog(folder)
     assert found.find("collection/far").path == folder / "collection" / "far.safetensors"
-    assert found.names() == ["far"]
+    assert found.names.all() == ["far"]
 
 
 def test_an_unknown_name_suggests_what_is_close(folder: Path) -> None:
@@ -248,19 +251,19 @@ def test_a_pickle_is_found_so_that_opening_it_says_why_not(folder: Path) -> None
 
 def test_refresh_sees_new_and_changed_files(folder: Path) -> None:
     found = catalog(folder)
-    assert found.names() == []
+    assert found.names.all() == []
     path = put(folder / "a.safetensors", value=1)
     with pytest.raises(CatalogError):
         found.find("a")
     found.refresh()
-    before = found.shorthash(found.find("a"))
+    before = found.hashes.short(found.find("a"))
     put(path, alias="new", value=2)
     os.utime(path, ns=(1, 1))
     found.refresh()
-    assert found.shorthash(found.find("new")) != before
+    assert found.hashes.short(found.find("new")) != before
     path.unlink()
     found.refresh()
-    assert found.names() == []
+    assert found.names.all() == []
 
 
 def test_a_damaged_file_is_listed_without_metadata_and_said(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -283,7 +286,7 @@ def test_a_real_file_has_the_hash_other_programs_show(folder: Path, lora_file: P
     raw = lora_file.read_bytes()
     found = catalog(folder)
     expected = hashlib.sha256(raw[8 + int.from_bytes(raw[:8], "little") :]).hexdigest()[:12]
-    assert found.shorthash(found.files[0]) == expected
+    assert found.hashes.short(found.files[0]) == expected
 
 
 def test_the_hash_of_nothing_that_some_trainers_store_finds_no_file(folder: Path) -> None:
@@ -293,14 +296,14 @@ def test_the_hash_of_nothing_that_some_trainers_store_finds_no_file(folder: Path
     found = catalog(folder)
     with pytest.raises(CatalogError, match="is not in the LoRA folders"):
         found.find(nothing[:12])
-    assert found.find(found.shorthash(found.find("a"))).name == "a"
+    assert found.find(found.hashes.short(found.find("a"))).name == "a"
 
 
 def test_a_name_like_a_hash_reads_no_file_while_somebody_waits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a = put(folder / "a.safetensors", value=1)
     found, hashed = catalog(folder), threading.Event()
     digest = hashlib.sha256(torch.tensor([1.0]).numpy().tobytes()).hexdigest()[:12]
-    monkeypatch.setattr("extension.library.catalog._hash_from", _waiting(_hash_from, hashed))
+    monkeypatch.setattr("extension.library.hashes._hash_from", _waiting(_hash_from, hashed))
     with pytest.raises(CatalogError, match="if it is a hash, try again later: 1 hashes are being computed"):
         found.find(digest)
     with pytest.raises(CatalogError, match="is not in the LoRA folders"):
@@ -329,12 +332,14 @@ def test_a_damaged_file_keeps_no_other_from_being_found_by_its_hash(
     found = catalog(folder)
     raw = torch.tensor([1.0]).numpy().tobytes()
     for _ in range(3):
-        assert [file.path for file in found.with_hash(hashlib.sha256(raw).hexdigest()[:12])] == [a]
-        assert found.with_hash("0123456789ab") == ()
-        whole = found.with_sha256(hashlib.sha256(a.read_bytes()).hexdigest())
+        short = found.names.with_hash(hashlib.sha256(raw).hexdigest()[:12], 9)
+        assert short is not None
+        assert short.path == a
+        assert found.names.with_hash("0123456789ab", 9) is None
+        whole = found.names.with_sha256(hashlib.sha256(a.read_bytes()).hexdigest(), 9)
         assert whole is not None
         assert whole.path == a
-        assert found.with_sha256("0123456789ab") is None
+        assert found.names.with_sha256("0123456789ab", 9) is None
     assert [record.getMessage() for record in caplog.records if "no hash can be made of" in record.getMessage()] == [
         f"remora: no hash can be made of {folder / 'bad.safetensors'}: "
         "it is shorter than its header says that the header is"
@@ -352,21 +357,21 @@ def test_a_file_of_which_no_hash_can_be_made_is_said_once_and_tried_again_later(
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr("extension.library.catalog._hash_from", fail)
+        patch.setattr("extension.library.hashes._hash_from", fail)
         with pytest.raises(CatalogError, match="try again later: 1 hashes are being computed"):
             found.find(digest)
         found.close()  # which waits
         for _ in range(2):
             with pytest.raises(CatalogError, match="is not in the LoRA folders; 1 LoRA files are known"):
                 found.find(digest)
-            assert found.with_hash(digest) == ()
-            found.hash_later(found.files[0])
+            assert found.names.with_hash(digest, 9) is None
+            found.hashes.later(found.files[0])
         found.close()
         assert [record.getMessage() for record in caplog.records] == [
             f"remora: no hash can be made of {folder / 'a.safetensors'}: Input/output error"
         ]
-    monkeypatch.setattr("extension.library.catalog._TRIED_AGAIN", 0.0)
-    assert [file.name for file in found.with_hash(digest)] == ["a"]
+    monkeypatch.setattr("extension.library.hashes._TRIED_AGAIN", 0.0)
+    assert found.names.with_hash(digest, 9) == found.files[0]
     assert found.find(digest).name == "a"
 
 
@@ -427,12 +432,13 @@ def test_names_like_hashes_go_over_no_files_whose_hash_is_known(folder: Path, mo
     with pytest.raises(CatalogError, match="1 hashes are being computed"):
         found.find("20241105")
     found.close()  # which waits
+    by_name = {file.name: file for file in found.files}
     monkeypatch.setattr(Catalog, "every", property(lambda _: pytest.fail("all files were looked at")))
     monkeypatch.setattr(Catalog, "row", lambda *_: pytest.fail("a row was looked at"))
     with pytest.raises(CatalogError, match="6 LoRA files are known"):
         found.find("20241105")
-    assert [file.name for file in found.with_hash(hashes[3])] == ["3"]
-    assert found.with_hash("20241105") == ()
+    assert found.names.with_hash(hashes[3], 9) == by_name["3"]
+    assert found.names.with_hash("20241105", 9) is None
 
 
 def test_an_alias_follows_its_file(folder: Path) -> None:
@@ -451,7 +457,7 @@ def test_an_alias_follows_its_file(folder: Path) -> None:
 def test_an_unknown_name_is_compared_with_few_others_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("watercolour", "other"):
         put(folder / f"{name}.safetensors")
-    monkeypatch.setattr("extension.library.catalog._COMPARED_AT_MOST", 2)
+    monkeypatch.setattr("extension.library.names._COMPARED_AT_MOST", 2)
     with pytest.raises(CatalogError, match="2 LoRA files are known") as caught:
         catalog(folder).find("watercolor")
     assert caught.value.candidates == ()

@@ -108,7 +108,7 @@ def test_what_is_no_regular_file_is_left_out_and_said_once(
     catalog = scanned()
     catalog.refresh()
     assert catalog.wait(20)
-    assert sorted(catalog.names()) == ["a", "b"]
+    assert sorted(catalog.names.all()) == ["a", "b"]
     said = [record.getMessage() for record in caplog.records if "is left out" in record.getMessage()]
     assert sorted(line.partition(" is ")[0].rpartition("/")[2] for line in said) == [
         "folder.safetensors",
@@ -162,7 +162,7 @@ def test_a_name_that_is_not_utf_8_costs_that_file_alone(
     assert facts is not None
     assert facts.problem == "bad?.safetensors: its name is not UTF-8, so that no prompt can name it; rename the file"
     assert catalog.index.problem == ""
-    assert sorted(catalog.names()) == [str(number) for number in range(5)]
+    assert sorted(catalog.names.all()) == [str(number) for number in range(5)]
     assert {row.name for row in Index(tmp_path / "data").rows()} == {str(number) for number in range(5)}
     bad.unlink()
     catalog.refresh()

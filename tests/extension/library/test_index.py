@@ -61,16 +61,16 @@ def test_a_later_start_reads_no_header_again(
     (folder / "a.json").write_text('{"notes": "n"}')
     (folder / "broken.safetensors").write_bytes(b"x")
     first = started()
-    digest = first.shorthash(first.find("a"))
+    digest = first.hashes.short(first.find("a"))
     rows = {one.file.path: one for one in first.index.rows()}
     monkeypatch.setattr("extension.library.facts.glance", lambda path: pytest.fail("read again"))
-    monkeypatch.setattr("extension.library.catalog._hash_from", lambda *_: pytest.fail("hashed again"))
+    monkeypatch.setattr("extension.library.hashes._hash_from", lambda *_: pytest.fail("hashed again"))
     later = started()
     assert {one.file.path: replace(one, revision=0) for one in later.index.rows()} == {
         path: replace(one, revision=0) for path, one in rows.items()
     }
     assert later.alias(later.find("a")) == "alias"
-    assert later.shorthash(later.find("a")) == digest
+    assert later.hashes.short(later.find("a")) == digest
 
 
 def test_a_later_start_shows_what_it_knows_before_it_looks(
@@ -122,7 +122,7 @@ def test_a_moved_file_keeps_what_is_known_of_it(started: Callable[[], Catalog], 
     path = lora(folder / "a.safetensors")
     catalog = started()
     catalog.used([catalog.find("a")])
-    digest = catalog.shorthash(catalog.find("a"))
+    digest = catalog.hashes.short(catalog.find("a"))
     (folder / "sub").mkdir()
     shutil.move(path, folder / "sub" / "a.safetensors")
     catalog.refresh()
@@ -143,7 +143,7 @@ def test_uses_that_several_processes_count_are_added(
     other = Catalog(lambda: [folder], lambda: tmp_path / "data")
     for _ in range(5):
         other.used([file])
-    digest = other.sha256(file)
+    digest = other.hashes.sha256(file)
     other.index.change(file, added=5.0, used=9e9)
     other.index.save()
     other.close()  # nothing is added twice
@@ -691,7 +691,7 @@ def test_a_scan_that_is_stopped_forgets_no_file_and_one_at_its_bound_says_so(
         (folder / name).mkdir()
         lora(folder / name / f"{name}.safetensors")
     catalog = Catalog(lambda: [folder], lambda: tmp_path / "data")
-    assert sorted(catalog.names()) == ["a", "b"]
+    assert sorted(catalog.names.all()) == ["a", "b"]
 
     def stopped(folders: object, bounds: Bounds) -> Iterator[Found]:
         catalog._scanner.stop()
@@ -700,7 +700,7 @@ def test_a_scan_that_is_stopped_forgets_no_file_and_one_at_its_bound_says_so(
     with monkeypatch.context() as patch:
         patch.setattr("extension.library.scan.walk", stopped)
         catalog.refresh()
-    assert sorted(catalog.names()) == ["a", "b"]
+    assert sorted(catalog.names.all()) == ["a", "b"]
     with monkeypatch.context() as patch:
         patch.setattr("extension.library.scan.Bounds", lambda stopped: Bounds(stopped, most=3))
         catalog.refresh()

@@ -52,6 +52,22 @@ def test_an_id_is_that_of_the_place(tmp_path: Path) -> None:
     assert [found.file.id for found in walk([tmp_path])] == [one.file.id, two.file.id]
 
 
+def test_a_folder_inside_another_one_hides_no_file_behind_it(tmp_path: Path) -> None:
+    paths = [put(tmp_path / f"{name}.safetensors") for name in ("a", "sub/b", "z")]
+    assert {found.file.path for found in walk([tmp_path / "sub", tmp_path])} == set(paths)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need rights there")
+def test_what_is_no_file_hides_none_beside_it(tmp_path: Path) -> None:
+    """A folder has no order, so there are many of each kind: some file comes behind each."""
+    paths = {put(tmp_path / f"{number}.safetensors") for number in range(20)}
+    for number in range(20):
+        put(tmp_path / f"note {number}.md")
+        (tmp_path / f"gone {number}.safetensors").symlink_to(tmp_path / "nowhere")
+        os.mkfifo(tmp_path / f"pipe {number}.safetensors")
+    assert {found.file.path for found in walk([tmp_path])} == paths
+
+
 @pytest.mark.skipif(os.name == "nt", reason="links need rights there")
 def test_a_link_to_nothing_is_left_out_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "a.safetensors").symlink_to(tmp_path / "nowhere")

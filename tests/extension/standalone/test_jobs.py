@@ -81,7 +81,7 @@ def test_the_parameters_text_says_how_to_make_the_picture(runner: Runner, studio
     result = runner.submit(replace(WITH_LORA, negative_prompt="bad", clip_skip=2, batch_size=2)).result(60)
     info = parse_infotext(result.pictures[1].infotext)
     assert (info.prompt, info.negative_prompt) == (WITH_LORA.prompt, "bad")
-    digest = studio.session.catalog.shorthash(studio.session.catalog.find("zorp"))
+    digest = studio.session.catalog.hashes.short(studio.session.catalog.find("zorp"))
     assert info.settings == {
         "Steps": "2",
         "Sampler": "Euler a",

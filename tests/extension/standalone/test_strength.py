@@ -46,7 +46,7 @@ def outputs(runner: Runner, tag: str, **more: object) -> list[tuple[Tensor, Tens
 def test_steps_outside_a_window_go_on_to_the_bit_as_without(runner: Runner, sampler: str) -> None:
     """`stop=2` is a LoRA that is taken off by hand after two steps, for samplers of one and of two calls for a step."""
     per_step = 2 if sampler in ("Heun", "DPM2") else 1
-    engine = lambda: runner.studio.session._engine  # noqa: E731
+    engine = lambda: runner.studio.session.model.engine  # noqa: E731
     unet, made = runner.studio.model.pipeline.unet, 0
 
     def count(module: object, args: object) -> None:

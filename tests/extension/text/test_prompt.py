@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extension.text.block_weights import BUILT_IN, BlockPresets, Blocks, described, read_list, read_rules
+from extension.text.block_weights import BUILT_IN, BlockPresets, TagBlocks, described, read_list, read_rules
 from extension.text.known import Known
 from extension.text.prompt import PromptError, format_tag, parse, parse_arguments
 from extension.text.regions import NAMED, NO_MASK, Mask, read_mask
@@ -57,13 +57,13 @@ def tags(draw: st.DrawFn) -> Tag:
 
 
 @st.composite
-def blocks(draw: st.DrawFn) -> Blocks:
+def blocks(draw: st.DrawFn) -> TagBlocks:
     x, rules = draw(st.just(1.0) | NUMBERS), draw(st.sampled_from(["", *BUILT_IN.elements]))
     name = draw(st.sampled_from(["", *BUILT_IN.lists]))
     cells = st.lists(NUMBERS | st.sampled_from(["R", "U", "X", "X+0.5", "X-.25"]), min_size=2, max_size=30)
     written = name or draw(st.just("") | cells.map(lambda values: ",".join(map(str, values))))
     values = BUILT_IN.lists[name] if name else read_list(written) if written else ()
-    return Blocks(written, values, rules, BUILT_IN.elements.get(rules, ()), x)
+    return TagBlocks(written, values, rules, BUILT_IN.elements.get(rules, ()), x)
 
 
 @st.composite
@@ -120,7 +120,7 @@ def rules_of(name: str) -> tuple[str, tuple[Element, ...]]:
     return name, BUILT_IN.elements[name]
 
 
-OUTALL = Blocks("OUTALL", BUILT_IN.lists["OUTALL"])
+OUTALL = TagBlocks("OUTALL", BUILT_IN.lists["OUTALL"])
 SEVENTEEN = "0,0,1,0,0,0,0,0,0,0,0,0,0,0,0,0,0"
 
 
@@ -136,22 +136,22 @@ SEVENTEEN = "0,0,1,0,0,0,0,0,0,0,0,0,0,0,0,0,0"
         ("foo:0.25~0.5;1", {"unet": curve(0.25, 0.5, 1, 1)}),  # `~` and `;` for those whose prompts use @ and ,
         ("foo:hrte=0.2:hrunet=0.3", {"te": 1.0, "hires_te": 0.2, "hires_unet": 0.3}),
         # hako-mikan/sd-webui-lora-block-weight, README.md
-        (f"foo:1:{SEVENTEEN}", {"te": 1.0, "unet": 1.0, "blocks": Blocks(SEVENTEEN, read_list(SEVENTEEN))}),
-        (f"foo:1:1:lbw={SEVENTEEN}", {"blocks": Blocks(SEVENTEEN, read_list(SEVENTEEN))}),
+        (f"foo:1:{SEVENTEEN}", {"te": 1.0, "unet": 1.0, "blocks": TagBlocks(SEVENTEEN, read_list(SEVENTEEN))}),
+        (f"foo:1:1:lbw={SEVENTEEN}", {"blocks": TagBlocks(SEVENTEEN, read_list(SEVENTEEN))}),
         ("foo:1:OUTALL", {"te": 1.0, "unet": 1.0, "blocks": OUTALL}),
-        ("foo:0.5:OUTALL:0.7", {"te": 0.5, "unet": 0.5, "blocks": Blocks("OUTALL", OUTALL.values, x=0.7)}),
-        ("foo:0.5:1:lbw=OUTALL:x=0.7", {"te": 0.5, "blocks": Blocks("OUTALL", OUTALL.values, x=0.7)}),
+        ("foo:0.5:OUTALL:0.7", {"te": 0.5, "unet": 0.5, "blocks": TagBlocks("OUTALL", OUTALL.values, x=0.7)}),
+        ("foo:0.5:1:lbw=OUTALL:x=0.7", {"te": 0.5, "blocks": TagBlocks("OUTALL", OUTALL.values, x=0.7)}),
         ("foo:1:w=OUTALL", {"blocks": OUTALL}),
         ("foo:1:lbw=OUTALL:stop=10", {"blocks": OUTALL, "during": Window(stop=10)}),
         ("foo:1:OUTALL:start=10", {"blocks": OUTALL, "during": Window(start=10)}),
         (
             "foo:1:1:lbw=OUTALL:lbwe=ATTNDEEPON:step=2-12",
             {
-                "blocks": Blocks("OUTALL", OUTALL.values, "ATTNDEEPON", (Element(("IN05-OUT05",), ("attn",), 1.0),)),
+                "blocks": TagBlocks("OUTALL", OUTALL.values, "ATTNDEEPON", (Element(("IN05-OUT05",), ("attn",), 1.0),)),
                 "during": Window(2, 12),
             },
         ),
-        ("foo:1:OUTALL:ATTNDEEPOFF", {"blocks": Blocks("OUTALL", OUTALL.values, *rules_of("ATTNDEEPOFF"))}),
+        ("foo:1:OUTALL:ATTNDEEPOFF", {"blocks": TagBlocks("OUTALL", OUTALL.values, *rules_of("ATTNDEEPOFF"))}),
         # vladmandic/sdnext modules/lora/extra_networks_lora.py
         ("foo:1.0:te=0.5:in=0.2:mid=1:out=0.8", {"te": 0.5, "sides": {"in": 0.2, "mid": 1.0, "out": 0.8}}),
         ("foo:1:module=Transformer_2", {"module": "transformer_2"}),

@@ -12,7 +12,7 @@ from extension.generation.paste import with_own_names, with_own_regions
 from extension.kept import always_on
 from extension.kept.always_on import AlwaysOnFile, StackRefusedError
 from extension.kept.block_presets import BlockPresetsFile
-from extension.kept.presets import PresetError, Presets, read_text
+from extension.kept.presets import PresetError, PresetsFile, read_text
 from extension.kept.region_files import RegionFiles
 from extension.library import Index
 from extension.library.catalog import Catalog
@@ -108,7 +108,7 @@ KEPT = json_values(FIELDS, LEAVES).map(as_json)
 def preset_files(data: bytes) -> object:
     """Read and change the file of presets."""
     where = _file("presets.json", data)
-    kept = Presets(lambda: where)
+    kept = PresetsFile(lambda: where)
     before, problem = kept.all, kept.problem
     kept.put("mine", "<lora:a:1>")
     demand({one.name for one in kept.all} >= {one.name for one in before} | {"mine"}, "a preset is gone")
