@@ -153,10 +153,19 @@ function known() {
     return sentences;
 }
 
+const NUMBERS = ["count", "layers", "number"]; // values that are numbers
+const WHOLE = ["why", "problem", "error"]; // values that may have several parts between semicolons
+
 /** @param {string} form */
 function patternOf(form) {
     const escaped = form.replace(/[.*+?^$()|[\]\\]/g, "\\$&");
-    return new RegExp(`^${escaped.replace(/\{(\w+)\}/g, "(?<$1>.+?)")}$`, "s");
+    return new RegExp(`^${escaped.replace(/\{(\w+)\}/g, (_, name) => `(?<${name}>${patternOfValue(name)})`)}$`, "s");
+}
+
+/** @param {string} name of a value */
+function patternOfValue(name) {
+    if (NUMBERS.includes(name)) return "[\\d,]+";
+    return WHOLE.includes(name) ? ".+?" : "(?:(?!; ).)+?";
 }
 
 /**

@@ -106,6 +106,7 @@ test("a sentence of the server is translated, with the sentences in it; what has
     /** @type {[said: string, wanted: string][]} */
     const cases = [
         ["is not in the LoRA folders; did you mean a or b?", "ist nicht in den LoRA-Ordnern; meinst du a oder b?"],
+        ["is not in the LoRA folders; 8 LoRA files are known", "ist nicht in den LoRA-Ordnern; 8 Dateien bekannt"],
         ["LoRA 'x' cannot be used: it is empty (0 bytes)", "LoRA 'x' geht nicht: leer"],
         ["2 of 8 layers fit this model; the moon is full", "2 von 8 Schichten passen; the moon is full"],
         ["1 of 8 layers fits this model", "eine von 8 Schichten passt"],
@@ -116,6 +117,7 @@ test("a sentence of the server is translated, with the sentences in it; what has
     speak("de", {
         "said.unknown": "ist nicht in den LoRA-Ordnern",
         "said.meant": "meinst du {names}?",
+        "said.filesKnown": "{count} Dateien bekannt",
         "said.unusable": "LoRA {name} geht nicht: {problem}",
         "said.empty": "leer",
         "said.layersFit": {one: "eine von {layers} Schichten passt", other: "{count} von {layers} Schichten passen"},
