@@ -262,7 +262,7 @@ def demo(environment: Environment, arguments: list[str]) -> int:
 
 
 def test(environment: Environment, arguments: list[str]) -> int:
-    """Run a selection of the tests, in four to nine minutes on two cores.
+    """Run a selection of the tests, in about four minutes on two cores.
 
     usage: python install.py test [--ci | --all] [ARGUMENTS]
 

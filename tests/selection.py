@@ -2,15 +2,15 @@
 
 1. A test marked `quick` runs.
 2. A test marked `long` is left out. Without `--ci`, so are a test marked `full` and a case that took over `LONG`
-   seconds.
+   seconds; of a file whose cases all took longer, the quickest runs if it took no more than `ALONE` seconds.
 3. If the cases of a test take over `BUDGET` seconds together, as many run as take that long; with `--ci`, over
    `CI_BUDGET` seconds.
 4. A property test tries a fifth of its examples; half of them with `--ci`.
 
 Tests of many parameters have a few combinations of their values to begin with, see `covering.some_of`.
 
-Where several processes share the tests, those that took longest when they were last measured come first, so that no
-process works alone at the end. Tests of a folder stay together, as they share fixtures.
+Where several processes share the tests, the folders of the files that took longest when they were last measured come
+first, so that no process works alone at the end. Tests of a folder stay together, as they share fixtures.
 
 `python install.py test --all --record` measures all tests anew.
 """
@@ -27,9 +27,10 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-LONG, BUDGET, CI_BUDGET = 0.8, 0.2, 1.0  # seconds
+LONG, BUDGET, CI_BUDGET = 0.5, 0.2, 1.0  # seconds
+ALONE = 3.0  # seconds; of the only case of a file
 RECORD = Path(__file__).with_name("data") / "seconds.json"
-RECORDED = 0.7  # seconds; cases that take less are not written down by themselves
+RECORDED = 0.4  # seconds; cases that take less are not written down by themselves
 LEFT_OUT = pytest.StashKey[int]()
 _SHARED = pytest.StashKey[list[float]]()
 SHARED = "seconds of shared fixtures"
@@ -87,18 +88,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def longest_first(items: Sequence[pytest.Item], seconds: Mapping[str, float]) -> list[pytest.Item]:
-    """Return the tests with the longest folders first, and in each the longest files.
+    """Return the tests with the folders of the longest files first, and in each the longest files.
 
     Args:
         items: all tests.
         seconds: as for `chosen`.
     """
-    folders: Counter[Path] = Counter()
     files: Counter[Path] = Counter()
     for item in items:
-        taken = seconds.get(item.nodeid, seconds.get(item.nodeid.partition("[")[0], 0.0))
-        folders[item.path.parent] += taken
-        files[item.path] += taken
+        files[item.path] += seconds.get(item.nodeid, seconds.get(item.nodeid.partition("[")[0], 0.0))
+    folders: dict[Path, float] = defaultdict(float)
+    for path, taken in files.items():
+        folders[path.parent] = max(folders[path.parent], taken)
     # the sort is stable: tests of a file keep their order, and so do files of which nothing is known
     return sorted(items, key=lambda item: (-folders[item.path.parent], item.path.parent, -files[item.path], item.path))
 
@@ -114,14 +115,22 @@ def chosen(items: Sequence[pytest.Item], seconds: Mapping[str, float], *, ci: bo
     left_out = ("long",) if ci else ("full", "long")
     kept: set[pytest.Item] = set()
     tests: dict[tuple[object, str], list[pytest.Item]] = defaultdict(list)
+    quickest: dict[Path, pytest.Item] = {}
     for item in items:
+        taken = seconds.get(item.nodeid, 0.0)
         if item.get_closest_marker("quick"):
             kept.add(item)
-        elif not any(map(item.get_closest_marker, left_out)) and (ci or seconds.get(item.nodeid, 0.0) <= LONG):
+        elif any(map(item.get_closest_marker, left_out)):
+            continue
+        elif ci or taken <= LONG:
             tests[item.parent, getattr(item, "originalname", item.name)].append(item)
+        elif taken < seconds[quickest.setdefault(item.path, item).nodeid]:
+            quickest[item.path] = item
     for cases in tests.values():
         kept.update(_within_budget(cases, seconds, CI_BUDGET if ci else BUDGET))
-    return kept
+    tried = {item.path for item in kept}
+    alone = {item for path, item in quickest.items() if path not in tried and seconds[item.nodeid] <= ALONE}
+    return kept | alone
 
 
 def _within_budget(cases: Sequence[pytest.Item], seconds: Mapping[str, float], budget: float) -> Sequence[pytest.Item]:

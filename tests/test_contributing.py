@@ -158,7 +158,7 @@ MET = {"coral": "test_kinds", "tide": "test_formats", "reef": "test_families", "
 """An example -> a file with tests that must run on it."""
 
 
-@pytest.mark.full
+@pytest.mark.long  # `test_examples_are_found_and_work` tries each plug-in, and this one the tests of the samples
 def test_the_tests_pass_with_the_examples_and_no_other_change(tmp_path: Path) -> None:
     copy_with_examples(tmp_path, PROJECT)
     words = " or ".join(f"({Path(file).stem} and ({some}))" for file, some in TESTS.items())

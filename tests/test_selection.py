@@ -21,7 +21,7 @@ from tests.selection import pytest_addoption, pytest_fixture_setup, pytest_runte
 from tests.selection import pytest_terminal_summary, pytest_testnodedown, select
 
 selection.RECORD = Path(__file__).with_name("seconds.json")
-selection.LONG, selection.BUDGET, selection.CI_BUDGET = 1.0, 1.0, 10.0
+selection.LONG, selection.BUDGET, selection.CI_BUDGET, selection.ALONE = 1.0, 1.0, 10.0, 3.0
 
 def pytest_configure(config):
     if config.getoption("--record") and not hasattr(config, "workerinput"):
@@ -101,7 +101,8 @@ def test_with_what_others_use_too(shared): pass
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """Return a project with the same rules, and more tests than they let through."""
-    for name in ("RECORD", "LONG", "BUDGET"):  # which its conftest changes, in this process as in others
+    # its conftest changes these, in this process as in others
+    for name in ("RECORD", "LONG", "BUDGET", "CI_BUDGET", "ALONE"):
         monkeypatch.setattr(selection, name, getattr(selection, name))
     pytester.syspathinsert(Path(__file__).parents[1])
     pytester.makeconftest(CONFTEST)
@@ -139,16 +140,27 @@ def test_ci_leaves_out_what_is_long_and_cases_of_what_takes_too_long(project: py
     assert result.parseoutcomes() == {"passed": 21}
 
 
+def test_of_a_file_whose_cases_all_take_long_the_quickest_runs(project: pytest.Pytester) -> None:
+    text = "import pytest\n@pytest.mark.full\ndef test_0(): pass\ndef test_1(): pass\ndef test_2(): pass\n"
+    for name in ("slow", "slower", "partly"):
+        project.path.joinpath(f"test_{name}.py").write_text(text)
+    seconds = {"slow.py::test_1": 2.9, "slow.py::test_2": 2.0, "slower.py::test_1": 3.1, "slower.py::test_2": 3.2}
+    seconds |= {"slow.py::test_0": 0.1, "partly.py::test_1": 1.1}
+    project.path.joinpath("seconds.json").write_text(json.dumps({f"test_{k}": one for k, one in seconds.items()}))
+    result = project.runpytest("--collect-only", "-q", "test_slow.py", "test_slower.py", "test_partly.py")
+    assert [line for line in result.outlines if "::" in line] == ["test_slow.py::test_2", "test_partly.py::test_2"]
+
+
 def test_several_processes_begin_with_what_takes_longest(project: pytest.Pytester) -> None:
     for folder, found in (("a", "xy"), ("b", "xyz")):
         for name in found:
             project.path.joinpath(folder).mkdir(exist_ok=True)
             project.path.joinpath(folder, f"test_{name}.py").write_text("def test_1(): pass\ndef test_2(): pass\n")
     items, _ = project.inline_genitems("--import-mode=importlib", "a", "b")
-    recorded = {"a/test_x.py::test_1": 1.0, "a/test_y.py::test_2": 3.0, "b/test_x.py::test_2": 2.0}
-    recorded |= {"b/test_z.py::test_1": 9.0}
+    recorded = {"a/test_x.py::test_1": 1.0, "a/test_y.py::test_2": 9.0, "b/test_x.py::test_2": 5.0}
+    recorded |= {"b/test_z.py::test_1": 6.0}
     ordered = [item.nodeid for item in selection.longest_first(items, recorded)]
-    files = ("b/test_z", "b/test_x", "b/test_y", "a/test_y", "a/test_x")
+    files = ("a/test_y", "a/test_x", "b/test_z", "b/test_x", "b/test_y")
     assert ordered == [f"{file}.py::test_{number}" for file in files for number in (1, 2)]
 
 

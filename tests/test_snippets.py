@@ -47,7 +47,6 @@ def blocks(page: str, language: str = "python") -> Iterator[str]:
     yield from re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.quick
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of schedulers, which copy tensors into arrays
 def test_the_page_of_the_library(
     loaded: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -75,7 +74,6 @@ def test_strengths_in_python(loaded: list[Path], monkeypatch: pytest.MonkeyPatch
     space["engine"].close()
 
 
-@pytest.mark.quick
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_notebook(loaded: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(DOCS)

@@ -1,6 +1,7 @@
 """What the demo's pictures show, as a classifier sees them that knows drawn pictures only.
 
-Few pictures at fixed seeds, so that it is quick; `demo/figures.json` has the counts of many.
+Few pictures at fixed seeds, so that it is quick; `demo/figures.json` has the counts of many. The files of the demo
+change when they are trained again: then `--all` tries what `--ci` leaves out.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ def test_two_stacked_are_both_there(gallery: Gallery, names: tuple[str, str]) ->
     assert share(gallery, [BY_NAME[name] for name in names], 1.0) >= 0.6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("names", [("outline", "stripes"), ("stripes", "outline")], ids=" left, ".join)
 def test_two_in_a_half_of_the_picture_each_are_where_they_are_to_be(gallery: Gallery, names: tuple[str, str]) -> None:
     told, otherwise = gallery.apart(*(BY_NAME[name] for name in names), HALVES)
@@ -68,11 +70,13 @@ def test_two_in_a_half_of_the_picture_each_are_where_they_are_to_be(gallery: Gal
     assert otherwise <= 0.1
 
 
+@pytest.mark.long
 def test_a_lora_whose_word_is_not_said_leaves_other_things_as_they_are(gallery: Gallery) -> None:
     usual = prompts([], COUNT)
     assert not any(shows(BY_NAME["zorp"], labels) for labels in gallery.seen(usual, {"zorp": 1.0}))
 
 
+@pytest.mark.long  # with small models, `test_history.py` finds what this does
 def test_after_any_history_a_picture_without_lora_has_the_same_bits(gallery: Gallery) -> None:
     usual = prompts([], 4)
     before = gallery.pictures(usual, {})
@@ -83,6 +87,7 @@ def test_after_any_history_a_picture_without_lora_has_the_same_bits(gallery: Gal
     assert torch.equal(gallery.pictures(usual, {}), before)
 
 
+@pytest.mark.long  # `test_schedule.py` tells the strength of each step
 def test_a_strength_between_two_steps_is_in_force_from_the_next_on(gallery: Gallery) -> None:
     """Changed in the middle: the first steps are those of one strength, the others those of the other."""
     usual = tuple(prompts([], 2))

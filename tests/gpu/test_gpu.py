@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -43,38 +44,43 @@ def checks(setup):
 journal = Journal(Path(sys.argv[sys.argv.index("--journal") + 1]))
 sys.exit(run(["waits"], journal, "cpu", small=True, load=lambda name: checks))
 """
-IMPORTS_SECTIONS = """
-import sys
-
-sys.modules.update(dict.fromkeys(sys.argv[1:]))
-from tests.gpu.child import SECTIONS, section
-
-for name in SECTIONS:
-    section(name)
-"""
 PARTS_OF_OTHERS = {"httpx"}
 """Packages of the tests that huggingface_hub brings, too."""
 MACHINE = {"name": "A card", "memory": 8 << 30, "torch": "2.13.0", "cuda": "13.0", "hip": None, "driver": "580.1"}
 MACHINE |= {"python": "3.12.1", "system": "Linux 6.1", "packages": {"diffusers": "0.42.1", "peft": None}}
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def missing() -> list[str]:
+    """Return the modules of the tests that `install.py gpu` does not install."""
+    test, own = (
+        {re.split("[=<>; ]", pin)[0] for name in names for pin in pins(ROOT / "requirements" / f"{name}.txt")}
+        for names in (("test",), ("run", "bench", "gpu"))
+    )
+    return sorted({name.replace("-", "_") for name in test - own - PARTS_OF_OTHERS} - {"torchvulkan"})
+
+
+def run(*arguments: str, path: str = "") -> subprocess.CompletedProcess[str]:
+    """Run the program; `path` is added to Python's path, also of the processes that the program starts."""
     command = [sys.executable, "-m", "tests.gpu", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [path, os.environ.get("PYTHONPATH")]))}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
-def check_run(device: str, folder: Path) -> None:
-    """Run all sections; compare what failed with what is known to fail, and the tables with those of the file."""
-    file = folder / "report.json"
-    done = run("--small", "--device", device, "--json", str(file))
+def check_run(device: str, folder: Path, sections: Sequence[str], passed: int) -> None:
+    """Run sections, and compare what failed with what is known to fail, and the tables with those of the file."""
+    file, without = folder / "report.json", missing()
+    assert {"hypothesis", "sdnq"} <= set(without)
+    (folder / "sitecustomize.py").write_text(f"import sys; sys.modules.update(dict.fromkeys({without}))")
+    asked = ("--small", "--device", device, "--json", str(file), "--only", *sections)
+    done = run(*asked, path=str(folder))
     if done.returncode == 2 and "no device" in done.stderr:
         pytest.skip(done.stderr)
     report = json.loads(file.read_text(encoding="utf-8"))
     failed = {(row["section"], row["check"]): row["figure"] for row in report["rows"] if row["result"] == FAIL}
-    assert failed.keys() == KNOWN[device].keys(), failed
+    assert failed.keys() == {known for known in KNOWN[device] if known[0] in sections}, failed
     assert done.returncode == bool(failed)
-    assert {row["section"] for row in report["rows"]} == set(program.SECTIONS)
-    assert sum(row["result"] == PASS for row in report["rows"]) > 50
+    assert {row["section"] for row in report["rows"]} == set(sections)
+    assert sum(row["result"] == PASS for row in report["rows"]) > passed
     assert all(row["figure"] for row in report["rows"] if row["result"] == SKIP), "a reason"
     tables = run("--report", str(file)).stdout
     assert tables.strip() == markdown(report)
@@ -90,14 +96,36 @@ needs_packages = pytest.mark.skipif(
 
 @needs_packages
 def test_small_models_on_the_cpu(tmp_path: Path) -> None:
-    check_run("cpu", tmp_path)
+    """Without the packages that `install.py gpu` does not install. The compiler takes as long as all other sections."""
+    check_run("cpu", tmp_path, [name for name in program.SECTIONS if name != "compiled"], 50)
+
+
+@needs_packages
+@pytest.mark.long
+def test_small_compiled_models_on_the_cpu(tmp_path: Path) -> None:
+    check_run("cpu", tmp_path, ["compiled"], 1)
+
+
+VULKAN = ("waits", "memory")
+"""Sections that do nothing on the CPU. `tests/device` has the numbers of the others on Vulkan."""
+needs_vulkan = pytest.mark.skipif(
+    importlib.util.find_spec("torchvulkan") is None, reason="torchvulkan is not installed"
+)
 
 
 @needs_packages
 @pytest.mark.device
-@pytest.mark.skipif(importlib.util.find_spec("torchvulkan") is None, reason="torchvulkan is not installed")
+@needs_vulkan
 def test_small_models_on_vulkan(tmp_path: Path) -> None:
-    check_run("vulkan", tmp_path)
+    check_run("vulkan", tmp_path, VULKAN, 5)
+
+
+@needs_packages
+@pytest.mark.device
+@needs_vulkan
+@pytest.mark.long
+def test_all_other_small_models_on_vulkan(tmp_path: Path) -> None:
+    check_run("vulkan", tmp_path, [name for name in program.SECTIONS if name not in VULKAN], 50)
 
 
 def rows_of(code: str, folder: Path) -> list[Row]:
@@ -180,16 +208,3 @@ def test_reports_do_not_have_the_users_folders() -> None:
     home = str(Path.home())
     assert home not in scrubbed(f"{home}/models/a.safetensors is missing")
     assert "jane" not in scrubbed('File "C:\\Users\\jane\\remora\\install.py", or /home/jane/remora')
-
-
-@needs_packages
-def test_the_sections_need_no_packages_of_the_tests() -> None:
-    """What `install.py gpu` does not install is not there."""
-    test, own = (
-        {re.split("[=<>; ]", pin)[0] for name in names for pin in pins(ROOT / "requirements" / f"{name}.txt")}
-        for names in (("test",), ("run", "bench", "gpu"))
-    )
-    missing = sorted({name.replace("-", "_") for name in test - own - PARTS_OF_OTHERS})
-    done = subprocess.run([sys.executable, "-c", IMPORTS_SECTIONS, *missing], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert {"hypothesis", "sdnq"} <= set(missing)

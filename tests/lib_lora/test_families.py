@@ -248,7 +248,7 @@ def test_a_model_is_recognised_by_its_own_names(name):
 
 @pytest.mark.full
 def test_the_documents_have_the_table_of_families(pytestconfig):
-    """All of it, or a quarter, as it makes every model."""
+    """All of it, or a few rows, as it makes every model."""
     from tests.families.__main__ import HEADER, table
 
     text = (ROOT / "docs" / "files.md").read_text(encoding="utf-8")
@@ -256,7 +256,7 @@ def test_the_documents_have_the_table_of_families(pytestconfig):
     if pytestconfig.getoption("--all"):
         assert list(table()) == found
     else:
-        assert set(table(list(FAMILIES)[::4])) <= set(found)
+        assert set(table(list(FAMILIES)[::12])) <= set(found)
         assert len(found) == len(HEADER) + len(FAMILIES)
 
 

@@ -84,8 +84,9 @@ def class_attributes() -> dict[type[nn.Module], dict[str, object]]:
 
 
 @pytest.mark.usefixtures("_quick_switches")
-def test_two_engines_in_two_threads_never_meet(tmp_path: Path) -> None:
-    count, turns = 800, 12
+@pytest.mark.parametrize("turns", [2, pytest.param(12, marks=pytest.mark.long)])
+def test_two_engines_in_two_threads_never_meet(tmp_path: Path, turns: int) -> None:
+    count = 800
     file = lora(tmp_path / "a.safetensors", count)
 
     def work() -> None:

@@ -21,6 +21,7 @@ playwright = pytest.importorskip("playwright.sync_api")
 ROOT = Path(__file__).resolve().parents[3]
 LONG = 60_000  # milliseconds
 START = 120  # seconds
+SMALL = Path(__file__).with_name("small_page.html")
 LOOK = {"viewport": {"width": 1400, "height": 1000}}
 _SHARED: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 """Browser -> its context."""
@@ -122,6 +123,23 @@ def opened(
         assert not foreign, foreign
     ours = [error for error in errors if not theirs or "remora" in error.lower()]
     assert not ours, ours
+
+
+@contextmanager
+def opened_small(
+    served: Served, browser: Any, before: Callable[[Any], object] = lambda page: None, **context: Any
+) -> Iterator[Any]:
+    """Open a page with the tab and no gradio, whose page takes most of the time of a test to open."""
+
+    def answer(route: Any) -> None:
+        route.fulfill(body=SMALL.read_text("utf-8"), content_type="text/html")
+
+    def first(page: Any) -> None:
+        page.route(f"{served.url}/", answer)
+        before(page)
+
+    with opened(served, browser, first, **context) as page:
+        yield page
 
 
 _LEAVING: set[Any] = set()

@@ -102,7 +102,7 @@ def test_styles_of_the_page_change_nothing_but_colours(tab: Tab) -> None:
         tab.ready()
 
 
-@pytest.mark.parametrize("name", [pytest.param("black", marks=pytest.mark.quick), "white", "grey", "blue"])
+@pytest.mark.parametrize("name", ["black", "white", "grey", "blue"])
 def test_all_text_can_be_read_whatever_the_page_looks_like(tab: Tab, name: str) -> None:
     colour, scheme = PAGES[name]
     apply(tab.page, HOSTILE + background(colour))
@@ -171,7 +171,6 @@ for (const type of ['keydown', 'keypress', 'keyup'])
 """
 
 
-@pytest.mark.quick
 def test_keys_that_are_pressed_in_the_tab_stay_in_it(tab: Tab) -> None:
     page = tab.page
     page.evaluate(HEARD)

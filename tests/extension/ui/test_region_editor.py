@@ -16,7 +16,7 @@ from PIL import Image
 from extension.kept.region_files import read_picture
 from extension.text.regions import NAMED, read_mask
 from lib_lora import Region
-from tests.extension.ui.serving import LONG, Served, opened
+from tests.extension.ui.serving import LONG, Served, opened_small
 from tests.extension.ui.tab import Tab
 from tests.extension.ui.test_accessibility import faults
 
@@ -26,7 +26,7 @@ SHOTS = os.environ.get("REMORA_SCREENSHOTS", "")
 
 @pytest.fixture
 def tab(served: Served, browser: Any) -> Iterator[Tab]:
-    with opened(served, browser) as page:
+    with opened_small(served, browser) as page:
         tab = Tab(page).ready()
         tab.pane("Stack")
         yield tab
@@ -219,7 +219,7 @@ def test_what_the_server_refuses_is_said(served: Served, browser: Any) -> None:
     def refuse(route: Any) -> None:
         route.fulfill(status=500, content_type="application/json", body='{"detail": "the disk is full"}')
 
-    with opened(served, browser, lambda page: page.route("**/remora/v1/regions", refuse)) as page:
+    with opened_small(served, browser, lambda page: page.route("**/remora/v1/regions", refuse)) as page:
         tab = Tab(page).ready()
         tab.write("<lora:zorp:1:mask=left>")
         row = tab.more("zorp", "Region")

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 import httpx
 import pytest
 
-from tests.extension.ui.serving import LONG, Served, opened
+from tests.extension.ui.serving import LONG, Served, opened, opened_small
 from tests.extension.ui.tab import SHADOW, Tab
 from tests.extension.ui.test_accessibility import faults
 
@@ -65,7 +65,7 @@ def mocked(page: Any) -> None:
 
 @pytest.fixture
 def tab(served: Served, browser: Any) -> Iterator[Tab]:
-    with opened(served, browser, mocked) as page:
+    with opened_small(served, browser, mocked) as page:
         tab = Tab(page).ready()
         tab.pane("Stack")
         yield tab
@@ -207,7 +207,7 @@ def test_blocks_that_cannot_be_asked_for_are_said(served: Served, browser: Any) 
     def refuse(route: Any) -> None:
         route.fulfill(status=503, content_type="application/json", body='{"detail": "the model is being loaded"}')
 
-    with opened(served, browser, lambda page: page.route("**/remora/v1/blocks", refuse)) as page:
+    with opened_small(served, browser, lambda page: page.route("**/remora/v1/blocks", refuse)) as page:
         tab = Tab(page).ready()
         tab.write("<lora:zorp:1>")
         tab.more("zorp", "Blocks").get_by_role("alert").get_by_text("the model is being loaded").wait_for(timeout=LONG)
@@ -317,6 +317,7 @@ def test_no_slider_overwrites_a_schedule(tab: Tab) -> None:
 
 
 def test_the_steps_in_which_it_acts(tab: Tab) -> None:
+    tab.page.fill("#steps input", "20")
     tab.write("<lora:zorp:1> <lora:stripes:1:step=2-8>")
     row = tab.more("zorp", "Schedule")
     row.get_by_role("textbox", name="After step of zorp").fill("x")
@@ -397,7 +398,7 @@ def test_what_is_always_on_has_them_too_and_takes_them_along(tab: Tab) -> None:
 
 def test_the_server_knows_what_is_written(served: Served, browser: Any) -> None:
     """Without a stand-in: blocks of the model, a preset of the user's own, and an entry that is always on with both."""
-    with opened(served, browser) as page:
+    with opened_small(served, browser) as page:
         tab = Tab(page).ready()
         tab.write("<lora:zorp:1>")
         row = tab.more("zorp", "Blocks")

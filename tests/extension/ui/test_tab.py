@@ -1,4 +1,7 @@
-"""The tab in a real browser: find, stack, tune, keep, see what became of it; and what is done wrong."""
+"""The tab in a real browser: find, stack, tune, keep, see what became of it; and what is done wrong.
+
+The page is a small one, with the ids of the embedded web UI. `test_tab_everywhere.py` is the journey in gradio's pages.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,9 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from extension.standalone.demo import Demo
 from extension.standalone.pnginfo import read_infotext
 from extension.text.infotext import Infotext, parse_infotext
-from tests.extension.ui.serving import LONG, Served, infotext_with, opened, reload, serving
+from tests.extension.ui.serving import LONG, Served, infotext_with, opened, opened_small, reload
 from tests.extension.ui.tab import SHADOW, Tab
 
 pytestmark = pytest.mark.browser
@@ -42,8 +44,9 @@ def nothing_kept(served: Served) -> Iterator[None]:
 
 
 @pytest.fixture
-def tab(page: Any) -> Tab:
-    return Tab(page).ready()
+def tab(served: Served, browser: Any) -> Iterator[Tab]:
+    with opened_small(served, browser) as page:
+        yield Tab(page).ready()
 
 
 @pytest.fixture
@@ -216,6 +219,7 @@ def test_arrow_keys_go_through_the_library(tab: Tab) -> None:
 
 def test_the_wheel_moves_the_page_at_the_end_of_the_library(tab: Tab) -> None:
     tab.page.set_viewport_size({"width": 1400, "height": 420})
+    tab.page.evaluate(MANY)
     box = tab.root.locator(".rt-scroll")
     box.evaluate("box => { box.scrollIntoView({block: 'center'}); box.scrollTop = box.scrollHeight }")
     before = tab.page.evaluate("scrollY")
@@ -487,7 +491,7 @@ def test_rows_are_moved_by_keyboard_and_by_drag(tab: Tab) -> None:
 
 
 def test_rows_are_moved_by_a_finger(served: Served, browser: Any) -> None:
-    with opened(served, browser, viewport={"width": 380, "height": 800}, has_touch=True) as page:
+    with opened_small(served, browser, viewport={"width": 380, "height": 800}, has_touch=True) as page:
         tab = Tab(page).ready()
         tab.write("a <lora:zorp:1> b <lora:stripes:0.5> c <lora:night:1>")
         tab.pane("Stack")
@@ -557,7 +561,7 @@ def test_a_prompt_of_ten_megabytes_is_said_and_left_alone(tab: Tab) -> None:
 
 
 def test_the_stack_is_copied_as_a_prompt(served: Served, browser: Any) -> None:
-    with opened(served, browser, permissions=["clipboard-read", "clipboard-write"]) as page:
+    with opened_small(served, browser, permissions=["clipboard-read", "clipboard-write"]) as page:
         tab = Tab(page).ready()
         tab.pane("Stack")
         tab.button("Copy the LoRA tags").click()
@@ -646,7 +650,7 @@ def test_a_lora_for_other_models_is_warned_of_at_its_row(served: Served, browser
         state = route.fetch().json() | {"loras": [lora]}
         route.fulfill(content_type="application/json", body=json.dumps(state))
 
-    with opened(served, browser, before=lambda page: page.route("**/remora/v1/state", answer)) as page:
+    with opened_small(served, browser, before=lambda page: page.route("**/remora/v1/state", answer)) as page:
         tab = Tab(page).ready()
         tab.insert("zorp")
         own = tab.row("zorp")
@@ -682,7 +686,7 @@ def test_what_is_always_on_changes_every_picture_and_its_parameters_say_so(tab: 
 
 def test_what_is_always_on_is_there_when_the_page_is_opened_again(served: Served, browser: Any) -> None:
     httpx.put(f"{served.url}/remora/v1/stack", json={"always_on": True, "entries": [{"name": "stripes"}]})
-    with opened(served, browser) as page:
+    with opened_small(served, browser) as page:
         page.set_viewport_size({"width": 1280, "height": 900})
         row = Tab(page).ready().row("stripes", "Always on")
         buttons = [row.get_by_role("button", name=name).bounding_box(timeout=LONG) for name in ("More", "Remove")]
@@ -935,14 +939,16 @@ def _fits(page: Any, width: int) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_a_damaged_stack_is_told_in_the_page(demo: Demo, tmp_path: Path, browser: Any) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "stack.json").write_text("{")
-    with (
-        serving(tmp_path, demo.loras, [f"--model={demo.model}", f"--lora-dir={demo.loras}"]) as served,
-        opened(served, browser) as page,
-    ):
-        page.get_by_text("the next change renames it to stack.json.damaged-1").wait_for(timeout=LONG)
+def test_a_damaged_stack_is_told_in_the_page(served: Served, browser: Any) -> None:
+    stack = served.pictures / "data" / "stack.json"
+    stack.parent.mkdir(exist_ok=True)
+    stack.write_text("{")
+    try:
+        with opened_small(served, browser) as page:
+            page.get_by_text("the next change renames it to stack.json.damaged-1").wait_for(timeout=LONG)
+    finally:
+        httpx.put(f"{served.url}/remora/v1/stack", json={}).raise_for_status()
+    stack.with_name("stack.json.damaged-1").unlink()
 
 
 def test_a_web_ui_that_asks_for_a_password_gets_it(served: Served, browser: Any) -> None:
@@ -961,7 +967,7 @@ def test_a_web_ui_that_asks_for_a_password_gets_it(served: Served, browser: Any)
         page.route("**/remora/v1/**", answer)
         page.add_init_script(COUNTED)
 
-    with opened(served, browser, before=before) as page:
+    with opened_small(served, browser, before=before) as page:
         page.get_by_role("alert").get_by_text("are needed").wait_for(timeout=LONG)
         page.get_by_label("User").fill("tü")
         page.get_by_label("Password").fill("p")

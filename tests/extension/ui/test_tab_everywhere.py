@@ -16,7 +16,7 @@ from tests.extension.ui.old_gradio import VERSIONS, WANTED, page_of
 from tests.extension.ui.serving import LONG, Served, fill, opened
 from tests.extension.ui.tab import SHADOW, Tab
 
-pytestmark = [pytest.mark.browser, pytest.mark.quick]
+pytestmark = pytest.mark.browser
 EMBEDDED = "embedded"
 SHOTS = os.environ.get("REMORA_SCREENSHOTS", "")
 """A folder to put pictures of the pages into, for people to look at."""
@@ -85,6 +85,7 @@ def shot(tab: Tab, place: Place, name: str) -> None:
         tab.page.screenshot(path=Path(SHOTS) / f"{place.kind}-{name}.png")
 
 
+@pytest.mark.quick
 def test_search_insert_tune_reorder_undo(place: Place, tab: Tab) -> None:
     tab.write("a fox")
     tab.root.get_by_role("searchbox", name="Search LoRA").fill("zor")
@@ -120,6 +121,7 @@ def test_blocks_schedule_and_passes(place: Place, tab: Tab) -> None:
     tab.row("stripes").get_by_text("✓ applied: 278 of 278 layers").wait_for(timeout=LONG)
 
 
+@pytest.mark.quick
 def test_generate_and_see_what_became_of_it(place: Place, tab: Tab) -> None:
     tab.insert("zorp")
     place.generate(tab.page)

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.extension.ui.serving import LONG, Served
+from tests.extension.ui.serving import LONG, Served, opened_small
 from tests.extension.ui.tab import SHADOW, Tab
 
 pytestmark = pytest.mark.browser
@@ -18,8 +18,9 @@ NEGATIVE = "#negative textarea"
 
 
 @pytest.fixture
-def tab(page: Any) -> Tab:
-    return Tab(page).ready()
+def tab(served: Served, browser: Any) -> Iterator[Tab]:
+    with opened_small(served, browser) as page:
+        yield Tab(page).ready()
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Stack
+from tests.covering import some_of
 from tests.fakes.accelerator import device
 from tests.fakes.models import (
     dense_deltas,
@@ -85,8 +86,7 @@ def test_scheme_changes_no_bit(scheme: str, order: str, expected: Expected, acce
     assert fingerprint(unet) == before
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("scheme", SCHEMES)
+@some_of(("scheme", "order"), SCHEMES, ORDERS, strength=1)
 def test_merged_weights_come_off_under_each_scheme(
     scheme: str, order: str, expected: Expected, accelerator: torch.device
 ) -> None:
