@@ -55,20 +55,17 @@ class Engine:
 
     Args:
         components: diffusers' component name (`unet`, `transformer`, `text_encoder`, `text_encoder_2`, …) -> module.
-        cache_size: how many files stay open after use, counted once for each model. An open file takes address space,
-            and only as much memory as the system caches of it.
+        cache_size: how many files stay open after use, counted once for each model.
         cache_bytes: how many bytes the tensors of open files may have together; None for any.
         checkpoints: component -> the safetensors files it was loaded from. A merged weight that is in them bit for bit
             is restored from there, and not from a copy in memory.
         storage: how adapters are stored on a device: `file`, in the dtype they are computed in; `bfloat16` or
             `float8`, in fewer bytes, at some cost in precision and time. See `storage.py`.
-        device_budget: how many bytes of each device but the CPU adapters may take; None for what is free there when
-            they are placed, less 1 GiB, where the device tells how much is free, else for any number. Layers for
-            which that is not enough are placed for each call and dropped after it, to the same result. See `budget.py`.
+        device_budget: how many bytes of each device but the CPU adapters may take; None for what is free there, less
+            1 GiB. Layers for which that is not enough are placed for each call and dropped after it. See `budget.py`.
         rank_buckets: sizes to which ranks are rounded up, so that stacks share compiled code, and without a
             `device_budget` also memory on devices. See `static.py`.
-        parked_bytes: how many bytes of the computer's memory the adapters of former stacks may take, which makes it
-            fast to go back to one. See `plan.py`.
+        parked_bytes: how many bytes of the computer's memory the adapters of former stacks may take.
 
     Raises:
         ComponentError: the components are no mapping of names to modules.
@@ -121,11 +118,7 @@ class Engine:
         """Return an engine of all modules of a diffusers pipeline, which asks its scheduler for the step of a call.
 
         The pipeline is held weakly. Where it gets another module later, the engine serves that one, from the next
-        activation, change of a strength, or call of a module of the pipeline on.
-
-        Args:
-            pipeline: an object whose `components` are modules and others by name, and which may have a `scheduler`.
-            options: see the arguments of `Engine`.
+        activation, change of a strength, or call of a module of the pipeline on. `options` are those of `Engine`.
 
         Raises:
             ComponentError: it is no pipeline; the text shows an example.
@@ -142,11 +135,7 @@ class Engine:
 
     @components.setter
     def components(self, components: Mapping[str, nn.Module]) -> None:
-        """Serve another model, and no pipeline; the active stack is taken off the former one.
-
-        Raises:
-            ComponentError: it is no mapping of names to modules.
-        """
+        """Serve another model, and no pipeline; the active stack is taken off the former one."""
         check_named(components, "Engine({}) or Engine.for_pipeline(pipe)")
         self._serve(Model(components, self._sources))
 
@@ -228,17 +217,13 @@ class Engine:
                 plan.strengths.rest(None, self._calls.lock.is_held)
                 self._hook_calls()
                 self._watch.begin(self.components, None if plan is former else plan.places)
-                self._note_model(plan)
+                self._lost, self._late = "", ()
+                plan.watch_weights()
+                self._hooked.note_forwards()
                 return plan.report
             finally:
                 self._cache.trim(() if self._plan is None else self._plan.key.networks)
                 self._plans.keep_only(self._cache.holds)
-
-    def _note_model(self, plan: Plan) -> None:
-        """Note what a later call compares the model with."""
-        self._lost, self._late = "", ()
-        plan.watch_weights()
-        self._hooked.note_forwards()
 
     def _plan_for(self, stack: Stack) -> Plan:
         """Return the plan of a stack on the model as it is now; a new plan has touched no layer."""
@@ -412,8 +397,6 @@ class Engine:
 
     def set_moment(self, moment: Moment) -> None:
         """Set the moment of the next model calls, for strengths that depend on it; None stands for an unknown.
-
-        Calls of a denoiser tell their timestep, and the clock if there is one.
 
         Raises:
             MomentError: a strength depends on a time that the moment does not tell.

@@ -28,7 +28,7 @@ from .naming.binding import Binding, FusedWeight
 from .naming.blocks import BlockNames, Element, blocks_of
 from .naming.index import LayerIndex
 from .naming.network import Network
-from .naming.places import Place, Target
+from .naming.places import Place
 from .placement import schemes, trace
 from .placement.arena import Arena
 from .placement.resident import PlacementPolicy
@@ -131,16 +131,14 @@ class Plan:
     def places(self) -> dict[tuple[str, str], nn.Module]:
         """Return (component, path) -> the layer that must be called for its adapters to act, which no merged one is."""
         indexes = {index.component: index for index in self.key.indexes}
-        layers = {(name, path): indexes[name].get(path) for name, path in sorted(self.bound)}
+        layers = {(name, path): indexes[name].layers[path]() for name, path in sorted(self.bound)}
         merged = {layer for layer, executor in list(self.executors.items()) if executor.merges}
         return {place: layer for place, layer in layers.items() if layer is not None and layer not in merged}
 
     def write(self, stack: Stack, *, in_force: bool) -> None:
-        """Write the strengths of a stack; on failure all is as before.
+        """Write the strengths of a stack with the plan's key; on failure all is as before.
 
-        Args:
-            stack: its key is that of the plan.
-            in_force: whether the layers have these executors; then merged layers are merged again.
+        Where the plan is in force, layers are merged again.
 
         Raises:
             StackError: the model takes no list of block weights as long as an entry's.
@@ -182,7 +180,7 @@ class Plan:
         places, new = self.lost(components)
         indexes = {index.component: index for index in self.key.indexes}
         live = {layer for layer, executor in list(self.executors.items()) if not executor.merges}
-        return new if any(indexes[name].get(path) not in live for name, path in places) else []
+        return new if any(indexes[name].layers[path]() not in live for name, path in places) else []
 
     def _merge_again(self) -> None:
         for layer, executor in list(self.executors.items()):
@@ -193,8 +191,8 @@ class Plan:
         """Notice changes of base weights from now on."""
         weights: dict[str, list[tuple[nn.Module, str]]] = {}
         for layer, executor in list(self.executors.items()):
-            weights.setdefault(executor.component, []).extend(executor.weights(layer))
-        self.watched = {component: WeightWatch(of_component) for component, of_component in weights.items()}
+            weights.setdefault(executor.component, []).extend(executor.weights(layer) if executor._reading else ())
+        self.watched = {component: WeightWatch(watched) for component, watched in weights.items()}
 
     def drop_stale(self) -> None:
         """Drop what was computed from base weights that have changed since, beside merged layers."""
@@ -203,11 +201,7 @@ class Plan:
                 executor.release(layer)
 
     def follow_weights(self) -> None:
-        """Drop what was computed from base weights that have changed since, and merge again.
-
-        Raises:
-            ComponentError, FileError: see `MergedExecutor.release`; all other layers have followed.
-        """
+        """Drop what was computed from base weights that have changed since, and merge again; raise as merging does."""
         self.drop_stale()
         with ExitStack() as stack:
             for layer, executor in list(self.executors.items()):
@@ -217,7 +211,8 @@ class Plan:
     @property
     def kept_bytes(self) -> int:
         """Return the bytes that stay where the plan is kept."""
-        return sum([executor.kept_bytes for executor in self.executors.values() if not executor.reads_base])
+        accounts = [executor._account for executor in self.executors.values() if not executor.reads_base]
+        return sum([account.nbytes or account.host for account in accounts])  # the placed ones, else the arena's
 
     @property
     def placed_bytes(self) -> Counter[torch.device]:
@@ -227,8 +222,7 @@ class Plan:
     @property
     def backup_bytes(self) -> int:
         """Return the bytes of the copies of weights that were merged into."""
-        merged = [executor for executor in self.executors.values() if isinstance(executor, MergedExecutor)]
-        return sum([executor.backup_bytes for executor in merged])
+        return sum([one.backup_bytes for one in self.executors.values() if isinstance(one, MergedExecutor)])
 
 
 def make_plan(key: PlanKey, model: Model, policy: PlacementPolicy) -> Plan:
@@ -246,7 +240,7 @@ def make_plan(key: PlanKey, model: Model, policy: PlacementPolicy) -> Plan:
     vector = static.vector if compiled and static is not None else None
     table = StrengthTable(StackStrengths((), 1, False, (), blocks), vector)
     wholes = [binding.whole for *_, bound in bindings for binding in bound if binding.whole is not None]
-    fused = {layer for whole in wholes for layer in whole.layers}
+    fused = {layer for whole in wholes for layer, _ in whole.weights}
     plan = Plan(key, tuple(groups), table, can_rest=not key.why_live and not fused)
     reasons = _reasons(plan, components, bindings, fused) if key.why_live else {}
     checkpoints = model.checkpoints(key.indexes, components) if key.why_live else {}
@@ -304,7 +298,7 @@ def _bindings(key: PlanKey, blocks: BlockNames, groups: dict[StrengthGroup, int]
             whole = None
             if adapter.reads_whole:
                 whole = fused.setdefault((i, component, place), FusedWeight(place, index))
-            layer = index.module(target.path)
+            layer = index.layers[target.path]() or index.module(target.path)
             order = role(component) == TEXT_ENCODER, component, target.path
             bound = Binding(adapter, target, binding.file, component, place, group, rank, whole)
             layers.setdefault(layer, (order, layer, []))[2].append(bound)
@@ -315,14 +309,17 @@ def live_executor(
     layer: nn.Module, bindings: Sequence[Binding], strengths: StrengthTable, *, policy: PlacementPolicy, in_order: bool
 ) -> Executor:
     """Choose the executor of a layer whose weight is not written to."""
-    reads = prefers_dense = False
-    by_rows = by_columns = True
-    forms = list[Form]()
+    reads, prefers_dense, by_rows, by_columns, forms = False, False, True, True, list[Form]()
     for binding in bindings:
         adapter = binding.adapter
         form = adapter.form(binding.rank)
-        if form is not None and _can_be_beside(layer, binding.target, form):
-            forms.append(form)
+        target = binding.target
+        # with some rows alone, the other outputs have the layer's input as it is
+        if form is not None and target.groups == 1 and (target.rows is None or not form.on_input):
+            # not Gemma's, whose own forward scales the rows that it looks up
+            looks_up = type(layer).forward is nn.Embedding.forward and not (form.on_input or form.on_output)
+            if target.kind in ("linear", "conv") or (target.kind == "embedding" and looks_up):
+                forms.append(form)
         reads |= adapter.reads_base
         prefers_dense |= adapter.prefers_dense
         by_rows, by_columns = by_rows and adapter.by_rows, by_columns and adapter.by_columns
@@ -335,26 +332,12 @@ def live_executor(
     return LowRankExecutor(bindings, forms, strengths, policy)
 
 
-def _can_be_beside(layer: nn.Module, target: Target, form: Form) -> bool:
-    """Tell whether the parts of an adapter can act beside its layer, which then needs no effective weight."""
-    if target.groups != 1 or (target.rows is not None and form.on_input):
-        return False  # with some rows alone, the other outputs have the layer's input as it is
-    if target.kind == "embedding":
-        # not Gemma's, whose own forward scales the rows that it looks up
-        return not (form.on_input or form.on_output) and type(layer).forward is nn.Embedding.forward
-    return target.kind in ("linear", "conv")
-
-
 _PLANS = 16
 """How many plans are kept, as even a plan without tensors has some objects for each layer."""
 
 
 class PlanCache:
-    """The least recently used plans that were in force before.
-
-    Args:
-        limit: bytes of the computer's memory that they may take together.
-    """
+    """The least recently used plans that were in force before, which may take `limit` bytes together."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -397,11 +380,8 @@ class PlanCache:
         return sum([plan.placed_bytes for plan in self._plans.values()], Counter[torch.device]())
 
     def leave_devices(self) -> None:
-        """Keep all plans in the computer's memory alone, as a device ran out of memory.
-
-        The thread that calls the model may do this while another one activates.
-        """
-        for plan in list(self._plans.values()):
+        """Keep all plans in the computer's memory alone, as a device ran out of memory."""
+        for plan in list(self._plans.values()):  # the thread that calls the model may do this while one activates
             for executor in list(plan.executors.values()):
                 executor.leave_device()
 

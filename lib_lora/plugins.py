@@ -27,32 +27,35 @@ from .adapters.base import (
     Form,
     InputEffect,
     Kind,
+    LowRank,
     Origin,
     OutputEffect,
     Pair,
     Params,
     Rows,
+    Shapes,
     Site,
+    Tensors,
     taken,
 )
 from .errors import RegistryError
 from .files import formats
 from .files.components import DENOISER
 from .files.formats import strangers
-from .files.formats.base import KeyFormat
+from .files.formats.base import CONFIG_SCALE, KeyFormat
 from .files.formats.strangers.base import Stranger
 from .naming import architectures
-from .naming.architectures.base import Alias, Architecture, Sign, Variant, aliases, named
+from .naming.architectures.base import Alias, Architecture, Sign, Variant, aliases, layers, linears, named, within
 from .placement import schemes
 from .placement.schemes.base import Scheme
 from .weights import readers
 from .weights.readers.base import WeightReader
 
 __all__ = ["RegistryError", "register", "unregister"]
-__all__ += ["Adapter", "At", "Factors", "Form", "InputEffect", "Kind", "Modifier", "Operation", "Origin"]
-__all__ += ["OutputEffect", "Pair", "Params", "Rows", "Site", "taken"]
-__all__ += ["DENOISER", "Alias", "Architecture", "KeyFormat", "Scheme", "Sign", "Stranger"]
-__all__ += ["Variant", "WeightReader", "aliases", "named"]
+__all__ += ["Adapter", "At", "Factors", "Form", "InputEffect", "Kind", "LowRank", "Modifier", "Operation", "Origin"]
+__all__ += ["OutputEffect", "Pair", "Params", "Rows", "Shapes", "Site", "Tensors", "taken"]
+__all__ += ["CONFIG_SCALE", "DENOISER", "Alias", "Architecture", "KeyFormat", "Scheme", "Sign", "Stranger"]
+__all__ += ["Variant", "WeightReader", "aliases", "layers", "linears", "named", "within"]
 
 GROUP = "lib_lora.plugins"
 """The group of entry points."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 _SHOWN = 3  # names of layers in a sentence
 
@@ -69,8 +69,7 @@ class Family:
         return {"name": self.name, "title": self.title, "sure": self.sure}
 
 
-@dataclass(frozen=True, slots=True)
-class Unused:
+class Unused(NamedTuple):
     """A key that has no effect."""
 
     key: str

@@ -25,10 +25,12 @@ EXAMPLES = {
 PLUGINS = {path: text for path, text in EXAMPLES.items() if not path.startswith("tests/")}
 SAMPLES = {path: text for path, text in EXAMPLES.items() if path.startswith("tests/")}
 PROGRAM = """
+from pathlib import Path
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from extension.hosts import current_host, known_hosts
-from lib_lora import adapters
+from lib_lora import adapters, load_network
 from lib_lora.adapters.base import Adapter, At, Origin, Site
 from lib_lora.files import formats
 from lib_lora.naming.architectures.base import Architecture, fact, recognise
@@ -59,10 +61,17 @@ for side in ("A", "B"):  # as PEFT saves it, with and without the adapter's name
     for key in (f"base_model.model.a.coral_{side}", f"transformer.a.coral_{side}.default"):
         name, parsed = parse_key(key_formats().values(), key)
         assert (name, parsed.module, parsed.param) == ("peft", "a", f"coral_{side}")
+name, parsed = parse_key(key_formats().values(), "base_model.model.a.reef_gain.weight")
+assert (name, parsed.module, parsed.param) == ("peft", "a", "reef_gain.weight")
 
 tide = discover(formats, KeyFormat)["tide"]
 parsed = tide.parse(tide.example)
 assert (parsed.component, parsed.module, parsed.param) == ("denoiser", "blocks.0.attn.qkv", "lora_down.weight")
+low, high = torch.randn(4, 2), torch.randn(2, 3)
+save_file({"tide.a_low": low, "tide.a_high": high}, "my_tide.safetensors")
+Path("adapter_config.json").write_text('{"training": {"rank": 2, "scale": 3.0}}')
+network = load_network("my_tide.safetensors", {"transformer": nn.ModuleDict({"a": nn.Linear(4, 3)})})
+assert (network.delta_weight("transformer", "a") - 3.0 * (low @ high).T).abs().max() < 1e-5
 
 known = discover(architectures, Architecture)
 assert recognise(known.values(), [fact("transformer", "reef_blocks.0.attn.qkv", 3072)]) is known["reef"]

@@ -13,15 +13,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from ..errors import UnsupportedError
+from ._rows import unfit
 from ._variants import as_plain
-from .base import Adapter, At, Kind, Origin, Params, Site, shape_text
+from .base import Adapter, At, Origin, Params, Site, Tensors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,15 +33,13 @@ class ExpertsLoRA(Adapter):
     transposed: bool
     """Whether the parameter is (experts, in, out)."""
 
-    name: ClassVar[str] = "lora"
-    params: ClassVar[Params] = Params(
-        required=frozenset({"lora_up.weight", "lora_down.weight"}), optional=frozenset({"alpha"})
-    )
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"experts"})
-    by_rows: ClassVar[bool] = True  # rows of the parameter are experts
+    name = "lora"
+    params = Params(required=frozenset({"lora_up.weight", "lora_down.weight"}), optional=frozenset({"alpha"}))
+    kinds = frozenset({"experts"})
+    by_rows = True  # rows of the parameter are experts
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         if not cls.params.claim(params):
             raise UnsupportedError("of experts, on which a LoRA is lora_A and lora_B alone")
         experts, first, last = site.shape
@@ -55,7 +52,7 @@ class ExpertsLoRA(Adapter):
             pairs = [
                 f"({experts} r, {one}) and ({other}, {experts} r)" for one, other in ((last, first), (first, last))
             ]
-            raise ValueError(f"want {' or '.join(pairs)}, got {shape_text(down)} and {shape_text(up)}")
+            raise unfit(f"{' or '.join(pairs)}", down, up)
         rank = total // experts
         down = down.reshape(experts, rank, inner)
         up = up.reshape(outer, rank, experts).permute(2, 0, 1)

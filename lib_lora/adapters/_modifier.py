@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import is_dataclass, replace
+from operator import attrgetter
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
-from .base import Adapter, At, Factors, Form, InputEffect, Origin, OutputEffect, Rows, Site
+from .base import Adapter, At, Factors, Form, InputEffect, Origin, OutputEffect, Rows, Shapes, Site, Tensors
 
 
 class Modifier(Adapter):
@@ -22,14 +23,14 @@ class Modifier(Adapter):
     inner: Adapter
 
     @classmethod
-    def takes(cls, shapes: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
+    def takes(cls, shapes: Shapes) -> frozenset[str]:
         """Return the parameters of a group that this modifier reads; empty if the group is none of its own."""
         own = cls.params.required
         return own if own <= shapes.keys() else frozenset()
 
     @classmethod
     @abstractmethod
-    def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def around(cls, inner: Adapter, params: Tensors, site: Site, origin: Origin) -> Adapter:
         """Build from its own parameters and the adapter made of the others.
 
         Raises:
@@ -37,42 +38,25 @@ class Modifier(Adapter):
         """
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         raise TypeError(f"{cls.name} goes around another adapter")
 
-    @property
-    def rank(self) -> int | None:
-        return self.inner.rank
-
-    @property
-    def reads_base(self) -> bool:
-        return self.inner.reads_base
-
-    @property
-    def by_rows(self) -> bool:
-        return self.inner.by_rows
-
-    @property
-    def by_columns(self) -> bool:
-        return self.inner.by_columns
-
-    @property
-    def prefers_dense(self) -> bool:
-        return self.inner.prefers_dense
-
-    @property
-    def has_bias(self) -> bool:
-        return self.inner.has_bias
+    if not TYPE_CHECKING:  # as `Adapter` has them
+        rank, reads_base, by_rows, by_columns, prefers_dense, has_bias, bias_excess = (
+            property(attrgetter(f"inner.{name}"))
+            for name in ("rank", "reads_base", "by_rows", "by_columns", "prefers_dense", "has_bias", "bias_excess")
+        )
 
     def delta_weight(self, at: At) -> Tensor:
         return self.inner.delta_weight(at)
 
+    def inner_delta(self, at: At) -> Tensor:
+        """Return the inner adapter's change at multiplier 1, in the shape of the base weight."""
+        weight = at.weight if self.inner.reads_base else None
+        return self.inner.delta_weight(replace(at, multiplier=1.0, weight=weight)).reshape(at.base.shape)
+
     def delta_bias(self) -> Tensor:
         return self.inner.delta_bias()
-
-    @property
-    def bias_excess(self) -> Tensor | None:
-        return self.inner.bias_excess
 
     def on(self, read: Callable[[], Tensor], rank: int | None = None) -> Adapter:
         assert is_dataclass(self)
@@ -80,15 +64,15 @@ class Modifier(Adapter):
 
     def take(self, rows: Rows) -> Adapter | None:
         inner = self.inner.take(rows)
-        return None if inner is None else self.cut(inner, rows)
+        return None if inner is None else self.around_part(inner, rows)
 
     def outlined(self, rows: Rows) -> Adapter | None:
         inner = self.inner.outlined(rows)
-        return None if inner is None else self.cut(inner, rows)
+        return None if inner is None else self.around_part(inner, rows)
 
-    def cut(self, inner: Adapter, rows: Rows) -> Adapter | None:
+    def around_part(self, inner: Adapter, rows: Rows) -> Adapter | None:
         """Wrap `inner`, which is cut to `rows` already; return None if the modifier's own part cannot be cut."""
-        return None
+        return self.cut(rows, inner=inner) if self.row_fields else None
 
     def form(self, rank: int | None = None) -> Form | None:
         return self.inner.form(rank)

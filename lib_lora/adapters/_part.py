@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from torch import Tensor
-from typing_extensions import Self
 
 from ._modifier import Modifier
-from .base import Adapter, At, Form, Origin, Params, Rows, Site, taken
+from ._rows import taken
+from .base import Adapter, At, Form, Origin, Params, Rows, Site, Tensors
 
 
 def part_of(adapter: Adapter, rows: Rows) -> Adapter:
@@ -30,15 +29,13 @@ class PartOf(Modifier):
     read: Callable[[], Tensor] | None = None
     """Gives the whole base weight; known where the rows depend on the others' weights themselves."""
 
-    name: ClassVar[str] = "part"
-    params: ClassVar[Params] = Params(frozenset())
-    reads_whole: ClassVar[bool] = True
-    reads_base: ClassVar[bool] = True
-    by_rows: ClassVar[bool] = False
-    by_columns: ClassVar[bool] = False
+    name = "part"
+    params = Params(frozenset())
+    reads_whole = reads_base = True
+    by_rows = by_columns = False
 
     @classmethod
-    def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def around(cls, inner: Adapter, params: Tensors, site: Site, origin: Origin) -> Adapter:
         raise TypeError("it has no parameters of its own")
 
     def delta_bias(self) -> Tensor:
@@ -57,12 +54,7 @@ class PartOf(Modifier):
         return self.of(self.inner.on(read, rank), read)
 
     def of(self, known: Adapter, read: Callable[[], Tensor]) -> Adapter:
-        """Return the adapter for these rows of an inner one that knows the whole base weight.
-
-        Args:
-            known: what the inner adapter's `on` gave.
-            read: gives that weight again.
-        """
+        """Return the adapter for these rows, given what the inner adapter's `on` returned; `read` gives the weight."""
         return known.take(self.rows) or replace(self, inner=known, read=read)
 
     def delta_weight(self, at: At) -> Tensor:

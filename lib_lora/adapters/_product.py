@@ -7,7 +7,7 @@ core between, M[p, q, k] = sum_ij left[p, i] core[i, j, k] right[j, q].
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,7 +16,8 @@ from typing_extensions import Self
 
 from ..tensors import TensorFields, wide
 from ._operation import Operation
-from .base import Adapter, At, Factors, InputEffect, ProductEffect, Rows, shape_text, taken
+from ._rows import taken, unfit
+from .base import Adapter, At, Factors, InputEffect, ProductEffect, Rows, Tensors
 
 _BLOCK = 1 << 20
 """Entries of a dense delta that a CPU builds at a time in the forward; a device builds it in one piece."""
@@ -66,11 +67,7 @@ class Product(TensorFields):
         return torch.einsum("ijk,jq->iqk", self.core.to(device, exact), right.to(exact)).flatten(1).to(dtype)
 
     def dense(
-        self,
-        device: torch.device,
-        dtype: torch.dtype,
-        rows: slice | Tensor | None = None,
-        columns: slice | None = None,
+        self, device: torch.device, dtype: torch.dtype, rows: slice | Tensor | None = None, columns: slice | None = None
     ) -> Tensor:
         """Return the matrix, or the selected rows (in that order) and columns of it."""
         first = self.right if self.left is None else self.left
@@ -88,39 +85,25 @@ class Product(TensorFields):
         return (ones, right) if self.rows <= self.columns else (right, ones)
 
 
-def product(
-    params: Mapping[str, Tensor], full: str, left: str, right: str, core: str, kernel: Sequence[int]
-) -> Product:
-    """Read a product from parameters of these names.
+def product(params: Tensors, full: str, left: str, right: str, core: str, kernel: Sequence[int]) -> Product:
+    """Read a product by the names of its parameters; raise ValueError if they do not fit each other.
 
-    Beside a core both factors have the rank first, as LyCORIS and PEFT save them.
-
-    Args:
-        params: of one adapter.
-        full: name of the full matrix.
-        left: name of the left factor.
-        right: name of the right factor.
-        core: name of the core.
-        kernel: of the layer, for the core.
-
-    Raises:
-        ValueError: factors do not fit each other; the text says want and got.
+    Beside a core, which has the layer's kernel, both factors have the rank first, as LyCORIS and PEFT save them.
     """
     for name in (full, left, right, core):
         if name in params and params[name].ndim < 2:
-            raise ValueError(f"want {name} to be a matrix, got {shape_text(params[name])}")
+            raise unfit(f"{name} to be a matrix", params[name])
     if full in params:
         return Product(params[full].flatten(1))
     a, b = params[left].flatten(1), params[right].flatten(1)
     if core not in params:
         if a.shape[1] != b.shape[0]:
-            raise ValueError(f"want {left} (rows, r) and {right} (r, columns), got {shape_text(a)} and {shape_text(b)}")
+            raise unfit(f"{left} (rows, r) and {right} (r, columns)", a, b)
         return Product(b, a)
     t = params[core]
     # PEFT's has a dimension of 1 too many on 1-d convolutions
     if t.shape[:2] != (a.shape[0], b.shape[0]) or math.prod(t.shape[2:]) != math.prod(kernel):
-        want = f"({', '.join(map(str, (a.shape[0], b.shape[0], *kernel)))})"
-        raise ValueError(f"want {core} {want}, got {shape_text(t)}")
+        raise unfit(f"{core} ({', '.join(map(str, (a.shape[0], b.shape[0], *kernel)))})", t)
     return Product(b, a.t(), t.flatten(2) if t.ndim > 2 else t.unsqueeze(2))
 
 
@@ -129,12 +112,8 @@ def balanced(up: Tensor, down: Tensor, shape: Sequence[int], *, above: float = 0
 
     A product of four small numbers on one side would be lost below fp16's 6e-5, though the whole is not small; a large
     one on one side would pass fp16's 65,504. Components are moved by powers of two, which keep all bits.
-
-    Args:
-        up: in fp32 or better.
-        down: in fp32 or better.
-        shape: of `down` in the result, whose first entry is not read.
-        above: leave components as they are that have no larger entry.
+    Both are in fp32 or better. `down` gets `shape` but for its first entry. Components without an entry larger than
+    `above` stay as they are.
     """
     left, right = up.abs().amax(0), down.abs().amax(1)
     ratio = (right / left).sqrt()

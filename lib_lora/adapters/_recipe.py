@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-
-from torch import Tensor
 
 from .. import adapters as folder
 from ..errors import UnsupportedError
 from ..registry import cached, discover_classes
 from ._experts import ExpertsLoRA
 from ._modifier import Modifier
-from .base import Adapter, Kind, Origin, Site
-
-Shapes = Mapping[str, tuple[int, ...]]
-"""Canonical parameter -> shape in the file."""
+from .base import Adapter, Kind, Origin, Shapes, Site, Tensors
 
 
 @dataclass(frozen=True)
@@ -43,15 +38,16 @@ class Recipe:
             return None
         return Site(shape, "norm" if len(shape) == 1 else "conv" if len(shape) > 2 else "linear")
 
-    def build(self, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
+    def build(self, params: Tensors, site: Site, origin: Origin) -> Adapter:
         """Make the adapter for the weight at `site`.
 
         Raises:
             ValueError: the tensors do not fit each other or the site; the text says want and got.
         """
         own = self.kind.params.required | self.kind.params.optional
-        if any(name in own and not value.numel() for name, value in params.items()):  # a scale is divided by it
-            raise UnsupportedError("of rank 0, which changes nothing")
+        for name, value in params.items():
+            if not value.numel() and name in own:  # a scale is divided by it
+                raise UnsupportedError("of rank 0, which changes nothing")
         least = 1 if site.kind == "norm" and "norm" in self.kinds else 2
         if len(site.shape) < least or 0 in site.shape:  # a file may make itself out to be for such a weight
             raise ValueError(f"want the parameters of a weight, got parameters of the shape {site.shape}")

@@ -11,18 +11,15 @@ Source: vladmandic/sdnext pipelines/minimax/minimax_lora.py, `project_pruned_ada
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor
-from typing_extensions import Self
 
 from ._modifier import Modifier
 from ._operation import Operation
-from .base import Adapter, At, Factors, Form, Origin, OutputEffect, Rows, Site
+from .base import Adapter, At, Factors, Form, Origin, OutputEffect, Rows, Site, Tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +52,15 @@ class Refitted(Modifier):
     """Inputs of the layer."""
     basis: Tensor | None = None  # (wanted, inputs); None where the inner adapter's are the first of the layer's
 
-    name: ClassVar[str] = "refitted"
-    by_columns: ClassVar[bool] = False
-    exact: ClassVar[frozenset[str]] = frozenset({"basis"})
+    name = "refitted"
+    by_columns = False
+    exact = frozenset({"basis"})
 
     @classmethod
-    def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def around(cls, inner: Adapter, params: Tensors, site: Site, origin: Origin) -> Adapter:
         raise TypeError("it has no parameters of its own")
 
-    def cut(self, inner: Adapter, rows: Rows) -> Adapter:
+    def around_part(self, inner: Adapter, rows: Rows) -> Adapter:
         return replace(self, inner=inner)
 
     def delta_weight(self, at: At) -> Tensor:

@@ -8,8 +8,7 @@ difference of near numbers: R - I = 2 (I - Q)^-1 Q. All of that is computed in f
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -20,7 +19,8 @@ from typing_extensions import Self
 
 from ..tensors import TensorFields, wide
 from ._operation import Operation, at_multiplier
-from .base import Adapter, At, Form, InputEffect, OutputEffect, Rows, placed, shape_of, shape_text, taken
+from ._rows import placed, shape_text, taken, unfit
+from .base import Adapter, At, Form, InputEffect, OutputEffect, Rows, Tensors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,9 +36,11 @@ class Turn(TensorFields):
         """Return how many channels it rotates."""
         return self.source.shape[-3] * self.source.shape[-2]
 
-    def take(self, rows: Rows, together: int = 1) -> Self | None:
-        """Return its blocks for some of the channels; None if a window cuts a block or a group of `together`."""
+    def take(self, rows: Rows) -> Self | None:
+        """Return its blocks for some of the channels; None if a window cuts a block, or blocks that are mixed."""
         size = self.source.shape[-2]
+        # the last of m factors has the halves of 2^(m - 1) blocks change places, those of as many channels in a row
+        together = 2 ** (len(self.source) - 1) if self.source.ndim > 3 else 1
         if any(end % (size * together) for window in rows for end in window):
             return None
         windows = [self.source[..., start // size : stop // size, :, :] for start, stop in rows]
@@ -82,19 +84,14 @@ class NormLimit:
         return (self.limit / norm.clamp_min(_TINY)).clamp_max(1.0).to(like.device)
 
 
-def bounded(q: Tensor, bound: NormLimit | None) -> Tensor:
-    """Return Q or some of its blocks, shrunk to the bound, if there is one."""
+def skew(source: Tensor, bound: NormLimit | None) -> Tensor:
+    """Return Q of the parameters B or of some of their blocks, shrunk to the bound, if there is one."""
+    q = source - source.transpose(-1, -2)
     return q if bound is None else q * bound.factor(q)
 
 
 def mix(x: Tensor, blocks: Tensor, dim: int) -> Tensor:
-    """Multiply the channels of `x`, block by block.
-
-    Args:
-        x: channels at `dim`, k * n of them.
-        blocks: (k, n, n), or (1, n, n) for one that is everybody's.
-        dim: counted from the end.
-    """
+    """Multiply the k * n channels of `x` at `dim`, counted from the end, by blocks (k, n, n), or (1, n, n) for all."""
     size = blocks.shape[-1]
     count = x.shape[dim] // size
     if dim == -1:
@@ -125,12 +122,14 @@ def _joined(blocks: Tensor) -> Tensor:
 
 
 def mix_slices(x: Tensor, parts: tuple[Tensor, ...], dim: int, multiplier: Tensor | float) -> Tensor:
-    """Call `mix` at a multiplier, with blocks of another size for each slice of the channels."""
-    if len(parts) == 1:
-        return at_multiplier(partial(mix, x, dim=dim), parts[0], multiplier)
-    widths = [part.shape[0] * part.shape[-1] for part in parts]
-    slices = zip(torch.split(x, widths, dim), parts, strict=True)
-    return torch.cat([at_multiplier(partial(mix, one, dim=dim), part, multiplier) for one, part in slices], dim)
+    """Call `mix` or `mix_butterfly` at a multiplier, with blocks of another size for each slice of the channels."""
+    if len(parts) > 1:
+        slices = torch.split(x, [part.shape[-3] * part.shape[-1] for part in parts], dim)
+        pairs = zip(slices, parts, strict=True)
+        return torch.cat([mix_slices(one, (part,), dim, multiplier) for one, part in pairs], dim)
+    if parts[0].ndim > 3:
+        return mix_butterfly(x, parts[0], dim, multiplier)
+    return at_multiplier(partial(mix, x, dim=dim), parts[0], multiplier)
 
 
 def mix_butterfly(
@@ -138,14 +137,9 @@ def mix_butterfly(
 ) -> Tensor:
     """Return the change of `x` by a chain of block rotations, each at `multiplier`, https://arxiv.org/abs/2311.06243.
 
-    Factor i mixes the halves of two blocks that are 2^i halves apart.
-
-    Args:
-        x: channels at `dim`, k * b of them.
-        factors: R - I (m, k, b, b); a block's two halves one after the other.
-        dim: counted from the end.
-        multiplier: of one element, or one that broadcasts to `x` and is the same for all channels.
-        descending: apply the last factor first.
+    Factor i of R - I (m, k, b, b) mixes the halves of two blocks that are 2^i halves apart; the halves of a block are
+    one after the other. With `descending` the last factor acts first. `x` has k * b channels at `dim`, from the end.
+    The multiplier is of one element, or broadcasts to `x` and is the same for all channels.
     """
     by_row = multiplier if isinstance(multiplier, Tensor) and multiplier.numel() > 1 else None
     if dim == -1 and len(factors) > 1:
@@ -212,11 +206,7 @@ def _mix_level(x: Tensor, blocks: Tensor, level: int, half: int, dim: int) -> Te
 
 
 def check_butterfly(factors: Tensor, width: int, name: str) -> None:
-    """Check that factors (m, k, b, b) fit `width` channels.
-
-    Raises:
-        ValueError: they do not; the text says want and got.
-    """
+    """Check that factors (m, k, b, b) fit `width` channels; raise ValueError if they do not."""
     count, blocks, size = factors.shape[:3] if factors.ndim == 4 else (0, 0, 0)
     fits = count > 0 and factors.shape[2] == factors.shape[3] and blocks * size == width
     if fits and count > 1:
@@ -226,17 +216,13 @@ def check_butterfly(factors: Tensor, width: int, name: str) -> None:
         raise ValueError(f"want {name} {want}; got {shape_text(factors)}")
 
 
-def number(params: Mapping[str, Tensor], name: str) -> float | None:
-    """Read a parameter that is one number; return None if it is missing.
-
-    Raises:
-        ValueError: it is several.
-    """
+def number(params: Tensors, name: str) -> float | None:
+    """Read a parameter that is one number; return None if it is missing. Raise ValueError if it is several."""
     tensor = params.get(name)
     if tensor is None:
         return None
     if tensor.numel() != 1:
-        raise ValueError(f"want one number as {name}, got {shape_text(tensor)}")
+        raise unfit(f"one number as {name}", tensor)
     return float(tensor.item())
 
 
@@ -254,7 +240,7 @@ class TurnedInput(InputEffect):
 class TurnedOutput(OutputEffect):
     """(R - I) y, by slices of the channels, and a scale of each channel after it."""
 
-    parts: tuple[Tensor, ...]  # each (k, n, n)
+    parts: tuple[Tensor, ...]  # each (k, n, n), or (m, k, b, b)
     excess: Tensor | None  # (out,), the scale less 1
 
     def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
@@ -262,44 +248,17 @@ class TurnedOutput(OutputEffect):
         return turned if self.excess is None else rescaled(y, turned, op.per_channel(self.excess) * multiplier)
 
 
-class OutputTurn(Adapter):
-    """W' = s * R W: a turn of the outputs, and a scale of each output after it, 1 + m (s - 1).
+@dataclass(frozen=True, slots=True, eq=False)
+class OutputRotation(Adapter):
+    """W' = s * R W: block rotations of the outputs, lerped to I, and a scale of each output after them, 1 + m (s - 1).
 
     The bias is left as it is: that is what trainers' forward does with a turned weight.
     """
 
-    __slots__ = ()
-    rescale: Tensor | None  # (out,)
-
-    @abstractmethod
-    def _turned(self, rows: Tensor, at: At) -> Tensor:
-        """Return (R - I) times a matrix (out, columns), with R at the multiplier."""
-
-    @property
-    def reads_base(self) -> bool:
-        return True
-
-    @property
-    def by_columns(self) -> bool:
-        return True
-
-    def delta_weight(self, at: At) -> Tensor:
-        rows = at.base.flatten(1)
-        turned = self._turned(rows, at)
-        if self.rescale is not None:
-            turned = rescaled(rows, turned, ((at.put(self.rescale) - 1) * at.multiplier).unsqueeze(1))
-        return turned.reshape(at.base.shape)
-
-    def form(self, rank: int | None = None) -> Form:
-        return Form(on_output=True)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class OutputRotation(OutputTurn):
-    """Block rotations of the outputs. The multiplier lerps R to I."""
-
     parts: tuple[Turn, ...]  # of one slice of the outputs each
     rescale: Tensor | None  # (out,)
+
+    reads_base = by_columns = True
 
     def take(self, rows: Rows) -> Self | None:
         parts = [part for window in rows for part in self._within(window)]
@@ -317,14 +276,20 @@ class OutputRotation(OutputTurn):
                 yield part.take(((low, high),))
             start += part.channels
 
-    def _turned(self, rows: Tensor, at: At) -> Tensor:
+    def delta_weight(self, at: At) -> Tensor:
+        rows = at.base.flatten(1)
         parts = tuple(at.put(part.blocks(at.device, at.dtype)) for part in self.parts)
-        return mix_slices(rows, parts, -2, at.multiplier)
+        turned = mix_slices(rows, parts, -2, at.multiplier)
+        if self.rescale is not None:
+            turned = rescaled(rows, turned, ((at.put(self.rescale) - 1) * at.multiplier).unsqueeze(1))
+        return turned.reshape(at.base.shape)
+
+    def form(self, rank: int | None = None) -> Form:
+        return Form(on_output=True)
 
     def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
-        return TurnedOutput(
-            tuple(part.effect(device, dtype) for part in self.parts), excess_of(self.rescale, device, dtype)
-        )
+        parts = tuple(part.effect(device, dtype) for part in self.parts)
+        return TurnedOutput(parts, excess_of(self.rescale, device, dtype))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -337,16 +302,8 @@ class InputRotation(Adapter):
     turn: Turn  # (k, n, n) or (1, n, n)
     shape: tuple[int, ...]
 
-    @property
-    def reads_base(self) -> bool:
-        return True
-
-    @property
-    def by_rows(self) -> bool:
-        return True
-
-    def take(self, rows: Rows) -> Self:
-        return replace(self, shape=shape_of(self.shape, rows))
+    row_fields = ("shape",)
+    reads_base = by_rows = True
 
     def delta_weight(self, at: At) -> Tensor:
         blocks = at.put(self.turn.blocks(at.device, at.dtype)) * at.multiplier
@@ -375,25 +332,17 @@ def excess_of(scale: Tensor | None, device: torch.device, dtype: torch.dtype) ->
 
 
 def check_blocks(blocks: Tensor, width: int, name: str) -> None:
-    """Check that blocks (k, n, n) fit `width` channels.
-
-    Raises:
-        ValueError: they do not; the text says want and got.
-    """
+    """Check that blocks (k, n, n) fit `width` channels; raise ValueError if they do not."""
     if blocks.ndim != 3 or blocks.shape[1] != blocks.shape[2] or blocks.shape[0] * blocks.shape[1] != width:
-        raise ValueError(f"want {name} (k, n, n) with k * n = {width}, got {shape_text(blocks)}")
+        raise unfit(f"{name} (k, n, n) with k * n = {width}", blocks)
 
 
 def scale_for(width: int, scale: Tensor | None) -> Tensor | None:
-    """Read a `rescale` as a vector.
-
-    Raises:
-        ValueError: it has another length than there are outputs.
-    """
+    """Read a `rescale` as a vector; raise ValueError if it has another length than there are outputs."""
     if scale is None:
         return None
     if scale.numel() != width:
-        raise ValueError(f"want rescale ({width}, 1, …), got {shape_text(scale)}")
+        raise unfit(f"rescale ({width}, 1, …)", scale)
     return scale.reshape(-1)
 
 

@@ -10,7 +10,8 @@ from typing_extensions import Self
 
 from ..tensors import wide
 from ._operation import Operation
-from .base import At, Form, InputEffect, OutputEffect, Proportional, Rows, Site, placed, shape_text, taken
+from ._rows import placed, taken, unfit
+from .base import At, Form, InputEffect, OutputEffect, Proportional, Rows, Site
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +56,7 @@ class Scale(Proportional):
     with_bias: bool
     site: Site
 
-    @property
-    def reads_base(self) -> bool:
-        return True
-
-    @property
-    def widens_base(self) -> bool:
-        return True
-
-    @property
-    def by_rows(self) -> bool:
-        return True
+    reads_base = widens_base = by_rows = True
 
     @property
     def bias_excess(self) -> Tensor | None:
@@ -104,12 +95,8 @@ class Scale(Proportional):
 
 
 def check_channels(vector: Tensor, site: Site, name: str, *, on_input: bool) -> Tensor:
-    """Check a vector over the inputs or the outputs.
-
-    Raises:
-        ValueError: it has another length; the text says want and got.
-    """
+    """Check a vector over the inputs or the outputs; raise ValueError if it has another length."""
     wants = {site.shape[1], site.groups * site.shape[1]} if on_input else {site.shape[0]}
     if vector.numel() not in wants:
-        raise ValueError(f"want {name} of {' or '.join(map(str, sorted(wants)))}, got {shape_text(vector)}")
+        raise unfit(f"{name} of {' or '.join(map(str, sorted(wants)))}", vector)
     return vector.reshape(-1)

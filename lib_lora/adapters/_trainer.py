@@ -44,10 +44,7 @@ def trained_within(origin: Origin, period: tuple[datetime, datetime]) -> bool:
 def lycoris_scale(origin: Origin, rank: int, *, alpha_is_raw: bool = False) -> float:
     """Return alpha / rank as the trainer of the file used it.
 
-    Args:
-        origin: of the adapter.
-        rank: of the adapter.
-        alpha_is_raw: whether the alpha of an rs-LoRA is saved as it was given by every version.
+    With `alpha_is_raw`, every version saves the alpha of an rs-LoRA as it was given.
     """
     alpha, said = origin.alpha, arguments(origin)
     if str(said.get("rs_lora", False)).lower() != "false" and (alpha_is_raw or trained_within(origin, RS_LORA_RAW)):
@@ -77,10 +74,6 @@ def split_parts(origin: Origin, up: Tensor) -> int:
     Each was trained at alpha / r, and together they have the rank parts * r and the same alpha: the scale is alpha /
     rank times this (sd-scripts networks/lora_flux.py and lora_sd3.py, `state_dict`). `up` then is zero but for a block
     of each part. The first and the last row are checked, as the metadata outlives a resize or a merge.
-
-    Args:
-        origin: of the adapter.
-        up: (out, rank).
     """
     # the trainer takes no other spelling of it
     if str(arguments(origin).get("split_qkv")) != "True":
@@ -93,13 +86,7 @@ def split_parts(origin: Origin, up: Tensor) -> int:
 
 
 def lora_scale_and_schedule(origin: Origin, rank: int, up: Tensor) -> tuple[float, RankSchedule | None]:
-    """Return the factor on up @ down of a LoRA, and the schedule of its ranks, as its trainer used them.
-
-    Args:
-        origin: of the adapter.
-        rank: of the adapter.
-        up: (out, rank).
-    """
+    """Return the factor on up @ down of a LoRA, and the schedule of its ranks, as its trainer used them."""
     said = arguments(origin)
     scale = lycoris_scale(origin, rank) if "rs_lora" in said else origin.alpha.scale(rank)
     if origin.reading.dylora_as_trained:
@@ -112,10 +99,7 @@ def lora_scale_and_schedule(origin: Origin, rank: int, up: Tensor) -> tuple[floa
 def rank_schedule(origin: Origin, rank: int, *, certain: bool = False) -> RankSchedule | None:
     """Read the schedule of a T-LoRA by the names of SimpleTuner and LyCORIS' wrapper.
 
-    Args:
-        origin: of the adapter.
-        rank: of the adapter.
-        certain: whether the parameters alone show that it is one. LoRAs trained with a schedule look like others.
+    It is `certain` where the parameters show it. A LoRA that was trained with a schedule looks like others.
     """
     said = arguments(origin)
     if not certain and str(said.get("use_timestep_mask", False)).lower() == "false":

@@ -15,20 +15,26 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from ..errors import MomentError
 from ..files.reading import USUAL, Reading
-from ..tensors import TensorFields, wide
+from ..tensors import TensorFields
 from ._operation import Operation as Operation
+from ._rows import Rows as Rows
+from ._rows import part_of_field, shape_of, unfit, widened
+from ._rows import taken as taken
 
 Kind = Literal["linear", "conv", "embedding", "norm", "attention", "experts"]
-Rows = tuple[tuple[int, int], ...]
-"""Windows of output rows, one after the other."""
+Tensors = Mapping[str, Tensor]
+"""Parameter -> tensor, by kohya's and LyCORIS' names of parameters, else those of the trainer."""
+Shapes = Mapping[str, tuple[int, ...]]
+"""Parameter -> shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +51,11 @@ class Params:
     def claim(self, names: Mapping[str, object]) -> bool:
         """Return whether a group has all required parameters and no unknown one.
 
-        An unknown parameter may change what the others mean, so a group with one is reported, never half-applied.
+        An unknown parameter may change what the others mean, so a group with one is reported, never half-applied. Where
+        none is required, any but `alpha` is enough.
         """
-        return self.required <= set(names) <= self.required | self.optional
+        least = self.required or (names.keys() - {"alpha"})
+        return bool(least) and least <= names.keys() <= self.required | self.optional
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +118,7 @@ class Origin:
     """The trainer's configuration of this component (PEFT's `adapter_config.json`)."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     """The header's."""
-    shared: Mapping[str, Tensor] = field(default_factory=dict)
+    shared: Tensors = field(default_factory=dict)
     """Tensors that all adapters of the file use."""
     module: str = ""
     """The layer, as the file spells it: dotted, or flattened."""
@@ -157,18 +165,10 @@ class At:
 
     @property
     def base(self) -> Tensor:
-        """Return the base weight.
-
-        Raises:
-            TypeError: an adapter asks for it that did not say so.
-        """
+        """Return the base weight; raise TypeError if an adapter asks for it that did not say so."""
         if self.weight is None:
             raise TypeError("the base weight is given only to adapters that say reads_base")
         return self.weight
-
-    def fully(self) -> At:
-        """Return a copy with multiplier 1."""
-        return replace(self, multiplier=1.0)
 
 
 class CallTime(Protocol):
@@ -252,11 +252,7 @@ class HeadSchedule:
         return limit
 
     def check(self, now: CallTime) -> None:
-        """Check that the time tells the step.
-
-        Raises:
-            MomentError: it does not.
-        """
+        """Check that the time tells the step; raise MomentError if it does not."""
         if now.step is None or not now.steps:
             raise MomentError("the heads in a file depend on the step, but the step of a model call is unknown")
 
@@ -386,14 +382,19 @@ class Adapter(TensorFields, ABC):
     kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "conv", "attention"})
     """The kinds of layer it is defined for."""
 
+    shaped_by: ClassVar[tuple[str, ...]] = ()
+    """The parameters whose shapes tell the weight's: one that has a row per output, and one that has the inputs."""
+    row_fields: ClassVar[tuple[str, ...]] = ()
+    """What `take` cuts: fields with a row per output, `shape`, and `rows`, the windows of the delta that are meant."""
+
     @classmethod
-    def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    def claims(cls, shapes: Shapes) -> bool:
         """Return whether parameters of these names (and shapes, if names do not tell) are exactly this algorithm's."""
         return cls.params.claim(shapes)
 
     @classmethod
     @abstractmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         """Build from canonical parameters for the weight at `site`.
 
         Raises:
@@ -401,9 +402,11 @@ class Adapter(TensorFields, ABC):
         """
 
     @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+    def own_shape(cls, shapes: Shapes) -> tuple[int, ...] | None:
         """Return the shape of the weight that these parameters were made for; None if their shapes do not tell."""
-        return None
+        if not cls.shaped_by or not shapes.keys() >= {*cls.shaped_by}:
+            return None
+        return (*shapes[cls.shaped_by[0]][:1], *shapes[cls.shaped_by[-1]][1:])
 
     if TYPE_CHECKING:  # at run time these are plain attributes, which cost no call; a subclass may have properties
 
@@ -435,13 +438,9 @@ class Adapter(TensorFields, ABC):
         def prefers_dense(self) -> bool:
             """Return whether an effective weight is cheaper than `form`, with a plain base weight."""
 
-        @property
-        def has_bias(self) -> bool:
-            """Return whether it changes the layer's bias, too."""
-
     else:
         rank = None
-        reads_base = widens_base = reads_whole = by_rows = by_columns = prefers_dense = has_bias = False
+        reads_base = widens_base = reads_whole = by_rows = by_columns = prefers_dense = False
 
     @abstractmethod
     def delta_weight(self, at: At) -> Tensor:
@@ -454,9 +453,15 @@ class Adapter(TensorFields, ABC):
         """
         return self.delta_weight(at), 1.0
 
+    @property
+    def has_bias(self) -> bool:
+        """Return whether it changes the layer's bias, too: one that does has a field `bias`."""
+        return getattr(self, "bias", None) is not None
+
     def delta_bias(self) -> Tensor:
         """Return the change of the bias at multiplier 1, (out,); only with `has_bias`."""
-        raise TypeError(f"{self.name} changes no bias")
+        bias: Tensor = self.bias  # type: ignore[attr-defined]
+        return bias
 
     @property
     def bias_excess(self) -> Tensor | None:
@@ -500,7 +505,12 @@ class Adapter(TensorFields, ABC):
             None where the change of these rows depends on the other rows of the weight. Where it does only through
             what `on` finds out (norms, singular vectors), the adapter that `on` returns is not None here.
         """
-        return None
+        return self.cut(rows) if self.row_fields else None
+
+    def cut(self, rows: Rows, **others: object) -> Self:
+        """Return a copy whose `row_fields` are cut, with other values in `others`."""
+        assert is_dataclass(self)
+        return replace(self, **{name: part_of_field(getattr(self, name), rows) for name in self.row_fields}, **others)
 
     def outlined(self, rows: Rows) -> Adapter | None:
         """Return an adapter with the `form` that `take` gives after `on`; None if `take` then gives none."""
@@ -533,10 +543,37 @@ class Adapter(TensorFields, ABC):
         raise TypeError(f"{self.name} does not change the output")
 
 
+class LowRank(Adapter):
+    """An adapter that is a pair: fields `up` (out, r), and `down` (r, in) or other `factors`; it may have a `scale`."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def up(self) -> Tensor: ...
+
+        @property
+        def down(self) -> Tensor: ...
+
+    by_rows = True
+
+    @property
+    def rank(self) -> int:
+        return self.up.shape[1]
+
+    def factors(self, rank: int | None = None) -> Factors:
+        return Factors(self.down[:rank], self.up[:, :rank])
+
+    def form(self, rank: int | None = None) -> Form:
+        return Form(Pair(min(self.rank, rank or self.rank), getattr(self, "scale", 1.0)))
+
+    def delta_weight(self, at: At) -> Tensor:
+        factors = self.factors(at.rank)
+        delta = at.cut(factors.up) @ at.across(factors.down)
+        return at.shaped(delta.mul_(getattr(self, "scale", 1.0) * at.multiplier), tuple(factors.down.shape))
+
+
 class Proportional(Adapter):
     """An adapter whose change of the weight is a tensor at all multipliers, times a factor."""
-
-    __slots__ = ()
 
     @abstractmethod
     def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
@@ -564,11 +601,6 @@ def at_strength(change: Tensor, strength: Tensor | float) -> Tensor:
     return (change * strength.unsqueeze(1)).sum(0)
 
 
-def widened(tensor: Tensor, like: Tensor) -> Tensor:
-    """Copy a parameter to where another tensor is, in a dtype in which their sums and products are exact enough."""
-    return tensor.to(like.device, wide(tensor.dtype, like.dtype))
-
-
 def bias_for(site: Site, name: str, bias: Tensor | None) -> Tensor | None:
     """Check a change of the bias, (out,), against the layer.
 
@@ -580,39 +612,5 @@ def bias_for(site: Site, name: str, bias: Tensor | None) -> Tensor | None:
     if not site.takes_bias:
         raise ValueError(f"{name} is for a layer with a bias, and this one has none")
     if bias.numel() != site.shape[0]:
-        raise ValueError(f"want {name} of {site.shape[0]}, got {shape_text(bias)}")
+        raise unfit(f"{name} of {site.shape[0]}", bias)
     return bias.reshape(-1)
-
-
-def shape_text(tensor: Tensor) -> str:
-    """Return the shape of a tensor for a message."""
-    return f"({', '.join(map(str, tensor.shape))})"
-
-
-def taken(tensor: Tensor, rows: Rows, dim: int = 0) -> Tensor:
-    """Return some rows of a parameter that has one per output; a view if they are one window."""
-    windows = [tensor.narrow(dim, start, stop - start) for start, stop in rows]
-    return torch.cat(windows, dim) if len(windows) > 1 else windows[0]
-
-
-def shape_of(shape: tuple[int, ...], rows: Rows) -> tuple[int, ...]:
-    """Return the shape of some rows of a weight."""
-    return (sum(stop - start for start, stop in rows), *shape[1:])
-
-
-def within(windows: Rows, rows: Rows) -> Rows:
-    """Translate rows counted within `windows` into rows of the whole."""
-    found = []
-    for start, stop in rows:
-        offset = 0
-        for first, last in windows:
-            low, high = max(start - offset, 0), min(stop - offset, last - first)
-            if low < high:
-                found.append((first + low, first + high))
-            offset += last - first
-    return tuple(found)
-
-
-def placed(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Copy a tensor to a device, never as a view of the mapped file, which may be replaced during computation."""
-    return tensor.to(device=device, dtype=dtype, copy=True).contiguous()

@@ -1,16 +1,11 @@
 """A change of the layer's bias beside any other kind: b' = b + m diff_b (LyCORIS, ComfyUI comfy/lora.py)."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 from torch import Tensor
-from typing_extensions import Self
 
 from ._modifier import Modifier
-from .base import Adapter, Kind, Origin, Params, Rows, Site, bias_for, taken
+from .base import Adapter, Origin, Params, Site, Tensors, bias_for
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,20 +15,18 @@ class Bias(Modifier):
     inner: Adapter
     bias: Tensor  # (out,)
 
-    name: ClassVar[str] = "bias"
-    params: ClassVar[Params] = Params(frozenset({"diff_b"}))
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "conv", "attention"})
-    has_bias: ClassVar[bool] = True
+    name = "bias"
+    params = Params(frozenset({"diff_b"}))
+    kinds = frozenset({"linear", "conv", "attention"})
+    row_fields = ("bias",)
+    has_bias = True
 
     @classmethod
-    def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def around(cls, inner: Adapter, params: Tensors, site: Site, origin: Origin) -> Adapter:
         (name,) = cls.params.required
         bias = bias_for(site, name, params[name])
         assert bias is not None
         return cls(inner, bias)
-
-    def cut(self, inner: Adapter, rows: Rows) -> Self:
-        return replace(self, inner=inner, bias=taken(self.bias, rows))
 
     def delta_bias(self) -> Tensor:
         return self.bias + self.inner.delta_bias() if self.inner.has_bias else self.bias

@@ -6,17 +6,13 @@ the multiplier scales the complete effect. Sources: forks of LyCORIS, modules/bo
 around LoKr.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 from torch import Tensor
-from typing_extensions import Self
 
 from ._modifier import Modifier
-from .base import Adapter, At, Form, Kind, Origin, Params, Site, shape_text
+from ._rows import shape_text
+from .base import Adapter, At, Form, Origin, Params, Shapes, Site, Tensors
 
 _ROWS = ("bora_scale_r", "bora_r_scale")
 _COLUMNS = ("bora_scale_c", "bora_c_scale")
@@ -31,21 +27,20 @@ class BoRA(Modifier):
     rows: Tensor  # (out,)
     columns: Tensor  # (in,)
 
-    name: ClassVar[str] = "bora"
-    params: ClassVar[Params] = Params(frozenset({_ROWS[0], _COLUMNS[0]}), frozenset({_ROWS[1], _COLUMNS[1]}))
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "attention"})
-    reads_base: ClassVar[bool] = True
-    by_rows: ClassVar[bool] = False
-    by_columns: ClassVar[bool] = False
-    prefers_dense: ClassVar[bool] = True
+    name = "bora"
+    params = Params(frozenset({_ROWS[0], _COLUMNS[0]}), frozenset({_ROWS[1], _COLUMNS[1]}))
+    kinds = frozenset({"linear", "attention"})
+    reads_base = True
+    by_rows = by_columns = False
+    prefers_dense = True
 
     @classmethod
-    def takes(cls, shapes: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
+    def takes(cls, shapes: Shapes) -> frozenset[str]:
         own = frozenset({*_ROWS, *_COLUMNS} & shapes.keys())
         return own if len(own) == 2 and len(own.intersection(_ROWS)) == 1 else frozenset()
 
     @classmethod
-    def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def around(cls, inner: Adapter, params: Tensors, site: Site, origin: Origin) -> Adapter:
         rows, columns = (next(params[name] for name in names if name in params) for names in (_ROWS, _COLUMNS))
         if rows.numel() != site.shape[0] or columns.numel() != site.shape[1]:
             got = f"{shape_text(rows)} and {shape_text(columns)}"
@@ -54,8 +49,7 @@ class BoRA(Modifier):
 
     def delta_weight(self, at: At) -> Tensor:
         base = at.base
-        inner = self.inner.delta_weight(at.fully() if self.inner.reads_base else replace(at.fully(), weight=None))
-        whole = base + inner.reshape(base.shape)
+        whole = base + self.inner_delta(at)
         whole = whole * (at.put(self.rows) / whole.norm(dim=1, keepdim=True).clamp_min(_TINY))
         whole = whole * (at.put(self.columns) / whole.norm(dim=0, keepdim=True).clamp_min(_TINY))
         change: Tensor = whole - base

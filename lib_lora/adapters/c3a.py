@@ -4,18 +4,14 @@ dW[m b + i, n b + j] = w[m, n, (j - i) mod b] / in, `c3a_kernel` w being (out / 
 tuners/c3a/layer.py and utils.py, which multiply by it with Fourier transforms.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from ._product import BuiltEffect
-from .base import At, Form, Kind, Origin, OutputEffect, Params, Proportional, Rows, Site, shape_text, within
+from ._rows import unfit, within
+from .base import Adapter, At, Form, Origin, OutputEffect, Params, Proportional, Rows, Shapes, Site, Tensors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,28 +22,25 @@ class C3A(Proportional):
     rows: Rows
     """The rows of the delta that are meant."""
 
-    name: ClassVar[str] = "c3a"
-    params: ClassVar[Params] = Params(frozenset({"c3a_kernel"}))
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "attention"})
-    by_rows: ClassVar[bool] = True
-    prefers_dense: ClassVar[bool] = True
+    name = "c3a"
+    params = Params(frozenset({"c3a_kernel"}))
+    row_fields = ("rows",)
+    kinds = frozenset({"linear", "attention"})
+    by_rows = prefers_dense = True
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         kernel = params["c3a_kernel"]
         out, inside = site.shape[0], site.inside
         size = kernel.shape[-1] if kernel.ndim == 3 else 0
         if size == 0 or (kernel.shape[0] * size, kernel.shape[1] * size) != (out, inside):
-            raise ValueError(f"want c3a_kernel ({out} / b, {inside} / b, b), got {shape_text(kernel)}")
+            raise unfit(f"c3a_kernel ({out} / b, {inside} / b, b)", kernel)
         return cls(kernel, ((0, out),))
 
     @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+    def own_shape(cls, shapes: Shapes) -> tuple[int, ...] | None:
         shape = shapes["c3a_kernel"]
         return (shape[0] * shape[2], shape[1] * shape[2]) if len(shape) == 3 else None
-
-    def take(self, rows: Rows) -> Self:
-        return replace(self, rows=within(self.rows, rows))
 
     def form(self, rank: int | None = None) -> Form:
         return Form(on_output=True)

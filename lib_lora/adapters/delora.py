@@ -5,11 +5,7 @@ dW = m (l / r) B diag(1 / (|a_i| |b_i|)) A diag(w), with rows a_i and columns b_
 tuners/delora/layer.py.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,64 +13,51 @@ from typing_extensions import Self
 
 from ..tensors import wide
 from ._rotation import number
-from .base import Adapter, At, Factors, Form, Kind, Origin, Pair, Params, Rows, Site, shape_text, taken
+from ._rows import taken, unfit
+from .base import Factors, LowRank, Origin, Params, Rows, Site, Tensors
 
 _LEAST = 1e-4  # PEFT's, of a norm
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DeLoRA(Adapter):
+class DeLoRA(LowRank):
     """Normalized rank-one parts with a common strength."""
 
-    a: Tensor  # (r, in)
-    b: Tensor  # (out, r)
+    down: Tensor  # (r, in)
+    up: Tensor  # (out, r)
     widths: Tensor  # (in,), norms of the weight's columns
     scale: float
     lengths: Tensor | None = None  # (r,), norms of the columns of the whole b, where this one is a part
 
-    name: ClassVar[str] = "delora"
-    params: ClassVar[Params] = Params(frozenset({"delora_A", "delora_B", "delora_lambda", "delora_w_norm"}))
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "attention"})
-    by_rows: ClassVar[bool] = True
+    name = "delora"
+    params = Params(frozenset({"delora_A", "delora_B", "delora_lambda", "delora_w_norm"}))
+    shaped_by = ("delora_B", "delora_A")
+    kinds = frozenset({"linear", "attention"})
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
         a, b, widths = params["delora_A"], params["delora_B"], params["delora_w_norm"]
         rank = a.shape[0] if a.ndim == 2 else 0
         if a.shape != (rank, site.inside) or b.shape != (site.shape[0], rank) or widths.shape != (site.inside,):
-            want = f"A (r, {site.inside}), B ({site.shape[0]}, r) and delora_w_norm ({site.inside},)"
-            raise ValueError(f"want {want}, got {shape_text(a)}, {shape_text(b)} and {shape_text(widths)}")
+            raise unfit(
+                f"A (r, {site.inside}), B ({site.shape[0]}, r) and delora_w_norm ({site.inside},)", a, b, widths
+            )
         strength = number(params, "delora_lambda")
         assert strength is not None
         return cls(a, b, widths, strength / rank)
 
-    @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-        return (*shapes["delora_B"][:1], *shapes["delora_A"][1:])
-
-    @property
-    def rank(self) -> int:
-        return self.a.shape[0]
-
     def take(self, rows: Rows) -> Self:
-        return replace(self, b=taken(self.b, rows), lengths=self._lengths())
-
-    def form(self, rank: int | None = None) -> Form:
-        return Form(Pair(min(self.rank, rank or self.rank), self.scale))
+        return replace(self, up=taken(self.up, rows), lengths=self._lengths())
 
     def factors(self, rank: int | None = None) -> Factors:
-        dtype = wide(self.a.dtype)
-        a, lengths = self.a.to(dtype), self._lengths().to(dtype)
+        dtype = wide(self.down.dtype)
+        a, lengths = self.down.to(dtype), self._lengths().to(dtype)
         own = torch.linalg.vector_norm(a, dim=1).clamp_min(_LEAST)
         down = a * self.widths.to(dtype) / (own * lengths).unsqueeze(1)
-        return Factors(down[:rank], self.b[:, :rank])
-
-    def delta_weight(self, at: At) -> Tensor:
-        factors = self.factors(at.rank)
-        return (at.cut(factors.up) @ at.put(factors.down)).mul_(self.scale * at.multiplier)
+        return Factors(down[:rank], self.up[:, :rank])
 
     def _lengths(self) -> Tensor:
         if self.lengths is not None:
             return self.lengths
-        lengths: Tensor = torch.linalg.vector_norm(self.b.to(wide(self.b.dtype)), dim=0)
+        lengths: Tensor = torch.linalg.vector_norm(self.up.to(wide(self.up.dtype)), dim=0)
         return lengths.clamp_min(_LEAST)

@@ -9,33 +9,24 @@ Alpha 0 is where the two differ. In LyCORIS, whose default it is, Q is free; koh
 spelling tells which it is.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from functools import partial
-from typing import ClassVar
-
 from torch import Tensor
-from typing_extensions import Self
 
-from ._rotation import NormLimit, OutputRotation, Turn, bounded, cayley, check_blocks, number, scale_for
-from .base import Origin, Params, Site
+from ._rotation import NormLimit, OutputRotation, Turn, cayley, check_blocks, number, scale_for, skew
+from .base import Adapter, Origin, Params, Shapes, Site, Tensors
 
 
 class DiagOFT(OutputRotation):
     """Block rotation of the outputs."""
 
-    __slots__ = ()
-
-    name: ClassVar[str] = "diag_oft"
-    params: ClassVar[Params] = Params(frozenset({"oft_blocks"}), frozenset({"alpha", "rescale"}))
+    name = "diag_oft"
+    params = Params(frozenset({"oft_blocks"}), frozenset({"alpha", "rescale"}))
 
     @classmethod
-    def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    def claims(cls, shapes: Shapes) -> bool:
         return cls.params.claim(shapes) and len(shapes["oft_blocks"]) == 3
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         blocks, out = params["oft_blocks"], site.shape[0]
         check_blocks(blocks, out, "oft_blocks")
         bound = bound_of(blocks, number(params, "alpha"), out, always=origin.spelling == "kohya_oft")
@@ -44,23 +35,14 @@ class DiagOFT(OutputRotation):
 
 def skew_turn(blocks: Tensor, bound: NormLimit | None) -> Turn:
     """R^T - I of parameters B (k, n, n)."""
-    return Turn(blocks, partial(_solve, bound=bound))
+    return Turn(blocks, lambda source: cayley(-skew(source, bound)))  # R^T is the R of -Q
 
 
 def bound_of(blocks: Tensor, alpha: float | None, width: int, *, always: bool) -> NormLimit | None:
-    """Return the bound on the norm of Q; None if it has none.
+    """Return the bound on the norm of Q of blocks that rotate `width` channels; None if it has none.
 
-    Args:
-        blocks: all that the bound is for.
-        alpha: of the file.
-        width: number of channels that are rotated.
-        always: whether 0 is a limit like any other, as in kohya's trainer, or none, as in LyCORIS.
+    Alpha 0 is `always` a limit like any other in kohya's trainer, and none in LyCORIS.
     """
     if alpha is None or (alpha <= 0 and not always):
         return None
     return NormLimit(max(alpha, 0.0) * width, blocks)
-
-
-def _solve(source: Tensor, bound: NormLimit | None) -> Tensor:
-    # R^T is the R of -Q
-    return cayley(bounded(source.transpose(-1, -2) - source, bound))

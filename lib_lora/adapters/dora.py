@@ -10,11 +10,10 @@ Beside the layer this is no more than the inner adapter and a vector s = d / |V|
 columns the inner adapter and W on s * x. |V| is computed once per layer and activation.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,23 +22,9 @@ from typing_extensions import Self
 from ..tensors import wide
 from ._modifier import Modifier
 from ._operation import Operation
+from ._rows import placed, taken, unfit
 from ._scale import ScaledInput, ScaledOutput
-from .base import (
-    Adapter,
-    At,
-    Factors,
-    Form,
-    InputEffect,
-    Kind,
-    Origin,
-    OutputEffect,
-    Params,
-    Rows,
-    Site,
-    placed,
-    shape_text,
-    taken,
-)
+from .base import Adapter, At, Factors, Form, InputEffect, Origin, OutputEffect, Params, Rows, Shapes, Site, Tensors
 
 Axis = Literal["row", "column", "group"]
 
@@ -67,7 +52,7 @@ class _OnScaledInput(OutputEffect):
 
     sigma: Tensor  # (in,)
     inner: OutputEffect
-    reads_output: ClassVar[bool] = False
+    reads_output = False
 
     def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
         x = x * op.per_channel(self.sigma)
@@ -84,17 +69,17 @@ class DoRA(Modifier):
     site: Site
     sigma: Tensor | None = None  # like the magnitude; known once the base weight is
 
-    name: ClassVar[str] = "dora"
-    params: ClassVar[Params] = Params(frozenset({"dora_scale"}))
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "conv", "attention", "embedding"})
-    reads_base: ClassVar[bool] = True
+    name = "dora"
+    params = Params(frozenset({"dora_scale"}))
+    kinds = frozenset({"linear", "conv", "attention", "embedding"})
+    reads_base = True
 
     @classmethod
-    def takes(cls, shapes: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
+    def takes(cls, shapes: Shapes) -> frozenset[str]:
         return frozenset({"dora_scale", _ROWS} & shapes.keys())
 
     @classmethod
-    def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def around(cls, inner: Adapter, params: Tensors, site: Site, origin: Origin) -> Self:
         magnitude = params.get(_ROWS)
         if magnitude is not None:
             axis: Axis | None = "column" if site.kind == "embedding" else "row"
@@ -105,12 +90,10 @@ class DoRA(Modifier):
             fits = axis is not None
         if axis is None or not fits:
             want = f"({site.shape[0]}, 1, …) or (1, {site.shape[1]}, …)"
-            raise ValueError(f"want a magnitude {want}, got {shape_text(magnitude)}")
+            raise unfit(f"a magnitude {want}", magnitude)
         return cls(inner, magnitude.reshape(-1), axis, site)
 
-    @property
-    def by_columns(self) -> bool:
-        return False
+    by_columns = False
 
     @property
     def by_rows(self) -> bool:
@@ -120,7 +103,7 @@ class DoRA(Modifier):
         # along columns, the norms are of all rows
         return super(DoRA, self).take(rows) if self.axis == "row" or self.sigma is not None else None
 
-    def cut(self, inner: Adapter, rows: Rows) -> Self | None:
+    def around_part(self, inner: Adapter, rows: Rows) -> Self | None:
         if self.axis == "group":
             return None
         found = replace(self, inner=inner, site=self.site.take(rows))
@@ -141,7 +124,7 @@ class DoRA(Modifier):
         base = at.base
         sigma = self._sigma(base, at.dtype, at.rank) if self.sigma is None else self.sigma
         sigma = at.put(sigma) if self.axis != "row" or self.sigma is None else at.cut(sigma)
-        whole = base + self._inner(at).reshape(base.shape)
+        whole = base + self.inner_delta(at)
         return (self._scaled(whole, sigma) - base).mul_(at.multiplier)
 
     def form(self, rank: int | None = None) -> Form | None:
@@ -177,20 +160,12 @@ class DoRA(Modifier):
             raise TypeError("the norms of a DoRA are known only once `on` has seen the base weight")
         return self.sigma
 
-    def _inner(self, at: At) -> Tensor:
-        return self.inner.delta_weight(at.fully() if self.inner.reads_base else replace(at.fully(), weight=None))
-
     def _sigma(self, weight: Tensor, dtype: torch.dtype, rank: int | None) -> Tensor:
         """Return d / |V|, of the magnitude's shape."""
         squares: list[Tensor] = []
         for at in self._blocks(weight, dtype, rank):
-            whole = at.base + self._inner(at).reshape(at.base.shape)
-            if self.axis == "row":
-                squares.append(whole.flatten(1).square().sum(1))
-            else:
-                groups = self.site.groups if self.axis == "group" else 1
-                split = whole.reshape(groups, whole.shape[0] // groups, whole.shape[1], -1)
-                squares.append(split.square().sum((1, 3)).flatten())
+            split = self._split(at.base + self.inner_delta(at))
+            squares.append(split.square().sum((2, 3) if self.axis == "row" else (1, 3)).flatten())
         total = torch.cat(squares) if self.axis == "row" else torch.stack(squares).sum(0)
         return self.magnitude.to(total) / total.sqrt().clamp_min(_TINY)
 
@@ -205,14 +180,14 @@ class DoRA(Modifier):
             yield At(weight.device, dtype, rank=rank, rows=window, weight=block)
 
     def _scaled(self, whole: Tensor, sigma: Tensor) -> Tensor:
-        ones = (1,) * (whole.ndim - 2)
-        if self.axis == "row":
-            return whole * sigma.view(-1, 1, *ones)
-        if self.axis == "column":
-            return whole * sigma.view(1, -1, *ones)
-        groups = self.site.groups
-        split = whole.reshape(groups, -1, *whole.shape[1:]) * sigma.view(groups, 1, -1, *ones)
-        return split.flatten(0, 1)
+        split = self._split(whole)
+        scaled = split * (sigma.view(1, -1, 1, 1) if self.axis == "row" else sigma.view(split.shape[0], 1, -1, 1))
+        return scaled.reshape(whole.shape)
+
+    def _split(self, whole: Tensor) -> Tensor:
+        """Return a weight as (groups, out / groups, in / groups, kernel); without groups but along these."""
+        groups = self.site.groups if self.axis == "group" else 1
+        return whole.reshape(groups, -1, whole.shape[1], math.prod(whole.shape[2:]))
 
 
 def _axis(magnitude: Tensor, site: Site) -> Axis | None:

@@ -3,33 +3,15 @@
 W' = W + m diff, b' = b + m diff_b, LyCORIS modules/full.py; also what ComfyUI extracts of norms and embeddings.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
-from .base import (
-    At,
-    DenseEffect,
-    Form,
-    Kind,
-    Origin,
-    Params,
-    Proportional,
-    Rows,
-    Site,
-    bias_for,
-    placed,
-    shape_of,
-    shape_text,
-    taken,
-)
+from ._rows import placed, unfit
+from .base import Adapter, At, DenseEffect, Form, Kind, Origin, Params, Proportional, Shapes, Site, Tensors, bias_for
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,43 +22,29 @@ class Full(Proportional):
     bias: Tensor | None  # (out,)
     shape: tuple[int, ...]
 
-    name: ClassVar[str] = "full"
-    params: ClassVar[Params] = Params(frozenset(), frozenset({"diff", "diff_b", "alpha"}))
+    name = "full"
+    names: ClassVar[tuple[str, str]] = ("diff", "diff_b")
+    """Of the weight's change, and of the bias's."""
+    params = Params(frozenset(), frozenset({*names, "alpha"}))
     kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "conv", "attention", "embedding", "norm"})
-    by_rows: ClassVar[bool] = True
-    by_columns: ClassVar[bool] = True
+    row_fields = ("diff", "bias", "shape")
+    by_rows = by_columns = True
 
     @classmethod
-    def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        return cls.params.claim(shapes) and bool({"diff", "diff_b"} & shapes.keys())
-
-    @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
-        diff, bias = params.get("diff"), params.get("diff_b")
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
+        diff, bias = (params.get(name) for name in cls.names)
         if diff is not None and diff.numel() != math.prod(site.shape):
-            raise ValueError(f"want diff {site.shape}, got {shape_text(diff)}")
+            raise unfit(f"{cls.names[0]} {site.shape}", diff)
         diff = None if diff is None else diff.reshape(site.shape)
-        return cls(diff, bias_for(site, "diff_b", bias), site.shape)
+        return cls(diff, bias_for(site, cls.names[1], bias), site.shape)
 
     @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-        return shapes.get("diff")
+    def own_shape(cls, shapes: Shapes) -> tuple[int, ...] | None:
+        return shapes.get(cls.names[0])
 
     @property
     def prefers_dense(self) -> bool:
         return self.diff is not None
-
-    @property
-    def has_bias(self) -> bool:
-        return self.bias is not None
-
-    def delta_bias(self) -> Tensor:
-        assert self.bias is not None
-        return self.bias
-
-    def take(self, rows: Rows) -> Self:
-        diff, bias = (None if one is None else taken(one, rows) for one in (self.diff, self.bias))
-        return replace(self, diff=diff, bias=bias, shape=shape_of(self.shape, rows))
 
     def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
         diff = torch.zeros(()).expand(self.shape) if self.diff is None else self.diff

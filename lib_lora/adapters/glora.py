@@ -9,12 +9,8 @@ and the current trainer have the scale once.
 The name is the `glora` of LyCORIS. PEFT's method of that name is another one.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,8 +18,9 @@ from typing_extensions import Self
 
 from ..tensors import wide
 from ._product import LowRankInput
+from ._rows import placed, shape_text
 from ._trainer import GLORA_OLD, lycoris_scale, trained_within
-from .base import Adapter, At, Factors, Form, InputEffect, Origin, Params, Rows, Site, placed, shape_text
+from .base import Adapter, At, Factors, Form, InputEffect, Origin, Params, Shapes, Site, Tensors
 from .lora import LoRA
 
 _NEW = ("a1.weight", "a2.weight", "b1.weight", "b2.weight")
@@ -40,13 +37,13 @@ class GLoRA(Adapter):
     lora: LoRA  # B
     scale: float
 
-    name: ClassVar[str] = "glora"
-    params: ClassVar[Params] = Params(required=frozenset(_NEW), optional=frozenset({_CORE, "alpha"}))
-    reads_base: ClassVar[bool] = True
-    by_rows: ClassVar[bool] = True
+    name = "glora"
+    params = Params(required=frozenset(_NEW), optional=frozenset({_CORE, "alpha"}))
+    row_fields = ("lora",)
+    reads_base = by_rows = True
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
         shapes = {name: tuple(tensor.shape) for name, tensor in params.items()}
         fitting = [names for names in (_NEW, _OLD) if _plain(_shape(shapes, names)) == _plain(site.shape)]
         if not fitting:
@@ -63,7 +60,7 @@ class GLoRA(Adapter):
         return cls(a_down.flatten(1), a_up.flatten(1), lora, scale)
 
     @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+    def own_shape(cls, shapes: Shapes) -> tuple[int, ...] | None:
         found = [shape for names in (_NEW, _OLD) if (shape := _shape(shapes, names)) is not None]
         # The factors of a square weight also fit a weight as small as their rank. The larger one is meant.
         return max(found, key=math.prod, default=None)
@@ -71,9 +68,6 @@ class GLoRA(Adapter):
     @property
     def rank(self) -> int:
         return self.down.shape[0]
-
-    def take(self, rows: Rows) -> Self:
-        return replace(self, lora=self.lora.take(rows))
 
     def form(self, rank: int | None = None) -> Form:
         return replace(self.lora.form(), on_input=True)
@@ -93,7 +87,7 @@ class GLoRA(Adapter):
         return own.add_(mixed.reshape(own.shape) * (self.scale * at.multiplier))
 
 
-def _shape(shapes: Mapping[str, tuple[int, ...]], names: tuple[str, ...]) -> tuple[int, ...] | None:
+def _shape(shapes: Shapes, names: tuple[str, ...]) -> tuple[int, ...] | None:
     """Return the shape of the weight if `names` are the factors of A and B, up before down."""
     a_up, a_down, b_up, b_down = (shapes[name] for name in names)
     core = shapes.get(_CORE)

@@ -6,23 +6,19 @@ plain pair beside, `gralora_A_general` and `gralora_B_general`. The scale is alp
 Source: huggingface/peft tuners/gralora/layer.py.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
-from .base import Adapter, At, Factors, Form, Kind, Origin, Pair, Params, Rows, Site, shape_text, taken, within
+from ._rows import taken, unfit
+from .base import Adapter, Factors, LowRank, Origin, Params, Rows, Shapes, Site, Tensors
 
 _GENERAL = ("gralora_A_general.weight", "gralora_B_general.weight")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GraLoRA(Adapter):
+class GraLoRA(LowRank):
     """Low-rank pairs between blocks, and a plain pair beside them."""
 
     a: Tensor  # (k, in / k, r)
@@ -30,46 +26,38 @@ class GraLoRA(Adapter):
     down: Tensor  # (hybrid, in)
     up: Tensor  # (out, hybrid)
     scale: float
-    rows: Rows | None = None
-    """The rows of the delta that are meant; None for all."""
+    rows: Rows
+    """The rows of the delta that are meant."""
 
-    name: ClassVar[str] = "gralora"
-    params: ClassVar[Params] = Params(frozenset({"gralora_A", "gralora_B"}), frozenset({*_GENERAL, "alpha"}))
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "attention"})
-    by_rows: ClassVar[bool] = True
+    name = "gralora"
+    params = Params(frozenset({"gralora_A", "gralora_B"}), frozenset({*_GENERAL, "alpha"}))
+    row_fields = ("rows",)
+    kinds = frozenset({"linear", "attention"})
 
     @classmethod
-    def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    def claims(cls, shapes: Shapes) -> bool:
         return cls.params.claim(shapes) and len(shapes.keys() & _GENERAL) != 1
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         a, b, (out, inside) = params["gralora_A"], params["gralora_B"], (site.shape[0], site.inside)
         down, up = (params.get(name) for name in _GENERAL)
         down, up = a.new_zeros(0, inside) if down is None else down, a.new_zeros(out, 0) if up is None else up
         blocks, rank = (a.shape[0], a.shape[-1]) if a.ndim == 3 else (0, 0)
         if not blocks or rank % blocks or a.shape[1] * blocks != inside or b.shape != (blocks, rank, out // blocks):
-            want = f"gralora_A (k, {inside} / k, r) and gralora_B (k, r, {out} / k)"
-            raise ValueError(f"want {want}, got {shape_text(a)} and {shape_text(b)}")
+            raise unfit(f"gralora_A (k, {inside} / k, r) and gralora_B (k, r, {out} / k)", a, b)
         if out % blocks or down.shape[1:] != (inside,) or up.shape != (out, down.shape[0]):
-            want = f"a general pair (r, {inside}) and ({out}, r)"
-            raise ValueError(f"want {want}, got {shape_text(down)} and {shape_text(up)}")
-        return cls(a, b, down, up, origin.alpha.scale(rank + down.shape[0]))
+            raise unfit(f"a general pair (r, {inside}) and ({out}, r)", down, up)
+        return cls(a, b, down, up, origin.alpha.scale(rank + down.shape[0]), ((0, out),))
 
     @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+    def own_shape(cls, shapes: Shapes) -> tuple[int, ...] | None:
         a, b = shapes["gralora_A"], shapes["gralora_B"]
         return (b[0] * b[2], a[0] * a[1]) if len(a) == len(b) == 3 else None
 
     @property
     def rank(self) -> int:
         return self.a.shape[0] * self.a.shape[2] + self.down.shape[0]
-
-    def take(self, rows: Rows) -> Self:
-        return replace(self, rows=rows if self.rows is None else within(self.rows, rows))
-
-    def form(self, rank: int | None = None) -> Form:
-        return Form(Pair(min(self.rank, rank or self.rank), self.scale))
 
     def factors(self, rank: int | None = None) -> Factors:
         blocks, each, _ = self.a.shape
@@ -83,8 +71,4 @@ class GraLoRA(Adapter):
             up[n, :, :, n] = self.b[n].T.reshape(-1, blocks, parts)
         downs = torch.cat([down.reshape(blocks * inner, -1), self.down])[:rank]
         ups = torch.cat([up.reshape(self.up.shape[0], -1), self.up], 1)[:, :rank]
-        return Factors(downs, ups if self.rows is None else taken(ups, self.rows))
-
-    def delta_weight(self, at: At) -> Tensor:
-        factors = self.factors(at.rank)
-        return (at.cut(factors.up) @ at.put(factors.down)).mul_(self.scale * at.multiplier)
+        return Factors(downs, taken(ups, self.rows))

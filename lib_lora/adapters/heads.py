@@ -9,17 +9,14 @@ shift of the model's schedule: s g / (1 + (s - 1) g), with s = 12 for video and 
 Sources: Comfy-Org/ComfyUI comfy/ldm/minimax/model.py, `_pdd_head`; vladmandic/sdnext modules/lora/network_pdd.py.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from .base import Adapter, At, HeadSchedule, Kind, Origin, Params, Rows, Site, shape_text, taken, widened
+from ._rows import taken, unfit, widened
+from .base import Adapter, At, HeadSchedule, Origin, Params, Rows, Shapes, Site, Tensors
 
 _WEIGHT, _BIAS = "heads.weight", "heads.bias"
 _SHIFTS = {"audio": 3.0, "": 12.0}
@@ -34,28 +31,24 @@ class Heads(Adapter):
     bias: Tensor | None  # (heads, out)
     schedule: HeadSchedule
 
-    name: ClassVar[str] = "heads"
-    params: ClassVar[Params] = Params(frozenset({_WEIGHT}), frozenset({_BIAS}))
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear"})
-    reads_base: ClassVar[bool] = True
-    exact: ClassVar[frozenset[str]] = frozenset({"heads", "bias"})
+    name = "heads"
+    params = Params(frozenset({_WEIGHT}), frozenset({_BIAS}))
+    kinds = frozenset({"linear"})
+    reads_base = True
+    exact = frozenset({"heads", "bias"})
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
         heads = params[_WEIGHT]
         if heads.ndim != 3 or tuple(heads.shape[1:]) != site.shape or not len(heads):
-            raise ValueError(f"want {_WEIGHT} (heads, {', '.join(map(str, site.shape))}), got {shape_text(heads)}")
+            raise unfit(f"{_WEIGHT} (heads, {', '.join(map(str, site.shape))})", heads)
         return cls.of(heads, params.get(_BIAS), origin)
 
     @classmethod
     def of(cls, heads: Tensor, bias: Tensor | None, origin: Origin) -> Self:
-        """Return the bank of these heads, (heads, out, in) and (heads, out).
-
-        Raises:
-            ValueError: the biases do not fit the heads.
-        """
+        """Return the bank of these heads, (heads, out, in) and (heads, out); raise ValueError if they do not fit."""
         if bias is not None and bias.shape != heads.shape[:2]:
-            raise ValueError(f"want {_BIAS} {tuple(heads.shape[:2])}, got {shape_text(bias)}")
+            raise unfit(f"{_BIAS} {tuple(heads.shape[:2])}", bias)
         shift = next(shift for name, shift in _SHIFTS.items() if name in origin.module)
         grid = torch.linspace(1.0, 0.0, len(heads) + 1, dtype=torch.float64)
         lengths = -(shift * grid / (1.0 + (shift - 1.0) * grid)).diff()
@@ -63,24 +56,16 @@ class Heads(Adapter):
 
     @classmethod
     def from_offsets(cls, weight: Tensor, bias: Tensor | None, site: Site, origin: Origin) -> Self:
-        """Return the bank of a head and of differences to it, (heads * out, in) and (heads * out,).
-
-        Raises:
-            ValueError: the biases do not fit the heads.
-        """
+        """Return the bank of a head and of differences to it, (heads * out, in) and (heads * out,), likewise."""
         out = site.shape[0]
         if bias is not None and bias.numel() != len(weight):
-            raise ValueError(f"want set_bias ({len(weight)},), got {shape_text(bias)}")
+            raise unfit(f"set_bias ({len(weight)},)", bias)
         heads = _added(weight.reshape(-1, out, weight.shape[1]))
         return cls.of(heads, None if bias is None else _added(bias.reshape(-1, out)), origin)
 
     @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+    def own_shape(cls, shapes: Shapes) -> tuple[int, ...] | None:
         return shapes[_WEIGHT][1:]
-
-    @property
-    def has_bias(self) -> bool:
-        return self.bias is not None
 
     @property
     def schedule_of_parts(self) -> HeadSchedule:

@@ -3,16 +3,13 @@
 There is no alpha. Source: huggingface/peft tuners/hira/layer.py.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 from torch import Tensor
 from typing_extensions import Self
 
-from .base import At, Kind, Origin, Params, Proportional, Rows, Site, shape_text, taken
+from ._rows import unfit
+from .base import At, Origin, Params, Proportional, Shapes, Site, Tensors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,40 +19,23 @@ class HiRA(Proportional):
     down: Tensor  # (r, in * kernel)
     up: Tensor  # (out, r)
 
-    name: ClassVar[str] = "hira"
-    params: ClassVar[Params] = Params(frozenset({"hira_A", "hira_B"}))
-    reads_base: ClassVar[bool] = True
-    widens_base: ClassVar[bool] = True
-    by_rows: ClassVar[bool] = True
-    by_columns: ClassVar[bool] = True
+    name = "hira"
+    params = Params(frozenset({"hira_A", "hira_B"}))
+    shaped_by = ("hira_B", "hira_A")
+    row_fields = ("up",)
+    reads_base = widens_base = by_rows = by_columns = True
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
-        return cls.of(params["hira_A"], params["hira_B"], site)
-
-    @classmethod
-    def of(cls, down: Tensor, up: Tensor, site: Site) -> Self:
-        """Build from the factors.
-
-        Raises:
-            ValueError: they do not fit each other or the site.
-        """
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
+        down, up = params["hira_A"], params["hira_B"]
         rank, out = down.shape[0] if down.ndim else 0, site.shape[0]
         if down.numel() != rank * site.inside or up.numel() != out * rank or up.shape[:1] != (out,):
-            want = f"A (r, {', '.join(map(str, site.shape[1:]))}) and B ({out}, r)"
-            raise ValueError(f"want {want}, got {shape_text(down)} and {shape_text(up)}")
+            raise unfit(f"A (r, {', '.join(map(str, site.shape[1:]))}) and B ({out}, r)", down, up)
         return cls(down.reshape(rank, -1), up.reshape(out, rank))
-
-    @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-        return (*shapes["hira_B"][:1], *shapes["hira_A"][1:])
 
     @property
     def rank(self) -> int:
         return self.up.shape[1]
-
-    def take(self, rows: Rows) -> Self:
-        return replace(self, up=taken(self.up, rows))
 
     def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
         factor = at.cut(self.up)[:, : at.rank] @ at.across(self.down)[: at.rank]
@@ -66,18 +46,17 @@ class HiRA(Proportional):
 class HiRAEmbedding(HiRA):
     """A HiRA on an embedding, whose factors are saved the other way round."""
 
-    name: ClassVar[str] = "hira_embedding"
-    params: ClassVar[Params] = Params(frozenset({"hira_embedding_A", "hira_embedding_B"}))
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"embedding"})
+    name = "hira_embedding"
+    params = Params(frozenset({"hira_embedding_A", "hira_embedding_B"}))
+    kinds = frozenset({"embedding"})
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
         a, b = params["hira_embedding_A"], params["hira_embedding_B"]
         if a.ndim != 2 or b.ndim != 2:
-            want = f"A (r, {site.shape[0]}) and B ({site.inside}, r)"
-            raise ValueError(f"want {want}, got {shape_text(a)} and {shape_text(b)}")
-        return cls.of(b.t(), a.t(), site)
+            raise unfit(f"A (r, {site.shape[0]}) and B ({site.inside}, r)", a, b)
+        return super(HiRAEmbedding, cls).from_params({"hira_A": b.t(), "hira_B": a.t()}, site, origin)
 
     @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+    def own_shape(cls, shapes: Shapes) -> tuple[int, ...] | None:
         return (*shapes["hira_embedding_A"][1:2], *shapes["hira_embedding_B"][:1])

@@ -14,46 +14,43 @@ a convolution's is the low-rank pair (W B K, B^T), made once from the base weigh
 tuners/hra/layer.py.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from ..tensors import TensorFields, wide
+from ..tensors import wide
 from ._product import LowRankInput
 from ._rotation import pointwise
-from .base import (
-    Adapter,
-    At,
-    Factors,
-    Form,
-    InputEffect,
-    Origin,
-    Pair,
-    Params,
-    Rows,
-    Site,
-    placed,
-    shape_of,
-    shape_text,
-    taken,
-)
+from ._rows import placed, unfit
+from .base import Adapter, At, Factors, Form, InputEffect, Origin, Pair, Params, Site, Tensors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reflections(TensorFields):
-    """H - I = B K B^T: as the vectors of the file, or solved as B and K."""
+class HRA(Adapter):
+    """A chain of reflections of the input, H - I = B K B^T: as the vectors of the file, or solved as B and K."""
 
     vectors: Tensor  # u, or B (in, r)
-    core: Tensor | None  # K (r, r)
     orthogonal: bool
+    shape: tuple[int, ...]
+    core: Tensor | None = None  # K (r, r)
+    products: Tensor | None = None  # W B K (out, r); known once the base weight is
 
-    def solved(self, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    name = "hra"
+    params = Params(frozenset({"hra_u"}))
+    row_fields = ("products", "shape")
+    reads_base = by_rows = True
+
+    @classmethod
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
+        vectors = params["hra_u"]
+        if vectors.ndim != 2 or vectors.shape[0] != site.inside or not 0 < vectors.shape[1] <= site.inside:
+            raise unfit(f"hra_u ({site.inside}, r)", vectors)
+        return cls(vectors, bool(origin.config.get("apply_GS", False)), site.shape)
+
+    def _solved(self, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return B and K on `device`, in fp32 or in `dtype` if that is better; never write to them."""
         exact = wide(self.vectors.dtype, dtype)
         vectors = self.vectors.to(device, exact)
@@ -69,64 +66,30 @@ class Reflections(TensorFields):
 
     def placed(self, device: torch.device) -> Self:
         """Copy it to `device` and solve it, so that a dense delta can be built at every call."""
-        basis, core = self.solved(device, torch.float32)
-        return replace(self, vectors=placed(basis, device, basis.dtype), core=placed(core, device, core.dtype))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HRA(Adapter):
-    """A chain of reflections of the input."""
-
-    reflections: Reflections
-    shape: tuple[int, ...]
-    products: Tensor | None = None  # W B K (out, r); known once the base weight is
-
-    name: ClassVar[str] = "hra"
-    params: ClassVar[Params] = Params(frozenset({"hra_u"}))
-
-    @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
-        vectors = params["hra_u"]
-        if vectors.ndim != 2 or vectors.shape[0] != site.inside or not 0 < vectors.shape[1] <= site.inside:
-            raise ValueError(f"want hra_u ({site.inside}, r), got {shape_text(vectors)}")
-        return cls(Reflections(vectors, None, bool(origin.config.get("apply_GS", False))), site.shape)
-
-    @property
-    def reads_base(self) -> bool:
-        return True
-
-    @property
-    def by_rows(self) -> bool:
-        return True
-
-    def take(self, rows: Rows) -> Self:
-        products = None if self.products is None else taken(self.products, rows)
-        return replace(self, products=products, shape=shape_of(self.shape, rows))
+        basis, core = self._solved(device, torch.float32)
+        return super(HRA, replace(self, vectors=basis, core=core)).placed(device)
 
     def delta_weight(self, at: At) -> Tensor:
-        basis, core = (at.put(one) for one in self.reflections.solved(at.device, at.dtype))
+        basis, core = (at.put(one) for one in self._solved(at.device, at.dtype))
         delta = at.base.flatten(1) @ basis @ core @ basis.T
         return delta.mul_(at.multiplier).reshape(at.base.shape)
 
     def form(self, rank: int | None = None) -> Form:
-        if pointwise(self.shape):
-            return Form(on_input=True)
-        return Form(Pair(self.reflections.vectors.shape[1], 1.0))
+        return Form(on_input=True) if pointwise(self.shape) else Form(Pair(self.vectors.shape[1], 1.0))
 
     def on(self, read: Callable[[], Tensor], rank: int | None = None) -> Adapter:
         if pointwise(self.shape):
             return self
         weight = read()
-        basis, core = self.reflections.solved(weight.device, weight.dtype)
+        basis, core = self._solved(weight.device, weight.dtype)
         products = weight.flatten(1).to(basis.dtype) @ basis @ core
-        solved = Reflections(basis.cpu(), core.cpu(), self.reflections.orthogonal)
-        return replace(self, reflections=solved, products=products.cpu())
+        return replace(self, vectors=basis.cpu(), core=core.cpu(), products=products.cpu())
 
     def factors(self, rank: int | None = None) -> Factors:
         if self.products is None:
             raise TypeError("the pair of an HRA on a convolution is known only once `on` has seen the base weight")
-        return Factors(self.reflections.vectors.T.reshape(-1, *self.shape[1:]), self.products)
+        return Factors(self.vectors.T.reshape(-1, *self.shape[1:]), self.products)
 
     def input_effect(self, device: torch.device, dtype: torch.dtype) -> InputEffect:
-        basis, core = self.reflections.solved(device, dtype)
+        basis, core = self._solved(device, dtype)
         return LowRankInput(placed(basis.T, device, dtype), placed(basis @ core, device, dtype))

@@ -5,19 +5,12 @@ since 2024-05-25; before, it was the layer's output that was scaled, bias and al
 Source: LyCORIS modules/ia3.py.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from datetime import datetime, timezone
-from typing import ClassVar
-
-from torch import Tensor
-from typing_extensions import Self
 
 from ._rotation import number
 from ._scale import Scale, check_channels
 from ._trainer import trained_within
-from .base import Origin, Params, Site
+from .base import Adapter, Origin, Params, Site, Tensors
 
 _WITH_BIAS = (datetime(2023, 1, 1, tzinfo=timezone.utc), datetime(2024, 5, 25, tzinfo=timezone.utc))
 
@@ -25,13 +18,11 @@ _WITH_BIAS = (datetime(2023, 1, 1, tzinfo=timezone.utc), datetime(2024, 5, 25, t
 class IA3(Scale):
     """A learned scale less 1."""
 
-    __slots__ = ()
-
-    name: ClassVar[str] = "ia3"
-    params: ClassVar[Params] = Params(frozenset({"weight", "on_input"}))
+    name = "ia3"
+    params = Params(frozenset({"weight", "on_input"}))
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         on_input = bool(number(params, "on_input"))
         return cls(
             vector=check_channels(params["weight"], site, "weight", on_input=on_input),

@@ -11,19 +11,14 @@ Where the base weight is in no form to be added to, it still is the pair, as lon
 product of the layer.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from ._product import BuiltEffect, Product, balanced, product
 from ._trainer import lycoris_scale
-from .base import At, Factors, Form, Origin, OutputEffect, Pair, Params, Proportional, Rows, Site, shape_of
+from .base import Adapter, At, Factors, Form, Origin, OutputEffect, Pair, Params, Proportional, Shapes, Site, Tensors
 
 _CORES = frozenset({"hada_t1", "hada_t2"})
 
@@ -37,19 +32,19 @@ class LoHa(Proportional):
     scale: float
     shape: tuple[int, ...]
 
-    name: ClassVar[str] = "loha"
-    params: ClassVar[Params] = Params(
+    name = "loha"
+    params = Params(
         required=frozenset({"hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"}), optional=_CORES | {"alpha"}
     )
-    by_rows: ClassVar[bool] = True
-    by_columns: ClassVar[bool] = True
+    row_fields = ("first", "second", "shape")
+    by_rows = by_columns = True
 
     @classmethod
-    def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    def claims(cls, shapes: Shapes) -> bool:
         return cls.params.claim(shapes) and len(_CORES & shapes.keys()) != 1
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         halves = []
         for i in ("1", "2"):
             half = product(params, "", f"hada_w{i}_a", f"hada_w{i}_b", f"hada_t{i}", site.shape[2:])
@@ -61,7 +56,7 @@ class LoHa(Proportional):
         return cls(halves[0], halves[1], lycoris_scale(origin, rank), site.shape)
 
     @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+    def own_shape(cls, shapes: Shapes) -> tuple[int, ...] | None:
         a, b = shapes["hada_w1_a"], shapes["hada_w1_b"]
         core = shapes.get("hada_t1")
         return (*a[:1], *b[1:2]) if core is None else (*a[1:2], *b[1:2], *core[2:])
@@ -80,10 +75,6 @@ class LoHa(Proportional):
         rank, out = self.first.rank * self.second.rank, self.first.rows
         cheaper = rank * (out + self.first.columns) < out * self.first.columns
         return Pair(rank, self.scale) if cheaper else None
-
-    def take(self, rows: Rows) -> Self:
-        first, second = self.first.take(rows), self.second.take(rows)
-        return replace(self, first=first, second=second, shape=shape_of(self.shape, rows))
 
     def form(self, rank: int | None = None) -> Form:
         pair = self._pair

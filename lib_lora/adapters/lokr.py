@@ -14,13 +14,11 @@ split the flattened in * kernel where no channel ends, so that there is no such 
 (l1 r1) (x) (l2 r2) = (l1 (x) l2) (r1 (x) r2), they act as a pair of matrices.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
@@ -31,23 +29,9 @@ from ..errors import UnsupportedError
 from ..tensors import LARGEST, wide
 from ._operation import Operation, at_multiplier
 from ._product import BuiltEffect, Product, balanced, product
+from ._rows import placed, shape_of, taken, within
 from ._trainer import arguments, lycoris_scale
-from .base import (
-    Adapter,
-    At,
-    Factors,
-    Form,
-    Origin,
-    OutputEffect,
-    Pair,
-    Params,
-    Rows,
-    Site,
-    placed,
-    shape_of,
-    taken,
-    within,
-)
+from .base import Adapter, At, Factors, Form, Origin, OutputEffect, Pair, Params, Rows, Shapes, Site, Tensors
 
 Side = Literal["left", "right"]
 """The axis of the (b, d) array a matrix acts on: w1's is the left one."""
@@ -71,7 +55,7 @@ class _Chain(OutputEffect):
     axis: int  # length of the left axis of the input
     weakest: int  # the smallest matrix, which the multiplier goes into
     rows: Rows | None  # of all outputs, those that are wanted
-    reads_output: ClassVar[bool] = False
+    reads_output = False
 
     def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
         def chain(weakest: Tensor) -> Tensor:
@@ -114,22 +98,20 @@ class LoKr(Adapter):
     rows: Rows | None = None
     """Windows of the product's rows; all if not given."""
 
-    name: ClassVar[str] = "lokr"
-    params: ClassVar[Params] = Params(
-        required=frozenset(), optional=frozenset({"lokr_w1", "lokr_w2", "lokr_t2", "alpha"}) | _W1 | _W2
-    )
-    shared: ClassVar[frozenset[str]] = frozenset({"lokr_factor"})
-    by_rows: ClassVar[bool] = True
+    name = "lokr"
+    params = Params(required=frozenset(), optional=frozenset({"lokr_w1", "lokr_w2", "lokr_t2", "alpha"}) | _W1 | _W2)
+    shared = frozenset({"lokr_factor"})
+    by_rows = True
 
     @classmethod
-    def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    def claims(cls, shapes: Shapes) -> bool:
         names = set(shapes)
         first, second = names & (_W1 | {"lokr_w1"}), names & (_W2 | {"lokr_w2"})
         one_way = first in (_W1, {"lokr_w1"}) and second in (_W2, {"lokr_w2"})
         return one_way and cls.params.claim(shapes) and ("lokr_t2" not in names or second == _W2)
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
         first = product(params, "lokr_w1", "lokr_w1_a", "lokr_w1_b", "", ())
         second = product(params, "lokr_w2", "lokr_w2_a", "lokr_w2_b", "lokr_t2", site.shape[2:])
         out, inside = first.rows * second.rows, first.columns * second.columns
@@ -138,7 +120,7 @@ class LoKr(Adapter):
         return cls(first, second, _scale(params, origin), site.shape)
 
     @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+    def own_shape(cls, shapes: Shapes) -> tuple[int, ...] | None:
         first, second = (_own_matrix(shapes, name) for name in ("lokr_w1", "lokr_w2"))
         if len(first) != 2 or len(second) < 2:
             return None
@@ -223,7 +205,7 @@ class LoKr(Adapter):
         return Pair(rank, self.scale) if cost < limit else None
 
 
-def _own_matrix(shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
+def _own_matrix(shapes: Shapes, name: str) -> tuple[int, ...]:
     """Return the shape of w1 or w2, by its name."""
     if name in shapes:
         return shapes[name]
@@ -232,7 +214,7 @@ def _own_matrix(shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, 
     return (*left[:1], *right[1:]) if core is None else (*left[1:2], *right[1:2], *core[2:])
 
 
-def _scale(params: Mapping[str, Tensor], origin: Origin) -> float:
+def _scale(params: Tensors, origin: Origin) -> float:
     """Return alpha / rank; of two factored halves the second's rank, as in every trainer."""
     right = params.get("lokr_w2_b", params.get("lokr_w1_b"))
     if right is not None:

@@ -6,40 +6,21 @@ core `mid` (LyCORIS functional/general.py, `rebuild_tucker`): dW[p, q, k] = sum_
 An embedding's weight is (entries, width); its pair is up (entries, r) and down (r, width).
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
 from ..tensors import wide
+from ._rows import shape_text, unfit
 from ._trainer import lora_scale_and_schedule
 from ._variants import as_plain, check_reshaped
-from .base import (
-    Adapter,
-    At,
-    Factors,
-    Form,
-    Kind,
-    Origin,
-    Pair,
-    Params,
-    RankSchedule,
-    Rows,
-    Site,
-    bias_for,
-    shape_of,
-    shape_text,
-    taken,
-)
+from .base import Factors, Form, LowRank, Origin, Pair, Params, RankSchedule, Shapes, Site, Tensors, bias_for
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LoRA(Adapter):
+class LoRA(LowRank):
     """Low-rank adapter of one layer."""
 
     down: Tensor  # (r, in, *kernel), or (r', in) beside a core
@@ -50,23 +31,24 @@ class LoRA(Adapter):
     bias: Tensor | None = None  # (out,), PEFT's lora_bias
     schedule: RankSchedule | None = None
 
-    name: ClassVar[str] = "lora"
-    params: ClassVar[Params] = Params(
+    name = "lora"
+    params = Params(
         required=frozenset({"lora_up.weight", "lora_down.weight"}),
         optional=frozenset({"lora_mid.weight", "lora_up.bias", "alpha", "reshape_weight"}),
     )
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "conv", "attention", "embedding", "experts"})
-    by_rows: ClassVar[bool] = True
-    by_columns: ClassVar[bool] = True
+    shaped_by = ("lora_up.weight", "lora_down.weight")
+    row_fields = ("up", "shape", "bias")
+    kinds = frozenset({"linear", "conv", "attention", "embedding", "experts"})
+    by_columns = True
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
         down, up = params["lora_down.weight"], params["lora_up.weight"]
         mid, bias = params.get("lora_mid.weight"), params.get("lora_up.bias")
         out = site.shape[0]
         rank = up.shape[1] if up.ndim > 1 else 0
         if rank == 0 or up.numel() != out * rank:
-            raise ValueError(f"want up ({out}, r), got {shape_text(up)}")
+            raise unfit(f"up ({out}, r)", up)
         up = up.reshape(out, rank)
         if "reshape_weight" in params:
             check_reshaped(params["reshape_weight"], site)
@@ -86,31 +68,17 @@ class LoRA(Adapter):
         )
 
     @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-        down, up = shapes["lora_down.weight"], shapes["lora_up.weight"]
-        mid = shapes.get("lora_mid.weight", down)
-        return (*up[:1], *down[1:2], *mid[2:])
-
-    @property
-    def rank(self) -> int:
-        return self.up.shape[1]
-
-    @property
-    def has_bias(self) -> bool:
-        return self.bias is not None
+    def own_shape(cls, shapes: Shapes) -> tuple[int, ...] | None:
+        shape = super(LoRA, cls).own_shape(shapes)
+        core = shapes.get("lora_mid.weight")
+        return shape if shape is None or core is None else (*shape[:2], *core[2:])
 
     def delta_bias(self) -> Tensor:
         assert self.bias is not None
         return self.bias * self.scale
 
-    def take(self, rows: Rows) -> Self:
-        up = taken(self.up, rows)
-        bias = None if self.bias is None else taken(self.bias, rows)
-        return replace(self, up=up, shape=shape_of(self.shape, rows), bias=bias)
-
     def form(self, rank: int | None = None) -> Form:
-        own = self.up.shape[1]
-        return Form(Pair(min(own, rank or own), self.scale, self.schedule))
+        return Form(Pair(min(self.rank, rank or self.rank), self.scale, self.schedule))
 
     def factors(self, rank: int | None = None) -> Factors:
         down = self.down
@@ -120,21 +88,12 @@ class LoRA(Adapter):
             down = torch.einsum("ij...,jq->iq...", self.mid.to(dtype), down.to(dtype))
         return Factors(down[:rank], self.up[:, :rank])
 
-    def delta_weight(self, at: At) -> Tensor:
-        factors = self.factors(at.rank)
-        delta = at.cut(factors.up) @ at.across(factors.down)
-        return at.shaped(delta.mul_(self.scale * at.multiplier), self.shape)
-
 
 def _down(down: Tensor, mid: Tensor | None, rank: int, site: Site) -> Tensor:
-    """Reshape `down` to the site's shape, and check it.
-
-    Raises:
-        ValueError: it does not fit; the text says want and got.
-    """
+    """Reshape `down` to the site's shape, and check it; raise ValueError if it does not fit."""
     shape = site.shape
     if down.ndim < 2:
-        raise ValueError(f"want down ({rank}, {site.inside}), got {shape_text(down)}")
+        raise unfit(f"down ({rank}, {site.inside})", down)
     if mid is not None:
         core = (rank, down.shape[0], *shape[2:])
         if tuple(mid.shape) != core or down.numel() != down.shape[0] * shape[1]:
@@ -142,6 +101,6 @@ def _down(down: Tensor, mid: Tensor | None, rank: int, site: Site) -> Tensor:
             raise ValueError(f"want mid {core} and down (r, {shape[1]}), got {got}")
         return down.reshape(down.shape[0], shape[1])
     if down.shape[0] != rank or down.numel() != rank * site.inside:
-        raise ValueError(f"want down ({', '.join(map(str, (rank, *shape[1:])))}), got {shape_text(down)}")
+        raise unfit(f"down ({', '.join(map(str, (rank, *shape[1:])))})", down)
     # linear layers saved as 1x1 convolutions, the reverse, and LyCORIS' flattened convolutions all occur
     return down.reshape(rank, *shape[1:])

@@ -5,12 +5,8 @@ them, as PEFT saves all that is called `lora_`. https://arxiv.org/abs/2405.17604
 utils/latent_utils.py.
 """
 
-from __future__ import annotations
-
-from typing import ClassVar
-
-from ._refused import Refused, any_of
-from .base import Params
+from ._refused import Refused
+from .base import Params, Shapes
 from .moslora import MoSLoRA
 
 _MIDDLE = "lora_latent_mapping.weight"
@@ -19,10 +15,8 @@ _MIDDLE = "lora_latent_mapping.weight"
 class LoRAXS(MoSLoRA):
     """A matrix between two factors that were not trained."""
 
-    __slots__ = ()
-
-    name: ClassVar[str] = "loraxs"
-    params: ClassVar[Params] = Params(
+    name = "loraxs"
+    params = Params(
         frozenset({"lora_up.weight", "lora_down.weight", _MIDDLE}),
         frozenset({"lora_up.bias", "alpha"}),
         layers=frozenset({"lora_latent_mapping"}),
@@ -32,16 +26,13 @@ class LoRAXS(MoSLoRA):
 class LoRAXSAlone(Refused):
     """The matrix without the factors beside it."""
 
-    __slots__ = ()
-
-    name: ClassVar[str] = "loraxs_alone"
-    before: ClassVar[tuple[str, ...]] = ()
-    params: ClassVar[Params] = any_of(_MIDDLE)
-    reason: ClassVar[str] = (
+    name = "loraxs_alone"
+    params = Params(frozenset({_MIDDLE}))
+    reason = (
         "of a LoRA-XS without lora_A and lora_B, singular vectors of the base weight whose signs each machine chooses "
         "for itself: save them, too"
     )
 
     @classmethod
-    def claims(cls, shapes: object) -> bool:
-        return isinstance(shapes, dict) and shapes.keys() == {_MIDDLE}
+    def claims(cls, shapes: Shapes) -> bool:
+        return shapes.keys() == {_MIDDLE}

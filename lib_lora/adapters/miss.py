@@ -5,63 +5,43 @@ width), and the outputs repeat it. Earlier PEFT called the same Bone, with `bone
 that of the effect. Source: huggingface/peft tuners/miss/layer.py, and tuners/bone/layer.py of PEFT 0.17.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
-from .base import Adapter, At, Factors, Form, Kind, Origin, Pair, Params, Rows, Site, shape_text, taken
+from ._rows import unfit
+from .base import Adapter, Factors, LowRank, Origin, Params, Shapes, Site, Tensors
 
 _NAMES = frozenset({"miss_block", "bone_block"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MiSS(Adapter):
+class MiSS(LowRank):
     """Matrix shard sharing: one matrix for all blocks of the inputs."""
 
-    block: Tensor  # (r, out)
+    up: Tensor  # (out, r)
     inputs: int
 
-    name: ClassVar[str] = "miss"
-    params: ClassVar[Params] = Params(frozenset(), _NAMES)
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "attention"})
-    by_rows: ClassVar[bool] = True
+    name = "miss"
+    params = Params(frozenset(), _NAMES)
+    row_fields = ("up",)
+    kinds = frozenset({"linear", "attention"})
 
     @classmethod
-    def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    def claims(cls, shapes: Shapes) -> bool:
         return len(shapes) == 1 and all(name in _NAMES and len(shape) == 2 for name, shape in shapes.items())
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         ((name, block),) = params.items()
         out = site.shape[0]
         rank, width = block.shape
         if not 0 < rank <= site.inside or width == 0 or out % width:
-            raise ValueError(f"want {name} (r, {out}) or a part of its columns, got {shape_text(block)}")
-        return cls(block if width == out else block.repeat(1, out // width), site.inside)
-
-    @property
-    def rank(self) -> int:
-        return self.block.shape[0]
-
-    def take(self, rows: Rows) -> Self:
-        return replace(self, block=taken(self.block, rows, 1))
-
-    def form(self, rank: int | None = None) -> Form:
-        return Form(Pair(min(self.rank, rank or self.rank), 1.0))
+            raise unfit(f"{name} (r, {out}) or a part of its columns", block)
+        return cls(block.repeat(1, out // width).T, site.inside)
 
     def factors(self, rank: int | None = None) -> Factors:
-        own = torch.eye(self.rank).to(self.block.dtype)  # torch 2.1 makes none in bf16
+        own = torch.eye(self.rank).to(self.up.dtype)  # torch 2.1 makes none in bf16
         sums = own.repeat(1, -(-self.inputs // self.rank))[:, : self.inputs]
-        return Factors(sums[:rank], self.block.T[:, :rank])
-
-    def delta_weight(self, at: At) -> Tensor:
-        block = at.cut(self.block.T)
-        if at.rank is not None:
-            block[:, at.rank :] = 0
-        return block.repeat(1, -(-self.inputs // self.rank))[:, : self.inputs] * at.multiplier
+        return Factors(sums[:rank], self.up[:, :rank])

@@ -4,16 +4,13 @@ W_ab (r, r) is the block of the weight at outputs a and inputs b; `miss_block` B
 the same Bone, with `bone_block`. Source: huggingface/peft tuners/miss/layer.py, `get_delta_weight`.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from torch import Tensor
 from typing_extensions import Self
 
-from .base import At, Kind, Origin, Params, Proportional, Rows, Site, shape_text
+from ._rows import unfit
+from .base import At, Origin, Proportional, Rows, Shapes, Site, Tensors
 from .miss import MiSS
 
 
@@ -23,25 +20,23 @@ class MiSSBat(Proportional):
 
     block: Tensor  # (out / r, r, r)
 
-    name: ClassVar[str] = "miss_bat"
-    params: ClassVar[Params] = MiSS.params
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "attention"})
-    reads_base: ClassVar[bool] = True
+    name = "miss_bat"
+    params = MiSS.params
+    kinds = frozenset({"linear", "attention"})
+    reads_base = True
 
     @classmethod
-    def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    def claims(cls, shapes: Shapes) -> bool:
         return len(shapes) == 1 and all(
             name in cls.params.optional and len(shape) == 3 for name, shape in shapes.items()
         )
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
         ((name, block),) = params.items()
         out, size = site.shape[0], block.shape[-1]
         if size == 0 or out % size or site.inside % size or block.shape != (out // size, size, size):
-            raise ValueError(
-                f"want {name} ({out} / r, r, r) with r a divisor of {site.inside}, got {shape_text(block)}"
-            )
+            raise unfit(f"{name} ({out} / r, r, r) with r a divisor of {site.inside}", block)
         return cls(block)
 
     @property

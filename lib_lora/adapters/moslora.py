@@ -4,17 +4,14 @@
 subject_driven_generation/peft/tuners/lora/layer.py; huggingface/peft tuners/moslora/layer.py.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from torch import Tensor
 from typing_extensions import Self
 
 from ..tensors import wide
-from .base import Factors, Kind, Origin, Params, Site, shape_text
+from ._rows import unfit
+from .base import Factors, Origin, Params, Site, Tensors
 from .lora import LoRA
 
 
@@ -24,20 +21,20 @@ class MoSLoRA(LoRA):
 
     mixer: Tensor | None = None  # (r, r)
 
-    name: ClassVar[str] = "moslora"
-    params: ClassVar[Params] = Params(
+    name = "moslora"
+    params = Params(
         frozenset({"lora_up.weight", "lora_down.weight", "lora_mixer.weight"}),
         frozenset({"lora_up.bias", "alpha"}),
         layers=frozenset({"lora_mixer", "lora_AB"}),
     )
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "conv", "attention"})
+    kinds = frozenset({"linear", "conv", "attention"})
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
         (name,) = cls.params.required - {"lora_up.weight", "lora_down.weight"}
         found, mixer = super(MoSLoRA, cls).from_params(params, site, origin), params[name]
         if tuple(mixer.shape) != (found.rank, found.rank):
-            raise ValueError(f"want {name} ({found.rank}, {found.rank}), got {shape_text(mixer)}")
+            raise unfit(f"{name} ({found.rank}, {found.rank})", mixer)
         return replace(found, mixer=mixer)
 
     def factors(self, rank: int | None = None) -> Factors:

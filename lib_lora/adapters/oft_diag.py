@@ -6,19 +6,15 @@ before the multiplier. Which of the two a file holds, only its date tells; witho
 AUTOMATIC1111 does. Source: LyCORIS modules/diag_oft.py, of 2023-10 to 2023-11.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from datetime import datetime, timezone
-from typing import ClassVar
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from ._rotation import OutputRotation, Turn, check_blocks
+from ._rows import unfit
 from ._trainer import trained_within
-from .base import Origin, Params, Site, shape_text
+from .base import Adapter, Origin, Params, Site, Tensors
 
 _LESS_IDENTITY = (datetime(2023, 1, 1, tzinfo=timezone.utc), datetime(2023, 11, 11, tzinfo=timezone.utc))
 
@@ -26,20 +22,18 @@ _LESS_IDENTITY = (datetime(2023, 1, 1, tzinfo=timezone.utc), datetime(2023, 11, 
 class OFTDiag(OutputRotation):
     """A block-diagonal matrix on the outputs."""
 
-    __slots__ = ()
-
-    name: ClassVar[str] = "oft_diag"
-    params: ClassVar[Params] = Params(frozenset({"oft_diag"}), frozenset({"rescale"}))
+    name = "oft_diag"
+    params = Params(frozenset({"oft_diag"}), frozenset({"rescale"}))
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         blocks, rescale = params["oft_diag"], params.get("rescale")
         check_blocks(blocks, site.shape[0], "oft_diag")
         if rescale is None:
             early = trained_within(origin, _LESS_IDENTITY)
             return cls((Turn(blocks, _transposed if early else _less_identity),), None)
         if tuple(rescale.shape[:2]) != tuple(blocks.shape[:2]) or rescale.numel() != site.shape[0]:
-            raise ValueError(f"want rescale ({blocks.shape[0]}, {blocks.shape[1]}, 1), got {shape_text(rescale)}")
+            raise unfit(f"rescale ({blocks.shape[0]}, {blocks.shape[1]}, 1)", rescale)
         rows = rescale.reshape(*blocks.shape[:2], 1)
         return cls((Turn(torch.cat([blocks, rows.to(blocks.dtype)], 2), _scaled_less_identity),), None)
 

@@ -5,21 +5,18 @@ each of which adds what the encoder of its place was given. Each column of the w
 Source: huggingface/peft tuners/peanut/layer.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor
-from typing_extensions import Self
 
 from ..errors import UnsupportedError
 from ._config import configured
-from .base import Adapter, At, Kind, Origin, Params, Site, shape_text
+from ._rows import shape_text
+from .base import Adapter, At, Origin, Params, Site, Tensors
 
 _A, _B = "peanut_A.weight", "peanut_B.weight"
 _ENCODERS, _DECODERS = (tuple(f"peanut_{side}coders.{i}.weight" for i in range(16)) for side in ("en", "de"))
@@ -50,14 +47,13 @@ class PEANuT(Adapter):
     activation: str
     scale: float
 
-    name: ClassVar[str] = "peanut"
-    params: ClassVar[Params] = Params(frozenset({_A, _B}), frozenset({*_ENCODERS, *_DECODERS}))
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "attention"})
-    reads_base: ClassVar[bool] = True
-    by_columns: ClassVar[bool] = True
+    name = "peanut"
+    params = Params(frozenset({_A, _B}), frozenset({*_ENCODERS, *_DECODERS}))
+    kinds = frozenset({"linear", "attention"})
+    reads_base = by_columns = True
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         first, last, out = params[_A], params[_B], site.shape[0]
         rank, depth = first.shape[0] if first.ndim else 0, (len(params) - 2) // 2
         activation = origin.config.get("act_fn")
@@ -72,12 +68,7 @@ class PEANuT(Adapter):
                 f"want {_A} (r, {out}), {_B} ({out}, r), and as many encoders as decoders (r, r), got {got}"
             )
         return cls(
-            first,
-            last,
-            tuple(inner[:depth]),
-            tuple(inner[depth:]),
-            str(activation),
-            configured(origin, "scaling"),
+            first, last, tuple(inner[:depth]), tuple(inner[depth:]), str(activation), configured(origin, "scaling")
         )
 
     @property

@@ -6,19 +6,15 @@ complete effect, W' = W + m (... - W).
 Source: huggingface/peft tuners/boft/layer.py. (Without its CUDA extension PEFT trains one factor only.)
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from ._operation import Operation
 from ._rotation import Turn, cayley, check_butterfly, excess_of, mix_butterfly, pointwise, rescaled
-from .base import Adapter, At, Form, Origin, OutputEffect, Params, Rows, Site, shape_of, shape_text, taken
+from ._rows import unfit
+from .base import Adapter, At, Form, Origin, OutputEffect, Params, Site, Tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,27 +37,19 @@ class PeftBOFT(Adapter):
     scale: Tensor  # (out,)
     shape: tuple[int, ...]
 
-    name: ClassVar[str] = "peft_boft"
-    params: ClassVar[Params] = Params(frozenset({"boft_R", "boft_s"}))
+    name = "peft_boft"
+    params = Params(frozenset({"boft_R", "boft_s"}))
+    row_fields = ("scale", "shape")
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         factors, scale, out = params["boft_R"], params["boft_s"], site.shape[0]
         check_butterfly(factors, site.inside, "boft_R")
         if scale.numel() != out:
-            raise ValueError(f"want boft_s ({out}, 1), got {shape_text(scale)}")
+            raise unfit(f"boft_s ({out}, 1)", scale)
         return cls(Turn(factors, _solve), scale.reshape(-1), site.shape)
 
-    @property
-    def reads_base(self) -> bool:
-        return True
-
-    @property
-    def by_rows(self) -> bool:
-        return True
-
-    def take(self, rows: Rows) -> Self:
-        return replace(self, scale=taken(self.scale, rows), shape=shape_of(self.shape, rows))
+    reads_base = by_rows = True
 
     def delta_weight(self, at: At) -> Tensor:
         rows = at.base.flatten(1)

@@ -5,18 +5,16 @@ over the outputs or numbers; what is none is not in the file, or zeros. The prod
 one of LyCORIS' `glora`. Source: huggingface/peft tuners/glora/layer.py.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
 from ..tensors import TensorFields, wide
-from .base import Adapter, At, Kind, Origin, Params, Rows, Site, shape_text, taken
+from ._rows import shape_text, taken
+from .base import Adapter, At, Origin, Params, Rows, Shapes, Site, Tensors
 
 _PARTS = ("Xd", "Xu", "X", "zeros")
 _NAMES = {letter: {part: f"glora_{letter}.{part}" for part in _PARTS} for letter in "ABCDE"}
@@ -30,12 +28,8 @@ class _Path(TensorFields):
     right: Tensor | None  # (r, columns)
 
     @classmethod
-    def of(cls, params: Mapping[str, Tensor], letter: str, rows: int, columns: int) -> Self | None:
-        """Read a path; None where there is none.
-
-        Raises:
-            ValueError: it is of another shape than (rows, columns).
-        """
+    def of(cls, params: Tensors, letter: str, rows: int, columns: int) -> Self | None:
+        """Read a path; None where there is none. Raise ValueError if it is of another shape than (rows, columns)."""
         names = _NAMES[letter]
         left, right, value = (params.get(names[part]) for part in _PARTS[:3])
         if value is not None and value.numel() in (1, rows):
@@ -77,27 +71,20 @@ class PeftGLoRA(Adapter):
     bias: _Path | None  # E
     from_weight: Tensor | None = None  # (out,), W C, once the weight is known
 
-    name: ClassVar[str] = "peft_glora"
-    params: ClassVar[Params] = Params(
-        frozenset(), frozenset(name for names in _NAMES.values() for name in names.values())
-    )
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear"})
-    reads_base: ClassVar[bool] = True
-    by_rows: ClassVar[bool] = True
-    by_columns: ClassVar[bool] = True
+    name = "peft_glora"
+    params = Params(frozenset(), frozenset(name for names in _NAMES.values() for name in names.values()))
+    row_fields = ("factor", "summand", "bias_factor", "bias", "from_weight")
+    kinds = frozenset({"linear"})
+    reads_base = by_rows = by_columns = True
 
     @classmethod
-    def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        return bool(shapes) and cls.params.claim(shapes)
-
-    @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
         out, inside = site.shape[0], site.inside
         a, b, d, e = (_Path.of(params, one, out, inside if one in "AB" else 1) for one in "ABDE")
         return cls(a, b, _Path.of(params, "C", inside, 1), d, e)
 
     @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+    def own_shape(cls, shapes: Shapes) -> tuple[int, ...] | None:
         for names in (_NAMES["A"], _NAMES["B"]):
             if names["Xd"] in shapes and names["Xu"] in shapes:
                 return (*shapes[names["Xd"]][:1], *shapes[names["Xu"]][1:])
@@ -112,7 +99,7 @@ class PeftGLoRA(Adapter):
             return self
         vector = self.of_inputs.vector()
         weight = read()
-        return replace(self, from_weight=weight.flatten(1).to(weight.device, vector.dtype) @ vector.to(weight.device))
+        return replace(self, from_weight=weight.flatten(1).to(vector.dtype) @ vector.to(weight.device))
 
     def delta_bias(self) -> Tensor:
         own = None if self.bias is None else self.bias.vector()
@@ -126,13 +113,6 @@ class PeftGLoRA(Adapter):
     @property
     def bias_excess(self) -> Tensor | None:
         return None if self.bias_factor is None else self.bias_factor.vector()
-
-    def take(self, rows: Rows) -> Self:
-        factor, summand, bias_factor, bias = (
-            None if one is None else one.take(rows) for one in (self.factor, self.summand, self.bias_factor, self.bias)
-        )
-        own = None if self.from_weight is None else taken(self.from_weight, rows)
-        return replace(self, factor=factor, summand=summand, bias_factor=bias_factor, bias=bias, from_weight=own)
 
     def delta_weight(self, at: At) -> Tensor:
         weight = at.base.flatten(1)

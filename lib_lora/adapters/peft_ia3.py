@@ -5,30 +5,22 @@ only their number tells, or `feedforward_modules` of the configuration: ends of 
 output is scaled with its bias. PEFT has no multiplier: it lerps l to 1. Source: huggingface/peft tuners/ia3/layer.py.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import ClassVar
-
 from torch import Tensor
-from typing_extensions import Self
 
 from ..errors import UnsupportedError
 from ..files.formats._peft_patterns import Table, read_pattern
 from ._scale import Scale, check_channels
-from .base import Origin, Params, Site
+from .base import Adapter, Origin, Params, Site, Tensors
 
 
 class PeftIA3(Scale):
     """A learned scale."""
 
-    __slots__ = ()
-
-    name: ClassVar[str] = "peft_ia3"
-    params: ClassVar[Params] = Params(frozenset({"ia3_l"}))
+    name = "peft_ia3"
+    params = Params(frozenset({"ia3_l"}))
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         vector = params["ia3_l"]
         on_input = _on_input(vector, site, origin)
         vector = check_channels(vector, site, "ia3_l", on_input=on_input)
@@ -36,11 +28,7 @@ class PeftIA3(Scale):
 
 
 def _on_input(vector: Tensor, site: Site, origin: Origin) -> bool:
-    """Return whether a vector scales the inputs.
-
-    Raises:
-        UnsupportedError: it may scale either, and nothing tells.
-    """
+    """Return whether a vector scales the inputs; raise UnsupportedError if it may scale either, and nothing tells."""
     if vector.ndim == 2 and site.shape[0] != 1:
         return vector.shape[0] == 1
     inputs = {site.shape[1], site.groups * site.shape[1]}

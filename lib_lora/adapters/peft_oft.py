@@ -13,31 +13,26 @@ merged weight is the definition here. Neither trainer has a multiplier: it lerps
 Sources: huggingface/peft tuners/oft/layer.py; Nerogar/OneTrainer modules/module/oft_utils.py, LoRAModule.py.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import ClassVar
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from ._rotation import InputRotation, Turn, cayley
-from .base import Origin, Params, Site, shape_text
+from ._rows import unfit
+from .base import Adapter, Origin, Params, Site, Tensors
 
 
 class PeftOFT(InputRotation):
     """Block rotation of the input."""
 
-    __slots__ = ()
-
-    name: ClassVar[str] = "peft_oft"
-    params: ClassVar[Params] = Params(frozenset({"oft_R.weight"}), frozenset({"oft_R.scaled_oft"}))
+    name = "peft_oft"
+    params = Params(frozenset({"oft_R.weight"}), frozenset({"oft_R.scaled_oft"}))
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         triangles = params["oft_R.weight"]
         size = _block_size(triangles, site.inside)
         scaled = "oft_R.scaled_oft" in params and bool(params["oft_R.scaled_oft"].any())
@@ -58,7 +53,7 @@ def _block_size(triangles: Tensor, width: int) -> int:
     size = (1 + math.isqrt(1 + 8 * entries)) // 2
     fits = entries > 0 and size * (size - 1) // 2 == entries and width % size == 0
     if not fits or triangles.shape[0] not in (1, width // size):
-        raise ValueError(f"want oft_R (k or 1, b (b - 1) / 2) with k * b = {width}, got {shape_text(triangles)}")
+        raise unfit(f"oft_R (k or 1, b (b - 1) / 2) with k * b = {width}", triangles)
     return size
 
 

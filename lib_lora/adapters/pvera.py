@@ -4,35 +4,27 @@ The first halves of `pvera_lambda_d` (2 r,) and `pvera_A` (2 r, in) are the mean
 training draws from. Source: huggingface/peft tuners/pvera/layer.py.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import ClassVar
-
-from torch import Tensor
-from typing_extensions import Self
+from dataclasses import replace
 
 from ..errors import UnsupportedError
-from .base import Origin, Params, Site
+from .base import Adapter, Origin, Params, Site, Tensors
 from .vera import VeRA
 
 
 class PVeRA(VeRA):
     """The mean of a PVeRA."""
 
-    __slots__ = ()
-
-    name: ClassVar[str] = "pvera"
-    params: ClassVar[Params] = Params(frozenset({"pvera_lambda_b", "pvera_lambda_d"}), frozenset({"alpha"}))
-    shared: ClassVar[frozenset[str]] = frozenset({"pvera_A", "pvera_B"})
+    name = "pvera"
+    params = Params(frozenset({"pvera_lambda_b", "pvera_lambda_d"}), frozenset({"alpha"}))
+    shared = frozenset({"pvera_A", "pvera_B"})
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         if origin.config.get("sample_at_inference"):
             raise UnsupportedError("of PVeRA with sample_at_inference, which is another change in each call")
         inner, a = params["pvera_lambda_d"].reshape(-1), origin.shared.get("pvera_A")
         if inner.numel() % 2 or (a is not None and a.shape[:1] != (inner.numel(),)):
             raise ValueError("want pvera_lambda_d (2 r,) and pvera_A (2 r, in)")
         rank = inner.numel() // 2
-        mean = None if a is None else a[:rank]
-        return cls.of(params["pvera_lambda_b"], inner[:rank], mean, origin.shared.get("pvera_B"), site)
+        shared = origin.shared if a is None else {**origin.shared, "pvera_A": a[:rank]}
+        return super().from_params({**params, "pvera_lambda_d": inner[:rank]}, site, replace(origin, shared=shared))

@@ -7,11 +7,7 @@ PEFT flattens A with the rank first and B with the base first. Source: huggingfa
 `get_scaled_bases`.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,7 +16,8 @@ from typing_extensions import Self
 from ..errors import UnsupportedError
 from ._config import configured
 from ._product import BuiltEffect
-from .base import At, Form, Kind, Origin, OutputEffect, Params, Proportional, Rows, Site, shape_text, taken
+from ._rows import taken, unfit
+from .base import At, Form, Origin, OutputEffect, Params, Proportional, Rows, Site, Tensors
 
 _RANDOM = frozenset({"randlora_A", "randlora_B"})
 
@@ -37,21 +34,20 @@ class RandLoRA(Proportional):
     wide: bool
     """Whether there are more inputs than outputs, so that B is on the input."""
 
-    name: ClassVar[str] = "randlora"
-    params: ClassVar[Params] = Params(frozenset({"randlora_lambda", "randlora_gamma"}), _RANDOM)
-    shared: ClassVar[frozenset[str]] = _RANDOM
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "attention"})
-    by_rows: ClassVar[bool] = True
-    prefers_dense: ClassVar[bool] = True  # all bases together have the full rank
+    name = "randlora"
+    params = Params(frozenset({"randlora_lambda", "randlora_gamma"}), _RANDOM)
+    shared = _RANDOM
+    kinds = frozenset({"linear", "attention"})
+    by_rows = True
+    prefers_dense = True  # all bases together have the full rank
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
         outer, inner = params["randlora_lambda"], params["randlora_gamma"]
         a, b = (origin.shared.get(name, params.get(name)) for name in ("randlora_A", "randlora_B"))
         least, most = sorted((site.shape[0], site.inside))
         if outer.ndim != 2 or inner.shape != (outer.shape[1], least) or outer.shape[0] == 0:
-            want = f"randlora_lambda (r, n) and randlora_gamma (n, {least})"
-            raise ValueError(f"want {want}, got {shape_text(outer)} and {shape_text(inner)}")
+            raise unfit(f"randlora_lambda (r, n) and randlora_gamma (n, {least})", outer, inner)
         if a is None or b is None:
             # PEFT would draw them again from a seed, in the sizes of the largest layer, which need not be in the model
             raise UnsupportedError(
@@ -60,9 +56,9 @@ class RandLoRA(Proportional):
             )
         rank, bases = outer.shape
         if a.ndim != 3 or (a.shape[0], a.shape[1]) != (rank, 1) or a.shape[2] < least:
-            raise ValueError(f"want randlora_A ({rank}, 1, {least} or more), got {shape_text(a)}")
+            raise unfit(f"randlora_A ({rank}, 1, {least} or more)", a)
         if b.ndim != 3 or b.shape[0] < most or b.shape[1] < bases or b.shape[2] != rank:
-            raise ValueError(f"want randlora_B ({most} or more, {bases} or more, {rank}), got {shape_text(b)}")
+            raise unfit(f"randlora_B ({most} or more, {bases} or more, {rank})", b)
         scale = configured(origin, "randlora_alpha") / rank
         return cls(a[:, :, :least], b[:most, :bases], outer, inner, scale, site.inside > site.shape[0])
 

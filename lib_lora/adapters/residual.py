@@ -5,19 +5,16 @@ Despite their name they change the weight (LyCORIS utils, `extract_conv` with a 
 (AUTOMATIC1111 extensions-builtin/Lora/network.py, `finalize_updown`, which is the reader users know).
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from ._modifier import Modifier
 from ._operation import Operation
-from .base import Adapter, At, Form, Origin, OutputEffect, Params, Rows, Site, placed, shape_of, shape_text
+from ._rows import placed, unfit
+from ._sparse import Entries
+from .base import Adapter, At, Form, Origin, OutputEffect, Params, Site, Tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,63 +32,37 @@ class Residual(Modifier):
     """`bias_indices`, `bias_values` and `bias_size` around another adapter."""
 
     inner: Adapter
-    indices: Tensor  # (2, n), row and column of the weight flattened to (out, in * kernel)
-    values: Tensor  # (n,)
+    entries: Entries
     scale: float
-    shape: tuple[int, ...]
 
-    name: ClassVar[str] = "residual"
-    params: ClassVar[Params] = Params(frozenset({"bias_indices", "bias_values", "bias_size"}))
-    by_rows: ClassVar[bool] = False
-    by_columns: ClassVar[bool] = False
-    prefers_dense: ClassVar[bool] = True
+    name = "residual"
+    params = Params(frozenset({"bias_indices", "bias_values", "bias_size"}))
+    row_fields = ("entries",)
+    by_rows = by_columns = False
+    prefers_dense = True
 
     @classmethod
-    def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def around(cls, inner: Adapter, params: Tensors, site: Site, origin: Origin) -> Adapter:
         indices, values, size = params["bias_indices"].long(), params["bias_values"].flatten(), params["bias_size"]
         if size.flatten().tolist() not in ([site.shape[0], site.inside], list(site.shape)):
             raise ValueError(f"want bias_size ({site.shape[0]}, {site.inside}), got {size.tolist()}")
         if indices.ndim != 2 or indices.shape != (size.numel(), values.numel()):
-            raise ValueError(f"want bias_indices ({size.numel()}, {values.numel()}), got {shape_text(indices)}")
+            raise unfit(f"bias_indices ({size.numel()}, {values.numel()})", indices)
         if values.numel() and bool(((indices < 0) | (indices >= size.reshape(-1, 1))).any()):
             raise ValueError(f"bias_indices reach outside of bias_size {size.tolist()}")
-        if size.numel() > 2:
-            flat = torch.zeros(values.numel(), dtype=torch.long)
-            for index, length in zip(indices[1:], site.shape[1:], strict=True):
-                flat = flat * length + index
-            indices = torch.stack([indices[0], flat])
+        places = torch.zeros(values.numel(), dtype=torch.long)
+        for index, length in zip(indices, size.flatten().tolist(), strict=True):
+            places = places * length + index
         scale = origin.alpha.scale(inner.rank) if inner.rank else 1.0
-        return cls(inner, indices, values, scale, site.shape)
-
-    def cut(self, inner: Adapter, rows: Rows) -> Self:
-        indices, values, offset = [], [], 0
-        for start, stop in rows:
-            own = (self.indices[0] >= start) & (self.indices[0] < stop)
-            row, column = self.indices[:, own]
-            indices.append(torch.stack([row + (offset - start), column]))
-            values.append(self.values[own])
-            offset += stop - start
-        return replace(
-            self,
-            inner=inner,
-            indices=torch.cat(indices, 1),
-            values=torch.cat(values),
-            shape=shape_of(self.shape, rows),
-        )
-
-    def _dense(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        rows, columns = self.indices.to(device)
-        dense = torch.zeros(self.shape, device=device, dtype=dtype)
-        # added up where an index occurs twice, as sparse tensors are
-        dense.flatten(1).index_put_((rows, columns), self.values.to(device, dtype) * self.scale, accumulate=True)
-        return dense
+        return cls(inner, Entries(places, values, site.shape), scale)
 
     def delta_weight(self, at: At) -> Tensor:
-        return self.inner.delta_weight(at).reshape(self.shape) + self._dense(at.device, at.dtype) * at.multiplier
+        own = self.entries.dense(at.device, at.dtype, self.scale)
+        return self.inner.delta_weight(at).reshape(own.shape) + own * at.multiplier
 
     def form(self, rank: int | None = None) -> Form | None:
         return self.form_on_output(rank)
 
     def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
         inner = self.output_effect_of_inner(device, dtype)
-        return _Sparse(inner, placed(self._dense(device, dtype), device, dtype))
+        return _Sparse(inner, placed(self.entries.dense(device, dtype, self.scale), device, dtype))

@@ -6,11 +6,7 @@ for each pair (road_1), for each output (road_2), or two for each output (road_4
 huggingface/peft tuners/road/layer.py.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,7 +16,8 @@ from ..errors import UnsupportedError
 from ..tensors import wide
 from ._config import configured_count
 from ._operation import Operation
-from .base import Adapter, At, Form, Kind, Origin, OutputEffect, Params, Rows, Site, placed, shape_text, taken, widened
+from ._rows import placed, taken, unfit, widened
+from .base import Adapter, At, Form, Origin, OutputEffect, Params, Rows, Site, Tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +27,7 @@ class _Turned(OutputEffect):
     excess: Tensor  # (out,), the factor of the output itself less 1
     other: Tensor  # (out,), the factor of the one that it is paired with
     size: int
-    reads_bias: ClassVar[bool] = True
+    reads_bias = True
 
     def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
         return torch.addcmul(y * self.excess, _paired(y, self.size), self.other) * multiplier
@@ -45,20 +42,19 @@ class RoAd(Adapter):
     size: int
     """Outputs of a group."""
 
-    name: ClassVar[str] = "road"
-    params: ClassVar[Params] = Params(frozenset({"road_theta", "road_alpha"}))
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "attention"})
-    reads_base: ClassVar[bool] = True
+    name = "road"
+    params = Params(frozenset({"road_theta", "road_alpha"}))
+    kinds = frozenset({"linear", "attention"})
+    reads_base = True
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
         theta, alpha, out = params["road_theta"], params["road_alpha"], site.shape[0]
         size = configured_count(origin, "group_size", 2)
         if size % 2 or out % size:
             raise ValueError(f"want groups of an even number of outputs that divides {out}, got {size}")
         if theta.shape != alpha.shape or theta.ndim != 1 or theta.numel() not in (out // 2, out, 2 * out):
-            want = f"road_theta and road_alpha of {out // 2}, {out} or {2 * out}"
-            raise ValueError(f"want {want}, got {shape_text(theta)} and {shape_text(alpha)}")
+            raise unfit(f"road_theta and road_alpha of {out // 2}, {out} or {2 * out}", theta, alpha)
         theta, alpha = (one.to(wide(one.dtype)) for one in (theta, alpha))
         own, other = alpha * theta.cos(), alpha * theta.sin()
         if theta.numel() == out // 2:

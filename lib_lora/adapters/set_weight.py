@@ -5,35 +5,17 @@ strength can mean. Source: ComfyUI comfy/lora.py, `set`. A weight of several tim
 rows is a bank of heads, see `heads.py`.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from ..tensors import wide
 from ._operation import Operation
-from .base import (
-    Adapter,
-    At,
-    Form,
-    Kind,
-    Origin,
-    OutputEffect,
-    Params,
-    Proportional,
-    Rows,
-    Site,
-    bias_for,
-    placed,
-    shape_text,
-    taken,
-)
+from ._rows import placed, unfit, widened
+from .base import Adapter, At, Form, Origin, OutputEffect, Params, Proportional, Shapes, Site, Tensors, bias_for
 from .heads import Heads
 
 
@@ -41,7 +23,7 @@ from .heads import Heads
 class _Instead(OutputEffect):
     value: Tensor  # (out, in, *kernel)
 
-    exact: ClassVar[frozenset[str]] = frozenset({"value"})  # what acts is its small difference to the weight
+    exact = frozenset({"value"})  # what acts is its small difference to the weight
 
     def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
         return (op.apply(x, self.value) - y) * multiplier
@@ -79,50 +61,35 @@ class SetWeight(Proportional):
     value: Tensor | None  # (out, in, *kernel)
     bias: Tensor | None  # (out,)
 
-    name: ClassVar[str] = "set_weight"
-    params: ClassVar[Params] = Params(frozenset(), frozenset({"set_weight", "set_bias"}))
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "conv", "attention", "embedding", "norm"})
-    reads_base: ClassVar[bool] = True
-    widens_base: ClassVar[bool] = True
-    by_rows: ClassVar[bool] = True
-    by_columns: ClassVar[bool] = True
-    prefers_dense: ClassVar[bool] = True
-    exact: ClassVar[frozenset[str]] = frozenset({"value", "bias"})
+    name = "set_weight"
+    names: ClassVar[tuple[str, str]] = ("set_weight", "set_bias")
+    params = Params(frozenset(), frozenset(names))
+    row_fields = ("value", "bias")
+    kinds = frozenset({"linear", "conv", "attention", "embedding", "norm"})
+    reads_base = widens_base = by_rows = by_columns = prefers_dense = True
+    exact = frozenset({"value", "bias"})
 
     @classmethod
-    def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        return bool(shapes) and cls.params.claim(shapes)
-
-    @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
-        value, bias, (out, *inside) = params.get("set_weight"), params.get("set_bias"), site.shape
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
+        (value, bias), (out, *inside) = (params.get(name) for name in cls.names), site.shape
         if value is not None and value.numel() != math.prod(site.shape):
-            is_bank = value.ndim == len(site.shape) == 2 and value.shape[1] == inside[0]
+            is_bank = cls is SetWeight and value.ndim == len(site.shape) == 2 and value.shape[1] == inside[0]
             if is_bank and len(value) > out and len(value) % out == 0:
                 return Heads.from_offsets(value, bias, site, origin)
-            raise ValueError(f"want set_weight {site.shape}, got {shape_text(value)}")
+            raise unfit(f"{cls.names[0]} {site.shape}", value)
         value = None if value is None else value.reshape(site.shape)
-        return cls(value, bias_for(site, "set_bias", bias))
+        return cls(value, bias_for(site, cls.names[1], bias))
 
     @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-        return shapes.get("set_weight")
-
-    @property
-    def has_bias(self) -> bool:
-        return self.bias is not None
-
-    def delta_bias(self) -> Tensor:
-        assert self.bias is not None
-        return self.bias
+    def own_shape(cls, shapes: Shapes) -> tuple[int, ...] | None:
+        return shapes.get(cls.names[0])
 
     @property
     def bias_excess(self) -> Tensor | None:
         return None if self.bias is None else minus_one(self.bias)
 
-    def take(self, rows: Rows) -> Self:
-        value, bias = (None if one is None else taken(one, rows) for one in (self.value, self.bias))
-        return replace(self, value=value, bias=bias)
+    def change_of_bias(self, bias: Tensor | None) -> Tensor | None:
+        return self.bias if self.bias is None or bias is None else widened(self.bias, bias) - bias
 
     def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
         if self.value is None:

@@ -4,35 +4,37 @@
 Source: huggingface/peft tuners/shira/layer.py and model.py.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
-from ._sparse import Sparse
-from .base import Kind, Origin, Params, Site, shape_text
+from ._rows import unfit
+from ._sparse import Entries
+from .base import Adapter, At, Origin, Params, Proportional, Site, Tensors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SHiRA(Sparse):
+class SHiRA(Proportional):
     """Single entries."""
 
-    name: ClassVar[str] = "shira"
-    params: ClassVar[Params] = Params(frozenset({"shira_weight", "shira_indices"}))
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "attention"})
+    entries: Entries
+
+    name = "shira"
+    params = Params(frozenset({"shira_weight", "shira_indices"}))
+    row_fields = ("entries",)
+    kinds = frozenset({"linear", "attention"})
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         values, indices = params["shira_weight"], params["shira_indices"]
         if values.ndim != 1 or indices.shape != (2, values.shape[0]):
             want = "shira_weight (n,) and shira_indices (2, n)"
-            raise ValueError(f"want {want}, got {shape_text(values)} and {shape_text(indices)}")
+            raise unfit(want, values, indices)
         indices, limits = indices.long(), torch.tensor([[site.shape[0]], [site.inside]])
         if bool(((indices < 0) | (indices >= limits)).any()):
             raise ValueError(f"shira_indices reach outside of ({site.shape[0]}, {site.inside})")
-        return cls(indices[0] * site.inside + indices[1], values, site.shape)
+        return cls(Entries(indices[0] * site.inside + indices[1], values, site.shape))
+
+    def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
+        return self.entries.dense(at.device, at.dtype), at.multiplier

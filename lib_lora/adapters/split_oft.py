@@ -4,34 +4,24 @@ The slices have the widths that their blocks make up, one after the other; each 
 Source: kohya networks/oft_flux.py, the forward. (Its merge joins the slices along the wrong axis.)
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import ClassVar
-
-from torch import Tensor
-from typing_extensions import Self
-
 from ._rotation import OutputRotation, check_blocks, number
-from .base import Origin, Params, Site
+from .base import Adapter, Origin, Params, Shapes, Site, Tensors
 from .diag_oft import bound_of, skew_turn
 
 
 class SplitOFT(OutputRotation):
     """Block rotations of slices of the outputs."""
 
-    __slots__ = ()
-
-    name: ClassVar[str] = "split_oft"
-    params: ClassVar[Params] = Params(frozenset({"oft_blocks.0"}), frozenset({"alpha"}))
+    name = "split_oft"
+    params = Params(frozenset({"oft_blocks.0"}), frozenset({"alpha"}))
 
     @classmethod
-    def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    def claims(cls, shapes: Shapes) -> bool:
         names = shapes.keys() - cls.params.optional
         return len(names) > 0 and names == set(_names(len(names))) and all(len(shapes[name]) == 3 for name in names)
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         names = _names(sum(name.startswith("oft_blocks.") for name in params))  # a modifier's are there, too
         slices = [params[name] for name in names]
         widths = [blocks.shape[0] * blocks.shape[1] for blocks in slices]

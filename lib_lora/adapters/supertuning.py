@@ -4,38 +4,35 @@ dW[indices] = m values, plus m alpha / r B A. `supertuning_indices` are places i
 huggingface/peft tuners/supertuning/layer.py.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 from torch import Tensor
-from typing_extensions import Self
 
 from ..errors import UnsupportedError
-from ._sparse import Sparse
-from .base import At, Kind, Origin, Params, Rows, Site, shape_text, taken
+from ._rows import shape_text, unfit
+from ._sparse import Entries
+from .base import Adapter, At, Origin, Params, Proportional, Site, Tensors
 
 _A, _B = "supertuning_lora_A.weight", "supertuning_lora_B.weight"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Supertuning(Sparse):
+class Supertuning(Proportional):
     """Single entries, and a pair."""
 
+    entries: Entries
     down: Tensor | None = None  # (r, in)
     up: Tensor | None = None  # (out, r)
     scale: float = 1.0
 
-    name: ClassVar[str] = "supertuning"
-    params: ClassVar[Params] = Params(
-        frozenset({"supertuning_values"}), frozenset({"supertuning_indices", _A, _B, "alpha"})
-    )
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "attention"})
+    name = "supertuning"
+    params = Params(frozenset({"supertuning_values"}), frozenset({"supertuning_indices", _A, _B, "alpha"}))
+    shaped_by = (_B, _A)
+    row_fields = ("entries", "up")
+    kinds = frozenset({"linear", "attention"})
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         values, indices = params["supertuning_values"], params.get("supertuning_indices")
         if indices is None:
             raise UnsupportedError(
@@ -43,33 +40,25 @@ class Supertuning(Sparse):
                 "save it again with save_precomputed_indices=True"
             )
         if values.ndim != 1 or indices.shape != values.shape:
-            raise ValueError(f"want values and indices (n,), got {shape_text(values)} and {shape_text(indices)}")
+            raise unfit("values and indices (n,)", values, indices)
         indices, (out, inside) = indices.long(), (site.shape[0], site.inside)
         if bool(((indices < 0) | (indices >= out * inside)).any()):
             raise ValueError(f"supertuning_indices reach outside of ({out}, {inside})")
         down, up = params.get(_A), params.get(_B)
         if down is None and up is None:
-            return cls(indices, values, site.shape)
+            return cls(Entries(indices, values, site.shape))
         if down is None or up is None or down.shape[1:] != (inside,) or up.shape != (out, down.shape[0]):
             got = " and ".join("none" if one is None else shape_text(one) for one in (down, up))
             raise ValueError(f"want {_A} (r, {inside}) and {_B} ({out}, r), got {got}")
-        return cls(indices, values, site.shape, down, up, origin.alpha.scale(down.shape[0]))
-
-    @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-        return (*shapes[_B][:1], *shapes[_A][1:]) if _A in shapes and _B in shapes else None
+        return cls(Entries(indices, values, site.shape), down, up, origin.alpha.scale(down.shape[0]))
 
     @property
     def rank(self) -> int | None:
         return None if self.down is None else self.down.shape[0]
 
-    def take(self, rows: Rows) -> Self:
-        entries = Sparse.take(self, rows)
-        return entries if self.up is None else replace(entries, up=taken(self.up, rows))
-
     def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
-        dense, factor = Sparse.delta_and_factor(self, at)
+        dense = self.entries.dense(at.device, at.dtype)
         if self.down is not None and self.up is not None:
             up, down = at.put(self.up)[:, : at.rank], at.put(self.down)[: at.rank]
             dense.flatten(1).addmm_(up, down, alpha=self.scale)
-        return dense, factor
+        return dense, at.multiplier

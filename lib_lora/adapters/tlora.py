@@ -9,38 +9,21 @@ The two are nearly the same, and large. So that their difference survives half p
 rounding: p l q - p0 l0 q0 = (p l - p0 l0) q + p0 l0 (q - q0), two components per rank, both small.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor
 from typing_extensions import Self
 
 from ..tensors import TensorFields, wide
+from ._rows import taken, unfit
 from ._trainer import arguments, lycoris_scale, rank_schedule
-from .base import (
-    Adapter,
-    At,
-    Factors,
-    Form,
-    Origin,
-    Pair,
-    Params,
-    RankSchedule,
-    Rows,
-    Site,
-    shape_of,
-    shape_text,
-    taken,
-)
+from .base import Adapter, At, Factors, Form, LowRank, Origin, Pair, Params, RankSchedule, Rows, Shapes, Site, Tensors
 
-Part = Literal["principal", "last", "middle"]
-"""Which singular triplets of W the training began with."""
-
-_PARTS: tuple[Part, ...] = ("principal", "last", "middle")
+_PARTS = {"principal": 0.0, "last": 1.0, "middle": 0.5}
+"""Which singular triplets of W the training began with -> the share of the others that is larger."""
 _BASE = frozenset({"base_q", "base_p", "base_lambda"})
 
 
@@ -58,7 +41,7 @@ class _Triplets(TensorFields):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TLoRA(Adapter):
+class TLoRA(LowRank):
     """The trained values of some singular triplets of the weight."""
 
     now: _Triplets
@@ -66,30 +49,31 @@ class TLoRA(Adapter):
     scale: float
     schedule: RankSchedule | None
     shape: tuple[int, ...]
-    part: Part = "principal"
+    larger: float = 0.0
+    """The share of the other triplets that is larger."""
 
-    name: ClassVar[str] = "tlora"
-    params: ClassVar[Params] = Params(
+    name = "tlora"
+    params = Params(
         required=frozenset({"q_layer.weight", "p_layer.weight", "lambda_layer"}), optional=_BASE | {"alpha"}
     )
+    row_fields = ("now", "begun", "shape")
+    shaped_by = ("p_layer.weight", "q_layer.weight")
 
     @classmethod
-    def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    def claims(cls, shapes: Shapes) -> bool:
         return cls.params.claim(shapes) and _BASE & shapes.keys() in (frozenset(), _BASE)
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
         now = _triplets(params, ("q_layer.weight", "p_layer.weight", "lambda_layer"), site)
         begun = _triplets(params, ("base_q", "base_p", "base_lambda"), site) if "base_q" in params else None
         rank = now.values.shape[0]
         if begun is not None and begun.values.shape[0] != rank:
-            raise ValueError(f"want base_lambda (1, {rank}), got {shape_text(params['base_lambda'])}")
+            raise unfit(f"base_lambda (1, {rank})", params["base_lambda"])
+        if (part := str(arguments(origin).get("sig_type", "principal"))) not in _PARTS:
+            raise ValueError(f"sig_type {part!r} is none of {', '.join(_PARTS)}")
         schedule = rank_schedule(origin, rank, certain=True)
-        return cls(now, begun, lycoris_scale(origin, rank), schedule, site.shape, _part(origin))
-
-    @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-        return (*shapes["p_layer.weight"][:1], *shapes["q_layer.weight"][1:])
+        return cls(now, begun, lycoris_scale(origin, rank), schedule, site.shape, _PARTS[part])
 
     @property
     def rank(self) -> int:
@@ -100,20 +84,19 @@ class TLoRA(Adapter):
         return self.begun is None
 
     @property
-    def by_rows(self) -> bool:
+    def by_rows(self) -> bool:  # type: ignore[override]
         return self.begun is not None
 
     def take(self, rows: Rows) -> Self | None:
-        return None if self.begun is None else self.outlined(rows)
+        return None if self.begun is None else self.cut(rows)
 
     def outlined(self, rows: Rows) -> Self:
-        begun = None if self.begun is None else self.begun.take(rows)
-        return replace(self, now=self.now.take(rows), begun=begun, shape=shape_of(self.shape, rows))
+        return self.cut(rows)
 
     def on(self, read: Callable[[], Tensor], rank: int | None = None) -> Adapter:
         if self.begun is not None:
             return self
-        return replace(self, begun=_begun(read(), self.now, self.part))
+        return replace(self, begun=_begun(read(), self.now, self.larger))
 
     def form(self, rank: int | None = None) -> Form:
         return Form(Pair(2 * min(self.rank, rank or self.rank), self.scale, self.schedule, per_rank=2))
@@ -128,27 +111,16 @@ class TLoRA(Adapter):
         return Factors(down.flatten(0, 1).reshape(-1, *self.shape[1:]), up.flatten(1))
 
     def delta_weight(self, at: At) -> Tensor:
-        known = self if self.begun is not None else replace(self, begun=_begun(at.base, self.now, self.part))
-        factors = known.factors(at.rank)
-        delta = at.cut(factors.up) @ at.put(factors.down).flatten(1)
-        return delta.mul_(self.scale * at.multiplier).reshape(-1, *self.shape[1:])
+        known = self if self.begun is not None else replace(self, begun=_begun(at.base, self.now, self.larger))
+        return super(TLoRA, known).delta_weight(at)
 
 
-def _part(origin: Origin) -> Part:
-    said = arguments(origin).get("sig_type", "principal")
-    for part in _PARTS:
-        if said == part:
-            return part
-    raise ValueError(f"sig_type {said!r} is none of {', '.join(_PARTS)}")
-
-
-def _triplets(params: Mapping[str, Tensor], names: tuple[str, str, str], site: Site) -> _Triplets:
+def _triplets(params: Tensors, names: tuple[str, str, str], site: Site) -> _Triplets:
     """Read triplets, checked against each other and the site."""
     q, p, values = (params[name] for name in names)
     rank, out = values.numel(), site.shape[0]
     if rank == 0 or q.numel() != rank * site.inside or p.numel() != out * rank:
-        want = f"{names[0]} ({', '.join(map(str, (rank, *site.shape[1:])))}) and {names[1]} ({out}, {rank})"
-        raise ValueError(f"want {want}, got {shape_text(q)} and {shape_text(p)}")
+        raise unfit(f"{names[0]} ({', '.join(map(str, (rank, *site.shape[1:])))}) and {names[1]} ({out}, {rank})", q, p)
     return _Triplets(q.reshape(rank, *site.shape[1:]), p.reshape(out, rank), values.reshape(rank))
 
 
@@ -159,7 +131,7 @@ def _exact(triplets: _Triplets, rank: int | None) -> tuple[Tensor, Tensor, Tenso
     return q.flatten(1)[:rank], p[:, :rank], values[:rank]
 
 
-def _begun(weight: Tensor, now: _Triplets, part: Part) -> _Triplets:
+def _begun(weight: Tensor, now: _Triplets, larger: float) -> _Triplets:
     """Return the singular triplets of a weight that `now` began as.
 
     By the eigenvectors of the smaller Gram matrix, which are less work than the whole singular value decomposition and
@@ -170,27 +142,16 @@ def _begun(weight: Tensor, now: _Triplets, part: Part) -> _Triplets:
     matrix = weight.to(device, torch.float64).flatten(1)
     flat = matrix.shape[0] <= matrix.shape[1]
     gram = matrix @ matrix.t() if flat else matrix.t() @ matrix
-    vectors = _chosen(torch.linalg.eigh(gram)[1].flip(1), now.values.shape[0], part)
+    vectors, rank = torch.linalg.eigh(gram)[1].flip(1), now.values.shape[0]  # by falling singular value
+    start = int(max(vectors.shape[1] - rank, 0) * larger)
+    vectors = vectors[:, start : start + rank]
     others = vectors.t() @ matrix if flat else (matrix @ vectors).t()
     values = others.norm(dim=1)
     others = others / torch.where(values > 0, values, torch.ones_like(values)).unsqueeze(1)
     p, q = (vectors, others) if flat else (others.t(), vectors.t())
-    rank, count = now.values.shape[0], values.shape[0]
+    count = values.shape[0]
     like = now.q.to(q).flatten(1)[:count], now.p.to(p)[:, :count]
     sign = torch.where((q * like[0]).sum(1) + (p * like[1]).sum(0) < 0, -1.0, 1.0).to(q)
-    found = _padded(q * sign.unsqueeze(1), p * sign, values, rank)
+    missing = rank - count  # a small weight has fewer triplets
+    found = F.pad(q * sign.unsqueeze(1), (0, 0, 0, missing)), F.pad(p * sign, (0, missing)), F.pad(values, (0, missing))
     return _Triplets(*(one.to(now.q.device, torch.float32) for one in found))
-
-
-def _chosen(vectors: Tensor, count: int, part: Part) -> Tensor:
-    """Return the first, the last or the middle `count` columns by falling singular value."""
-    spare = max(vectors.shape[1] - count, 0)
-    start = {"principal": 0, "last": spare, "middle": spare // 2}[part]
-    return vectors[:, start : start + count]
-
-
-def _padded(q: Tensor, p: Tensor, values: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Pad with zeros for the triplets that a small weight does not have."""
-    missing = rank - values.shape[0]
-    pad = torch.nn.functional.pad
-    return pad(q, (0, 0, 0, missing)), pad(p, (0, missing)), pad(values, (0, missing))

@@ -5,18 +5,16 @@
 by name. Source: huggingface/peft tuners/trainable_tokens/layer.py, and utils/other.py, `TrainableTokensWrapper`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
 from ..errors import UnsupportedError
-from .base import Adapter, At, Kind, Origin, Params, Rows, Site, shape_text
+from ._rows import unfit
+from .base import Adapter, At, Origin, Params, Rows, Site, Tensors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,17 +26,17 @@ class TrainableTokens(Adapter):
     entries: int
     """Of the embedding."""
 
-    name: ClassVar[str] = "trainable_tokens"
-    params: ClassVar[Params] = Params(frozenset({"trainable_tokens_delta"}))
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"embedding", "linear"})
-    reads_base: ClassVar[bool] = True
-    exact: ClassVar[frozenset[str]] = frozenset({"vectors", "tokens"})
+    name = "trainable_tokens"
+    params = Params(frozenset({"trainable_tokens_delta"}))
+    kinds = frozenset({"embedding", "linear"})
+    reads_base = True
+    exact = frozenset({"vectors", "tokens"})
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
         vectors, tokens = params["trainable_tokens_delta"], _tokens(origin)
         if vectors.shape != (len(tokens), site.inside):
-            raise ValueError(f"want trainable_tokens_delta ({len(tokens)}, {site.inside}), got {shape_text(vectors)}")
+            raise unfit(f"trainable_tokens_delta ({len(tokens)}, {site.inside})", vectors)
         if len(set(tokens)) < len(tokens) or not all(0 <= token < site.shape[0] for token in tokens):
             raise ValueError(f"want tokens that differ and are below {site.shape[0]}, got {str(tokens)[:60]}")
         return cls(vectors, torch.tensor(tokens, dtype=torch.long), site.shape[0])

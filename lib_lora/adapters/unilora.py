@@ -4,17 +4,13 @@ A[i, j] = theta[indices_A[i, j]] scales_A[i, j], and B likewise; there is no alp
 the indices for all trained layers at once from a seed. Source: huggingface/peft tuners/unilora/layer.py and model.py.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import ClassVar
-
 from torch import Tensor
 from typing_extensions import Self
 
 from ..errors import UnsupportedError
 from ..tensors import wide
-from .base import Kind, Origin, Params, Site, shape_text
+from ._rows import unfit
+from .base import Origin, Params, Site, Tensors
 from .lora import LoRA
 
 _A = ("unilora_indices_A", "unilora_scales_A")
@@ -24,15 +20,14 @@ _B = ("unilora_indices_B", "unilora_scales_B")
 class UniLoRA(LoRA):
     """A pair of numbers from one vector."""
 
-    __slots__ = ()
-
-    name: ClassVar[str] = "unilora"
-    params: ClassVar[Params] = Params(frozenset({*_A, *_B}))
-    shared: ClassVar[frozenset[str]] = frozenset({"unilora_theta_d"})
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "attention"})
+    name = "unilora"
+    params = Params(frozenset({*_A, *_B}))
+    shaped_by = (_B[0], _A[0])
+    shared = frozenset({"unilora_theta_d"})
+    kinds = frozenset({"linear", "attention"})
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
         theta = origin.shared.get("unilora_theta_d")
         if theta is None or theta.ndim != 1:
             raise UnsupportedError("of UniLoRA without unilora_theta_d, which all its layers share")
@@ -40,15 +35,11 @@ class UniLoRA(LoRA):
         down = _picked(theta, params, _A, (rank, site.inside))
         return cls(down, _picked(theta, params, _B, (site.shape[0], rank)), 1.0, site.shape)
 
-    @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-        return (*shapes[_B[0]][:1], *shapes[_A[0]][1:])
 
-
-def _picked(theta: Tensor, params: Mapping[str, Tensor], names: tuple[str, str], want: tuple[int, int]) -> Tensor:
+def _picked(theta: Tensor, params: Tensors, names: tuple[str, str], want: tuple[int, int]) -> Tensor:
     indices, scales = (params[name] for name in names)
     if indices.shape != want or scales.shape != want:
-        raise ValueError(f"want {' and '.join(names)} {want}, got {shape_text(indices)} and {shape_text(scales)}")
+        raise unfit(f"{' and '.join(names)} {want}", indices, scales)
     indices, dtype = indices.long(), wide(theta.dtype)
     if bool(((indices < 0) | (indices >= theta.shape[0])).any()):
         raise ValueError(f"{names[0]} reaches outside of a vector of {theta.shape[0]}")

@@ -6,11 +6,7 @@ through softmax, mix as many vectors of `vblora_vector_bank` (bank, v), which al
 There is no alpha. Source: huggingface/peft tuners/vblora/layer.py and model.py.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,7 +15,8 @@ from typing_extensions import Self
 from ..errors import UnsupportedError
 from ..tensors import TensorFields, wide
 from ._config import configured_count
-from .base import Adapter, At, Factors, Form, Kind, Origin, Pair, Params, Rows, Site, shape_text, taken, within
+from ._rows import taken, unfit
+from .base import Factors, LowRank, Origin, Params, Rows, Shapes, Site, Tensors
 
 _LOGITS = frozenset({"vblora_logits_A", "vblora_logits_B"})
 _SAVED = frozenset({f"{name}_topk_{part}" for name in _LOGITS for part in ("indices", "weights")})
@@ -32,10 +29,10 @@ class Mixture(TensorFields):
     places: Tensor  # (..., k)
     weights: Tensor  # (..., k)
 
-    exact: ClassVar[frozenset[str]] = frozenset({"places"})
+    exact = frozenset({"places"})
 
     @classmethod
-    def of(cls, params: Mapping[str, Tensor], name: str, origin: Origin, bank: int) -> Self:
+    def of(cls, params: Tensors, name: str, origin: Origin, bank: int) -> Self:
         """Read the logits, or what was saved in their place.
 
         Raises:
@@ -44,14 +41,12 @@ class Mixture(TensorFields):
         if name in params:
             logits, count = params[name], configured_count(origin, "topk")
             if logits.ndim != 3 or logits.shape[2] != bank or count > bank:
-                raise ValueError(f"want {name} of {bank} logits, {count} or more, got {shape_text(logits)}")
+                raise unfit(f"{name} of {bank} logits, {count} or more", logits)
             largest, places = logits.to(wide(logits.dtype)).topk(count, dim=-1)
             return cls(places, largest.softmax(-1))
         places, weights = params[f"{name}_topk_indices"].long(), params[f"{name}_topk_weights"]
         if places.ndim != 3 or weights.shape != (*places.shape[:2], places.shape[2] - 1):
-            raise ValueError(
-                f"want {name} (..., k) and (..., k - 1), got {shape_text(places)} and {shape_text(weights)}"
-            )
+            raise unfit(f"{name} (..., k) and (..., k - 1)", places, weights)
         if bool(((places < 0) | (places >= bank)).any()):
             raise ValueError(f"{name} reaches outside of a bank of {bank}")
         weights = weights.to(wide(weights.dtype))
@@ -63,7 +58,7 @@ class Mixture(TensorFields):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class VBLoRA(Adapter):
+class VBLoRA(LowRank):
     """A pair of pieces from a bank."""
 
     a: Mixture  # (r, in / v)
@@ -72,42 +67,31 @@ class VBLoRA(Adapter):
     rows: Rows
     """The rows of the delta that are meant."""
 
-    name: ClassVar[str] = "vblora"
-    params: ClassVar[Params] = Params(frozenset(), _LOGITS | _SAVED)
-    shared: ClassVar[frozenset[str]] = frozenset({"vblora_vector_bank"})
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "attention"})
-    by_rows: ClassVar[bool] = True
+    name = "vblora"
+    params = Params(frozenset(), _LOGITS | _SAVED)
+    row_fields = ("rows",)
+    shared = frozenset({"vblora_vector_bank"})
+    kinds = frozenset({"linear", "attention"})
 
     @classmethod
-    def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    def claims(cls, shapes: Shapes) -> bool:
         return shapes.keys() in (_LOGITS, _SAVED)
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
         bank = origin.shared.get("vblora_vector_bank")
         if bank is None or bank.ndim != 2:
             raise UnsupportedError("of VB-LoRA without vblora_vector_bank, which all its layers share")
         a, b = (Mixture.of(params, name, origin, bank.shape[0]) for name in sorted(_LOGITS))
         out, inside, each, rank = site.shape[0], site.inside, bank.shape[1], a.places.shape[0]
         if a.places.shape[1] * each != inside or b.places.shape[0] * each != out or b.places.shape[1] != rank:
-            want = f"A (r, {inside} / {each}, ...) and B ({out} / {each}, r, ...)"
-            raise ValueError(f"want {want}, got {shape_text(a.places)} and {shape_text(b.places)}")
+            raise unfit(f"A (r, {inside} / {each}, ...) and B ({out} / {each}, r, ...)", a.places, b.places)
         return cls(a, b, bank, ((0, out),))
 
     @property
     def rank(self) -> int:
         return self.a.places.shape[0]
 
-    def take(self, rows: Rows) -> Self:
-        return replace(self, rows=within(self.rows, rows))
-
-    def form(self, rank: int | None = None) -> Form:
-        return Form(Pair(min(self.rank, rank or self.rank), 1.0))
-
     def factors(self, rank: int | None = None) -> Factors:
         down, up = self.a.mixed(self.bank).flatten(1), self.b.mixed(self.bank).transpose(1, 2).flatten(0, 1)
         return Factors(down[:rank], taken(up, self.rows)[:, :rank])
-
-    def delta_weight(self, at: At) -> Tensor:
-        factors = self.factors(at.rank)
-        return (at.cut(factors.up) @ at.put(factors.down)).mul_(at.multiplier)

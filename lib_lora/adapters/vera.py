@@ -4,54 +4,38 @@ dW = diag(lambda_b) B diag(lambda_d) A, https://arxiv.org/abs/2310.11454; huggin
 are as large as the largest layer that was trained, each layer using the first of their columns and rows.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 from torch import Tensor
-from typing_extensions import Self
 
 from ..errors import UnsupportedError
 from ..tensors import wide
-from .base import Adapter, At, Factors, Form, Kind, Origin, Pair, Params, Rows, Site, shape_text, taken
+from ._rows import unfit
+from .base import Adapter, Factors, LowRank, Origin, Params, Site, Tensors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class VeRA(Adapter):
+class VeRA(LowRank):
     """Vectors on shared random matrices."""
 
-    a: Tensor  # (r, in)
-    b: Tensor  # (out, r)
+    down: Tensor  # (r, in)
+    up: Tensor  # (out, r)
     inner: Tensor  # (r,), lambda_d
     outer: Tensor  # (out,), lambda_b
 
-    name: ClassVar[str] = "vera"
-    params: ClassVar[Params] = Params(
-        required=frozenset({"vera_lambda_b", "vera_lambda_d"}), optional=frozenset({"alpha"})
-    )
-    shared: ClassVar[frozenset[str]] = frozenset({"vera_A", "vera_B"})
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear"})
-    by_rows: ClassVar[bool] = True
+    name = "vera"
+    params = Params(required=frozenset({"vera_lambda_b", "vera_lambda_d"}), optional=frozenset({"alpha"}))
+    row_fields = ("up", "outer")
+    shared = frozenset({"vera_A", "vera_B"})
+    kinds = frozenset({"linear"})
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
-        a, b = (origin.shared.get(name) for name in ("vera_A", "vera_B"))
-        return cls.of(params["vera_lambda_b"], params["vera_lambda_d"], a, b, site)
-
-    @classmethod
-    def of(cls, outer: Tensor, inner: Tensor, a: Tensor | None, b: Tensor | None, site: Site) -> Self:
-        """Build from the vectors, and the matrices that all layers share.
-
-        Raises:
-            UnsupportedError: the matrices are not in the file.
-            ValueError: the tensors do not fit each other or the site.
-        """
-        outer, inner = outer.reshape(-1), inner.reshape(-1)
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
+        outer, inner = (params[f"{cls.name}_lambda_{one}"].reshape(-1) for one in "bd")
+        a, b = (origin.shared.get(f"{cls.name}_{one}") for one in "AB")
         out, inside, rank = site.shape[0], site.inside, inner.shape[0]
         if outer.shape[0] != out:
-            raise ValueError(f"want {cls.name}_lambda_b ({out},), got {shape_text(outer)}")
+            raise unfit(f"{cls.name}_lambda_b ({out},)", outer)
         if a is None or b is None:
             # PEFT would draw them again from a seed, in the sizes of the largest layer, which need not be in the model
             raise UnsupportedError(
@@ -59,26 +43,12 @@ class VeRA(Adapter):
                 "it does not contain: save it again with save_projection=True"
             )
         if a.ndim != 2 or a.shape[0] != rank or a.shape[1] < inside:
-            raise ValueError(f"want {cls.name}_A ({rank}, {inside} or more), got {shape_text(a)}")
+            raise unfit(f"{cls.name}_A ({rank}, {inside} or more)", a)
         if b.ndim != 2 or b.shape[1] != rank or b.shape[0] < out:
-            raise ValueError(f"want {cls.name}_B ({out} or more, {rank}), got {shape_text(b)}")
+            raise unfit(f"{cls.name}_B ({out} or more, {rank})", b)
         return cls(a[:, :inside], b[:out], inner, outer)
-
-    @property
-    def rank(self) -> int:
-        return self.inner.shape[0]
-
-    def take(self, rows: Rows) -> Self:
-        return replace(self, b=taken(self.b, rows), outer=taken(self.outer, rows))
-
-    def form(self, rank: int | None = None) -> Form:
-        return Form(Pair(min(self.rank, rank or self.rank), 1.0))
 
     def factors(self, rank: int | None = None) -> Factors:
         dtype = wide(self.outer.dtype)
-        down = self.a[:rank].to(dtype) * self.inner[:rank].to(dtype).unsqueeze(1)
-        return Factors(down, self.b[:, :rank].to(dtype) * self.outer.to(dtype).unsqueeze(1))
-
-    def delta_weight(self, at: At) -> Tensor:
-        factors = self.factors(at.rank)
-        return (at.cut(factors.up) @ at.put(factors.down)).mul_(at.multiplier)
+        down = self.down[:rank].to(dtype) * self.inner[:rank].to(dtype).unsqueeze(1)
+        return Factors(down, self.up[:, :rank].to(dtype) * self.outer.to(dtype).unsqueeze(1))

@@ -6,23 +6,17 @@ are the approximation and the horizontal, vertical and diagonal details; each nu
 length. Source: huggingface/peft tuners/waveft/layer.py and waverec2d.py.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from ..errors import UnsupportedError
 from ..tensors import TensorFields
-from ._config import configured, configured_count
-from ._places import places
+from ._spectral import Spectral, drawn_places
 from ._wavelets import FILTERS
-from .base import At, Kind, Origin, Params, Proportional, Rows, Site, shape_text, taken, within
+from .base import At, Origin, Params, Site
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,30 +32,17 @@ class _Reach(TensorFields):
     margin: int
     """Rows and columns before the delta."""
 
-    exact: ClassVar[frozenset[str]] = frozenset({"factors"})
+    exact = frozenset({"factors"})
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class WaveFT(Proportional):
+class WaveFT(Spectral):
     """A sparse wavelet transform."""
 
-    spectrum: Tensor  # (n,)
-    reach: _Reach
-    shape: tuple[int, ...]
-    scale: float
-    rows: Rows | None = None
-    """The rows of the delta that are meant; None for all."""
-
-    name: ClassVar[str] = "waveft"
-    params: ClassVar[Params] = Params(frozenset({"waveft_spectrum"}))
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "attention"})
+    name = "waveft"
+    params = Params(frozenset({"waveft_spectrum"}))
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
-        spectrum, entries = params["waveft_spectrum"], site.shape[0] * site.inside
-        if spectrum.ndim != 1 or not 0 < spectrum.shape[0] <= entries:
-            raise ValueError(f"want waveft_spectrum (n,) of at most {entries}, got {shape_text(spectrum)}")
-        seed, scale = configured_count(origin, "random_loc_seed", 0), configured(origin, "scaling")
+    def places_for(cls, site: Site, seed: int, count: int, origin: Origin) -> _Reach:
         wavelet = str(origin.config.get("wavelet_family", "db1")).lower().replace("haar", "db1")
         if not origin.config.get("use_idwt", True):
             wavelet = ""
@@ -69,25 +50,21 @@ class WaveFT(Proportional):
             raise UnsupportedError(
                 f"of WaveFT with the wavelet {wavelet[:20]}, which is not among {', '.join(FILTERS)}"
             )
-        return cls(spectrum, _reach(site.shape[0], site.inside, seed, spectrum.shape[0], wavelet), site.shape, scale)
+        return _reach(site.shape[0], site.inside, seed, count, wavelet)
 
-    def take(self, rows: Rows) -> Self:
-        return replace(self, rows=rows if self.rows is None else within(self.rows, rows))
-
-    def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
-        reach = self.reach
+    def spread(self, at: At) -> Tensor:
+        reach: _Reach = self.places
         delta = torch.zeros(reach.shape, device=at.device, dtype=at.dtype)
         values = at.put(reach.factors)[reach.quarters.to(at.device)] * at.put(self.spectrum).unsqueeze(1)
         entries = reach.begins.to(at.device).unsqueeze(1) + reach.offsets.to(at.device)
         delta.view(-1).index_put_((entries,), values, accumulate=True)
-        delta = delta[reach.margin :, reach.margin :][: self.shape[0], : self.shape[1]]
-        return delta if self.rows is None else taken(delta, self.rows), self.scale * at.multiplier
+        return delta[reach.margin :, reach.margin :][: self.shape[0], : self.shape[1]]
 
 
 @lru_cache(maxsize=64)  # layers of one shape have the same
 def _reach(height: int, width: int, seed: int, count: int, wavelet: str) -> _Reach:
     """Return what numbers reach whose places are drawn from a seed; without a wavelet each is an entry."""
-    drawn = places(height * width, seed, count)
+    drawn = drawn_places(height * width, seed, count)
     row, column = drawn // width, drawn % width
     low = torch.tensor(FILTERS[wavelet] if wavelet else (1.0,), dtype=torch.float64)
     length, margin = len(low), max(len(low) - 2, 0)

@@ -5,8 +5,6 @@ is a bias that is added, and the layer's own that is taken away. Alone it is a `
 utils/save_and_load.py, `get_peft_model_state_dict`.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch
@@ -20,12 +18,10 @@ from .set_weight import WithoutBias, minus_one
 class WholeBias(Bias):
     """`set_bias` around another adapter."""
 
-    __slots__ = ()
-
-    name: ClassVar[str] = "whole_bias"
+    name = "whole_bias"
     before: ClassVar[tuple[str, ...]] = ("bora", "dora", "residual")  # it goes around them, which leave the bias alone
-    params: ClassVar[Params] = Params(frozenset({"set_bias"}))
-    exact: ClassVar[frozenset[str]] = frozenset({"bias"})
+    params = Params(frozenset({"set_bias"}))
+    exact = frozenset({"bias"})
 
     def form(self, rank: int | None = None) -> Form | None:
         return self.form_on_output(rank)

@@ -26,6 +26,7 @@ from ..errors import ComponentError, RegionError
 from ..naming.architectures.base import is_of_text
 from ..naming.binding import Binding
 from ..placement import scratch
+from ..placement.arena import Dtypes, Empty
 from ..placement.resident import PlacementPolicy, Resident, strength_ranges
 from ..placement.storage import Placement, store
 from ..strengths.calls import CallStrengths
@@ -394,9 +395,9 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         return totals
 
     def _content(
-        self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype
+        self, adapters: Sequence[Adapter], device: torch.device, dtypes: Dtypes, empty: Empty = torch.empty
     ) -> tuple[Adapters, bool]:
-        return store(Adapters(tuple(adapter.placed(device) for adapter in self._adapters(layer))), self._storage)
+        return store(Adapters(tuple([adapter.placed(device) for adapter in adapters])), self._storage)
 
     def _placement(
         self, content: Adapters, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype, *, packed: bool

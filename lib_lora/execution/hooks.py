@@ -528,10 +528,7 @@ def _place(executors: Mapping[nn.Module, Executor], resting: Collection[nn.Modul
     """Place executors beside their layers, except beside resting ones."""
     from ..placement.resident import place_together  # with the engine, not when a host starts
 
-    waiting: list[Waiting] = []
-    for layer, executor in executors.items():
-        move_to_layer(executor, layer, now=executor.merges or layer not in resting, waiting=waiting)
-    place_together(waiting)
+    place_together(executors, resting)
 
 
 def move_to_layer(

@@ -18,10 +18,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor, nn
 
-from ..adapters.base import Form, InputEffect, Operation, OutputEffect, Pair
+from ..adapters.base import Adapter, Form, InputEffect, Operation, OutputEffect, Pair
 from ..compiler import compiling, tracing
 from ..naming.architectures.base import is_of_text
 from ..naming.binding import Binding
+from ..placement.arena import Dtypes, Empty
 from ..placement.resident import PlacementPolicy, Resident, strength_ranges
 from ..placement.static import padded_rank
 from ..placement.storage import Placement, store
@@ -295,9 +296,9 @@ class LowRankExecutor(Resident[Placed]):
         return total, deltas
 
     def _content(
-        self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype
+        self, adapters: Sequence[Adapter], device: torch.device, dtypes: Dtypes, empty: Empty = torch.empty
     ) -> tuple[Parts, bool]:
-        adapters, target = self._adapters(layer), self._bindings[0].target
+        target, (dtype, input_dtype) = self._bindings[0].target, dtypes
         pair: FusedPair | PackedPair | None = None
         bias: Tensor | None = None
         width = target.outputs or target.shape[0]
@@ -311,17 +312,20 @@ class LowRankExecutor(Resident[Placed]):
                 ups.append(factors.up)
                 rows.append(binding.target.rows)
         if downs:
-            down = stacked(downs, 0, device, dtype, length=self._rank)
-            pair = FusedPair(down, stacked(ups, 1, device, dtype, rows, width, length=self._rank))
+            down = stacked(downs, 0, device, dtype, length=self._rank, empty=empty)
+            pair = FusedPair(down, stacked(ups, 1, device, dtype, rows, width, length=self._rank, empty=empty))
             pair = PackedPair.of(pair) if self._storage == "float8" else pair
         if self._biased:
             changes = [adapters[i].delta_bias().unsqueeze(1) for i in self._biased]
             windows = [self._bindings[i].target.rows for i in self._biased]
-            bias = stacked(changes, 1, device, dtype, windows, width).t()
+            bias = stacked(changes, 1, device, dtype, windows, width, empty=empty).t()
         inputs = tuple([adapters[i].input_effect(device, input_dtype) for i in self._inputs]) if self._inputs else ()
         outputs = tuple([adapters[i].output_effect(device, dtype) for i in self._outputs]) if self._outputs else ()
         # a packed pair is there to be unpacked, as any packed tensor
-        content, is_packed = store(Parts(cast(FusedPair | None, pair), inputs, outputs, bias), self._storage)
+        parts = Parts(cast(FusedPair | None, pair), inputs, outputs, bias)
+        if self._storage == "file":
+            return parts, False
+        content, is_packed = store(parts, self._storage)
         return content, is_packed or isinstance(pair, PackedPair)
 
     def _placement(

@@ -23,6 +23,7 @@ from ..adapters._product import balanced
 from ..adapters.base import Factors
 from ..compiler import compiling
 from ..placement import scratch
+from ..placement.arena import Empty
 from ..placement.storage import Packed, Placement, pack
 from ..strengths.table import FactorRanges, LayerStrengths
 from ..tensors import TensorFields, autocasts, wide
@@ -306,6 +307,7 @@ def stacked(
     outputs: int = 0,
     *,
     length: int = 0,
+    empty: Empty = torch.empty,
 ) -> Tensor:
     """Stack tensors along `dim` in new memory, as the file that they are views of may be replaced.
 
@@ -317,6 +319,7 @@ def stacked(
         rows: the rows of the result that each part fills; None for all. The others are zero.
         outputs: the rows of the result, if one of `rows` is not None.
         length: the least size along `dim`, filled up with zeros.
+        empty: gives the memory, as `torch.empty` does.
     """
     windows, filled = any(rows), 0
     for part in parts:
@@ -325,7 +328,11 @@ def stacked(
     shape[dim] = max(filled, length)
     if windows:
         shape[0] = outputs
-    stacked = (torch.zeros if windows or length > filled else torch.empty)(shape, device=device, dtype=dtype)
+    stacked = empty(shape, device=device, dtype=dtype)
+    if windows or length > filled:
+        stacked.zero_()
+    elif len(parts) == 1:
+        return stacked.copy_(parts[0])
     start = 0
     for i, part in enumerate(parts):
         place = stacked.narrow(dim, start, part.shape[dim])

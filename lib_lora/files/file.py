@@ -12,8 +12,9 @@ import json
 import math
 import mmap
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property, partial
+import threading
+from collections.abc import Iterable, Mapping
+from functools import cached_property
 from io import BufferedReader
 from pathlib import Path
 from stat import S_ISREG
@@ -28,7 +29,6 @@ from ..tensors import LARGEST, TensorFields
 from .formats.strangers.base import stranger_by_head, stranger_in_pickle
 
 A = TypeVar("A", bound=TensorFields)
-T = TypeVar("T")
 
 _METADATA_FIRST = '{"__metadata__":'
 MAX_HEADER = 100_000_000  # bytes; the limit of the reference implementation
@@ -92,6 +92,8 @@ class AdapterFile:
         self.stamp = stamp
         self._map: mmap.mmap | None = None
         self._address = 0  # of the map
+        self._readers: dict[int, Reader] = {}
+        """By the number of the thread."""
         self._magnitudes: dict[str, float] = {}
         self.largest = 0.0
         """The magnitude of the largest number that `not_finite` has seen in tensors of more than one element."""
@@ -115,21 +117,21 @@ class AdapterFile:
 
     def tensor(self, key: str) -> Tensor:
         """Map one tensor, on the CPU, in the file's dtype."""
-        return self.tensors({key: key})[key]
+        return self.tensors([key])[key]
 
-    def tensors(self, keys: Mapping[str, str]) -> dict[str, Tensor]:
-        """Map tensors, on the CPU, in the file's dtypes; `keys` has the key of each name in the result."""
+    def tensors(self, keys: Iterable[str]) -> dict[str, Tensor]:
+        """Map tensors, on the CPU, in the file's dtypes."""
         tensors = {}
-        for name, key in keys.items():
+        for key in keys:
             dtype, shape, start, end = self.infos[key]
             if start == end:
-                tensors[name] = torch.empty(shape, dtype=dtype)
-            elif start % dtype.itemsize:  # allowed by the format, and torch wants alignment
-                content = self._with_stream(partial(self._bytes, offset=start, nbytes=end - start))
-                tensors[name] = torch.frombuffer(content, dtype=dtype).view(shape)
+                tensors[key] = torch.empty(shape, dtype=dtype)
+            elif start % dtype.itemsize:
+                with self.reading() as reader:
+                    tensors[key] = reader.flat(dtype, start, end).view(shape)
             else:
                 buffer, count = self._map or self._mapped(), (end - start) // dtype.itemsize
-                tensors[name] = torch.frombuffer(buffer, dtype=dtype, count=count, offset=start).view(shape)
+                tensors[key] = torch.frombuffer(buffer, dtype=dtype, count=count, offset=start).view(shape)
         return tensors
 
     def not_finite(self, keys: Iterable[str]) -> set[str]:
@@ -137,22 +139,28 @@ class AdapterFile:
 
         The first check of a tensor reads it whole; all tensors of one element are read at once, see `numbers`.
         """
-        keys = set(keys)
-        new = keys - self._magnitudes.keys()
-
-        def check(stream: BufferedReader) -> None:
-            for key in sorted(new, key=lambda key: self.infos[key].start):
-                dtype, _, start, end = self.infos[key]
-                most = abs(self.numbers.get(key, float(start < end)))
-                if key not in self.numbers and dtype.is_floating_point and start < end:
-                    tensor = torch.frombuffer(self._bytes(stream, start, end - start), dtype=dtype)
-                    wide = dtype.itemsize > 1 and (dtype is not torch.half or torch.__version__ >= "2.2")
-                    most = torch.stack(torch.aminmax(tensor if wide else tensor.float())).abs().max().item()
-                    self.largest = max(self.largest, most)
-                self._magnitudes[key] = most
-
-        if new:
-            self._with_stream(check)
+        keys, with_half = set(keys), torch.__version__ >= "2.2"
+        extremes, names = list[Tensor](), list[str]()
+        with self.reading() as reader:
+            for start, key in sorted([(self.infos[key].start, key) for key in keys - self._magnitudes.keys()]):
+                dtype, *_, end = self.infos[key]
+                if key in self.numbers or not dtype.is_floating_point or start == end:
+                    self._magnitudes[key] = abs(self.numbers.get(key, float(start < end)))
+                    continue
+                offset, count = start - reader.first, (end - start) // dtype.itemsize
+                if reader.first <= start < end <= reader.stop and offset % dtype.itemsize == 0:  # without a call
+                    tensor = torch.frombuffer(reader.window, dtype=dtype, count=count, offset=offset)
+                else:
+                    tensor = reader.flat(dtype, start, end)
+                wide = dtype.itemsize > 1 and (dtype is not torch.half or with_half)
+                extremes += torch.aminmax(tensor if wide else tensor.float())
+                names.append(key)
+        if len({one.dtype for one in extremes}) > 1:
+            extremes = [one.double() for one in extremes]
+        numbers = torch.stack(extremes).double().abs_().view(-1, 2).amax(1).tolist() if names else []
+        self._magnitudes.update(zip(names, numbers, strict=True))
+        for number in numbers:
+            self.largest = max(self.largest, number)
         return {key for key in keys if not self._magnitudes[key] <= LARGEST}  # NaN is no more and no less
 
     def magnitude(self, key: str) -> float:
@@ -161,7 +169,20 @@ class AdapterFile:
 
     def private(self, adapter: A) -> A:
         """Return the adapter with copies of its tensors in the file, read from disk and not from the map."""
-        return self._with_stream(lambda stream: adapter.mapped(partial(self._copy, stream)))
+        reader = self._readers.get(threading.get_ident())
+        if reader is not None:  # which needs no `with`
+            return adapter.mapped(reader.copy)
+        with self.reading() as reader:
+            return adapter.mapped(reader.copy)
+
+    def reading(self) -> Reader:
+        """Return the reader of this thread, which is open inside a `with` block.
+
+        Blocks may lie in each other: all that is read inside the outermost one is read from one open file, which is
+        checked before and after.
+        """
+        number = threading.get_ident()
+        return self._readers.get(number) or Reader(self, number)
 
     @cached_property
     def numbers(self) -> Mapping[str, float]:
@@ -171,15 +192,17 @@ class AdapterFile:
         long as the whole file if that is not cached.
         """
         single = sorted([(info.start, key) for key, info in self.infos.items() if math.prod(info.shape) == 1])
-
-        def read(stream: BufferedReader) -> dict[str, float]:
-            found = {}
+        contents: dict[torch.dtype, dict[str, bytearray]] = {}
+        with self.reading() as reader:
             for start, key in single:
                 dtype, *_, end = self.infos[key]
-                found[key] = float(torch.frombuffer(self._bytes(stream, start, end - start), dtype=dtype).item())
-            return found
-
-        return self._with_stream(read) if single else {}
+                contents.setdefault(dtype, {})[key] = bytearray(end - start)
+            reader.read([(self.infos[key].start, one) for keys in contents.values() for key, one in keys.items()])
+        found: dict[str, float] = {}
+        for dtype, of_keys in contents.items():
+            values = torch.frombuffer(bytearray(b"".join(of_keys.values())), dtype=dtype)
+            found.update(zip(of_keys, values.double().tolist(), strict=True))
+        return found
 
     def verify(self) -> None:
         """Check that the file on disk is still the one that was opened."""
@@ -190,38 +213,6 @@ class AdapterFile:
         if now[:4] != self.stamp[:4]:  # other rights and links change the last
             raise FileError(self.path, "it changed on disk while in use; activate it again to use the new content")
 
-    def _with_stream(self, read: Callable[[BufferedReader], T]) -> T:
-        """Return what `read` makes of the open file, which is checked before and after.
-
-        What took its place may be a pipe, and a change may come at any time.
-        """
-        self.verify()
-        try:
-            with self.path.open("rb") as stream:
-                found = read(stream)
-        except OSError as error:
-            self.verify()
-            raise FileError(self.path, f"it cannot be read: {error.strerror or error}") from error
-        self.verify()
-        return found
-
-    def _bytes(self, stream: BufferedReader, offset: int, nbytes: int) -> bytearray:
-        content = bytearray(nbytes)
-        stream.seek(offset)
-        if stream.readinto(content) < nbytes:
-            self.verify()
-            raise FileError(self.path, "it was truncated while in use; activate it again to use the new content")
-        return content
-
-    def _copy(self, stream: BufferedReader, tensor: Tensor) -> Tensor:
-        """Return a copy of a tensor that is a view of the map, read from an open file; any other one as it is."""
-        offset = tensor.data_ptr() - self._address
-        if self._map is None or not tensor.numel() or tensor.device.type != "cpu" or not 0 <= offset < self.stamp[0]:
-            return tensor
-        last = sum([(size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)])
-        content = self._bytes(stream, offset, (last + 1) * tensor.element_size())
-        return torch.frombuffer(content, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride())
-
     def _mapped(self) -> mmap.mmap:
         self.verify()
         try:
@@ -231,6 +222,92 @@ class AdapterFile:
         except (OSError, ValueError) as error:
             raise FileError(self.path, f"it cannot be mapped: {error}") from error
         return self._map
+
+
+_AHEAD = 1 << 20  # bytes that are read at once, where the tensors of a file are read in its order
+
+
+class Reader:
+    """Reads a file from front to back inside a `with` block; it is opened when something is read.
+
+    Args:
+        file: the file.
+        number: of this thread.
+    """
+
+    def __init__(self, file: AdapterFile, number: int) -> None:
+        self._file, self._number = file, number
+        self._depth = self.first = self.stop = 0
+        self._stream: BufferedReader | None = None
+        self.window = bytearray()
+        """The bytes of the file from `first` to `stop`."""
+
+    def __enter__(self) -> Reader:
+        self._file._readers[self._number] = self
+        self._depth += 1
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._depth -= 1
+        if self._depth:
+            return
+        del self._file._readers[self._number]
+        if self._stream is not None:
+            self._stream.close()
+            if kind is None:
+                self._file.verify()
+
+    def flat(self, dtype: torch.dtype, start: int, end: int) -> Tensor:
+        """Read the tensor, (n,), that lies between two offsets; its memory is that of its neighbours, too."""
+        if not self.first <= start <= end <= self.stop:
+            self._advance(start, end)
+        offset = start - self.first
+        if offset % dtype.itemsize:  # allowed by the format, and torch wants alignment
+            return torch.frombuffer(self.window[offset : offset + end - start], dtype=dtype)
+        return torch.frombuffer(self.window, dtype=dtype, count=(end - start) // dtype.itemsize, offset=offset)
+
+    def copy(self, tensor: Tensor) -> Tensor:
+        """Read a tensor that is a view of the map; return any other one as it is."""
+        start, count = tensor.data_ptr() - self._file._address, tensor.numel()
+        if self._file._map is None or not 0 <= start < self._file.stamp[0] or not count or not tensor.is_cpu:
+            return tensor
+        if not tensor.is_contiguous():
+            steps = zip(tensor.shape, tensor.stride(), strict=True)
+            count = 1 + sum([(size - 1) * stride for size, stride in steps])
+        end = start + count * tensor.element_size()
+        if not self.first <= start < end <= self.stop:
+            self._advance(start, end)
+        flat = torch.frombuffer(self.window, dtype=tensor.dtype, count=count, offset=start - self.first)
+        return flat.view(tensor.shape) if tensor.is_contiguous() else flat.as_strided(tensor.shape, tensor.stride())
+
+    def _advance(self, start: int, end: int) -> None:
+        """Have some bytes in the window, and those behind them where the file is read in its order."""
+        first = start & ~7  # as dtypes are aligned in the file
+        ahead = min(_AHEAD, self._file.stamp[0] - first) if 0 <= start - self.stop <= _AHEAD else 0
+        window = bytearray(max(end - first, ahead))  # a new one, as tensors may be views of the last one
+        self.read([(first, window)])
+        self.first, self.stop, self.window = first, first + len(window), window
+
+    def read(self, parts: Iterable[tuple[int, bytearray]]) -> None:
+        """Fill memory with the bytes of the file from offsets on.
+
+        What took the place of the file may be a pipe, and a change may come at any time.
+        """
+        try:
+            if self._stream is None:
+                self._file.verify()
+                self._stream = self._file.path.open("rb")
+            is_whole = True
+            for start, content in parts:
+                self._stream.seek(start)
+                is_whole &= self._stream.readinto(content) == len(content)
+        except OSError as error:
+            self._file.verify()
+            raise FileError(self._file.path, f"it cannot be read: {error.strerror or error}") from error
+        if not is_whole:
+            self._file.verify()
+            text = "it was truncated while in use; activate it again to use the new content"
+            raise FileError(self._file.path, text)
 
 
 class Glance(NamedTuple):
@@ -306,19 +383,16 @@ def _parse_header(path: Path, raw: bytes) -> tuple[dict[str, TensorInfo], dict[s
     try:
         with safe_open(path, "np"):  # every byte belongs to one tensor, as its dtype and shape say
             header = json.loads(raw.decode("utf-8"))
-        metadata = header.pop("__metadata__", None) or {}
-        return {key: _tensor_info(path, key, 8 + len(raw), **fields) for key, fields in header.items()}, metadata
+        metadata, base, infos = header.pop("__metadata__", None) or {}, 8 + len(raw), {}
+        for key, fields in header.items():
+            dtype, shape, (start, end) = fields["dtype"], fields["shape"], fields["data_offsets"]
+            if dtype not in _DTYPES:
+                raise FileError(path, f"tensor {key!r} has the dtype {dtype}, which Remora cannot read")
+            if math.prod(filter(None, shape)) > 1 << 48:  # strides are as large, of a tensor without entries, too
+                raise FileError(path, f"tensor {key!r} has a shape that no tensor can have: {str(shape)[:60]}")
+            infos[key] = TensorInfo(_DTYPES[dtype], tuple(shape), base + start, base + end)
+        return infos, metadata
     except FileError:
         raise
-    except (SafetensorError, OSError, ValueError, TypeError) as error:  # the last two where it has just changed
+    except (SafetensorError, OSError, ValueError, TypeError, KeyError) as error:  # the last where it has just changed
         raise FileError(path, f"it is truncated or damaged: {error}; download it again") from error
-
-
-def _tensor_info(
-    path: Path, key: str, base: int, dtype: str, shape: Sequence[int], data_offsets: tuple[int, int]
-) -> TensorInfo:
-    if dtype not in _DTYPES:
-        raise FileError(path, f"tensor {key!r} has the dtype {dtype}, which Remora cannot read")
-    if math.prod(filter(None, shape)) > 1 << 48:  # strides are as large, of a tensor without entries, too
-        raise FileError(path, f"tensor {key!r} has a shape that no tensor can have: {str(shape)[:60]}")
-    return TensorInfo(_DTYPES[dtype], tuple(shape), base + data_offsets[0], base + data_offsets[1])

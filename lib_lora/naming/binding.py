@@ -29,20 +29,8 @@ class FusedWeight:
         self._marks: list[WeightMark | None] = []
         """Of the weights that `_known` was worked out of."""
 
-    @property
-    def layers(self) -> list[nn.Module]:
-        """Return the layers that are still there."""
-        paths = {window.path for window in self._place.windows}
-        return [layer for path in paths if (layer := self._index.get(path)) is not None]
-
     def known(self, adapter: Adapter, rank: int | None, private: Callable[[Adapter], Adapter]) -> Adapter:
-        """Return what `on` makes of a part of the adapter; the weights are read once for all parts.
-
-        Args:
-            adapter: with `reads_whole`, so a part.
-            rank: how many rank components are used, if not all.
-            private: as `AdapterFile.private`.
-        """
+        """Return what `on` makes of a part of an adapter that `private` reads; weights are read once for all parts."""
         assert isinstance(adapter, PartOf)
         marks = self.marks()
         if self._known is None or marks != self._marks:
@@ -56,7 +44,7 @@ class FusedWeight:
     @property
     def weights(self) -> list[tuple[nn.Module, str]]:
         """Return the layers that are still there, and their parameters."""
-        layers = [(self._index.get(window.path), window.param) for window in self._place.windows]
+        layers = [(self._index.layers[window.path](), window.param) for window in self._place.windows]
         return [(layer, param) for layer, param in layers if layer is not None]
 
     def read(self) -> Tensor:
@@ -84,8 +72,3 @@ class Binding:
     """Use only the first so many rank components, as the entry of the plan's stack says."""
     whole: FusedWeight | None = None
     """The weights of the file's layer, where the adapter depends on all of them; one for all its bindings."""
-
-    @property
-    def weight(self) -> tuple[str, str, str]:
-        """Return component, path and parameter of its weight."""
-        return self.component, self.target.path, self.target.param

@@ -42,7 +42,11 @@ class BlockNames:
 
 def blocks_of(indexes: Iterable[LayerIndex]) -> BlockNames:
     """Return the blocks of the model that has these components."""
-    blocks = {block_of(index.component, target.path) for index in indexes for target in index.targets}
+    return _in_order(frozenset([block_of(index.component, one.path) for index in indexes for one in index.targets]))
+
+
+@lru_cache(maxsize=32)
+def _in_order(blocks: frozenset[str]) -> BlockNames:
     return BlockNames(tuple(sorted(blocks - {""}, key=block_order)))
 
 
@@ -89,11 +93,7 @@ def _range(written: str, order: tuple[str, ...]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class BlockWeights:
-    """A factor for each block.
-
-    Raises:
-        StackError: a weight is not finite.
-    """
+    """A factor for each block; raise StackError if a weight is not finite."""
 
     values: tuple[float, ...] | None = None
     """A list, read by its length as the model takes it; blocks that the list has no name for are 0."""
@@ -112,12 +112,10 @@ class BlockWeights:
         return max(abs(one) for one in (*(self.values or (1.0,)), *(one.weight for one in self.elements)))
 
     def weight(self, block: str, rules: Collection[Element], model: BlockNames) -> float:
-        """Return the factor of one layer; raise StackError where the model takes no list of this length.
+        """Return the factor of one layer of a block (see `block_of`), to which rules of `unweighted` apply.
 
-        Args:
-            block: as `block_of` names it.
-            rules: the elements of `unweighted` that apply to the layer.
-            model: its blocks.
+        Raises:
+            StackError: the model takes no list of this length.
         """
         weights = [element.weight for element in self.elements if element.unweighted in rules]
         if weights or self.values is None:

@@ -27,13 +27,12 @@ from .architectures._checkpoint import prefixes_of
 from .architectures._names import PARTS, AliasTable, joint_projections
 from .architectures.base import fact, family_of, input_basis, known_architectures
 from .places import Place, Target
-from .structure import Structure, are_fused, plain_shape
+from .structure import Structure, are_fused
 
 
 def _fused_rows(attention: nn.Module) -> Iterator[tuple[str, dict[str, int]]]:
-    """Yield the name of each fused projection that is in use, and the rows of the layers it was made of, in order.
+    """Yield each fused projection in use, and the rows of the layers it was made of; these are equal where gone.
 
-    These layers may be gone; then their rows are equal.
     Source: nunchaku-tech/nunchaku nunchaku/models/unets/unet_sdxl.py at 3a3cc3d, `NunchakuSDXLAttention`.
     """
     below, in_use = attention._modules, are_fused(attention)
@@ -50,6 +49,8 @@ def _fused_rows(attention: nn.Module) -> Iterator[tuple[str, dict[str, int]]]:
 
 def targets_of(path: str, module: nn.Module) -> tuple[Target, ...]:
     """Return the adaptable weights of one module; empty when it has none of its own."""
+    if type(module) is nn.Linear:  # most layers, without asking
+        return (Target(_actual(module, (module.out_features, module.in_features)), path=path, name=path),)
     if isinstance(module, nn.MultiheadAttention):
         return _attention_targets(path, module)
     if hasattr(module, "_conv_forward") and not getattr(module, "transposed", False):
@@ -69,9 +70,13 @@ def targets_of(path: str, module: nn.Module) -> tuple[Target, ...]:
 
 
 def _actual(module: nn.Module, declared: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of a layer's weight, which may have been resized behind the sizes that the layer declares."""
-    shape = plain_shape(module._parameters.get("weight"))
-    return declared if shape is None or len(shape) != len(declared) else shape
+    """Return the shape of a layer's weight, which may have been resized behind the sizes that the layer declares.
+
+    A weight that is packed, taken away or absent does not tell.
+    """
+    weight = module._parameters.get("weight")
+    is_plain = type(weight) is nn.Parameter and weight.is_floating_point() and weight.numel()
+    return tuple(weight.shape) if weight is not None and is_plain and weight.ndim == len(declared) else declared
 
 
 def _experts(path: str, module: nn.Module) -> Iterator[Target]:
@@ -139,10 +144,11 @@ def walk(component: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[Target, .
             continue
         if isinstance(module, nn.MultiheadAttention):
             inside_attention.update(id(child) for child in module.children())
-        for name, rows in _fused_rows(module):
+        below = module._modules
+        for name, rows in () if below.keys().isdisjoint(PARTS) else _fused_rows(module):
             inside_attention.update(id(module._modules.get(part)) for part in rows)  # if there, never called
             fused[f"{path}.{name}" if path else name] = rows
-        targets = targets_of(path, module) if _INNER.isdisjoint(module._modules) else ()  # no wrapper's
+        targets = targets_of(path, module) if _INNER.isdisjoint(below) else ()  # no wrapper's
         if path in fused:
             targets = (*targets, *_windows(targets[0], fused[path]))
         if targets:
@@ -165,13 +171,15 @@ class LayerIndex:
     def __init__(self, component: str, module: nn.Module, aliases: AliasTable) -> None:
         self.component = component
         self.root = weakref.ref(module)
-        self._modules: dict[str, weakref.ref[nn.Module]] = {}
+        self.layers: dict[str, weakref.ref[nn.Module]] = {}
+        """By path. A reference to a layer that is gone returns None."""
         targets: list[Target] = []
         weights: dict[nn.Module, dict[str, None]] = {}
         for path, layer, of_layer in walk(module):
-            self._modules[path] = weakref.ref(layer)
+            self.layers[path] = weakref.ref(layer)
             targets.extend(of_layer)
-            weights.setdefault(layer, {}).update(dict.fromkeys([target.param for target in of_layer]))
+            for target in of_layer:
+                weights.setdefault(layer, {})[target.param] = None
         self._structure = Structure(module, weights)
         self._classes = [id(type(layer)) for layer in weights]
         self.targets = tuple(targets)
@@ -188,18 +196,16 @@ class LayerIndex:
 
     def exchanged(self, module: nn.Module) -> tuple[list[str], list[nn.Module]]:
         """Return the paths at which `module` has another layer now, or none; and the layers that it did not have."""
-        now, former = (
-            {path: layer for path, layer, _ in walk(module)},
-            {path: ref() for path, ref in self._modules.items()},
-        )
+        now = {path: layer for path, layer, _ in walk(module)}
+        former = {path: ref() for path, ref in self.layers.items()}
         lost = [path for path, layer in former.items() if layer is None or now.get(path) is not layer]
         known = set(former.values())
         return lost, [layer for layer in now.values() if layer not in known]
 
     def serves(self, now: LayerIndex) -> bool:
         """Return whether the layers of a later index are the same, and follow its structure then."""
-        pairs = zip(self._modules.items(), now._modules.items(), strict=False)
-        same = self.targets == now.targets and self._classes == now._classes and len(self._modules) == len(now._modules)
+        pairs = zip(self.layers.items(), now.layers.items(), strict=False)
+        same = self.targets == now.targets and self._classes == now._classes and len(self.layers) == len(now.layers)
         if not (same and all(old[0] == new[0] and old[1]() is new[1]() is not None for old, new in pairs)):
             return False
         self._structure = now._structure
@@ -207,14 +213,10 @@ class LayerIndex:
 
     def module(self, path: str) -> nn.Module:
         """Return the layer at `path`; raise ComponentError where it is gone."""
-        module = self._modules[path]()
+        module = self.layers[path]()
         if module is None:
             raise ComponentError(f"{self.component}.{path} is gone; the model was unloaded")
         return module
-
-    def get(self, path: str) -> nn.Module | None:
-        """Return the layer at `path`; None where it is gone."""
-        return self._modules[path]()
 
     @cached_property
     def names(self) -> dict[str, list[str]]:
@@ -295,21 +297,21 @@ _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 """These call it `module`, as others call layers of their own."""
 
 
-def _named(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield a module and all below it with their paths; a wrapped module has the path of its wrapper."""
-    yield path, module
-    for name, child in module._modules.items():
-        if child is not None:
-            inner = name in _INNER or (name == "module" and isinstance(module, _WRAPPERS))
-            yield from _named(child, path if inner else f"{path}.{name}" if path else name)
+def _named(root: nn.Module) -> list[tuple[str, nn.Module]]:
+    """List a module and all below it with their paths; a wrapped module has the path of its wrapper."""
+    named, left = list[tuple[str, nn.Module]](), [("", root)]
+    while left:
+        path, module = left.pop()
+        named.append((path, module))
+        for name, child in reversed(module._modules.items()):
+            if child is not None:
+                inner = name in _INNER or (name == "module" and isinstance(module, _WRAPPERS))
+                left.append((path if inner else f"{path}.{name}" if path else name, child))
+    return named
 
 
 def modules_of(pipeline: object) -> dict[str, nn.Module]:
-    """Return the modules of a diffusers pipeline by their names.
-
-    Raises:
-        ComponentError: it has no components, or none of them is a module; the text says what to write.
-    """
+    """Return the modules of a diffusers pipeline by their names; raise ComponentError where it has none."""
     parts = getattr(pipeline, "components", None)
     named = parts.items() if isinstance(parts, Mapping) else ()
     modules = {str(name): part for name, part in named if isinstance(part, nn.Module)}
@@ -320,11 +322,7 @@ def modules_of(pipeline: object) -> dict[str, nn.Module]:
 
 
 def check_named(components: object, call: str) -> None:
-    """Refuse anything but a mapping of names to modules.
-
-    Args:
-        components: of a model.
-        call: what the user writes, with `{}` where the components are.
+    """Refuse anything but a mapping of names to modules. `call` is what the user writes, with `{}` in their place.
 
     Raises:
         ComponentError: it is something else, or holds something else; the text says what to write.

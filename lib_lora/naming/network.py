@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -48,20 +48,44 @@ class Network:
         self._names: dict[tuple[str | None, ...], Mapping[str, str | NumberingError]] = {}
         self._unlike: dict[Unused, Unlike] = {}
         """Why a layer of the file does not fit -> the layer of the model that has another shape."""
-        fits = [(group, *self._fit(group)) for group in parsed.groups]
-        fits.sort(key=lambda fit: fit[1][0].place.turn if fit[1] else 1)
-        bad = parsed.file.not_finite([key for group, bindings, _ in fits if bindings for key in group.reads])
-        by_weight: dict[tuple[str, str, str], list[Binding]] = {}
+        with parsed.file.reading():
+            fits = [(group, *self._fit(group)) for group in parsed.groups]
+            bad = parsed.file.not_finite([key for group, bindings, _ in fits if bindings for key in group.reads])
+        turns = [fit[1][0].place.turn if fit[1] else 1 for fit in fits]
+        fits = [fits[i] for _, i in sorted(zip(turns, range(len(fits)), strict=True))]
+        self.bindings: tuple[Binding, ...] = ()
         self._acting: list[tuple[Group, Adapter]] = []
+        self.report = self._report(self._diagnosed(self._chosen(fits, bad)))
+
+    def _chosen(
+        self, fits: Iterable[tuple[Group, list[Binding], Unused | None]], bad: Collection[str]
+    ) -> list[tuple[Group, Unused]]:
+        """Keep the bindings that act, and return the groups that do not, with the reason.
+
+        A number may be no finite one, or other bindings may change the same rows already.
+        """
+        by_weight: dict[tuple[str, str, str], list[Binding]] = {}
         idle: list[tuple[Group, Unused]] = []
-        for group, bindings, misfitting in fits:
-            why = _add(group, bindings, by_weight, bad) if bindings else misfitting
-            if why is None:
-                self._acting.append((group, bindings[0].adapter))
-            else:
+        for group, bindings, why in fits:
+            spoilt = [key for key in group.reads if key in bad] if bad and bindings else ()
+            if spoilt:
+                why = misfit(NumberError(f"{spoilt[0]} has numbers that are NaN or infinite; {_AGAIN}"))
+            places = []
+            for binding in bindings:
+                target = binding.target
+                places.append((binding.component, target.path, target.param))
+                for other in by_weight.get(places[-1], ()) if why is None else ():
+                    if target.overlaps(other.target):
+                        why = Unused("", "second_adapter", f"a second adapter for {binding.component}.{target.name}")
+                        break
+            if why is not None:
                 idle.append((group, why))
+                continue
+            self._acting.append((group, bindings[0].adapter))
+            for place, binding in zip(places, bindings, strict=True):
+                by_weight.setdefault(place, []).append(binding)
         self.bindings = tuple([binding for bindings in by_weight.values() for binding in bindings])
-        self.report = self._report(self._diagnosed(idle))
+        return idle
 
     def _diagnosed(self, idle: Sequence[tuple[Group, Unused]]) -> list[tuple[Group, Unused]]:
         """Return the layers that act on nothing, with what the file was made for where shapes or names tell."""
@@ -72,13 +96,12 @@ class Network:
             generic = {without_block(name) for index in self._indexes.values() for name in index.flat}
         found = []
         for group, why in idle:
+            reason, detail = why.reason, why.detail
             if why in texts:
-                layer = unlike[why]
-                why = replace(why, reason=texts[why], detail=why.detail if layer.is_broken else layer.detail)
-            elif why.cause == "no_module" and not why.detail:
-                text = missing(group.module, self.parsed.family, self._family, generic)
-                why = replace(why, reason=text or why.reason)
-            found.append((group, why))
+                reason, detail = texts[why], detail if unlike[why].is_broken else unlike[why].detail
+            elif why.cause == "no_module" and not detail:
+                reason = missing(group.module, self.parsed.family, self._family, generic) or reason
+            found.append((group, why._replace(reason=reason, detail=detail)))
         return found
 
     def _report(self, idle: Sequence[tuple[Group, Unused]]) -> NetworkReport:
@@ -124,7 +147,8 @@ class Network:
         """
         found: dict[str, dict[str, Tensor]] = {}
         for name, keys in self.parsed.embeddings.items():
-            parts = self.file.tensors({param.removeprefix(BUNDLED): key for param, key in keys.items()})
+            tensors = self.file.tensors(keys.values())
+            parts = {param.removeprefix(BUNDLED): tensors[key] for param, key in keys.items()}
             found[name] = {part: vectors[None] if vectors.ndim == 1 else vectors for part, vectors in parts.items()}
         return found
 
@@ -155,18 +179,19 @@ class Network:
             (component, one.path, one.param): torch.zeros(one.outputs or one.shape[0], *one.shape[1:], dtype=dtype)
             for one in windows
         }
-        found = [one for one in self.bindings if one.weight in totals]
+        weights = [(one.component, one.target.path, one.target.param) for one in self.bindings]
+        found = [(weight, one) for weight, one in zip(weights, self.bindings, strict=True) if weight in totals]
         if index is None or not found:
             raise ComponentError(f"{self.file.path.name} does not change {component}.{path}")
         self.file.verify()
-        for one in found:
+        for weight, one in found:
             target, adapter, base = one.target, one.adapter, None
             if adapter.reads_whole:
                 adapter = adapter.on(FusedWeight(one.place, index).read)
             if adapter.reads_base:
                 base = read_base_weight(index.module(target.path), target.param).to("cpu", dtype)[target.slice]
             delta = adapter.delta_weight(At(torch.device("cpu"), dtype, weight=base))
-            totals[one.weight][target.slice] += delta.reshape(target.shape)
+            totals[weight][target.slice] += delta.reshape(target.shape)
         return torch.cat([totals[component, one.path, one.param][one.slice] for one in windows])
 
     def _tiers_of(self, component: str | None) -> tuple[list[tuple[str, ...]], int]:
@@ -174,15 +199,10 @@ class Network:
         tiers = candidates(component, list(self._indexes), self.parsed.experts)
         return tiers, int(component in self._indexes) if component in EXACT else len(tiers)
 
-    def _fit(self, group: Group) -> tuple[list[Binding], Unused]:
-        """Bind a layer of the file in the likeliest components that it fits, and tell why, if it fits nowhere."""
+    def _fit(self, group: Group) -> tuple[list[Binding], Unused | None]:
+        """Bind a layer of the file in the likeliest components that it fits, or tell why it fits nowhere."""
         tiers, count = self._tiers[group.component]
-        names = ", ".join([name for tier in tiers[:count] for name in tier])
-        why = Unused("", "no_module", f"no module of that name in {names}")
-        if not count:
-            why = Unused("", "no_component", f"component {group.component} is absent in this model")
-        elif group.recipe is None:
-            why = group.unread
+        why: Unused | None = None
         for i, tier in enumerate(tiers if group.recipe is not None else ()):
             bindings: list[Binding] = []
             for component in tier:
@@ -192,42 +212,55 @@ class Network:
                 elif i < count:  # in another component, only what fits counts
                     why = made or why
             if bindings:
-                return bindings, why
-        return [], why
+                return bindings, None
+        if why is None and not count:
+            why = Unused("", "no_component", f"component {group.component} is absent in this model")
+        elif why is None and group.recipe is not None:
+            names = ", ".join([name for tier in tiers[:count] for name in tier])
+            why = Unused("", "no_module", f"no module of that name in {names}")
+        return [], why or group.unread
 
     def _bind(self, group: Group, component: str) -> list[Binding] | Unused | None:
         """Bind the adapters of a layer of the file in a component, or tell why they cannot act there.
 
         None stands for a component that has no layer of that name.
         """
-        assert group.recipe is not None
-        index = self._indexes[component]
-        place = self._place(group, index)
+        index, recipe, own = self._indexes[component], group.recipe, group.own_site
+        assert recipe is not None
+        by_number = key_formats()[group.format].names_of is not None
+        place: Place | NumberingError | None = (index.flat if group.flattened else index.dotted).get(group.module)
+        if by_number or place is None:
+            flattened = group.flattened
+            place = self._numbered(group, index) if by_number else index.find(group.module, flattened=flattened)
         if isinstance(place, NumberingError):
             return Unused("", "no_module", place.reason, place.detail)
         if place is None:
-            return index.other_layer(group.module, flattened=group.flattened)
-        if place.kind not in group.recipe.kinds:
-            return Unused("", "layer_kind", f"not defined for {place.kind} layers", f"{component}.{place.name}")
-        own = group.own_site
-        if place.kind == "embedding" and own is not None and own.shape[0] < place.shape[0]:
+            return None if by_number else index.other_layer(group.module, flattened=group.flattened)
+        kind = place.windows[0].kind
+        if kind not in recipe.kinds:
+            return Unused("", "layer_kind", f"not defined for {kind} layers", f"{component}.{place.name}")
+        if kind == "embedding" and own is not None and own.shape[0] < place.shape[0]:
             place = place.window(0, own.shape[0])  # it has got more tokens since, behind the ones it was trained with
         try:
-            adapter = self._adapter(group, component, place)
+            try:
+                param = place.windows[0].param if kind == "experts" else ""
+                adapter = self.parsed.adapter(group, place.site, self._reading, param)
+            except ValueError:  # which tells more than the next one
+                refitted = self._refitted(group, component, place)
+                if refitted is None:
+                    raise
+                adapter = refitted
+            if len(place.windows) == 1:
+                return [Binding(adapter, place.windows[0], self.file, component, place)]
             parts = [(target, adapter if rows is None else part_of(adapter, rows)) for target, rows in place.pieces]
         except ValueError as error:
-            shape = None if own is None else own.shape
-            latents = self._takes_latents(index, place)
-            why = misfit(error, f"{component}.{place.name}")
-            self._unlike[why] = Unlike(component, place.name, shape, place.shape, latents)
+            shape, why = None if own is None else own.shape, misfit(error, f"{component}.{place.name}")
+            self._unlike[why] = Unlike(component, place.name, shape, place.shape, self._takes_latents(index, place))
             return why
         return [Binding(part, target, self.file, component, place) for target, part in parts]
 
-    def _place(self, group: Group, index: LayerIndex) -> Place | NumberingError | None:
-        """Return a group's place in a component by the name that its format has for layers."""
-        names_of = key_formats()[group.format].names_of
-        if names_of is None:
-            return index.find(group.module, flattened=group.flattened)
+    def _numbered(self, group: Group, index: LayerIndex) -> Place | NumberingError | None:
+        """Return the place of a group whose format has other names for layers than the model."""
         alike = group.format, group.component, index.component
         if alike not in self._names:
             shapes = {
@@ -236,27 +269,14 @@ class Network:
                 if (one.format, one.component) == alike[:2]
             }
             said = self.file.metadata.get(group.component or ""), self.parsed.config.values(group.component)
+            names_of = key_formats()[group.format].names_of
+            assert names_of is not None
             try:
                 self._names[alike] = names_of(index.component, shapes, index.dotted, index.find, *said)
             except NumberingError as error:
                 self._names[alike] = dict.fromkeys(shapes, error)
         name = self._names[alike].get(group.module)
         return index.find(name) if isinstance(name, str) else name
-
-    def _adapter(self, group: Group, component: str, place: Place) -> Adapter:
-        """Make the adapter of a layer at a place, which may have other inputs than when the file was trained.
-
-        Raises:
-            ValueError: the tensors do not fit each other or the layer.
-        """
-        param = place.windows[0].param if place.kind == "experts" else ""
-        try:
-            return self.parsed.adapter(group, place.site, self._reading, param)
-        except ValueError:
-            with suppress(ValueError):  # the first error tells more
-                if (refitted := self._refitted(group, component, place)) is not None:
-                    return refitted
-            raise
 
     def _takes_latents(self, index: LayerIndex, place: Place) -> bool:
         return any(index.find(name) == place for name in input_layers(self._family))
@@ -273,40 +293,25 @@ class Network:
         inputs = math.prod(group.own_site.shape[1:]) // math.prod(kernel)  # a kernel may be flattened into the inputs
         if inputs >= place.shape[1] if basis is None else tuple(basis.shape) != (place.shape[1], inputs):
             return None
-        adapter = self.parsed.adapter(group, replace(place.site, shape=(out, inputs, *kernel)), self._reading)
+        try:
+            adapter = self.parsed.adapter(group, replace(place.site, shape=(out, inputs, *kernel)), self._reading)
+        except ValueError:
+            return None
         if adapter.reads_base:
             return None
         return Refitted(adapter, inputs, place.shape[1], None if basis is None else basis.float().cpu())
 
 
-def _add(
-    group: Group,
-    bindings: Sequence[Binding],
-    by_weight: dict[tuple[str, str, str], list[Binding]],
-    bad: Collection[str],
-) -> Unused | None:
-    """Add the bindings of a group, unless a number is not finite or others change these rows already."""
-    if bad and (spoilt := [key for key in group.reads if key in bad]):
-        return misfit(NumberError(f"{spoilt[0]} has numbers that are NaN or infinite; {_AGAIN}"))
-    for binding in bindings:
-        if any(binding.target.overlaps(other.target) for other in by_weight.get(binding.weight, ())):
-            return Unused("", "second_adapter", f"a second adapter for {binding.component}.{binding.target.name}")
-    for binding in bindings:
-        by_weight.setdefault(binding.weight, []).append(binding)
-    return None
-
-
 class NetworkCache:
-    """Networks by file and model: the least recently used go first, those in force never.
+    """Networks by file, model and way of reading: the least recently used go first, those in force never.
 
     Args:
-        count: how many to keep; one file has a network for each model, and each way of reading it.
+        count: how many to keep.
         nbytes: how many bytes the tensors of the files may have together; None for any.
     """
 
     def __init__(self, count: int, nbytes: int | None = None) -> None:
-        self._count = count
-        self._limit = nbytes
+        self._count, self._limit = count, nbytes
         self._networks: dict[tuple[Path, tuple[Stamp, ...], int, Reading, tuple[object, ...]], Network] = {}
         """The latest last."""
 
@@ -359,12 +364,7 @@ def _indexes(components: Mapping[str, nn.Module], call: str) -> list[LayerIndex]
 
 
 def load_network(path: str | Path, components: Mapping[str, nn.Module], *, reading: Reading = USUAL) -> Network:
-    """Read a file and resolve it against `components`; attaches nothing, and works on modules on meta.
-
-    Args:
-        path: a safetensors file.
-        components: diffusers' component name -> module.
-        reading: what to make of a file that other programs read otherwise than it was trained.
+    """Read a safetensors file and resolve it against `components`; attaches nothing, and works on modules on meta.
 
     Raises:
         FileError: the file cannot be read; also its subclasses, see `ParsedFile`.

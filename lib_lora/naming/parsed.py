@@ -41,6 +41,8 @@ from .architectures._diagnosis import BROKEN
 from .architectures.base import experts_named, fact, family_of
 from .scale import NO_SCALE, SCALED, UNUSED_SCALE, ScaleSource, alpha_of, doubt_of, rank_of, source_of
 
+_NOTHING: Mapping[str, object] = {}
+_UNTRAINED = "of a layer before the training, beside the trained one"
 _NOT_FINITE = "of a layer with numbers that are NaN or infinite"
 
 
@@ -63,10 +65,11 @@ def key_formats() -> Mapping[str, KeyFormat]:
 
 
 @cached
-def _recipe(shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> tuple[Recipe | None, Site | None]:
-    """Return the algorithm that reads parameters of these names and shapes, and the weight that they were made for."""
-    recipe = recipe_of(dict(shapes))
-    return recipe, None if recipe is None else recipe.own_site(dict(shapes))
+def _recipe(shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> tuple[Recipe | None, Site | None, int | None]:
+    """Return the algorithm that reads parameters of these shapes, the weight that they were made for, and the rank."""
+    by_name = dict(shapes)
+    recipe = recipe_of(by_name)
+    return recipe, None if recipe is None else recipe.own_site(by_name), rank_of(by_name)
 
 
 @dataclass(slots=True)
@@ -83,6 +86,8 @@ class Group:
     """The algorithm that reads it; None where none does."""
     own_site: Site | None = None
     """The weight that it was made for; None where its parameters do not tell."""
+    rank: int | None = None
+    """None where no shape tells it."""
     transposed: frozenset[str] = frozenset()
     """Parameters that the file has with rows and columns exchanged."""
     reads: tuple[str, ...] = ()
@@ -95,7 +100,7 @@ class Group:
 
     def unused(self, why: Unused) -> list[Unused]:
         """Return all keys as unused for the reason of a record that names no key."""
-        return [replace(why, key=key) for key in self.keys.values()]
+        return [why._replace(key=key) for key in self.keys.values()]
 
     def largest(self, file: AdapterFile) -> float:
         """Return the product of the largest numbers of its parameters, alpha aside; `file` has checked its numbers."""
@@ -105,13 +110,6 @@ class Group:
         """Return whether it is a LoRA whose `up` is zero, as training begins; `file` has checked its numbers."""
         ups = [key for param, key in self.keys.items() if param.startswith("lora_up.")]
         return self.recipe is not None and self.recipe.name == "lora" and not any(map(file.magnitude, ups))
-
-
-def _passed_over(key: str, parsed: ParsedKey, wanted: str | None) -> Unused:
-    """Return why a key has no effect though a format knows it."""
-    if parsed.untrained:
-        return Unused(key, "repeated", "of a layer before the training, beside the trained one")
-    return Unused(key, "unchosen_adapter", f"of a second adapter {parsed.adapter!r}; only {wanted!r} is used")
 
 
 def misfit(error: ValueError, where: str = "") -> Unused:
@@ -141,21 +139,27 @@ class ParsedFile:
         """Textual inversions that came in the file -> their parts -> keys."""
         self.groups = self._grouped()
         for group in self.groups:
-            shapes = tuple([(param, _shape(file, group, param)) for param in group.keys])
-            group.recipe, group.own_site = _recipe(shapes)
-            shared = () if group.recipe is None else group.recipe.kind.shared
-            group.reads = (*group.keys.values(), *[key for param, key in self.shared.items() if param in shared])
+            shapes = list[tuple[str, tuple[int, ...]]]()
+            for param, key in group.keys.items():
+                shape = file.infos[key].shape
+                shapes.append((param, shape[::-1] if param in group.transposed and len(shape) == 2 else shape))
+            group.recipe, group.own_site, group.rank = _recipe(tuple(shapes))
+            group.reads = tuple(group.keys.values())
+            if self.shared and group.recipe is not None:
+                shared = group.recipe.kind.shared
+                group.reads += tuple([key for param, key in self.shared.items() if param in shared])
         self._refuse_strangers()
         known = key_formats()
-        beside = any(known[group.format].configured for group in self.groups)
-        self.config = PeftConfig.of(file, self._configurable(), beside=beside)
+        spellings = [known[name] for name in dict.fromkeys(group.format for group in self.groups)]
+        self.config = PeftConfig.of(file, self._configurable(), [one for one in spellings if one.configured])
         try:  # they are matched once, here, as they may take too long
             for group in () if self.config.empty else self.groups:
                 self.config.values(group.component, group.module)
         except ValueError as error:
             raise FileError(file.path, str(error)) from error
-        self._shared_tensors = file.tensors(self.shared)
-        self._tensors = file.tensors({key: key for group in self.groups for key in group.keys.values()})  # only mapped
+        tensors = file.tensors(self.shared.values())
+        self._shared_tensors = {param: tensors[key] for param, key in self.shared.items()}
+        self._tensors = file.tensors([key for group in self.groups for key in group.keys.values()])  # only mapped
 
     def adapter(self, group: Group, site: Site, reading: Reading = USUAL, own: str = "") -> Adapter:
         """Build the adapter of a group that has a recipe, for one weight, or the parameter `own` of a module.
@@ -164,19 +168,20 @@ class ParsedFile:
             ValueError: the tensors do not fit each other or the weight; the text says want and got.
         """
         assert group.recipe is not None
-        params = {param: self._tensor(group, param, name) for param, name in group.keys.items()}
-        module = f"{group.module.replace('.base_layer', '')}.{own}" if own else group.module  # as in PEFT's patterns
-        config = self._config(group, module, spatial=len(site.shape) > 2 and math.prod(site.shape[2:]) > 1)
+        params, config = dict[str, Tensor](), _NOTHING
+        for param, key in group.keys.items():
+            tensor = self._tensors[key]
+            params[param] = tensor.t() if param in group.transposed and tensor.ndim == 2 else tensor
+        if not self.config.empty:
+            module = group.module.replace(".base_layer", "") + f".{own}" if own else group.module  # as PEFT's patterns
+            spatial = len(site.shape) > 2 and math.prod(site.shape[2:]) > 1
+            config = self.config.values(group.component, module, spatial=spatial)
         alpha, shared = alpha_of(group.keys.get("alpha"), self.file, config, reading), self._shared_tensors
         origin = Origin(alpha, group.format, config, self.file.metadata, shared, group.module, reading)
         return group.recipe.build(params, site, origin)
 
-    def _config(self, group: Group, module: str, *, spatial: bool = False) -> Mapping[str, object]:
-        return {} if self.config.empty else self.config.values(group.component, module, spatial=spatial)
-
-    def _tensor(self, group: Group, param: str, key: str) -> Tensor:
-        tensor = self._tensors[key]
-        return tensor.t() if param in group.transposed and tensor.ndim == 2 else tensor
+    def _config(self, group: Group) -> Mapping[str, object]:
+        return _NOTHING if self.config.empty else self.config.values(group.component, group.module)
 
     @property
     def facts(self) -> list[str]:
@@ -211,10 +216,7 @@ class ParsedFile:
     ) -> NetworkReport:
         """Sum up what the file says of itself; `Network` adds what became of it on a model.
 
-        Args:
-            acting: the adapters that act on the model; None without a model.
-            idle: the groups that act on nothing there.
-            reading: the user's choices.
+        There are adapters that act on the model, and groups that act on nothing there; None stands for no model.
         """
         sources = self._sources(reading)
         adapters, unfit = self._by_themselves(self.groups if acting is None else idle, reading)
@@ -239,34 +241,34 @@ class ParsedFile:
 
     def _configurable(self) -> list[Layer]:
         """Return what a configuration of the file must agree with."""
-        return [
-            Layer(
-                group.module,
-                group.recipe.kind.name,
-                rank_of(group.keys, group.transposed, self.file),
-                group.flattened,
-                group.recipe.kind.name in SCALED and "alpha" not in group.keys,
-            )
-            for group in self.groups
-            if group.recipe is not None and group.recipe.kind.name != "set_weight"
-        ]
+        found = list[Layer]()
+        for group in self.groups:
+            kind = "set_weight" if group.recipe is None else group.recipe.kind.name
+            if kind != "set_weight":
+                lacks_alpha = kind in SCALED and "alpha" not in group.keys
+                found.append(Layer(group.module, kind, group.rank, group.flattened, lacks_alpha))
+        return found
 
     def _grouped(self) -> list[Group]:
-        # by format and name, so that nothing depends on the order of keys in the file
-        known = key_formats()
+        """Collect keys by layer, in the order of formats and names: nothing depends on the order in the file."""
+        known, groups, strays = key_formats(), dict[tuple[str | None, str], Group](), list[str]()
         order = {name: i for i, name in enumerate(("", *known))}
-        parsed = [(key, *parse_key(known.values(), key, self.file.metadata.get(key))) for key in self.file.infos]
-        parsed.sort(key=lambda one: (order[one[1]], one[0]))
+        parsed = list[tuple[int, str, str, ParsedKey | None]]()
+        for key in self.file.infos:
+            name, one = parse_key(known.values(), key, self.file.metadata.get(key))
+            parsed.append((order[name], key, name, one))
+        parsed.sort()  # keys differ
         names = {one.adapter for *_, one in parsed if one is not None and one.adapter is not None}
         wanted = "default" if "default" in names else min(names, default=None)
-        groups: dict[tuple[str | None, str], Group] = {}
-        strays: list[str] = []
-        for key, name, one in parsed:
+        for _, key, name, one in parsed:
             if one is None:
                 strays.append(key)
                 continue
             if one.untrained or one.adapter not in (None, wanted):
-                self.unused.append(_passed_over(key, one, wanted))
+                second = Unused(
+                    key, "unchosen_adapter", f"of a second adapter {one.adapter!r}; only {wanted!r} is used"
+                )
+                self.unused.append(Unused(key, "repeated", _UNTRAINED) if one.untrained else second)
                 continue
             if one.module == FILE_WIDE:
                 keys = self.shared
@@ -327,8 +329,7 @@ class ParsedFile:
 
     def _by_themselves(self, groups: Iterable[Group], reading: Reading) -> tuple[list[Adapter], list[Unused]]:
         """Return the adapters of layers on the weights that they were made for, and the keys that do not fit these."""
-        adapters: list[Adapter] = []
-        unused: list[Unused] = []
+        adapters, unused = list[Adapter](), list[Unused]()
         for group in groups:
             if group.recipe is None:
                 unused += group.unused(group.unread)
@@ -341,18 +342,14 @@ class ParsedFile:
 
     def _sources(self, reading: Reading) -> set[ScaleSource]:
         """Return what tells the scales of its layers."""
-        configured = {name for name, one in key_formats().items() if one.configured}
-        return {
-            source_of(
-                group.recipe.kind.name,
-                group.keys,
-                self._config(group, group.module),
-                reading,
-                configured=group.format in configured,
-            )
-            for group in self.groups
-            if group.recipe is not None
-        } - {"none"}
+        known, told = key_formats(), dict[tuple[object, ...], ScaleSource]()
+        for group in self.groups:
+            where = None if self.config.empty else (group.component, group.module)
+            case = group.recipe, "alpha" in group.keys, group.format, where
+            if group.recipe is not None and case not in told:
+                kind, configured = group.recipe.kind.name, known[group.format].configured
+                told[case] = source_of(kind, group.keys, self._config(group), reading, configured=configured)
+        return {*told.values()} - {"none"}
 
     def _notes(
         self, acting: Sequence[Adapter] | None, sources: Collection[ScaleSource], reading: Reading
@@ -361,13 +358,9 @@ class ParsedFile:
         strange = (self.stranger,) if not acting and self.family is None and self.stranger else ()
         if reading.alpha is not None or reading.scale is not None:
             return strange if "user" in sources else (*strange, UNUSED_SCALE)
-        doubts = {doubt_of(group.keys, self.file, self._config(group, group.module)) for group in self.groups} - {""}
+        lokr = [group for group in self.groups if "lokr_w1" in group.keys]
+        doubts = {doubt_of(group.keys, self.file, self._config(group)) for group in lokr} - {""}
         return (*strange, *self.config.notes, *([NO_SCALE] if "guess" in sources else []), *sorted(doubts))
-
-
-def _shape(file: AdapterFile, group: Group, param: str) -> tuple[int, ...]:
-    shape = file.infos[group.keys[param]].shape
-    return shape[::-1] if param in group.transposed and len(shape) == 2 else shape
 
 
 def _bytes_of(adapters: Iterable[Adapter]) -> int:

@@ -55,9 +55,8 @@ class Target(Site):
 
     def overlaps(self, other: Target) -> bool:
         """Return whether it has rows in common with another one of the same parameter."""
-        if self.rows is None or other.rows is None:
-            return True
-        return self.rows[0] < other.rows[1] and other.rows[0] < self.rows[1]
+        mine, its = self.rows, other.rows
+        return mine is None or its is None or (mine[0] < its[1] and its[0] < mine[1])
 
     def window(self, start: int, stop: int) -> Target:
         """Return some of its rows."""

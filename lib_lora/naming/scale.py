@@ -26,22 +26,9 @@ from ..tensors import LARGEST
 ScaleSource = Literal["user", "tensors", "file", "convention", "guess", "none"]
 """What tells the scale of a file: `file` is its header or its configuration, `none` stands for kinds without one."""
 
-SCALED = frozenset(
-    {
-        "lora",
-        "lora_embedding",
-        "moslora",
-        "loraxs",
-        "adalora",
-        "tlora",
-        "loha",
-        "lokr",
-        "glora",
-        "gralora",
-        "deft",
-        "supertuning",
-    }
-)
+SCALED = frozenset({"lora", "lora_embedding", "moslora", "loraxs", "adalora", "tlora", "loha", "lokr"}) | {
+    *("glora", "gralora", "deft", "supertuning"),
+}
 """Algorithms whose change is multiplied by alpha / rank."""
 NO_SCALE = (
     "its scale is unknown and taken as 1, as neither its tensors nor its header nor an adapter_config.json of its own "
@@ -56,29 +43,16 @@ _RANKS = {"lora_up.weight": 1, "hada_w1_b": 0, "lokr_w2_b": 0, "lokr_w1_b": 0, "
 """Parameter -> the dimension that is the rank, the one that counts first in front."""
 
 
-def rank_of(keys: Mapping[str, str], transposed: Collection[str], file: AdapterFile) -> int | None:
-    """Return the rank of a layer by the shapes of its parameters; None where none tells it.
-
-    Args:
-        keys: canonical parameter -> key in the file.
-        transposed: parameters that the file has with rows and columns exchanged.
-        file: the file.
-    """
+def rank_of(shapes: Mapping[str, tuple[int, ...]]) -> int | None:
+    """Return the rank of a layer by the shapes of its parameters; None where none tells it."""
     for param, dim in _RANKS.items():
-        shape = file.infos[keys[param]].shape if param in keys else ()
-        if len(shape) > dim:
-            return shape[1 - dim if param in transposed else dim]
+        if len(shape := shapes.get(param, ())) > dim:
+            return shape[dim]
     return None
 
 
 def alpha_of(key: str | None, file: AdapterFile, config: Mapping[str, object], reading: Reading) -> Alpha:
-    """Return the source of a layer's scale.
-
-    Args:
-        key: of the layer's alpha tensor; None without one.
-        file: the file.
-        config: of the layer.
-        reading: the user's choice.
+    """Return the source of a layer's scale; `key` is of its alpha tensor, None without one.
 
     Raises:
         ValueError: the tensor is no number.
@@ -101,15 +75,7 @@ def alpha_of(key: str | None, file: AdapterFile, config: Mapping[str, object], r
 def source_of(
     kind: str, params: Collection[str], config: Mapping[str, object], reading: Reading, *, configured: bool
 ) -> ScaleSource:
-    """Return what tells the scale of a layer.
-
-    Args:
-        kind: the algorithm that reads it.
-        params: the layer's, by their canonical names.
-        config: of the layer.
-        reading: the user's choice.
-        configured: see `KeyFormat`.
-    """
+    """Return what tells the scale of a layer that an algorithm reads; for `configured` see `KeyFormat`."""
     if kind not in SCALED:
         return "none"
     if reading.scale is not None or reading.alpha is not None:

@@ -29,13 +29,6 @@ def are_fused(attention: nn.Module) -> bool:
     return type(getattr(attention, "processor", None)).__name__.startswith("Fused")
 
 
-def plain_shape(weight: object) -> tuple[int, ...] | None:
-    """Return the shape of a parameter that holds a weight as it is; None where it is packed, taken away, or absent."""
-    if type(weight) is nn.Parameter and weight.is_floating_point() and weight.numel():
-        return tuple(weight.shape)
-    return None
-
-
 class Structure:
     """The modules of a component as they are, held weakly.
 
@@ -75,10 +68,14 @@ class Structure:
         weights = [layer._parameters.get(name) for layer, name in zip(layers, self._params, strict=True)]
         if quick and [*map(id, weights)] == self._weights:
             return all(_shape(weights[i]) in (self._shapes[i], None) for i in self._embeddings)
-        is_same = all(new in (old, None) for new, old in zip(map(_shape, weights), self._shapes, strict=True))
-        if is_same:  # an offloader leaves no weight, or an empty one, for a while
-            self._weights = [*map(id, weights)]
-        return is_same
+        for weight, shape in zip(weights, self._shapes, strict=True):
+            # an offloader leaves no weight, or an empty one, for a while
+            if type(weight) is nn.Parameter and weight.shape == shape:
+                continue
+            if _shape(weight) not in (shape, None):
+                return False
+        self._weights = [*map(id, weights)]
+        return True
 
 
 def _below(modules: Sequence[nn.Module]) -> tuple[list[str], list[int]]:

@@ -7,9 +7,11 @@ scheme brings for one call is a copy of its piece. From page-locked memory no co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +23,10 @@ _SMALLEST, _LARGEST = 1 << 20, 64 << 20
 _ALIGNMENT = 512  # bytes, as CUDA's own allocator has it: kernels are chosen by it, and their bits with them
 
 T = TypeVar("T", bound=TensorFields)
+Dtypes: TypeAlias = "tuple[torch.dtype, torch.dtype]"
+"""Of the output and the input of the layer."""
+Empty: TypeAlias = "Callable[..., Tensor]"
+"""Gives memory, as `torch.empty` does."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,80 +39,95 @@ class Piece(Generic[T]):
     """Bytes, (n,)."""
     start: int
     stop: int
+    dtypes: Dtypes
+    packed: bool
 
     @property
     def nbytes(self) -> int:
         """Return the bytes that it takes."""
         return self.stop - self.start
 
-    def to_device(self, device: torch.device) -> T:
-        """Copy the piece alone into new memory of a device."""
-        buffer = self.chunk[self.start : self.stop].to(device, copy=True, non_blocking=True)
-        return self._in(buffer, self.start)
-
-    def _in(self, buffer: Tensor, first: int) -> T:
-        """Return the tensors in a buffer that holds the chunk from its byte `first` on."""
-
-        def window(here: Tensor) -> Tensor:
-            offset = int(here.storage_offset()) - first // here.element_size()
-            return _window(buffer, offset, here)
-
-        return self.content.mapped(window)
-
 
 class Arena:
-    """The pieces of one plan."""
+    """The pieces of one plan. A piece is filled under the lock."""
 
     def __init__(self) -> None:
-        self._chunk: Tensor | None = None
-        self._filled = 0
+        self.lock = threading.RLock()  # the thread that calls the model may place a layer while another one activates
+        self._chunk = torch.empty(0, dtype=torch.uint8, device="cpu")
+        self._views: dict[torch.dtype, Tensor] = {}
+        """The chunk in other dtypes."""
+        self._filled = self._taken = 0
+        """The bytes of the pieces in the chunk, and with what `empty` has given away since."""
 
-    def add(self, content: T, device: torch.device) -> Piece[T]:
-        """Copy the tensors of a layer, from which `device` will get them."""
-        nbytes = sum(_extent(tensor) for _, tensor in content.tensors())
-        chunk = self._chunk
-        if chunk is None or self._filled + nbytes > chunk.shape[0]:
-            size = _SMALLEST if chunk is None else min(2 * chunk.shape[0], _LARGEST)
-            self._chunk = chunk = page_locked((max(size, nbytes),), torch.uint8, device)
-            self._filled = 0
-        first = start = self._filled
+    def empty(self, target: torch.device, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return memory in the chunk for a tensor of the piece that is added next, as `torch.empty` returns new memory.
 
-        def copied(tensor: Tensor) -> Tensor:
-            nonlocal start
-            copy = _window(chunk, start // tensor.element_size(), tensor).copy_(tensor)
-            start += _extent(tensor)
-            return copy
+        `target` is the device that will get the piece.
+        """
+        count = math.prod(shape)
+        start = self._take(count * dtype.itemsize, target)
+        return self._view(dtype).narrow(0, start // dtype.itemsize, count).view(*shape)
 
-        piece = Piece(content.mapped(copied), chunk, first, start)
-        self._filled = start
-        return piece
+    def add(self, content: T, device: torch.device, dtypes: Dtypes, *, packed: bool) -> Piece[T]:
+        """Make the tensors of a layer a piece, from which `device` will get them; copy them unless they lie there."""
+        tensors, first, base = content.tensors(), self._filled, self._chunk.data_ptr()
+        places = [tensor.data_ptr() - base for _, tensor in tensors]
+        if not places or min(places) < first or max(places) >= self._taken:
+            first = self._take(sum([_extent(tensor) for _, tensor in tensors]), device)
+
+            def copied(tensor: Tensor) -> Tensor:
+                nonlocal first
+                copy = self._view(tensor.dtype).as_strided(
+                    tensor.shape, tensor.stride(), first // tensor.element_size()
+                )
+                first += _extent(tensor)
+                return copy.copy_(tensor)
+
+            start = first
+            content, first = content.mapped(copied), start
+        self._filled = self._taken
+        return Piece(content, self._chunk, first, self._taken, dtypes, packed)
+
+    def _take(self, nbytes: int, device: torch.device) -> int:
+        """Return where so many bytes begin in the chunk, which is a new one if they do not fit."""
+        nbytes = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        if self._taken + nbytes > self._chunk.shape[0]:
+            size = min(max(2 * self._chunk.shape[0], _SMALLEST), _LARGEST)
+            self._chunk = page_locked((max(size, nbytes),), torch.uint8, device)
+            self._views, self._filled, self._taken = {}, 0, 0
+        start, self._taken = self._taken, self._taken + nbytes
+        return start
+
+    def _view(self, dtype: torch.dtype) -> Tensor:
+        view = self._views.get(dtype)
+        if view is None:
+            view = self._views[dtype] = self._chunk.view(dtype)
+        return view
 
 
 def all_to_device(pieces: Iterable[Piece[T]], device: torch.device) -> Iterator[T]:
     """Yield the tensors of pieces in new memory of a device, which is one copy for all neighbours in a chunk."""
-    chunk, first, group = None, 0, list[Piece[T]]()
-
-    def delivered() -> Iterator[T]:
-        if group:
-            buffer = group[0].chunk[first : group[-1].stop].to(device, copy=True, non_blocking=True)
-            yield from [piece._in(buffer, first) for piece in group]
-
+    groups = list[list[Piece[T]]]()
     for piece in pieces:
-        if piece.chunk is not chunk or piece.start != group[-1].stop:
-            yield from delivered()
-            chunk, first, group = piece.chunk, piece.start, []
-        group.append(piece)
-    yield from delivered()
+        if groups and piece.chunk is groups[-1][-1].chunk and piece.start == groups[-1][-1].stop:
+            groups[-1].append(piece)
+        else:
+            groups.append([piece])
+    for group in groups:
+        first = group[0].start
+        buffer = group[0].chunk[first : group[-1].stop].to(device, copy=True, non_blocking=True)
+
+        def window(here: Tensor, first: int = first, buffer: Tensor = buffer) -> Tensor:
+            offset = int(here.storage_offset()) - first // here.element_size()
+            return buffer.view(here.dtype).as_strided(here.shape, here.stride(), offset)
+
+        for piece in group:
+            yield piece.content.mapped(window)
 
 
 def _extent(tensor: Tensor) -> int:
     """Return the bytes from the first to the last entry, aligned."""
     if not tensor.numel():
         return 0
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    last = sum([(size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)])
     return -(-(last + 1) * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
-
-
-def _window(buffer: Tensor, offset: int, like: Tensor) -> Tensor:
-    """Return a view of a buffer from an entry on, with the dtype, shape and strides of `like`."""
-    return buffer.view(like.dtype).as_strided(like.shape, like.stride(), offset)

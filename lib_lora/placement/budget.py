@@ -140,16 +140,7 @@ class Budget:
             self._fits(account, device, account.known)
 
     def charge(self, account: Account, device: torch.device, nbytes: int) -> bool:
-        """Count placed tensors.
-
-        Args:
-            account: of the layer.
-            device: where.
-            nbytes: how much.
-
-        Returns:
-            Whether it may stay after the call.
-        """
+        """Count placed tensors of a layer, and tell whether they may stay after the call."""
         with self._lock:
             if self._gone:
                 self._count_gone()
@@ -189,10 +180,9 @@ class Budget:
                 self.shrink(device, share=2)
 
     def shrink(self, device: torch.device, share: int = _GIVEN_BACK) -> bool:
-        """Give one part of `share` back after a device ran out of memory, and make the rest the limit.
+        """Give one part of `share` back after a device ran out of memory; tell whether adapters had any.
 
-        Returns:
-            Whether adapters had any.
+        The rest is the limit from then on.
         """
         for relieve in (self.leave_at_rest, *self.relief):
             relieve()

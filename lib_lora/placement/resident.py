@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from ..tensors import TensorFields, device_of, plain_mode
 from ..weights.originals import WeightMark, mark_weight
 from ..weights.readers.base import read_base_weight, stored
 from . import budget, trace
-from .arena import Arena, Piece, all_to_device
+from .arena import Arena, Dtypes, Empty, Piece, all_to_device
 from .budget import Budget, is_out_of_memory
 from .schemes import stays
 from .static import StaticMemory
@@ -54,13 +54,11 @@ class PlacementPolicy:
     """The tensors of one plan in the computer's memory."""
 
 
-Kept: TypeAlias = "tuple[tuple[torch.dtype, torch.dtype], Piece[Any], bool]"
-"""The dtypes of output and input, the tensors for them in the arena, and whether these are packed.
-
-Read it once: another thread may take the executor off.
-"""
+Waiting: TypeAlias = "tuple[Resident[Any], nn.Module, torch.dtype, Piece[Any]]"
+"""A layer that `place_together` is to place, the dtype of its output, and its tensors in the arena."""
 P = TypeVar("P", bound=Placement[Any])
 _CPU = torch.device(budget.UNLIMITED)
+_MEMORY = "the computer's memory"
 
 
 class Resident(ABC, Generic[P]):
@@ -74,13 +72,17 @@ class Resident(ABC, Generic[P]):
     """Whether each adapter acts on what the ones before it left; none then depends on the base weight alone."""
 
     def __init__(self, bindings: Sequence[Binding], strengths: StrengthTable, policy: PlacementPolicy) -> None:
-        self._storage = policy.storage
-        self._budget = policy.budget
+        self._storage, self._budget, self._arena = policy.storage, policy.budget, policy.arena
         self._account = policy.budget.join(self.evict)
-        self._arena = policy.arena
-        self._piece: Kept | None = None
+        self._piece: Piece[Any] | None = None  # read it once: another thread may take the executor off
         self._bindings = tuple(bindings)
         self._groups = frozenset(map(attrgetter("group"), self._bindings))
+        self.component = self._bindings[0].component
+        self._reading = list[Binding]()
+        """The bindings whose adapters ask for the base weight when they are placed."""
+        for one in self._bindings:
+            if one.whole is not None or type(one.adapter).on is not Adapter.on:
+                self._reading.append(one)
         self._strengths = strengths
         self._static: StaticMemory | None = None
         self._placed: P | None = None
@@ -90,11 +92,6 @@ class Resident(ABC, Generic[P]):
         self.reads_base = False
         """Whether the placed tensors were computed from the base weight."""
         self._marks: tuple[WeightMark | None, ...] = ()  # of the weights that were read for these
-
-    @property
-    def component(self) -> str:
-        """Return the component of the layer."""
-        return self._bindings[0].component
 
     @property
     def device(self) -> torch.device | None:
@@ -126,9 +123,12 @@ class Resident(ABC, Generic[P]):
 
     @abstractmethod
     def _content(
-        self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype
+        self, adapters: Sequence[Adapter], device: torch.device, dtypes: Dtypes, empty: Empty = torch.empty
     ) -> tuple[TensorFields, bool]:
-        """Copy what the layer needs to `device`, and tell whether that is packed; `dtype` is its output's."""
+        """Copy what the layer needs of `_adapters` to `device`, and tell whether that is packed.
+
+        Large tensors get their memory from `empty`.
+        """
 
     @abstractmethod
     def _placement(
@@ -144,8 +144,7 @@ class Resident(ABC, Generic[P]):
         Args:
             layer: the layer.
             device: where it is.
-            now: place before the first call, if the layer is somewhere real and its dtype tells in which one it
-                computes.
+            now: place before the first call, if the layer tells in which dtype it computes.
             waiting: gets this layer, if it is to be placed by `place_together`.
         """
         placed, dtype = self._placed, None
@@ -157,19 +156,23 @@ class Resident(ABC, Generic[P]):
             self.evict("the layer left")
             dtype = placed.dtype if device.type not in ("cpu", "meta") else None
         if dtype is None and now:
-            weight = stored(layer, "weight")
-            if weight is not None and weight.device == device:
-                dtype = computing_dtype(layer, weight)
+            dtype = _computing_dtype(layer, device)
         if dtype is None or device.type == "meta" or (device.type != budget.UNLIMITED and device in self._budget.full):
             return
-        if waiting is not None and device.type != budget.UNLIMITED:
+        if device.type == budget.UNLIMITED:
+            place = self._place_in_plain_mode if waiting is None else self._place  # the modes are left already
+            place(layer, device, dtype, dtype, "the layer is there")
+            return
+        if waiting is not None and self._static is None:
             with plain_mode(_CPU):
-                kept = self._fill_piece(layer, device, dtype, dtype) if self._static is None else None
-            if kept is not None:
-                waiting.append(Waiting(self, layer, device, dtype, kept))
+                piece = self._piece_for(layer, device, (dtype, dtype))
+            if piece is not None:
+                waiting.append((self, layer, dtype, piece))
                 return
         # the first call places it, if there is no room now
-        self._budget.attempt(device, partial(self._place, layer, device, dtype, why="the layer is there"))
+        self._budget.attempt(
+            device, partial(self._place_in_plain_mode, layer, device, dtype, dtype, "the layer is there")
+        )
         if self._account.streams:
             self.evict("there is no room to wait")
 
@@ -188,11 +191,8 @@ class Resident(ABC, Generic[P]):
     def weights(self, layer: nn.Module) -> list[tuple[nn.Module, str]]:
         """Return the weights that something is computed from when it is placed, and their layers."""
         found = list[tuple[nn.Module, str]]()
-        for one in self._bindings:
-            if one.whole is not None:
-                found += one.whole.weights
-            elif type(one.adapter).on is not Adapter.on:
-                found.append((layer, one.target.param))
+        for one in self._reading:
+            found += [(layer, one.target.param)] if one.whole is None else one.whole.weights
         return found
 
     def release(self, layer: nn.Module) -> None:
@@ -219,24 +219,13 @@ class Resident(ABC, Generic[P]):
         """Return how many bytes are placed on each device."""
         return Counter() if self._placed is None else Counter({self._placed.device: self._account.nbytes})
 
-    @property
-    def kept_bytes(self) -> int:
-        """Return how many bytes it keeps: the ones that are placed, or if none are, the ones in the arena."""
-        return self._account.host if self._placed is None else self._account.nbytes
-
     def evict(self, why: str = "the call is over") -> None:
-        """Drop the placed tensors; the next call places them again.
-
-        Args:
-            why: for the trace.
-        """
+        """Drop the placed tensors; the next call places them again. The trace tells why."""
         placed = self._placed
         if placed is None:
             return
         if trace.moves:
-            self._trace_move(
-                placed, why, str(placed.device), "file" if self._piece is None else "the computer's memory"
-            )
+            self._trace_move(placed, why, str(placed.device), "file" if self._piece is None else _MEMORY)
         self._placed = self._views = None
         self._budget.free(self._account)
 
@@ -248,7 +237,7 @@ class Resident(ABC, Generic[P]):
             return self._place_for_call(layer, device, dtype, input_dtype)
         return placed
 
-    def _place(
+    def _place_in_plain_mode(
         self,
         layer: nn.Module,
         device: torch.device,
@@ -256,22 +245,32 @@ class Resident(ABC, Generic[P]):
         input_dtype: torch.dtype | None = None,
         why: str = "its input is there",
     ) -> P:
-        """Place for a call.
+        """Place for a call: from the arena, which gets the tensors first; on the CPU, and of base weights, in place.
 
         Raises:
             FileError: a file changed on disk.
             RuntimeError: the device has no room for it; nothing is placed.
         """
+        with plain_mode(device):
+            return self._place(layer, device, dtype, input_dtype or dtype, why)
+
+    def _place(
+        self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype, why: str
+    ) -> P:
         if self._placed is not None:
             self.evict("another place or dtype is needed")  # never more at once than may stay
-        where = device, dtype, input_dtype or dtype
+        dtypes, source, piece = (dtype, input_dtype), "file", None
         if device.type != budget.UNLIMITED:
             self._budget.make_room(self._account, device)
-        is_here = device.type != budget.UNLIMITED and self._piece is not None
-        source = "the computer's memory" if is_here else "file"
-        with plain_mode(device):
-            placed = self._placed_now(layer, *where)
-        return self._keep(layer, placed, why, source)
+            source = "file" if self._piece is None else _MEMORY
+            piece = self._piece_for(layer, device, dtypes)
+        if piece is not None:
+            content, packed = next(all_to_device([piece], device)), piece.packed
+        else:
+            content, packed = self._content(self._adapters(layer), device, dtypes)
+            if self.reads_base and self._account.known and device.type != budget.UNLIMITED:
+                self._set_piece(content, device, dtypes, packed=packed)  # it comes and goes
+        return self._keep(layer, self._placement(content, device, *dtypes, packed=packed), why, source)
 
     def _keep(self, layer: nn.Module, placed: P, why: str, source: str = "file") -> P:
         """Count what was placed, and find out how long it may stay."""
@@ -286,46 +285,28 @@ class Resident(ABC, Generic[P]):
         self._placed = placed
         return placed
 
-    _place_for_call = uncompiled(_place)  # it reads files and keeps accounts
+    _place_for_call = uncompiled(_place_in_plain_mode)  # it reads files and keeps accounts
 
-    def settle(self, waited: Waiting, content: Any) -> None:
-        """Keep tensors that `place_together` has placed."""
-        _, layer, device, dtype, kept = waited
-        placed = self._placement(content, device, dtype, dtype, packed=kept[2])
-        self._keep(layer, placed, "the layer is there")
-
-    def _placed_now(self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype) -> P:
-        """Place from the arena, which gets the tensors first; on the CPU, and from base weights, make them in place."""
-        kept = self._fill_piece(layer, device, dtype, input_dtype) if device.type != budget.UNLIMITED else None
-        if kept is not None:
-            content, packed = kept[1].to_device(device), kept[2]
-        else:
-            content, packed = self._content(layer, device, dtype, input_dtype)
-            if self.reads_base and self._account.known and device.type != budget.UNLIMITED:
-                self._set_piece(content, device, dtype, input_dtype, packed=packed)  # it comes and goes
-        return self._placement(content, device, dtype, input_dtype, packed=packed)
-
-    def _fill_piece(
-        self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype
-    ) -> Kept | None:
+    def _piece_for(self, layer: nn.Module, device: torch.device, dtypes: Dtypes) -> Piece[Any] | None:
         """Have the tensors for a device in the arena; return None where they are made on it, of the base weight."""
-        kept = self._piece
-        if kept is not None and kept[0] == (dtype, input_dtype):
-            return kept
+        piece = self._piece
+        if piece is not None and piece.dtypes == dtypes:
+            return piece
         self._drop_piece()
-        self._adapters(layer)  # tells whether they read the base weight
+        adapters = () if self.reads_base else self._adapters(layer)  # which tells whether they read the base weight
         if self.reads_base:
             return None
-        content, packed = self._content(layer, _CPU, dtype, input_dtype)
-        return self._set_piece(content, device, dtype, input_dtype, packed=packed)
+        with self._arena.lock:
+            # the memory in which a coarser storage packs them is not the one in which they are made
+            empty = partial(self._arena.empty, device) if self._storage == "file" else torch.empty
+            content, packed = self._content(adapters, _CPU, dtypes, empty)
+            return self._set_piece(content, device, dtypes, packed=packed)
 
-    def _set_piece(
-        self, content: TensorFields, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype, *, packed: bool
-    ) -> Kept:
-        piece = self._arena.add(content, device)
-        self._piece = kept = (dtype, input_dtype), piece, packed
+    def _set_piece(self, content: Any, device: torch.device, dtypes: Dtypes, *, packed: bool) -> Piece[Any]:
+        with self._arena.lock:
+            self._piece = piece = self._arena.add(content, device, dtypes, packed=packed)
         self._account.host = piece.nbytes
-        return kept
+        return piece
 
     def _trace_move(self, placed: P, why: str, before: str, after: str) -> None:
         names = "+".join(dict.fromkeys(binding.file.path.name for binding in self._bindings))
@@ -336,33 +317,34 @@ class Resident(ABC, Generic[P]):
     def _drop_piece(self) -> None:
         self._piece, self._account.host = None, 0
 
-    def _adapters(self, layer: nn.Module) -> tuple[Adapter, ...]:
+    def _adapters(self, layer: nn.Module) -> Sequence[Adapter]:
         """Return the adapters, which know the base weight as far as they need it; it is read once for all of them.
 
         Raises:
             FileError: a file changed on disk.
         """
-        known_adapters = self._known  # read once: another thread may take the executor off
-        if known_adapters is not None:
-            pairs = zip(known_adapters, self._bindings, strict=True)
-            return tuple(binding.file.private(known) for known, binding in pairs)
+        known, found = self._known, list[Adapter]()  # read once: another thread may take the executor off
+        if known is not None:
+            for adapter, one in zip(known, self._bindings, strict=True):
+                found.append(one.file.private(adapter))
+            return found
         weights: dict[str, Tensor] = {}
-        found, known = [], []
+        kept = list[Adapter]()
         for one in self._bindings:
             if one.whole is None:
-                copy = one.file.private(one.adapter)
-                needs = type(copy).on is not Adapter.on and not self._in_order
-                adapter = copy.on(partial(_read, layer, one.target, weights), one.rank) if needs else copy
+                copy = adapter = one.file.private(one.adapter)
+                if type(copy).on is not Adapter.on and not self._in_order:
+                    adapter = copy.on(partial(_read, layer, one.target, weights), one.rank)
                 reads = adapter is not copy
             else:
                 adapter, reads = one.whole.known(one.adapter, one.rank, one.file.private), True
             found.append(adapter)
             # what needs nothing of the weight is read again for the next placement, and takes no memory until then
-            known.append(adapter if reads else one.adapter)
+            kept.append(adapter if reads else one.adapter)
             self.reads_base |= reads
-        self._known = tuple(known)
+        self._known = tuple(kept)
         self._marks = self._marks_of(layer) if self.reads_base else ()
-        return tuple(found)
+        return found
 
     def _marks_of(self, layer: nn.Module) -> tuple[WeightMark | None, ...]:
         found: list[WeightMark | None] = []
@@ -371,47 +353,53 @@ class Resident(ABC, Generic[P]):
         return tuple(found)
 
 
-class Waiting(NamedTuple):
-    """A layer that `place_together` is to place; its tensors are in the arena."""
+def place_together(executors: Mapping[nn.Module, Resident[Any]], resting: Collection[nn.Module]) -> None:
+    """Place executors beside their layers, except beside `resting` ones, with a few large copies.
 
-    resident: Resident[Any]
-    layer: nn.Module
-    device: torch.device
-    dtype: torch.dtype
-    kept: Kept
-
-    @property
-    def piece(self) -> Piece[Any]:
-        """Return the tensors in the arena."""
-        return self.kept[1]
-
-
-def place_together(waiting: Iterable[Waiting]) -> None:
-    """Place layers with a few large copies; the ones for which a device has no room are placed when they are called."""
+    The ones for which a device has no room are placed when they are called.
+    """
     by_device: dict[torch.device, list[Waiting]] = {}
-    for one in waiting:
-        by_device.setdefault(one.device, []).append(one)
+    with ExitStack() as files:
+        for file in {binding.file for executor in executors.values() for binding in executor._bindings}:
+            files.enter_context(file.reading())
+        for layer, executor in executors.items():
+            weight = layer._parameters.get("weight")
+            device = device_of(layer) if weight is None else weight.device
+            if device is not None:
+                waiting = by_device.setdefault(device, [])
+                executor.move(layer, device, now=executor.merges or layer not in resting, waiting=waiting)
     for device, group in by_device.items():
-        of_engine = group[0].resident._budget
+        if not group:
+            continue
+        of_engine = group[0][0]._budget
         room, fitting = of_engine.room(device), list[Waiting]()
         for one in group:
-            if one.piece.content.nbytes <= room:
-                room -= one.piece.content.nbytes
+            nbytes = one[3].content.nbytes
+            if nbytes <= room:
+                room -= nbytes
                 fitting.append(one)
         of_engine.attempt(device, partial(_place_group, fitting, device))
 
 
 def _place_group(group: Sequence[Waiting], device: torch.device) -> None:
     with plain_mode(device):
-        for one, content in zip(group, [*all_to_device([one.piece for one in group], device)], strict=True):
-            one.resident.settle(one, content)
+        contents = [*all_to_device([piece for *_, piece in group], device)]
+        for (resident, layer, dtype, piece), content in zip(group, contents, strict=True):
+            placed = resident._placement(content, device, dtype, dtype, packed=piece.packed)
+            resident._keep(layer, placed, "the layer is there")
 
 
-def computing_dtype(layer: nn.Module, weight: Tensor) -> torch.dtype | None:
-    """Return the dtype in which a layer computes with its weight, as far as they tell without a call."""
-    sdnq, state = getattr(layer, "sdnq_dequantizer", None), getattr(weight, "quant_state", None)
+def _computing_dtype(layer: nn.Module, device: torch.device) -> torch.dtype | None:
+    """Return the dtype in which a layer on a device computes with its weight, as far as they tell without a call."""
+    weight = layer._parameters.get("weight")
+    if type(weight) is nn.Parameter and type(layer) in _TORCHS and layer.__dict__.keys().isdisjoint(_TOLD):
+        return weight.dtype if weight.device == device and weight.dtype in _COMPUTING else None
+    there = stored(layer, "weight")
+    if there is None or there.device != device:
+        return None
+    sdnq, state = getattr(layer, "sdnq_dequantizer", None), getattr(there, "quant_state", None)
     told = getattr(layer, "compute_dtype", None), getattr(sdnq, "result_dtype", None), getattr(state, "dtype", None)
-    for dtype in (*told, weight.dtype):
+    for dtype in (*told, there.dtype):
         if dtype in _COMPUTING:
             return dtype
     return None
@@ -425,5 +413,8 @@ def _read(layer: nn.Module, target: Target, weights: dict[str, Tensor]) -> Tenso
     return weight[target.slice].reshape(target.shape)
 
 
+_TORCHS = frozenset({nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d})
+_TOLD = ("compute_dtype", "sdnq_dequantizer")
+"""What hosts set on layers that compute in another dtype."""
 _COMPUTING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 """Weights of these dtypes are computed with as they are; fp8 and packed ones are cast by their host first."""

@@ -70,11 +70,7 @@ def store(content: T, storage: Storage) -> tuple[T, bool]:
 
 
 def check_storage(storage: str) -> None:
-    """Refuse what cannot be.
-
-    Raises:
-        StorageError: no such storage, or this torch has no float8.
-    """
+    """Raise StorageError where there is no such storage, or this torch has no float8."""
     if storage not in get_args(Storage):
         raise StorageError(f"storage {storage!r} must be one of {', '.join(get_args(Storage))}")
     if storage == "float8" and _FLOAT8 is None:

@@ -15,12 +15,9 @@ _RANDOM = frozenset({"cpu", "cuda", "xpu", "mps"})
 
 
 def round_stochastically(out: Tensor, value: Tensor, generator: torch.Generator) -> None:
-    """Write `value` into `out`, which has fewer bits, rounding each number up or down at random.
+    """Write `value`, in fp32, into `out`, which has fewer bits, rounding each number up or down at random.
 
-    Args:
-        out: floating, of the shape of `value`.
-        value: in fp32; numbers outside of the range of `out` are rounded as torch does.
-        generator: where the randomness comes from; on the device of `value`, or on the CPU.
+    Numbers outside of the range of `out` are rounded as torch does. The generator is on the device, or on the CPU.
     """
     limits = torch.finfo(out.dtype)
     # below the smallest normal number, numbers are as far apart as those above it, which are made of bits of fp32

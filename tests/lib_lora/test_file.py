@@ -17,13 +17,16 @@ import safetensors.torch
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 
+from lib_lora import Engine, Entry, Stack
 from lib_lora.errors import FileError, PickleError
-from lib_lora.files.file import AdapterFile, glance
+from lib_lora.files import file as file_module
+from lib_lora.files.file import AdapterFile, Reader, glance
 from lib_lora.files.formats._trainer_config import adapter_config
 from lib_lora.tensors import TensorFields
+from tests.fakes.files import pair, save
 from tests.selection import examples
 
 DTYPES = ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
@@ -40,6 +43,10 @@ class Lying(TensorFields):
 def raw(header: object, data: bytes = b"", length: int | None = None) -> bytes:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+def merged(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {key: tensor for part in parts for key, tensor in part.items()}
 
 
 def entry(start: int = 0, end: int = 8, shape: tuple[int, ...] = (2,), dtype: str = "F32") -> dict[str, object]:
@@ -353,3 +360,61 @@ def test_numbers_in_fp16_are_looked_at_also_where_torch_finds_no_extremes_of_the
     monkeypatch.setattr(torch, "aminmax", before_2_2)
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.1.2"))
     assert AdapterFile.open(tmp_path / "a.safetensors").not_finite(["good", "bad"]) == {"bad"}
+
+
+@pytest.mark.parametrize("ahead", [0, 40, 1 << 20])
+def test_tensors_are_the_same_in_whatever_order_and_steps_they_are_read(tmp_path, monkeypatch, ahead):
+    monkeypatch.setattr(file_module, "_AHEAD", ahead)
+    kinds = (torch.float32, torch.half, torch.int8)
+    tensors = {f"{i}": torch.randn(1 + i % 3, 5 + i).to(kinds[i % 3]) for i in range(12)}
+    safetensors.torch.save_file(tensors, tmp_path / "a.safetensors")
+    file = AdapterFile.open(tmp_path / "a.safetensors")
+    for order in (sorted(tensors, key=lambda key: file.infos[key].start), [*tensors], [*reversed(tensors)] * 2):
+        with file.reading():
+            copies = {key: file.private(Lying(file.tensor(key))).tensor for key in order}
+        assert all(torch.equal(copies[key], tensor) for key, tensor in tensors.items())
+    assert not file.not_finite(tensors)
+    for key in (key for key in tensors if tensors[key].is_floating_point()):
+        assert file.magnitude(key) == tensors[key].abs().max().item(), "of each tensor alone"
+
+
+@pytest.mark.parametrize("layers", [2, 9])
+def test_a_file_is_opened_as_often_whatever_the_number_of_its_layers(tmp_path, monkeypatch, layers):
+    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(layers)])
+    made = {name: merged([pair(f"lora_unet_{i}", (4, 4), 2) for i in range(layers)]) for name in "ab"}
+    files = [save(tmp_path / f"{name}.safetensors", tensors) for name, tensors in made.items()]
+    opened, path_open = [], Path.open
+    with Engine({"unet": model}) as engine:
+        engine.activate(Stack([Entry(files[0])]))
+        with monkeypatch.context() as context:
+            context.setattr(Path, "open", lambda self, *args, **kw: opened.append(self) or path_open(self, *args, **kw))
+            engine.activate(Stack([Entry(files[1])]))
+        assert sum(path == files[1] for path in opened) == 4, "the header, the map, the check of the numbers, the copy"
+
+
+@pytest.mark.parametrize("change", ["truncated", "overwritten"])
+def test_a_file_that_changes_while_layers_get_its_tensors_changes_no_layer(tmp_path, monkeypatch, change):
+    model, x, read = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(2, 4), Reader.copy
+    files = [
+        save(tmp_path / f"{i}.safetensors", merged([pair(f"lora_unet_{j}", (4, 4), 2, seed=i) for j in range(2)]))
+        for i in range(2)
+    ]
+    monkeypatch.setattr(file_module, "_AHEAD", 0)
+
+    def changing(self: Reader, tensor: Tensor) -> Tensor:
+        copy = read(self, tensor)
+        if change == "truncated":
+            os.truncate(files[1], 200)
+        else:
+            files[1].write_bytes(files[1].read_bytes()[:-4] + bytes(4))
+            os.utime(files[1], ns=(1, 1))
+        return copy
+
+    with torch.no_grad(), Engine({"unet": model}) as engine:
+        engine.activate(Stack([Entry(files[0])]))
+        want = model(x)
+        monkeypatch.setattr(Reader, "copy", changing)
+        with pytest.raises(FileError, match=r"1\.safetensors: it (changed on disk|was truncated) while in use"):
+            engine.activate(Stack([Entry(files[1])]))
+        monkeypatch.undo()
+        assert torch.equal(model(x), want)

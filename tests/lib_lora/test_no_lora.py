@@ -63,7 +63,6 @@ SAMPLES: dict[str, dict[str, tuple[int, ...]]] = {
     "layer_diffuse": {"diffusion_model.input_blocks.4.1.transformer_blocks.0.attn1.to_q.weight::lora::0": (64, 2)},
     "easy_control": {f"double_blocks.0.processor.q_loras.0.{side}.weight": (30, 30) for side in ("down", "up")},
     "gligen": {"position_net.linears.0.weight": (5, 8), "input_blocks.1.1.transformer_blocks.0.fuser.alpha_attn": ()},
-    "mlx": {f"model.layers.0.self_attn.q_proj.lora_{side}": (32, 8) for side in "ab"},
     "soft_prompt": {"prompt_embeddings": (8, 64)},
     "x_lora": {"base_model.internal_xlora_classifier.layers.0.weight": (3, 4)},
     "textual_inversion": {"clip_l": (4, 768), "clip_g": (4, 1280)},

@@ -93,6 +93,12 @@ def named_classes(package: ModuleType) -> set[str]:
         if isinstance(statement, ast.Assign | ast.AnnAssign) and isinstance(statement.value, ast.Constant)
         for target in (statement.targets if isinstance(statement, ast.Assign) else [statement.target])
         if isinstance(target, ast.Name) and target.id == "name"
+    } | {
+        statement.value.args[0].value  # of a table of refused kinds
+        for tree in files(package).values()
+        for statement in tree.body
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call)
+        if getattr(statement.value.func, "id", "") == "_refused"
     }
 
 

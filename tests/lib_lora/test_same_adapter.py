@@ -153,7 +153,7 @@ def _pair(way: object, layer: nn.Module) -> list[Tensor]:
         return [factor for one in parts for factor in (one.adapter.factors().down, one.adapter.factors().up)]
     assert isinstance(way, LowRankExecutor)
     like = torch.device("cpu"), torch.float32, torch.float32
-    content, packed = way._content(layer, *like)
+    content, packed = way._content(way._adapters(layer), like[0], like[1:])
     placed = way._placement(content, *like, packed=packed)
     pair = placed.get().pair
     assert pair is not None

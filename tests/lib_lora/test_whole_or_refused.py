@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import diffusers
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 from lib_lora import Engine, Entry, Stack, load_network, register, unregister
 from lib_lora.adapters.base import Params
 from lib_lora.adapters.lora import LoRA
+from lib_lora.errors import UnknownAdapterError
 from lib_lora.files.formats.base import KeyFormat
 from tests.fakes.files import adapters_of, hollow, pair, save
 from tests.fakes.layers import Model
@@ -161,31 +164,78 @@ class Coral(LoRA):
     params = Params(LoRA.params.required | {"reef_gain.weight"}, layers=frozenset({"reef_gain"}))
 
 
-MLX = KeyFormat(
-    name="mlx",
+EBB = KeyFormat(
+    name="ebb",
     before=("peft", "diffusers"),
-    patterns=(r"model\.(?P<module>.+)\.(?P<param>lora_[ab])",),
-    example="model.layer.lora_a",
-    params={"lora_a": "lora_down.weight", "lora_b": "lora_up.weight"},
+    patterns=(r"model\.(?P<module>.+)\.(?P<param>ebb_[ab])",),
+    example="model.layer.ebb_a",
+    params={"ebb_a": "lora_down.weight", "ebb_b": "lora_up.weight"},
     transposed=frozenset({"lora_down.weight", "lora_up.weight"}),
     configured=True,
 )
 
 
 def test_a_plug_in_may_have_layers_transposed_tensors_and_a_configuration(tmp_path):
-    tensors = {"model.layer.lora_a": torch.rand(8, 2), "model.layer.lora_b": torch.rand(2, 12)}
+    tensors = {"model.layer.ebb_a": torch.rand(8, 2), "model.layer.ebb_b": torch.rand(2, 12)}
     (tmp_path / "adapter_config.json").write_text('{"r": 2, "lora_alpha": 6}')
     model = {"unet": Model(nn.Linear(8, 12))}
     try:
-        register(MLX, Coral)
+        register(EBB, Coral)
         network = load_network(save(tmp_path / "adapter_model.safetensors", tensors), model)
-        want = 3 * (tensors["model.layer.lora_a"] @ tensors["model.layer.lora_b"]).T
+        want = 3 * (tensors["model.layer.ebb_a"] @ tensors["model.layer.ebb_b"]).T
         assert torch.allclose(network.delta_weight("unet", "layer"), want, atol=1e-5)
         mixed = {**peft("base_model.model.layer", 12, 8), "base_model.model.layer.reef_gain.weight": torch.ones(1, 1)}
         (found,) = adapters_of(load_network(save(tmp_path / "b.safetensors", mixed), model))["unet"].values()
         assert isinstance(found, Coral)
     finally:
-        unregister(MLX, Coral)
+        unregister(EBB, Coral)
+
+
+def mlx(name: str, out: int, inside: int) -> dict[str, torch.Tensor]:
+    return {f"{name}.lora_a": torch.rand(inside, 2), f"{name}.lora_b": torch.rand(2, out)}
+
+
+@pytest.mark.parametrize("stem", ["adapters", "0000100_adapters"])
+def test_adapters_of_mlx_have_the_scale_of_their_configuration(tmp_path, stem):
+    """As ml-explore/mlx-lm mlx_lm/tuner/lora.py, `LoRALinear.fuse`."""
+    tensors = mlx("model.layers.0.self_attn.q_proj", 12, 8)
+    settings = {"rank": 2, "scale": 20.0, "dropout": 0.0}
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"fine_tune_type": "lora", "lora_parameters": settings}))
+    layer = nn.ModuleDict({"self_attn": nn.ModuleDict({"q_proj": nn.Linear(8, 12)})})
+    encoder = nn.ModuleDict({"model": nn.ModuleDict({"layers": nn.ModuleList([layer])})})
+    network = load_network(save(tmp_path / f"{stem}.safetensors", tensors), {"text_encoder": encoder})
+    a, b = tensors.values()
+    got = network.delta_weight("text_encoder", "model.layers.0.self_attn.q_proj")
+    assert torch.allclose(got, (20.0 * b.T) @ a.T, atol=1e-4)
+    assert network.report.format == "mlx"
+    assert network.report.scales == ("file",)
+    assert not network.report.notes
+
+
+def test_a_neighbours_configuration_is_not_of_an_adapter_of_mlx(tmp_path):
+    tensors = mlx("layer", 12, 8)
+    (tmp_path / "adapter_config.json").write_text('{"lora_parameters": {"rank": 4, "scale": 20.0}}')
+    network = load_network(save(tmp_path / "adapters.safetensors", tensors), {"unet": Model(nn.Linear(8, 12))})
+    a, b = tensors.values()
+    assert torch.allclose(network.delta_weight("unet", "layer"), (a @ b).T, atol=1e-5)
+    assert any("it is for rank 4, and the file has 2" in note for note in network.report.notes)
+
+
+def test_mlx_writes_lists_of_layers_in_flux_by_its_own_names(tmp_path):
+    """As ml-explore/mlx-examples flux/dreambooth.py saves them; the model has the names of Flux' own code."""
+    block = nn.ModuleDict({"img_mlp": nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))})
+    model = nn.ModuleDict({"double_blocks": nn.ModuleList([block])})
+    tensors = mlx("double_blocks.0.img_mlp.layers.2", 8, 16)
+    path = save(tmp_path / "0000300_adapters.safetensors", tensors, {"lora_rank": "2", "lora_blocks": "-1"})
+    network = load_network(path, {"transformer": model})
+    a, b = tensors.values()
+    assert torch.allclose(network.delta_weight("transformer", "double_blocks.0.img_mlp.2"), (a @ b).T, atol=1e-5)
+
+
+def test_a_dora_of_mlx_is_refused(tmp_path):
+    path = save(tmp_path / "adapters.safetensors", {**mlx("layer", 12, 8), "layer.m": torch.rand(12)})
+    with pytest.raises(UnknownAdapterError, match=r"with the parameters lora_down.weight, lora_up.weight, m \("):
+        load_network(path, {"unet": Model(nn.Linear(8, 12))})
 
 
 def test_a_bias_in_fp8_takes_the_place_of_the_layers(tmp_path):

@@ -89,7 +89,7 @@ def plain_values(metadata: Mapping[str, str], layers: Sequence[Layer]) -> tuple[
         found["use_rslora"] = True
     if str(arguments(metadata).get("rs_lora", False)).lower() in _TRUE and "lora_alpha" in found:
         found["use_rslora"] = True
-    return found, notes if any(layer.lacks_alpha for layer in layers) else []
+    return found, notes if True in {layer.lacks_alpha for layer in layers} else []
 
 
 def _value(name: str, text: str) -> float | bool | None:
@@ -112,7 +112,7 @@ def _is_folded(metadata: Mapping[str, str], component: str, layers: Sequence[Lay
     """Return whether kohya's trainer wrote the header, whose files have alpha as tensors, and the keys are others'."""
     by_kohya = metadata.get("ss_network_module", "").startswith("networks.")
     own = any(f"{component}{name}" in metadata for name in _SPELLINGS["lora_alpha"][:3])
-    return by_kohya and not own and bool(layers) and not any(layer.flattened for layer in layers)
+    return by_kohya and not own and {layer.flattened for layer in layers} == {False}
 
 
 def stale(values: Mapping[str, object], layers: Sequence[Layer]) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -24,6 +24,7 @@ from ..components import DENOISER, role
 from ..file import AdapterFile, open_regular
 from ._header import Layer, arguments, plain_values, stale, tables_by_layer
 from ._peft_patterns import Table
+from .base import KeyFormat
 
 _MAX_CONFIG = 8 << 20  # bytes of an adapter_config.json
 PEFT_HEADER = "lora_adapter_metadata"
@@ -84,13 +85,15 @@ class PeftConfig:
         self._components = {name: {**self._common, **own} for name, own in self._components.items()}
 
     @classmethod
-    def of(cls, file: AdapterFile, layers: Sequence[Layer] = (), *, beside: bool = True) -> PeftConfig:
+    def of(
+        cls, file: AdapterFile, layers: Sequence[Layer] = (), beside: Sequence[KeyFormat] | None = None
+    ) -> PeftConfig:
         """Read the configuration in the header, else the file's own `adapter_config.json`.
 
         Args:
             file: the file.
             layers: its layers, which a configuration must agree with.
-            beside: whether its keys are of a spelling whose trainer writes `adapter_config.json`.
+            beside: the spellings of its keys whose trainers write `adapter_config.json`; None where they are not known.
 
         Raises:
             FileError: the header's cannot be read.
@@ -100,8 +103,8 @@ class PeftConfig:
         has_alpha = any(key.endswith("lora_alpha") for key in plain)
         if not has_alpha:
             said.pop("conv_alpha", None)  # folded into the tensors, as the other alpha
-        if not values and not has_alpha and beside:
-            values, of_beside = _own_beside(file.path, layers)
+        if not values and not has_alpha and (beside or beside is None):
+            values, of_beside = _own_beside(file.path, layers, beside or ())
             notes = [*notes, *of_beside]
         elif values and (why := stale(values, layers)):
             values, notes = _without_scale(values), [*notes, f"the scale in its header is not used, as {why}"]
@@ -185,23 +188,36 @@ def _without_scale(values: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in values.items() if key.rpartition(".")[2] not in scale}
 
 
-def _own_beside(path: Path, layers: Sequence[Layer]) -> tuple[dict[str, object], list[str]]:
-    """Return the file's own `adapter_config.json`, and why one is not used.
+def _own_beside(
+    path: Path, layers: Sequence[Layer], formats: Iterable[KeyFormat]
+) -> tuple[dict[str, object], list[str]]:
+    """Return the file's own `adapter_config.json` by PEFT's names, and why one is not used.
 
-    In a folder of LoRA it is a neighbour's: it belongs to the file that PEFT or diffusers wrote, by its name, and to
-    none whose ranks or layers it does not have.
+    In a folder of LoRA it is a neighbour's: it belongs to the file that its trainer wrote, by its name, and to none
+    whose ranks or layers it does not have.
     """
     folder, name = path.parent, path.name.partition(".")[0].lower()
     is_second = name == _OWN_NAMES[1] and any(folder.glob(f"{_OWN_NAMES[0]}.*"))
-    if name not in _OWN_NAMES or is_second:
+    stems = tuple(stem for one in formats for stem in one.stems)
+    if (name not in _OWN_NAMES or is_second) and not (stems and name.endswith(stems)):
         there = any(layer.lacks_alpha for layer in layers) and (folder / "adapter_config.json").exists()
         return {}, [f"{_BESIDE}: it belongs to a file called adapter_model.safetensors"] if there else []
     try:
         values = adapter_config(path) or {}
+        for one in formats:
+            values |= {
+                own: found for said, own in one.settings.items() if (found := _setting(values, said)) is not None
+            }
     except FileError as error:
         return {}, [f"{_BESIDE}: {error.reason}"]
     why = stale(values, layers)
     return ({}, [f"{_BESIDE}, as {why}"]) if why else (values, [])
+
+
+def _setting(values: object, name: str) -> object:
+    for step in name.split("."):
+        values = values.get(step) if isinstance(values, dict) else None
+    return values
 
 
 def adapter_config(path: Path) -> dict[str, object] | None:

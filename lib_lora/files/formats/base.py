@@ -20,6 +20,8 @@ PARTS = "<parts>"
 """In a pattern: what is behind that dot."""
 SHARED_PARAMS = "<shared>"
 """In a pattern: any parameter of an adapter kind that all layers of a file share."""
+CONFIG_SCALE = "<scale>"
+"""In `KeyFormat.settings`: what the product of the factors is multiplied by, where a trainer has no alpha."""
 
 # factors of a LoRA that are tensors and not layers
 _BARE = {"lora_A": "lora_down.weight", "lora_B": "lora_up.weight"}
@@ -141,6 +143,10 @@ class KeyFormat:
     """Gives the layers names, where the keys of a file do not."""
     configured: bool = False
     """Whether its trainer writes `adapter_config.json`."""
+    stems: tuple[str, ...] = ()
+    """How the names of files end that this configuration belongs to, beside the names of PEFT's and diffusers'."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Its settings, with dots between levels -> PEFT's names of them, or `CONFIG_SCALE`."""
     transposed: frozenset[str] = frozenset()
     """Canonical parameters that it saves with rows and columns exchanged, as MLX does."""
     last: bool = False
@@ -150,12 +156,7 @@ class KeyFormat:
     before: tuple[str, ...] = ()
 
     def parse(self, key: str, said: str | None = None) -> ParsedKey | None:
-        """Take `key` apart; None when it is not of this spelling.
-
-        Args:
-            key: of a tensor.
-            said: what the header says under the same name.
-        """
+        """Take `key` apart; None when it is not of this spelling. The header says `said` under the same name."""
         return parse_key((self,), key, said)[1]
 
     def parsed(self, groups: Mapping[str, str | None]) -> ParsedKey:
@@ -187,10 +188,7 @@ class KeyFormat:
 def parse_key(formats: Iterable[KeyFormat], key: str, said: str | None = None) -> tuple[str, ParsedKey | None]:
     """Return the name of the first format that understands a key, and its parts; an empty name where none does.
 
-    Args:
-        formats: in the order in which they are tried.
-        key: of a tensor.
-        said: what the header says under the same name.
+    The header says `said` under the same name.
     """
     if "_wrapped_module" in key or "_orig_mod" in key or "module." in key:
         key = _WRAPPERS.sub("", key)

@@ -10,8 +10,6 @@ Source: Comfy-Org/ComfyUI comfy/lora_convert.py, `convert_lora_bfl_control`; hug
 loaders/lora_conversion_utils.py, `_convert_bfl_flux_control_lora_to_diffusers`.
 """
 
-from __future__ import annotations
-
 from .base import KeyFormat
 
 BFL_CONTROL = KeyFormat(

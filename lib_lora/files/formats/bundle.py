@@ -8,8 +8,6 @@ Source: AUTOMATIC1111/stable-diffusion-webui extensions-builtin/Lora/networks.py
 name up to the first dot; Nerogar/OneTrainer modules/modelSaver.
 """
 
-from __future__ import annotations
-
 from .base import KeyFormat
 
 BUNDLE = KeyFormat(

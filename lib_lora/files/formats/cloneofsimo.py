@@ -16,8 +16,6 @@ below modules of these classes, and with `inject_trainable_lora_extended` convol
 in the order of diffusers' UNet2DConditionModel and transformers' CLIPAttention, down to the lines of their `__init__`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping

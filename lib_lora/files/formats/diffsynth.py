@@ -6,8 +6,6 @@ without any prefix.
 Source: huggingface/diffusers loaders/lora_conversion_utils.py, `_convert_non_diffusers_minimax_h3_lora_to_diffusers`.
 """
 
-from __future__ import annotations
-
 from .base import KeyFormat
 
 DIFFSYNTH = KeyFormat(

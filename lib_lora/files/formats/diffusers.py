@@ -12,8 +12,6 @@ ControlGenAI/T-LoRA tlora/model/lora.py and flux/model/lora.py; Comfy-Org/ComfyU
 KohakuBlueleaf/LyCORIS, each module's `weight_list`.
 """
 
-from __future__ import annotations
-
 from ._dotted import COMPONENT, COMPONENTS, PARAMS, START
 from .base import KeyFormat
 

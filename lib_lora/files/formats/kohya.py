@@ -8,8 +8,6 @@ The parameter is all that follows the first dot: every kind that LyCORIS, OneTra
 The block names may be diffusers' or ldm's; that is the architecture's matter, not the spelling's.
 """
 
-from __future__ import annotations
-
 from ..components import DENOISER
 from .base import KeyFormat
 

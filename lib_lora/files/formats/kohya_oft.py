@@ -8,8 +8,6 @@ A format of its own because here alpha 0 means that nothing may rotate, and in L
 Source: kohya-ss/sd-scripts networks/oft.py and networks/oft_flux.py, `OFT_PREFIX_UNET`. Text encoders are not trained.
 """
 
-from __future__ import annotations
-
 from ..components import DENOISER
 from .base import KeyFormat
 

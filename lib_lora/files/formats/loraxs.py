@@ -6,8 +6,6 @@
 Source: MohammadrezaBanaei/LoRA-XS utils/initialization_utils.py; huggingface/peft utils/save_and_load.py.
 """
 
-from __future__ import annotations
-
 from ._dotted import COMPONENTS, START
 from .base import KeyFormat
 

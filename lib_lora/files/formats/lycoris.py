@@ -6,8 +6,6 @@ Source: KohakuBlueleaf/LyCORIS lycoris/wrapper.py, `LycorisNetwork.LORA_PREFIX`.
 in the file, so the one that has such a layer of that shape is taken.
 """
 
-from __future__ import annotations
-
 from .base import KeyFormat
 
 LYCORIS = KeyFormat(

@@ -13,8 +13,6 @@ Source: Open-Model-Initiative/OMI-Model-Standards, convert/lora/convert_flux_lor
 invoke-ai/InvokeAI invokeai/backend/model_manager/omi/vendor.
 """
 
-from __future__ import annotations
-
 from ._dotted import ENCODERS, PARAMS
 from .base import KeyFormat
 

@@ -8,8 +8,6 @@ Source: Nerogar/OneTrainer modules/util/convert_lora_util.py, `convert_to_mixtur
 toolkit/lora_special.py, `unet_prefix`.
 """
 
-from __future__ import annotations
-
 from ..components import DENOISER
 from .base import KeyFormat
 from .kohya import KOHYA

@@ -5,8 +5,6 @@
 Source: vladmandic/sdnext modules/lora/network_pdd.py, `load`. The header has `pdd_num_steps` and `pdd_block_size`.
 """
 
-from __future__ import annotations
-
 from .base import KeyFormat
 
 PDD = KeyFormat(

@@ -13,8 +13,6 @@ toolkit/models/DoRA.py; for `scaled_oft` Nerogar/OneTrainer modules/module/oft_u
 it comes from the header or from `adapter_config.json`, see `_trainer_config.py`.
 """
 
-from __future__ import annotations
-
 from ._dotted import COMPONENT, COMPONENTS, PARAMS, START, WRAPPER
 from ._peft_parameters import names_of
 from .base import ADAPTER_PARAMS, LAYER_PARAMS, PARTS, SHARED_PARAMS, KeyFormat

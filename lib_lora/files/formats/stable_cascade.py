@@ -6,8 +6,6 @@
 Sources: Nerogar/OneTrainer modules/modelSaver/wuerstchen/WuerstchenLoRASaver.py; Comfy-Org/ComfyUI comfy/lora.py.
 """
 
-from __future__ import annotations
-
 from .base import KeyFormat
 
 STABLE_CASCADE = KeyFormat(

@@ -8,8 +8,6 @@ its root (which is empty) and name of the layer, joined by dots, and each dot ma
 layers have a model around them, so that their keys are kohya's.
 """
 
-from __future__ import annotations
-
 from ..components import DENOISER
 from .base import KeyFormat
 

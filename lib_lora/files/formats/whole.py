@@ -11,8 +11,6 @@ A checkpoint has the same names, so a file of nothing else is no adapter, unless
 loaders/lora_pipeline.py, `FluxLoraLoaderMixin`.
 """
 
-from __future__ import annotations
-
 from ._dotted import COMPONENTS, START
 from .base import KeyFormat
 

@@ -4,8 +4,6 @@
 `base_model.model.blocks.0.attn.to_q.bias`
 """
 
-from __future__ import annotations
-
 from ._dotted import COMPONENTS, START, WRAPPER
 from .base import KeyFormat
 from .whole import MODULE, PARAM, PARAMS

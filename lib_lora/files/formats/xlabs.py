@@ -11,8 +11,6 @@ Source: XLabs-AI/x-flux src/flux/modules/layers.py, `DoubleStreamBlockLoraProces
 `SingleStreamBlockLoraProcessor`; Comfy-Org/ComfyUI comfy/lora_convert.py, `convert_uso_lora`.
 """
 
-from __future__ import annotations
-
 from ..components import DENOISER
 from .base import KeyFormat
 

@@ -5,8 +5,6 @@ From 5.6 on CLIPTextModel has no `text_model` level any more; CLIPTextModelWithP
 Sources: transformers models/clip/modeling_clip.py; mlfoundations/open_clip src/open_clip/transformer.py.
 """
 
-from __future__ import annotations
-
 from ...files.components import TEXT_ENCODER
 from .base import Sign, aliases
 

@@ -6,10 +6,8 @@ CosmosTransformer3DModel; Nerogar/OneTrainer modules/model/AnimaModel.py, `diffu
 bghira/SimpleTuner helpers/models/anima/transformer.py.
 """
 
-from __future__ import annotations
-
 from ...files.components import DENOISER
-from .base import Sign, aliases
+from .base import Names, aliases, layers, linears, within
 
 _ATTENTION = {
     "q_proj": "to_q",
@@ -19,37 +17,32 @@ _ATTENTION = {
     "q_norm": "norm_q",
     "k_norm": "norm_k",
 }
-_PARTS = ("self_attn", "cross_attn", "mlp")
-
-
-def _table() -> dict[str, str]:
-    block = {"mlp.layer1": "ff.net.0.proj", "mlp.layer2": "ff.net.2"}
-    for i, part in enumerate(_PARTS, 1):
-        block |= {f"adaln_modulation_{part}.{j}": f"norm{i}.linear_{j}" for j in (1, 2)}
-        if part != "mlp":
-            block |= {f"{part}.{native}": f"attn{i}.{diffusers}" for native, diffusers in _ATTENTION.items()}
-    table = {f"blocks.{{}}.{own}": f"transformer_blocks.{{}}.{name}" for own, name in block.items()}
-    return table | {
-        "x_embedder.proj.1": "patch_embed.proj",
-        "t_embedder.1": "time_embed.t_embedder",
-        "t_embedding_norm": "time_embed.norm",
-        "final_layer.adaln_modulation.1": "norm_out.linear_1",
-        "final_layer.adaln_modulation.2": "norm_out.linear_2",
-        "final_layer.linear": "proj_out",
-    }
-
+_NAMES: Names = {
+    **within("blocks.{}.self_attn", "transformer_blocks.{}.attn1", _ATTENTION),
+    **within("blocks.{}.cross_attn", "transformer_blocks.{}.attn2", _ATTENTION),
+    "blocks.{}.mlp.layer1": "transformer_blocks.{}.ff.net.0.proj",
+    "blocks.{}.mlp.layer2": "transformer_blocks.{}.ff.net.2",
+    **linears("blocks.{}.adaln_modulation_self_attn", "transformer_blocks.{}.norm1", ("1", "2")),
+    **linears("blocks.{}.adaln_modulation_cross_attn", "transformer_blocks.{}.norm2", ("1", "2")),
+    **linears("blocks.{}.adaln_modulation_mlp", "transformer_blocks.{}.norm3", ("1", "2")),
+    "x_embedder.proj.1": "patch_embed.proj",
+    "t_embedder.1": "time_embed.t_embedder",
+    "t_embedding_norm": "time_embed.norm",
+    **linears("final_layer.adaln_modulation", "norm_out", ("1", "2")),
+    "final_layer.linear": "proj_out",
+}
 
 COSMOS_ALIASES = (
-    *aliases(DENOISER, dict(_table())),
-    *aliases(DENOISER, {f"net.{native}": native for native in _table()}),
-    *aliases(DENOISER, {native: f"core.{diffusers}" for native, diffusers in _table().items()}),
+    *aliases(DENOISER, _NAMES),
+    *aliases(DENOISER, {f"net.{native}": native for native in _NAMES}),
+    *aliases(DENOISER, {native: f"core.{diffusers}" for native, diffusers in _NAMES.items()}),
 )
 
 COSMOS_SIGNS = (
-    Sign(r"^(denoiser|\?):(net_)?blocks_\d+_((self|cross)_attn_(q|k|v|output)_proj|mlp_layer[12]):", weight=4),
-    Sign(r"^(denoiser|\?):(net_)?blocks_\d+_adaln_modulation_(self_attn|cross_attn|mlp)_[12]:", weight=4),
-    Sign(r"^(denoiser|\?):(core_)?transformer_blocks_\d+_(attn2_to_[kv]:1024|norm[123]_linear_[12]:)", weight=4),
-    Sign(r"^(denoiser|\?):core_transformer_blocks_\d+_", weight=4),
-    Sign(r"^(denoiser|\?):(core_)?transformer_blocks_\d+_attn[12]_to_q:2048$", weight=1),
+    layers(r"(net_)?blocks_\d+_((self|cross)_attn_(q|k|v|output)_proj|mlp_layer[12]):", 4),
+    layers(r"(net_)?blocks_\d+_adaln_modulation_(self_attn|cross_attn|mlp)_[12]:", 4),
+    layers(r"(core_)?transformer_blocks_\d+_(attn2_to_[kv]:1024|norm[123]_linear_[12]:)", 4),
+    layers(r"core_transformer_blocks_\d+_", 4),
+    layers(r"(core_)?transformer_blocks_\d+_attn[12]_to_q:2048$", 1),
 )
 """What Anima and Cosmos-Predict2 have alike."""

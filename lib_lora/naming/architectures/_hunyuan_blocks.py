@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...files.components import DENOISER
-from ._flux_blocks import FLUX_BLOCKS, below, double_blocks
-from .base import Alias, aliases
+from ._flux_blocks import FLUX_BLOCKS, double_blocks
+from .base import Alias, Names, aliases, within
 
 _REFINER = "txt_in.individual_token_refiner.blocks.{}"
 _OWN_REFINER = "context_embedder.token_refiner.refiner_blocks.{}"
-_DOUBLE: dict[str, str | tuple[str, ...]] = {
+_DOUBLE: Names = {
     "img_mod.linear": "norm1.linear",
     "img_attn_q_norm": "attn.norm_q",
     "img_attn_k_norm": "attn.norm_k",
@@ -32,7 +32,7 @@ _DOUBLE: dict[str, str | tuple[str, ...]] = {
     "txt_mlp.fc0": "ff_context.net.0.proj",  # OMI
     "txt_mlp.fc2": "ff_context.net.2",
 }
-_REFINER_BLOCK: dict[str, str | tuple[str, ...]] = {
+_REFINER_BLOCK: Names = {
     "self_attn_qkv": ("attn.to_q", "attn.to_k", "attn.to_v"),
     "self_attn.qkv": ("attn.to_q", "attn.to_k", "attn.to_v"),  # ComfyUI
     "self_attn_proj": "attn.to_out.0",
@@ -59,10 +59,7 @@ HUNYUAN_BLOCKS: tuple[Alias, ...] = (
     *FLUX_BLOCKS,
     *double_blocks(_DOUBLE),
     *double_blocks({"img_mod.lin": "norm1.linear", "txt_mod.lin": "norm1_context.linear"}),
-    *(
-        Alias(DENOISER, f"{_REFINER}.{native}", below(_OWN_REFINER, diffusers))
-        for native, diffusers in _REFINER_BLOCK.items()
-    ),
+    *aliases(DENOISER, within(_REFINER, _OWN_REFINER, _REFINER_BLOCK)),
     *aliases(DENOISER, {"txt_in.input_embedder": "context_embedder.proj_in"}),
     Alias(DENOISER, "final_layer.adaLN_modulation.1", "norm_out.linear", swapped=True),  # shift and scale
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from ...files.components import DENOISER
-from .base import aliases
+from .base import aliases, linears
 
 _BLOCKS = 4  # the most any of the families has
 _LAYERS = 2  # resnets in a down block; an up block has one more
@@ -25,10 +25,8 @@ _RESNET = {
 
 _SINGLE = {
     "input_blocks.0.0": "conv_in",
-    "time_embed.0": "time_embedding.linear_1",
-    "time_embed.2": "time_embedding.linear_2",
-    "label_emb.0.0": "add_embedding.linear_1",
-    "label_emb.0.2": "add_embedding.linear_2",
+    **linears("time_embed", "time_embedding"),
+    **linears("label_emb.0", "add_embedding"),
     "out.0": "conv_norm_out",
     "out.2": "conv_out",
 }

@@ -9,8 +9,6 @@ Sources: transformers models/{llama,gemma2,qwen3,qwen2_5_vl,llava}/modeling_*.py
 comfy/text_encoders/llama.py. For UMT5 Wan-Video/Wan2.1 wan/modules/t5.py against transformers' UMT5EncoderModel.
 """
 
-from __future__ import annotations
-
 from ...files.components import TEXT_ENCODER
 from .base import aliases
 

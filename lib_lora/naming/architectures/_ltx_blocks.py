@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...files.components import DENOISER
-from .base import Alias, Sign, aliases
+from .base import Alias, aliases, layers
 
 LTX_EMBEDDERS = aliases(DENOISER, {"patchify_proj": "proj_in", "adaln_single": "time_embed"})
 
@@ -27,9 +27,9 @@ def norms(attentions: Iterable[str]) -> tuple[Alias, ...]:
 
 LTX_SIGNS = (
     # one sign, as others have such layers, too (CogView 4, Cosmos-Predict2)
-    Sign(r"^(denoiser|\?):transformer_blocks_\d+_(attn[12]_to_([qkv]|out_0)|ff_net_0_proj):4096$", weight=1),
+    layers(r"transformer_blocks_\d+_(attn[12]_to_([qkv]|out_0)|ff_net_0_proj):4096$", 1),
     # here text is as wide as what asks for it
-    Sign(r"^(denoiser|\?):transformer_blocks_\d+_attn2_to_[kv]:4096$"),
-    Sign(r"^(denoiser|\?):(patchify_proj|proj_in):128$", weight=1),
+    layers(r"transformer_blocks_\d+_attn2_to_[kv]:4096$"),
+    layers(r"(patchify_proj|proj_in):128$", 1),
 )
 """What LTX-Video 13B and LTX-2 have alike."""

@@ -5,10 +5,8 @@ is `shared`, and the same module as `encoder.embed_tokens`, which is all that A1
 Sources: transformers models/t5/modeling_t5.py; modules/models/sd3/other_impls.py of A1111, `T5XXLModel`.
 """
 
-from __future__ import annotations
-
 from ...files.components import TEXT_ENCODER
-from .base import Sign, aliases
+from .base import aliases, layers
 
 T5_ALIASES = aliases(
     TEXT_ENCODER,
@@ -20,5 +18,5 @@ T5_ALIASES = aliases(
     },
 )
 
-CAPTION_SIGN = Sign(r"^(denoiser|\?):caption_projection_linear_1:4096$", weight=2)
+CAPTION_SIGN = layers(r"caption_projection_linear_1:4096$", 2)
 """Of a transformer that projects what T5-XXL says by two layers of diffusers' kind (LTX-Video, PixArt)."""

@@ -5,10 +5,7 @@ Source: ace-step/ACE-Step-1.5 against diffusers' AceStepTransformer1DModel, as
 has the transformer below `decoder`, as ComfyUI's has, and LoRA without that.
 """
 
-from __future__ import annotations
-
-from ...files.components import DENOISER
-from .base import Architecture, Sign, aliases, named
+from .base import Architecture, layers, named
 
 _PARTS = {
     **{f"{part}_proj": f"to_{part}" for part in "qkv"},
@@ -21,19 +18,20 @@ ACE_STEP = Architecture(
     name="ace_step",
     title="ACE-Step 1.5",
     signs=(
-        Sign(r"^(denoiser|\?):layers_\d+_cross_attn_(to_([qkv]|out_0)|[qkvo]_proj):2048$"),
+        layers(r"layers_\d+_cross_attn_(to_([qkv]|out_0)|[qkvo]_proj):2048$"),
         # language models call them q_proj
-        Sign(r"^(denoiser|\?):layers_\d+_self_attn_to_([qkv]|out_0):2048$"),
+        layers(r"layers_\d+_self_attn_to_([qkv]|out_0):2048$"),
         named("ace[_-]?step"),
     ),
-    aliases=aliases(
-        DENOISER,
-        {
-            f"layers.{{}}.{kind}.{native}": f"layers.{{}}.{kind}.{own}"
-            for kind in ("self_attn", "cross_attn")
-            for native, own in _PARTS.items()
-        }
-        | {"proj_in.1": "proj_in_conv", "proj_out.1": "proj_out_conv"}
-        | {f"decoder.{part}": part for part in ("layers", "condition_embedder", "time_embed", "time_embed_r")},
-    ),
+    names={
+        **(
+            {
+                f"layers.{{}}.{kind}.{native}": f"layers.{{}}.{kind}.{own}"
+                for kind in ("self_attn", "cross_attn")
+                for native, own in _PARTS.items()
+            }
+            | {"proj_in.1": "proj_in_conv", "proj_out.1": "proj_out_conv"}
+            | {f"decoder.{part}": part for part in ("layers", "condition_embedder", "time_embed", "time_embed_r")}
+        )
+    },
 )

@@ -6,12 +6,10 @@ trainer wrote about itself: it is taken for Anima, which has many more.
 Source: kohya-ss/sd-scripts library/anima_models.py; diffusers' AnimaTextConditioner; circlestone-labs/Anima.
 """
 
-from __future__ import annotations
-
 from ...files.components import DENOISER
 from ._cosmos_blocks import COSMOS_ALIASES, COSMOS_SIGNS
 from ._llm import LLM_ALIASES
-from .base import Alias, Architecture, Sign, named
+from .base import Alias, Architecture, Sign, layers, named
 
 _ADAPTER = ("llm_adapter", "text_conditioner")
 
@@ -20,7 +18,7 @@ ANIMA = Architecture(
     title="Anima",
     before=("cosmos_predict2",),
     signs=(
-        Sign(r"^(denoiser|\?):(net_)?(llm_adapter|text_conditioner)_", weight=5),
+        layers(r"(net_)?(llm_adapter|text_conditioner)_", 5),
         Sign(r"^(llm_adapter|text_conditioner):", weight=5),
         *COSMOS_SIGNS,
         # Qwen3 0.6B; Stable Diffusion 2 has layers as wide, but not at the root

@@ -4,12 +4,9 @@ Sources: cloneofsimo/minRF advanced/mmdit.py and Comfy-Org/ComfyUI comfy/ldm/aur
 AuraFlowTransformer2DModel.
 """
 
-from __future__ import annotations
-
-from ...files.components import DENOISER
 from ._flux_blocks import OTHERS, SINGLE_ATTENTION_SIGN
 from ._t5 import T5_ALIASES
-from .base import Alias, Architecture, Sign, aliases, named
+from .base import Architecture, layers, linears, named, within
 
 _FEED_FORWARD = {"c_fc1": "linear_1", "c_fc2": "linear_2", "c_proj": "out_projection"}
 _DOUBLE = {
@@ -34,35 +31,20 @@ AURAFLOW = Architecture(
     title="AuraFlow",
     signs=(
         SINGLE_ATTENTION_SIGN,
-        Sign(r"^(denoiser|\?):(joint_transformer_blocks|double_layers|single_layers)_\d+_.*:(3072|8192)$", weight=10),
+        layers(r"(joint_transformer_blocks|double_layers|single_layers)_\d+_.*:(3072|8192)$", 10),
         # what Flux's single blocks have not
-        Sign(
-            r"^(denoiser|\?):single_transformer_blocks_\d+_(attn_to_out_0|norm1_linear|ff_(linear_[12]|out_projection)):",
-            weight=10,
-        ),
+        layers(r"single_transformer_blocks_\d+_(attn_to_out_0|norm1_linear|ff_(linear_[12]|out_projection)):", 10),
         named("auraflow"),
     ),
     never=OTHERS,
-    aliases=(
-        *aliases(
-            DENOISER,
-            {
-                **{
-                    f"double_layers.{{}}.{native}": f"joint_transformer_blocks.{{}}.{own}"
-                    for native, own in _DOUBLE.items()
-                },
-                **{
-                    f"single_layers.{{}}.{native}": f"single_transformer_blocks.{{}}.{own}"
-                    for native, own in _SINGLE.items()
-                },
-                "t_embedder.mlp.0": "time_step_proj.linear_1",
-                "t_embedder.mlp.2": "time_step_proj.linear_2",
-                "cond_seq_linear": "context_embedder",
-                "init_x_linear": "pos_embed.proj",
-                "final_linear": "proj_out",
-            },
-        ),
-        Alias(DENOISER, "modF.1", "norm_out.linear", swapped=True),  # shift and scale
-        *T5_ALIASES,
-    ),
+    names={
+        **within("double_layers.{}", "joint_transformer_blocks.{}", _DOUBLE),
+        **within("single_layers.{}", "single_transformer_blocks.{}", _SINGLE),
+        **linears("t_embedder.mlp", "time_step_proj"),
+        "cond_seq_linear": "context_embedder",
+        "init_x_linear": "pos_embed.proj",
+        "final_linear": "proj_out",
+    },
+    swapped={"modF.1": "norm_out.linear"},
+    aliases=T5_ALIASES,
 )

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, reduce
+from dataclasses import InitVar, dataclass
+from functools import cache, lru_cache, reduce
 from operator import itemgetter
 from typing import Any, Literal
 
@@ -69,9 +69,33 @@ class Alias:
         return (self.diffusers,) if isinstance(self.diffusers, str) else self.diffusers
 
 
-def aliases(component: str, table: Mapping[str, str | tuple[str, ...]]) -> tuple[Alias, ...]:
+Names = Mapping[str, str | tuple[str, ...]]
+"""The model's own name of a layer -> diffusers' name, or its parts' names."""
+
+
+def aliases(component: str, table: Names) -> tuple[Alias, ...]:
     """Make the aliases of one component from a table native -> diffusers."""
     return tuple(Alias(component, native, diffusers) for native, diffusers in table.items())
+
+
+def within(native: str, diffusers: str, table: Names) -> Names:
+    """Return a table of layers as one of layers within a block, which has these two names."""
+    return {
+        f"{native}.{name}": f"{diffusers}.{own}" if isinstance(own, str) else tuple(f"{diffusers}.{one}" for one in own)
+        for name, own in table.items()
+    }
+
+
+def few_keys(fused: str, part: str, *blocks: str) -> tuple[Alias, ...]:
+    """Make the aliases of fused projections with fewer keys and values than queries; `part` is such as `attn.to_`."""
+    sizes: tuple[Size, ...] = ("in", "rest", "rest")
+    parts = {block: tuple(f"{block}.{part}{one}" for one in "qkv") for block in blocks}
+    return tuple(Alias(DENOISER, f"{block}.{fused}", names, sizes) for block, names in parts.items())
+
+
+def linears(native: str, diffusers: str, layers: tuple[str, str] = ("0", "2")) -> Names:
+    """Return the names of the two layers of an embedder; `layers` are the native ones."""
+    return {f"{native}.{name}": f"{diffusers}.linear_{i}" for i, name in enumerate(layers, 1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +112,11 @@ class Sign:
     def __post_init__(self) -> None:
         if not self.pattern.startswith("^"):
             raise ValueError(f"{self.pattern!r} must begin with ^")
+
+
+def layers(pattern: str, weight: int = 3) -> Sign:
+    """Make a sign of layers of the denoiser: `pattern` is of names and how many inputs they have, `_attn_qkv:768$`."""
+    return Sign(rf"^(denoiser|\?):{pattern}", weight)
 
 
 _META = r"^meta:(ss_base_model_version|modelspec_architecture):"
@@ -127,6 +156,10 @@ class Architecture:
     """For people, as in `Stable Diffusion XL`."""
     signs: tuple[Sign, ...]
     aliases: tuple[Alias, ...] = ()
+    names: InitVar[Names | None] = None
+    """The denoiser's own names -> diffusers': more `aliases`."""
+    swapped: InitVar[Mapping[str, str] | None] = None
+    """Likewise, of layers that have the two halves of their outputs the other way round, as adaLN's shift and scale."""
     inputs: tuple[str, ...] = ()
     """Layers of the denoiser that take the latents, by diffusers' names; inpainting and control models have more inputs
     there, behind the latents.
@@ -150,9 +183,13 @@ class Architecture:
     experts_named: Callable[[str], tuple[str, ...]] | None = None
     """Returns the `EXPERTS` that the name of a file speaks of; none or both where it leaves the choice."""
 
+    def __post_init__(self, names: Names | None, swapped: Mapping[str, str] | None) -> None:
+        turned = [Alias(DENOISER, native, own, swapped=True) for native, own in (swapped or {}).items()]
+        object.__setattr__(self, "aliases", (*self.aliases, *aliases(DENOISER, names or {}), *turned))
+
     def score(self, facts: Iterable[str]) -> int:
         """Weigh the facts; 0 means nothing speaks for this family."""
-        return self._score(_lines(facts))
+        return next((score for _, score in ranked((self,), facts)), 0)
 
     def seen(self, facts: Iterable[str]) -> list[Sign]:
         """Return the signs that the facts have."""
@@ -162,15 +199,6 @@ class Architecture:
     def is_named(self, facts: Iterable[str]) -> bool:
         """Return whether the metadata among the facts names it."""
         return any(sign.pattern.startswith(_META) for sign in self.seen(facts))
-
-    def _score(self, text: str) -> int:
-        if self.never is not None and _searched(self.never.pattern)(text):
-            return 0
-        found = 0
-        for sign in self.signs:
-            if _searched(sign.pattern)(text):
-                found += sign.weight
-        return found
 
 
 def fact(component: str | None, module: str, width: int | None) -> str:
@@ -188,9 +216,26 @@ CLEAR = 2
 
 def ranked(architectures: Iterable[Architecture], facts: Iterable[str]) -> list[tuple[Architecture, int]]:
     """Return the families that facts speak for with their scores, the best first; the earlier first where level."""
-    text = _lines(facts)
-    scores = [(architecture, architecture._score(text)) for architecture in architectures]
-    return sorted([one for one in scores if one[1]], key=itemgetter(1), reverse=True)
+    by_layer, lines = list[str](), list[str]()
+    for line in facts:
+        (lines if line.startswith("meta:") else by_layer).append(line)
+    texts = [(text, _known_signs(text)) for text in (_lines(by_layer), _lines(lines))]  # files have the same layers
+    scores = list[tuple[Architecture, int]]()
+    for architecture in architectures:
+        score, never = 0, architecture.never
+        for sign in architecture.signs if never is None else (never, *architecture.signs):
+            is_there = False
+            for text, known in texts:
+                if sign.pattern not in known:
+                    known[sign.pattern] = _searched(sign.pattern)(text) is not None
+                is_there |= known[sign.pattern]
+            if is_there and sign is never:
+                score = 0
+                break
+            score += sign.weight * is_there
+        if score:
+            scores.append((architecture, score))
+    return sorted(scores, key=itemgetter(1), reverse=True)
 
 
 def recognise(architectures: Iterable[Architecture], facts: Iterable[str]) -> Architecture | None:
@@ -267,6 +312,12 @@ def _searched(pattern: str) -> Callable[[str], re.Match[str] | None]:
     """Return a search for a sign in text of which each line begins with a line feed."""
     # not with ^ itself: it would be tried at every character instead of once for a line
     return re.compile(f"\n{pattern[1:]}", re.MULTILINE).search
+
+
+@lru_cache(maxsize=16)
+def _known_signs(text: str) -> dict[str, bool]:
+    """Return a table that belongs to a text, of the signs that were searched in it."""
+    return {}
 
 
 def _lines(facts: Iterable[str]) -> str:

@@ -3,24 +3,22 @@
 Trainers have the names of diffusers' CogVideoXTransformer3DModel.
 """
 
-from __future__ import annotations
-
 from ._t5 import T5_ALIASES
-from .base import Architecture, Sign, Variant, named
+from .base import Architecture, Variant, layers, named
 
-ATTENTION_3072 = Sign(r"^(denoiser|\?):transformer_blocks_\d+_attn1_to_([qkv]|out_0):3072$")
+ATTENTION_3072 = layers(r"transformer_blocks_\d+_attn1_to_([qkv]|out_0):3072$")
 """What Mochi has as well."""
-MODULATION_512 = Sign(r"^(denoiser|\?):transformer_blocks_\d+_norm1_linear:512$")
+MODULATION_512 = layers(r"transformer_blocks_\d+_norm1_linear:512$")
 """What CogView 4 has as well."""
 
 COGVIDEOX = Architecture(
     name="cogvideox",
     title="CogVideoX",
     signs=(
-        Sign(r"^(denoiser|\?):transformer_blocks_\d+_(attn1_to_([qkv]|out_0)|ff_net_0_proj):1920$"),
+        layers(r"transformer_blocks_\d+_(attn1_to_([qkv]|out_0)|ff_net_0_proj):1920$"),
         ATTENTION_3072,
         MODULATION_512,
-        Sign(r"^(denoiser|\?):transformer_blocks_\d+_norm2_linear:512$"),
+        layers(r"transformer_blocks_\d+_norm2_linear:512$"),
         named("cogvideo"),
     ),
     inputs=("patch_embed.proj",),

@@ -3,17 +3,15 @@
 Source: diffusers' ErnieImageTransformer2DModel and `convert_ernie_image_transformer_checkpoint_to_diffusers`.
 """
 
-from __future__ import annotations
-
 from ._llm import LLM_ALIASES
-from .base import Architecture, Sign, named
+from .base import Architecture, layers, named
 
 ERNIE_IMAGE = Architecture(
     name="ernie_image",
     title="ERNIE-Image",
     signs=(
-        Sign(r"^(denoiser|\?):layers_\d+_self_attention_to_([qkv]|out_0):", weight=5),
-        Sign(r"^(denoiser|\?):layers_\d+_mlp_linear_fc2:", weight=5),
+        layers(r"layers_\d+_self_attention_to_([qkv]|out_0):", 5),
+        layers(r"layers_\d+_mlp_linear_fc2:", 5),
         named("ernie"),
     ),
     aliases=LLM_ALIASES,

@@ -1,12 +1,9 @@
 """Flux.1 (dev, schnell, Fill, Kontext, Krea, control): 19 double and 38 single blocks, 3072 wide; CLIP-L and T5."""
 
-from __future__ import annotations
-
-from ...files.components import DENOISER
 from ._clip import CLIP_ALIASES
 from ._flux_blocks import FLUX_BLOCKS, FLUX_SIGNS, MODULATION_SIGN, OTHERS, T5_INPUT_SIGN, double_blocks
 from ._t5 import T5_ALIASES
-from .base import Alias, Architecture, Variant, aliases, named
+from .base import Architecture, Variant, linears, named
 
 FLUX = Architecture(
     name="flux",
@@ -24,12 +21,7 @@ FLUX = Architecture(
         "motif_video",
         "ovis_image",
     ),
-    signs=(
-        *FLUX_SIGNS,
-        MODULATION_SIGN,
-        T5_INPUT_SIGN,
-        named(r"flux(?![._-]?2)|flex\.?1"),
-    ),
+    signs=(*FLUX_SIGNS, MODULATION_SIGN, T5_INPUT_SIGN, named(r"flux(?![._-]?2)|flex\.?1")),
     width=3072,
     never=OTHERS,
     inputs=("x_embedder",),
@@ -39,22 +31,16 @@ FLUX = Architecture(
         Variant("FLUX.1 control (Canny or Depth)", inputs=128),
         Variant("FLUX.1 dev", layers=r"guidance_(in|embedder)"),
     ),
+    names={
+        "single_blocks.{}.modulation.lin": "single_transformer_blocks.{}.norm.linear",
+        **linears("time_in", "time_text_embed.timestep_embedder", ("in_layer", "out_layer")),
+        **linears("vector_in", "time_text_embed.text_embedder", ("in_layer", "out_layer")),
+        **linears("guidance_in", "time_text_embed.guidance_embedder", ("in_layer", "out_layer")),
+    },
+    swapped={"final_layer.adaLN_modulation.1": "norm_out.linear"},
     aliases=(
         *FLUX_BLOCKS,
         *double_blocks({"img_mod.lin": "norm1.linear", "txt_mod.lin": "norm1_context.linear"}),
-        *aliases(
-            DENOISER,
-            {
-                "single_blocks.{}.modulation.lin": "single_transformer_blocks.{}.norm.linear",
-                "time_in.in_layer": "time_text_embed.timestep_embedder.linear_1",
-                "time_in.out_layer": "time_text_embed.timestep_embedder.linear_2",
-                "vector_in.in_layer": "time_text_embed.text_embedder.linear_1",
-                "vector_in.out_layer": "time_text_embed.text_embedder.linear_2",
-                "guidance_in.in_layer": "time_text_embed.guidance_embedder.linear_1",
-                "guidance_in.out_layer": "time_text_embed.guidance_embedder.linear_2",
-            },
-        ),
-        Alias(DENOISER, "final_layer.adaLN_modulation.1", "norm_out.linear", swapped=True),  # shift and scale
         *CLIP_ALIASES,
         *T5_ALIASES,
     ),

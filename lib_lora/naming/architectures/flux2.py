@@ -4,12 +4,9 @@ Modulation is shared by all blocks of a kind, and both trees have a single block
 Source: black-forest-labs/flux2 src/flux2/model.py against diffusers' Flux2Transformer2DModel.
 """
 
-from __future__ import annotations
-
-from ...files.components import DENOISER
 from ._flux_blocks import FLUX_BLOCKS, JOINT_ATTENTION_SIGN, NATIVE_SIGNS, double_blocks
 from ._llm import LLM_ALIASES
-from .base import Alias, Architecture, Sign, Variant, aliases, named
+from .base import Architecture, Variant, layers, linears, named
 
 FLUX2 = Architecture(
     name="flux2",
@@ -18,14 +15,14 @@ FLUX2 = Architecture(
         # Klein 4B is as wide as FLUX.1
         *NATIVE_SIGNS,
         JOINT_ATTENTION_SIGN,
-        Sign(r"^(denoiser|\?):(double|single)_stream_modulation_", weight=8),
-        Sign(r"^(denoiser|\?):single_transformer_blocks_\d+_attn_to_(qkv_mlp_proj|out):", weight=8),
-        Sign(r"^(denoiser|\?):transformer_blocks_\d+_ff(_context)?_linear_(in|out):", weight=8),
-        Sign(r"^(denoiser|\?):double_blocks_\d+_(img|txt)_mlp_2:(18432|9216)$", weight=8),
-        Sign(r"^(denoiser|\?):single_blocks_\d+_linear2:(24576|16384|12288)$", weight=8),
-        Sign(r"^(denoiser|\?):(double_blocks_\d+_(img|txt)_(attn|mlp)|single_blocks_\d+_linear1).*:(6144|4096)$"),
-        Sign(r"^(denoiser|\?):transformer_blocks_\d+_attn_add_[qkv]_proj:(6144|4096)$"),
-        Sign(r"^(denoiser|\?):transformer_blocks_[0-7]_attn_to_([qkv]|out_0):(6144|4096)$", weight=1),  # as in Krea 2
+        layers(r"(double|single)_stream_modulation_", 8),
+        layers(r"single_transformer_blocks_\d+_attn_to_(qkv_mlp_proj|out):", 8),
+        layers(r"transformer_blocks_\d+_ff(_context)?_linear_(in|out):", 8),
+        layers(r"double_blocks_\d+_(img|txt)_mlp_2:(18432|9216)$", 8),
+        layers(r"single_blocks_\d+_linear2:(24576|16384|12288)$", 8),
+        layers(r"(double_blocks_\d+_(img|txt)_(attn|mlp)|single_blocks_\d+_linear1).*:(6144|4096)$"),
+        layers(r"transformer_blocks_\d+_attn_add_[qkv]_proj:(6144|4096)$"),
+        layers(r"transformer_blocks_[0-7]_attn_to_([qkv]|out_0):(6144|4096)$", 1),  # as in Krea 2
         named("flux[._-]?2"),
     ),
     variants=(
@@ -33,6 +30,16 @@ FLUX2 = Architecture(
         Variant("FLUX.2 Klein 9B", width=4096),
         Variant("FLUX.2 Klein 4B", width=3072),
     ),
+    names={
+        "single_blocks.{}.linear1": "single_transformer_blocks.{}.attn.to_qkv_mlp_proj",
+        "single_blocks.{}.linear2": "single_transformer_blocks.{}.attn.to_out",
+        "double_stream_modulation_img.lin": "double_stream_modulation_img.linear",
+        "double_stream_modulation_txt.lin": "double_stream_modulation_txt.linear",
+        "single_stream_modulation.lin": "single_stream_modulation.linear",
+        **linears("time_in", "time_guidance_embed.timestep_embedder", ("in_layer", "out_layer")),
+        **linears("guidance_in", "time_guidance_embed.guidance_embedder", ("in_layer", "out_layer")),
+    },
+    swapped={"final_layer.adaLN_modulation.1": "norm_out.linear"},
     aliases=(
         *FLUX_BLOCKS,
         *double_blocks(
@@ -43,21 +50,6 @@ FLUX2 = Architecture(
                 "txt_mlp.2": "ff_context.linear_out",
             }
         ),
-        *aliases(
-            DENOISER,
-            {
-                "single_blocks.{}.linear1": "single_transformer_blocks.{}.attn.to_qkv_mlp_proj",
-                "single_blocks.{}.linear2": "single_transformer_blocks.{}.attn.to_out",
-                "double_stream_modulation_img.lin": "double_stream_modulation_img.linear",
-                "double_stream_modulation_txt.lin": "double_stream_modulation_txt.linear",
-                "single_stream_modulation.lin": "single_stream_modulation.linear",
-                "time_in.in_layer": "time_guidance_embed.timestep_embedder.linear_1",
-                "time_in.out_layer": "time_guidance_embed.timestep_embedder.linear_2",
-                "guidance_in.in_layer": "time_guidance_embed.guidance_embedder.linear_1",
-                "guidance_in.out_layer": "time_guidance_embed.guidance_embedder.linear_2",
-            },
-        ),
-        Alias(DENOISER, "final_layer.adaLN_modulation.1", "norm_out.linear", swapped=True),  # shift and scale
         *LLM_ALIASES,
     ),
 )

@@ -3,21 +3,15 @@
 All programs have the names of HiDream-ai/HiDream-I1 hi_diffusers/models/transformers/transformer_hidream_image.py.
 """
 
-from __future__ import annotations
-
 from ._clip import BIG_G_SIGN, CLIP_ALIASES, OPEN_CLIP_ALIASES
 from ._llm import LLM_ALIASES
 from ._t5 import T5_ALIASES
-from .base import Architecture, Sign, named
+from .base import Architecture, layers, named
 
 HIDREAM = Architecture(
     name="hidream",
     title="HiDream",
     image_first=("HiDreamImageTransformer2DModel",),
-    signs=(
-        Sign(r"^(denoiser|\?):(double|single)_stream_blocks_\d+_block_", weight=10),
-        BIG_G_SIGN,
-        named("hidream(?!.?o1)"),
-    ),
+    signs=(layers(r"(double|single)_stream_blocks_\d+_block_", 10), BIG_G_SIGN, named("hidream(?!.?o1)")),
     aliases=(*CLIP_ALIASES, *OPEN_CLIP_ALIASES, *T5_ALIASES, *LLM_ALIASES),
 )

@@ -4,10 +4,7 @@ musubi-tuner and ai-toolkit have it in their code under the names of transformer
 saves, as ComfyUI's tree has none. Source: HiDream-ai/HiDream-O1-Image models/qwen3_vl_transformers.py.
 """
 
-from __future__ import annotations
-
-from ...files.components import DENOISER
-from .base import Architecture, Sign, aliases, named
+from .base import Architecture, Sign, layers, named
 
 HIDREAM_O1 = Architecture(
     name="hidream_o1",
@@ -17,11 +14,10 @@ HIDREAM_O1 = Architecture(
         Sign(
             r"^denoiser:(model_)?language_model_layers_\d+_(self_attn_[qkvo]_proj|mlp_(gate|up)_proj):4096$", weight=5
         ),
-        Sign(r"^(denoiser|\?):(model_)?(x_embedder_proj[12]|t_embedder1_mlp_[02]|final_layer2_linear):", weight=5),
+        layers(r"(model_)?(x_embedder_proj[12]|t_embedder1_mlp_[02]|final_layer2_linear):", 5),
         named("hidream.?o1"),
     ),
-    aliases=aliases(
-        DENOISER,
-        {f"model.{part}": part for part in ("language_model", "visual", "t_embedder1", "x_embedder", "final_layer2")},
-    ),
+    names={
+        **{f"model.{part}": part for part in ("language_model", "visual", "t_embedder1", "x_embedder", "final_layer2")}
+    },
 )

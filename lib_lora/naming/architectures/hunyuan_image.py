@@ -5,13 +5,10 @@ HunyuanImageTransformer2DModel, as huggingface/diffusers scripts/convert_hunyuan
 code has queries, keys and values apart, checkpoints and ComfyUI have them as one.
 """
 
-from __future__ import annotations
-
-from ...files.components import DENOISER
 from ._flux_blocks import double_blocks
 from ._hunyuan_blocks import HUNYUAN_BLOCKS, embedders
 from ._llm import LLM_ALIASES
-from .base import Architecture, Sign, aliases, named
+from .base import Architecture, layers, named
 
 _SINGLE = "single_transformer_blocks.{}."
 
@@ -19,16 +16,27 @@ HUNYUAN_IMAGE = Architecture(
     name="hunyuan_image",
     title="HunyuanImage 2.1",
     signs=(
-        Sign(r"^(denoiser|\?):double_blocks_\d+_(img|txt)_(attn_|mlp_|mod_).*:3584$"),
-        Sign(r"^(denoiser|\?):single_blocks_\d+_(linear1|modulation_).*:3584$"),
-        Sign(r"^(denoiser|\?):single_transformer_blocks_\d+_(attn_to_[qkv]|norm_linear|proj_mlp):3584$"),
-        Sign(r"^(denoiser|\?):single_(transformer_)?blocks_\d+_(proj_out|linear2(_fc)?):17920$"),
-        Sign(r"^(denoiser|\?):transformer_blocks_\d+_attn_(to_[qkv]|add_[qkv]_proj|to_out_0|to_add_out):3584$"),
-        Sign(r"^(denoiser|\?):transformer_blocks_\d+_(norm1(_context)?_linear|ff(_context)?_net_0_proj):3584$"),
-        Sign(r"^(denoiser|\?):(txt_in_individual_|context_embedder_)token_refiner_.*:3584$"),
+        layers(r"double_blocks_\d+_(img|txt)_(attn_|mlp_|mod_).*:3584$"),
+        layers(r"single_blocks_\d+_(linear1|modulation_).*:3584$"),
+        layers(r"single_transformer_blocks_\d+_(attn_to_[qkv]|norm_linear|proj_mlp):3584$"),
+        layers(r"single_(transformer_)?blocks_\d+_(proj_out|linear2(_fc)?):17920$"),
+        layers(r"transformer_blocks_\d+_attn_(to_[qkv]|add_[qkv]_proj|to_out_0|to_add_out):3584$"),
+        layers(r"transformer_blocks_\d+_(norm1(_context)?_linear|ff(_context)?_net_0_proj):3584$"),
+        layers(r"(txt_in_individual_|context_embedder_)token_refiner_.*:3584$"),
         named("hunyuan[_-]?image"),
     ),
     inputs=("x_embedder.proj",),
+    names={
+        **{f"single_blocks.{{}}.linear1_{part}": f"{_SINGLE}attn.to_{part}" for part in "qkv"},
+        "single_blocks.{}.linear1_mlp": f"{_SINGLE}proj_mlp",
+        "single_blocks.{}.linear2.fc": (f"{_SINGLE}proj_out",),
+        "single_blocks.{}.modulation.linear": f"{_SINGLE}norm.linear",
+        "single_blocks.{}.modulation.lin": f"{_SINGLE}norm.linear",
+        "single_blocks.{}.q_norm": f"{_SINGLE}attn.norm_q",
+        "single_blocks.{}.k_norm": f"{_SINGLE}attn.norm_k",
+        "byt5_in.layernorm": "context_embedder_2.norm",
+        **{f"byt5_in.fc{i}": f"context_embedder_2.linear_{i}" for i in (1, 2, 3)},
+    },
     aliases=(
         *HUNYUAN_BLOCKS,
         *double_blocks(
@@ -45,20 +53,6 @@ HUNYUAN_IMAGE = Architecture(
                 "time_r_in": "time_guidance_embed.timestep_embedder_r",
                 "guidance_in": "time_guidance_embed.guidance_embedder",
             }
-        ),
-        *aliases(
-            DENOISER,
-            {
-                **{f"single_blocks.{{}}.linear1_{part}": f"{_SINGLE}attn.to_{part}" for part in "qkv"},
-                "single_blocks.{}.linear1_mlp": f"{_SINGLE}proj_mlp",
-                "single_blocks.{}.linear2.fc": (f"{_SINGLE}proj_out",),
-                "single_blocks.{}.modulation.linear": f"{_SINGLE}norm.linear",
-                "single_blocks.{}.modulation.lin": f"{_SINGLE}norm.linear",
-                "single_blocks.{}.q_norm": f"{_SINGLE}attn.norm_q",
-                "single_blocks.{}.k_norm": f"{_SINGLE}attn.norm_k",
-                "byt5_in.layernorm": "context_embedder_2.norm",
-                **{f"byt5_in.fc{i}": f"context_embedder_2.linear_{i}" for i in (1, 2, 3)},
-            },
         ),
         *LLM_ALIASES,
     ),

@@ -3,19 +3,16 @@
 Tencent's own tree, ComfyUI's and diffusers', see `_hunyuan_blocks.py`. FramePack is diffusers' in all programs.
 """
 
-from __future__ import annotations
-
-from ...files.components import DENOISER
 from ._clip import CLIP_ALIASES
 from ._flux_blocks import FLUX_SIGNS, MODULATION_SIGN, OTHERS, double_blocks
 from ._hunyuan_blocks import HUNYUAN_BLOCKS, embedders
 from ._llm import LLM_ALIASES
-from .base import Architecture, Sign, Variant, aliases, named
+from .base import Architecture, Variant, layers, named
 
 LATE_BLOCK_SIGNS = (
-    Sign(r"^(denoiser|\?):double_blocks_19_(img|txt)_.*:(3072|12288)$"),
-    Sign(r"^(denoiser|\?):transformer_blocks_19_(ff|norm1)_context_.*:(3072|12288)$"),
-    Sign(r"^(denoiser|\?):single_(transformer_)?blocks_(38|39)_.*:(3072|15360)$"),
+    layers(r"double_blocks_19_(img|txt)_.*:(3072|12288)$"),
+    layers(r"transformer_blocks_19_(ff|norm1)_context_.*:(3072|12288)$"),
+    layers(r"single_(transformer_)?blocks_(38|39)_.*:(3072|15360)$"),
 )
 """Flux's blocks, but more of them, as Motif-Video has."""
 
@@ -27,9 +24,9 @@ HUNYUAN_VIDEO = Architecture(
     signs=(
         *FLUX_SIGNS,
         MODULATION_SIGN,
-        Sign(r"^(denoiser|\?):double_blocks_\d+_(img|txt)_(mlp_fc1|mod_linear):3072$"),
-        Sign(r"^(denoiser|\?):single_blocks_\d+_modulation_linear:3072$"),
-        Sign(r"^(denoiser|\?):(txt_in_individual_|context_embedder_)token_refiner_.*:3072$"),
+        layers(r"double_blocks_\d+_(img|txt)_(mlp_fc1|mod_linear):3072$"),
+        layers(r"single_blocks_\d+_modulation_linear:3072$"),
+        layers(r"(txt_in_individual_|context_embedder_)token_refiner_.*:3072$"),
         *LATE_BLOCK_SIGNS,
         named("hunyuan[_-]video(?![_-]1[._]5)|framepack"),
     ),
@@ -39,6 +36,12 @@ HUNYUAN_VIDEO = Architecture(
         Variant("HunyuanVideo for text to video", inputs=16),
         Variant("HunyuanVideo for image to video", inputs=33),
     ),
+    names={
+        "single_blocks.{}.modulation.linear": "single_transformer_blocks.{}.norm.linear",
+        "single_blocks.{}.modulation.lin": "single_transformer_blocks.{}.norm.linear",
+        "single_blocks.{}.q_norm": "single_transformer_blocks.{}.attn.norm_q",
+        "single_blocks.{}.k_norm": "single_transformer_blocks.{}.attn.norm_k",
+    },
     aliases=(
         *HUNYUAN_BLOCKS,
         *double_blocks(
@@ -53,15 +56,6 @@ HUNYUAN_VIDEO = Architecture(
                 "vector_in": "time_text_embed.text_embedder",
                 "guidance_in": "time_text_embed.guidance_embedder",
             }
-        ),
-        *aliases(
-            DENOISER,
-            {
-                "single_blocks.{}.modulation.linear": "single_transformer_blocks.{}.norm.linear",
-                "single_blocks.{}.modulation.lin": "single_transformer_blocks.{}.norm.linear",
-                "single_blocks.{}.q_norm": "single_transformer_blocks.{}.attn.norm_q",
-                "single_blocks.{}.k_norm": "single_transformer_blocks.{}.attn.norm_k",
-            },
         ),
         *CLIP_ALIASES,
         *LLM_ALIASES,

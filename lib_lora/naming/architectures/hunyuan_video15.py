@@ -5,15 +5,12 @@ HunyuanVideo15Transformer3DModel, as huggingface/diffusers scripts/convert_hunyu
 ComfyUI has the three as one, and the blocks of `_hunyuan_blocks.py`.
 """
 
-from __future__ import annotations
-
-from ...files.components import DENOISER
 from ._flux_blocks import double_blocks
 from ._hunyuan_blocks import HUNYUAN_BLOCKS, embedders
 from ._llm import LLM_ALIASES
-from .base import Architecture, Sign, aliases, named
+from .base import Architecture, layers, linears, named
 
-ATTENTION_2048 = Sign(r"^(denoiser|\?):transformer_blocks_\d+_attn_(to_[qkv]|add_[qkv]_proj|to_out_0|to_add_out):2048$")
+ATTENTION_2048 = layers(r"transformer_blocks_\d+_attn_(to_[qkv]|add_[qkv]_proj|to_out_0|to_add_out):2048$")
 """What MiniMax-Music 3 and Nucleus-Image have in part."""
 
 HUNYUAN_VIDEO15 = Architecture(
@@ -21,13 +18,21 @@ HUNYUAN_VIDEO15 = Architecture(
     title="HunyuanVideo 1.5",
     signs=(
         # not the second layer of a feed-forward, which has 2048 inputs in a model that is 512 wide
-        Sign(r"^(denoiser|\?):double_blocks_\d+_(img|txt)_(attn_|mlp_(0|fc[01])|mod_).*:2048$"),
+        layers(r"double_blocks_\d+_(img|txt)_(attn_|mlp_(0|fc[01])|mod_).*:2048$"),
         ATTENTION_2048,
-        Sign(r"^(denoiser|\?):(txt_in_individual_|context_embedder_)token_refiner_.*:2048$"),
+        layers(r"(txt_in_individual_|context_embedder_)token_refiner_.*:2048$"),
         named("hunyuan[_-]video[_-]1[._]5|hunyuanvideo-"),
     ),
     # MiniMax-Music's and Nucleus-Image's
-    never=Sign(r"^(denoiser|\?):transformer_blocks_\d+_(ff_(in|out):|encoder_proj|img_mlp_(shared_)?expert)"),
+    never=layers(r"transformer_blocks_\d+_(ff_(in|out):|encoder_proj|img_mlp_(shared_)?expert)"),
+    names={
+        "byt5_in.layernorm": "context_embedder_2.norm",
+        **{f"byt5_in.fc{i}": f"context_embedder_2.linear_{i}" for i in (1, 2, 3)},
+        "vision_in.proj.0": "image_embedder.norm_in",
+        **linears("vision_in.proj", "image_embedder", ("1", "3")),
+        "vision_in.proj.4": "image_embedder.norm_out",
+        "cond_type_embedding": "cond_type_embed",
+    },
     aliases=(
         *HUNYUAN_BLOCKS,
         *double_blocks(
@@ -37,18 +42,6 @@ HUNYUAN_VIDEO15 = Architecture(
             }
         ),
         *embedders({"time_in": "time_embed.timestep_embedder"}),
-        *aliases(
-            DENOISER,
-            {
-                "byt5_in.layernorm": "context_embedder_2.norm",
-                **{f"byt5_in.fc{i}": f"context_embedder_2.linear_{i}" for i in (1, 2, 3)},
-                "vision_in.proj.0": "image_embedder.norm_in",
-                "vision_in.proj.1": "image_embedder.linear_1",
-                "vision_in.proj.3": "image_embedder.linear_2",
-                "vision_in.proj.4": "image_embedder.norm_out",
-                "cond_type_embedding": "cond_type_embed",
-            },
-        ),
         *LLM_ALIASES,
     ),
 )

@@ -4,10 +4,7 @@ Its own code has queries, keys and values as one, and calls the rest as diffuser
 Ideogram4Transformer2DModel and `_convert_non_diffusers_ideogram4_lora_to_diffusers`.
 """
 
-from __future__ import annotations
-
-from ...files.components import DENOISER
-from .base import Architecture, Sign, aliases, named
+from .base import Architecture, layers, named
 
 _LAYER = "layers.{}.attention."
 
@@ -15,16 +12,10 @@ IDEOGRAM4 = Architecture(
     name="ideogram4",
     title="Ideogram 4",
     signs=(
-        Sign(r"^(denoiser|\?):layers_\d+_attention_(qkv|o|to_([qkv]|out_0)):4608$"),
-        Sign(r"^(denoiser|\?):layers_\d+_feed_forward_w[13]:4608$"),
-        Sign(r"^(denoiser|\?):layers_\d+_adaln_modulation:512$"),
+        layers(r"layers_\d+_attention_(qkv|o|to_([qkv]|out_0)):4608$"),
+        layers(r"layers_\d+_feed_forward_w[13]:4608$"),
+        layers(r"layers_\d+_adaln_modulation:512$"),
         named("ideogram"),
     ),
-    aliases=aliases(
-        DENOISER,
-        {
-            f"{_LAYER}qkv": tuple(f"{_LAYER}to_{part}" for part in "qkv"),
-            f"{_LAYER}o": f"{_LAYER}to_out.0",
-        },
-    ),
+    names={f"{_LAYER}qkv": tuple(f"{_LAYER}to_{part}" for part in "qkv"), f"{_LAYER}o": f"{_LAYER}to_out.0"},
 )

@@ -5,70 +5,55 @@ musubi-tuner and ComfyUI have the names of its own code, and the rows of queries
 DiffSynth-Studio has these rows by turns, head by head, see files/formats/diffsynth.py.
 """
 
-from __future__ import annotations
-
 from ...files.components import DENOISER
-from .base import Alias, Architecture, Sign, aliases, named
+from .base import Alias, Architecture, Names, layers, linears, named, within
 
-_BLOCKS = {"blocks.{}.": "transformer_blocks.{}.", "token_refiner.blocks.{}.": "token_refiner.refiner_blocks.{}."}
+_BLOCK: Names = {
+    "attn.qkv_proj": ("attn.to_q", "attn.to_k", "attn.to_v"),
+    "attn.out_proj": "attn.to_out.0",
+    "attn.q_norm": "attn.norm_q",
+    "attn.k_norm": "attn.norm_k",
+    "mlp.fc2": "ff.net.2",
+    "norm1": "norm1",
+    "norm2": "norm2",
+    "adaln_proj.linear": "adaln_proj.linear",
+}
+_QKV = tuple(f"transformer_blocks.{{}}.attn.to_{part}" for part in "qkv")
+_REFINER_QKV = tuple(f"token_refiner.refiner_blocks.{{}}.attn.to_{part}" for part in "qkv")
 
 MINIMAX_H3 = Architecture(
     name="minimax_h3",
     title="MiniMax-H3",
     basis=("time_embedder.basis", r"(.+\.)?adaln_proj\.linear|norm_out\.linear"),  # vladmandic/sdnext has it so
     signs=(
-        Sign(
-            r"^(denoiser|\?):(transformer_blocks|token_refiner_refiner_blocks)_\d+_"
+        layers(
+            r"(transformer_blocks|token_refiner_refiner_blocks)_\d+_"
             r"(attn_to_[qkv]:5376|attn_to_out_0:7168|ff_net_0_proj:5376|ff_net_2:14336|adaln_proj_linear:2688)$"
         ),
-        Sign(
-            r"^(denoiser|\?):(token_refiner_)?blocks_\d+_"
+        layers(
+            r"(token_refiner_)?blocks_\d+_"
             r"(attn_qkv_proj(_by_head)?:5376|attn_out_proj:7168|mlp_fc1:5376|mlp_fc2:14336|adaln_proj_linear:2688)$"
         ),
         named("minimax[_-]?h3"),
     ),
+    names={
+        **within("blocks.{}", "transformer_blocks.{}", _BLOCK),
+        **within("token_refiner.blocks.{}", "token_refiner.refiner_blocks.{}", _BLOCK),
+        **linears("time_embedder", "time_embedder", ("proj_in", "proj_out")),
+        "video_patch_proj": "proj_in",
+        "audio_patch_proj": "audio_proj_in",
+        "condition_proj": "context_embedder",
+        "final_layer.norm": "norm_out.norm",
+        "final_layer.adaln_proj.linear": "norm_out.linear",
+        "final_layer.video_out": "proj_out",
+        "final_layer.audio_out": "audio_proj_out",
+    },
+    swapped={  # the gate is first or last
+        "blocks.{}.mlp.fc1": "transformer_blocks.{}.ff.net.0.proj",
+        "token_refiner.blocks.{}.mlp.fc1": "token_refiner.refiner_blocks.{}.ff.net.0.proj",
+    },
     aliases=(
-        *(
-            Alias(DENOISER, f"{native}attn.qkv_proj", tuple(f"{own}attn.to_{part}" for part in "qkv"))
-            for native, own in _BLOCKS.items()
-        ),
-        *(
-            Alias(DENOISER, f"{native}attn.qkv_proj_by_head", tuple(f"{own}attn.to_{part}" for part in "qkv"), head=128)
-            for native, own in _BLOCKS.items()
-        ),
-        *(
-            Alias(DENOISER, f"{native}mlp.fc1", f"{own}ff.net.0.proj", swapped=True)  # the gate is first or last
-            for native, own in _BLOCKS.items()
-        ),
-        *aliases(
-            DENOISER,
-            {
-                f"{native}{name}": f"{own}{theirs}"
-                for native, own in _BLOCKS.items()
-                for name, theirs in {
-                    "attn.out_proj": "attn.to_out.0",
-                    "attn.q_norm": "attn.norm_q",
-                    "attn.k_norm": "attn.norm_k",
-                    "mlp.fc2": "ff.net.2",
-                    "norm1": "norm1",
-                    "norm2": "norm2",
-                    "adaln_proj.linear": "adaln_proj.linear",
-                }.items()
-            },
-        ),
-        *aliases(
-            DENOISER,
-            {
-                "time_embedder.proj_in": "time_embedder.linear_1",
-                "time_embedder.proj_out": "time_embedder.linear_2",
-                "video_patch_proj": "proj_in",
-                "audio_patch_proj": "audio_proj_in",
-                "condition_proj": "context_embedder",
-                "final_layer.norm": "norm_out.norm",
-                "final_layer.adaln_proj.linear": "norm_out.linear",
-                "final_layer.video_out": "proj_out",
-                "final_layer.audio_out": "audio_proj_out",
-            },
-        ),
+        Alias(DENOISER, "blocks.{}.attn.qkv_proj_by_head", _QKV, head=128),
+        Alias(DENOISER, "token_refiner.blocks.{}.attn.qkv_proj_by_head", _REFINER_QKV, head=128),
     ),
 )

@@ -5,14 +5,12 @@ MochiTransformer3DModel, as `convert_mochi_transformer_checkpoint_to_diffusers` 
 goes on, and diffusers calls the text's modulation otherwise there.
 """
 
-from __future__ import annotations
-
 from ...files.components import DENOISER
 from ._t5 import T5_ALIASES
-from .base import Alias, Architecture, Sign, aliases, named
+from .base import Alias, Architecture, Names, layers, linears, named, within
 from .cogvideox import ATTENTION_3072
 
-_BLOCK: dict[str, str | tuple[str, ...]] = {
+_BLOCK: Names = {
     "attn.qkv_x": ("attn1.to_q", "attn1.to_k", "attn1.to_v"),
     "attn.qkv_y": ("attn1.add_q_proj", "attn1.add_k_proj", "attn1.add_v_proj"),
     "attn.q_norm_x": "attn1.norm_q",
@@ -33,45 +31,35 @@ MOCHI = Architecture(
     signs=(
         ATTENTION_3072,
         # FLUX.1 and HunyuanVideo have it as well, in fewer blocks
-        Sign(r"^(denoiser|\?):transformer_blocks_\d+_norm1(_context)?_linear:3072$"),
-        Sign(r"^(denoiser|\?):transformer_blocks_[234]\d_norm1(_context)?_linear:3072$", weight=4),
-        Sign(r"^(denoiser|\?):transformer_blocks_\d+_attn1_(add_[qkv]_proj:1536|to_add_out:3072)$"),
-        Sign(
-            r"^(denoiser|\?):transformer_blocks_\d+_(ff_context_net_(0_proj:1536|2:4096)|norm1_context_linear_1:3072)$"
-        ),
-        Sign(
-            r"^(denoiser|\?):blocks_\d+_"
+        layers(r"transformer_blocks_\d+_norm1(_context)?_linear:3072$"),
+        layers(r"transformer_blocks_[234]\d_norm1(_context)?_linear:3072$", 4),
+        layers(r"transformer_blocks_\d+_attn1_(add_[qkv]_proj:1536|to_add_out:3072)$"),
+        layers(r"transformer_blocks_\d+_(ff_context_net_(0_proj:1536|2:4096)|norm1_context_linear_1:3072)$"),
+        layers(
+            r"blocks_\d+_"
             r"(attn_(qkv_x|proj_[xy]):3072|attn_qkv_y:1536|mod_[xy]:3072|mlp_x_w1:3072|mlp_x_w2:8192|mlp_y_w1:1536)$",
-            weight=5,
+            5,
         ),
         named("mochi"),
     ),
-    never=Sign(r"^(denoiser|\?):(single_(transformer_)?|double_)blocks_\d+_"),  # FLUX.1's, and of models made of them
+    never=layers(r"(single_(transformer_)?|double_)blocks_\d+_"),  # FLUX.1's, and of models made of them
     inputs=("patch_embed.proj",),
+    names={
+        **within("blocks.{}", "transformer_blocks.{}", _BLOCK),
+        "x_embedder.proj": "patch_embed.proj",
+        **linears("t_embedder.mlp", "time_embed.timestep_embedder"),
+        "t5_y_embedder": "time_embed.pooler",
+        "t5_yproj": "time_embed.caption_proj",
+        "final_layer.linear": "proj_out",
+    },
+    swapped={
+        "blocks.{}.mlp_x.w1": f"{_OWN}ff.net.0.proj",
+        "blocks.{}.mlp_y.w1": f"{_OWN}ff_context.net.0.proj",
+        "final_layer.mod": "norm_out.linear",
+    },
     aliases=(
-        *aliases(
-            DENOISER,
-            {
-                f"blocks.{{}}.{native}": _OWN + own if isinstance(own, str) else tuple(_OWN + part for part in own)
-                for native, own in _BLOCK.items()
-            },
-        ),
         Alias(DENOISER, "blocks.{}.mod_y", f"{_OWN}norm1_context.linear"),
         Alias(DENOISER, "blocks.{}.mod_y", f"{_OWN}norm1_context.linear_1"),
-        Alias(DENOISER, "blocks.{}.mlp_x.w1", f"{_OWN}ff.net.0.proj", swapped=True),
-        Alias(DENOISER, "blocks.{}.mlp_y.w1", f"{_OWN}ff_context.net.0.proj", swapped=True),
-        Alias(DENOISER, "final_layer.mod", "norm_out.linear", swapped=True),  # shift and scale
-        *aliases(
-            DENOISER,
-            {
-                "x_embedder.proj": "patch_embed.proj",
-                "t_embedder.mlp.0": "time_embed.timestep_embedder.linear_1",
-                "t_embedder.mlp.2": "time_embed.timestep_embedder.linear_2",
-                "t5_y_embedder": "time_embed.pooler",
-                "t5_yproj": "time_embed.caption_proj",
-                "final_layer.linear": "proj_out",
-            },
-        ),
         *T5_ALIASES,
     ),
 )

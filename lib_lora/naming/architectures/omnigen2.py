@@ -3,8 +3,6 @@
 All programs have the names of VectorSpaceLab/OmniGen2 omnigen2/models/transformers/transformer_omnigen2.py.
 """
 
-from __future__ import annotations
-
 from ._llm import LLM_ALIASES
 from .base import Architecture, Sign, named
 

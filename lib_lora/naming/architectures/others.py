@@ -4,8 +4,6 @@ With these entries, neither a file nor a model is taken for a family with the sa
 Source: huggingface/diffusers models/transformers and models/unets at 0.42.
 """
 
-from __future__ import annotations
-
 from ._flux_blocks import FLUX_DIFFUSERS_SIGNS, MODULATION_SIGN, T5_INPUT_SIGN
 from ._ldm_unet import IN_UNET
 from .base import Architecture, Sign, named
@@ -145,13 +143,7 @@ DIT = _family(
     _own(r"transformer_blocks_\d+_attn1_to_([qkv]|out_0):1152$", 1),
     never=r"adaln_single_|caption_projection_|transformer_blocks_\d+_(attn2_|attn_|ff_context_)|blocks_",
 )
-LATTE = _family(
-    "latte",
-    "Latte",
-    _own("temporal_transformer_blocks_"),
-    named("latte"),
-    never=r"(down|up|mid)_block",
-)
+LATTE = _family("latte", "Latte", _own("temporal_transformer_blocks_"), named("latte"), never=r"(down|up|mid)_block")
 LUMINA_NEXT = _family(
     "lumina_next",
     "Lumina-Next",
@@ -212,9 +204,7 @@ PRX = _family(
     ),
 )
 AMUSED = _family(
-    "amused",
-    "aMUSEd",
-    _own(r"(down|up)_block_(attention_blocks|res_blocks)_|transformer_layers_\d+_|mlm_layer_"),
+    "amused", "aMUSEd", _own(r"(down|up)_block_(attention_blocks|res_blocks)_|transformer_layers_\d+_|mlm_layer_")
 )
 STABLE_AUDIO = _family(
     "stable_audio",

@@ -3,20 +3,18 @@
 Source: diffusers' QwenImageTransformer2DModel; Comfy-Org/ComfyUI comfy/ldm/qwen_image/model.py.
 """
 
-from __future__ import annotations
-
 from ._flux_blocks import JOINT_ATTENTION_SIGN
 from ._llm import LLM_ALIASES
-from .base import Architecture, Sign, named
+from .base import Architecture, Sign, layers, named
 
 QWEN_IMAGE = Architecture(
     name="qwen_image",
     title="Qwen-Image",
     before=("flux",),  # a file of nothing but layers that both have leaves out the most of Flux
     signs=(
-        Sign(r"^(denoiser|\?):transformer_blocks_\d+_(img|txt)_(mlp_net_|mod_1:3072$)", weight=6),
+        layers(r"transformer_blocks_\d+_(img|txt)_(mlp_net_|mod_1:3072$)", 6),
         # FLUX.1 and HunyuanVideo call their double blocks so, too, but have 19 or 20 of them
-        Sign(r"^(denoiser|\?):transformer_blocks_[2-5]\d_attn_(to_[qkv]|add_[qkv]_proj|to_out_0|to_add_out):3072$"),
+        layers(r"transformer_blocks_[2-5]\d_attn_(to_[qkv]|add_[qkv]_proj|to_out_0|to_add_out):3072$"),
         JOINT_ATTENTION_SIGN,
         # Qwen2.5-VL 7B
         Sign(
@@ -25,6 +23,6 @@ QWEN_IMAGE = Architecture(
         ),
         named(r"qwen[_-]image(?![_-]?2[._]1)"),
     ),
-    never=Sign(r"^(denoiser|\?):transformer_blocks_\d+_(encoder_proj|img_mlp_(shared_)?expert)"),  # Nucleus-Image's
+    never=layers(r"transformer_blocks_\d+_(encoder_proj|img_mlp_(shared_)?expert)"),  # Nucleus-Image's
     aliases=LLM_ALIASES,
 )

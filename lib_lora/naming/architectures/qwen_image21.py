@@ -5,11 +5,8 @@ ComfyUI's checkpoints have the first two layers of the MLP as one.
 Source: diffusers' QwenImage21Transformer2DModel; for the layer of two vladmandic/sdnext pipelines/qwen/qwen21_lora.py.
 """
 
-from __future__ import annotations
-
-from ...files.components import DENOISER
 from ._llm import LLM_ALIASES
-from .base import Architecture, Sign, aliases, named
+from .base import Architecture, layers, named
 
 _MLP = "transformer_blocks.{}.img_mlp."
 
@@ -17,11 +14,12 @@ QWEN_IMAGE21 = Architecture(
     name="qwen_image21",
     title="Qwen-Image 2.1",
     signs=(
-        Sign(r"^(denoiser|\?):transformer_blocks_\d+_img_mlp_(gate_up|gate_layer|proj):4096$", weight=6),
-        Sign(r"^(denoiser|\?):transformer_blocks_\d+_img_mlp_out:12288$", weight=6),
-        Sign(r"^(denoiser|\?):txt_in_(in|out)_layer:4096$"),
-        Sign(r"^(denoiser|\?):transformer_blocks_\d+_attn_to_([qkv]|out_0):4096$", weight=1),  # as in FLUX.2 Klein
+        layers(r"transformer_blocks_\d+_img_mlp_(gate_up|gate_layer|proj):4096$", 6),
+        layers(r"transformer_blocks_\d+_img_mlp_out:12288$", 6),
+        layers(r"txt_in_(in|out)_layer:4096$"),
+        layers(r"transformer_blocks_\d+_attn_to_([qkv]|out_0):4096$", 1),  # as in FLUX.2 Klein
         named("qwen[_-]image[_-]?2[._]1"),
     ),
-    aliases=(*aliases(DENOISER, {f"{_MLP}gate_up": (f"{_MLP}gate_layer", f"{_MLP}proj")}), *LLM_ALIASES),
+    names={f"{_MLP}gate_up": (f"{_MLP}gate_layer", f"{_MLP}proj")},
+    aliases=LLM_ALIASES,
 )

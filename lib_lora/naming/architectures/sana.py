@@ -5,14 +5,10 @@ SanaTransformer2DModel, as `convert_sana_transformer_to_diffusers` has it. SanaV
 convolution, over time.
 """
 
-from __future__ import annotations
-
-from ...files.components import DENOISER
 from ._llm import LLM_ALIASES
-from .base import Architecture, Sign, Variant, aliases, named
+from .base import Architecture, Names, Variant, layers, linears, named, within
 
-_OWN = "transformer_blocks.{}."
-_BLOCK: dict[str, str | tuple[str, ...]] = {
+_BLOCK: Names = {
     "attn.qkv": ("attn1.to_q", "attn1.to_k", "attn1.to_v"),
     "attn.proj": "attn1.to_out.0",
     "attn.q_norm": "attn1.norm_q",
@@ -32,42 +28,26 @@ SANA = Architecture(
     name="sana",
     title="Sana",
     signs=(
-        Sign(
-            r"^(denoiser|\?):(transformer_blocks_\d+_ff_conv_(inverted|depth|point|temp)"
+        layers(
+            r"(transformer_blocks_\d+_ff_conv_(inverted|depth|point|temp)"
             r"|blocks_\d+_mlp_((inverted|depth|point)_conv_conv|t_conv)):",
-            weight=5,
+            5,
         ),
-        Sign(
-            r"^(denoiser|\?):(transformer_blocks_\d+_attn[12]_to_([qkv]|out_0)"
+        layers(
+            r"(transformer_blocks_\d+_attn[12]_to_([qkv]|out_0)"
             r"|blocks_\d+_(attn_(qkv|proj)|cross_attn_(q_linear|kv_linear|proj))):2240$"
         ),
         named("sana"),
     ),
-    variants=(
-        Variant("Sana 0.6B", width=1152),
-        Variant("Sana 1.6B or 4.8B", width=2240),
-    ),
-    aliases=(
-        *aliases(
-            DENOISER,
-            {
-                f"blocks.{{}}.{native}": _OWN + own if isinstance(own, str) else tuple(_OWN + part for part in own)
-                for native, own in _BLOCK.items()
-            },
-        ),
-        *aliases(
-            DENOISER,
-            {
-                "x_embedder.proj": "patch_embed.proj",
-                "t_embedder.mlp.0": "time_embed.emb.timestep_embedder.linear_1",
-                "t_embedder.mlp.2": "time_embed.emb.timestep_embedder.linear_2",
-                "t_block.1": "time_embed.linear",
-                "y_embedder.y_proj.fc1": "caption_projection.linear_1",
-                "y_embedder.y_proj.fc2": "caption_projection.linear_2",
-                "attention_y_norm": "caption_norm",
-                "final_layer.linear": "proj_out",
-            },
-        ),
-        *LLM_ALIASES,
-    ),
+    variants=(Variant("Sana 0.6B", width=1152), Variant("Sana 1.6B or 4.8B", width=2240)),
+    names={
+        **within("blocks.{}", "transformer_blocks.{}", _BLOCK),
+        "x_embedder.proj": "patch_embed.proj",
+        **linears("t_embedder.mlp", "time_embed.emb.timestep_embedder"),
+        "t_block.1": "time_embed.linear",
+        **linears("y_embedder.y_proj", "caption_projection", ("fc1", "fc2")),
+        "attention_y_norm": "caption_norm",
+        "final_layer.linear": "proj_out",
+    },
+    aliases=LLM_ALIASES,
 )

@@ -1,10 +1,8 @@
 """Stable Diffusion 1.x: UNet with 768-wide cross attention, CLIP ViT-L/14."""
 
-from __future__ import annotations
-
 from ._clip import CLIP_ALIASES
 from ._ldm_unet import IN_UNET, UNET_ALIASES
-from .base import Architecture, Sign, Variant, named
+from .base import Architecture, Sign, Variant, layers, named
 
 SD1 = Architecture(
     name="sd1",
@@ -15,7 +13,7 @@ SD1 = Architecture(
         Sign(
             r"^(text_encoder|\?):(text_model_)?encoder_layers_\d+_.*(q_proj|fc1):768$", weight=1
         ),  # SDXL has it as well
-        Sign(r"^(denoiser|\?):(down_blocks_0|input_blocks_1)_.*transformer_blocks_0_attn", weight=1),
+        layers(r"(down_blocks_0|input_blocks_1)_.*transformer_blocks_0_attn", 1),
         named(r"sd_v1|sd_1\.|sd1x|stable-diffusion-v1"),
     ),
     never=Sign(rf"{IN_UNET}.*attn2_to_[kv]:(1024|1280|2048)$"),

@@ -1,7 +1,5 @@
 """Stable Diffusion 2.x: UNet with 1024-wide cross attention, OpenCLIP ViT-H/14 (23 of its 24 layers used)."""
 
-from __future__ import annotations
-
 from ._clip import CLIP_ALIASES, OPEN_CLIP_ALIASES
 from ._ldm_unet import IN_UNET, UNET_ALIASES
 from .base import Architecture, Sign, Variant, named

@@ -3,15 +3,13 @@
 Source: Stability-AI/sd3.5 mmditx.py against diffusers' SD3Transformer2DModel.
 """
 
-from __future__ import annotations
-
 from ...files.components import DENOISER
 from ._clip import BIG_G_SIGN, CLIP_ALIASES
 from ._flux_blocks import OTHERS, T5_INPUT_SIGN
 from ._t5 import T5_ALIASES
-from .base import Alias, Architecture, Sign, Variant, aliases, named
+from .base import Alias, Architecture, Names, Variant, layers, linears, named, within
 
-_BLOCK: dict[str, str | tuple[str, ...]] = {
+_BLOCK: Names = {
     "x_block.attn.qkv": ("attn.to_q", "attn.to_k", "attn.to_v"),
     "x_block.attn.ln_q": "attn.norm_q",
     "x_block.attn.ln_k": "attn.norm_k",
@@ -33,22 +31,17 @@ _BLOCK: dict[str, str | tuple[str, ...]] = {
 _CONTEXT = "joint_blocks.{}.context_block.adaLN_modulation.1", "transformer_blocks.{}.norm1_context.linear"
 
 
-def _below(names: str | tuple[str, ...]) -> str | tuple[str, ...]:
-    block = "transformer_blocks.{}."
-    return block + names if isinstance(names, str) else tuple(block + name for name in names)
-
-
 SD3 = Architecture(
     name="sd3",
     title="Stable Diffusion 3",
     signs=(
-        Sign(r"^(denoiser|\?):joint_blocks_\d+_(x|context)_block_(attn2?_qkv|attn2?_proj|mlp_fc1):(1536|2432)$", 4),
-        Sign(r"^(denoiser|\?):transformer_blocks_\d+_(attn_add_[qkv]_proj|attn_to_add_out):(1536|2432)$", 4),
-        Sign(r"^(denoiser|\?):transformer_blocks_\d+_attn_to_[qkv]:(1536|2432)$", 2),
-        Sign(r"^(denoiser|\?):transformer_blocks_\d+_(ff_context_net_0_proj|norm1_context_linear):(1536|2432)$", 2),
+        layers(r"joint_blocks_\d+_(x|context)_block_(attn2?_qkv|attn2?_proj|mlp_fc1):(1536|2432)$", 4),
+        layers(r"transformer_blocks_\d+_(attn_add_[qkv]_proj|attn_to_add_out):(1536|2432)$", 4),
+        layers(r"transformer_blocks_\d+_attn_to_[qkv]:(1536|2432)$", 2),
+        layers(r"transformer_blocks_\d+_(ff_context_net_0_proj|norm1_context_linear):(1536|2432)$", 2),
         # Stable Audio has such layers, too
-        Sign(r"^(denoiser|\?):time_text_embed_text_embedder_linear_1:2048$", 4),
-        Sign(r"^(denoiser|\?):transformer_blocks_\d+_(attn2_to_[qkv]|ff_net_0_proj):(1536|2432)$", 1),
+        layers(r"time_text_embed_text_embedder_linear_1:2048$", 4),
+        layers(r"transformer_blocks_\d+_(attn2_to_[qkv]|ff_net_0_proj):(1536|2432)$", 1),
         BIG_G_SIGN,
         T5_INPUT_SIGN,
         # sd-scripts gives the name of the variant for the version
@@ -60,23 +53,18 @@ SD3 = Architecture(
         Variant("Stable Diffusion 3.5 Large", width=2432),
         Variant("Stable Diffusion 3.5 Medium", layers=r"_blocks[._]\d+[._](x_block[._])?attn2[._]"),
     ),
+    names={
+        **within("joint_blocks.{}", "transformer_blocks.{}", _BLOCK),
+        "x_embedder.proj": "pos_embed.proj",
+        **linears("t_embedder.mlp", "time_text_embed.timestep_embedder"),
+        **linears("y_embedder.mlp", "time_text_embed.text_embedder"),
+        "final_layer.linear": "proj_out",
+    },
+    swapped={"final_layer.adaLN_modulation.1": "norm_out.linear"},
     aliases=(
-        *aliases(DENOISER, {f"joint_blocks.{{}}.{native}": _below(names) for native, names in _BLOCK.items()}),
         Alias(DENOISER, *_CONTEXT, times=6),
         # the last block gives no context: only shift and scale, and diffusers has scale first there
         Alias(DENOISER, *_CONTEXT, swapped=True, times=2),
-        *aliases(
-            DENOISER,
-            {
-                "x_embedder.proj": "pos_embed.proj",
-                "t_embedder.mlp.0": "time_text_embed.timestep_embedder.linear_1",
-                "t_embedder.mlp.2": "time_text_embed.timestep_embedder.linear_2",
-                "y_embedder.mlp.0": "time_text_embed.text_embedder.linear_1",
-                "y_embedder.mlp.2": "time_text_embed.text_embedder.linear_2",
-                "final_layer.linear": "proj_out",
-            },
-        ),
-        Alias(DENOISER, "final_layer.adaLN_modulation.1", "norm_out.linear", swapped=True),  # shift and scale
         *CLIP_ALIASES,
         *T5_ALIASES,
     ),

@@ -1,7 +1,5 @@
 """Stable Diffusion XL base: three-level UNet with 2048-wide cross attention, CLIP ViT-L/14 and OpenCLIP bigG/14."""
 
-from __future__ import annotations
-
 from ._clip import BIG_G_SIGN, CLIP_ALIASES, OPEN_CLIP_ALIASES
 from ._ldm_unet import IN_UNET, UNET_ALIASES
 from .base import Architecture, Sign, Variant, named
@@ -24,9 +22,5 @@ SDXL = Architecture(
         Variant("Stable Diffusion XL inpainting", inputs=9),
         Variant("InstructPix2Pix for Stable Diffusion XL", inputs=8),
     ),
-    aliases=(
-        *UNET_ALIASES,
-        *CLIP_ALIASES,
-        *OPEN_CLIP_ALIASES,
-    ),
+    aliases=(*UNET_ALIASES, *CLIP_ALIASES, *OPEN_CLIP_ALIASES),
 )

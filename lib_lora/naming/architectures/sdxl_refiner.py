@@ -1,7 +1,5 @@
 """Stable Diffusion XL refiner: four-level UNet of width 384 with 1280-wide cross attention, OpenCLIP bigG/14 alone."""
 
-from __future__ import annotations
-
 from ._clip import BIG_G_SIGN, CLIP_ALIASES, OPEN_CLIP_ALIASES
 from ._ldm_unet import IN_UNET, UNET_ALIASES
 from .base import Architecture, Sign, named
@@ -18,9 +16,5 @@ SDXL_REFINER = Architecture(
     ),
     never=Sign(rf"{IN_UNET}.*attn1_to_[qkv]:(320|640)$"),
     # A1111 and diffusers both call the only encoder the second one, ldm's own code the first
-    aliases=(
-        *UNET_ALIASES,
-        *CLIP_ALIASES,
-        *OPEN_CLIP_ALIASES,
-    ),
+    aliases=(*UNET_ALIASES, *CLIP_ALIASES, *OPEN_CLIP_ALIASES),
 )

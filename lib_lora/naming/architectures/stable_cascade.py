@@ -5,11 +5,9 @@ comfy/ldm/cascade/common.py, which has it apart; diffusers' StableCascadeUNet. O
 ComfyUI's tree, its newest (`in_proj.0`) after the parts of torch's.
 """
 
-from __future__ import annotations
-
 from ...files.components import DENOISER
 from ._clip import CLIP_ALIASES, OPEN_CLIP_ALIASES
-from .base import Alias, Architecture, Sign, aliases, named
+from .base import Alias, Architecture, layers, named
 
 _LAYERS = tuple(f"{side}_blocks.{{}}.{{}}.attention" for side in ("down", "up"))
 _QKV = tuple("qkv")
@@ -19,23 +17,20 @@ STABLE_CASCADE = Architecture(
     title="Stable Cascade",
     signs=(
         # blocks of layers by number, where Stable Diffusion's have names
-        Sign(
-            r"^(denoiser|\?):(down|up)_blocks_\d+_\d+_"
+        layers(
+            r"(down|up)_blocks_\d+_\d+_"
             r"(attention_|channelwise_|kv_mapper_|mapper(_sca|_crp)?:|depthwise:)",
-            weight=10,
+            10,
         ),
         named("stable[_-]cascade"),
     ),
+    names={
+        **{f"{layer}.attn.to_{part}": f"{layer}.to_{part}" for layer in _LAYERS for part in _QKV},
+        **{f"{layer}.attn.out_proj": f"{layer}.to_out.0" for layer in _LAYERS},
+        "clip_mapper": "clip_txt_pooled_mapper",  # the decoder's,
+    },
     aliases=(
         *(Alias(DENOISER, f"{layer}.attn.in_proj", tuple(f"{layer}.to_{part}" for part in _QKV)) for layer in _LAYERS),
-        *aliases(
-            DENOISER,
-            {
-                **{f"{layer}.attn.to_{part}": f"{layer}.to_{part}" for layer in _LAYERS for part in _QKV},
-                **{f"{layer}.attn.out_proj": f"{layer}.to_out.0" for layer in _LAYERS},
-                "clip_mapper": "clip_txt_pooled_mapper",  # the decoder's
-            },
-        ),
         *CLIP_ALIASES,
         *OPEN_CLIP_ALIASES,
     ),

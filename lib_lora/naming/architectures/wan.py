@@ -7,20 +7,13 @@ before cross attention has weights, so that no name has two meanings.
 Wan 2.2's 14B is two such models, see `EXPERTS` in `components.py`.
 """
 
-from __future__ import annotations
-
 import re
 
 from ...files.components import DENOISER, EXPERTS, NOISE
 from ._llm import UMT5_ALIASES
-from .base import Architecture, Sign, Variant, aliases, named
+from .base import Architecture, Variant, aliases, layers, linears, named, within
 
-_ATTENTION = {
-    **{part: f"to_{part}" for part in "qkv"},
-    "o": "to_out.0",
-    "norm_q": "norm_q",
-    "norm_k": "norm_k",
-}
+_ATTENTION = {**{part: f"to_{part}" for part in "qkv"}, "o": "to_out.0", "norm_q": "norm_q", "norm_k": "norm_k"}
 _IMAGE = {"k_img": "add_k_proj", "v_img": "add_v_proj", "norm_k_img": "norm_added_k"}
 _BLOCK = {
     **{f"self_attn.{native}": f"attn1.{own}" for native, own in _ATTENTION.items()},
@@ -84,13 +77,11 @@ WAN = Architecture(
     name="wan",
     title="Wan 2",
     signs=(
-        Sign(r"^(denoiser|\?):(vace_)?blocks_\d+_(block_)?(self|cross)_attn_([qkvo]|[kv]_img):(1536|3072|5120)$"),
-        Sign(
-            r"^(denoiser|\?):blocks_\d+_(block_)?(self|cross)_attn_(to_([qkv]|out_0)|add_[kv]_proj):(1536|3072|5120)$"
-        ),
-        Sign(r"^(denoiser|\?):(vace_)?blocks_\d+_attn[12]_(to_([qkv]|out_0)|add_[kv]_proj):(1536|3072|5120)$"),
-        Sign(r"^(denoiser|\?):(vace_)?blocks_\d+_ffn_(0|net_0_proj):(1536|3072|5120)$"),
-        Sign(r"^(denoiser|\?):(vace_)?blocks_\d+_ffn_(net_)?2:(8960|13824|14336)$"),
+        layers(r"(vace_)?blocks_\d+_(block_)?(self|cross)_attn_([qkvo]|[kv]_img):(1536|3072|5120)$"),
+        layers(r"blocks_\d+_(block_)?(self|cross)_attn_(to_([qkv]|out_0)|add_[kv]_proj):(1536|3072|5120)$"),
+        layers(r"(vace_)?blocks_\d+_attn[12]_(to_([qkv]|out_0)|add_[kv]_proj):(1536|3072|5120)$"),
+        layers(r"(vace_)?blocks_\d+_ffn_(0|net_0_proj):(1536|3072|5120)$"),
+        layers(r"(vace_)?blocks_\d+_ffn_(net_)?2:(8960|13824|14336)$"),
         named("wan|skyreels|helios"),
     ),
     inputs=("patch_embedding",),
@@ -109,39 +100,25 @@ WAN = Architecture(
         Variant("Wan Animate", layers=r"face_adapter|face_encoder|motion_encoder|pose_patch"),
         Variant("Wan S2V", layers=r"audio_(injector|encoder)|casual_audio"),
     ),
-    aliases=(
-        *aliases(
-            DENOISER,
-            {
-                f"{blocks}.{{}}.{native}": f"{blocks}.{{}}.{own}"
-                for blocks in ("blocks", "vace_blocks")
-                for native, own in _BLOCK.items()
-            },
-        ),
-        *aliases(DENOISER, {f"blocks.{{}}.block.{native}": f"blocks.{{}}.{native}" for native in _BLOCK}),
-        *aliases(DENOISER, {f"blocks.{{}}.{native}": f"blocks.{{}}.{own}" for native, own in _ANIMATE_2.items()}),
-        *aliases(
-            DENOISER,
-            {
-                "vace_blocks.{}.before_proj": "vace_blocks.{}.proj_in",
-                "vace_blocks.{}.after_proj": "vace_blocks.{}.proj_out",
-                "face_adapter.fuser_blocks.{}.linear1_q": "face_adapter.{}.to_q",
-                "face_adapter.fuser_blocks.{}.linear1_kv": ("face_adapter.{}.to_k", "face_adapter.{}.to_v"),
-                "face_adapter.fuser_blocks.{}.linear2": "face_adapter.{}.to_out",
-                "face_adapter.fuser_blocks.{}.q_norm": "face_adapter.{}.norm_q",
-                "face_adapter.fuser_blocks.{}.k_norm": "face_adapter.{}.norm_k",
-                "text_embedding.0": "condition_embedder.text_embedder.linear_1",
-                "text_embedding.2": "condition_embedder.text_embedder.linear_2",
-                "time_embedding.0": "condition_embedder.time_embedder.linear_1",
-                "time_embedding.2": "condition_embedder.time_embedder.linear_2",
-                "time_projection.1": "condition_embedder.time_proj",
-                "img_emb.proj.0": "condition_embedder.image_embedder.norm1",
-                "img_emb.proj.1": "condition_embedder.image_embedder.ff.net.0.proj",
-                "img_emb.proj.3": "condition_embedder.image_embedder.ff.net.2",
-                "img_emb.proj.4": "condition_embedder.image_embedder.norm2",
-                "head.head": "proj_out",
-            },
-        ),
-        *UMT5_ALIASES,
-    ),
+    names={
+        **within("blocks.{}", "blocks.{}", _BLOCK),
+        **within("vace_blocks.{}", "vace_blocks.{}", _BLOCK),
+        **{f"blocks.{{}}.block.{native}": f"blocks.{{}}.{native}" for native in _BLOCK},
+        "vace_blocks.{}.before_proj": "vace_blocks.{}.proj_in",
+        "vace_blocks.{}.after_proj": "vace_blocks.{}.proj_out",
+        "face_adapter.fuser_blocks.{}.linear1_q": "face_adapter.{}.to_q",
+        "face_adapter.fuser_blocks.{}.linear1_kv": ("face_adapter.{}.to_k", "face_adapter.{}.to_v"),
+        "face_adapter.fuser_blocks.{}.linear2": "face_adapter.{}.to_out",
+        "face_adapter.fuser_blocks.{}.q_norm": "face_adapter.{}.norm_q",
+        "face_adapter.fuser_blocks.{}.k_norm": "face_adapter.{}.norm_k",
+        **linears("text_embedding", "condition_embedder.text_embedder"),
+        **linears("time_embedding", "condition_embedder.time_embedder"),
+        "time_projection.1": "condition_embedder.time_proj",
+        "img_emb.proj.0": "condition_embedder.image_embedder.norm1",
+        "img_emb.proj.1": "condition_embedder.image_embedder.ff.net.0.proj",
+        "img_emb.proj.3": "condition_embedder.image_embedder.ff.net.2",
+        "img_emb.proj.4": "condition_embedder.image_embedder.norm2",
+        "head.head": "proj_out",
+    },
+    aliases=(*aliases(DENOISER, within("blocks.{}", "blocks.{}", _ANIMATE_2)), *UMT5_ALIASES),
 )

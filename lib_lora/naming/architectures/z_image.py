@@ -5,15 +5,10 @@ Source: Comfy-Org/ComfyUI comfy/ldm/lumina/model.py, which serves Lumina 2 as we
 ZImageTransformer2DModel; for its older names vladmandic/sdnext pipelines/z_image/zimage_lora.py.
 """
 
-from __future__ import annotations
-
-from ...files.components import DENOISER
-from ._flux_blocks import below
 from ._llm import LLM_ALIASES
-from .base import Alias, Architecture, Sign, aliases, named
+from .base import Architecture, Names, few_keys, layers, named, within
 
-_BLOCKS = ("layers.{}", "noise_refiner.{}", "context_refiner.{}")
-_RENAMED: dict[str, str | tuple[str, ...]] = {
+_RENAMED: Names = {
     "attention.out": ("attention.to_out.0",),  # no prefix of the next
     "attention.out.0": "attention.to_out.0",
     "attention.wo": "attention.to_out.0",
@@ -27,38 +22,25 @@ Z_IMAGE = Architecture(
     image_first=("ZImageTransformer2DModel",),
     signs=(
         # Lumina 2 has the same names at 2304
-        Sign(
-            r"^(denoiser|\?):(layers|noise_refiner|context_refiner)_\d+_"
+        layers(
+            r"(layers|noise_refiner|context_refiner)_\d+_"
             r"(attention_(qkv|to_[qkv]|to_out_0|out|wo)|feed_forward_w[13]):3840$",
-            weight=4,
+            4,
         ),
-        Sign(r"^(denoiser|\?):(layers|noise_refiner|context_refiner)_\d+_feed_forward_w2:10240$", weight=4),
-        Sign(r"^(denoiser|\?):(layers|noise_refiner|context_refiner)_\d+_attention_to_([qkv]|out_0):(3840|\?)$"),
+        layers(r"(layers|noise_refiner|context_refiner)_\d+_feed_forward_w2:10240$", 4),
+        layers(r"(layers|noise_refiner|context_refiner)_\d+_attention_to_([qkv]|out_0):(3840|\?)$"),
         named("z[_-]?image"),
     ),
+    names={
+        **within("layers.{}", "layers.{}", _RENAMED),
+        **within("noise_refiner.{}", "noise_refiner.{}", _RENAMED),
+        **within("context_refiner.{}", "context_refiner.{}", _RENAMED),
+        "x_embedder": "all_x_embedder.2-1",
+        "final_layer.linear": "all_final_layer.2-1.linear",
+        "final_layer.adaLN_modulation.1": "all_final_layer.2-1.adaLN_modulation.1",
+    },
     aliases=(
-        *(
-            Alias(
-                DENOISER,
-                f"{block}.attention.qkv",
-                tuple(f"{block}.attention.to_{part}" for part in "qkv"),
-                sizes=("in", "rest", "rest"),
-            )
-            for block in _BLOCKS
-        ),
-        *aliases(
-            DENOISER,
-            {
-                **{
-                    f"{block}.{native}": below(block, diffusers)
-                    for block in _BLOCKS
-                    for native, diffusers in _RENAMED.items()
-                },
-                "x_embedder": "all_x_embedder.2-1",
-                "final_layer.linear": "all_final_layer.2-1.linear",
-                "final_layer.adaLN_modulation.1": "all_final_layer.2-1.adaLN_modulation.1",
-            },
-        ),
+        *few_keys("attention.qkv", "attention.to_", "layers.{}", "noise_refiner.{}", "context_refiner.{}"),
         *LLM_ALIASES,
     ),
 )

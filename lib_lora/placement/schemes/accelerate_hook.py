@@ -5,8 +5,6 @@ Source: huggingface/accelerate hooks.py. `add_hook_to_module` keeps the layer's 
 without a call of `_apply`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from torch import nn

@@ -5,8 +5,6 @@ stays behind is copied over at each call. Source: Forge backend/operations.py, `
 comfy/ops.py, `cast_bias_weight`, in Forge Classic and reForge `ldm_patched/modules/ops.py`.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from ...tensors import every

@@ -5,8 +5,6 @@ function references, each of which keeps the forward below it. Group offload swa
 `_apply`; at leaf level the layer itself carries the hook, at block level an ancestor does and adapters stay.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from torch import nn

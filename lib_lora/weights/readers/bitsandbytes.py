@@ -4,8 +4,6 @@ Source: bitsandbytes nn/modules.py and functional.py; Forge backend/operations_b
 declare no sizes and hold a subclass of `Params4bit`.
 """
 
-from __future__ import annotations
-
 import copy
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """A plain floating weight, as torch's own layers have it; hosts that cast it do so inside their forward."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -7,8 +7,6 @@ a scale. Values with a scale: checkpoints called "scaled fp8". Source: Forge bac
 what loads them as they are, spell it `weight_scale` (SD.Next pipelines/native_transformer.py).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

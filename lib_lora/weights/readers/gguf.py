@@ -3,8 +3,6 @@
 Each is decoded by its own program, in the dtype in which that decodes: for most types the fp16 of the file's scales.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

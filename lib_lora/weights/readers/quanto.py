@@ -3,8 +3,6 @@
 Source: huggingface/optimum-quanto nn/qmodule.py and tensor/qtensor.py.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor, nn

@@ -6,8 +6,6 @@ them by name; `original_shape` is the weight's own. Layers that multiply in int8
 which the dequantizer undoes when told `skip_quantized_matmul`.
 """
 
-from __future__ import annotations
-
 import inspect
 from functools import lru_cache
 from typing import Any

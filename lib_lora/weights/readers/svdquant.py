@@ -5,8 +5,6 @@ they are asked for the product with the identity. That is exact but for the roun
 of a row with one entry, 4 bits keep all.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

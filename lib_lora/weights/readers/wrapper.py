@@ -5,8 +5,6 @@ quantized tensors are made the same way. They show the shape and dtype of the we
 decode themselves; some (torchao's int4 with packed layouts) know nothing but how to be multiplied by.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor, nn

@@ -208,7 +208,7 @@ class TestHomes:
     def test_they_are_counted_until_nothing_is_in_force(self, expected: Expected, accelerator: torch.device) -> None:
         engine, unet = self.streamed(expected, accelerator)
         pieces = [way._piece for way in residents(unet).values()]
-        assert engine.memory().host_copies == sum(piece[1].nbytes for piece in pieces if piece) > 0
+        assert engine.memory().host_copies == sum(piece.nbytes for piece in pieces if piece) > 0
         engine.deactivate()
         assert engine.memory().host_copies == 0
 

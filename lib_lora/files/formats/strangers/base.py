@@ -40,8 +40,8 @@ class Stranger:
     """For people, as in `a ControlNet`."""
     remedy: str
     """What reads it, as in `load it with ControlNet`."""
-    signs: tuple[str, ...] = ()
-    """All of them must be found, each at the begin of a line."""
+    signs: str | tuple[str, ...] = ()
+    """One, or several that must all be found, each at the begin of a line."""
     never: str = ""
     """A sign of other files."""
     most: int | None = None
@@ -53,18 +53,23 @@ class Stranger:
     before: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for sign in (*self.signs, *filter(None, [self.never])):
+        for sign in (*self.all_signs, *filter(None, [self.never])):
             if not sign.startswith("^"):
                 raise ValueError(f"{sign!r} must begin with ^")
 
     def __str__(self) -> str:
         return f"it is {self.title}: {self.remedy}"
 
+    @property
+    def all_signs(self) -> tuple[str, ...]:
+        """Return the signs as a tuple."""
+        return (self.signs,) if isinstance(self.signs, str) else self.signs
+
     def matches(self, text: str) -> bool:
         """Return whether the lines of a file, each behind a line feed, have all signs."""
         if not self.signs or (self.most is not None and text.count("\nkey:") > self.most):
             return False
-        wanted = all(_searched(sign)(text) for sign in self.signs)
+        wanted = all(_searched(sign)(text) for sign in self.all_signs)
         return wanted and not (self.never and _searched(self.never)(text))
 
 

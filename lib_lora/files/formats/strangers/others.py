@@ -1,7 +1,5 @@
 """Adapters of models that make no pictures, and files that are no safetensors at all."""
 
-from __future__ import annotations
-
 from .base import Stranger
 
 _LOAD_ELSEWHERE = "it changes nothing in an image model; load it with PEFT into the model it was made for"
@@ -23,10 +21,8 @@ SAM_LORA = Stranger(
     "sam_lora",
     "a LoRA of Segment Anything",
     _ITS_TRAINER,
-    (
-        r"^key:(w_[ab]_\d{3}:|[^:]*linear_[ab]_[qv]\.|(base_model\.model\.)?[^:]*(image_encoder\.(blocks|trunk|neck)"
-        r"|mask_decoder|vision_encoder\.layers\.\d+\.attn\.qkv)[^:]*lora)",
-    ),
+    r"^key:(w_[ab]_\d{3}:|[^:]*linear_[ab]_[qv]\.|(base_model\.model\.)?[^:]*(image_encoder\.(blocks|trunk|neck)"
+    r"|mask_decoder|vision_encoder\.layers\.\d+\.attn\.qkv)[^:]*lora)",
 )
 WHISPER_LORA = _lora(
     "whisper_lora",
@@ -73,22 +69,20 @@ VAE_LORA = Stranger(
     "vae_lora",
     "a LoRA of a VAE",
     _ITS_TRAINER,
-    (
-        r"^key:((vae|first_stage_model)\.|base_model\.model\.(encoder|decoder)\.(mid_block|conv_in|down_blocks|up_blocks)"
-        r"|lora_vae_)[^:]*(lora|\.alpha)",
-    ),
+    r"^key:((vae|first_stage_model)\.|base_model\.model\.(encoder|decoder)\.(mid_block|conv_in|down_blocks|up_blocks)"
+    r"|lora_vae_)[^:]*(lora|\.alpha)",
 )
 PREFERENCE = Stranger(
     "reward_model",
     "a model or LoRA that judges pictures (ImageReward, PickScore, HPS)",
     "load it with the program that trains with it",
-    (r"^key:(blip\.|reward_head\.|rm_head\.|value_head\.|v_head\.)",),
+    r"^key:(blip\.|reward_head\.|rm_head\.|value_head\.|v_head\.)",
 )
 POLICY_LORA = Stranger(
     "classifier_lora",
     "an adapter with a head of its own for classifying",
     _LOAD_ELSEWHERE,
-    (r"^key:base_model\.model\.(score|classifier|classification_head|qa_outputs|regression_head)\.[^:]*",),
+    r"^key:base_model\.model\.(score|classifier|classification_head|qa_outputs|regression_head)\.[^:]*",
     general=1,
 )
 
@@ -100,10 +94,7 @@ WEB_PAGE = _head(
     b"<html",
 )
 XML = _head(
-    "xml",
-    "a message of a server, not an adapter",
-    "the site refused the download; download it again",
-    b"<?xml",
+    "xml", "a message of a server, not an adapter", "the site refused the download; download it again", b"<?xml"
 )
 JSON = _head(
     "json",
@@ -116,17 +107,14 @@ JSON = _head(
 )
 LFS = _head("lfs_pointer", "a Git LFS pointer, not the file itself", "fetch it with `git lfs pull`", b"version ")
 GGUF = _head(
-    "gguf",
-    "a GGUF file",
-    "load it as the model or text encoder; only safetensors adapters can be read",
-    b"gguf",
+    "gguf", "a GGUF file", "load it as the model or text encoder; only safetensors adapters can be read", b"gguf"
 )
 GGML = _head("ggml", "a GGML file", _ITS_PROGRAM, b"lmgg", b"tjgg", b"fmgg")
 NUMPY = Stranger(
     "numpy",
     "an array of NumPy",
     "load it with the program that wrote it",
-    (r"^key:[^:]*\.npy:",),
+    r"^key:[^:]*\.npy:",
     heads=(b"\x93numpy",),
 )
 PICTURE = _head(
@@ -142,7 +130,7 @@ ARCHIVE = Stranger(
     "archive",
     "an archive",
     "unpack it",
-    (r"^key:[^:]*\.(safetensors|ckpt|png|jpe?g|txt):",),
+    r"^key:[^:]*\.(safetensors|ckpt|png|jpe?g|txt):",
     heads=(b"rar!", b"7z\xbc\xaf", b"\x1f\x8b\x08"),
 )
 ONNX = _head("onnx", "a model in ONNX", _ITS_PROGRAM, b"\x08\x07\x12", b"\x08\x08\x12")
