@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +16,14 @@ from .bundle import bundle
 _TAB = "tab.js"
 """The whole tab, as a page loads it. It is made again for each page, so that a changed module needs no restart."""
 _FOLDER = Path(__file__).resolve().parents[2] / "javascript" / "remora"
-_TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
+_LANGUAGES = "languages.json"
+"""What each language of the tab besides English calls itself, by its tag."""
+_NAME = "language.name"
+_TYPES = {
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".json": "application/json",
+}
 
 
 def front_end(request: Request, name: str) -> Response:
@@ -24,6 +32,9 @@ def front_end(request: Request, name: str) -> Response:
     if name == _TAB:
         modules = {path: file.read_text("utf-8") for path, file in files.items() if file.suffix == ".js"}
         content = bundle(modules).encode()
+    elif name == _LANGUAGES:
+        strings = {file.stem: json.loads(file.read_text("utf-8")) for file in files.values() if file.suffix == ".json"}
+        content = json.dumps({tag: strings[tag][_NAME] for tag in sorted(strings)}, ensure_ascii=False).encode()
     elif name in files:  # existing files only, so that no path leads outside
         content = files[name].read_bytes()
     else:

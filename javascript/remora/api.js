@@ -6,7 +6,7 @@
  * @typedef {keyof Answers | `${keyof Answers}?${string}`} Path
  */
 
-import {t} from "./words.js";
+import {t, translated} from "./words.js";
 
 /**
  * @template {Path} P
@@ -22,10 +22,12 @@ export class ApiError extends Error {
     /**
      * @param {string} message
      * @param {number} status of HTTP; 0 where the server does not answer
+     * @param {string} [detail] the words of the server, which are English
      */
-    constructor(message, status) {
+    constructor(message, status, detail = message) {
         super(message);
         this.status = status;
+        this.detail = detail;
     }
 }
 
@@ -105,7 +107,7 @@ export class Api {
             return data;
         }
         const detail = data && typeof data.detail === "string" ? data.detail : "";
-        throw new ApiError(detail || unexpected(answer, `${method} ${path}`), answer.status);
+        throw new ApiError(translated(detail) || unexpected(answer, `${method} ${path}`), answer.status, detail);
     }
 
     /** @param {string} path */

@@ -7,7 +7,7 @@
  */
 
 import {query} from "./api.js";
-import {number, t} from "./words.js";
+import {number, t, translated} from "./words.js";
 
 /**
  * @typedef {typeof NO_FILTERS} Filters
@@ -88,13 +88,13 @@ export class Catalog {
      * @param {Lora} lora
      */
     against(lora) {
-        if (!lora.readable) return lora.reason;
+        if (!lora.readable) return translated(lora.reason);
         if (!canBeNamed(lora.name)) return t("library.badName");
         if ((this.byName.get(lora.name) ?? []).length > 1) {
             return t("library.severalFiles", {name: lora.name});
         }
         const family = this.familyOf(lora);
-        return family && !family.fits ? family.reason : "";
+        return family && !family.fits ? translated(family.reason) : "";
     }
 
     /**

@@ -8,6 +8,7 @@
 import {query} from "./api.js";
 import {Catalog, NO_FILTERS, SORTS} from "./catalog.js";
 import {plainWords, split} from "./prompt.js";
+import {translated} from "./words.js";
 
 const STORAGE = "remora"; // key in the browser's storage
 /** @type {Meaning} */
@@ -30,6 +31,7 @@ export const LIBRARY = {
     filters: NO_FILTERS,
     sort: "name",
     view: /** @type {keyof typeof VIEWS} */ ("medium"),
+    chosen: "", // tag of the language that the user chose here; empty for none
 };
 
 export class Library {
@@ -84,9 +86,9 @@ export class Library {
      */
     meaning(name) {
         const lora = this.catalog.named(name);
-        if (lora) return {lora, problem: lora.readable ? "" : lora.reason, note: "", candidates: []};
+        if (lora) return {lora, problem: lora.readable ? "" : translated(lora.reason), note: "", candidates: []};
         const {id, problem, note, candidates} = this.meanings.get(name) ?? UNKNOWN;
-        return {lora: id ? this.catalog.byId.get(id) : undefined, problem, note, candidates};
+        return {lora: id ? this.catalog.byId.get(id) : undefined, problem: translated(problem), note, candidates};
     }
 
     /**
@@ -144,23 +146,24 @@ export class Library {
     }
 }
 
-/** @returns {Partial<Pick<typeof LIBRARY, "sort" | "view">>} */
+/** @returns {Partial<Pick<typeof LIBRARY, "sort" | "view" | "chosen">>} */
 export function remembered() {
     try {
-        const {sort, view} = JSON.parse(localStorage.getItem(STORAGE) ?? "{}");
+        const {sort, view, chosen} = JSON.parse(localStorage.getItem(STORAGE) ?? "{}");
         return {
             ...(Object.hasOwn(SORTS, sort) && {sort}),
             ...(Object.hasOwn(VIEWS, view) && {view}),
+            ...(typeof chosen === "string" && {chosen}),
         };
     } catch {
         return {}; // the browser's storage is off
     }
 }
 
-/** @param {Pick<typeof LIBRARY, "sort" | "view">} state */
-export function remember({sort, view}) {
+/** @param {Pick<typeof LIBRARY, "sort" | "view" | "chosen">} state */
+export function remember({sort, view, chosen}) {
     try {
-        localStorage.setItem(STORAGE, JSON.stringify({sort, view}));
+        localStorage.setItem(STORAGE, JSON.stringify({sort, view, chosen}));
     } catch {
         // the browser's storage is off
     }

@@ -5,12 +5,14 @@ import {Api} from "./api.js";
 import {Edits} from "./edits.js";
 import {KEPT, Kept} from "./kept.js";
 import {PICTURES, Pictures} from "./pictures.js";
+import {Language} from "./language.js";
 import {LIBRARY, Library, remember, remembered} from "./library.js";
 import {SERVER, Server} from "./server.js";
 import {STACK, Stack} from "./stack.js";
 import {same, Store} from "./store.js";
 import {loadSheet, shadowed, Theme} from "./theme.js";
 import {App} from "./ui/app.js";
+import {spoken} from "./words.js";
 
 const POLL = 2000; // milliseconds between two polls of the server, while the tab is visible
 const READ = 250; // the same for the prompts and the colours of the page
@@ -29,6 +31,7 @@ const SHOWN = {
     more: "", // key of the row whose settings are shown
     section: /** @type {"schedule" | "region" | "passes" | "blocks"} */ ("schedule"), // of them
     comparison: "", // id of the one that this page began
+    language: "en", // that is spoken: all is drawn again in another one
     theme: 0, // how often the page has changed its colours: canvases are drawn again
 };
 
@@ -47,10 +50,16 @@ export class Tab {
         this.stack = new Stack(this);
         this.edits = new Edits(this);
         this.pictures = new Pictures(this);
+        this.language = new Language();
     }
 
     get state() {
         return this.store.state;
+    }
+
+    /** Speak the language that is wanted now. */
+    async followLanguage() {
+        if (await this.language.follow(this.state.chosen)) this.set({language: spoken()});
     }
 
     /**
@@ -60,7 +69,7 @@ export class Tab {
     set(changes) {
         const isOther = SPOKEN_OF.some((name) => name in changes && !same(changes[name], this.state[name]));
         this.store.set(isOther ? {said: "", ...changes} : changes);
-        if ("sort" in changes || "view" in changes) remember(this.state);
+        if ("sort" in changes || "view" in changes || "chosen" in changes) remember(this.state);
     }
 }
 
@@ -69,8 +78,8 @@ export class Tab {
  * @param {string} base the address below which the server's routes are
  */
 export async function start(base) {
-    const sheet = await loadSheet();
     const tab = new Tab(base);
+    const [sheet] = await Promise.all([loadSheet(), tab.language.load().then(() => tab.followLanguage())]);
     const theme = new Theme();
     /** @type {HTMLElement | null} */
     let host = null;
@@ -139,6 +148,7 @@ export async function start(base) {
     setInterval(() => {
         if (!isSeen()) return;
         followTheme();
+        tab.followLanguage();
         readPage();
     }, READ);
     document.addEventListener("keydown", (event) => isSeen() && generateByKey(tab, event), true);

@@ -39,7 +39,7 @@ export class Server {
             return result;
         } catch (error) {
             if (!(error instanceof ApiError)) throw error;
-            const login = error.status === 401 && error.message.includes("password");
+            const login = error.status === 401 && error.detail.includes("password");
             const lost = error.status === 0; // the next poll that is answered clears the error
             this.tab.set({error: error.message, login: login || this.tab.state.login, lost});
             return null;

@@ -15,7 +15,7 @@ import {History} from "./history.js";
 import {isFailure, Others, told} from "./outcomes.js";
 import {bodyOf, readBody, readTags, takenBack} from "./prompt.js";
 import {same} from "./store.js";
-import {t} from "./words.js";
+import {spoken, t} from "./words.js";
 
 /**
  * @typedef {{name: string, body: string, words: string[], unread: string}} Meant
@@ -82,9 +82,9 @@ export class Stack {
         /** @type {History<Snapshot>} */
         this.history = new History();
         this.others = new Others();
-        /** @type {{prompt: string, standard: number, tags: Tag[]} | undefined} */
+        /** @type {{prompt: string, standard: number, language: string, tags: Tag[]} | undefined} */
         this.read = undefined;
-        /** @type {{prompt: string, negative: string, on: boolean, parts: boolean, found: Meant[]} | undefined} */
+        /** @type {{prompt: string, negative: string, on: boolean, parts: boolean, language: string, found: Meant[]} | undefined} */
         this.meant = undefined;
         /** @type {string | undefined} */
         this.seen = undefined; // the prompt that the page shows
@@ -133,10 +133,12 @@ export class Stack {
 
     tags() {
         const {prompt} = this.tab.state;
-        if (this.read?.prompt !== prompt || this.read.standard !== this.standard) {
-            this.read = {prompt, standard: this.standard, tags: this.tooLong ? [] : readTags(prompt, this.standard)};
+        const language = spoken(); // of what is said of a tag
+        const {standard, read} = this;
+        if (read?.prompt !== prompt || read.standard !== standard || read.language !== language) {
+            this.read = {prompt, standard, language, tags: this.tooLong ? [] : readTags(prompt, this.standard)};
         }
-        return this.read.tags;
+        return /** @type {Tag[]} */ (this.read?.tags);
     }
 
     /** Return what the place of each tag of the prompt means, then of each tag of the negative prompt. */
@@ -144,7 +146,8 @@ export class Stack {
         const {server, prompt, negative} = this.tab.state;
         const {grammar: on = false, parts = false} = server ?? {};
         const {meant} = this;
-        const isSame = meant?.prompt === prompt && meant.negative === negative;
+        const language = spoken();
+        const isSame = meant?.prompt === prompt && meant.negative === negative && meant.language === language;
         if (!isSame || meant.on !== on || meant.parts !== parts) {
             const tags = this.tags();
             const others = negative.length > LONGEST ? [] : readTags(negative);
@@ -152,7 +155,7 @@ export class Stack {
                 ...meaningsOf(prompt, tags, on, {parts}),
                 ...meaningsOf(negative, others, on, {parts, negative: true}),
             ];
-            this.meant = {prompt, negative, on, parts, found};
+            this.meant = {prompt, negative, on, parts, language, found};
             return found;
         }
         return meant.found;

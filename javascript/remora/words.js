@@ -133,3 +133,70 @@ export function number(value, digits) {
 export function listed(words, type) {
     return new Intl.ListFormat(now.locale, {type}).format(words);
 }
+
+/** @typedef {Extract<Key, `said.${string}`>} Said */
+
+/** @type {{key: Said, pattern: RegExp}[] | undefined} */
+let sentences; // of the server, the longest first
+
+/** Return the sentences of the server that have a translation, with the patterns of their English. */
+function known() {
+    const keys = /** @type {Said[]} */ (Object.keys(ENGLISH).filter((key) => key.startsWith("said.")));
+    const forms = keys.flatMap((key) => {
+        /** @type {Entry} */
+        const entry = ENGLISH[key];
+        return (typeof entry === "string" ? [entry] : Object.values(entry)).map((form) => ({key, form}));
+    });
+    sentences ??= forms
+        .sort((one, other) => other.form.length - one.form.length)
+        .map(({key, form}) => ({key, pattern: patternOf(form)}));
+    return sentences;
+}
+
+const NUMBERS = ["count", "layers", "number"]; // values that are numbers
+const WHOLE = ["why", "problem", "error"]; // values that may have several parts between semicolons
+
+/** @param {string} form */
+function patternOf(form) {
+    const escaped = form.replace(/[.*+?^$()|[\]\\]/g, "\\$&");
+    return new RegExp(`^${escaped.replace(/\{(\w+)\}/g, (_, name) => `(?<${name}>${patternOfValue(name)})`)}$`, "s");
+}
+
+/** @param {string} name of a value */
+function patternOfValue(name) {
+    if (NUMBERS.includes(name)) return "[\\d,]+";
+    return WHOLE.includes(name) ? ".+?" : "(?:(?!; ).)+?";
+}
+
+/**
+ * Return what the server says, in the language of the tab; what has no translation stays in English.
+ * @param {string} said
+ * @returns {string}
+ */
+export function translated(said) {
+    if (now.language === "en" || !said) return said;
+    return (
+        whole(said)
+        ?? said
+            .split("; ")
+            .map((part) => whole(part) ?? part)
+            .join(t("mark.semicolon"))
+    );
+}
+
+/**
+ * Return the translation of a text that is one sentence of the server; null where it is none. A value may be a sentence.
+ * @param {string} said
+ */
+function whole(said) {
+    for (const {key, pattern} of known()) {
+        const found = pattern.exec(said);
+        if (!found) continue;
+        const values = Object.entries(found.groups ?? {}).map(([name, value]) => [name, meantBy(name, value)]);
+        return filled(key, Object.fromEntries(values)).join("");
+    }
+    return null;
+}
+
+/** @type {(name: string, value: string) => string} */
+const meantBy = (name, value) => (name === "names" ? listed(value.split(" or "), "disjunction") : translated(value));

@@ -172,13 +172,18 @@ test("a picture is sent as it is, and the card has the new one", async () => {
     assert.equal(tab.state.version, tab.library.catalog.version);
 });
 
-test("order and view are remembered in the browser; anything else there is ignored", () => {
+test("order, view and language are remembered in the browser; anything else there is ignored", () => {
     const {tab, kept} = openPage();
     assert.deepEqual(remembered(), {});
     tab.set({sort: "added"});
     tab.set({view: "list", query: "x"});
-    assert.deepEqual(remembered(), {sort: "added", view: "list"});
-    for (const text of ['{"sort": "constructor", "view": "grid", "cards": "huge", "query": "x"}', "no JSON", "null"]) {
+    tab.set({chosen: "de"});
+    assert.deepEqual(remembered(), {sort: "added", view: "list", chosen: "de"});
+    for (const text of [
+        '{"sort": "constructor", "view": "grid", "cards": "huge", "query": "x", "chosen": 3}',
+        "no JSON",
+        "null",
+    ]) {
         kept.set("remora", text);
         assert.deepEqual(remembered(), {}, text);
     }
@@ -192,7 +197,7 @@ test("a browser that remembers nothing is no fault", () => {
         },
         configurable: true,
     });
-    remember({sort: "name", view: "medium"});
+    remember({sort: "name", view: "medium", chosen: ""});
     assert.deepEqual(remembered(), {});
 });
 

@@ -4,10 +4,12 @@ import assert from "node:assert/strict";
 import {readdirSync, readFileSync} from "node:fs";
 import {afterEach, test} from "node:test";
 import {ENGLISH} from "../../javascript/remora/languages/en.js";
-import {listed, number, pieces, speak, spoken, t} from "../../javascript/remora/words.js";
+import {listed, number, pieces, speak, spoken, t, translated} from "../../javascript/remora/words.js";
 
 const FOLDER = new URL("../../javascript/remora/", import.meta.url);
-const EN = /** @type {import("../../javascript/remora/words.js").Strings} */ (ENGLISH);
+/** @typedef {import("../../javascript/remora/words.js").Strings} Strings */
+const EN = /** @type {Strings} */ (ENGLISH);
+const LANGUAGES = readdirSync(new URL("languages/", FOLDER)).filter((name) => name.endsWith(".json"));
 
 afterEach(() => speak("en", EN));
 
@@ -15,8 +17,9 @@ test("each string of the table is used", () => {
     const files = readdirSync(FOLDER, {recursive: true, encoding: "utf8"}).filter((name) => name.endsWith(".js"));
     const sources = files.filter((name) => !name.startsWith("languages")).map((name) => read(name));
     const used = new Set(sources.flatMap((text) => [...text.matchAll(/"([a-z]+(?:\.\w+)+)"/g)].map(([, key]) => key)));
+    const own = Object.keys(ENGLISH).filter((key) => !key.startsWith("said.")); // the others are the server's
     assert.deepEqual(
-        Object.keys(ENGLISH).filter((key) => !used.has(key)),
+        own.filter((key) => !used.has(key)),
         [],
     );
 });
@@ -56,4 +59,68 @@ test("a string that the language lacks is in English", () => {
 test("a value may be an element", () => {
     const tag = {element: true};
     assert.deepEqual(pieces("stack.empty", {tag}).slice(1), [tag, " into it."]);
+});
+
+for (const file of LANGUAGES) {
+    const strings = /** @type {Strings} */ (JSON.parse(read(`languages/${file}`)));
+
+    test(`${file} has the strings that English has, with the same places for values`, () => {
+        assert.deepEqual(
+            Object.keys(strings).filter((key) => !(key in EN)),
+            [],
+            "strings that English has not",
+        );
+        for (const [key, entry] of Object.entries(strings)) {
+            const places = placesIn(formsOf(EN[key]).join());
+            assert.deepEqual(placesIn(formsOf(entry).join()), places, key);
+            // one form may say its number as a word
+            for (const form of formsOf(entry)) assert.deepEqual(numberless(placesIn(form)), numberless(places), key);
+        }
+    });
+
+    test(`${file} has the forms that its language needs`, () => {
+        const needed = new Intl.PluralRules(file.replace(".json", "")).resolvedOptions().pluralCategories.sort();
+        for (const [key, entry] of Object.entries(strings)) {
+            if (typeof entry === "object") assert.deepEqual(Object.keys(entry).sort(), needed, key);
+        }
+    });
+
+    test(`${file} lacks no string`, () => {
+        assert.deepEqual(
+            Object.keys(EN).filter((key) => !(key in strings)),
+            [],
+        );
+    });
+}
+
+/** @param {Strings[string]} entry */
+const formsOf = (entry) => (typeof entry === "object" ? Object.values(entry) : [String(entry)]);
+
+/** @param {string} form */
+const placesIn = (form) => [...new Set([...form.matchAll(/\{(\w+)\}/g)].map(([, name]) => name))].sort();
+
+/** @param {string[]} places */
+const numberless = (places) => places.filter((name) => name !== "count");
+
+test("a sentence of the server is translated, with the sentences in it; what has no translation stays", () => {
+    /** @type {[said: string, wanted: string][]} */
+    const cases = [
+        ["is not in the LoRA folders; did you mean a or b?", "ist nicht in den LoRA-Ordnern; meinst du a oder b?"],
+        ["is not in the LoRA folders; 8 LoRA files are known", "ist nicht in den LoRA-Ordnern; 8 Dateien bekannt"],
+        ["LoRA 'x' cannot be used: it is empty (0 bytes)", "LoRA 'x' geht nicht: leer"],
+        ["2 of 8 layers fit this model; the moon is full", "2 von 8 Schichten passen; the moon is full"],
+        ["1 of 8 layers fits this model", "eine von 8 Schichten passt"],
+        ["the moon is full", "the moon is full"],
+        ["", ""],
+    ];
+    for (const [said] of cases) assert.equal(translated(said), said, "in English");
+    speak("de", {
+        "said.unknown": "ist nicht in den LoRA-Ordnern",
+        "said.meant": "meinst du {names}?",
+        "said.filesKnown": "{count} Dateien bekannt",
+        "said.unusable": "LoRA {name} geht nicht: {problem}",
+        "said.empty": "leer",
+        "said.layersFit": {one: "eine von {layers} Schichten passt", other: "{count} von {layers} Schichten passen"},
+    });
+    for (const [said, wanted] of cases) assert.equal(translated(said), wanted);
 });

@@ -5,9 +5,14 @@
 // Intl.PluralRules.
 
 export const ENGLISH = /** @type {const} */ ({
+    "language.name": "English",
+    "language.label": "Language",
+    "language.browser": "As the browser",
+
     // marks of sentences
     "mark.sentence": "{said}.",
     "mark.list": ", ",
+    "mark.semicolon": "; ",
     "mark.percent": "{number} %",
     "mark.range": "{low} to {high}",
 
@@ -78,8 +83,8 @@ export const ENGLISH = /** @type {const} */ ({
     "library.none": "No LoRA files were found. Put some into the web UI’s LoRA folder, then press Refresh.",
     "library.noMatch": "No LoRA matches “{query}”.",
     "library.nonePasses": "No LoRA passes the filters.",
-    "library.count": {one: "{count} LoRA", other: "{count} LoRA"},
-    "library.countOf": {one: "{found} of {count} LoRA", other: "{found} of {count} LoRA"},
+    "library.count": "{count} LoRA",
+    "library.countOf": "{found} of {count} LoRA",
     "library.allFolders": "All folders",
     "library.filesRead": "LoRA files read",
     "library.readOf": "{done} of {total} read",
@@ -151,7 +156,7 @@ export const ENGLISH = /** @type {const} */ ({
     "details.pictureOfPageHint": "Picture from the page: take the one that it shows",
     "details.theirs":
         "Another page or program has changed this file: {fields}. Your text is still here, and Save replaces the other one.",
-    "details.theirField": "{name} is now “{text}”",
+    "details.theirField": "“{name}” is now “{text}”",
     "details.strengthWrong": "The preferred strength must be a number, such as 0.8, not “{text}”.",
     "details.alphaWrong": "Alpha must be a number, such as 8, not “{text}”.",
 
@@ -262,7 +267,7 @@ export const ENGLISH = /** @type {const} */ ({
     "outcome.former": "From the latest picture: {state}: {reason}",
     "outcome.readIn": "read in {time}",
     "outcome.keys": "Which keys",
-    "outcome.moreKeys": {one: "{keys} … and {count} more", other: "{keys} … and {count} more"},
+    "outcome.moreKeys": "{keys} … and {count} more",
     "outcome.rank": "rank {rank}",
     "outcome.for": "for {family}",
     "outcome.probablyFor": "probably for {family}",
@@ -582,4 +587,126 @@ export const ENGLISH = /** @type {const} */ ({
     "tag.needsSchedule": "“{key}” needs a schedule, such as 0@0,1@0.5",
     "tag.leaveOut": "Leave out {text}",
     "tag.didYouMean": "{said}; did you mean {names}?",
+
+    // Sentences of the server, which says them in English: each is translated where the text of an answer is as here,
+    // or where a part between semicolons is. A test compares them with the server's sources.
+
+    // about a name
+    "said.meant": "did you mean {names}?",
+    "said.unknown": "is not in the LoRA folders",
+    "said.filesKnown": "{count} LoRA files are known",
+    "said.maybeHash": "if it is a hash, try again later: {count} hashes are being computed",
+    "said.fitsSeveral": "fits several files: {files}",
+    "said.writeOneOf": "write one of these",
+    "said.outside": "is outside the LoRA folders",
+    "said.writeListed": "write a name from the list of LoRA",
+    "said.gone": "is gone: its file was removed",
+    "said.goneFromFolders": "is not a file in the LoRA folders any more",
+    "said.reload": "reload the list",
+
+    // about a file
+    "said.damaged": "it is truncated or damaged: {error}",
+    "said.truncated": "it is truncated, or not a safetensors file (header claims {length} bytes of {size})",
+    "said.empty": "it is empty (0 bytes)",
+    "said.download": "download it again",
+    "said.downloadOrTrain": "download it again, or train it again",
+    "said.unreadable": "it cannot be read: {error}",
+    "said.pickle": "it is a pickle, which can run any code when loaded, so it is refused",
+    "said.changed": "it changed on disk while in use",
+    "said.activateAgain": "activate it again to use the new content",
+    "said.vanished": "it vanished from disk while in use: {error}",
+
+    // about a file and the model
+    "said.madeFor": "made for {family}",
+    "said.loaded": "the loaded model is {model}",
+    "said.misfit": "made for {family}, the loaded model is {model}: {count} of {layers} layers fit",
+    "said.misfitWhy": "made for {family}, the loaded model is {model}: {count} of {layers} layers fit: {why}",
+    "said.noLayer": "fits no layer of the loaded model: {why}",
+    "said.noLayerMadeFor": "fits no layer of the loaded model, being made for {family}: {why}",
+    "said.fewLayers": "fits {count} of the {layers} layers it has for this model: {why}",
+    "said.fewLayersMadeFor":
+        "fits {count} of the {layers} layers it has for this model, being made for {family}: {why}",
+    "said.goOn":
+        "if it is meant for this model, allow files that fit in part (Reading(fragments=True), or the setting)",
+    "said.notFinite": "has numbers that are NaN or infinite in every layer that fits the loaded model",
+    "said.layersFit": {
+        one: "{count} of {layers} layers fits this model",
+        other: "{count} of {layers} layers fit this model",
+    },
+    "said.keysUnused": {one: "{count} key unused: {why}", other: "{count} keys unused: {why}"},
+    "said.leftOut": {
+        one: "{count} of {layers} layers is left out",
+        other: "{count} of {layers} layers are left out",
+    },
+    "said.leftOutSuch": {
+        one: "{count} of {layers} layers is left out, such as {key}",
+        other: "{count} of {layers} layers are left out, such as {key}",
+    },
+    "said.noModule": {
+        one: "no module of that name in {components} ({count} key)",
+        other: "no module of that name in {components} ({count} keys)",
+    },
+    "said.noModuleSuch": {
+        one: "no module of that name in {components} ({count} key, such as {key})",
+        other: "no module of that name in {components} ({count} keys, such as {key})",
+    },
+    "said.anotherSize": "made for a layer of another size",
+    "said.loadItsModel": "load the model that the file was made for",
+
+    // why a tag is without effect
+    "said.strengthZero": "its strength is 0",
+    "said.raise": "raise its strength",
+    "said.strengthZeroHere": "its strength is 0 in this pass",
+    "said.raiseHere": "raise its strength in this pass",
+    "said.strengthZeroAll": "its strength is 0 for all layers that it changes, which are in {components}",
+    "said.strengthWasZero": "its strength was 0 at all {count} calls of the model",
+    "said.untrained": "its `up` weights are all zero, as before the first step of training",
+    "said.nowhere": "its region has no place in the picture",
+    "said.stopsBefore": "it stops at step {stop} and starts at step {start} only",
+    "said.noPass": "it is for pass={passes}, and no such pass was made",
+    "said.makePass": "make a picture with such a pass, or change the passes of {name}",
+    "said.promptNames": "the prompt names this LoRA, and the tag of the prompt counts",
+    "said.removeTag": "remove that tag to use this entry",
+    "said.words": "it stands in the negative prompt, where tags are read as words",
+    "said.obey": "turn on “{setting}”, or write grammar=1 into the tag",
+    "said.unlimited": "no {limits} limits it: all its layers are in {components}, which runs before the steps",
+    "said.tooStrong":
+        "the output of {part} is not finite from call {call} on, and this LoRA changes it most, at a strength of {strength}",
+    "said.noPicture": "no picture was made: {kind}: {error}",
+
+    // handed to the web UI
+    "said.off": "Remora is turned off in the settings, so the web UI's own LoRA got the tag",
+    "said.turnOn": "turn on “Apply LoRA with Remora”",
+    "said.otherModel": "load another model, or turn Remora off and on in the settings",
+    "said.log": "read the log, and turn off the extension that it names",
+
+    // what to do
+    "said.correct": "correct the tag, or remove it",
+    "said.choose": "choose a name of the library, or put the file into a LoRA folder",
+    "said.otherFile": "choose another file, or remove the tag",
+    "said.again": "make the picture again",
+    "said.remove": "if it fails again, remove the tag",
+    "said.lower": "lower its strength",
+    "said.fitting": "use a file that was made for this model, to have all of it",
+    "said.set": "change the strength, the schedule or the region in the tag",
+
+    // refused requests
+    "said.login": "log in on the web UI's page first",
+    "said.password": "the user and password of the web UI's API are needed",
+    "said.tooMany": "too many wrong passwords came from your address",
+    "said.tryIn": "try again in {count} seconds",
+    "said.internal": "the web UI could not do this because of an internal error (number {number}; the log has it)",
+    "said.changedElsewhere": "{what} was changed on another page or by another program",
+    "said.readAgain": "read it again",
+    "said.twice": "LoRA {name} is in the stack twice",
+    "said.unusable": "LoRA {name} cannot be used: {problem}",
+    "said.running": "a comparison is running",
+    "said.wait": "wait for it or cancel it",
+    "said.promptEmpty": "the prompt is empty",
+    "said.writePrompt": "write what the pictures should show",
+    "said.builtIn": "{name} is a built-in preset",
+    "said.otherName": "choose another name",
+    "said.noLines": "there is no LoRA in this text",
+    "said.presetLines": "a preset has lines such as <lora:name:0.8>",
+    "said.noSuchPreset": "there is no preset {name} (any more)",
 });

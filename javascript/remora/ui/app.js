@@ -2,12 +2,13 @@
 
 /**
  * @import {State, Tab} from "../main.js"
- * @import {Filled} from "../vendor/preact.js"
+ * @import {FieldEvent, Filled} from "../vendor/preact.js"
  */
 
 import {html, useEffect, useRef, useState} from "../vendor/preact.js";
+import {settingsOfPage} from "../language.js";
 import {useStore} from "../store.js";
-import {t} from "../words.js";
+import {t, translated} from "../words.js";
 import {Compare} from "./compare.js";
 import {Details} from "./details.js";
 import {Library} from "./library.js";
@@ -24,6 +25,9 @@ export function App({tab, root}) {
     const state = useStore(tab.store);
     const wide = useWide(root);
     useKeys(tab, root);
+    useEffect(() => {
+        root.lang = state.language; // for its fonts, and for how it is read aloud
+    }, [root, state.language]);
     const count = tab.stack.rows().length + state.always.entries.length;
     const outcomes = tab.stack.outcomes(); // also while the stack is not shown: it knows which rows there were
     const errors = outcomes.errors ? t("app.errors", {count: outcomes.errors}) : "";
@@ -50,10 +54,25 @@ export function App({tab, root}) {
             ${shown("library") && html`<${Library} tab=${tab} state=${state} />`}
             ${shown("stack") && html`<${Stack} tab=${tab} state=${state} outcomes=${outcomes} />`}
         </div>
+        ${!settingsOfPage() && html`<${ChosenLanguage} tab=${tab} chosen=${state.chosen} />`}
         ${state.details && html`<${Details} key=${state.details} tab=${tab} id=${state.details} />`}
         ${state.dialog === "presets" && html`<${Presets} tab=${tab} state=${state} />`}
         ${state.dialog === "pictures" && html`<${Pictures} tab=${tab} state=${state} />`}
         ${state.dialog === "compare" && html`<${Compare} tab=${tab} state=${state} />`}`;
+}
+
+/**
+ * Draw the choice of the language, where the web UI has no setting for it.
+ * @param {{tab: Tab, chosen: string}} props
+ */
+function ChosenLanguage({tab, chosen}) {
+    return html`<label class="rt-language"><span>${t("language.label")}</span>
+        <select value=${chosen} onChange=${(/** @type {FieldEvent} */ event) => tab.set({chosen: event.target.value})}>
+            <option value="">${t("language.browser")}</option>
+            ${Object.entries(tab.language.all).map(
+                ([tag, name]) => html`<option key=${tag} value=${tag} lang=${tag}>${name}</option>`,
+            )}
+        </select></label>`;
 }
 
 /** @param {HTMLElement} root */
@@ -105,9 +124,10 @@ function Notices({tab, state}) {
         texts.push(server.own_lora ? t("app.offHanded") : t("app.offNone"));
     }
     if (server) texts.push(...server.conflicts, ...server.notes);
+    const said = texts.map((text) => translated(text ?? "")).filter(Boolean);
     return html`
         <div class="rt-notices" role="status">
-            ${[...new Set(texts.filter(Boolean))].map((text) => html`<p class="rt-notice" key=${text}>${text}</p>`)}
+            ${[...new Set(said)].map((text) => html`<p class="rt-notice" key=${text}>${text}</p>`)}
         </div>
         <div role="alert">${state.error && html`<p class="rt-error">${state.error}</p>`}</div>`;
 }

@@ -8,7 +8,7 @@
 import {html, useEffect, useState} from "../vendor/preact.js";
 import {query} from "../api.js";
 import {settings} from "../boxes.js";
-import {t} from "../words.js";
+import {t, translated} from "../words.js";
 import {broken, Button, Dialog, isNumber, numberOf, Picture, Trouble, useLoad} from "./parts.js";
 
 const POLL = 500; // milliseconds
@@ -172,7 +172,7 @@ function Grid({tab, made}) {
     };
     return html`<div class="rt-result">
         ${ready && html`<div class="rt-line"><span class="rt-hint">${t("compare.useHint")}</span> <a href=${`${tab.api.base}compare/picture`} download="comparison.png">${t("compare.save")}</a></div>`}
-        ${made.problem && html`<p class="rt-error" role="alert">${made.problem}</p>`}
+        ${made.problem && html`<p class="rt-error" role="alert">${translated(made.problem)}</p>`}
         <div class="rt-grid-scroll" tabindex="0" role="region" aria-label=${t("compare.grid")}><table class="rt-grid" style=${`--across:${made.columns.length}`}><thead><tr><td></td>
             ${made.columns.map((title) => html`<th scope="col" key=${title} title=${title}>${broken(title)}</th>`)}</tr></thead>
             <tbody>${made.rows.map(

@@ -12,7 +12,7 @@ import {ApiError, CHANGED, query} from "../api.js";
 import {shownPicture, writeSettings} from "../boxes.js";
 import {canBeInserted, size} from "../catalog.js";
 import {split} from "../prompt.js";
-import {listed, locale, t} from "../words.js";
+import {listed, locale, t, translated} from "../words.js";
 import {rank} from "./card.js";
 import {Icon} from "./icons.js";
 import {PictureList} from "./pictures.js";
@@ -116,7 +116,7 @@ export function Details({tab, id}) {
             </div>
             <div class="rt-details-main">
                 ${against && html`<p class=${lora.readable ? "rt-notice" : "rt-error"}>${against}</p>`}
-                ${lora.problems.map((text) => html`<p class="rt-notice" key=${text}>${text}</p>`)}
+                ${lora.problems.map((text) => html`<p class="rt-notice" key=${text}>${translated(text)}</p>`)}
                 <${Facts} lora=${lora} tab=${tab} />
                 ${lora.distilled && html`<${MadeFor} tab=${tab} made=${lora.distilled} attempt=${attempt} />`}
                 <${Fields} draft=${draft} edit=${edit} lora=${lora} />

@@ -7,7 +7,7 @@
 
 import {html} from "../vendor/preact.js";
 import {size} from "../catalog.js";
-import {number, t} from "../words.js";
+import {number, t, translated} from "../words.js";
 
 const STATES = /** @type {const} */ ({
     applied: "outcome.applied",
@@ -25,22 +25,23 @@ export function Outcome({told}) {
     if (!told) return null;
     const {lora, changed} = told;
     const hit = t("outcome.layersOf", {hit: lora.hit, count: lora.layers ?? 0});
-    const reason = lora.state === "applied" ? hit : lora.reason;
+    const reason = lora.state === "applied" ? hit : translated(lora.reason);
     const used = ["applied", "partly", "none"].includes(lora.state);
     const cost = used
         ? [lora.bytes ? size(lora.bytes) : "", lora.seconds ? t("outcome.readIn", {time: duration(lora.seconds)}) : ""]
         : [];
     const reasons = Object.entries(lora.unused);
+    const advice = translated(lora.advice);
     const state = t(changed ? "outcome.former" : "outcome.said", {state: t(STATES[lora.state]), reason});
     return html`<div class=${`rt-state rt-${lora.state}${changed ? " rt-changed" : ""}`}>
-        ${lora.warning && html`<p class="rt-warning" role=${changed ? undefined : "alert"}>⚠ ${lora.warning}</p>`}
+        ${lora.warning && html`<p class="rt-warning" role=${changed ? undefined : "alert"}>⚠ ${translated(lora.warning)}</p>`}
         <span role=${lora.state === "partly" && !changed ? "alert" : undefined}>${[state, ...cost].filter(Boolean).join(" · ")}</span>
-        ${lora.advice && html`<p>${`${lora.advice[0].toUpperCase()}${lora.advice.slice(1)}.`}</p>`}
+        ${advice && html`<p>${t("mark.sentence", {said: advice[0].toUpperCase() + advice.slice(1)})}</p>`}
         <p class="rt-hint">${aboutFile(lora)}</p>
         ${
             reasons.length > 0
             && html`<details><summary>${t("outcome.keys")}</summary><ul>
-            ${reasons.map(([reason, keys]) => html`<li key=${reason}>${reason}: ${keysOf(lora, keys)}</li>`)}
+            ${reasons.map(([reason, keys]) => html`<li key=${reason}>${translated(reason)}: ${keysOf(lora, keys)}</li>`)}
         </ul></details>`
         }
     </div>`;

@@ -747,7 +747,7 @@ def test_notes_that_another_page_changed_meanwhile_are_not_written_over(tab: Tab
     lora = f"{served.url}/remora/v1/lora"
     httpx.patch(lora, params={"name": "copied"}, json={"notes": "theirs", "tags": ["a"]}).raise_for_status()
     dialog.get_by_role("button", name="Save").click()
-    dialog.get_by_role("alert").get_by_text("notes is now “theirs”").wait_for()
+    dialog.get_by_role("alert").get_by_text("“Notes” is now “theirs”").wait_for()
     told = httpx.get(lora, params={"name": "copied"}).json()
     assert (told["notes"], told["tags"]) == ("theirs", ["a"])
     assert dialog.get_by_label("Notes").input_value() == "mine"
