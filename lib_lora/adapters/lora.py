@@ -78,7 +78,8 @@ class LoRA(LowRank):
         return self.bias * self.scale
 
     def form(self, rank: int | None = None) -> Form:
-        return Form(Pair(min(self.rank, rank or self.rank), self.scale, self.schedule))
+        full = self.up.shape[1]
+        return Form(Pair(min(full, rank or full), self.scale, self.schedule))
 
     def factors(self, rank: int | None = None) -> Factors:
         down = self.down

@@ -149,7 +149,7 @@ class ParsedFile:
                 group.reads += tuple([key for param, key in self.shared.items() if param in shared])
         self._refuse_strangers()
         known = key_formats()
-        spellings = [known[name] for name in dict.fromkeys(group.format for group in self.groups)]
+        spellings = [known[name] for name in dict.fromkeys([group.format for group in self.groups])]
         self.config = PeftConfig.of(file, self._configurable(), [one for one in spellings if one.configured])
         try:  # they are matched once, here, as they may take too long
             for group in () if self.config.empty else self.groups:

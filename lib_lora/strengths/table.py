@@ -186,9 +186,15 @@ class StrengthTable:
         """Return the strengths of a layer, a vector for each of the columns; see `LayerStrengths`."""
         key = device, dtype
         layer, ranges = LayerStrengths(self, key, spatial, columns), self._ranges[columns[0]]
-        # MPS compiles a graph for each new number
-        if device.type != "mps" and all(pair.schedule is None for _, pair in ranges):
-            layer.sources = {(group, pair.scale) for group, pair in ranges if pair.scale}
+        if device.type != "mps":  # which compiles a graph for each new number
+            sources = set[tuple[int, float]]()
+            for group, pair in ranges:
+                if pair.schedule is not None:
+                    break
+                if pair.scale:
+                    sources.add((group, pair.scale))
+            else:
+                layer.sources = sources
         with self.lock:  # or a matrix that is replaced meanwhile would miss the layer
             layer.view(self._matrix(key))
             self._layers.add(layer)
