@@ -220,11 +220,11 @@ def test_one_section_of_one_row_is_open_and_the_set_ones_are_marked(tab: Tab) ->
     tab.write("<lora:zorp:1:mask=left:lbw=OUTALL> <lora:stripes:1>")
     row = tab.row("zorp")
     row.get_by_role("button", name="More: schedule, region, passes, blocks of zorp").click()
-    row.get_by_role("group", name="Region of zorp").wait_for()  # the first that is set
+    row.get_by_role("group", name="Region of zorp", exact=True).wait_for()  # the first that is set
     marks = row.get_by_role("group", name="Settings of zorp").get_by_role("button").all_inner_texts()
     assert marks == ["Schedule", "Region •", "Passes", "Blocks •"]
     for section in ("Schedule", "Passes", "Blocks"):
-        tab.more("zorp", section).get_by_role("group", name=f"{section} of zorp").wait_for()
+        tab.more("zorp", section).get_by_role("group", name=f"{section} of zorp", exact=True).wait_for()
         assert tab.root.locator(".rt-part[role=group]").count() == 1
     tab.more("stripes", "Passes").get_by_role("group", name="Passes of stripes").wait_for()
     assert tab.root.locator(".rt-more").count() == 1
@@ -441,7 +441,7 @@ def test_they_fit_and_have_no_fault(served: Served, browser: Any, theme: str, wi
         row = tab.more("zorp", "Schedule")
         row.get_by_role("slider", name="Point 2 of 3 of zorp").focus()
         for section in ("Schedule", "Region", "Passes", "Blocks"):
-            tab.more("zorp", section).get_by_role("group", name=f"{section} of zorp").wait_for()
+            tab.more("zorp", section).get_by_role("group", name=f"{section} of zorp", exact=True).wait_for()
             if section == "Blocks":
                 block(row, "IN04").wait_for()
             if SHOTS:
