@@ -113,7 +113,7 @@ def test_presets_of_blocks_and_regions_are_kept_by_several_at_once(tmp_path: Pat
 WRITER = """
 import sys
 from pathlib import Path
-from extension.kept.presets import Presets
+from extension.kept.presets import PresetsFile
 presets = PresetsFile(lambda: Path(sys.argv[1]))
 print("ready", flush=True)
 sys.stdin.readline()

@@ -99,7 +99,7 @@ def _here(folder, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore")  # of diffusers and PEFT
-@pytest.mark.parametrize("title", [pytest.param(one, marks=[pytest.mark.full] * (one == "Compile")) for one in SCRIPTS])
+@pytest.mark.parametrize("title", [pytest.param(one, marks=[pytest.mark.long] * (one == "Compile")) for one in SCRIPTS])
 def test_a_script_makes_the_picture_that_it_made_with_peft(title, folder):
     want, plain = theirs(title, folder), pipeline()("a red circle").images[0]
     assert (want - plain).abs().max() > 2e-3

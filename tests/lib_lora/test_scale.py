@@ -147,7 +147,7 @@ def test_entries_of_one_file_have_scales_of_their_own(tmp_path):
         got = unet["unet"](x) - base
     assert torch.allclose(got, x @ (up @ down).T * (0.5 * 8 / RANK - 0.25), atol=1e-5)
     for wrong in (math.nan, "1", True, math.inf):
-        with pytest.raises(StackError, match=r"alpha .* must be a finite number"):
+        with pytest.raises(StackError, match=r"alpha must be a finite number"):
             Entry(path, alpha=wrong)
 
 

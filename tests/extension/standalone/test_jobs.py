@@ -13,7 +13,8 @@ from PIL import Image
 
 from extension.generation.options import ALWAYS, FAIL, IN_ORDER, MERGE, ON_BAD_LORA, SKIP
 from extension.hosts.txt2img import Hires, Picture, RequestError, Source, Txt2Img
-from extension.library.catalog import Catalog, CatalogError
+from extension.library.catalog import CatalogError
+from extension.library.hashes import Hashes
 from extension.standalone import render
 from extension.standalone.encode import encode_skipping
 from extension.standalone.jobs import Runner
@@ -103,7 +104,7 @@ def test_a_file_that_cannot_be_hashed_costs_its_hash_and_no_picture(
     def gone(*_: object) -> str:
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr(Catalog, "shorthash", gone)
+    monkeypatch.setattr(Hashes, "short", gone)
     result = runner.submit(WITH_LORA).result(60)
     assert "zorp: " not in parse_infotext(result.pictures[0].infotext).settings.get("Lora hashes", "")
     assert "no hash of zorp for the parameters text: the disk is gone" in caplog.text

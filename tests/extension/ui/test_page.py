@@ -233,10 +233,11 @@ def test_a_server_that_stops_is_told_and_the_page_goes_on_by_itself(page: Any) -
         "document.querySelector('#generate').getBoundingClientRect()[a] + 5))?.closest('#generate')"
     )
     tab.more("zorp", "Region")
-    tab.root.get_by_role("group", name="Region of zorp", exact=True).get_by_text("The web UI does not answer.").wait_for()
+    region = tab.root.get_by_role("group", name="Region of zorp", exact=True)
+    region.get_by_text("The web UI does not answer.").wait_for()
     page.unroute("**/*")
     told.wait_for(state="hidden", timeout=LONG)
-    tab.root.get_by_role("group", name="Region of zorp", exact=True).get_by_role("button", name="Paint a region").wait_for()
+    region.get_by_role("button", name="Paint a region").wait_for()
     page.click("#generate")
     infotext_with(page, "a fox")
     page.locator("#loras > button").click()
