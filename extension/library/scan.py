@@ -193,7 +193,8 @@ class Scanner:
                     self._idle.set()  # nobody waits for what this scan did not read
             elif self.index.problem and time.monotonic() - self._saved > _RETRY:
                 self._save()
-            self._asked.wait(1.0)
+            if not self._stopped:  # `close` may have asked while a scan was about to begin, which forgets that
+                self._asked.wait(1.0)
 
     def _is_time(self) -> bool:
         now = time.monotonic()

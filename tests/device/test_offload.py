@@ -77,7 +77,6 @@ def available(device: torch.device) -> dict[str, object]:
     return SCHEMES | ON_DISK | (STREAMING if device.type in ("cuda", "xpu") else {})
 
 
-@pytest.mark.quick
 @some_of(("scheme", "order"), [*SCHEMES, *ON_DISK, *STREAMING], ORDERS, strength=1)
 def test_scheme(
     scheme: str, order: str, resident: Resident, dtype: torch.dtype, file: Path, device: torch.device

@@ -98,8 +98,15 @@ def _here(folder, monkeypatch):
     monkeypatch.chdir(folder)
 
 
+def marked(titles):
+    """Return parameters of tests: the quick tests have two scripts, and compilation takes a minute."""
+    left_out = {title: pytest.mark.full for title in titles if title not in ("One LoRA", "Several, with weights")}
+    left_out["Compile"] = pytest.mark.long
+    return [pytest.param(title, marks=left_out[title] if title in left_out else ()) for title in titles]
+
+
 @pytest.mark.filterwarnings("ignore")  # of diffusers and PEFT
-@pytest.mark.parametrize("title", [pytest.param(one, marks=[pytest.mark.long] * (one == "Compile")) for one in SCRIPTS])
+@pytest.mark.parametrize("title", marked(SCRIPTS))
 def test_a_script_makes_the_picture_that_it_made_with_peft(title, folder):
     want, plain = theirs(title, folder), pipeline()("a red circle").images[0]
     assert (want - plain).abs().max() > 2e-3
@@ -110,7 +117,7 @@ OWN = [title for title in SCRIPTS if title not in ("PEFT's folder", "Compile", "
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("title", OWN)
+@pytest.mark.parametrize("title", marked(OWN))
 def test_a_script_runs_with_one_more_line(title, folder):
     script = re.sub(
         r"^(pipe = .*)$", r"\1\npipe = replace_lora_calls(pipe)", version(title, "-"), count=1, flags=re.MULTILINE

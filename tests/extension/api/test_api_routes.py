@@ -506,6 +506,7 @@ def test_wrong_input_is_one_sentence(
     assert told in ask(method, path, status, **more)
 
 
+@pytest.mark.full
 def test_every_route_was_asked(ask: Checked) -> None:
     """Runs last: what the tests above asked is all there is."""
     assert ask.seen == ask.routes

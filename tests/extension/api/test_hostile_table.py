@@ -300,6 +300,7 @@ def misplaced(served: Served) -> list[str]:
     return found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_request_of_the_table_gets_through(served: Served, kind: str) -> None:
     faults = [fault for asked in KINDS[kind]() if (fault := fault_of(served, asked))]

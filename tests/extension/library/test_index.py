@@ -21,6 +21,7 @@ from extension.api.library import listed
 from extension.library import CatalogFile, Found, Index, Row, walk
 from extension.library.catalog import Catalog
 from extension.library.index import _COLUMNS
+from extension.library.scan import Scanner
 from extension.library.walk import Bounds
 from lib_lora import glance
 from tests.extension.library.test_facts import lora
@@ -496,6 +497,32 @@ def test_an_index_that_another_process_holds_is_waited_for_and_never_deleted(
     assert [(one.name, one.added, one.uses) for one in Index(tmp_path / "data").rows()] == [("a", before.added, 2)]
     assert database.stat().st_ino == inode
     assert [path.name for path in database.parent.iterdir() if "damaged" in path.name] == []
+
+
+def test_a_stop_as_a_scan_begins_is_not_forgotten(
+    started: Callable[[], Catalog], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A web UI that ends would wait for the thread, which waits until it is asked again."""
+    begins, waits = threading.Event(), list[bool]()
+
+    class Asked(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(scanner._stopped and not self.is_set())
+            return super().wait(timeout)
+
+    def watch(one: Scanner) -> None:
+        begins.set()
+        while not (one._stopped and one._asked.is_set()):
+            time.sleep(0.001)
+
+    catalog = started()
+    scanner = catalog._scanner
+    monkeypatch.setattr(scanner, "_asked", Asked())
+    monkeypatch.setattr(Scanner, "_watch", watch)
+    scanner._asked.set()
+    assert begins.wait(30)
+    catalog.close()
+    assert not any(waits)
 
 
 def test_what_could_not_be_saved_is_saved_later(

@@ -76,6 +76,7 @@ GERMAN = {
 
 
 @pytest.mark.browser
+@pytest.mark.full
 def test_the_tab_speaks_the_language_that_is_chosen_and_follows_the_web_ui(page: Any) -> None:
     tab = Tab(page).ready()
     choice = tab.root.locator(".rt-language select")
