@@ -102,7 +102,7 @@ def marked(titles):
     """Return parameters of tests: the quick tests have two scripts, and compilation takes a minute."""
     left_out = {title: pytest.mark.full for title in titles if title not in ("One LoRA", "Several, with weights")}
     left_out["Compile"] = pytest.mark.long
-    return [pytest.param(title, marks=left_out[title] if title in left_out else ()) for title in titles]
+    return [pytest.param(title, marks=left_out.get(title, ())) for title in titles]
 
 
 @pytest.mark.filterwarnings("ignore")  # of diffusers and PEFT
