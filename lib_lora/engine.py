@@ -110,13 +110,9 @@ class Engine:
     ) -> None:
         check_named(components, "Engine({}) or Engine.for_pipeline(pipe)")
         check_storage(storage)
-        for name, number in (("cache_size", cache_size), ("parked_bytes", parked_bytes)):
-            check_count(number, name)
-        for name, limit in (("cache_bytes", cache_bytes), ("device_budget", device_budget)):
-            if limit is not None:
-                check_count(limit, name)
-        self._lock = threading.RLock()
-        self._sources = _absolute({} if checkpoints is None else checkpoints)
+        _check_numbers(cache_size=cache_size, parked_bytes=parked_bytes)
+        _check_numbers(or_none=True, cache_bytes=cache_bytes, device_budget=device_budget)
+        self._lock, self._sources = threading.RLock(), _absolute({} if checkpoints is None else checkpoints)
         self._cache, self._plans = NetworkCache(cache_size, cache_bytes), PlanCache(parked_bytes)
         self._budget, self._static = Budget(device_budget), StaticMemory()
         self._budget.leave_at_rest = self._plans.leave_devices
@@ -141,7 +137,7 @@ class Engine:
         """Return an engine of all modules of a diffusers pipeline, which asks its scheduler for the step of a call.
 
         The pipeline is held weakly. Where it gets another module later, the engine serves that one, from the next
-        activation, change of a strength, or call of a module of the pipeline on. `options` are those of `Engine`.
+        activation, change of a strength, or call of a module of the pipeline on. For `options` see `Engine`.
 
         Raises:
             ComponentError: it is no pipeline; the text shows an example.
@@ -576,6 +572,13 @@ def _resolved(stack: Stack, cache: NetworkCache, indexes: Sequence[LayerIndex]) 
     if trace.decisions:
         trace.files(network.report for network in networks)
     return networks
+
+
+def _check_numbers(*, or_none: bool = False, **options: int | None) -> None:
+    """Raise ArgumentError where an option is no whole number from 0 up."""
+    for name, number in options.items():
+        if number is not None or not or_none:
+            check_count(number, name)
 
 
 def _absolute(checkpoints: Mapping[str, Sequence[Path]]) -> dict[str, list[Path]]:

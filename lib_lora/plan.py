@@ -191,7 +191,9 @@ class Plan:
         """Notice changes of base weights from now on."""
         weights: dict[str, list[tuple[nn.Module, str]]] = {}
         for layer, executor in list(self.executors.items()):
-            weights.setdefault(executor.component, []).extend(executor.weights(layer) if executor._reading else ())
+            weights.setdefault(executor.component, []).extend(
+                executor.weights(layer) if executor.weight_readers else ()
+            )
         self.watched = {component: WeightWatch(watched) for component, watched in weights.items()}
 
     def drop_stale(self) -> None:
@@ -211,7 +213,7 @@ class Plan:
     @property
     def kept_bytes(self) -> int:
         """Return the bytes that stay where the plan is kept."""
-        accounts = [executor._account for executor in self.executors.values() if not executor.reads_base]
+        accounts = [executor.account for executor in self.executors.values() if not executor.reads_base]
         return sum([account.nbytes or account.host for account in accounts])  # the placed ones, else the arena's
 
     @property

@@ -98,7 +98,7 @@ class Handlers:
         return [getattr(made, name) for name in _INPUTS]
 
     def _set_options(self, settings: Mapping[str, object]) -> None:
-        """Change Remora's settings to those of a picture, and say which ones differed."""
+        """Change Remora's settings to the settings of a picture, and say which ones differed."""
         present = self._backend.option
         others = [one for one in TABLE if one.key in settings and settings[one.key] != present(one.key)]
         for option in others:

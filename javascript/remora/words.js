@@ -141,19 +141,20 @@ let sentences; // of the server, the longest first
 
 /** Return the sentences of the server that have a translation, with the patterns of their English. */
 function known() {
+    if (sentences) return sentences;
     const keys = /** @type {Said[]} */ (Object.keys(ENGLISH).filter((key) => key.startsWith("said.")));
     const forms = keys.flatMap((key) => {
         /** @type {Entry} */
         const entry = ENGLISH[key];
         return (typeof entry === "string" ? [entry] : Object.values(entry)).map((form) => ({key, form}));
     });
-    sentences ??= forms
-        .sort((one, other) => other.form.length - one.form.length)
-        .map(({key, form}) => ({key, pattern: patternOf(form)}));
+    forms.sort((one, other) => other.form.length - one.form.length);
+    sentences = forms.map(({key, form}) => ({key, pattern: patternOf(form)}));
     return sentences;
 }
 
 const NUMBERS = ["count", "layers", "number"]; // values that are numbers
+const LONGEST = 2000; // characters of a text that is translated: patterns with two values take the square of its length
 const WHOLE = ["why", "problem", "error"]; // values that may have several parts between semicolons
 
 /** @param {string} form */
@@ -169,12 +170,12 @@ function patternOfValue(name) {
 }
 
 /**
- * Return what the server says, in the language of the tab; what has no translation stays in English.
+ * Return what the server says, in the language of the tab; what has no translation, or is long, stays in English.
  * @param {string} said
  * @returns {string}
  */
 export function translated(said) {
-    if (now.language === "en" || !said) return said;
+    if (now.language === "en" || !said || said.length > LONGEST) return said;
     return (
         whole(said)
         ?? said

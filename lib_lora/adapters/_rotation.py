@@ -39,7 +39,7 @@ class Turn(TensorFields):
     def take(self, rows: Rows) -> Self | None:
         """Return its blocks for some of the channels; None if a window cuts a block, or blocks that are mixed."""
         size = self.source.shape[-2]
-        # the last of m factors has the halves of 2^(m - 1) blocks change places, those of as many channels in a row
+        # the last of m factors exchanges the halves of 2^(m - 1) blocks, whose channels follow each other
         together = 2 ** (len(self.source) - 1) if self.source.ndim > 3 else 1
         if any(end % (size * together) for window in rows for end in window):
             return None

@@ -32,7 +32,7 @@ from ._rows import taken as taken
 
 Kind = Literal["linear", "conv", "embedding", "norm", "attention", "experts"]
 Tensors = Mapping[str, Tensor]
-"""Parameter -> tensor, by kohya's and LyCORIS' names of parameters, else those of the trainer."""
+"""Parameter -> tensor, by the names of kohya and LyCORIS, else by the trainer's own."""
 Shapes = Mapping[str, tuple[int, ...]]
 """Parameter -> shape."""
 

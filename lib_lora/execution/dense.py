@@ -163,7 +163,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
     @uncompiled
     def _run_now(self, call: _Call) -> Any:
         if self._budget.contended:
-            self._budget.note(self._account)
+            self._budget.note(self.account)
         if call.now.is_unknown:
             self._strengths.refuse_unknown(call.now, self._groups)
         try:

@@ -149,7 +149,7 @@ class LowRankExecutor(Resident[Placed]):
         x: Tensor = args[place] if isinstance(place, int) else kwargs[place]
         alike = not now.mixed and not self._is_regional(now)
         if self._budget.contended:
-            self._budget.note(self._account)
+            self._budget.note(self.account)
         of_base: Any = None
 
         def base(x: Tensor) -> Tensor:

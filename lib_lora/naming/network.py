@@ -53,7 +53,7 @@ class Network:
             fits = [(group, *self._fit(group)) for group in parsed.groups]
             bad = parsed.file.not_finite([key for group, bindings, _ in fits if bindings for key in group.reads])
         turns = [fit[1][0].place.turn if fit[1] else 1 for fit in fits]
-        fits = [fits[i] for _, i in sorted(zip(turns, range(len(fits)), strict=True))]
+        fits = [fits[i] for i in sorted(range(len(fits)), key=turns.__getitem__)]
         self.bindings: tuple[Binding, ...] = ()
         self._acting: list[tuple[Group, Adapter]] = []
         self.report = self._report(self._diagnosed(self._chosen(fits, bad)))

@@ -27,7 +27,10 @@ ScaleSource = Literal["user", "tensors", "file", "convention", "guess", "none"]
 """What tells the scale of a file: `file` is its header or its configuration, `none` stands for kinds without one."""
 
 SCALED = frozenset({"lora", "lora_embedding", "moslora", "loraxs", "adalora", "tlora", "loha", "lokr"}) | {
-    *("glora", "gralora", "deft", "supertuning"),
+    "glora",
+    "gralora",
+    "deft",
+    "supertuning",
 }
 """Algorithms whose change is multiplied by alpha / rank."""
 NO_SCALE = (

@@ -82,7 +82,7 @@ class PipelineEngine(Engine):
             rank: see `Entry`, as `alpha` and `scale`.
             alpha: of a state dict, which has no header.
             scale: alpha / rank.
-            replace: whether it takes the place of the LoRA of that name, at its strength unless one is given.
+            replace: whether it takes the place of the LoRA of that name.
 
         Raises:
             FileError: the file cannot be read, or fits no layer of the model; also its subclasses.
@@ -90,8 +90,7 @@ class PipelineEngine(Engine):
             StackError: another LoRA has that name, or the strength is none.
         """
         check_type(replace, bool, "replace", "True or False")
-        for text, what in ((name, "name"), (weight_name, "weight_name")):
-            check_type(text, (str, type(None)), what, "a text")
+        check_type(name, (str, type(None)), "name", "a text")
         with self._lock:
             path = path_of(source, weight_name, partial(self._own_file, name or "lora"))
             name = name or name_of(path)

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -54,8 +54,6 @@ class PlacementPolicy:
     """The tensors of one plan in the computer's memory."""
 
 
-Waiting: TypeAlias = "tuple[Resident[Any], nn.Module, torch.dtype, Piece[Any]]"
-"""A layer that `place_together` is to place, the dtype of its output, and its tensors in the arena."""
 P = TypeVar("P", bound=Placement[Any])
 _CPU = torch.device(budget.UNLIMITED)
 _MEMORY = "the computer's memory"
@@ -73,16 +71,16 @@ class Resident(ABC, Generic[P]):
 
     def __init__(self, bindings: Sequence[Binding], strengths: StrengthTable, policy: PlacementPolicy) -> None:
         self._storage, self._budget, self._arena = policy.storage, policy.budget, policy.arena
-        self._account = policy.budget.join(self.evict)
+        self.account = policy.budget.join(self.evict)
         self._piece: Piece[Any] | None = None  # read it once: another thread may take the executor off
         self._bindings = tuple(bindings)
         self._groups = frozenset(map(attrgetter("group"), self._bindings))
         self.component = self._bindings[0].component
-        self._reading = list[Binding]()
+        self.weight_readers = list[Binding]()
         """The bindings whose adapters ask for the base weight when they are placed."""
         for one in self._bindings:
             if one.whole is not None or type(one.adapter).on is not Adapter.on:
-                self._reading.append(one)
+                self.weight_readers.append(one)
         self._strengths = strengths
         self._static: StaticMemory | None = None
         self._placed: P | None = None
@@ -167,13 +165,13 @@ class Resident(ABC, Generic[P]):
             with plain_mode(_CPU):
                 piece = self._piece_for(layer, device, (dtype, dtype))
             if piece is not None:
-                waiting.append((self, layer, dtype, piece))
+                waiting.append(Waiting(self, layer, dtype, piece))
                 return
         # the first call places it, if there is no room now
         self._budget.attempt(
             device, partial(self._place_in_plain_mode, layer, device, dtype, dtype, "the layer is there")
         )
-        if self._account.streams:
+        if self.account.streams:
             self.evict("there is no room to wait")
 
     def converting(self, layer: nn.Module) -> AbstractContextManager[None]:
@@ -191,7 +189,7 @@ class Resident(ABC, Generic[P]):
     def weights(self, layer: nn.Module) -> list[tuple[nn.Module, str]]:
         """Return the weights that something is computed from when it is placed, and their layers."""
         found = list[tuple[nn.Module, str]]()
-        for one in self._reading:
+        for one in self.weight_readers:
             found += [(layer, one.target.param)] if one.whole is None else one.whole.weights
         return found
 
@@ -217,7 +215,7 @@ class Resident(ABC, Generic[P]):
     @property
     def placed_bytes(self) -> Counter[torch.device]:
         """Return how many bytes are placed on each device."""
-        return Counter() if self._placed is None else Counter({self._placed.device: self._account.nbytes})
+        return Counter() if self._placed is None else Counter({self._placed.device: self.account.nbytes})
 
     def evict(self, why: str = "the call is over") -> None:
         """Drop the placed tensors; the next call places them again. The trace tells why."""
@@ -227,7 +225,7 @@ class Resident(ABC, Generic[P]):
         if trace.moves:
             self._trace_move(placed, why, str(placed.device), "file" if self._piece is None else _MEMORY)
         self._placed = self._views = None
-        self._budget.free(self._account)
+        self._budget.free(self.account)
 
     def _placed_at(
         self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype | None = None
@@ -261,21 +259,21 @@ class Resident(ABC, Generic[P]):
             self.evict("another place or dtype is needed")  # never more at once than may stay
         dtypes, source, piece = (dtype, input_dtype), "file", None
         if device.type != budget.UNLIMITED:
-            self._budget.make_room(self._account, device)
+            self._budget.make_room(self.account, device)
             source = "file" if self._piece is None else _MEMORY
             piece = self._piece_for(layer, device, dtypes)
         if piece is not None:
             content, packed = next(all_to_device([piece], device)), piece.packed
         else:
             content, packed = self._content(self._adapters(layer), device, dtypes)
-            if self.reads_base and self._account.known and device.type != budget.UNLIMITED:
+            if self.reads_base and self.account.known and device.type != budget.UNLIMITED:
                 self._set_piece(content, device, dtypes, packed=packed)  # it comes and goes
         return self._keep(layer, self._placement(content, device, *dtypes, packed=packed), why, source)
 
     def _keep(self, layer: nn.Module, placed: P, why: str, source: str = "file") -> P:
         """Count what was placed, and find out how long it may stay."""
         device = placed.device
-        may_stay = self._budget.charge(self._account, device, placed.content.nbytes)
+        may_stay = self._budget.charge(self.account, device, placed.content.nbytes)
         if trace.moves:
             told = why if may_stay else f"{why}, for this call only: no room"
             self._trace_move(placed, told, source, str(device))
@@ -305,7 +303,7 @@ class Resident(ABC, Generic[P]):
     def _set_piece(self, content: Any, device: torch.device, dtypes: Dtypes, *, packed: bool) -> Piece[Any]:
         with self._arena.lock:
             self._piece = piece = self._arena.add(content, device, dtypes, packed=packed)
-        self._account.host = piece.nbytes
+        self.account.host = piece.nbytes
         return piece
 
     def _trace_move(self, placed: P, why: str, before: str, after: str) -> None:
@@ -315,7 +313,7 @@ class Resident(ABC, Generic[P]):
         trace.move("%s: %s: %s -> %s, %d bytes: %s", where, names, before, after, nbytes, why)
 
     def _drop_piece(self) -> None:
-        self._piece, self._account.host = None, 0
+        self._piece, self.account.host = None, 0
 
     def _adapters(self, layer: nn.Module) -> Sequence[Adapter]:
         """Return the adapters, which know the base weight as far as they need it; it is read once for all of them.
@@ -353,6 +351,15 @@ class Resident(ABC, Generic[P]):
         return tuple(found)
 
 
+class Waiting(NamedTuple):
+    """A layer that `place_together` is to place, the dtype of its output, and its tensors in the arena."""
+
+    resident: Resident[Any]
+    layer: nn.Module
+    dtype: torch.dtype
+    piece: Piece[Any]
+
+
 def place_together(executors: Mapping[nn.Module, Resident[Any]], resting: Collection[nn.Module]) -> None:
     """Place executors beside their layers, except beside `resting` ones, with a few large copies.
 
@@ -371,10 +378,10 @@ def place_together(executors: Mapping[nn.Module, Resident[Any]], resting: Collec
     for device, group in by_device.items():
         if not group:
             continue
-        of_engine = group[0][0]._budget
+        of_engine = group[0].resident._budget
         room, fitting = of_engine.room(device), list[Waiting]()
         for one in group:
-            nbytes = one[3].content.nbytes
+            nbytes = one.piece.content.nbytes
             if nbytes <= room:
                 room -= nbytes
                 fitting.append(one)
@@ -383,7 +390,7 @@ def place_together(executors: Mapping[nn.Module, Resident[Any]], resting: Collec
 
 def _place_group(group: Sequence[Waiting], device: torch.device) -> None:
     with plain_mode(device):
-        contents = [*all_to_device([piece for *_, piece in group], device)]
+        contents = [*all_to_device([one.piece for one in group], device)]
         for (resident, layer, dtype, piece), content in zip(group, contents, strict=True):
             placed = resident._placement(content, device, dtype, dtype, packed=piece.packed)
             resident._keep(layer, placed, "the layer is there")

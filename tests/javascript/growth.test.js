@@ -10,6 +10,7 @@ import * as prompt from "../../javascript/remora/prompt.js";
 import {maskProblem, nameProblem as regionProblem} from "../../javascript/remora/regions.js";
 import * as tag from "../../javascript/remora/tag.js";
 import {nameProblem, readWeights} from "../../javascript/remora/weights.js";
+import {speak, translated} from "../../javascript/remora/words.js";
 
 const SIZES = [8, 10, 12, 14, 16, 18, 20].map((power) => 2 ** power); // characters; four times as many each time
 const MOST = 64; // times as long for 16 times as many characters: in proportion it is 16, with the square 256
@@ -93,6 +94,17 @@ const BODIES = {
     "a region": (text) => maskProblem(text, []),
     "a name of a region": (text) => regionProblem(text, []),
 };
+speak("de", {}); // whose strings are English, and read all the same
+const SENTENCES = {"what the server says": translated};
+/** @type {[string, string, string][]} */
+const IN_SENTENCES = [
+    ["", "made for ", "!"],
+    ["", "fits several files: ", "!"],
+    ["", "it is truncated or damaged: ", "!"],
+    ["it is truncated, or not a safetensors file (header claims ", " bytes of ", "!"],
+    ["", "; ", "x"],
+    ["", "a", ""],
+];
 /** @type {[string, string, string][]} */
 const IN_PROMPTS = [
     ["a <lora:a:", " ", "-1>"],
@@ -135,6 +147,7 @@ const IN_BODIES = [
 for (const [readers, shapes] of /** @type {const} */ ([
     [PROMPTS, IN_PROMPTS],
     [BODIES, IN_BODIES],
+    [SENTENCES, IN_SENTENCES],
 ])) {
     for (const [what, read] of Object.entries(readers)) {
         test(`the time of ${what} grows with the text`, () => {

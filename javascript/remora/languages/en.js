@@ -1,8 +1,8 @@
 // The strings of the tab in English. Every other language is one file beside this one, and has the same keys; what it
 // lacks is shown in English.
 //
-// {name} is a place for a value. A string with several forms depends on the number {count}; the forms are those of
-// Intl.PluralRules.
+// {name} is a place for a value. A string with several forms depends on the number {count}; Intl.PluralRules names the
+// forms.
 
 export const ENGLISH = /** @type {const} */ ({
     "language.name": "English",

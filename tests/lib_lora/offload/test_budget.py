@@ -32,7 +32,7 @@ def residents(module: nn.Module) -> dict[str, Resident]:
 
 
 def streaming(module: nn.Module) -> set[str]:
-    return {path for path, way in residents(module).items() if way._account.streams}
+    return {path for path, way in residents(module).items() if way.account.streams}
 
 
 def placed_bytes(module: nn.Module) -> int:
