@@ -59,6 +59,7 @@ class Scanner:
         """Set while no file is waiting to be read."""
         self._hurry = threading.Event()
         self._walking = threading.Lock()
+        self._noting = threading.Lock()
         self._stopped = False
         self._stops = 0
         """How often the thread was stopped; a scan that has begun before stops, too."""
@@ -159,9 +160,14 @@ class Scanner:
                 "beside": found.stamp,
                 "picture": found.picture,
             }
-        # a file that went while it was read has no row again
-        if changes and (self.found is None or found.file.path in self.found):
-            self.index.change(found.file, **changes)
+        with self._noting:
+            latest = self.index.get(found.file)
+            if latest is not None and latest.beside != ("" if row is None else row.beside):
+                for field in ("notes", "beside", "picture"):  # another thread has read later files beside it meanwhile
+                    changes.pop(field, None)
+            # a file that went while it was read has no row again
+            if changes and (self.found is None or found.file.path in self.found):
+                self.index.change(found.file, **changes)
 
     def _facts(self, file: CatalogFile) -> Facts:
         name = file.path.name.encode("utf-8", "replace").decode()

@@ -308,6 +308,8 @@ def test_a_quantized_layer_stays_in_one_graph(tmp_path, storage, compiled_first)
     install()
     model, x = quantized.made(storage), torch.randn(3, quantized.INSIDE)
     twin = quantized.made(storage)
+    if storage == "bitsandbytes nf4":
+        model(x)  # CPUs with AVX-512 BF16 keep the codes in another order from the first call on
     counter = testing.CompileCounter()
     compiled = torch.compile(model, backend=counter, fullgraph=True)
     if compiled_first:

@@ -9,7 +9,7 @@ import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import {shownPicture} from "../boxes.js";
 import {inverted, nameProblem, nothing, percent, SIDE, stroked} from "../regions.js";
 import {t} from "../words.js";
-import {Dialog, historyKey, keepFocus, NameForm, Trouble, useTrouble} from "./parts.js";
+import {Dialog, historyKey, NameForm, Trouble, useTrouble} from "./parts.js";
 import {asPng, draw, weightsOfFile} from "./pixels.js";
 
 /** @type {{[key: string]: [right: number, below: number] | undefined}} */
@@ -64,10 +64,6 @@ export function Painter({name: former, weights: first, taken, save, close}) {
         event.preventDefault();
         (way === "undo" ? undo : redo)();
     };
-    const travelled = (/** @type {Event} */ event, /** @type {() => void} */ travel) => {
-        travel();
-        keepFocus(event);
-    };
     const take = (/** @type {FieldEvent} */ event) =>
         attempt(async () => {
             const [file] = /** @type {FileList} */ (event.target.files);
@@ -84,6 +80,7 @@ export function Painter({name: former, weights: first, taken, save, close}) {
             problem=${(/** @type {string} */ name) => nameProblem(name, taken)} save=${submit}>
             <button type="button" class="rt-small" onClick=${close}>${t("common.cancel")}</button>
         <//>`;
+    // a button that became disabled would lose the focus, and keys would be the page's
     return html`<${Dialog} title=${former ? t("painter.title", {name: former}) : t("painter.newTitle")} close=${close} unsaved=${past.length > 0} foot=${foot} pressed=${pressed}>
         <${Sheet} weights=${weights} size=${size} value=${erase ? 0 : 1} begin=${begin} put=${setWeights} />
         <p class="rt-hint" role="status">${t("painter.share", {percent: percent(weights)})}</p>
@@ -94,8 +91,8 @@ export function Painter({name: former, weights: first, taken, save, close}) {
             </div>
             <label class="rt-brush"><span>${t("painter.brush")}</span><input type="range" min="2" max="40" step="1" value=${size} aria-label=${t("painter.brushSize")}
                 onInput=${(event) => setSize(event.target.valueAsNumber)} /></label>
-            <button type="button" class="rt-small" disabled=${!past.length} onClick=${(/** @type {Event} */ event) => travelled(event, undo)}>${t("painter.undo")}</button>
-            <button type="button" class="rt-small" disabled=${!future.length} onClick=${(/** @type {Event} */ event) => travelled(event, redo)}>${t("painter.redo")}</button>
+            <button type="button" class="rt-small" aria-disabled=${String(!past.length)} onClick=${undo}>${t("painter.undo")}</button>
+            <button type="button" class="rt-small" aria-disabled=${String(!future.length)} onClick=${redo}>${t("painter.redo")}</button>
             <button type="button" class="rt-small" onClick=${() => change(nothing())}>${t("painter.clear")}</button>
             <button type="button" class="rt-small" onClick=${() => change(inverted(weights))}>${t("painter.invert")}</button>
             <label class="rt-small rt-file">${t("painter.fromPicture")}<input type="file" accept="image/*" aria-label=${t("painter.fromPictureHint")}

@@ -279,16 +279,6 @@ export function Dialog({title, close, unsaved = false, children, foot, class: na
 }
 
 /**
- * Leave the focus in the dialog if the button that has it is disabled by its own click: keys would else be the page's.
- * @param {Event} event
- */
-export function keepFocus(event) {
-    const button = /** @type {HTMLButtonElement} */ (event.currentTarget);
-    const dialog = button.closest("dialog");
-    requestAnimationFrame(() => button.disabled && dialog?.focus());
-}
-
-/**
  * Ask what to do with changes that are not saved.
  * @param {{close: () => void, stay: () => void}} props
  */

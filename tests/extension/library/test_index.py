@@ -22,7 +22,7 @@ from extension.library import CatalogFile, Found, Index, Row, walk
 from extension.library.catalog import Catalog
 from extension.library.index import _COLUMNS
 from extension.library.scan import Scanner
-from extension.library.walk import Bounds
+from extension.library.walk import Bounds, beside
 from lib_lora import glance
 from tests.extension.library.test_facts import lora
 
@@ -746,3 +746,25 @@ def test_a_scan_that_fails_keeps_nobody_waiting(folder: Path, monkeypatch: pytes
     catalog.start()
     assert catalog.wait(10)
     catalog.close()
+
+
+def test_a_picture_that_came_while_a_file_was_read_stays(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scan may have looked before it came, and be done after a request has read it."""
+    path = lora(folder / "a.safetensors")
+    catalog = Catalog(lambda: [folder], lambda: tmp_path / "data")
+    catalog.refresh()
+    scanner, file = catalog._scanner, catalog.find("a")
+    before = catalog.found(file)
+    read = scanner._reader.read
+
+    def request(path: Path) -> object:
+        monkeypatch.setattr(scanner._reader, "read", read)
+        (folder / "a.png").write_bytes(b"x")
+        assert catalog.reread(beside(file)).picture == folder / "a.png"
+        return read(path)
+
+    monkeypatch.setattr(scanner._reader, "read", request)
+    scanner.read(before)
+    assert catalog.row(file).picture == path.with_suffix(".png")

@@ -143,7 +143,11 @@ def opened_small(
 
 
 _LEAVING: set[Any] = set()
-CUT_OFF = ("AbortError: signal is aborted", "Unexpected error Connection errored out")
+CUT_OFF = (
+    "AbortError: signal is aborted",
+    "Unexpected error Connection errored out",
+    "Failed to load resource: net::ERR_FAILED",
+)
 
 
 def reload(page: Any) -> None:
@@ -151,6 +155,20 @@ def reload(page: Any) -> None:
     _LEAVING.add(page)
     try:
         page.reload()
+    finally:
+        _LEAVING.discard(page)
+
+
+@contextmanager
+def without_server(page: Any, told: Any) -> Iterator[None]:
+    """Let no request of a page arrive until the block ends, then wait until `told` is gone; gradio's own fail, too."""
+    _LEAVING.add(page)
+    page.route("**/*", lambda route: route.abort())
+    try:
+        told.wait_for(timeout=LONG)
+        yield
+        page.unroute("**/*")
+        told.wait_for(state="hidden", timeout=LONG)
     finally:
         _LEAVING.discard(page)
 

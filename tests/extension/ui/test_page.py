@@ -13,7 +13,16 @@ from PIL import Image
 from extension.standalone.demo import DEMO_PROMPT, DEMO_SEED
 from extension.standalone.pnginfo import encode_png, read_infotext
 from extension.text.infotext import parse_infotext
-from tests.extension.ui.serving import LONG, Served, fill, infotext_with, opened, reload, serving
+from tests.extension.ui.serving import (
+    LONG,
+    Served,
+    fill,
+    infotext_with,
+    opened,
+    reload,
+    serving,
+    without_server,
+)
 from tests.extension.ui.tab import Tab
 
 pytestmark = pytest.mark.browser
@@ -225,27 +234,22 @@ def test_a_parameters_text_is_understood_typed_pasted_and_dropped(page: Any) -> 
 def test_a_server_that_stops_is_told_and_the_page_goes_on_by_itself(page: Any) -> None:
     tab = Tab(page).ready()
     tab.write("a fox <lora:zorp:0.5>")
-    page.route("**/*", lambda route: route.abort())
     told = page.get_by_role("alert").get_by_text("The server does not answer. Start it again")
-    told.wait_for(timeout=LONG)
-    assert not page.evaluate(
-        "document.elementFromPoint(...['x', 'y'].map(a => "
-        "document.querySelector('#generate').getBoundingClientRect()[a] + 5))?.closest('#generate')"
-    )
-    tab.more("zorp", "Region")
-    region = tab.root.get_by_role("group", name="Region of zorp", exact=True)
-    region.get_by_text("The web UI does not answer.").wait_for()
-    page.unroute("**/*")
-    told.wait_for(state="hidden", timeout=LONG)
+    with without_server(page, told):
+        assert not page.evaluate(
+            "document.elementFromPoint(...['x', 'y'].map(a => "
+            "document.querySelector('#generate').getBoundingClientRect()[a] + 5))?.closest('#generate')"
+        )
+        tab.more("zorp", "Region")
+        region = tab.root.get_by_role("group", name="Region of zorp", exact=True)
+        region.get_by_text("The web UI does not answer.").wait_for()
     region.get_by_role("button", name="Paint a region").wait_for()
     page.click("#generate")
     infotext_with(page, "a fox")
     page.locator("#loras > button").click()
     page.wait_for_function("!document.querySelector('#remora-tab')?.getClientRects().length")  # the panel is closed
-    page.route("**/*", lambda route: route.abort())
-    told.wait_for(timeout=LONG)
-    page.unroute("**/*")
-    told.wait_for(state="hidden", timeout=LONG)
+    with without_server(page, told):
+        pass
 
 
 @pytest.mark.long
