@@ -19,8 +19,8 @@ from torch import Tensor
 
 from ..errors import UnsupportedError
 from ._rows import unfit
-from ._variants import as_plain
 from .base import Adapter, At, Origin, Params, Site, Tensors
+from .lora import as_plain
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,10 +57,6 @@ class ExpertsLoRA(Adapter):
         down = down.reshape(experts, rank, inner)
         up = up.reshape(outer, rank, experts).permute(2, 0, 1)
         return cls(down, up, origin.alpha.scale(rank), fitting[0])
-
-    @property
-    def rank(self) -> int:
-        return self.up.shape[2]
 
     def delta_weight(self, at: At) -> Tensor:
         down, up = at.cut(self.down)[:, : at.rank], at.cut(self.up)[:, :, : at.rank]

@@ -17,7 +17,7 @@ from typing_extensions import Self
 from ..tensors import TensorFields, wide
 from ._operation import Operation
 from ._rows import taken, unfit
-from .base import Adapter, At, Factors, InputEffect, ProductEffect, Rows, Tensors
+from .base import At, Factors, InputEffect, OutputEffect, ProductEffect, Proportional, Rows, Tensors
 
 _BLOCK = 1 << 20
 """Entries of a dense delta that a CPU builds at a time in the forward; a device builds it in one piece."""
@@ -66,14 +66,11 @@ class Product(TensorFields):
         exact = wide(dtype)
         return torch.einsum("ijk,jq->iqk", self.core.to(device, exact), right.to(exact)).flatten(1).to(dtype)
 
-    def dense(
-        self, device: torch.device, dtype: torch.dtype, rows: slice | Tensor | None = None, columns: slice | None = None
-    ) -> Tensor:
-        """Return the matrix, or the selected rows (in that order) and columns of it."""
+    def dense(self, device: torch.device, dtype: torch.dtype, rows: slice | Tensor | None = None) -> Tensor:
+        """Return the matrix, or the selected rows of it, in that order."""
         first = self.right if self.left is None else self.left
         chosen = (first if rows is None else first[rows]).to(device, dtype)
-        across = slice(None) if columns is None else columns
-        return chosen[:, across] if self.left is None else chosen @ self.folded(device, dtype)[:, across]
+        return chosen if self.left is None else chosen @ self.folded(device, dtype)
 
     def pair(self) -> tuple[Tensor, Tensor]:
         """Return (rows, rank), (rank, columns) in fp32 or better; of a full matrix one is the identity."""
@@ -134,12 +131,17 @@ class LowRankInput(InputEffect):
         return op.pointwise(op.pointwise(x, self.down) * multiplier, self.up)
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltEffect(ProductEffect):
-    """A dense delta as a product of its own, built in each forward from the small parameters."""
+class Built(Proportional, ProductEffect):
+    """An adapter whose dense delta is a product of its own, built in each forward from its small tensors.
 
-    adapter: Adapter  # which can give some rows alone
+    It has a field `shape`, and can give some rows alone.
+    """
+
     shape: tuple[int, ...]
+    by_rows = True
+
+    def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
+        return self.placed(device)
 
     def product(self, x: Tensor, op: Operation) -> Tensor:
         dtype = wide(x.dtype)
@@ -147,7 +149,6 @@ class BuiltEffect(ProductEffect):
         step = max(_BLOCK // inside, 1) if x.device.type == "cpu" else rows
         parts = []
         for start in range(0, rows, step):
-            at = At(x.device, dtype, rows=(start, min(start + step, rows)))
-            weight = self.adapter.delta_weight(at).to(x.dtype)
+            weight = self.delta_weight(At(x.device, dtype, rows=(start, min(start + step, rows)))).to(x.dtype)
             parts.append(op.apply(x, weight.reshape(-1, *self.shape[1:])))
         return parts[0] if len(parts) == 1 else torch.cat(parts, op.channels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -49,6 +50,16 @@ def part_of_field(value: Any, rows: Rows) -> Any:
 def shape_text(tensor: Tensor) -> str:
     """Return the shape of a tensor for a message."""
     return f"({', '.join(map(str, tensor.shape))})"
+
+
+def number(params: Mapping[str, Tensor], name: str) -> float | None:
+    """Read a parameter that is one number; return None if it is missing. Raise ValueError if it is several."""
+    tensor = params.get(name)
+    if tensor is None:
+        return None
+    if tensor.numel() != 1:
+        raise unfit(f"one number as {name}", tensor)
+    return float(tensor.item())
 
 
 def unfit(want: str, *got: Tensor) -> ValueError:

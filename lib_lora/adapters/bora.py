@@ -31,7 +31,7 @@ class BoRA(Modifier):
     params = Params(frozenset({_ROWS[0], _COLUMNS[0]}), frozenset({_ROWS[1], _COLUMNS[1]}))
     kinds = frozenset({"linear", "attention"})
     reads_base = True
-    by_rows = by_columns = False
+    by_rows = False
     prefers_dense = True
 
     @classmethod

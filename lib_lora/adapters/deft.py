@@ -35,7 +35,6 @@ class DEFT(LowRank):
     kinds = frozenset({"linear", "attention"})
     reads_base = True
     by_rows = False
-    by_columns = True
 
     @classmethod
     def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
@@ -76,5 +75,5 @@ class DEFT(LowRank):
         return Factors(self.change[:rank], self.up[:, :rank])
 
     def delta_weight(self, at: At) -> Tensor:
-        change = self._change(at.base.flatten(1)) if self.change is None else at.across(self.change)
+        change = self._change(at.base.flatten(1)) if self.change is None else at.put(self.change)
         return (at.put(self.up)[:, : at.rank] @ change[: at.rank]).mul_(at.multiplier)

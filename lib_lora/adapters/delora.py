@@ -12,8 +12,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ..tensors import wide
-from ._rotation import number
-from ._rows import taken, unfit
+from ._rows import number, taken, unfit
 from .base import Factors, LowRank, Origin, Params, Rows, Site, Tensors
 
 _LEAST = 1e-4  # PEFT's, of a norm

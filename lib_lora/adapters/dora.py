@@ -23,8 +23,8 @@ from ..tensors import wide
 from ._modifier import Modifier
 from ._operation import Operation
 from ._rows import placed, taken, unfit
-from ._scale import ScaledInput, ScaledOutput
 from .base import Adapter, At, Factors, Form, InputEffect, Origin, OutputEffect, Params, Rows, Shapes, Site, Tensors
+from .ia3 import ScaledInput, ScaledOutput
 
 Axis = Literal["row", "column", "group"]
 
@@ -92,8 +92,6 @@ class DoRA(Modifier):
             want = f"({site.shape[0]}, 1, …) or (1, {site.shape[1]}, …)"
             raise unfit(f"a magnitude {want}", magnitude)
         return cls(inner, magnitude.reshape(-1), axis, site)
-
-    by_columns = False
 
     @property
     def by_rows(self) -> bool:

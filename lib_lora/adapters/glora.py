@@ -65,10 +65,6 @@ class GLoRA(Adapter):
         # The factors of a square weight also fit a weight as small as their rank. The larger one is meant.
         return max(found, key=math.prod, default=None)
 
-    @property
-    def rank(self) -> int:
-        return self.down.shape[0]
-
     def form(self, rank: int | None = None) -> Form:
         return replace(self.lora.form(), on_input=True)
 

@@ -13,18 +13,17 @@ product of the layer.
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from ._product import BuiltEffect, Product, balanced, product
+from ._product import Built, Product, balanced, product
 from ._trainer import lycoris_scale
-from .base import Adapter, At, Factors, Form, Origin, OutputEffect, Pair, Params, Proportional, Shapes, Site, Tensors
+from .base import Adapter, At, Factors, Form, Origin, Pair, Params, Shapes, Site, Tensors
 
 _CORES = frozenset({"hada_t1", "hada_t2"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LoHa(Proportional):
+class LoHa(Built):
     """Two low-rank matrices, multiplied entry by entry."""
 
     first: Product  # (out, in * kernel)
@@ -37,7 +36,6 @@ class LoHa(Proportional):
         required=frozenset({"hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"}), optional=_CORES | {"alpha"}
     )
     row_fields = ("first", "second", "shape")
-    by_rows = by_columns = True
 
     @classmethod
     def claims(cls, shapes: Shapes) -> bool:
@@ -86,11 +84,7 @@ class LoHa(Proportional):
         down = (b1.unsqueeze(1) * b2.unsqueeze(0)).flatten(0, 1)
         return balanced(up, down, self.shape)
 
-    def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
-        return BuiltEffect(self.placed(device), self.shape)
-
     def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
         rows = None if at.rows is None else slice(*at.rows)
-        columns = None if at.columns is None else slice(*at.columns)
-        first, second = (half.dense(at.device, at.dtype, rows, columns) for half in (self.first, self.second))
-        return at.shaped(first.mul_(second), self.shape), self.scale * at.multiplier
+        first, second = (half.dense(at.device, at.dtype, rows) for half in (self.first, self.second))
+        return first.mul_(second).reshape(-1, *self.shape[1:]), self.scale * at.multiplier

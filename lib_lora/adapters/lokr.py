@@ -28,10 +28,10 @@ from typing_extensions import Self
 from ..errors import UnsupportedError
 from ..tensors import LARGEST, wide
 from ._operation import Operation, at_multiplier
-from ._product import BuiltEffect, Product, balanced, product
+from ._product import Built, Product, balanced, product
 from ._rows import placed, shape_of, taken, within
 from ._trainer import arguments, lycoris_scale
-from .base import Adapter, At, Factors, Form, Origin, OutputEffect, Pair, Params, Rows, Shapes, Site, Tensors
+from .base import At, Factors, Form, Origin, OutputEffect, Pair, Params, Rows, Shapes, Site, Tensors
 
 Side = Literal["left", "right"]
 """The axis of the (b, d) array a matrix acts on: w1's is the left one."""
@@ -88,7 +88,7 @@ class _Chain(OutputEffect):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LoKr(Adapter):
+class LoKr(Built):
     """Kronecker product of two matrices."""
 
     first: Product  # w1, (a, b)
@@ -101,7 +101,6 @@ class LoKr(Adapter):
     name = "lokr"
     params = Params(required=frozenset(), optional=frozenset({"lokr_w1", "lokr_w2", "lokr_t2", "alpha"}) | _W1 | _W2)
     shared = frozenset({"lokr_factor"})
-    by_rows = True
 
     @classmethod
     def claims(cls, shapes: Shapes) -> bool:
@@ -158,7 +157,7 @@ class LoKr(Adapter):
 
     def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
         if not self._aligned:
-            return BuiltEffect(self.placed(device), self.shape)
+            return super(LoKr, self).output_effect(device, dtype)
         sides, _ = self._plan
         left, right = iter(_matrices(self.first)), iter(_matrices(self.second))
         ordered = _even([next(left if side == "left" else right) for side in sides], self.scale)
@@ -169,15 +168,15 @@ class LoKr(Adapter):
             tuple(placed(one, device, dtype) for one in ordered), sides, self.first.columns, weakest, self.rows
         )
 
-    def delta_weight(self, at: At) -> Tensor:
+    def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
         rows = torch.arange(self.first.rows * self.second.rows, device=self.first.right.device)
         rows = rows if self.rows is None else taken(rows, self.rows)
         rows = rows if at.rows is None else rows[slice(*at.rows)]
         # row i of a Kronecker product is the product of row i // c of w1 and row i % c of w2
         first = self.first.dense(at.device, at.dtype, rows // self.second.rows)
         second = self.second.dense(at.device, at.dtype, rows % self.second.rows)
-        delta = (first * (self.scale * at.multiplier)).unsqueeze(2) * second.unsqueeze(1)
-        return delta.reshape(-1, *self.shape[1:])
+        delta = first.unsqueeze(2) * second.unsqueeze(1)
+        return delta.reshape(-1, *self.shape[1:]), self.scale * at.multiplier
 
     @property
     def _inside(self) -> int:

@@ -52,7 +52,7 @@ class _Path(TensorFields):
     def matrix(self, at: At) -> Tensor:
         """Return what broadcasts to the wanted rows and columns."""
         left = at.cut(self.left)
-        return left if self.right is None else left @ at.across(self.right)
+        return left if self.right is None else left @ at.put(self.right)
 
     def vector(self) -> Tensor:
         """Return the only column, (rows,), in fp32 or better."""
@@ -75,7 +75,7 @@ class PeftGLoRA(Adapter):
     params = Params(frozenset(), frozenset(name for names in _NAMES.values() for name in names.values()))
     row_fields = ("factor", "summand", "bias_factor", "bias", "from_weight")
     kinds = frozenset({"linear"})
-    reads_base = by_rows = by_columns = True
+    reads_base = by_rows = True
 
     @classmethod
     def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
@@ -119,4 +119,4 @@ class PeftGLoRA(Adapter):
         delta = torch.zeros_like(weight) if self.factor is None else weight * self.factor.matrix(at)
         if self.summand is not None:
             delta += self.summand.matrix(at)
-        return at.shaped(delta.mul_(at.multiplier), tuple(at.base.shape))
+        return delta.mul_(at.multiplier).reshape(at.base.shape)

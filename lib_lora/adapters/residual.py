@@ -13,8 +13,8 @@ from torch import Tensor
 from ._modifier import Modifier
 from ._operation import Operation
 from ._rows import placed, unfit
-from ._sparse import Entries
 from .base import Adapter, At, Form, Origin, OutputEffect, Params, Site, Tensors
+from .shira import Entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Residual(Modifier):
     name = "residual"
     params = Params(frozenset({"bias_indices", "bias_values", "bias_size"}))
     row_fields = ("entries",)
-    by_rows = by_columns = False
+    by_rows = False
     prefers_dense = True
 
     @classmethod

@@ -1,8 +1,11 @@
 """A weight and a bias put in the place of the layer's, as ComfyUI's `set_weight` and `set_bias` do.
 
 W' = W + m (v - W), b' = b + m (u - b). ComfyUI knows no strength here; between 0 and 1 the line from W to v is what a
-strength can mean. Source: ComfyUI comfy/lora.py, `set`. A weight of several times as many
-rows is a bank of heads, see `heads.py`.
+strength can mean. Source: ComfyUI comfy/lora.py, `set`. A weight of several times as many rows is a bank of heads, see
+`heads.py`.
+
+LN tuning is the same, https://arxiv.org/abs/2312.11420: `ln_tuning_layers.weight` is v and `ln_tuning_layers.bias` u.
+PEFT copies layers of any kind so. Source: huggingface/peft tuners/ln_tuning/layer.py.
 """
 
 import math
@@ -66,7 +69,7 @@ class SetWeight(Proportional):
     params = Params(frozenset(), frozenset(names))
     row_fields = ("value", "bias")
     kinds = frozenset({"linear", "conv", "attention", "embedding", "norm"})
-    reads_base = widens_base = by_rows = by_columns = prefers_dense = True
+    reads_base = widens_base = by_rows = prefers_dense = True
     exact = frozenset({"value", "bias"})
 
     @classmethod
@@ -94,8 +97,7 @@ class SetWeight(Proportional):
     def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
         if self.value is None:
             return torch.zeros_like(at.base), 1.0
-        value = at.cut(self.value) if at.columns is None else at.across(self.value)
-        return value - at.base.reshape(value.shape), at.multiplier
+        return at.cut(self.value) - at.base, at.multiplier
 
     def form(self, rank: int | None = None) -> Form:
         return Form(on_output=True)
@@ -103,3 +105,11 @@ class SetWeight(Proportional):
     def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
         instead = None if self.value is None else _Instead(placed(self.value, device, dtype))
         return WithoutBias(instead) if self.bias is not None or instead is None else instead
+
+
+class LNTuning(SetWeight):
+    """Another weight and another bias."""
+
+    name = "ln_tuning"
+    names = ("ln_tuning_layers.weight", "ln_tuning_layers.bias")
+    params = Params(frozenset(names[:1]), frozenset(names[1:]))

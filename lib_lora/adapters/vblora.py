@@ -14,8 +14,8 @@ from typing_extensions import Self
 
 from ..errors import UnsupportedError
 from ..tensors import TensorFields, wide
-from ._config import configured_count
 from ._rows import taken, unfit
+from ._trainer import configured_count
 from .base import Factors, LowRank, Origin, Params, Rows, Shapes, Site, Tensors
 
 _LOGITS = frozenset({"vblora_logits_A", "vblora_logits_B"})

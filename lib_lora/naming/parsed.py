@@ -11,7 +11,7 @@ from sys import intern
 
 from torch import Tensor
 
-from ..adapters._recipe import Recipe, known_kinds, known_modifiers, recipe_of
+from ..adapters import Recipe, known_kinds, known_modifiers, recipe_of
 from ..adapters.base import Adapter, Origin, Site
 from ..errors import FileError, NumberError, UnknownAdapterError, UnknownFormatError, UnsupportedError
 from ..files import formats

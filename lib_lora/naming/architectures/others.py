@@ -1,20 +1,18 @@
 """Families that Remora knows by sight alone: their files have the names of diffusers' models, and no others.
 
 With these entries, neither a file nor a model is taken for a family with the same names of layers.
-Source: huggingface/diffusers models/transformers and models/unets at 0.42.
+Source: huggingface/diffusers models/transformers and models/unets at 0.42, or what is named beside a family.
 """
 
-from ._flux_blocks import FLUX_DIFFUSERS_SIGNS, MODULATION_SIGN, T5_INPUT_SIGN
+from ._encoders import BIG_G_SIGN
 from ._ldm_unet import IN_UNET
-from .base import Architecture, Sign, named
-from .cogvideox import ATTENTION_3072, MODULATION_512
-from .hunyuan_video import LATE_BLOCK_SIGNS
-from .hunyuan_video15 import ATTENTION_2048
+from .base import Architecture, Sign, Variant, named
+from .flux import FLUX_DIFFUSERS_SIGNS, JOINT_ATTENTION_SIGN, MODULATION_SIGN, SINGLE_ATTENTION_SIGN, T5_INPUT_SIGN
+from .hunyuan import ATTENTION_2048, LATE_BLOCK_SIGNS
 from .lumina2 import FEED_FORWARD_2304
 
 _OWN = 20
 """The weight of layers that no other family has, whatever else it shares with others."""
-_D = r"^(denoiser|\?):"
 _AS_FLUX = (*FLUX_DIFFUSERS_SIGNS, MODULATION_SIGN)
 _NOT_AS_FLUX = (
     r"time_text_embed_|distilled_guidance_|(double|single)_blocks_|(txt_)?mode_blocks_|early_stream_|guidance_"
@@ -22,13 +20,155 @@ _NOT_AS_FLUX = (
 
 
 def _own(names: str, weight: int = _OWN) -> Sign:
-    return Sign(f"{_D}({names})", weight)
+    return Sign(rf"^(denoiser|\?):({names})", weight)
 
 
-def _family(name: str, title: str, *signs: Sign, never: str = "", flow: bool = True) -> Architecture:
-    return Architecture(name, title, signs, never=_own(never) if never else None, flow=flow)
+def _family(
+    name: str,
+    title: str,
+    *signs: Sign,
+    never: str = "",
+    flow: bool = True,
+    variants: tuple[Variant, ...] = (),
+    **more: tuple[str, ...],
+) -> Architecture:
+    return Architecture(name, title, signs, variants=variants, never=_own(never) if never else None, flow=flow, **more)
 
 
+ATTENTION_3072 = _own(r"transformer_blocks_\d+_attn1_to_([qkv]|out_0):3072$", 3)
+_MODULATION_512 = _own(r"transformer_blocks_\d+_norm1_linear:512$", 3)
+
+# 8 layers of two streams and 32 of one, of OmniGen 2's kind; boogu-project/Boogu-Image
+# boogu/models/transformers/transformer_boogu.py
+BOOGU = _family(
+    "boogu",
+    "Boogu Image",
+    _own(r"(double|single)_stream_layers_\d+_", 6),
+    _own(r"(noise|context|ref_image)_refiner_\d+_(attn_to_([qkv]|out_0)|feed_forward_linear_[13]):3360$", 3),
+    named("boogu"),
+)
+# 2B, 5B and 1.5: 30 or 42 blocks, which see text and video as one sequence
+COGVIDEOX = _family(
+    "cogvideox",
+    "CogVideoX",
+    _own(r"transformer_blocks_\d+_(attn1_to_([qkv]|out_0)|ff_net_0_proj):1920$", 3),
+    ATTENTION_3072,
+    _MODULATION_512,
+    _own(r"transformer_blocks_\d+_norm2_linear:512$", 3),
+    named("cogvideo"),
+    inputs=("patch_embed.proj",),
+    flow=False,
+    variants=(
+        Variant("CogVideoX 2B", width=1920),
+        Variant("CogVideoX 5B", width=3072),
+        Variant("CogVideoX for text to video", inputs=16),
+        Variant("CogVideoX for image to video", inputs=32),
+    ),
+)
+# 28 blocks, which see text and picture as one sequence
+COGVIEW4 = _family(
+    "cogview4",
+    "CogView 4",
+    _MODULATION_512,
+    _own(r"transformer_blocks_\d+_(attn1_to_([qkv]|out_0)|ff_net_0_proj):(2560|4096)$", 1),
+    _own("patch_embed_text_proj:4096$", 2),
+    _own("time_condition_embed_(timestep|condition)_embedder_", 4),
+    named("cogview-?4"),
+    before=("cogview3",),
+    never="(image|glyph|prior)_projector_",  # GLM-Image's
+)
+ERNIE_IMAGE = _family(
+    "ernie_image",
+    "ERNIE-Image",
+    _own(r"layers_\d+_self_attention_to_([qkv]|out_0):", 5),
+    _own(r"layers_\d+_mlp_linear_fc2:", 5),
+    named("ernie"),
+)
+# 16 double and 32 single blocks with experts; HiDream-ai/HiDream-I1
+# hi_diffusers/models/transformers/transformer_hidream_image.py
+HIDREAM = _family(
+    "hidream",
+    "HiDream",
+    _own(r"(double|single)_stream_blocks_\d+_block_", 10),
+    BIG_G_SIGN,
+    named("hidream(?!.?o1)"),
+    image_first=("HiDreamImageTransformer2DModel",),
+)
+# text and image to video, and images; kandinskylab/kandinsky-5 kandinsky/models/dit.py
+KANDINSKY5 = _family(
+    "kandinsky5",
+    "Kandinsky 5",
+    _own(
+        r"(text|visual)_transformer_blocks_\d+_"
+        r"(self_attention|cross_attention|feed_forward|(text|visual)_modulation)_",
+        10,
+    ),
+    named("kandinsky-?5"),
+    never=(  # Kandinsky 6's
+        r"visual_transformer_blocks_\d+_(feed_forward_net_|(audio|video)_dec|av_|va_)|audio_|video_"
+        r"|time_embeddings_timestep_embedder_"
+    ),
+    variants=(Variant("Kandinsky 5 Lite", width=1792), Variant("Kandinsky 5 Pro", width=4096)),
+)
+# 48 double blocks; microsoft/Lens, as in vladmandic/sdnext pipelines/lens/transformer.py, comfyanonymous/ComfyUI
+# comfy/ldm/lens/model.py and huggingface/diffusers pull request 13837
+LENS = _family(
+    "lens",
+    "Lens",
+    _own(r"transformer_blocks_\d+_attn_(img|txt)_qkv:1536$", 6),
+    _own(r"transformer_blocks_\d+_(img|txt)_(mlp_w([13]:1536|2:4096)|mod_1:1536)$", 3),
+    _own(r"transformer_blocks_\d+_attn_to_add_out:1536$", 4),  # Stable Diffusion 3's, too
+    _own("txt_in:11520$", 3),  # four layers of GPT-OSS, 2880 each
+    named("lens(?![a-z])"),
+    inputs=("img_in",),
+)
+# FLUX.1's blocks with Qwen 2.5 VL, which alone do not tell it from FLUX.1
+LONGCAT_IMAGE = _family(
+    "longcat_image",
+    "LongCat-Image",
+    SINGLE_ATTENTION_SIGN,
+    JOINT_ATTENTION_SIGN,
+    _own(r"single_transformer_blocks_\d+_proj_mlp:3072$", 3),
+    _own(r"single_transformer_blocks_\d+_proj_out:15360$", 2),
+    _own(r"transformer_blocks_\d+_ff_context_net_2:12288$", 1),
+    _own(r"transformer_blocks_\d+_ff_context_net_0_proj:3072$", 2),
+    _own(r"(single_)?transformer_blocks_\d+_norm1?(_context)?_linear:3072$", 3),
+    _own("(context_embedder:3584|time_embed_timestep_embedder_linear_[12]:(256|3072))$", 3),
+    named("longcat"),
+    # what FLUX.1, Chroma, HunyuanVideo, Ovis-Image, FLUX.3 and BRIA have beside such blocks
+    never=(
+        r"time_text_embed_|timestep_embedder_|time_guidance_embed_|context_embedder:(?!3584$)"
+        r"|context_embedder_|distilled_guidance_|caption_projection_|double_blocks_|early_stream_modulations_"
+        r"|(txt_)?mode_blocks_|transformer_blocks_\d+_(attn1_|img_)"
+    ),
+    inputs=("x_embedder",),
+)
+# 32 layers and three refiners, of Lumina Image 2.0's kind; VectorSpaceLab/OmniGen2
+# omnigen2/models/transformers/transformer_omnigen2.py
+OMNIGEN2 = _family(
+    "omnigen2",
+    "OmniGen 2",
+    _own(r"(layers|(noise|context|ref_image)_refiner)_\d+_attn_to_([qkv]|out_0):2520$", 3),
+    _own(r"(layers|(noise|context|ref_image)_refiner)_\d+_feed_forward_linear_[13]:2520$", 3),
+    _own(r"(layers|(noise|context|ref_image)_refiner)_\d+_norm1_linear:1024$", 1),
+    named("omnigen-?2"),
+)
+# Qwen-Image, Edit and Layered: 60 double blocks; Comfy-Org/ComfyUI comfy/ldm/qwen_image/model.py
+QWEN_IMAGE = _family(
+    "qwen_image",
+    "Qwen-Image",
+    _own(r"transformer_blocks_\d+_(img|txt)_(mlp_net_|mod_1:3072$)", 6),
+    # FLUX.1 and HunyuanVideo call their double blocks so, too, but have 19 or 20 of them
+    _own(r"transformer_blocks_[2-5]\d_attn_(to_[qkv]|add_[qkv]_proj|to_out_0|to_add_out):3072$", 3),
+    JOINT_ATTENTION_SIGN,
+    # Qwen2.5-VL 7B
+    Sign(
+        r"^text_encoder[^:]*:(model_)?(language_model_)?layers_\d+_(self_attn_[qkv]_proj|mlp_(gate|up)_proj):3584$", 1
+    ),
+    named(r"qwen[_-]image(?![_-]?2[._]1)"),
+    before=("flux",),  # a file of nothing but layers that both have leaves out the most of Flux
+    never=r"transformer_blocks_\d+_(encoder_proj|img_mlp_(shared_)?expert)",  # Nucleus-Image's
+)
 BRIA = _family(
     "bria",
     "BRIA 3.2",
@@ -113,7 +253,7 @@ GLM_IMAGE = _family(
     "glm_image",
     "GLM-Image",
     _own("(image|glyph|prior)_projector_"),
-    MODULATION_512,
+    _MODULATION_512,
     _own(r"transformer_blocks_\d+_(attn1_to_([qkv]|out_0)|ff_net_0_proj):(2560|4096)$", 1),
     _own("time_condition_embed_(timestep|condition)_embedder_", 4),
     named("glm-?image"),
@@ -122,7 +262,7 @@ GLM_IMAGE = _family(
 COGVIEW3 = _family(
     "cogview3",
     "CogView 3 Plus",
-    MODULATION_512,
+    _MODULATION_512,
     _own(r"transformer_blocks_\d+_(attn1_to_([qkv]|out_0)|ff_net_0_proj):2560$", 1),
     _own("time_condition_embed_(timestep|condition)_embedder_", 4),
     _own("patch_embed_text_proj:4096$", 2),
@@ -162,7 +302,7 @@ EASY_ANIMATE = _family(
     "EasyAnimate",
     _own(r"transformer_blocks_\d+_(txt_ff_|attn1_add_[qkv]_proj:3072$)|text_proj_t5"),
     ATTENTION_3072,
-    MODULATION_512,
+    _MODULATION_512,
     never=r"transformer_blocks_\d+_(ff_context_|norm1_context_|attn1_add_[qkv]_proj:1536$)|patch_embed_",
 )
 FIBO2 = _family(

@@ -4,7 +4,7 @@ Source: PixArt-alpha/PixArt-sigma diffusion/model/nets/PixArtMS.py and PixArt_bl
 PixArtTransformer2DModel, as huggingface/diffusers scripts/convert_pixart_sigma_to_diffusers.py has it.
 """
 
-from ._t5 import CAPTION_SIGN, T5_ALIASES
+from ._encoders import CAPTION_SIGN
 from .base import Architecture, Names, layers, linears, named, within
 
 _BLOCK: Names = {
@@ -44,5 +44,4 @@ PIXART = Architecture(
         "t_block.1": "adaln_single.linear",
         "final_layer.linear": "proj_out",
     },
-    aliases=T5_ALIASES,
 )

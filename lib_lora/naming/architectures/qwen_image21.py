@@ -5,7 +5,6 @@ ComfyUI's checkpoints have the first two layers of the MLP as one.
 Source: diffusers' QwenImage21Transformer2DModel; for the layer of two vladmandic/sdnext pipelines/qwen/qwen21_lora.py.
 """
 
-from ._llm import LLM_ALIASES
 from .base import Architecture, layers, named
 
 _MLP = "transformer_blocks.{}.img_mlp."
@@ -21,5 +20,4 @@ QWEN_IMAGE21 = Architecture(
         named("qwen[_-]image[_-]?2[._]1"),
     ),
     names={f"{_MLP}gate_up": (f"{_MLP}gate_layer", f"{_MLP}proj")},
-    aliases=LLM_ALIASES,
 )

@@ -5,7 +5,6 @@ SanaTransformer2DModel, as `convert_sana_transformer_to_diffusers` has it. SanaV
 convolution, over time.
 """
 
-from ._llm import LLM_ALIASES
 from .base import Architecture, Names, Variant, layers, linears, named, within
 
 _BLOCK: Names = {
@@ -49,5 +48,4 @@ SANA = Architecture(
         "attention_y_norm": "caption_norm",
         "final_layer.linear": "proj_out",
     },
-    aliases=LLM_ALIASES,
 )
