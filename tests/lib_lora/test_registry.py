@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from lib_lora import adapters
-from lib_lora.adapters._modifier import Modifier
+from lib_lora.adapters import Modifier
 from lib_lora.adapters.base import Adapter
 from lib_lora.errors import RegistryError
 from lib_lora.files import formats
