@@ -303,7 +303,7 @@ def excess_of(scale: Tensor | None, width: int, name: str) -> Tensor | None:
     if scale is None:
         return None
     if scale.numel() != width:
-        raise unfit(f"{name} ({width}, 1, …)", scale)
+        raise unfit(f"{name} ({width}, 1)", scale)
     return scale.reshape(-1).to(wide(scale.dtype)) - 1
 
 

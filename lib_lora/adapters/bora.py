@@ -21,8 +21,6 @@ _TINY = 1e-30
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoRA(Modifier):
-    """Two magnitudes around another adapter."""
-
     inner: Adapter
     rows: Tensor  # (out,)
     columns: Tensor  # (in,)

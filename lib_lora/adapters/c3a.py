@@ -16,8 +16,6 @@ from .base import Adapter, At, Origin, Params, Rows, Shapes, Site, Tensors
 
 @dataclass(frozen=True, slots=True, eq=False)
 class C3A(Built):
-    """Circulant blocks."""
-
     kernel: Tensor  # (out / b, in / b, b)
     rows: Rows
     """The rows of the delta that are meant."""

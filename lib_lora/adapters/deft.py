@@ -20,8 +20,6 @@ from .base import At, Factors, LowRank, Origin, Params, Rows, Site, Tensors
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DEFT(LowRank):
-    """Other values in a subspace of the outputs."""
-
     up: Tensor  # (out, r), Q
     removed: Tensor  # (out, r), P
     injected: Tensor | None  # (r, in), R
@@ -70,8 +68,7 @@ class DEFT(LowRank):
         return self
 
     def factors(self, rank: int | None = None) -> Factors:
-        if self.change is None:
-            raise TypeError("the pair is known only once `on` has seen the base weight")
+        assert self.change is not None  # once `on` has seen the base weight
         return Factors(self.change[:rank], self.up[:, :rank])
 
     def delta_weight(self, at: At) -> Tensor:

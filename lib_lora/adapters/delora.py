@@ -20,8 +20,6 @@ _LEAST = 1e-4  # PEFT's, of a norm
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeLoRA(LowRank):
-    """Normalized rank-one parts with a common strength."""
-
     down: Tensor  # (r, in)
     up: Tensor  # (out, r)
     widths: Tensor  # (in,), norms of the weight's columns

@@ -11,7 +11,7 @@ columns the inner adapter and W on s * x. |V| is computed once per layer and act
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -29,7 +29,6 @@ from .ia3 import ScaledInput, ScaledOutput
 Axis = Literal["row", "column", "group"]
 
 _ROWS = "lora_magnitude_vector"
-_BLOCKS = 16
 _TINY = torch.finfo(torch.float32).tiny
 
 
@@ -61,8 +60,6 @@ class _OnScaledInput(OutputEffect):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DoRA(Modifier):
-    """A magnitude around another adapter."""
-
     inner: Adapter
     magnitude: Tensor  # (out,), (in,) or (groups * in / groups,)
     axis: Axis
@@ -154,28 +151,15 @@ class DoRA(Modifier):
         return _OnScaledInput(placed(sigma, device, dtype), inner)
 
     def _known(self) -> Tensor:
-        if self.sigma is None:
-            raise TypeError("the norms of a DoRA are known only once `on` has seen the base weight")
+        assert self.sigma is not None  # once `on` has seen the base weight
         return self.sigma
 
     def _sigma(self, weight: Tensor, dtype: torch.dtype, rank: int | None) -> Tensor:
         """Return d / |V|, of the magnitude's shape."""
-        squares: list[Tensor] = []
-        for at in self._blocks(weight, dtype, rank):
-            split = self._split(at.base + self.inner_delta(at))
-            squares.append(split.square().sum((2, 3) if self.axis == "row" else (1, 3)).flatten())
-        total = torch.cat(squares) if self.axis == "row" else torch.stack(squares).sum(0)
+        at = At(weight.device, dtype, rank=rank, weight=weight.to(dtype))
+        squares = self._split(at.base + self.inner_delta(at)).square()
+        total = squares.sum((2, 3) if self.axis == "row" else (1, 3)).flatten()
         return self.magnitude.to(total) / total.sqrt().clamp_min(_TINY)
-
-    def _blocks(self, weight: Tensor, dtype: torch.dtype, rank: int | None) -> Iterator[At]:
-        """Return the base weight by rows, in the dtype that norms are computed in."""
-        rows = weight.shape[0]
-        step = max(rows // _BLOCKS, 1) if self.inner.by_rows and self.axis != "group" else rows
-        for start in range(0, rows, step):
-            stop = min(start + step, rows)
-            block = weight[start:stop].to(dtype)
-            window = (start, stop) if self.inner.by_rows else None
-            yield At(weight.device, dtype, rank=rank, rows=window, weight=block)
 
     def _scaled(self, whole: Tensor, sigma: Tensor) -> Tensor:
         split = self._split(whole)

@@ -15,36 +15,12 @@ import torch
 from torch import Tensor
 
 from ._operation import Operation
-from ._rows import placed, unfit
-from .base import (
-    Adapter,
-    At,
-    Form,
-    Kind,
-    Origin,
-    OutputEffect,
-    Params,
-    ProductEffect,
-    Proportional,
-    Shapes,
-    Site,
-    Tensors,
-    bias_for,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class _Dense(ProductEffect):
-    """The difference as a product of its own, for layers whose weight cannot be added to."""
-
-    diff: Tensor  # (out, in, *kernel)
-
-    def product(self, x: Tensor, op: Operation) -> Tensor:
-        return op.apply(x, self.diff)
+from ._rows import unfit
+from .base import Adapter, At, Form, Kind, Origin, Params, ProductEffect, Proportional, Shapes, Site, Tensors, bias_for
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Full(Proportional):
+class Full(Proportional, ProductEffect):
     """dW as it is."""
 
     diff: Tensor | None  # (out, in, *kernel)
@@ -82,9 +58,9 @@ class Full(Proportional):
     def form(self, rank: int | None = None) -> Form:
         return Form(on_output=self.diff is not None)
 
-    def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
+    def product(self, x: Tensor, op: Operation) -> Tensor:
         assert self.diff is not None
-        return _Dense(placed(self.diff, device, dtype))
+        return op.apply(x, self.diff)
 
 
 class Norm(Full):

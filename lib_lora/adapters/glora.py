@@ -30,8 +30,6 @@ _CORE = "bm.weight"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GLoRA(Adapter):
-    """A change of the input and one of the weight."""
-
     down: Tensor  # (r, in), of A
     up: Tensor  # (in, r)
     lora: LoRA  # B

@@ -19,8 +19,6 @@ _GENERAL = ("gralora_A_general.weight", "gralora_B_general.weight")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GraLoRA(LowRank):
-    """Low-rank pairs between blocks, and a plain pair beside them."""
-
     a: Tensor  # (k, in / k, r)
     b: Tensor  # (k, r, out / k)
     down: Tensor  # (hybrid, in)
@@ -60,15 +58,8 @@ class GraLoRA(LowRank):
         return self.a.shape[0] * self.a.shape[2] + self.down.shape[0]
 
     def factors(self, rank: int | None = None) -> Factors:
-        blocks, each, _ = self.a.shape
-        parts, inner = self.a.shape[2] // blocks, self.a.shape[2]
-        down = self.a.new_zeros(blocks, blocks, parts, blocks, each)  # n, j, component, block of inputs, input
-        up = self.b.new_zeros(
-            blocks, self.b.shape[2], blocks, blocks, parts
-        )  # block of outputs, output, n, j, component
-        for n in range(blocks):
-            down[n, :, :, n] = self.a[n].T.reshape(blocks, parts, each)
-            up[n, :, :, n] = self.b[n].T.reshape(-1, blocks, parts)
-        downs = torch.cat([down.reshape(blocks * inner, -1), self.down])[:rank]
-        ups = torch.cat([up.reshape(self.up.shape[0], -1), self.up], 1)[:, :rank]
-        return Factors(downs, taken(ups, self.rows))
+        blocks, _, inner = self.a.shape
+        down, up = torch.block_diag(*self.a.mT), torch.block_diag(*self.b.mT)
+        up = up.reshape(-1, blocks, blocks, inner // blocks).transpose(1, 2).flatten(1)  # j, n -> n, j, as in `down`
+        ups = torch.cat([up, self.up], 1)[:, :rank]
+        return Factors(torch.cat([down, self.down])[:rank], taken(ups, self.rows))

@@ -86,8 +86,7 @@ class HRA(Adapter):
         return replace(self, vectors=basis.cpu(), core=core.cpu(), products=products.cpu())
 
     def factors(self, rank: int | None = None) -> Factors:
-        if self.products is None:
-            raise TypeError("the pair of an HRA on a convolution is known only once `on` has seen the base weight")
+        assert self.products is not None  # once `on` has seen the base weight
         return Factors(self.vectors.T.reshape(-1, *self.shape[1:]), self.products)
 
     def input_effect(self, device: torch.device, dtype: torch.dtype) -> InputEffect:

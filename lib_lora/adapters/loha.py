@@ -24,8 +24,6 @@ _CORES = frozenset({"hada_t1", "hada_t2"})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoHa(Built):
-    """Two low-rank matrices, multiplied entry by entry."""
-
     first: Product  # (out, in * kernel)
     second: Product  # (out, in * kernel)
     scale: float

@@ -89,8 +89,6 @@ class _Chain(OutputEffect):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoKr(Built):
-    """Kronecker product of two matrices."""
-
     first: Product  # w1, (a, b)
     second: Product  # w2, (c, d * kernel), or what of in * kernel the first leaves
     scale: float

@@ -38,8 +38,6 @@ _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PEANuT(Adapter):
-    """A network that computes the change of each column from the column."""
-
     down: Tensor  # (r, out)
     up: Tensor  # (out, r)
     encoders: tuple[Tensor, ...]  # (r, r) each

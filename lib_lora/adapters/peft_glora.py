@@ -62,8 +62,6 @@ class _Path(TensorFields):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PeftGLoRA(Adapter):
-    """Factors and summands of a weight and of its bias."""
-
     factor: _Path | None  # A
     summand: _Path | None  # B
     of_inputs: _Path | None  # C
@@ -103,12 +101,9 @@ class PeftGLoRA(Adapter):
 
     def delta_bias(self) -> Tensor:
         own = None if self.bias is None else self.bias.vector()
-        if self.of_inputs is None:
-            assert own is not None
-            return own
-        if self.from_weight is None:
-            raise TypeError("the change of the bias is known only once `on` has seen the base weight")
-        return self.from_weight if own is None else own.to(self.from_weight) + self.from_weight
+        found = own if self.of_inputs is None else self.from_weight
+        assert found is not None  # once `on` has seen the base weight
+        return found if own is None or own is found else own.to(found) + found
 
     @property
     def bias_excess(self) -> Tensor | None:

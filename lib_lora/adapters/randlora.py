@@ -23,8 +23,6 @@ _RANDOM = frozenset({"randlora_A", "randlora_B"})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RandLoRA(Built):
-    """Random bases with trained diagonals."""
-
     a: Tensor  # (r, 1, least)
     b: Tensor  # (most, bases, r)
     outer: Tensor  # (r, bases), lambda

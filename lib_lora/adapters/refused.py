@@ -58,8 +58,6 @@ TINYLORA = _refused(
 
 
 class LoRAXSAlone(Refused):
-    """The matrix of a LoRA-XS, without the factors beside it."""
-
     name = "loraxs_alone"
     params = Params(frozenset({"lora_latent_mapping.weight"}))
     reason = (

@@ -29,8 +29,6 @@ class _Sparse(OutputEffect):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Residual(Modifier):
-    """`bias_indices`, `bias_values` and `bias_size` around another adapter."""
-
     inner: Adapter
     entries: Entries
     scale: float

@@ -22,8 +22,6 @@ from .base import Adapter, At, Origin, OutputEffect, Params, Rows, Site, Tensors
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoAd(Adapter, OutputEffect):
-    """Turns of pairs of outputs."""
-
     excess: Tensor  # (out,), the factor of the output itself less 1
     other: Tensor  # (out,), the factor of the one that it is paired with
     size: int

@@ -42,8 +42,6 @@ class _Triplets(TensorFields):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TLoRA(LowRank):
-    """The trained values of some singular triplets of the weight."""
-
     now: _Triplets
     begun: _Triplets | None  # as it began; known once the base weight is
     scale: float
@@ -102,8 +100,7 @@ class TLoRA(LowRank):
         return Form(Pair(2 * min(self.rank, rank or self.rank), self.scale, self.schedule, per_rank=2))
 
     def factors(self, rank: int | None = None) -> Factors:
-        if self.begun is None:
-            raise TypeError("what a T-LoRA began as is known only once `on` has seen the base weight")
+        assert self.begun is not None  # once `on` has seen the base weight
         q, p, values = _exact(self.now, rank)
         q0, p0, values0 = _exact(self.begun, rank)
         down = torch.stack([q, values0.unsqueeze(1) * (q - q0)], 1)

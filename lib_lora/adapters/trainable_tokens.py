@@ -19,8 +19,6 @@ from .base import Adapter, At, Origin, Params, Rows, Site, Tensors
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainableTokens(Adapter):
-    """Other vectors of some tokens."""
-
     vectors: Tensor  # (n, width)
     tokens: Tensor  # (n,)
     entries: int

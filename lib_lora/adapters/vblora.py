@@ -59,8 +59,6 @@ class Mixture(TensorFields):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VBLoRA(LowRank):
-    """A pair of pieces from a bank."""
-
     a: Mixture  # (r, in / v)
     b: Mixture  # (out / v, r)
     bank: Tensor  # (bank, v)
