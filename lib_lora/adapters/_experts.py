@@ -25,8 +25,6 @@ from .lora import as_plain
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertsLoRA(Adapter):
-    """Low-rank adapters of all experts in one parameter."""
-
     down: Tensor  # (experts, r, in)
     up: Tensor  # (experts, out, r)
     scale: float
@@ -72,5 +70,4 @@ def _is_early(config: Mapping[str, object]) -> bool:
 
 
 def _sizes(first: int, last: int, transposed: bool) -> tuple[int, int]:
-    """Return (out, in) of matrices (first, last)."""
     return (last, first) if transposed else (first, last)

@@ -33,12 +33,10 @@ class Product(TensorFields):
 
     @property
     def factored(self) -> bool:
-        """Return whether it has factors."""
         return self.left is not None
 
     @property
     def rows(self) -> int:
-        """Return the number of rows."""
         return (self.right if self.left is None else self.left).shape[0]
 
     @property
@@ -52,7 +50,6 @@ class Product(TensorFields):
         return min(self.rows, self.columns) if self.left is None else self.left.shape[1]
 
     def take(self, rows: Rows) -> Self:
-        """Return the product that gives some of the rows."""
         if self.left is None:
             return replace(self, right=taken(self.right, rows))
         return replace(self, left=taken(self.left, rows))

@@ -28,7 +28,6 @@ class Recipe:
 
     @cached_property
     def kinds(self) -> frozenset[Kind]:
-        """Return the kinds of layer it is defined for."""
         return self.kind.kinds.intersection(*(modifier.kinds for modifier in self.modifiers))
 
     def own_site(self, shapes: Shapes) -> Site | None:

@@ -33,7 +33,6 @@ class Turn(TensorFields):
 
     @property
     def channels(self) -> int:
-        """Return how many channels it rotates."""
         return self.source.shape[-3] * self.source.shape[-2]
 
     def take(self, rows: Rows) -> Self | None:

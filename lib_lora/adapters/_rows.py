@@ -21,7 +21,6 @@ def taken(tensor: Tensor, rows: Rows, dim: int = 0) -> Tensor:
 
 
 def shape_of(shape: tuple[int, ...], rows: Rows) -> tuple[int, ...]:
-    """Return the shape of some rows of a weight."""
     return (sum(stop - start for start, stop in rows), *shape[1:])
 
 
@@ -48,7 +47,6 @@ def part_of_field(value: Any, rows: Rows) -> Any:
 
 
 def shape_text(tensor: Tensor) -> str:
-    """Return the shape of a tensor for a message."""
     return f"({', '.join(map(str, tensor.shape))})"
 
 

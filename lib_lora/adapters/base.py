@@ -80,7 +80,6 @@ class Site:
         return math.prod(self.shape[1:])
 
     def take(self, rows: Rows) -> Site:
-        """Return the site of some of its rows."""
         return replace(self, shape=shape_of(self.shape, rows))
 
 
@@ -96,7 +95,6 @@ class Alpha:
     """The scale itself, where the user gives it."""
 
     def scale(self, rank: int) -> float:
-        """Return alpha / rank."""
         if self.fixed is not None:
             return self.fixed
         if not self.value:

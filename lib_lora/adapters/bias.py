@@ -18,8 +18,6 @@ from .set_weight import WithoutBias, minus_one
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bias(Modifier):
-    """`diff_b` around another adapter."""
-
     inner: Adapter
     bias: Tensor  # (out,)
 
@@ -41,8 +39,6 @@ class Bias(Modifier):
 
 
 class WholeBias(Bias):
-    """`set_bias` around another adapter."""
-
     name = "whole_bias"
     before: ClassVar[tuple[str, ...]] = ("bora", "dora", "residual")  # it goes around them, which leave the bias alone
     params = Params(frozenset({"set_bias"}))

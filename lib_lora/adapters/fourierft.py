@@ -65,8 +65,6 @@ class _Spectral(Proportional):
 
 
 class FourierFT(_Spectral):
-    """A sparse spectrum."""
-
     name = "fourierft"
     params = Params(frozenset({"fourierft_spectrum"}))
 
@@ -99,8 +97,6 @@ class _Reach(TensorFields):
 
 
 class WaveFT(_Spectral):
-    """A sparse wavelet transform."""
-
     name = "waveft"
     params = Params(frozenset({"waveft_spectrum"}))
 

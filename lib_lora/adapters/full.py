@@ -21,8 +21,6 @@ from .base import Adapter, At, Form, Kind, Origin, Params, ProductEffect, Propor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Full(Proportional, ProductEffect):
-    """dW as it is."""
-
     diff: Tensor | None  # (out, in, *kernel)
     bias: Tensor | None  # (out,)
     shape: tuple[int, ...]
@@ -64,8 +62,6 @@ class Full(Proportional, ProductEffect):
 
 
 class Norm(Full):
-    """Change of a norm's weight and bias."""
-
     name = "norm"
     names = ("w_norm", "b_norm")
     params = Params(frozenset(), frozenset({*names, "alpha"}))
@@ -77,8 +73,6 @@ class Norm(Full):
 
 
 class BEFT(Full):
-    """A change of the bias."""
-
     name = "beft"
     names = ("", "beft_bias")
     params = Params(frozenset({"beft_bias"}))

@@ -14,8 +14,6 @@ from .base import At, Origin, Params, Proportional, Shapes, Site, Tensors
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HiRA(Proportional):
-    """Hadamard product of the weight with a low-rank matrix."""
-
     down: Tensor  # (r, in * kernel)
     up: Tensor  # (out, r)
 
@@ -40,8 +38,6 @@ class HiRA(Proportional):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HiRAEmbedding(HiRA):
-    """A HiRA on an embedding, whose factors are saved the other way round."""
-
     name = "hira_embedding"
     params = Params(frozenset({"hira_embedding_A", "hira_embedding_B"}))
     kinds = frozenset({"embedding"})

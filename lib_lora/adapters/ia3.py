@@ -109,8 +109,6 @@ class _Scale(Proportional):
 
 
 class IA3(_Scale):
-    """A learned scale less 1."""
-
     name = "ia3"
     params = Params(frozenset({"weight", "on_input"}))
 
@@ -127,8 +125,6 @@ class IA3(_Scale):
 
 
 class PeftIA3(_Scale):
-    """A learned scale."""
-
     name = "peft_ia3"
     params = Params(frozenset({"ia3_l"}))
 

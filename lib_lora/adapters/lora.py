@@ -41,8 +41,6 @@ LoftQ's are the quantized ones, which such a file is for.
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoRA(LowRank):
-    """Low-rank adapter of one layer."""
-
     down: Tensor  # (r, in, *kernel), or (r', in) beside a core
     up: Tensor  # (out, r)
     scale: float
@@ -110,8 +108,6 @@ class LoRA(LowRank):
 
 
 class LoRAEmbedding(LoRA):
-    """A LoRA whose factors are saved the other way round."""
-
     name = "lora_embedding"
     params = Params(required=frozenset({"lora_embedding_A", "lora_embedding_B"}), optional=frozenset({"alpha"}))
     kinds = frozenset({"embedding"})

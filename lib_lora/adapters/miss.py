@@ -21,8 +21,6 @@ _NAMES = frozenset({"miss_block", "bone_block"})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MiSS(LowRank):
-    """Matrix shard sharing: one matrix for all blocks of the inputs."""
-
     up: Tensor  # (out, r)
     inputs: int
 
@@ -52,8 +50,6 @@ class MiSS(LowRank):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MiSSBat(Proportional):
-    """A matrix for each block of outputs, which multiplies the weight's blocks and is added to them."""
-
     block: Tensor  # (out / r, r, r)
 
     name = "miss_bat"

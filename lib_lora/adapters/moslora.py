@@ -29,8 +29,6 @@ _PAIR = frozenset({"lora_up.weight", "lora_down.weight"})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MoSLoRA(LoRA):
-    """A LoRA with a matrix between its factors."""
-
     mixer: Tensor | None = None  # (r, r), or its diagonal (r, 1)
 
     name = "moslora"
@@ -57,8 +55,6 @@ class MoSLoRA(LoRA):
 
 
 class LoRAXS(MoSLoRA):
-    """A matrix between two factors that were not trained."""
-
     name = "loraxs"
     params = Params(
         _PAIR | {"lora_latent_mapping.weight"}, frozenset({"lora_up.bias", "alpha"}), frozenset({"lora_latent_mapping"})
@@ -66,8 +62,6 @@ class LoRAXS(MoSLoRA):
 
 
 class AdaLoRA(MoSLoRA):
-    """A LoRA and its singular values."""
-
     name = "adalora"
     params = Params(_PAIR | {"lora_E"}, frozenset({"ranknum", "alpha"}))
 

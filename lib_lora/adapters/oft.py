@@ -37,8 +37,6 @@ _LESS_IDENTITY = (datetime(2023, 1, 1, tzinfo=timezone.utc), datetime(2023, 11, 
 
 
 class DiagOFT(OutputRotation):
-    """Block rotation of the outputs."""
-
     name = "diag_oft"
     params = Params(frozenset({"oft_blocks"}), frozenset({"alpha", "rescale"}))
 
@@ -55,8 +53,6 @@ class DiagOFT(OutputRotation):
 
 
 class SplitOFT(OutputRotation):
-    """Block rotations of slices of the outputs."""
-
     name = "split_oft"
     params = Params(frozenset({"oft_blocks.0"}), frozenset({"alpha"}))
 
@@ -78,8 +74,6 @@ class SplitOFT(OutputRotation):
 
 
 class OFTDiag(OutputRotation):
-    """A block-diagonal matrix on the outputs."""
-
     name = "oft_diag"
     params = Params(frozenset({"oft_diag"}), frozenset({"rescale"}))
 
@@ -97,8 +91,6 @@ class OFTDiag(OutputRotation):
 
 
 class BOFT(OutputRotation):
-    """A chain of block rotations of the outputs."""
-
     name = "boft"
     params = DiagOFT.params
 

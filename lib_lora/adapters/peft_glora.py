@@ -46,7 +46,6 @@ class _Path(TensorFields):
         raise ValueError(f"want glora_{letter} ({rows}, {columns}), got {', '.join(own)}")
 
     def take(self, rows: Rows) -> Self:
-        """Return the path for some of its rows."""
         return replace(self, left=taken(self.left, rows))
 
     def matrix(self, at: At) -> Tensor:

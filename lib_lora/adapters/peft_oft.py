@@ -43,8 +43,6 @@ from .base import Adapter, At, Form, Origin, OutputEffect, Params, Site, Tensors
 
 
 class PeftOFT(InputRotation):
-    """Block rotation of the input."""
-
     name = "peft_oft"
     params = Params(frozenset({"oft_R.weight"}), frozenset({"oft_R.scaled_oft"}))
 

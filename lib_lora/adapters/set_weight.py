@@ -59,8 +59,6 @@ class WithoutBias(OutputEffect):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SetWeight(Proportional):
-    """Another weight, another bias, or both."""
-
     value: Tensor | None  # (out, in, *kernel)
     bias: Tensor | None  # (out,)
 
@@ -108,8 +106,6 @@ class SetWeight(Proportional):
 
 
 class LNTuning(SetWeight):
-    """Another weight and another bias."""
-
     name = "ln_tuning"
     names = ("ln_tuning_layers.weight", "ln_tuning_layers.bias")
     params = Params(frozenset(names[:1]), frozenset(names[1:]))

@@ -33,7 +33,6 @@ class Entries(TensorFields):
     exact = frozenset({"places"})
 
     def take(self, rows: Rows) -> Self:
-        """Return those in some rows."""
         width = math.prod(self.shape[1:])
         places, values, offset = [], [], 0
         for start, stop in rows:
@@ -56,8 +55,6 @@ class Entries(TensorFields):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SHiRA(Proportional):
-    """Single entries."""
-
     entries: Entries
 
     name = "shira"
@@ -82,8 +79,6 @@ class SHiRA(Proportional):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Supertuning(Proportional):
-    """Single entries, and a pair."""
-
     entries: Entries
     down: Tensor | None = None  # (r, in)
     up: Tensor | None = None  # (out, r)

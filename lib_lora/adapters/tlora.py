@@ -36,7 +36,6 @@ class _Triplets(TensorFields):
     values: Tensor  # (r,)
 
     def take(self, rows: Rows) -> Self:
-        """Return the triplets of some rows."""
         return replace(self, p=taken(self.p, rows))
 
 

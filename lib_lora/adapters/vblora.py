@@ -53,7 +53,6 @@ class Mixture(TensorFields):
         return cls(places, torch.cat([weights, 1 - weights.sum(-1, keepdim=True)], -1))
 
     def mixed(self, bank: Tensor) -> Tensor:
-        """Return the pieces (..., v)."""
         return (self.weights.unsqueeze(-1) * bank.to(self.weights)[self.places]).sum(-2)
 
 

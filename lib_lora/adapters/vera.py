@@ -20,8 +20,6 @@ from .base import Adapter, Factors, LowRank, Origin, Params, Site, Tensors
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VeRA(LowRank):
-    """Vectors on shared random matrices."""
-
     down: Tensor  # (r, in)
     up: Tensor  # (out, r)
     inner: Tensor  # (r,), lambda_d
@@ -59,8 +57,6 @@ class VeRA(LowRank):
 
 
 class PVeRA(VeRA):
-    """The mean of a PVeRA."""
-
     name = "pvera"
     params = Params(frozenset({"pvera_lambda_b", "pvera_lambda_d"}), frozenset({"alpha"}))
     shared = frozenset({"pvera_A", "pvera_B"})

@@ -1,4 +1,4 @@
-"""Families that Remora knows by sight alone: their files have the names of diffusers' models, and no others.
+"""Families that Remora knows by sight: their files have the names of diffusers' models, and few others or none.
 
 With these entries, neither a file nor a model is taken for a family with the same names of layers.
 Source: huggingface/diffusers models/transformers and models/unets at 0.42, or what is named beside a family.
@@ -6,7 +6,7 @@ Source: huggingface/diffusers models/transformers and models/unets at 0.42, or w
 
 from ._encoders import BIG_G_SIGN
 from ._ldm_unet import IN_UNET
-from .base import Architecture, Sign, Variant, named
+from .base import Architecture, Names, Sign, Variant, named, within
 from .flux import FLUX_DIFFUSERS_SIGNS, JOINT_ATTENTION_SIGN, MODULATION_SIGN, SINGLE_ATTENTION_SIGN, T5_INPUT_SIGN
 from .hunyuan import ATTENTION_2048, LATE_BLOCK_SIGNS
 from .lumina2 import FEED_FORWARD_2304
@@ -30,13 +30,17 @@ def _family(
     never: str = "",
     flow: bool = True,
     variants: tuple[Variant, ...] = (),
+    names: Names | None = None,
     **more: tuple[str, ...],
 ) -> Architecture:
-    return Architecture(name, title, signs, variants=variants, never=_own(never) if never else None, flow=flow, **more)
+    never_sign = _own(never) if never else None
+    return Architecture(name, title, signs, names=names, variants=variants, never=never_sign, flow=flow, **more)
 
 
 ATTENTION_3072 = _own(r"transformer_blocks_\d+_attn1_to_([qkv]|out_0):3072$", 3)
 _MODULATION_512 = _own(r"transformer_blocks_\d+_norm1_linear:512$", 3)
+
+_LAYER, _MLP = "layers.{}.attention", "transformer_blocks.{}.img_mlp"
 
 # 8 layers of two streams and 32 of one, of OmniGen 2's kind; boogu-project/Boogu-Image
 # boogu/models/transformers/transformer_boogu.py
@@ -93,6 +97,32 @@ HIDREAM = _family(
     BIG_G_SIGN,
     named("hidream(?!.?o1)"),
     image_first=("HiDreamImageTransformer2DModel",),
+)
+# The language model Qwen 3 VL 8B itself, with an input and an output for pixels. musubi-tuner and ai-toolkit have it in
+# their code under the names of transformers; ai-toolkit leaves out `model` when it saves, as ComfyUI's tree has none.
+# HiDream-ai/HiDream-O1-Image models/qwen3_vl_transformers.py
+HIDREAM_O1 = _family(
+    "hidream_o1",
+    "HiDream-O1",
+    # a denoiser by its key; text encoders have such layers, too
+    Sign(r"^denoiser:(model_)?language_model_layers_\d+_(self_attn_[qkvo]_proj|mlp_(gate|up)_proj):4096$", 5),
+    _own("(model_)?(x_embedder_proj[12]|t_embedder1_mlp_[02]|final_layer2_linear):", 5),
+    named("hidream.?o1"),
+    names={f"model.{one}": one for one in ("language_model", "visual", "t_embedder1", "x_embedder", "final_layer2")},
+)
+# 34 layers, which see the text and the picture as one sequence. Its own code has queries, keys and values as one.
+# diffusers' `_convert_non_diffusers_ideogram4_lora_to_diffusers`
+IDEOGRAM4 = _family(
+    "ideogram4",
+    "Ideogram 4",
+    _own(r"layers_\d+_attention_(qkv|o|to_([qkv]|out_0)):4608$", 3),
+    _own(r"layers_\d+_feed_forward_w[13]:4608$", 3),
+    _own(r"layers_\d+_adaln_modulation:512$", 3),
+    named("ideogram"),
+    names={
+        f"{_ATTENTION}qkv": tuple(f"{_ATTENTION}to_{one}" for one in "qkv"),
+        f"{_ATTENTION}o": f"{_ATTENTION}to_out.0",
+    },
 )
 # text and image to video, and images; kandinskylab/kandinsky-5 kandinsky/models/dit.py
 KANDINSKY5 = _family(
@@ -168,6 +198,18 @@ QWEN_IMAGE = _family(
     named(r"qwen[_-]image(?![_-]?2[._]1)"),
     before=("flux",),  # a file of nothing but layers that both have leaves out the most of Flux
     never=r"transformer_blocks_\d+_(encoder_proj|img_mlp_(shared_)?expert)",  # Nucleus-Image's
+)
+# 32 blocks of one stream. ComfyUI's checkpoints have the first two layers of the MLP as one; for that layer
+# vladmandic/sdnext pipelines/qwen/qwen21_lora.py
+QWEN_IMAGE21 = _family(
+    "qwen_image21",
+    "Qwen-Image 2.1",
+    _own(r"transformer_blocks_\d+_img_mlp_(gate_up|gate_layer|proj):4096$", 6),
+    _own(r"transformer_blocks_\d+_img_mlp_out:12288$", 6),
+    _own("txt_in_(in|out)_layer:4096$", 3),
+    _own(r"transformer_blocks_\d+_attn_to_([qkv]|out_0):4096$", 1),  # as in FLUX.2 Klein
+    named("qwen[_-]image[_-]?2[._]1"),
+    names=within(_MLP, _MLP, {"gate_up": ("gate_layer", "proj")}),
 )
 BRIA = _family(
     "bria",
