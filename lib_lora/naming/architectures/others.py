@@ -119,10 +119,7 @@ IDEOGRAM4 = _family(
     _own(r"layers_\d+_feed_forward_w[13]:4608$", 3),
     _own(r"layers_\d+_adaln_modulation:512$", 3),
     named("ideogram"),
-    names={
-        f"{_ATTENTION}qkv": tuple(f"{_ATTENTION}to_{one}" for one in "qkv"),
-        f"{_ATTENTION}o": f"{_ATTENTION}to_out.0",
-    },
+    names=within(_LAYER, _LAYER, {"qkv": ("to_q", "to_k", "to_v"), "o": "to_out.0"}),
 )
 # text and image to video, and images; kandinskylab/kandinsky-5 kandinsky/models/dit.py
 KANDINSKY5 = _family(

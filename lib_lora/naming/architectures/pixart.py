@@ -1,5 +1,5 @@
-"""PixArt alpha and sigma (28 blocks, 1152 wide; T5-XXL), and Sana and Sana-Video (linear attention and a feed-forward of
-convolutions in such blocks, 2240 or 1152 wide; Gemma 2).
+"""PixArt alpha and sigma (28 blocks, 1152 wide; T5-XXL), and Sana and Sana-Video, 2240 or 1152 wide, with linear
+attention and a feed-forward of convolutions in such blocks (Gemma 2).
 
 Sources: PixArt-alpha/PixArt-sigma diffusion/model/nets/PixArtMS.py and PixArt_blocks.py against diffusers'
 PixArtTransformer2DModel, as huggingface/diffusers scripts/convert_pixart_sigma_to_diffusers.py has it; NVlabs/Sana
