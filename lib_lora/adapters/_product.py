@@ -17,7 +17,7 @@ from typing_extensions import Self
 from ..tensors import TensorFields, wide
 from ._operation import Operation
 from ._rows import taken, unfit
-from .base import At, Factors, InputEffect, OutputEffect, ProductEffect, Proportional, Rows, Tensors
+from .base import At, Factors, InputEffect, OutputEffect, ProductEffect, Proportional, Rows, Shapes, Tensors
 
 _BLOCK = 1 << 20
 """Entries of a dense delta that a CPU builds at a time in the forward; a device builds it in one piece."""
@@ -79,16 +79,17 @@ class Product(TensorFields):
         return (ones, right) if self.rows <= self.columns else (right, ones)
 
 
-def product(params: Tensors, full: str, left: str, right: str, core: str, kernel: Sequence[int]) -> Product:
-    """Read a product by the names of its parameters; raise ValueError if they do not fit each other.
+def product(params: Tensors, name: str, kernel: Sequence[int]) -> Product:
+    """Read `w1` or the product of `w1_a` and `w1_b` with the core `t1`; raise ValueError if they do not fit each other.
 
     Beside a core, which has the layer's kernel, both factors have the rank first, as LyCORIS and PEFT save them.
     """
-    for name in (full, left, right, core):
-        if name in params and params[name].ndim < 2:
-            raise unfit(f"{name} to be a matrix", params[name])
-    if full in params:
-        return Product(params[full].flatten(1))
+    left, right, core = (f"{name}_a", f"{name}_b", name.replace("w", "t"))
+    for one in (name, left, right, core):
+        if one in params and params[one].ndim < 2:
+            raise unfit(f"{one} to be a matrix", params[one])
+    if name in params:
+        return Product(params[name].flatten(1))
     a, b = params[left].flatten(1), params[right].flatten(1)
     if core not in params:
         if a.shape[1] != b.shape[0]:
@@ -99,6 +100,14 @@ def product(params: Tensors, full: str, left: str, right: str, core: str, kernel
     if t.shape[:2] != (a.shape[0], b.shape[0]) or math.prod(t.shape[2:]) != math.prod(kernel):
         raise unfit(f"{core} ({', '.join(map(str, (a.shape[0], b.shape[0], *kernel)))})", t)
     return Product(b, a.t(), t.flatten(2) if t.ndim > 2 else t.unsqueeze(2))
+
+
+def shape_of_product(shapes: Shapes, name: str) -> tuple[int, ...]:
+    """Return the shape of the matrix that `product` reads by this name."""
+    if name in shapes:
+        return shapes[name]
+    left, right, core = shapes[f"{name}_a"], shapes[f"{name}_b"], shapes.get(name.replace("w", "t"))
+    return (*left[:1], *right[1:]) if core is None else (*left[1:2], *right[1:2], *core[2:])
 
 
 def balanced(up: Tensor, down: Tensor, shape: Sequence[int], *, above: float = 0.0) -> Factors:

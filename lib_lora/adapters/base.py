@@ -48,14 +48,22 @@ class Params:
     `coral_mixer.weight`. Those that begin with the kind's name and `_` need not be named.
     """
 
-    def claim(self, names: Mapping[str, object]) -> bool:
+    together: frozenset[str] = frozenset()
+    """Optional ones of which a group has all or none."""
+    dims: int | None = None
+    """How many dimensions a required one has, where that tells it from another algorithm's."""
+
+    def claim(self, shapes: Shapes) -> bool:
         """Return whether a group has all required parameters and no unknown one.
 
         An unknown parameter may change what the others mean, so a group with one is reported, never half-applied. Where
         none is required, any but `alpha` is enough.
         """
-        least = self.required or (names.keys() - {"alpha"})
-        return bool(least) and least <= names.keys() <= self.required | self.optional
+        names = shapes.keys()
+        least = self.required or (names - {"alpha"})
+        known = bool(least) and least <= names <= self.required | self.optional
+        known = known and names & self.together in (frozenset(), self.together)
+        return known and (self.dims is None or all(len(shapes[name]) == self.dims for name in self.required))
 
 
 @dataclass(frozen=True, slots=True)

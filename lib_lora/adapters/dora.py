@@ -28,6 +28,7 @@ from .ia3 import ScaledInput, ScaledOutput
 
 Axis = Literal["row", "column", "group"]
 
+_AXES: tuple[Axis, Axis] = ("row", "column")
 _ROWS = "lora_magnitude_vector"
 _TINY = torch.finfo(torch.float32).tiny
 
@@ -78,16 +79,14 @@ class DoRA(Modifier):
     @classmethod
     def around(cls, inner: Adapter, params: Tensors, site: Site, origin: Origin) -> Self:
         magnitude = params.get(_ROWS)
-        if magnitude is not None:
-            axis: Axis | None = "column" if site.kind == "embedding" else "row"
-            fits = magnitude.numel() == site.shape[1 if site.kind == "embedding" else 0]
-        else:
+        if magnitude is None:
             magnitude = params["dora_scale"]
             axis = _axis(magnitude, site)
-            fits = axis is not None
-        if axis is None or not fits:
-            want = f"({site.shape[0]}, 1, …) or (1, {site.shape[1]}, …)"
-            raise unfit(f"a magnitude {want}", magnitude)
+        else:
+            dim = int(site.kind == "embedding")
+            axis = _AXES[dim] if magnitude.numel() == site.shape[dim] else None
+        if axis is None:
+            raise unfit(f"a magnitude ({site.shape[0]}, 1, …) or (1, {site.shape[1]}, …)", magnitude)
         return cls(inner, magnitude.reshape(-1), axis, site)
 
     @property
@@ -110,25 +109,22 @@ class DoRA(Modifier):
     def on(self, read: Callable[[], Tensor], rank: int | None = None) -> Adapter:
         weight = read()
         dtype = wide(weight.dtype, self.magnitude.dtype)
-        kept = weight
-        inner = self.inner.on(lambda: kept, rank)
-        found = replace(self, inner=inner)
+        found = replace(self, inner=self.inner.on(lambda: weight, rank))
         return replace(found, sigma=found._sigma(weight, dtype, rank).cpu())
 
     def delta_weight(self, at: At) -> Tensor:
         base = at.base
         sigma = self._sigma(base, at.dtype, at.rank) if self.sigma is None else self.sigma
         sigma = at.put(sigma) if self.axis != "row" or self.sigma is None else at.cut(sigma)
-        whole = base + self.inner_delta(at)
-        return (self._scaled(whole, sigma) - base).mul_(at.multiplier)
+        split = self._split(base + self.inner_delta(at))
+        scaled = split * (sigma.view(1, -1, 1, 1) if self.axis == "row" else sigma.view(split.shape[0], 1, -1, 1))
+        return (scaled.reshape(base.shape) - base).mul_(at.multiplier)
 
     def form(self, rank: int | None = None) -> Form | None:
         form = self.inner.form(rank)
         if form is None or form.on_input or self.axis == "group":
             return None
-        if self.axis == "row":
-            return replace(form, on_output=True)
-        return replace(form, on_input=True)
+        return replace(form, on_output=True) if self.axis == "row" else replace(form, on_input=True)
 
     def factors(self, rank: int | None = None) -> Factors:
         factors = self.inner.factors(rank)
@@ -160,11 +156,6 @@ class DoRA(Modifier):
         squares = self._split(at.base + self.inner_delta(at)).square()
         total = squares.sum((2, 3) if self.axis == "row" else (1, 3)).flatten()
         return self.magnitude.to(total) / total.sqrt().clamp_min(_TINY)
-
-    def _scaled(self, whole: Tensor, sigma: Tensor) -> Tensor:
-        split = self._split(whole)
-        scaled = split * (sigma.view(1, -1, 1, 1) if self.axis == "row" else sigma.view(split.shape[0], 1, -1, 1))
-        return scaled.reshape(whole.shape)
 
     def _split(self, whole: Tensor) -> Tensor:
         """Return a weight as (groups, out / groups, in / groups, kernel); without groups but along these."""

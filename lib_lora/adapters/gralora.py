@@ -14,7 +14,7 @@ from torch import Tensor
 from ._rows import taken, unfit
 from .base import Adapter, Factors, LowRank, Origin, Params, Rows, Shapes, Site, Tensors
 
-_GENERAL = ("gralora_A_general.weight", "gralora_B_general.weight")
+_GENERAL = frozenset({"gralora_A_general.weight", "gralora_B_general.weight"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,18 +28,16 @@ class GraLoRA(LowRank):
     """The rows of the delta that are meant."""
 
     name = "gralora"
-    params = Params(frozenset({"gralora_A", "gralora_B"}), frozenset({*_GENERAL, "alpha"}))
+    params = Params(
+        frozenset({"gralora_A", "gralora_B"}), frozenset({*_GENERAL, "alpha"}), together=frozenset(_GENERAL)
+    )
     row_fields = ("rows",)
     kinds = frozenset({"linear", "attention"})
 
     @classmethod
-    def claims(cls, shapes: Shapes) -> bool:
-        return cls.params.claim(shapes) and len(shapes.keys() & _GENERAL) != 1
-
-    @classmethod
     def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         a, b, (out, inside) = params["gralora_A"], params["gralora_B"], (site.shape[0], site.inside)
-        down, up = (params.get(name) for name in _GENERAL)
+        down, up = (params.get(name) for name in sorted(_GENERAL))
         down, up = a.new_zeros(0, inside) if down is None else down, a.new_zeros(out, 0) if up is None else up
         blocks, rank = (a.shape[0], a.shape[-1]) if a.ndim == 3 else (0, 0)
         if not blocks or rank % blocks or a.shape[1] * blocks != inside or b.shape != (blocks, rank, out // blocks):

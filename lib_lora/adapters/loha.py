@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ._product import Built, Product, balanced, product
+from ._product import Built, Product, balanced, product, shape_of_product
 from ._trainer import lycoris_scale
 from .base import Adapter, At, Factors, Form, Origin, Pair, Params, Shapes, Site, Tensors
 
@@ -31,19 +31,15 @@ class LoHa(Built):
 
     name = "loha"
     params = Params(
-        required=frozenset({"hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"}), optional=_CORES | {"alpha"}
+        frozenset({"hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"}), _CORES | {"alpha"}, together=_CORES
     )
     row_fields = ("first", "second", "shape")
-
-    @classmethod
-    def claims(cls, shapes: Shapes) -> bool:
-        return cls.params.claim(shapes) and len(_CORES & shapes.keys()) != 1
 
     @classmethod
     def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         halves = []
         for i in ("1", "2"):
-            half = product(params, "", f"hada_w{i}_a", f"hada_w{i}_b", f"hada_t{i}", site.shape[2:])
+            half = product(params, f"hada_w{i}", site.shape[2:])
             if (half.rows, half.columns) != (site.shape[0], site.inside):
                 want = f"({site.shape[0]}, {site.inside})"
                 raise ValueError(f"want hada_w{i} to make {want}, got ({half.rows}, {half.columns})")
@@ -53,9 +49,7 @@ class LoHa(Built):
 
     @classmethod
     def own_shape(cls, shapes: Shapes) -> tuple[int, ...] | None:
-        a, b = shapes["hada_w1_a"], shapes["hada_w1_b"]
-        core = shapes.get("hada_t1")
-        return (*a[:1], *b[1:2]) if core is None else (*a[1:2], *b[1:2], *core[2:])
+        return shape_of_product(shapes, "hada_w1")
 
     @property
     def rank(self) -> int:

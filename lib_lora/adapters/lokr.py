@@ -28,7 +28,7 @@ from typing_extensions import Self
 from ..errors import UnsupportedError
 from ..tensors import LARGEST, wide
 from ._operation import Operation, at_multiplier
-from ._product import Built, Product, balanced, product
+from ._product import Built, Product, balanced, product, shape_of_product
 from ._rows import placed, shape_of, taken, within
 from ._trainer import arguments, lycoris_scale
 from .base import At, Factors, Form, Origin, OutputEffect, Pair, Params, Rows, Shapes, Site, Tensors
@@ -109,8 +109,8 @@ class LoKr(Built):
 
     @classmethod
     def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
-        first = product(params, "lokr_w1", "lokr_w1_a", "lokr_w1_b", "", ())
-        second = product(params, "lokr_w2", "lokr_w2_a", "lokr_w2_b", "lokr_t2", site.shape[2:])
+        first = product(params, "lokr_w1", ())
+        second = product(params, "lokr_w2", site.shape[2:])
         out, inside = first.rows * second.rows, first.columns * second.columns
         if (out, inside) != (site.shape[0], site.inside):
             raise ValueError(f"want w1 (x) w2 to be ({site.shape[0]}, {site.inside}), got ({out}, {inside})")
@@ -118,7 +118,7 @@ class LoKr(Built):
 
     @classmethod
     def own_shape(cls, shapes: Shapes) -> tuple[int, ...] | None:
-        first, second = (_own_matrix(shapes, name) for name in ("lokr_w1", "lokr_w2"))
+        first, second = (shape_of_product(shapes, name) for name in ("lokr_w1", "lokr_w2"))
         if len(first) != 2 or len(second) < 2:
             return None
         return (first[0] * second[0], first[1] * second[1], *second[2:])
@@ -200,15 +200,6 @@ class LoKr(Built):
         if self._aligned:
             limit = min(limit, _PAIR_RATE * self._plan[1])
         return Pair(rank, self.scale) if cost < limit else None
-
-
-def _own_matrix(shapes: Shapes, name: str) -> tuple[int, ...]:
-    """Return the shape of w1 or w2, by its name."""
-    if name in shapes:
-        return shapes[name]
-    left, right = shapes[f"{name}_a"], shapes[f"{name}_b"]
-    core = shapes.get(name.replace("w", "t"))
-    return (*left[:1], *right[1:]) if core is None else (*left[1:2], *right[1:2], *core[2:])
 
 
 def _scale(params: Tensors, origin: Origin) -> float:

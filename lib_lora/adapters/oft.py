@@ -38,11 +38,7 @@ _LESS_IDENTITY = (datetime(2023, 1, 1, tzinfo=timezone.utc), datetime(2023, 11, 
 
 class DiagOFT(OutputRotation):
     name = "diag_oft"
-    params = Params(frozenset({"oft_blocks"}), frozenset({"alpha", "rescale"}))
-
-    @classmethod
-    def claims(cls, shapes: Shapes) -> bool:
-        return cls.params.claim(shapes) and len(shapes["oft_blocks"]) == 3
+    params = Params(frozenset({"oft_blocks"}), frozenset({"alpha", "rescale"}), dims=3)
 
     @classmethod
     def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
@@ -92,11 +88,7 @@ class OFTDiag(OutputRotation):
 
 class BOFT(OutputRotation):
     name = "boft"
-    params = DiagOFT.params
-
-    @classmethod
-    def claims(cls, shapes: Shapes) -> bool:
-        return cls.params.claim(shapes) and len(shapes["oft_blocks"]) == 4
+    params = Params(frozenset({"oft_blocks"}), frozenset({"alpha", "rescale"}), dims=4)
 
     @classmethod
     def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:

@@ -20,7 +20,7 @@ from typing_extensions import Self
 from ..tensors import TensorFields, wide
 from ._rows import taken, unfit
 from ._trainer import arguments, lycoris_scale, rank_schedule
-from .base import Adapter, At, Factors, Form, LowRank, Origin, Pair, Params, RankSchedule, Rows, Shapes, Site, Tensors
+from .base import Adapter, At, Factors, Form, LowRank, Origin, Pair, Params, RankSchedule, Rows, Site, Tensors
 
 _PARTS = {"principal": 0.0, "last": 1.0, "middle": 0.5}
 """Which singular triplets of W the training began with -> the share of the others that is larger."""
@@ -50,15 +50,9 @@ class TLoRA(LowRank):
     """The share of the other triplets that is larger."""
 
     name = "tlora"
-    params = Params(
-        required=frozenset({"q_layer.weight", "p_layer.weight", "lambda_layer"}), optional=_BASE | {"alpha"}
-    )
+    params = Params(frozenset({"q_layer.weight", "p_layer.weight", "lambda_layer"}), _BASE | {"alpha"}, together=_BASE)
     row_fields = ("now", "begun", "shape")
     shaped_by = ("p_layer.weight", "q_layer.weight")
-
-    @classmethod
-    def claims(cls, shapes: Shapes) -> bool:
-        return cls.params.claim(shapes) and _BASE & shapes.keys() in (frozenset(), _BASE)
 
     @classmethod
     def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
