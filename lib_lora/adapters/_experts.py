@@ -38,7 +38,7 @@ class ExpertsLoRA(Adapter):
 
     @classmethod
     def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
-        if not cls.params.claim(params):
+        if not cls.params.required <= params.keys() <= cls.params.required | cls.params.optional:
             raise UnsupportedError("of experts, on which a LoRA is lora_A and lora_B alone")
         experts, first, last = site.shape
         down, up = as_plain(params["lora_down.weight"], site, origin), params["lora_up.weight"]

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
@@ -250,7 +251,7 @@ class OutputRotation(Adapter, OutputEffect):
         return replace(self, parts=tuple(part.effect(device, dtype) for part in self.parts), excess=excess)
 
     def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
-        turned = mix_slices(y, tuple([part.source for part in self.parts]), op.channels, multiplier)
+        turned = mix_slices(y, tuple(map(attrgetter("source"), self.parts)), op.channels, multiplier)
         return turned if self.excess is None else rescaled(y, turned, op.per_channel(self.excess) * multiplier)
 
 

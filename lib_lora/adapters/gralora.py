@@ -28,9 +28,7 @@ class GraLoRA(LowRank):
     """The rows of the delta that are meant."""
 
     name = "gralora"
-    params = Params(
-        frozenset({"gralora_A", "gralora_B"}), frozenset({*_GENERAL, "alpha"}), together=frozenset(_GENERAL)
-    )
+    params = Params(frozenset({"gralora_A", "gralora_B"}), _GENERAL | {"alpha"}, together=_GENERAL)
     row_fields = ("rows",)
     kinds = frozenset({"linear", "attention"})
 
@@ -57,7 +55,7 @@ class GraLoRA(LowRank):
 
     def factors(self, rank: int | None = None) -> Factors:
         blocks, _, inner = self.a.shape
-        down, up = torch.block_diag(*self.a.mT), torch.block_diag(*self.b.mT)
+        down, up = (torch.block_diag(*one.mT) for one in (self.a, self.b))  # type: ignore[no-untyped-call]
         up = up.reshape(-1, blocks, blocks, inner // blocks).transpose(1, 2).flatten(1)  # j, n -> n, j, as in `down`
         ups = torch.cat([up, self.up], 1)[:, :rank]
         return Factors(torch.cat([down, self.down])[:rank], taken(ups, self.rows))

@@ -31,10 +31,22 @@ def _family(
     flow: bool = True,
     variants: tuple[Variant, ...] = (),
     names: Names | None = None,
-    **more: tuple[str, ...],
+    before: tuple[str, ...] = (),
+    inputs: tuple[str, ...] = (),
+    image_first: tuple[str, ...] = (),
 ) -> Architecture:
-    never_sign = _own(never) if never else None
-    return Architecture(name, title, signs, names=names, variants=variants, never=never_sign, flow=flow, **more)
+    return Architecture(
+        name,
+        title,
+        signs,
+        names=names,
+        inputs=inputs,
+        variants=variants,
+        before=before,
+        image_first=image_first,
+        never=_own(never) if never else None,
+        flow=flow,
+    )
 
 
 ATTENTION_3072 = _own(r"transformer_blocks_\d+_attn1_to_([qkv]|out_0):3072$", 3)
