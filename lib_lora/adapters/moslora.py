@@ -14,23 +14,19 @@ the configuration: pruning takes ranks away and leaves it as it is. PEFT does no
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from torch import Tensor
 from typing_extensions import Self
 
 from ..tensors import LARGEST, wide
 from ._rows import number, unfit
-from .base import Factors, Origin, Params, Site, Tensors
+from .base import Origin, Params, Site, Tensors
 from .lora import LoRA
 
 _PAIR = frozenset({"lora_up.weight", "lora_down.weight"})
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class MoSLoRA(LoRA):
-    mixer: Tensor | None = None  # (r, r), or its diagonal (r, 1)
-
     name = "moslora"
     params = Params(
         _PAIR | {"lora_mixer.weight"}, frozenset({"lora_up.bias", "alpha"}), frozenset({"lora_mixer", "lora_AB"})
@@ -40,18 +36,14 @@ class MoSLoRA(LoRA):
     @classmethod
     def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
         (name,) = cls.params.required - _PAIR
-        found, mixer = super(MoSLoRA, cls).from_params(params, site, origin), params[name]
+        found, mixer = super().from_params(params, site, origin), params[name]
         shape = found.rank, 1 if name == "lora_E" else found.rank
         if mixer.numel() != math.prod(shape):
             raise unfit(f"{name} {shape}", mixer)
-        return replace(found, mixer=mixer.reshape(shape))
-
-    def factors(self, rank: int | None = None) -> Factors:
-        assert self.mixer is not None
-        dtype = wide(self.down.dtype)  # this product is made once per placement and must not cost precision
-        mixer, down = self.mixer.to(dtype), self.down.flatten(1).to(dtype)
-        mixed = mixer @ down if mixer.shape[1] == len(down) else mixer * down
-        return Factors(mixed.reshape(self.down.shape)[:rank], self.up[:, :rank])
+        dtype = wide(found.down.dtype, mixer.dtype)
+        mixer, down = mixer.reshape(shape).to(dtype), found.down.flatten(1).to(dtype)
+        mixed = mixer * down if name == "lora_E" else mixer @ down
+        return replace(found, down=mixed.reshape(found.down.shape))
 
 
 class LoRAXS(MoSLoRA):
