@@ -334,10 +334,10 @@ def _families() -> Iterator[Architecture]:
         for mark, _, text in [line.partition(" ") for line in rest]:
             if mark == "-":
                 lacks.append(text)
+            elif mark == "*":
+                signs += [sign for shared in text.split() for sign in _SHARED[shared]]
             else:
-                signs += (
-                    [_own(text, int(mark))] if mark != "*" else [one for own in text.split() for one in _SHARED[own]]
-                )
+                signs.append(_own(text, int(mark)))
         never = _own("|".join(lacks)) if lacks else None
         yield Architecture(name, title, tuple(signs), never=never, flow=not others)
 
