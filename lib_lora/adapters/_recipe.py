@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from .. import adapters as folder
 from ..errors import UnsupportedError
 from ..registry import cached, discover_classes
 from ._experts import ExpertsLoRA
 from ._modifier import Modifier
 from .base import Adapter, Kind, Origin, Shapes, Site, Tensors
+
+folder = sys.modules[__name__.rpartition(".")[0]]  # which imports this module
 
 
 @dataclass(frozen=True)

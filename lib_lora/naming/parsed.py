@@ -35,6 +35,7 @@ from ..files.formats.strangers.base import stranger_of
 from ..files.reading import USUAL, Reading
 from ..registry import cached, discover
 from ..report import Cause, Family, NetworkReport, Unused
+from .architectures._checkpoint import components_of as components_of
 from .architectures._checkpoint import family_of_checkpoint
 from .architectures._diagnosis import BROKEN
 from .architectures.base import experts_named, fact, family_of
