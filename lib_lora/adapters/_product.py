@@ -1,7 +1,7 @@
 """A matrix as a product of factors: what LoHa multiplies entry by entry, and LoKr by Kronecker.
 
 As LyCORIS has it (functional/general.py): a full matrix, or left (rows, r) @ right (r, columns), or the same with a
-core between, M[p, q, k] = sum_ij left[p, i] core[i, j, k] right[j, q].
+core between, M[p, q, k] = sum_ij left[p, i] core[i, j, k] right[j, q]; the core is multiplied with the right one here.
 """
 
 from __future__ import annotations
@@ -27,13 +27,8 @@ _BLOCK = 1 << 20
 class Product(TensorFields):
     """A matrix (rows, columns) and its factors."""
 
-    right: Tensor  # (rows, columns), (r, columns), or (r', columns / kernel) beside a core
+    right: Tensor  # (rows, columns), or (r, columns)
     left: Tensor | None = None  # (rows, r)
-    core: Tensor | None = None  # (r, r', kernel)
-
-    @property
-    def factored(self) -> bool:
-        return self.left is not None
 
     @property
     def rows(self) -> int:
@@ -42,7 +37,7 @@ class Product(TensorFields):
     @property
     def columns(self) -> int:
         """Return the number of columns, a kernel's places included."""
-        return self.right.shape[1] * (1 if self.core is None else self.core.shape[2])
+        return self.right.shape[1]
 
     @property
     def rank(self) -> int:
@@ -54,25 +49,16 @@ class Product(TensorFields):
             return replace(self, right=taken(self.right, rows))
         return replace(self, left=taken(self.left, rows))
 
-    def folded(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Return the right factor multiplied with the core, (r, columns)."""
-        right = self.right.to(device, dtype)
-        if self.core is None:
-            return right
-        # in fp32 or better, whatever the dtype asked for: this product must not cost precision
-        exact = wide(dtype)
-        return torch.einsum("ijk,jq->iqk", self.core.to(device, exact), right.to(exact)).flatten(1).to(dtype)
-
     def dense(self, device: torch.device, dtype: torch.dtype, rows: slice | Tensor | None = None) -> Tensor:
         """Return the matrix, or the selected rows of it, in that order."""
         first = self.right if self.left is None else self.left
         chosen = (first if rows is None else first[rows]).to(device, dtype)
-        return chosen if self.left is None else chosen @ self.folded(device, dtype)
+        return chosen if self.left is None else chosen @ self.right.to(device, dtype)
 
     def pair(self) -> tuple[Tensor, Tensor]:
         """Return (rows, rank), (rank, columns) in fp32 or better; of a full matrix one is the identity."""
         dtype = wide(self.right.dtype)
-        right = self.folded(self.right.device, dtype)
+        right = self.right.to(dtype)
         if self.left is not None:
             return self.left.to(dtype), right
         ones = torch.eye(self.rank, device=right.device, dtype=dtype)
@@ -99,7 +85,8 @@ def product(params: Tensors, name: str, kernel: Sequence[int]) -> Product:
     # PEFT's has a dimension of 1 too many on 1-d convolutions
     if t.shape[:2] != (a.shape[0], b.shape[0]) or math.prod(t.shape[2:]) != math.prod(kernel):
         raise unfit(f"{core} ({', '.join(map(str, (a.shape[0], b.shape[0], *kernel)))})", t)
-    return Product(b, a.t(), t.flatten(2) if t.ndim > 2 else t.unsqueeze(2))
+    dtype = wide(t.dtype)  # this product must not cost precision
+    return Product(torch.einsum("ijk,jq->iqk", t.reshape(*t.shape[:2], -1).to(dtype), b.to(dtype)).flatten(1), a.t())
 
 
 def shape_of_product(shapes: Shapes, name: str) -> tuple[int, ...]:

@@ -125,7 +125,7 @@ class LoKr(Built):
 
     @property
     def rank(self) -> int | None:
-        known = [half.rank for half in (self.second, self.first) if half.factored]
+        known = [half.rank for half in (self.second, self.first) if half.left is not None]
         return known[0] if known else None
 
     def take(self, rows: Rows) -> Self:
@@ -236,7 +236,7 @@ def _equals(text: str | None, number: float) -> bool:
 
 def _splits(half: Product) -> bool:
     """Return whether two matrices cost less than the one they make."""
-    return half.factored and half.rank * (half.rows + half.columns) < half.rows * half.columns
+    return half.left is not None and half.rank * (half.rows + half.columns) < half.rows * half.columns
 
 
 def _sizes(half: Product) -> tuple[Sizes, ...]:
@@ -249,11 +249,9 @@ def _sizes(half: Product) -> tuple[Sizes, ...]:
 def _matrices(half: Product) -> tuple[Tensor, ...]:
     """Return the matrices of one half, in the order in which they act, in fp32 or better."""
     dtype = wide(half.right.dtype)
-    device = half.right.device
-    if _splits(half):
-        assert half.left is not None
-        return half.folded(device, dtype), half.left.to(dtype)
-    return (half.dense(device, dtype),)
+    if half.left is not None and _splits(half):
+        return half.right.to(dtype), half.left.to(dtype)
+    return (half.dense(half.right.device, dtype),)
 
 
 def _cheapest(left: Sequence[Sizes], right: Sequence[Sizes], b: int, d: int) -> tuple[tuple[Side, ...], int]:

@@ -21,7 +21,7 @@ from ..errors import UnsupportedError
 from ..tensors import wide
 from ._rows import shape_text, unfit
 from ._trainer import configured_count, lora_scale_and_schedule
-from .base import Factors, Form, LowRank, Origin, Pair, Params, RankSchedule, Shapes, Site, Tensors, bias_for
+from .base import Form, LowRank, Origin, Pair, Params, RankSchedule, Shapes, Site, Tensors, bias_for
 
 # setting -> what a LoRA with it is
 _OTHERS = {
@@ -41,12 +41,11 @@ LoftQ's are the quantized ones, which such a file is for.
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoRA(LowRank):
-    down: Tensor  # (r, in, *kernel), or (r', in) beside a core
+    down: Tensor  # (r, in, *kernel)
     up: Tensor  # (out, r)
     scale: float
     shape: tuple[int, ...]
-    mid: Tensor | None = None  # (r, r', *kernel)
-    bias: Tensor | None = None  # (out,), PEFT's lora_bias
+    bias: Tensor | None = None  # (out,), PEFT's lora_bias, scaled
     schedule: RankSchedule | None = None
 
     name = "lora"
@@ -73,16 +72,9 @@ class LoRA(LowRank):
             down = as_plain(down, site, origin)
         if mid is not None or down.shape != (rank, *site.shape[1:]):
             down = _down(down, mid, rank, site)
-        scale, schedule = lora_scale_and_schedule(origin, down.shape[0], up)
-        return cls(
-            down=down,
-            up=up,
-            scale=scale,
-            shape=site.shape,
-            mid=mid,
-            bias=None if bias is None else bias_for(site, "a bias", bias),
-            schedule=schedule,
-        )
+        scale, schedule = lora_scale_and_schedule(origin, params["lora_down.weight"].shape[0], up)
+        bias = None if bias is None else bias_for(site, "a bias", bias * scale)
+        return cls(down, up, scale, site.shape, bias, schedule)
 
     @classmethod
     def own_shape(cls, shapes: Shapes) -> tuple[int, ...] | None:
@@ -90,21 +82,9 @@ class LoRA(LowRank):
         core = shapes.get("lora_mid.weight")
         return shape if shape is None or core is None else (*shape[:2], *core[2:])
 
-    def delta_bias(self) -> Tensor:
-        assert self.bias is not None
-        return self.bias * self.scale
-
     def form(self, rank: int | None = None) -> Form:
         full = self.up.shape[1]
         return Form(Pair(min(full, rank or full), self.scale, self.schedule))
-
-    def factors(self, rank: int | None = None) -> Factors:
-        down = self.down
-        if self.mid is not None:
-            # in fp32 or better: this product is made once per placement and must not cost precision
-            dtype = wide(down.dtype)
-            down = torch.einsum("ij...,jq->iq...", self.mid.to(dtype), down.to(dtype))
-        return Factors(down[:rank], self.up[:, :rank])
 
 
 class LoRAEmbedding(LoRA):
@@ -125,7 +105,7 @@ class LoRAEmbedding(LoRA):
 
 
 def _down(down: Tensor, mid: Tensor | None, rank: int, site: Site) -> Tensor:
-    """Reshape `down` to the site's shape, and check it; raise ValueError if it does not fit."""
+    """Reshape `down` to the site's shape, with the core, if there is one; raise ValueError if it does not fit."""
     shape = site.shape
     if down.ndim < 2:
         raise unfit(f"down ({rank}, {site.inside})", down)
@@ -134,7 +114,8 @@ def _down(down: Tensor, mid: Tensor | None, rank: int, site: Site) -> Tensor:
         if tuple(mid.shape) != core or down.numel() != down.shape[0] * shape[1]:
             got = f"{shape_text(mid)} and {shape_text(down)}"
             raise ValueError(f"want mid {core} and down (r, {shape[1]}), got {got}")
-        return down.reshape(down.shape[0], shape[1])
+        dtype = wide(down.dtype)  # this product must not cost precision
+        return torch.einsum("ij...,jq->iq...", mid.to(dtype), down.reshape(-1, shape[1]).to(dtype))
     if down.shape[0] != rank or down.numel() != rank * site.inside:
         raise unfit(f"down ({', '.join(map(str, (rank, *shape[1:])))})", down)
     # linear layers saved as 1x1 convolutions, the reverse, and LyCORIS' flattened convolutions all occur
