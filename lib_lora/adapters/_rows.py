@@ -24,6 +24,17 @@ def shape_of(shape: tuple[int, ...], rows: Rows) -> tuple[int, ...]:
     return (sum(stop - start for start, stop in rows), *shape[1:])
 
 
+def places_in(places: Tensor, rows: Rows, width: int = 1) -> tuple[Tensor, Tensor]:
+    """Return which places of a flattened weight lie in some of its rows, by number, and their places in these rows."""
+    found, moved, offset = [], [], 0
+    for start, stop in rows:
+        own = ((places >= start * width) & (places < stop * width)).nonzero().flatten()
+        found.append(own)
+        moved.append(places[own] + (offset - start) * width)
+        offset += stop - start
+    return torch.cat(found), torch.cat(moved)
+
+
 def within(windows: Rows, rows: Rows) -> Rows:
     """Translate rows counted within `windows` into rows of the whole."""
     found = []

@@ -63,9 +63,7 @@ class ScaledOutput(OutputEffect):
 class _Scale(Proportional):
     """W' = W * (1 + m e), along the inputs or the outputs; b' = b * (1 + m e) where the bias is meant too."""
 
-    vector: Tensor  # (in,), (groups * in / groups,) or (out,)
-    one: float
-    """The neutral scale: e = vector - one."""
+    excess: Tensor  # e, (in,), (groups * in / groups,) or (out,)
     on_input: bool
     with_bias: bool
     site: Site
@@ -74,17 +72,17 @@ class _Scale(Proportional):
 
     @property
     def bias_excess(self) -> Tensor | None:
-        return self.vector.to(wide(self.vector.dtype)) - self.one if self.with_bias else None
+        return self.excess if self.with_bias else None
 
     def take(self, rows: Rows) -> Self | None:
-        if self.on_input and self.vector.numel() != self.site.shape[1]:
+        if self.on_input and self.excess.numel() != self.site.shape[1]:
             return None  # which inputs are an output's depends on its group
-        vector = self.vector if self.on_input else taken(self.vector, rows)
-        return replace(self, vector=vector, site=self.site.take(rows))
+        excess = self.excess if self.on_input else taken(self.excess, rows)
+        return replace(self, excess=excess, site=self.site.take(rows))
 
     def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
         shape = at.base.shape
-        excess = at.put(self.vector) - self.one
+        excess = at.put(self.excess)
         rows = slice(None) if at.rows is None else slice(*at.rows)
         if not self.on_input:
             factor = excess[rows].unsqueeze(1)
@@ -99,13 +97,10 @@ class _Scale(Proportional):
         return Form(on_input=self.on_input, on_output=not self.on_input)
 
     def input_effect(self, device: torch.device, dtype: torch.dtype) -> InputEffect:
-        return ScaledInput(self._placed_excess(device, dtype))
+        return ScaledInput(placed(self.excess, device, dtype))
 
     def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
-        return ScaledOutput(self._placed_excess(device, dtype), self.with_bias)
-
-    def _placed_excess(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        return placed(self.vector.to(device, wide(self.vector.dtype, dtype)) - self.one, device, dtype)
+        return ScaledOutput(placed(self.excess, device, dtype), self.with_bias)
 
 
 class IA3(_Scale):
@@ -115,13 +110,8 @@ class IA3(_Scale):
     @classmethod
     def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         on_input = bool(number(params, "on_input"))
-        return cls(
-            vector=_checked(params["weight"], site, "weight", on_input=on_input),
-            one=0.0,
-            on_input=on_input,
-            with_bias=not on_input and trained_within(origin, _WITH_BIAS),
-            site=site,
-        )
+        with_bias = not on_input and trained_within(origin, _WITH_BIAS)
+        return cls(_checked(params["weight"], site, "weight", on_input=on_input), on_input, with_bias, site)
 
 
 class PeftIA3(_Scale):
@@ -133,7 +123,7 @@ class PeftIA3(_Scale):
         vector = params["ia3_l"]
         on_input = _on_input(vector, site, origin)
         vector = _checked(vector, site, "ia3_l", on_input=on_input)
-        return cls(vector, one=1.0, on_input=on_input, with_bias=not on_input, site=site)
+        return cls(vector - 1, on_input, not on_input, site)
 
 
 def _on_input(vector: Tensor, site: Site, origin: Origin) -> bool:
@@ -157,8 +147,8 @@ def _on_input(vector: Tensor, site: Site, origin: Origin) -> bool:
 
 
 def _checked(vector: Tensor, site: Site, name: str, *, on_input: bool) -> Tensor:
-    """Check a vector over the inputs or the outputs; raise ValueError if it has another length."""
+    """Return a vector over the inputs or the outputs in fp32 or better; raise ValueError if it has another length."""
     wants = {site.shape[1], site.groups * site.shape[1]} if on_input else {site.shape[0]}
     if vector.numel() not in wants:
         raise unfit(f"{name} of {' or '.join(map(str, sorted(wants)))}", vector)
-    return vector.reshape(-1)
+    return vector.reshape(-1).to(wide(vector.dtype))

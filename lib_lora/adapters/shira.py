@@ -16,7 +16,7 @@ from typing_extensions import Self
 
 from ..errors import UnsupportedError
 from ..tensors import TensorFields
-from ._rows import shape_of, shape_text, unfit
+from ._rows import places_in, shape_of, shape_text, unfit
 from .base import Adapter, At, Origin, Params, Proportional, Rows, Site, Tensors
 
 _A, _B = "supertuning_lora_A.weight", "supertuning_lora_B.weight"
@@ -33,14 +33,8 @@ class Entries(TensorFields):
     exact = frozenset({"places"})
 
     def take(self, rows: Rows) -> Self:
-        width = math.prod(self.shape[1:])
-        places, values, offset = [], [], 0
-        for start, stop in rows:
-            own = (self.places >= start * width) & (self.places < stop * width)
-            places.append(self.places[own] + (offset - start) * width)
-            values.append(self.values[own])
-            offset += stop - start
-        return replace(self, places=torch.cat(places), values=torch.cat(values), shape=shape_of(self.shape, rows))
+        chosen, places = places_in(self.places, rows, math.prod(self.shape[1:]))
+        return replace(self, places=places, values=self.values[chosen], shape=shape_of(self.shape, rows))
 
     def dense(self, device: torch.device, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
         """Return the whole change, times a scale."""

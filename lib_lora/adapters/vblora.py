@@ -24,7 +24,6 @@ _SAVED = frozenset({f"{name}_topk_{part}" for name in _LOGITS for part in ("indi
 class VBLoRA(LoRA):
     name = "vblora"
     params = Params(frozenset(), _LOGITS | _SAVED)
-    shaped_by = ()
     shared = frozenset({"vblora_vector_bank"})
     kinds = frozenset({"linear", "attention"})
 

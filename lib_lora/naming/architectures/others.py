@@ -6,6 +6,7 @@ Source: huggingface/diffusers models/transformers and models/unets at 0.42, or w
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from ._encoders import BIG_G_SIGN
 from .base import Architecture, Sign, Variant, named, within
@@ -44,32 +45,6 @@ COGVIDEOX = Architecture(
         Variant("CogVideoX for text to video", inputs=16),
         Variant("CogVideoX for image to video", inputs=32),
     ),
-)
-# 28 blocks, which see text and picture as one sequence
-COGVIEW4 = Architecture(
-    name="cogview4",
-    title="CogView 4",
-    signs=(
-        _MODULATION_512,
-        _own(r"transformer_blocks_\d+_(attn1_to_([qkv]|out_0)|ff_net_0_proj):(2560|4096)$", 1),
-        _own("patch_embed_text_proj:4096$", 2),
-        _own("time_condition_embed_(timestep|condition)_embedder_", 4),
-        named("cogview-?4"),
-    ),
-    before=("cogview3",),
-    never=_own("(image|glyph|prior)_projector_"),  # GLM-Image's
-)
-# 16 double and 32 single blocks with experts; HiDream-ai/HiDream-I1
-# hi_diffusers/models/transformers/transformer_hidream_image.py
-HIDREAM = Architecture(
-    name="hidream",
-    title="HiDream",
-    signs=(
-        _own(r"(double|single)_stream_blocks_\d+_block_", 10),
-        BIG_G_SIGN,
-        named("hidream(?!.?o1)"),
-    ),
-    image_first=("HiDreamImageTransformer2DModel",),
 )
 # The language model Qwen 3 VL 8B itself, with an input and an output for pixels. musubi-tuner and ai-toolkit have it in
 # their code under the names of transformers; ai-toolkit leaves out `model` when it saves, as ComfyUI's tree has none.
@@ -116,62 +91,6 @@ KANDINSKY5 = Architecture(
     ),
     variants=(Variant("Kandinsky 5 Lite", width=1792), Variant("Kandinsky 5 Pro", width=4096)),
 )
-# 48 double blocks; microsoft/Lens, as in vladmandic/sdnext pipelines/lens/transformer.py, comfyanonymous/ComfyUI
-# comfy/ldm/lens/model.py and huggingface/diffusers pull request 13837
-LENS = Architecture(
-    name="lens",
-    title="Lens",
-    signs=(
-        _own(r"transformer_blocks_\d+_attn_(img|txt)_qkv:1536$", 6),
-        _own(r"transformer_blocks_\d+_(img|txt)_(mlp_w([13]:1536|2:4096)|mod_1:1536)$", 3),
-        _own(r"transformer_blocks_\d+_attn_to_add_out:1536$", 4),  # Stable Diffusion 3's, too
-        _own("txt_in:11520$", 3),  # four layers of GPT-OSS, 2880 each
-        named("lens(?![a-z])"),
-    ),
-    inputs=("img_in",),
-)
-# FLUX.1's blocks with Qwen 2.5 VL, which alone do not tell it from FLUX.1
-LONGCAT_IMAGE = Architecture(
-    name="longcat_image",
-    title="LongCat-Image",
-    signs=(
-        SINGLE_ATTENTION_SIGN,
-        JOINT_ATTENTION_SIGN,
-        _own(r"single_transformer_blocks_\d+_proj_mlp:3072$", 3),
-        _own(r"single_transformer_blocks_\d+_proj_out:15360$", 2),
-        _own(r"transformer_blocks_\d+_ff_context_net_2:12288$", 1),
-        _own(r"transformer_blocks_\d+_ff_context_net_0_proj:3072$", 2),
-        _own(r"(single_)?transformer_blocks_\d+_norm1?(_context)?_linear:3072$", 3),
-        _own("(context_embedder:3584|time_embed_timestep_embedder_linear_[12]:(256|3072))$", 3),
-        named("longcat"),
-    ),
-    # what FLUX.1, Chroma, HunyuanVideo, Ovis-Image, FLUX.3 and BRIA have beside such blocks
-    never=_own(
-        r"time_text_embed_|timestep_embedder_|time_guidance_embed_|context_embedder:(?!3584$)"
-        r"|context_embedder_|distilled_guidance_|caption_projection_|double_blocks_|early_stream_modulations_"
-        r"|(txt_)?mode_blocks_|transformer_blocks_\d+_(attn1_|img_)"
-    ),
-    inputs=("x_embedder",),
-)
-# Qwen-Image, Edit and Layered: 60 double blocks; Comfy-Org/ComfyUI comfy/ldm/qwen_image/model.py
-QWEN_IMAGE = Architecture(
-    name="qwen_image",
-    title="Qwen-Image",
-    signs=(
-        _own(r"transformer_blocks_\d+_(img|txt)_(mlp_net_|mod_1:3072$)", 6),
-        # FLUX.1 and HunyuanVideo call their double blocks so, too, but have 19 or 20 of them
-        _own(r"transformer_blocks_[2-5]\d_attn_(to_[qkv]|add_[qkv]_proj|to_out_0|to_add_out):3072$", 3),
-        JOINT_ATTENTION_SIGN,
-        # Qwen2.5-VL 7B
-        Sign(
-            r"^text_encoder[^:]*:(model_)?(language_model_)?layers_\d+_(self_attn_[qkv]_proj|mlp_(gate|up)_proj):3584$",
-            1,
-        ),
-        named(r"qwen[_-]image(?![_-]?2[._]1)"),
-    ),
-    before=("flux",),  # a file of nothing but layers that both have leaves out the most of Flux
-    never=_own(r"transformer_blocks_\d+_(encoder_proj|img_mlp_(shared_)?expert)"),  # Nucleus-Image's
-)
 # 32 blocks of one stream. ComfyUI's checkpoints have the first two layers of the MLP as one; for that layer
 # vladmandic/sdnext pipelines/qwen/qwen21_lora.py
 QWEN_IMAGE21 = Architecture(
@@ -192,8 +111,11 @@ _SHARED = {
     "ATTENTION_2048": (ATTENTION_2048,),
     "ATTENTION_3072": (ATTENTION_3072,),
     "FEED_FORWARD_2304": (FEED_FORWARD_2304,),
+    "BIG_G": (BIG_G_SIGN,),
+    "JOINT_ATTENTION": (JOINT_ATTENTION_SIGN,),
     "LATE_BLOCKS": LATE_BLOCK_SIGNS,
     "MODULATION_512": (_MODULATION_512,),
+    "SINGLE_ATTENTION": (SINGLE_ATTENTION_SIGN,),
     "T5_INPUT": (T5_INPUT_SIGN,),
 }
 _TABLE = r"""
@@ -211,6 +133,53 @@ omnigen2, OmniGen 2, omnigen-?2
 3 (layers|(noise|context|ref_image)_refiner)_\d+_attn_to_([qkv]|out_0):2520$
 3 (layers|(noise|context|ref_image)_refiner)_\d+_feed_forward_linear_[13]:2520$
 1 (layers|(noise|context|ref_image)_refiner)_\d+_norm1_linear:1024$
+# 28 blocks, which see text and picture as one sequence; what it has not is GLM-Image's
+cogview4, CogView 4, cogview-?4
+before cogview3
+* MODULATION_512
+1 transformer_blocks_\d+_(attn1_to_([qkv]|out_0)|ff_net_0_proj):(2560|4096)$
+2 patch_embed_text_proj:4096$
+4 time_condition_embed_(timestep|condition)_embedder_
+- (image|glyph|prior)_projector_
+# 16 double and 32 single blocks with experts; HiDream-ai/HiDream-I1
+# hi_diffusers/models/transformers/transformer_hidream_image.py
+hidream, HiDream, hidream(?!.?o1)
+image_first HiDreamImageTransformer2DModel
+* BIG_G
+10 (double|single)_stream_blocks_\d+_block_
+# 48 double blocks, with four layers of GPT-OSS, 2880 each; microsoft/Lens, as in vladmandic/sdnext
+# pipelines/lens/transformer.py, comfyanonymous/ComfyUI comfy/ldm/lens/model.py and huggingface/diffusers pull request
+# 13837. Stable Diffusion 3 has its `to_add_out`, too
+lens, Lens, lens(?![a-z])
+inputs img_in
+6 transformer_blocks_\d+_attn_(img|txt)_qkv:1536$
+3 transformer_blocks_\d+_(img|txt)_(mlp_w([13]:1536|2:4096)|mod_1:1536)$
+4 transformer_blocks_\d+_attn_to_add_out:1536$
+3 txt_in:11520$
+# FLUX.1's blocks with Qwen 2.5 VL, which alone do not tell it from FLUX.1; it has not what FLUX.1, Chroma,
+# HunyuanVideo, Ovis-Image, FLUX.3 and BRIA have beside such blocks
+longcat_image, LongCat-Image, longcat
+inputs x_embedder
+* SINGLE_ATTENTION JOINT_ATTENTION
+3 single_transformer_blocks_\d+_proj_mlp:3072$
+2 single_transformer_blocks_\d+_proj_out:15360$
+1 transformer_blocks_\d+_ff_context_net_2:12288$
+2 transformer_blocks_\d+_ff_context_net_0_proj:3072$
+3 (single_)?transformer_blocks_\d+_norm1?(_context)?_linear:3072$
+3 (context_embedder:3584|time_embed_timestep_embedder_linear_[12]:(256|3072))$
+- time_text_embed_|timestep_embedder_|time_guidance_embed_|context_embedder:(?!3584$)|context_embedder_
+- distilled_guidance_|caption_projection_|double_blocks_|early_stream_modulations_|(txt_)?mode_blocks_
+- transformer_blocks_\d+_(attn1_|img_)
+# Qwen-Image, Edit and Layered: 60 double blocks, which FLUX.1 and HunyuanVideo call so, too, but have 19 or 20 of them;
+# a file of nothing but layers that FLUX.1 has leaves out the most of that. Qwen2.5-VL 7B. What it has not is
+# Nucleus-Image's. Comfy-Org/ComfyUI comfy/ldm/qwen_image/model.py
+qwen_image, Qwen-Image, qwen[_-]image(?![_-]?2[._]1)
+before flux
+* JOINT_ATTENTION
+6 transformer_blocks_\d+_(img|txt)_(mlp_net_|mod_1:3072$)
+3 transformer_blocks_[2-5]\d_attn_(to_[qkv]|add_[qkv]_proj|to_out_0|to_add_out):3072$
+1 ^text_encoder[^:]*:(model_)?(language_model_)?layers_\d+_(self_attn_[qkv]_proj|mlp_(gate|up)_proj):3584$
+- transformer_blocks_\d+_(encoder_proj|img_mlp_(shared_)?expert)
 bria, BRIA 3.2, bria
 * AS_FLUX T5_INPUT
 3 time_embed_timestep_embedder_
@@ -320,26 +289,28 @@ dream_lite, DreamLite, -, no flow
 20 (down|mid|middle|up|input|output)_block.*resnets_\d+_conv\d_(depthwise|pointwise):
 1 (down|mid|middle|up|input|output)_block.*attn2_to_[kv]:2048$
 """
-"""Families of nothing but signs. The first line has the name, the title and the words in metadata, or none (`-`). Below
-are signs with their weights, signs that others have as well (*), and what the family has not (-).
+"""Families of hardly more than signs. The first line has the name, the title and the words in metadata, or none (`-`).
+Below are signs with their weights, signs that others have as well (*), what the family has not (-), and other fields.
 """
 
 
 def _families() -> Iterator[Architecture]:
     lines = [line for line in _TABLE.replace("\n  ", "").splitlines() if line and not line.startswith("#")]
-    for family in re.split(r"\n(?=[a-z])", "\n".join(lines)):
+    for family in re.split(r"\n(?=\w+, )", "\n".join(lines)):
         head, *rest = family.splitlines()
         name, title, words, *others = head.split(", ")
-        signs, lacks = [] if words == "-" else [named(words)], list[str]()
+        signs, lacks, more = [] if words == "-" else [named(words)], list[str](), dict[str, Any]()
         for mark, _, text in [line.partition(" ") for line in rest]:
             if mark == "-":
                 lacks.append(text)
             elif mark == "*":
                 signs += [sign for shared in text.split() for sign in _SHARED[shared]]
+            elif mark.isdecimal():
+                signs.append(Sign(text, int(mark)) if text.startswith("^") else _own(text, int(mark)))
             else:
-                signs.append(_own(text, int(mark)))
+                more[mark] = tuple(text.split())
         never = _own("|".join(lacks)) if lacks else None
-        yield Architecture(name, title, tuple(signs), never=never, flow=not others)
+        yield Architecture(name, title, tuple(signs), never=never, flow=not others, **more)
 
 
 globals().update({one.name.upper(): one for one in _families()})  # where plug-ins are looked for
