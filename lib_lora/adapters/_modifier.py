@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
@@ -14,7 +14,11 @@ from torch import Tensor
 
 from ._operation import Operation
 from ._rows import taken
-from .base import Adapter, At, Factors, Form, InputEffect, Origin, OutputEffect, Rows, Shapes, Site, Tensors
+from .base import Adapter, At, Factors, Form, Origin, OutputEffect, Rows, Shapes, Site, Tensors
+
+
+def _of_inner(name: str) -> Callable[..., Any]:
+    return lambda self, *args: getattr(self.inner, name)(*args)
 
 
 class Wrapper(Adapter):
@@ -31,17 +35,15 @@ class Wrapper(Adapter):
             property(attrgetter(f"inner.{name}"))
             for name in ("rank", "reads_base", "by_rows", "prefers_dense", "has_bias", "bias_excess")
         )
-
-    def delta_weight(self, at: At) -> Tensor:
-        return self.inner.delta_weight(at)
+        delta_weight, delta_bias, form, factors, input_effect, output_effect = (
+            _of_inner(name)
+            for name in ("delta_weight", "delta_bias", "form", "factors", "input_effect", "output_effect")
+        )
 
     def inner_delta(self, at: At) -> Tensor:
         """Return the inner adapter's change at multiplier 1, in the shape of the base weight."""
         weight = at.weight if self.inner.reads_base else None
         return self.inner.delta_weight(replace(at, multiplier=1.0, weight=weight)).reshape(at.base.shape)
-
-    def delta_bias(self) -> Tensor:
-        return self.inner.delta_bias()
 
     def on(self, read: Callable[[], Tensor], rank: int | None = None) -> Adapter:
         assert is_dataclass(self)
@@ -58,18 +60,6 @@ class Wrapper(Adapter):
     def around_part(self, inner: Adapter, rows: Rows) -> Adapter | None:
         """Wrap `inner`, which is cut to `rows` already; return None if the outer adapter cannot be cut."""
         return self.cut(rows, inner=inner) if self.row_fields else None
-
-    def form(self, rank: int | None = None) -> Form | None:
-        return self.inner.form(rank)
-
-    def factors(self, rank: int | None = None) -> Factors:
-        return self.inner.factors(rank)
-
-    def input_effect(self, device: torch.device, dtype: torch.dtype) -> InputEffect:
-        return self.inner.input_effect(device, dtype)
-
-    def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
-        return self.inner.output_effect(device, dtype)
 
     def form_on_output(self, rank: int | None = None) -> Form | None:
         """Return the form of the inner adapter, with a change of the output."""

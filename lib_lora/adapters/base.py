@@ -546,18 +546,14 @@ class Adapter(TensorFields, ABC):
 class LowRank(Adapter):
     """An adapter that is a pair: fields `up` (out, r), and `down` (r, in) or other `factors`; it may have a `scale`."""
 
+    up: Tensor
+    down: Tensor
+    by_rows = True
+
     if TYPE_CHECKING:
 
         @property
-        def up(self) -> Tensor: ...
-
-        @property
-        def down(self) -> Tensor: ...
-
-        @property
         def rank(self) -> int: ...
-
-    by_rows = True
 
     def factors(self, rank: int | None = None) -> Factors:
         return Factors(self.down[:rank], self.up[:, :rank])
