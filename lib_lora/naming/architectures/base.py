@@ -201,8 +201,8 @@ class Architecture:
 
     def seen(self, facts: Iterable[str]) -> list[Sign]:
         """Return the signs that the facts have."""
-        search = _search_in("\n".join(["", *facts]))
-        return [sign for sign in self.signs if search(sign.pattern)]
+        text = _lines(facts)
+        return [sign for sign in self.signs if _searched(sign.pattern)(text)]
 
     def is_named(self, facts: Iterable[str]) -> bool:
         """Return whether the metadata among the facts names it."""
@@ -227,14 +227,23 @@ def ranked(architectures: Iterable[Architecture], facts: Iterable[str]) -> list[
     by_layer, told = list[str](), list[str]()
     for line in facts:
         (told if line.startswith("meta:") else by_layer).append(line)
-    searches = [_search_in("\n".join(["", *lines])) for lines in (by_layer, told)]  # files have the same layers
-
-    def has(sign: Sign) -> bool:
-        return any(search(sign.pattern) for search in searches)
-
-    found = [one for one in architectures if one.never is None or not has(one.never)]
-    scores = [(one, sum([sign.weight for sign in one.signs if has(sign)])) for one in found]
-    return sorted(filter(itemgetter(1), scores), key=itemgetter(1), reverse=True)
+    texts = [(text, _known_signs(text)) for text in (_lines(by_layer), _lines(told))]  # files have the same layers
+    scores = list[tuple[Architecture, int]]()
+    for architecture in architectures:
+        score, never = 0, architecture.never
+        for sign in architecture.signs if never is None else (never, *architecture.signs):
+            is_there = False
+            for text, known in texts:  # a call for each sign would take several times as long
+                if sign.pattern not in known:
+                    known[sign.pattern] = _searched(sign.pattern)(text) is not None
+                is_there |= known[sign.pattern]
+            if is_there and sign is never:
+                score = 0
+                break
+            score += sign.weight * is_there
+        if score:
+            scores.append((architecture, score))
+    return sorted(scores, key=itemgetter(1), reverse=True)
 
 
 def recognise(architectures: Iterable[Architecture], facts: Iterable[str]) -> Architecture | None:
@@ -319,6 +328,10 @@ def _searched(pattern: str) -> Callable[[str], re.Match[str] | None]:
 
 
 @lru_cache(maxsize=16)
-def _search_in(text: str) -> Callable[[str], bool]:
-    """Return a function that tells whether a text has a sign, and searches for each pattern once."""
-    return cache(lambda pattern: _searched(pattern)(text) is not None)
+def _known_signs(text: str) -> dict[str, bool]:
+    """Return a table that belongs to a text, of the signs that were searched in it."""
+    return {}
+
+
+def _lines(facts: Iterable[str]) -> str:
+    return "\n".join(["", *facts])
