@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lib_lora.adapters import Operation
-from lib_lora.adapters import recipe_of
+from lib_lora.adapters import Operation, recipe_of
 from lib_lora.adapters._rotation import Turn, mix, mix_butterfly
 from lib_lora.adapters.base import Adapter, At, Origin, Site
 
