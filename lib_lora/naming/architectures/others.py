@@ -4,9 +4,9 @@ With these entries, neither a file nor a model is taken for a family with the sa
 Source: huggingface/diffusers models/transformers and models/unets at 0.42, or what is named beside a family.
 """
 
-import re
-from collections.abc import Iterator
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypedDict
 
 from ._encoders import BIG_G_SIGN
 from .base import Architecture, Sign, Variant, named, within
@@ -14,12 +14,29 @@ from .flux import FLUX_DIFFUSERS_SIGNS, JOINT_ATTENTION_SIGN, MODULATION_SIGN, S
 from .hunyuan import ATTENTION_2048, LATE_BLOCK_SIGNS
 from .lumina2 import FEED_FORWARD_2304
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 _OWN = 20
 """The weight of layers that no other family has, whatever else it shares with others."""
 
 
 def _own(names: str, weight: int = _OWN) -> Sign:
     return Sign(rf"^(denoiser|\?):({names})", weight)
+
+
+class _Fields(TypedDict, total=False):
+    never: Sign
+    inputs: tuple[str, ...]
+    before: tuple[str, ...]
+    image_first: tuple[str, ...]
+    flow: bool
+
+
+def _family(name: str, title: str, words: str | None, *signs: Sign, **fields: Unpack[_Fields]) -> Architecture:
+    """Return a family of hardly more than signs; `words` is the pattern of its name in metadata, if it has any."""
+    named_so = () if words is None else (named(words),)
+    return Architecture(name, title, (*named_so, *signs), **fields)
 
 
 ATTENTION_3072 = _own(r"transformer_blocks_\d+_attn1_to_([qkv]|out_0):3072$", 3)
@@ -106,211 +123,359 @@ QWEN_IMAGE21 = Architecture(
     names=within(_MLP, _MLP, {"gate_up": ("gate_layer", "proj")}),
 )
 
-_SHARED = {
-    "AS_FLUX": (*FLUX_DIFFUSERS_SIGNS, MODULATION_SIGN),
-    "ATTENTION_2048": (ATTENTION_2048,),
-    "ATTENTION_3072": (ATTENTION_3072,),
-    "FEED_FORWARD_2304": (FEED_FORWARD_2304,),
-    "BIG_G": (BIG_G_SIGN,),
-    "JOINT_ATTENTION": (JOINT_ATTENTION_SIGN,),
-    "LATE_BLOCKS": LATE_BLOCK_SIGNS,
-    "MODULATION_512": (_MODULATION_512,),
-    "SINGLE_ATTENTION": (SINGLE_ATTENTION_SIGN,),
-    "T5_INPUT": (T5_INPUT_SIGN,),
-}
-_TABLE = r"""
+_AS_FLUX = (*FLUX_DIFFUSERS_SIGNS, MODULATION_SIGN)
+
 # 8 layers of two streams and 32 of one, of OmniGen 2's kind; boogu-project/Boogu-Image
 # boogu/models/transformers/transformer_boogu.py
-boogu, Boogu Image, boogu
-6 (double|single)_stream_layers_\d+_
-3 (noise|context|ref_image)_refiner_\d+_(attn_to_([qkv]|out_0)|feed_forward_linear_[13]):3360$
-ernie_image, ERNIE-Image, ernie
-5 layers_\d+_self_attention_to_([qkv]|out_0):
-5 layers_\d+_mlp_linear_fc2:
+BOOGU = _family(
+    "boogu",
+    "Boogu Image",
+    "boogu",
+    _own(r"(double|single)_stream_layers_\d+_", 6),
+    _own(r"(noise|context|ref_image)_refiner_\d+_(attn_to_([qkv]|out_0)|feed_forward_linear_[13]):3360$", 3),
+)
+ERNIE_IMAGE = _family(
+    "ernie_image",
+    "ERNIE-Image",
+    "ernie",
+    _own(r"layers_\d+_self_attention_to_([qkv]|out_0):", 5),
+    _own(r"layers_\d+_mlp_linear_fc2:", 5),
+)
 # 32 layers and three refiners, of Lumina Image 2.0's kind; VectorSpaceLab/OmniGen2
 # omnigen2/models/transformers/transformer_omnigen2.py
-omnigen2, OmniGen 2, omnigen-?2
-3 (layers|(noise|context|ref_image)_refiner)_\d+_attn_to_([qkv]|out_0):2520$
-3 (layers|(noise|context|ref_image)_refiner)_\d+_feed_forward_linear_[13]:2520$
-1 (layers|(noise|context|ref_image)_refiner)_\d+_norm1_linear:1024$
+OMNIGEN2 = _family(
+    "omnigen2",
+    "OmniGen 2",
+    "omnigen-?2",
+    _own(r"(layers|(noise|context|ref_image)_refiner)_\d+_attn_to_([qkv]|out_0):2520$", 3),
+    _own(r"(layers|(noise|context|ref_image)_refiner)_\d+_feed_forward_linear_[13]:2520$", 3),
+    _own(r"(layers|(noise|context|ref_image)_refiner)_\d+_norm1_linear:1024$", 1),
+)
 # 28 blocks, which see text and picture as one sequence; what it has not is GLM-Image's
-cogview4, CogView 4, cogview-?4
-before cogview3
-* MODULATION_512
-1 transformer_blocks_\d+_(attn1_to_([qkv]|out_0)|ff_net_0_proj):(2560|4096)$
-2 patch_embed_text_proj:4096$
-4 time_condition_embed_(timestep|condition)_embedder_
-- (image|glyph|prior)_projector_
+COGVIEW4 = _family(
+    "cogview4",
+    "CogView 4",
+    "cogview-?4",
+    _MODULATION_512,
+    _own(r"transformer_blocks_\d+_(attn1_to_([qkv]|out_0)|ff_net_0_proj):(2560|4096)$", 1),
+    _own("patch_embed_text_proj:4096$", 2),
+    _own("time_condition_embed_(timestep|condition)_embedder_", 4),
+    never=_own("(image|glyph|prior)_projector_"),
+    before=("cogview3",),
+)
 # 16 double and 32 single blocks with experts; HiDream-ai/HiDream-I1
 # hi_diffusers/models/transformers/transformer_hidream_image.py
-hidream, HiDream, hidream(?!.?o1)
-image_first HiDreamImageTransformer2DModel
-* BIG_G
-10 (double|single)_stream_blocks_\d+_block_
+HIDREAM = _family(
+    "hidream",
+    "HiDream",
+    "hidream(?!.?o1)",
+    BIG_G_SIGN,
+    _own(r"(double|single)_stream_blocks_\d+_block_", 10),
+    image_first=("HiDreamImageTransformer2DModel",),
+)
 # 48 double blocks, with four layers of GPT-OSS, 2880 each; microsoft/Lens, as in vladmandic/sdnext
 # pipelines/lens/transformer.py, comfyanonymous/ComfyUI comfy/ldm/lens/model.py and huggingface/diffusers pull request
 # 13837. Stable Diffusion 3 has its `to_add_out`, too
-lens, Lens, lens(?![a-z])
-inputs img_in
-6 transformer_blocks_\d+_attn_(img|txt)_qkv:1536$
-3 transformer_blocks_\d+_(img|txt)_(mlp_w([13]:1536|2:4096)|mod_1:1536)$
-4 transformer_blocks_\d+_attn_to_add_out:1536$
-3 txt_in:11520$
+LENS = _family(
+    "lens",
+    "Lens",
+    "lens(?![a-z])",
+    _own(r"transformer_blocks_\d+_attn_(img|txt)_qkv:1536$", 6),
+    _own(r"transformer_blocks_\d+_(img|txt)_(mlp_w([13]:1536|2:4096)|mod_1:1536)$", 3),
+    _own(r"transformer_blocks_\d+_attn_to_add_out:1536$", 4),
+    _own("txt_in:11520$", 3),
+    inputs=("img_in",),
+)
 # FLUX.1's blocks with Qwen 2.5 VL, which alone do not tell it from FLUX.1; it has not what FLUX.1, Chroma,
 # HunyuanVideo, Ovis-Image, FLUX.3 and BRIA have beside such blocks
-longcat_image, LongCat-Image, longcat
-inputs x_embedder
-* SINGLE_ATTENTION JOINT_ATTENTION
-3 single_transformer_blocks_\d+_proj_mlp:3072$
-2 single_transformer_blocks_\d+_proj_out:15360$
-1 transformer_blocks_\d+_ff_context_net_2:12288$
-2 transformer_blocks_\d+_ff_context_net_0_proj:3072$
-3 (single_)?transformer_blocks_\d+_norm1?(_context)?_linear:3072$
-3 (context_embedder:3584|time_embed_timestep_embedder_linear_[12]:(256|3072))$
-- time_text_embed_|timestep_embedder_|time_guidance_embed_|context_embedder:(?!3584$)|context_embedder_
-- distilled_guidance_|caption_projection_|double_blocks_|early_stream_modulations_|(txt_)?mode_blocks_
-- transformer_blocks_\d+_(attn1_|img_)
+LONGCAT_IMAGE = _family(
+    "longcat_image",
+    "LongCat-Image",
+    "longcat",
+    SINGLE_ATTENTION_SIGN,
+    JOINT_ATTENTION_SIGN,
+    _own(r"single_transformer_blocks_\d+_proj_mlp:3072$", 3),
+    _own(r"single_transformer_blocks_\d+_proj_out:15360$", 2),
+    _own(r"transformer_blocks_\d+_ff_context_net_2:12288$", 1),
+    _own(r"transformer_blocks_\d+_ff_context_net_0_proj:3072$", 2),
+    _own(r"(single_)?transformer_blocks_\d+_norm1?(_context)?_linear:3072$", 3),
+    _own("(context_embedder:3584|time_embed_timestep_embedder_linear_[12]:(256|3072))$", 3),
+    never=_own(
+        "time_text_embed_|timestep_embedder_|time_guidance_embed_|context_embedder:(?!3584$)|context_embedder_|"
+        "distilled_guidance_|caption_projection_|double_blocks_|early_stream_modulations_|(txt_)?mode_blocks_|"
+        r"transformer_blocks_\d+_(attn1_|img_)"
+    ),
+    inputs=("x_embedder",),
+)
 # Qwen-Image, Edit and Layered: 60 double blocks, which FLUX.1 and HunyuanVideo call so, too, but have 19 or 20 of them;
 # a file of nothing but layers that FLUX.1 has leaves out the most of that. Qwen2.5-VL 7B. What it has not is
 # Nucleus-Image's. Comfy-Org/ComfyUI comfy/ldm/qwen_image/model.py
-qwen_image, Qwen-Image, qwen[_-]image(?![_-]?2[._]1)
-before flux
-* JOINT_ATTENTION
-6 transformer_blocks_\d+_(img|txt)_(mlp_net_|mod_1:3072$)
-3 transformer_blocks_[2-5]\d_attn_(to_[qkv]|add_[qkv]_proj|to_out_0|to_add_out):3072$
-1 ^text_encoder[^:]*:(model_)?(language_model_)?layers_\d+_(self_attn_[qkv]_proj|mlp_(gate|up)_proj):3584$
-- transformer_blocks_\d+_(encoder_proj|img_mlp_(shared_)?expert)
-bria, BRIA 3.2, bria
-* AS_FLUX T5_INPUT
-3 time_embed_timestep_embedder_
-- time_text_embed_|distilled_guidance_|(double|single)_blocks_|(txt_)?mode_blocks_|early_stream_|guidance_
-- caption_projection_|timestep_embedder_|context_embedder:(?!4096$)|context_embedder_|time_embed_t_embedder
-- transformer_blocks_\d+_attn1_
-bria_fibo, BRIA FIBO, (bria-?)?fibo(?!-?2)
-* AS_FLUX
-3 time_embed_timestep_embedder_
-20 caption_projection_\d+_linear
-- time_text_embed_|distilled_guidance_|(double|single)_blocks_|(txt_)?mode_blocks_|early_stream_|guidance_
-- timestep_embedder_|context_embedder:(?!4096$)|context_embedder_|caption_projection_linear|time_embed_t_embedder
-- transformer_blocks_\d+_attn1_|(double|single)_stream_blocks_
-ovis_image, Ovis-Image, ovis
-* AS_FLUX
-4 context_embedder:2048$
-4 timestep_embedder_linear_[12]:(256|3072)$
-- time_text_embed_|distilled_guidance_|(double|single)_blocks_|(txt_)?mode_blocks_|early_stream_|guidance_|time_embed_
-- caption_projection_|context_embedder:(?!2048$)|context_embedder_(?!norm)|transformer_blocks_([6-9]|\d\d)_
-- single_transformer_blocks_(2[7-9]|[3-9]\d)_|transformer_blocks_\d+_attn1_
-motif_video, Motif-Video, motif
-* AS_FLUX LATE_BLOCKS
-20 context_embedder_linear_[12]:
-- context_embedder:|context_embedder_(?!linear)|time_embed_|caption_projection_|timestep_embedder_|double_blocks_
-- distilled_guidance_|(txt_)?mode_blocks_|early_stream_|transformer_blocks_\d+_attn1_|single_blocks_
-flux3, FLUX.3, flux[._-]?3
-20 (txt_)?mode_blocks_|(early|single)_stream_modulations_|x_embedders_|context_embedder:20480$
-3 single_transformer_blocks_\d+_attn_to_[qkv]:3072$
-8 single_transformer_blocks_\d+_(attn_to_out_0:3072|ff_linear_(in:3072|out:9216))$
-- single_transformer_blocks_\d+_(proj_|norm|ff_linear_\d|ff_out)|(joint_)?transformer_blocks_|double_blocks_
-joy_image, JoyImage-Edit, joy-?image
-20 double_blocks_\d+_(attn_(img|txt)_attn_|(img|txt)_mlp_net_)
-nucleus_image, Nucleus-Image, nucleus
-* ATTENTION_2048
-20 transformer_blocks_\d+_(encoder_proj|img_mlp_(gate:|shared_expert|expert)|img_mod_\d:2048)
-- transformer_blocks_\d+_(attn_add_q|attn_to_add_out|ff_|norm1_|txt_)|.*refiner|single_|double_
-minimax_music3, MiniMax-Music 3, minimax-?music
-* ATTENTION_2048
-20 transformer_blocks_\d+_ff_(in|out):|(pre|post)process_conv:(2304|128)$
-- transformer_blocks_\d+_(attn_add_|attn_to_add_|ff_net|ff_context|norm1_|img_)|.*refiner|single_|double_
-glm_image, GLM-Image, glm-?image
-* MODULATION_512
-20 (image|glyph|prior)_projector_
-1 transformer_blocks_\d+_(attn1_to_([qkv]|out_0)|ff_net_0_proj):(2560|4096)$
-4 time_condition_embed_(timestep|condition)_embedder_
-- patch_embed_
-cogview3, CogView 3 Plus, cogview-?3
-* MODULATION_512
-1 transformer_blocks_\d+_(attn1_to_([qkv]|out_0)|ff_net_0_proj):2560$
-4 time_condition_embed_(timestep|condition)_embedder_
-2 patch_embed_text_proj:4096$
-- (image|glyph|prior)_projector_|transformer_blocks_\d+_(attn1_to_([qkv]|out_0)|ff_net_0_proj):4096$
-allegro, Allegro, allegro
-20 transformer_blocks_\d+_(attn[12]_to_([qkv]|out_0)|ff_net_0_proj):2304$|adaln_single_linear:2304$
-plain_dit, DiT, -
-20 transformer_blocks_\d+_norm1_emb_timestep_embedder_
-3 transformer_blocks_\d+_ff_net_0_proj:1152$
-1 transformer_blocks_\d+_attn1_to_([qkv]|out_0):1152$
-- adaln_single_|caption_projection_|transformer_blocks_\d+_(attn2_|attn_|ff_context_)|blocks_
-latte, Latte, latte
-20 temporal_transformer_blocks_
-- (down|up|mid)_block
-lumina_next, Lumina-Next, -
-* FEED_FORWARD_2304
-20 layers_\d+_attn[12]_to_([qkv]|out_0):
-- layers_\d+_(attention_|attn_)|noise_refiner_|context_refiner_|x_embedder|cap_embedder
-omnigen, OmniGen, omnigen(?!-?2)
-20 layers_\d+_(mlp_gate_up_proj|self_attn_to_([qkv]|out_0)):3072$
-easy_animate, EasyAnimate, -
-* ATTENTION_3072 MODULATION_512
-20 transformer_blocks_\d+_(txt_ff_|attn1_add_[qkv]_proj:3072$)|text_proj_t5
-- transformer_blocks_\d+_(ff_context_|norm1_context_|attn1_add_[qkv]_proj:1536$)|patch_embed_
-bria_fibo2, BRIA FIBO 2, (bria-?)?fibo-?2
-20 perceiver_layers_\d+_|layers_\d+_(cross_)?attention_to_([qkv]|out_0):(3584|7680)$|
-  layers_\d+_feed_forward_w\d:(3584|9536)$
-kandinsky6, Kandinsky 6, kandinsky-?6
-20 (audio|video)_(text_)?(transformer_blocks|embeddings|time_embeddings|pooled)|audio_out_layer_|
-  visual_transformer_blocks_\d+_((video|audio)_dec_block|va_cross|av_cross)
-20 visual_transformer_blocks_\d+_feed_forward_net_|time_embeddings_timestep_embedder_|visual_embeddings_in_layer:129$
-10 visual_transformer_blocks_\d+_(self_attention|visual_modulation)_
-- text_transformer_blocks_|visual_transformer_blocks_\d+_(cross_attention_|feed_forward_(in|out)_)
-- (pooled_)?text_embeddings_
-prior, a prior of Kandinsky 2 or Karlo, -, no flow
-20 proj_to_clip_embeddings|embedding_proj:|encoder_hidden_states_proj:|prd_embedding
-1 transformer_blocks_\d+_(attn1_to_([qkv]|out_0)|ff_net_0_proj):2048$
-- transformer_blocks_\d+_(attn2_|norm\d_linear|attn_)|core_
-prx, PRX, -
-20 blocks_\d+_(attention_(img_qkv|txt_kv)_proj|attention_to_out_0|(gate|up|down)_proj:(1792|6272)|modulation_lin)
-amused, aMUSEd, -
-20 (down|up)_block_(attention_blocks|res_blocks)_|transformer_layers_\d+_|mlm_layer_
-stable_audio, Stable Audio Open, -
-20 timestep_proj_\d|global_proj_\d|cross_attention_proj_\d|transformer_blocks_\d+_attn2_to_[kv]:768$
-1 transformer_blocks_\d+_(attn[12]_to_|ff_net_0_proj).*:1536$
-- transformer_blocks_\d+_(attn_|ff_context|norm1_context)|joint_blocks_
-stable_audio3, Stable Audio 3, -
-20 to_(timestep|cond|global)_embed_|transformer_blocks_\d+_((self|cross)_attn_to_|ff_proj_|to_local_embed)
-kandinsky3, Kandinsky 3, -, no flow
-20 (down|up)_blocks_\d+_(resnets_(in|out)_|attentions_\d+_(attention_|(in|out)_norm_|feed_forward_))|
-  add_time_condition_
-stable_video, Stable Video Diffusion, -, no flow
-20 (down|mid|middle|up|input|output)_block.*(temporal_transformer_blocks_|temporal_res_block|spatial_res_block|
-  time_pos_embed)
-modelscope, ModelScope text to video, -, no flow
-20 (down|mid|middle|up|input|output)_block.*(temp_convs|temp_attentions)_
-20 transformer_in_
-dream_lite, DreamLite, -, no flow
-20 (down|mid|middle|up|input|output)_block.*resnets_\d+_conv\d_(depthwise|pointwise):
-1 (down|mid|middle|up|input|output)_block.*attn2_to_[kv]:2048$
-"""
-"""Families of hardly more than signs. The first line has the name, the title and the words in metadata, or none (`-`).
-Below are signs with their weights, signs that others have as well (*), what the family has not (-), and other fields.
-"""
-
-
-def _families() -> Iterator[Architecture]:
-    lines = [line for line in _TABLE.replace("\n  ", "").splitlines() if line and not line.startswith("#")]
-    for family in re.split(r"\n(?=\w+, )", "\n".join(lines)):
-        head, *rest = family.splitlines()
-        name, title, words, *others = head.split(", ")
-        signs, lacks, more = [] if words == "-" else [named(words)], list[str](), dict[str, Any]()
-        for mark, _, text in [line.partition(" ") for line in rest]:
-            if mark == "-":
-                lacks.append(text)
-            elif mark == "*":
-                signs += [sign for shared in text.split() for sign in _SHARED[shared]]
-            elif mark.isdecimal():
-                signs.append(Sign(text, int(mark)) if text.startswith("^") else _own(text, int(mark)))
-            else:
-                more[mark] = tuple(text.split())
-        never = _own("|".join(lacks)) if lacks else None
-        yield Architecture(name, title, tuple(signs), never=never, flow=not others, **more)
-
-
-globals().update({one.name.upper(): one for one in _families()})  # where plug-ins are looked for
+QWEN_IMAGE = _family(
+    "qwen_image",
+    "Qwen-Image",
+    "qwen[_-]image(?![_-]?2[._]1)",
+    JOINT_ATTENTION_SIGN,
+    _own(r"transformer_blocks_\d+_(img|txt)_(mlp_net_|mod_1:3072$)", 6),
+    _own(r"transformer_blocks_[2-5]\d_attn_(to_[qkv]|add_[qkv]_proj|to_out_0|to_add_out):3072$", 3),
+    Sign(
+        r"^text_encoder[^:]*:(model_)?(language_model_)?layers_\d+_(self_attn_[qkv]_proj|mlp_(gate|up)_proj):3584$",
+        1,
+    ),
+    never=_own(r"transformer_blocks_\d+_(encoder_proj|img_mlp_(shared_)?expert)"),
+    before=("flux",),
+)
+BRIA = _family(
+    "bria",
+    "BRIA 3.2",
+    "bria",
+    *_AS_FLUX,
+    T5_INPUT_SIGN,
+    _own("time_embed_timestep_embedder_", 3),
+    never=_own(
+        "time_text_embed_|distilled_guidance_|(double|single)_blocks_|(txt_)?mode_blocks_|early_stream_|guidance_|"
+        "caption_projection_|timestep_embedder_|context_embedder:(?!4096$)|context_embedder_|time_embed_t_embedder|"
+        r"transformer_blocks_\d+_attn1_"
+    ),
+)
+BRIA_FIBO = _family(
+    "bria_fibo",
+    "BRIA FIBO",
+    "(bria-?)?fibo(?!-?2)",
+    *_AS_FLUX,
+    _own("time_embed_timestep_embedder_", 3),
+    _own(r"caption_projection_\d+_linear"),
+    never=_own(
+        "time_text_embed_|distilled_guidance_|(double|single)_blocks_|(txt_)?mode_blocks_|early_stream_|guidance_|"
+        "timestep_embedder_|context_embedder:(?!4096$)|context_embedder_|caption_projection_linear|"
+        r"time_embed_t_embedder|transformer_blocks_\d+_attn1_|(double|single)_stream_blocks_"
+    ),
+)
+OVIS_IMAGE = _family(
+    "ovis_image",
+    "Ovis-Image",
+    "ovis",
+    *_AS_FLUX,
+    _own("context_embedder:2048$", 4),
+    _own("timestep_embedder_linear_[12]:(256|3072)$", 4),
+    never=_own(
+        "time_text_embed_|distilled_guidance_|(double|single)_blocks_|(txt_)?mode_blocks_|early_stream_|guidance_|"
+        "time_embed_|caption_projection_|context_embedder:(?!2048$)|context_embedder_(?!norm)|"
+        r"transformer_blocks_([6-9]|\d\d)_|single_transformer_blocks_(2[7-9]|[3-9]\d)_|transformer_blocks_\d+_attn1_"
+    ),
+)
+MOTIF_VIDEO = _family(
+    "motif_video",
+    "Motif-Video",
+    "motif",
+    *_AS_FLUX,
+    *LATE_BLOCK_SIGNS,
+    _own("context_embedder_linear_[12]:"),
+    never=_own(
+        "context_embedder:|context_embedder_(?!linear)|time_embed_|caption_projection_|timestep_embedder_|"
+        r"double_blocks_|distilled_guidance_|(txt_)?mode_blocks_|early_stream_|transformer_blocks_\d+_attn1_|"
+        "single_blocks_"
+    ),
+)
+FLUX3 = _family(
+    "flux3",
+    "FLUX.3",
+    "flux[._-]?3",
+    _own("(txt_)?mode_blocks_|(early|single)_stream_modulations_|x_embedders_|context_embedder:20480$"),
+    _own(r"single_transformer_blocks_\d+_attn_to_[qkv]:3072$", 3),
+    _own(r"single_transformer_blocks_\d+_(attn_to_out_0:3072|ff_linear_(in:3072|out:9216))$", 8),
+    never=_own(
+        r"single_transformer_blocks_\d+_(proj_|norm|ff_linear_\d|ff_out)|(joint_)?transformer_blocks_|double_blocks_"
+    ),
+)
+JOY_IMAGE = _family(
+    "joy_image",
+    "JoyImage-Edit",
+    "joy-?image",
+    _own(r"double_blocks_\d+_(attn_(img|txt)_attn_|(img|txt)_mlp_net_)"),
+)
+NUCLEUS_IMAGE = _family(
+    "nucleus_image",
+    "Nucleus-Image",
+    "nucleus",
+    ATTENTION_2048,
+    _own(r"transformer_blocks_\d+_(encoder_proj|img_mlp_(gate:|shared_expert|expert)|img_mod_\d:2048)"),
+    never=_own(r"transformer_blocks_\d+_(attn_add_q|attn_to_add_out|ff_|norm1_|txt_)|.*refiner|single_|double_"),
+)
+MINIMAX_MUSIC3 = _family(
+    "minimax_music3",
+    "MiniMax-Music 3",
+    "minimax-?music",
+    ATTENTION_2048,
+    _own(r"transformer_blocks_\d+_ff_(in|out):|(pre|post)process_conv:(2304|128)$"),
+    never=_own(
+        r"transformer_blocks_\d+_(attn_add_|attn_to_add_|ff_net|ff_context|norm1_|img_)|.*refiner|single_|double_"
+    ),
+)
+GLM_IMAGE = _family(
+    "glm_image",
+    "GLM-Image",
+    "glm-?image",
+    _MODULATION_512,
+    _own("(image|glyph|prior)_projector_"),
+    _own(r"transformer_blocks_\d+_(attn1_to_([qkv]|out_0)|ff_net_0_proj):(2560|4096)$", 1),
+    _own("time_condition_embed_(timestep|condition)_embedder_", 4),
+    never=_own("patch_embed_"),
+)
+COGVIEW3 = _family(
+    "cogview3",
+    "CogView 3 Plus",
+    "cogview-?3",
+    _MODULATION_512,
+    _own(r"transformer_blocks_\d+_(attn1_to_([qkv]|out_0)|ff_net_0_proj):2560$", 1),
+    _own("time_condition_embed_(timestep|condition)_embedder_", 4),
+    _own("patch_embed_text_proj:4096$", 2),
+    never=_own(r"(image|glyph|prior)_projector_|transformer_blocks_\d+_(attn1_to_([qkv]|out_0)|ff_net_0_proj):4096$"),
+)
+ALLEGRO = _family(
+    "allegro",
+    "Allegro",
+    "allegro",
+    _own(r"transformer_blocks_\d+_(attn[12]_to_([qkv]|out_0)|ff_net_0_proj):2304$|adaln_single_linear:2304$"),
+)
+PLAIN_DIT = _family(
+    "plain_dit",
+    "DiT",
+    None,
+    _own(r"transformer_blocks_\d+_norm1_emb_timestep_embedder_"),
+    _own(r"transformer_blocks_\d+_ff_net_0_proj:1152$", 3),
+    _own(r"transformer_blocks_\d+_attn1_to_([qkv]|out_0):1152$", 1),
+    never=_own(r"adaln_single_|caption_projection_|transformer_blocks_\d+_(attn2_|attn_|ff_context_)|blocks_"),
+)
+LATTE = _family(
+    "latte",
+    "Latte",
+    "latte",
+    _own("temporal_transformer_blocks_"),
+    never=_own("(down|up|mid)_block"),
+)
+LUMINA_NEXT = _family(
+    "lumina_next",
+    "Lumina-Next",
+    None,
+    FEED_FORWARD_2304,
+    _own(r"layers_\d+_attn[12]_to_([qkv]|out_0):"),
+    never=_own(r"layers_\d+_(attention_|attn_)|noise_refiner_|context_refiner_|x_embedder|cap_embedder"),
+)
+OMNIGEN = _family(
+    "omnigen",
+    "OmniGen",
+    "omnigen(?!-?2)",
+    _own(r"layers_\d+_(mlp_gate_up_proj|self_attn_to_([qkv]|out_0)):3072$"),
+)
+EASY_ANIMATE = _family(
+    "easy_animate",
+    "EasyAnimate",
+    None,
+    ATTENTION_3072,
+    _MODULATION_512,
+    _own(r"transformer_blocks_\d+_(txt_ff_|attn1_add_[qkv]_proj:3072$)|text_proj_t5"),
+    never=_own(r"transformer_blocks_\d+_(ff_context_|norm1_context_|attn1_add_[qkv]_proj:1536$)|patch_embed_"),
+)
+BRIA_FIBO2 = _family(
+    "bria_fibo2",
+    "BRIA FIBO 2",
+    "(bria-?)?fibo-?2",
+    _own(
+        r"perceiver_layers_\d+_|layers_\d+_(cross_)?attention_to_([qkv]|out_0):(3584|7680)$|"
+        r"layers_\d+_feed_forward_w\d:(3584|9536)$",
+    ),
+)
+KANDINSKY6 = _family(
+    "kandinsky6",
+    "Kandinsky 6",
+    "kandinsky-?6",
+    _own(
+        "(audio|video)_(text_)?(transformer_blocks|embeddings|time_embeddings|pooled)|audio_out_layer_|"
+        r"visual_transformer_blocks_\d+_((video|audio)_dec_block|va_cross|av_cross)",
+    ),
+    _own(
+        r"visual_transformer_blocks_\d+_feed_forward_net_|time_embeddings_timestep_embedder_|"
+        "visual_embeddings_in_layer:129$",
+    ),
+    _own(r"visual_transformer_blocks_\d+_(self_attention|visual_modulation)_", 10),
+    never=_own(
+        r"text_transformer_blocks_|visual_transformer_blocks_\d+_(cross_attention_|feed_forward_(in|out)_)|"
+        "(pooled_)?text_embeddings_"
+    ),
+)
+PRIOR = _family(
+    "prior",
+    "a prior of Kandinsky 2 or Karlo",
+    None,
+    _own("proj_to_clip_embeddings|embedding_proj:|encoder_hidden_states_proj:|prd_embedding"),
+    _own(r"transformer_blocks_\d+_(attn1_to_([qkv]|out_0)|ff_net_0_proj):2048$", 1),
+    never=_own(r"transformer_blocks_\d+_(attn2_|norm\d_linear|attn_)|core_"),
+    flow=False,
+)
+PRX = _family(
+    "prx",
+    "PRX",
+    None,
+    _own(
+        r"blocks_\d+_(attention_(img_qkv|txt_kv)_proj|attention_to_out_0|(gate|up|down)_proj:(1792|6272)|"
+        "modulation_lin)",
+    ),
+)
+AMUSED = _family(
+    "amused",
+    "aMUSEd",
+    None,
+    _own(r"(down|up)_block_(attention_blocks|res_blocks)_|transformer_layers_\d+_|mlm_layer_"),
+)
+STABLE_AUDIO = _family(
+    "stable_audio",
+    "Stable Audio Open",
+    None,
+    _own(r"timestep_proj_\d|global_proj_\d|cross_attention_proj_\d|transformer_blocks_\d+_attn2_to_[kv]:768$"),
+    _own(r"transformer_blocks_\d+_(attn[12]_to_|ff_net_0_proj).*:1536$", 1),
+    never=_own(r"transformer_blocks_\d+_(attn_|ff_context|norm1_context)|joint_blocks_"),
+)
+STABLE_AUDIO3 = _family(
+    "stable_audio3",
+    "Stable Audio 3",
+    None,
+    _own(
+        r"to_(timestep|cond|global)_embed_|transformer_blocks_\d+_((self|cross)_attn_to_|ff_proj_|to_local_embed)",
+    ),
+)
+KANDINSKY3 = _family(
+    "kandinsky3",
+    "Kandinsky 3",
+    None,
+    _own(
+        r"(down|up)_blocks_\d+_(resnets_(in|out)_|attentions_\d+_(attention_|(in|out)_norm_|feed_forward_))|"
+        "add_time_condition_",
+    ),
+    flow=False,
+)
+STABLE_VIDEO = _family(
+    "stable_video",
+    "Stable Video Diffusion",
+    None,
+    _own(
+        "(down|mid|middle|up|input|output)_block.*(temporal_transformer_blocks_|temporal_res_block|"
+        "spatial_res_block|time_pos_embed)",
+    ),
+    flow=False,
+)
+MODELSCOPE = _family(
+    "modelscope",
+    "ModelScope text to video",
+    None,
+    _own("(down|mid|middle|up|input|output)_block.*(temp_convs|temp_attentions)_"),
+    _own("transformer_in_"),
+    flow=False,
+)
+DREAM_LITE = _family(
+    "dream_lite",
+    "DreamLite",
+    None,
+    _own(r"(down|mid|middle|up|input|output)_block.*resnets_\d+_conv\d_(depthwise|pointwise):"),
+    _own("(down|mid|middle|up|input|output)_block.*attn2_to_[kv]:2048$", 1),
+    flow=False,
+)
