@@ -311,7 +311,7 @@ def live_executor(
     layer: nn.Module, bindings: Sequence[Binding], strengths: StrengthTable, *, policy: PlacementPolicy, in_order: bool
 ) -> Executor:
     """Choose the executor of a layer whose weight is not written to."""
-    reads, prefers_dense, by_rows, by_columns, forms = False, False, True, True, list[Form]()
+    reads, prefers_dense, by_rows, forms = False, False, True, list[Form]()
     for binding in bindings:
         adapter = binding.adapter
         form = adapter.form(binding.rank)
@@ -324,11 +324,11 @@ def live_executor(
                 forms.append(form)
         reads |= adapter.reads_base
         prefers_dense |= adapter.prefers_dense
-        by_rows, by_columns = by_rows and adapter.by_rows, by_columns and adapter.by_columns
+        by_rows &= adapter.by_rows
     in_order = in_order and len(bindings) > 1 and reads
     if in_order or len(forms) < len(bindings):
         return DenseExecutor(bindings, strengths, policy, in_order=in_order)
-    by_blocks = by_rows or by_columns or len(bindings) == 1
+    by_blocks = by_rows or len(bindings) == 1
     if prefers_dense and by_blocks and all(has_plain_weight(layer, binding.target.param) for binding in bindings):
         return DenseExecutor(bindings, strengths, policy)
     return LowRankExecutor(bindings, forms, strengths, policy)

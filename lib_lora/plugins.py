@@ -18,8 +18,7 @@ from types import ModuleType
 from typing import Any, TypeAlias
 
 from . import adapters, registry
-from .adapters._modifier import Modifier
-from .adapters._operation import Operation
+from .adapters import Modifier, Operation
 from .adapters.base import (
     Adapter,
     At,

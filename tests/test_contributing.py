@@ -41,7 +41,7 @@ from lib_lora.naming import architectures
 from lib_lora.naming.index import LayerIndex
 from lib_lora.naming.architectures._names import AliasTable
 from lib_lora.files.formats.base import parse_key
-from lib_lora.adapters._recipe import recipe_of
+from lib_lora.adapters import recipe_of
 from lib_lora.naming.parsed import key_formats
 from lib_lora.registry import discover, discover_classes
 from lib_lora.placement import schemes

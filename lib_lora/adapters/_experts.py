@@ -19,14 +19,12 @@ from torch import Tensor
 
 from ..errors import UnsupportedError
 from ._rows import unfit
-from ._variants import as_plain
 from .base import Adapter, At, Origin, Params, Site, Tensors
+from .lora import as_plain
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertsLoRA(Adapter):
-    """Low-rank adapters of all experts in one parameter."""
-
     down: Tensor  # (experts, r, in)
     up: Tensor  # (experts, out, r)
     scale: float
@@ -40,7 +38,7 @@ class ExpertsLoRA(Adapter):
 
     @classmethod
     def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
-        if not cls.params.claim(params):
+        if not cls.params.required <= params.keys() <= cls.params.required | cls.params.optional:
             raise UnsupportedError("of experts, on which a LoRA is lora_A and lora_B alone")
         experts, first, last = site.shape
         down, up = as_plain(params["lora_down.weight"], site, origin), params["lora_up.weight"]
@@ -58,10 +56,6 @@ class ExpertsLoRA(Adapter):
         up = up.reshape(outer, rank, experts).permute(2, 0, 1)
         return cls(down, up, origin.alpha.scale(rank), fitting[0])
 
-    @property
-    def rank(self) -> int:
-        return self.up.shape[2]
-
     def delta_weight(self, at: At) -> Tensor:
         down, up = at.cut(self.down)[:, : at.rank], at.cut(self.up)[:, :, : at.rank]
         delta = torch.bmm(down.mT, up.mT) if self.transposed else torch.bmm(up, down)
@@ -76,5 +70,4 @@ def _is_early(config: Mapping[str, object]) -> bool:
 
 
 def _sizes(first: int, last: int, transposed: bool) -> tuple[int, int]:
-    """Return (out, in) of matrices (first, last)."""
     return (last, first) if transposed else (first, last)

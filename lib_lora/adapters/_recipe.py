@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from .. import adapters as folder
 from ..errors import UnsupportedError
 from ..registry import cached, discover_classes
 from ._experts import ExpertsLoRA
 from ._modifier import Modifier
 from .base import Adapter, Kind, Origin, Shapes, Site, Tensors
+
+folder = sys.modules[__name__.rpartition(".")[0]]  # which imports this module
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,6 @@ class Recipe:
 
     @cached_property
     def kinds(self) -> frozenset[Kind]:
-        """Return the kinds of layer it is defined for."""
         return self.kind.kinds.intersection(*(modifier.kinds for modifier in self.modifiers))
 
     def own_site(self, shapes: Shapes) -> Site | None:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
@@ -20,7 +21,7 @@ from typing_extensions import Self
 from ..tensors import TensorFields, wide
 from ._operation import Operation, at_multiplier
 from ._rows import placed, shape_text, taken, unfit
-from .base import Adapter, At, Form, InputEffect, OutputEffect, Rows, Tensors
+from .base import Adapter, At, Form, InputEffect, OutputEffect, Rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,7 +34,6 @@ class Turn(TensorFields):
 
     @property
     def channels(self) -> int:
-        """Return how many channels it rotates."""
         return self.source.shape[-3] * self.source.shape[-2]
 
     def take(self, rows: Rows) -> Self | None:
@@ -51,16 +51,10 @@ class Turn(TensorFields):
         source = self.source.to(device, wide(self.source.dtype, dtype))
         return source if self.solve is None else self.solve(source)
 
-    def effect(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Copy the rotation for the forward, in `dtype`, and join small blocks where that is faster."""
+    def effect(self, device: torch.device, dtype: torch.dtype) -> Turn:
+        """Solve the rotation for the forward, in `dtype`, and join small blocks where that is faster."""
         blocks = self.blocks(device, dtype)
-        return placed(_joined(blocks) if blocks.ndim == 3 else blocks, device, dtype)
-
-    def placed(self, device: torch.device) -> Self:
-        """Copy it to `device` and solve it, so that a dense delta can be built at every call."""
-        return replace(
-            self, source=placed(self.blocks(device, torch.float32), device, wide(self.source.dtype)), solve=None
-        )
+        return Turn(placed(_joined(blocks) if blocks.ndim == 3 else blocks, device, dtype), None)
 
 
 def cayley(q: Tensor) -> Tensor:
@@ -216,56 +210,24 @@ def check_butterfly(factors: Tensor, width: int, name: str) -> None:
         raise ValueError(f"want {name} {want}; got {shape_text(factors)}")
 
 
-def number(params: Tensors, name: str) -> float | None:
-    """Read a parameter that is one number; return None if it is missing. Raise ValueError if it is several."""
-    tensor = params.get(name)
-    if tensor is None:
-        return None
-    if tensor.numel() != 1:
-        raise unfit(f"one number as {name}", tensor)
-    return float(tensor.item())
-
-
-@dataclass(frozen=True, slots=True)
-class TurnedInput(InputEffect):
-    """(R - I) x."""
-
-    blocks: Tensor  # (k, n, n) or (1, n, n)
-
-    def delta(self, x: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
-        return at_multiplier(partial(mix, x, dim=op.channels), self.blocks, multiplier)
-
-
-@dataclass(frozen=True, slots=True)
-class TurnedOutput(OutputEffect):
-    """(R - I) y, by slices of the channels, and a scale of each channel after it."""
-
-    parts: tuple[Tensor, ...]  # each (k, n, n), or (m, k, b, b)
-    excess: Tensor | None  # (out,), the scale less 1
-
-    def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
-        turned = mix_slices(y, self.parts, op.channels, multiplier)
-        return turned if self.excess is None else rescaled(y, turned, op.per_channel(self.excess) * multiplier)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class OutputRotation(Adapter):
+class OutputRotation(Adapter, OutputEffect):
     """W' = s * R W: block rotations of the outputs, lerped to I, and a scale of each output after them, 1 + m (s - 1).
 
     The bias is left as it is: that is what trainers' forward does with a turned weight.
     """
 
     parts: tuple[Turn, ...]  # of one slice of the outputs each
-    rescale: Tensor | None  # (out,)
+    excess: Tensor | None  # (out,), s - 1
 
-    reads_base = by_columns = True
+    reads_base = True
 
     def take(self, rows: Rows) -> Self | None:
         parts = [part for window in rows for part in self._within(window)]
         if None in parts:
             return None
-        rescale = None if self.rescale is None else taken(self.rescale, rows)
-        return replace(self, parts=tuple(part for part in parts if part is not None), rescale=rescale)
+        excess = None if self.excess is None else taken(self.excess, rows)
+        return replace(self, parts=tuple(part for part in parts if part is not None), excess=excess)
 
     def _within(self, window: tuple[int, int]) -> Iterator[Turn | None]:
         """Return the rotation of a window of outputs; None if a block crosses its border."""
@@ -280,20 +242,21 @@ class OutputRotation(Adapter):
         rows = at.base.flatten(1)
         parts = tuple(at.put(part.blocks(at.device, at.dtype)) for part in self.parts)
         turned = mix_slices(rows, parts, -2, at.multiplier)
-        if self.rescale is not None:
-            turned = rescaled(rows, turned, ((at.put(self.rescale) - 1) * at.multiplier).unsqueeze(1))
+        if self.excess is not None:
+            turned = rescaled(rows, turned, (at.put(self.excess) * at.multiplier).unsqueeze(1))
         return turned.reshape(at.base.shape)
 
-    def form(self, rank: int | None = None) -> Form:
-        return Form(on_output=True)
-
     def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
-        parts = tuple(part.effect(device, dtype) for part in self.parts)
-        return TurnedOutput(parts, excess_of(self.rescale, device, dtype))
+        excess = None if self.excess is None else placed(self.excess, device, dtype)
+        return replace(self, parts=tuple(part.effect(device, dtype) for part in self.parts), excess=excess)
+
+    def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
+        turned = mix_slices(y, tuple(map(attrgetter("source"), self.parts)), op.channels, multiplier)
+        return turned if self.excess is None else rescaled(y, turned, op.per_channel(self.excess) * multiplier)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class InputRotation(Adapter):
+class InputRotation(Adapter, InputEffect):
     """W' = W R, W as (out, in * kernel): R x instead of x, in blocks. The multiplier lerps R to I.
 
     A kernel's places are rotated among each other, so that only pointwise layers have a rotation of the input.
@@ -313,7 +276,10 @@ class InputRotation(Adapter):
         return Form(on_input=True) if pointwise(self.shape) else None
 
     def input_effect(self, device: torch.device, dtype: torch.dtype) -> InputEffect:
-        return TurnedInput(self.turn.effect(device, dtype))
+        return replace(self, turn=self.turn.effect(device, dtype))
+
+    def delta(self, x: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
+        return at_multiplier(partial(mix, x, dim=op.channels), self.turn.source, multiplier)
 
 
 def pointwise(shape: tuple[int, ...]) -> bool:
@@ -326,24 +292,19 @@ def rescaled(y: Tensor, change: Tensor, excess: Tensor) -> Tensor:
     return change + (y + change) * excess
 
 
-def excess_of(scale: Tensor | None, device: torch.device, dtype: torch.dtype) -> Tensor | None:
-    """Copy a scale less 1 to a device; subtract before rounding."""
-    return None if scale is None else placed(scale.to(device, wide(scale.dtype, dtype)) - 1, device, dtype)
-
-
 def check_blocks(blocks: Tensor, width: int, name: str) -> None:
     """Check that blocks (k, n, n) fit `width` channels; raise ValueError if they do not."""
     if blocks.ndim != 3 or blocks.shape[1] != blocks.shape[2] or blocks.shape[0] * blocks.shape[1] != width:
         raise unfit(f"{name} (k, n, n) with k * n = {width}", blocks)
 
 
-def scale_for(width: int, scale: Tensor | None) -> Tensor | None:
-    """Read a `rescale` as a vector; raise ValueError if it has another length than there are outputs."""
+def excess_of(scale: Tensor | None, width: int, name: str) -> Tensor | None:
+    """Return a scale of `width` outputs less 1, in fp32 or better; raise ValueError if it has another length."""
     if scale is None:
         return None
     if scale.numel() != width:
-        raise unfit(f"rescale ({width}, 1, …)", scale)
-    return scale.reshape(-1)
+        raise unfit(f"{name} ({width}, 1)", scale)
+    return scale.reshape(-1).to(wide(scale.dtype)) - 1
 
 
 _SMALL, _LARGEST = 16, 64

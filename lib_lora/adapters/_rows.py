@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,8 +21,18 @@ def taken(tensor: Tensor, rows: Rows, dim: int = 0) -> Tensor:
 
 
 def shape_of(shape: tuple[int, ...], rows: Rows) -> tuple[int, ...]:
-    """Return the shape of some rows of a weight."""
     return (sum(stop - start for start, stop in rows), *shape[1:])
+
+
+def places_in(places: Tensor, rows: Rows, width: int = 1) -> tuple[Tensor, Tensor]:
+    """Return which places of a flattened weight lie in some of its rows, by number, and their places in these rows."""
+    found, moved, offset = [], [], 0
+    for start, stop in rows:
+        own = ((places >= start * width) & (places < stop * width)).nonzero().flatten()
+        found.append(own)
+        moved.append(places[own] + (offset - start) * width)
+        offset += stop - start
+    return torch.cat(found), torch.cat(moved)
 
 
 def within(windows: Rows, rows: Rows) -> Rows:
@@ -47,8 +58,17 @@ def part_of_field(value: Any, rows: Rows) -> Any:
 
 
 def shape_text(tensor: Tensor) -> str:
-    """Return the shape of a tensor for a message."""
     return f"({', '.join(map(str, tensor.shape))})"
+
+
+def number(params: Mapping[str, Tensor], name: str) -> float | None:
+    """Read a parameter that is one number; return None if it is missing. Raise ValueError if it is several."""
+    tensor = params.get(name)
+    if tensor is None:
+        return None
+    if tensor.numel() != 1:
+        raise unfit(f"one number as {name}", tensor)
+    return float(tensor.item())
 
 
 def unfit(want: str, *got: Tensor) -> ValueError:

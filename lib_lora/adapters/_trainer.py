@@ -1,4 +1,4 @@
-"""The training options in a file's metadata that change what its tensors mean.
+"""The training options in a file's metadata, and in its trainer's configuration, that say what its tensors mean.
 
 kohya's sd-scripts writes `ss_network_module`, `ss_network_args` (JSON) and the time of the training, ModelSpec's
 `modelspec.date` its day. Metadata is untrusted: unreadable values are ignored.
@@ -15,7 +15,10 @@ from functools import lru_cache
 
 from torch import Tensor
 
-from .base import Origin, RankSchedule
+from ..errors import NumberError, UnsupportedError
+from ..files.formats.base import CONFIG_SCALE
+from ..tensors import LARGEST
+from .base import NO_ALPHA, Alpha, Origin, RankSchedule
 
 GLORA_OLD = (datetime(2023, 6, 28, tzinfo=timezone.utc), datetime(2024, 5, 25, tzinfo=timezone.utc))
 """When LyCORIS saved GLoRA in its first layout (changed by 8c6576f)."""
@@ -108,6 +111,39 @@ def rank_schedule(origin: Origin, rank: int, *, certain: bool = False) -> RankSc
     return RankSchedule(rank, int(min(max(least, 0), rank)), power if power > 0 else 1.0)
 
 
+def configured(origin: Origin, name: str) -> float:
+    """Return a number of the trainer's configuration; raise a ValueError if it is missing or not finite."""
+    value = origin.config.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UnsupportedError(f"without the number {name}, which adapter_config.json of adapter_model.safetensors has")
+    return _finite(value, name)
+
+
+def configured_count(origin: Origin, name: str, least: int = 1) -> int:
+    """Return a whole number of the trainer's configuration; raise a ValueError if there is none of `least` or more."""
+    value = configured(origin, name)
+    if value != int(value) or value < least:
+        raise UnsupportedError(f"with {name} {value:g} in adapter_config.json: want a whole number of {least} or more")
+    return int(value)
+
+
+def configured_alpha(values: Mapping[str, object]) -> Alpha:
+    """Return the alpha in a layer's configuration; raise NumberError where it is not finite."""
+    scale = values.get(CONFIG_SCALE)
+    value = values.get("lora_alpha", values.get("alpha")) if scale is None else scale  # in PEFT's LoHa it is `alpha`
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return NO_ALPHA
+    if scale is not None:
+        return Alpha(fixed=_finite(value, "scale"))
+    return Alpha(_finite(value, "alpha"), rank_stabilized=values.get("use_rslora") is True)
+
+
+def _finite(value: float, name: str) -> float:
+    if not -LARGEST <= value <= LARGEST:  # nan is neither, and an int may be too large for a float
+        raise NumberError(f"want a finite number as {name}, got {str(value)[:20]}")
+    return float(value)
+
+
 @lru_cache(maxsize=8)
 def _parsed(text: str) -> Mapping[str, object]:
     try:
@@ -126,15 +162,13 @@ def _number(value: object, default: float) -> float:
 
 
 def _time(text: str) -> datetime | None:
+    """Return a time in seconds or in ISO 8601; None for anything else."""
     try:
-        seconds = float(text)
-    except ValueError:
+        return datetime.fromtimestamp(float(text), timezone.utc)
+    except (OverflowError, OSError):
+        return None
+    except ValueError:  # no number, or no finite one
         pass
-    else:
-        try:
-            return datetime.fromtimestamp(seconds, timezone.utc) if math.isfinite(seconds) else None
-        except (OverflowError, OSError, ValueError):
-            return None
     try:
         when = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError:

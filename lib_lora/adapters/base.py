@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from ..errors import MomentError
+from ..errors import MomentError, UnsupportedError
 from ..files.reading import USUAL, Reading
 from ..tensors import TensorFields
 from ._operation import Operation as Operation
 from ._rows import Rows as Rows
-from ._rows import part_of_field, shape_of, unfit, widened
+from ._rows import part_of_field, placed, shape_of, unfit, widened
 from ._rows import taken as taken
 
 Kind = Literal["linear", "conv", "embedding", "norm", "attention", "experts"]
@@ -48,14 +48,22 @@ class Params:
     `coral_mixer.weight`. Those that begin with the kind's name and `_` need not be named.
     """
 
-    def claim(self, names: Mapping[str, object]) -> bool:
+    together: frozenset[str] = frozenset()
+    """Optional ones of which a group has all or none."""
+    dims: int | None = None
+    """How many dimensions a required one has, where that tells it from another algorithm's."""
+
+    def claim(self, shapes: Shapes) -> bool:
         """Return whether a group has all required parameters and no unknown one.
 
         An unknown parameter may change what the others mean, so a group with one is reported, never half-applied. Where
         none is required, any but `alpha` is enough.
         """
-        least = self.required or (names.keys() - {"alpha"})
-        return bool(least) and least <= names.keys() <= self.required | self.optional
+        names = shapes.keys()
+        least = self.required or (names - {"alpha"})
+        known = bool(least) and least <= names <= self.required | self.optional
+        known = known and names & self.together in (frozenset(), self.together)
+        return known and (self.dims is None or all(len(shapes[name]) == self.dims for name in self.required))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +88,6 @@ class Site:
         return math.prod(self.shape[1:])
 
     def take(self, rows: Rows) -> Site:
-        """Return the site of some of its rows."""
         return replace(self, shape=shape_of(self.shape, rows))
 
 
@@ -96,7 +103,6 @@ class Alpha:
     """The scale itself, where the user gives it."""
 
     def scale(self, rank: int) -> float:
-        """Return alpha / rank."""
         if self.fixed is not None:
             return self.fixed
         if not self.value:
@@ -138,10 +144,8 @@ class At:
     """Use only the first so many rank components."""
     rows: tuple[int, int] | None = None
     """Only these rows of the delta. Given to adapters that say `by_rows`."""
-    columns: tuple[int, int] | None = None
-    """Only these columns of the delta as (out, in * kernel). Given to adapters that say `by_columns`."""
     weight: Tensor | None = None
-    """The base weight (its `rows`, or its `columns` as a matrix) in `dtype`, not to be written to.
+    """The base weight (its `rows`) in `dtype`, not to be written to.
 
     Given to adapters that say `reads_base`; in the layer's own dtype to those that say `widens_base`, too.
     """
@@ -153,15 +157,6 @@ class At:
     def cut(self, tensor: Tensor) -> Tensor:
         """Copy the wanted rows of a parameter with one row per output to the device and dtype of the delta."""
         return (tensor if self.rows is None else tensor[slice(*self.rows)]).to(self.device, self.dtype)
-
-    def across(self, tensor: Tensor) -> Tensor:
-        """Copy the wanted columns of a parameter (r, in, *kernel) as a matrix to the device and dtype of the delta."""
-        matrix = tensor.flatten(1)
-        return self.put(matrix if self.columns is None else matrix[:, slice(*self.columns)])
-
-    def shaped(self, delta: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Reshape a delta that was computed as a matrix to the weight's shape, unless `columns` are given."""
-        return delta if self.columns is not None else delta.reshape(-1, *shape[1:])
 
     @property
     def base(self) -> Tensor:
@@ -411,10 +406,6 @@ class Adapter(TensorFields, ABC):
     if TYPE_CHECKING:  # at run time these are plain attributes, which cost no call; a subclass may have properties
 
         @property
-        def rank(self) -> int | None:
-            """Return the rank, if the algorithm has one."""
-
-        @property
         def reads_base(self) -> bool:
             """Return whether `delta_weight` needs the base weight, so that stacking in order differs from adding up."""
 
@@ -431,16 +422,17 @@ class Adapter(TensorFields, ABC):
             """Return whether `delta_weight` can give some rows alone."""
 
         @property
-        def by_columns(self) -> bool:
-            """Return whether `delta_weight` can give some columns alone, of no more of the base weight than these."""
-
-        @property
         def prefers_dense(self) -> bool:
             """Return whether an effective weight is cheaper than `form`, with a plain base weight."""
 
     else:
-        rank = None
-        reads_base = widens_base = reads_whole = by_rows = by_columns = prefers_dense = False
+        reads_base = widens_base = reads_whole = by_rows = prefers_dense = False
+
+    @property
+    def rank(self) -> int | None:
+        """Return the rank, if the algorithm has one: the last size of a field `up`."""
+        up: Tensor | None = getattr(self, "up", None)
+        return None if up is None else up.shape[-1]
 
     @abstractmethod
     def delta_weight(self, at: At) -> Tensor:
@@ -487,8 +479,12 @@ class Adapter(TensorFields, ABC):
         return delta if scaled is None else delta.to(scaled) + scaled
 
     def form(self, rank: int | None = None) -> Form | None:
-        """Return the parts it has beside the layer, without reading any data; None if it has only the dense delta."""
-        return None
+        """Return the parts it has beside the layer, without reading any data; None if it has only the dense delta.
+
+        An adapter that is an effect itself acts as that.
+        """
+        on_input, on_output = isinstance(self, InputEffect), isinstance(self, OutputEffect)
+        return Form(on_input=on_input, on_output=on_output) if on_input or on_output else None
 
     @property
     def schedule_of_parts(self) -> Schedule | None:
@@ -536,29 +532,28 @@ class Adapter(TensorFields, ABC):
 
     def input_effect(self, device: torch.device, dtype: torch.dtype) -> InputEffect:
         """Return the change of the input on a device; only if `form` has one."""
+        if isinstance(self, InputEffect):
+            return self.mapped(lambda tensor: placed(tensor, device, dtype))
         raise TypeError(f"{self.name} does not change the input")
 
     def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
         """Return the change of the output on a device; only if `form` has one."""
+        if isinstance(self, OutputEffect):
+            return self.mapped(lambda tensor: placed(tensor, device, dtype))
         raise TypeError(f"{self.name} does not change the output")
 
 
 class LowRank(Adapter):
     """An adapter that is a pair: fields `up` (out, r), and `down` (r, in) or other `factors`; it may have a `scale`."""
 
+    up: Tensor
+    down: Tensor
+    by_rows = True
+
     if TYPE_CHECKING:
 
         @property
-        def up(self) -> Tensor: ...
-
-        @property
-        def down(self) -> Tensor: ...
-
-    by_rows = True
-
-    @property
-    def rank(self) -> int:
-        return self.up.shape[1]
+        def rank(self) -> int: ...
 
     def factors(self, rank: int | None = None) -> Factors:
         return Factors(self.down[:rank], self.up[:, :rank])
@@ -568,8 +563,8 @@ class LowRank(Adapter):
 
     def delta_weight(self, at: At) -> Tensor:
         factors = self.factors(at.rank)
-        delta = at.cut(factors.up) @ at.across(factors.down)
-        return at.shaped(delta.mul_(getattr(self, "scale", 1.0) * at.multiplier), tuple(factors.down.shape))
+        delta = at.cut(factors.up) @ at.put(factors.down.flatten(1))
+        return delta.mul_(getattr(self, "scale", 1.0) * at.multiplier).reshape(-1, *factors.down.shape[1:])
 
 
 class Proportional(Adapter):
@@ -584,14 +579,21 @@ class Proportional(Adapter):
         return delta * factor
 
 
-@dataclass(frozen=True, slots=True)
-class DenseEffect(ProductEffect):
-    """A dense delta as a product of its own, for layers whose weight cannot be added to."""
+class Refused(Adapter):
+    """A kind that is refused; one of its parameters is enough to be of it."""
 
-    delta_weight: Tensor  # (out, in, *kernel)
+    reason: ClassVar[str]
 
-    def product(self, x: Tensor, op: Operation) -> Tensor:
-        return op.apply(x, self.delta_weight)
+    @classmethod
+    def claims(cls, shapes: Shapes) -> bool:
+        return bool(cls.params.optional & shapes.keys())
+
+    @classmethod
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
+        raise UnsupportedError(cls.reason)
+
+    def delta_weight(self, at: At) -> Tensor:
+        raise UnsupportedError(self.reason)
 
 
 def at_strength(change: Tensor, strength: Tensor | float) -> Tensor:

@@ -1,17 +1,23 @@
-"""A change of the layer's bias beside any other kind: b' = b + m diff_b (LyCORIS, ComfyUI comfy/lora.py)."""
+"""A change of the layer's bias beside any other kind: b' = b + m diff_b (LyCORIS, ComfyUI comfy/lora.py).
+
+Or another one in its place, b' = b + m (u - b): PEFT saves whole biases with `bias="all"` and `bias="lora_only"`. A
+layer without a bias gets one. Beside its layer it is a bias that is added, and the layer's own that is taken away.
+Alone it is a `set_weight`. Source: huggingface/peft utils/save_and_load.py, `get_peft_model_state_dict`.
+"""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from ._modifier import Modifier
-from .base import Adapter, Origin, Params, Site, Tensors, bias_for
+from .base import Adapter, Form, Origin, OutputEffect, Params, Site, Tensors, bias_for
+from .set_weight import WithoutBias, minus_one
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bias(Modifier):
-    """`diff_b` around another adapter."""
-
     inner: Adapter
     bias: Tensor  # (out,)
 
@@ -30,3 +36,21 @@ class Bias(Modifier):
 
     def delta_bias(self) -> Tensor:
         return self.bias + self.inner.delta_bias() if self.inner.has_bias else self.bias
+
+
+class WholeBias(Bias):
+    name = "whole_bias"
+    before: ClassVar[tuple[str, ...]] = ("bora", "dora", "residual")  # it goes around them, which leave the bias alone
+    params = Params(frozenset({"set_bias"}))
+    exact = frozenset({"bias"})
+
+    def form(self, rank: int | None = None) -> Form | None:
+        return self.form_on_output(rank)
+
+    @property
+    def bias_excess(self) -> Tensor:
+        inner, excess = self.inner.bias_excess, minus_one(self.bias)
+        return excess if inner is None else excess + inner.to(excess)
+
+    def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
+        return WithoutBias(self.output_effect_of_inner(device, dtype))

@@ -21,8 +21,6 @@ _TINY = 1e-30
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoRA(Modifier):
-    """Two magnitudes around another adapter."""
-
     inner: Adapter
     rows: Tensor  # (out,)
     columns: Tensor  # (in,)
@@ -31,7 +29,7 @@ class BoRA(Modifier):
     params = Params(frozenset({_ROWS[0], _COLUMNS[0]}), frozenset({_ROWS[1], _COLUMNS[1]}))
     kinds = frozenset({"linear", "attention"})
     reads_base = True
-    by_rows = by_columns = False
+    by_rows = False
     prefers_dense = True
 
     @classmethod

@@ -9,24 +9,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ._product import BuiltEffect
+from ._product import Built
 from ._rows import unfit, within
-from .base import Adapter, At, Form, Origin, OutputEffect, Params, Proportional, Rows, Shapes, Site, Tensors
+from .base import Adapter, At, Origin, Params, Rows, Shapes, Site, Tensors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class C3A(Proportional):
-    """Circulant blocks."""
-
+class C3A(Built):
     kernel: Tensor  # (out / b, in / b, b)
     rows: Rows
     """The rows of the delta that are meant."""
+    shape: tuple[int, ...]
 
     name = "c3a"
     params = Params(frozenset({"c3a_kernel"}))
-    row_fields = ("rows",)
+    row_fields = ("rows", "shape")
     kinds = frozenset({"linear", "attention"})
-    by_rows = prefers_dense = True
+    prefers_dense = True
 
     @classmethod
     def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
@@ -35,19 +34,12 @@ class C3A(Proportional):
         size = kernel.shape[-1] if kernel.ndim == 3 else 0
         if size == 0 or (kernel.shape[0] * size, kernel.shape[1] * size) != (out, inside):
             raise unfit(f"c3a_kernel ({out} / b, {inside} / b, b)", kernel)
-        return cls(kernel, ((0, out),))
+        return cls(kernel, ((0, out),), (out, inside))
 
     @classmethod
     def own_shape(cls, shapes: Shapes) -> tuple[int, ...] | None:
         shape = shapes["c3a_kernel"]
         return (shape[0] * shape[2], shape[1] * shape[2]) if len(shape) == 3 else None
-
-    def form(self, rank: int | None = None) -> Form:
-        return Form(on_output=True)
-
-    def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
-        rows = sum(stop - start for start, stop in self.rows)
-        return BuiltEffect(self.placed(device), (rows, self.kernel.shape[1] * self.kernel.shape[2]))
 
     def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
         size, chosen = self.kernel.shape[2], self.rows if at.rows is None else within(self.rows, (at.rows,))
@@ -56,4 +48,4 @@ class C3A(Proportional):
         turn = (torch.arange(size, device=at.device) - rows.unsqueeze(1)) % size
         kernel = at.put(self.kernel)[rows // size]  # (rows, in / b, b)
         turned = kernel.gather(2, turn.unsqueeze(1).expand(kernel.shape))
-        return turned.flatten(1), at.multiplier / (self.kernel.shape[1] * size)
+        return turned.flatten(1), at.multiplier / self.shape[1]

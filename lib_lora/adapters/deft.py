@@ -6,39 +6,33 @@ Source: huggingface/peft tuners/deft/layer.py.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from ..errors import UnsupportedError
 from ..tensors import wide
 from ._rows import unfit
-from .base import At, Factors, LowRank, Origin, Params, Rows, Site, Tensors
+from .base import Adapter, At, Form, Origin, Pair, Params, Rows, Site, Tensors
+from .lora import LoRA
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DEFT(LowRank):
-    """Other values in a subspace of the outputs."""
-
+class DEFT(Adapter):
     up: Tensor  # (out, r), Q
     removed: Tensor  # (out, r), P
     injected: Tensor | None  # (r, in), R
-    share: float  # s
-    change: Tensor | None = None  # (r, in), s R - P^T W, once the weight is known
+    scale: float  # s
 
     name = "deft"
     params = Params(frozenset({"deft_P"}), frozenset({"deft_R", "alpha"}))
-    row_fields = ("up",)
     shaped_by = ("deft_P", "deft_R")
     kinds = frozenset({"linear", "attention"})
     reads_base = True
-    by_rows = False
-    by_columns = True
 
     @classmethod
-    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         raw, injected = params["deft_P"], params.get("deft_R")
         rank = raw.shape[1] if raw.ndim == 2 else 0
         if raw.shape != (site.shape[0], rank):
@@ -56,25 +50,22 @@ class DEFT(LowRank):
             )
         return cls(basis, removed, injected, origin.alpha.scale(rank))
 
-    def on(self, read: Callable[[], Tensor], rank: int | None = None) -> Self:
-        weight = read().flatten(1)
-        return replace(self, change=self._change(weight.to(wide(weight.dtype))))
+    def form(self, rank: int | None = None) -> Form:
+        full = self.up.shape[1]
+        return Form(Pair(min(full, rank or full), 1.0))
 
-    def _change(self, weight: Tensor) -> Tensor:
-        change = self.removed.t().neg().to(weight) @ weight
-        return change if self.injected is None else change.add_(self.injected.to(weight), alpha=self.share)
-
-    def take(self, rows: Rows) -> Self | None:
-        return None if self.change is None else self.cut(rows)
-
-    def outlined(self, rows: Rows) -> Self:
+    def outlined(self, rows: Rows) -> Adapter:
         return self
 
-    def factors(self, rank: int | None = None) -> Factors:
-        if self.change is None:
-            raise TypeError("the pair is known only once `on` has seen the base weight")
-        return Factors(self.change[:rank], self.up[:, :rank])
+    def on(self, read: Callable[[], Tensor], rank: int | None = None) -> Adapter:
+        weight = read().flatten(1)
+        return LoRA(self._change(weight.to(wide(weight.dtype))), self.up, 1.0, tuple(weight.shape))
+
+    def _change(self, weight: Tensor) -> Tensor:
+        """Return s R - P^T W."""
+        change = self.removed.t().neg().to(weight) @ weight
+        return change if self.injected is None else change.add_(self.injected.to(weight), alpha=self.scale)
 
     def delta_weight(self, at: At) -> Tensor:
-        change = self._change(at.base.flatten(1)) if self.change is None else at.across(self.change)
+        change = self._change(at.base.flatten(1))
         return (at.put(self.up)[:, : at.rank] @ change[: at.rank]).mul_(at.multiplier)

@@ -11,7 +11,7 @@ columns the inner adapter and W on s * x. |V| is computed once per layer and act
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -23,13 +23,13 @@ from ..tensors import wide
 from ._modifier import Modifier
 from ._operation import Operation
 from ._rows import placed, taken, unfit
-from ._scale import ScaledInput, ScaledOutput
 from .base import Adapter, At, Factors, Form, InputEffect, Origin, OutputEffect, Params, Rows, Shapes, Site, Tensors
+from .ia3 import ScaledInput, ScaledOutput
 
 Axis = Literal["row", "column", "group"]
 
+_AXES: tuple[Axis, Axis] = ("row", "column")
 _ROWS = "lora_magnitude_vector"
-_BLOCKS = 16
 _TINY = torch.finfo(torch.float32).tiny
 
 
@@ -61,8 +61,6 @@ class _OnScaledInput(OutputEffect):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DoRA(Modifier):
-    """A magnitude around another adapter."""
-
     inner: Adapter
     magnitude: Tensor  # (out,), (in,) or (groups * in / groups,)
     axis: Axis
@@ -81,19 +79,15 @@ class DoRA(Modifier):
     @classmethod
     def around(cls, inner: Adapter, params: Tensors, site: Site, origin: Origin) -> Self:
         magnitude = params.get(_ROWS)
-        if magnitude is not None:
-            axis: Axis | None = "column" if site.kind == "embedding" else "row"
-            fits = magnitude.numel() == site.shape[1 if site.kind == "embedding" else 0]
-        else:
+        if magnitude is None:
             magnitude = params["dora_scale"]
             axis = _axis(magnitude, site)
-            fits = axis is not None
-        if axis is None or not fits:
-            want = f"({site.shape[0]}, 1, …) or (1, {site.shape[1]}, …)"
-            raise unfit(f"a magnitude {want}", magnitude)
+        else:
+            dim = int(site.kind == "embedding")
+            axis = _AXES[dim] if magnitude.numel() == site.shape[dim] else None
+        if axis is None:
+            raise unfit(f"a magnitude ({site.shape[0]}, 1, …) or (1, {site.shape[1]}, …)", magnitude)
         return cls(inner, magnitude.reshape(-1), axis, site)
-
-    by_columns = False
 
     @property
     def by_rows(self) -> bool:
@@ -115,25 +109,22 @@ class DoRA(Modifier):
     def on(self, read: Callable[[], Tensor], rank: int | None = None) -> Adapter:
         weight = read()
         dtype = wide(weight.dtype, self.magnitude.dtype)
-        kept = weight
-        inner = self.inner.on(lambda: kept, rank)
-        found = replace(self, inner=inner)
+        found = replace(self, inner=self.inner.on(lambda: weight, rank))
         return replace(found, sigma=found._sigma(weight, dtype, rank).cpu())
 
     def delta_weight(self, at: At) -> Tensor:
         base = at.base
         sigma = self._sigma(base, at.dtype, at.rank) if self.sigma is None else self.sigma
         sigma = at.put(sigma) if self.axis != "row" or self.sigma is None else at.cut(sigma)
-        whole = base + self.inner_delta(at)
-        return (self._scaled(whole, sigma) - base).mul_(at.multiplier)
+        split = self._split(base + self.inner_delta(at))
+        scaled = split * (sigma.view(1, -1, 1, 1) if self.axis == "row" else sigma.view(split.shape[0], 1, -1, 1))
+        return (scaled.reshape(base.shape) - base).mul_(at.multiplier)
 
     def form(self, rank: int | None = None) -> Form | None:
         form = self.inner.form(rank)
         if form is None or form.on_input or self.axis == "group":
             return None
-        if self.axis == "row":
-            return replace(form, on_output=True)
-        return replace(form, on_input=True)
+        return replace(form, on_output=True) if self.axis == "row" else replace(form, on_input=True)
 
     def factors(self, rank: int | None = None) -> Factors:
         factors = self.inner.factors(rank)
@@ -156,33 +147,15 @@ class DoRA(Modifier):
         return _OnScaledInput(placed(sigma, device, dtype), inner)
 
     def _known(self) -> Tensor:
-        if self.sigma is None:
-            raise TypeError("the norms of a DoRA are known only once `on` has seen the base weight")
+        assert self.sigma is not None  # once `on` has seen the base weight
         return self.sigma
 
     def _sigma(self, weight: Tensor, dtype: torch.dtype, rank: int | None) -> Tensor:
         """Return d / |V|, of the magnitude's shape."""
-        squares: list[Tensor] = []
-        for at in self._blocks(weight, dtype, rank):
-            split = self._split(at.base + self.inner_delta(at))
-            squares.append(split.square().sum((2, 3) if self.axis == "row" else (1, 3)).flatten())
-        total = torch.cat(squares) if self.axis == "row" else torch.stack(squares).sum(0)
+        at = At(weight.device, dtype, rank=rank, weight=weight.to(dtype))
+        squares = self._split(at.base + self.inner_delta(at)).square()
+        total = squares.sum((2, 3) if self.axis == "row" else (1, 3)).flatten()
         return self.magnitude.to(total) / total.sqrt().clamp_min(_TINY)
-
-    def _blocks(self, weight: Tensor, dtype: torch.dtype, rank: int | None) -> Iterator[At]:
-        """Return the base weight by rows, in the dtype that norms are computed in."""
-        rows = weight.shape[0]
-        step = max(rows // _BLOCKS, 1) if self.inner.by_rows and self.axis != "group" else rows
-        for start in range(0, rows, step):
-            stop = min(start + step, rows)
-            block = weight[start:stop].to(dtype)
-            window = (start, stop) if self.inner.by_rows else None
-            yield At(weight.device, dtype, rank=rank, rows=window, weight=block)
-
-    def _scaled(self, whole: Tensor, sigma: Tensor) -> Tensor:
-        split = self._split(whole)
-        scaled = split * (sigma.view(1, -1, 1, 1) if self.axis == "row" else sigma.view(split.shape[0], 1, -1, 1))
-        return scaled.reshape(whole.shape)
 
     def _split(self, whole: Tensor) -> Tensor:
         """Return a weight as (groups, out / groups, in / groups, kernel); without groups but along these."""

@@ -1,6 +1,10 @@
 """Full difference: the file holds dW itself as `diff`, and db as `diff_b`; either may be missing.
 
 W' = W + m diff, b' = b + m diff_b, LyCORIS modules/full.py; also what ComfyUI extracts of norms and embeddings.
+
+Of norm layers LyCORIS has `w_norm` and `b_norm` (modules/norms.py): LayerNorm, GroupNorm and every kind of RMSNorm.
+BEFT has `beft_bias` alone, https://arxiv.org/abs/2509.15974, huggingface/peft tuners/beft/layer.py. A layer without a
+bias gets one.
 """
 
 import math
@@ -10,14 +14,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ._rows import placed, unfit
-from .base import Adapter, At, DenseEffect, Form, Kind, Origin, Params, Proportional, Shapes, Site, Tensors, bias_for
+from ._operation import Operation
+from ._rows import unfit
+from .base import Adapter, At, Form, Kind, Origin, Params, ProductEffect, Proportional, Shapes, Site, Tensors, bias_for
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Full(Proportional):
-    """dW as it is."""
-
+class Full(Proportional, ProductEffect):
     diff: Tensor | None  # (out, in, *kernel)
     bias: Tensor | None  # (out,)
     shape: tuple[int, ...]
@@ -28,7 +31,7 @@ class Full(Proportional):
     params = Params(frozenset(), frozenset({*names, "alpha"}))
     kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "conv", "attention", "embedding", "norm"})
     row_fields = ("diff", "bias", "shape")
-    by_rows = by_columns = True
+    by_rows = True
 
     @classmethod
     def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
@@ -48,11 +51,29 @@ class Full(Proportional):
 
     def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
         diff = torch.zeros(()).expand(self.shape) if self.diff is None else self.diff
-        return at.cut(diff) if at.columns is None else at.across(diff), at.multiplier
+        return at.cut(diff), at.multiplier
 
     def form(self, rank: int | None = None) -> Form:
         return Form(on_output=self.diff is not None)
 
-    def output_effect(self, device: torch.device, dtype: torch.dtype) -> DenseEffect:
+    def product(self, x: Tensor, op: Operation) -> Tensor:
         assert self.diff is not None
-        return DenseEffect(placed(self.diff, device, dtype))
+        return op.apply(x, self.diff)
+
+
+class Norm(Full):
+    name = "norm"
+    names = ("w_norm", "b_norm")
+    params = Params(frozenset(), frozenset({*names, "alpha"}))
+    kinds = frozenset({"norm"})
+
+    @classmethod
+    def own_shape(cls, shapes: Shapes) -> tuple[int, ...] | None:
+        return shapes.get("w_norm", shapes.get("b_norm"))
+
+
+class BEFT(Full):
+    name = "beft"
+    names = ("", "beft_bias")
+    params = Params(frozenset({"beft_bias"}))
+    kinds = frozenset({"linear"})

@@ -30,8 +30,6 @@ _CORE = "bm.weight"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GLoRA(Adapter):
-    """A change of the input and one of the weight."""
-
     down: Tensor  # (r, in), of A
     up: Tensor  # (in, r)
     lora: LoRA  # B
@@ -64,10 +62,6 @@ class GLoRA(Adapter):
         found = [shape for names in (_NEW, _OLD) if (shape := _shape(shapes, names)) is not None]
         # The factors of a square weight also fit a weight as small as their rank. The larger one is meant.
         return max(found, key=math.prod, default=None)
-
-    @property
-    def rank(self) -> int:
-        return self.down.shape[0]
 
     def form(self, rank: int | None = None) -> Form:
         return replace(self.lora.form(), on_input=True)

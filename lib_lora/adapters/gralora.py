@@ -6,69 +6,39 @@ plain pair beside, `gralora_A_general` and `gralora_B_general`. The scale is alp
 Source: huggingface/peft tuners/gralora/layer.py.
 """
 
-from dataclasses import dataclass
-
 import torch
-from torch import Tensor
+from typing_extensions import Self
 
-from ._rows import taken, unfit
-from .base import Adapter, Factors, LowRank, Origin, Params, Rows, Shapes, Site, Tensors
+from ._rows import unfit
+from .base import Origin, Params, Shapes, Site, Tensors
+from .lora import LoRA
 
-_GENERAL = ("gralora_A_general.weight", "gralora_B_general.weight")
+_GENERAL = frozenset({"gralora_A_general.weight", "gralora_B_general.weight"})
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class GraLoRA(LowRank):
-    """Low-rank pairs between blocks, and a plain pair beside them."""
-
-    a: Tensor  # (k, in / k, r)
-    b: Tensor  # (k, r, out / k)
-    down: Tensor  # (hybrid, in)
-    up: Tensor  # (out, hybrid)
-    scale: float
-    rows: Rows
-    """The rows of the delta that are meant."""
-
+class GraLoRA(LoRA):
     name = "gralora"
-    params = Params(frozenset({"gralora_A", "gralora_B"}), frozenset({*_GENERAL, "alpha"}))
-    row_fields = ("rows",)
+    params = Params(frozenset({"gralora_A", "gralora_B"}), _GENERAL | {"alpha"}, together=_GENERAL)
     kinds = frozenset({"linear", "attention"})
 
     @classmethod
-    def claims(cls, shapes: Shapes) -> bool:
-        return cls.params.claim(shapes) and len(shapes.keys() & _GENERAL) != 1
-
-    @classmethod
-    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
         a, b, (out, inside) = params["gralora_A"], params["gralora_B"], (site.shape[0], site.inside)
-        down, up = (params.get(name) for name in _GENERAL)
+        down, up = (params.get(name) for name in sorted(_GENERAL))
         down, up = a.new_zeros(0, inside) if down is None else down, a.new_zeros(out, 0) if up is None else up
         blocks, rank = (a.shape[0], a.shape[-1]) if a.ndim == 3 else (0, 0)
         if not blocks or rank % blocks or a.shape[1] * blocks != inside or b.shape != (blocks, rank, out // blocks):
             raise unfit(f"gralora_A (k, {inside} / k, r) and gralora_B (k, r, {out} / k)", a, b)
         if out % blocks or down.shape[1:] != (inside,) or up.shape != (out, down.shape[0]):
             raise unfit(f"a general pair (r, {inside}) and ({out}, r)", down, up)
-        return cls(a, b, down, up, origin.alpha.scale(rank + down.shape[0]), ((0, out),))
+        downs, ups = (torch.block_diag(*one.mT) for one in (a, b))  # type: ignore[no-untyped-call]
+        ups = (
+            ups.reshape(out, blocks, blocks, rank // blocks).transpose(1, 2).flatten(1)
+        )  # (j, n) to (n, j), as `downs`
+        scale = origin.alpha.scale(rank + down.shape[0])
+        return cls(torch.cat([downs, down]), torch.cat([ups, up], 1), scale, (out, inside))
 
     @classmethod
     def own_shape(cls, shapes: Shapes) -> tuple[int, ...] | None:
         a, b = shapes["gralora_A"], shapes["gralora_B"]
         return (b[0] * b[2], a[0] * a[1]) if len(a) == len(b) == 3 else None
-
-    @property
-    def rank(self) -> int:
-        return self.a.shape[0] * self.a.shape[2] + self.down.shape[0]
-
-    def factors(self, rank: int | None = None) -> Factors:
-        blocks, each, _ = self.a.shape
-        parts, inner = self.a.shape[2] // blocks, self.a.shape[2]
-        down = self.a.new_zeros(blocks, blocks, parts, blocks, each)  # n, j, component, block of inputs, input
-        up = self.b.new_zeros(
-            blocks, self.b.shape[2], blocks, blocks, parts
-        )  # block of outputs, output, n, j, component
-        for n in range(blocks):
-            down[n, :, :, n] = self.a[n].T.reshape(blocks, parts, each)
-            up[n, :, :, n] = self.b[n].T.reshape(-1, blocks, parts)
-        downs = torch.cat([down.reshape(blocks * inner, -1), self.down])[:rank]
-        ups = torch.cat([up.reshape(self.up.shape[0], -1), self.up], 1)[:, :rank]
-        return Factors(downs, taken(ups, self.rows))

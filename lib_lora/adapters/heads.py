@@ -25,8 +25,6 @@ _SHIFTS = {"audio": 3.0, "": 12.0}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Heads(Adapter):
-    """Several weights and biases for one linear layer, mixed anew in each step."""
-
     heads: Tensor  # (heads, out, in)
     bias: Tensor | None  # (heads, out)
     schedule: HeadSchedule

@@ -14,8 +14,6 @@ from .base import At, Origin, Params, Proportional, Shapes, Site, Tensors
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HiRA(Proportional):
-    """Hadamard product of the weight with a low-rank matrix."""
-
     down: Tensor  # (r, in * kernel)
     up: Tensor  # (out, r)
 
@@ -23,7 +21,7 @@ class HiRA(Proportional):
     params = Params(frozenset({"hira_A", "hira_B"}))
     shaped_by = ("hira_B", "hira_A")
     row_fields = ("up",)
-    reads_base = widens_base = by_rows = by_columns = True
+    reads_base = widens_base = by_rows = True
 
     @classmethod
     def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
@@ -33,19 +31,13 @@ class HiRA(Proportional):
             raise unfit(f"A (r, {', '.join(map(str, site.shape[1:]))}) and B ({out}, r)", down, up)
         return cls(down.reshape(rank, -1), up.reshape(out, rank))
 
-    @property
-    def rank(self) -> int:
-        return self.up.shape[1]
-
     def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
-        factor = at.cut(self.up)[:, : at.rank] @ at.across(self.down)[: at.rank]
+        factor = at.cut(self.up)[:, : at.rank] @ at.put(self.down)[: at.rank]
         return at.base * factor.reshape(at.base.shape), at.multiplier
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HiRAEmbedding(HiRA):
-    """A HiRA on an embedding, whose factors are saved the other way round."""
-
     name = "hira_embedding"
     params = Params(frozenset({"hira_embedding_A", "hira_embedding_B"}))
     kinds = frozenset({"embedding"})

@@ -25,7 +25,8 @@ from ..tensors import wide
 from ._product import LowRankInput
 from ._rotation import pointwise
 from ._rows import placed, unfit
-from .base import Adapter, At, Factors, Form, InputEffect, Origin, Pair, Params, Site, Tensors
+from .base import Adapter, At, Form, InputEffect, Origin, Pair, Params, Site, Tensors
+from .lora import LoRA
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,11 +37,10 @@ class HRA(Adapter):
     orthogonal: bool
     shape: tuple[int, ...]
     core: Tensor | None = None  # K (r, r)
-    products: Tensor | None = None  # W B K (out, r); known once the base weight is
 
     name = "hra"
     params = Params(frozenset({"hra_u"}))
-    row_fields = ("products", "shape")
+    row_fields = ("shape",)
     reads_base = by_rows = True
 
     @classmethod
@@ -82,13 +82,8 @@ class HRA(Adapter):
             return self
         weight = read()
         basis, core = self._solved(weight.device, weight.dtype)
-        products = weight.flatten(1).to(basis.dtype) @ basis @ core
-        return replace(self, vectors=basis.cpu(), core=core.cpu(), products=products.cpu())
-
-    def factors(self, rank: int | None = None) -> Factors:
-        if self.products is None:
-            raise TypeError("the pair of an HRA on a convolution is known only once `on` has seen the base weight")
-        return Factors(self.vectors.T.reshape(-1, *self.shape[1:]), self.products)
+        up, down = weight.flatten(1).to(basis.dtype) @ basis @ core, basis.T.reshape(-1, *self.shape[1:])
+        return LoRA(down.cpu(), up.cpu(), 1.0, self.shape)
 
     def input_effect(self, device: torch.device, dtype: torch.dtype) -> InputEffect:
         basis, core = self._solved(device, dtype)

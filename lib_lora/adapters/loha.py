@@ -13,20 +13,17 @@ product of the layer.
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from ._product import BuiltEffect, Product, balanced, product
+from ._product import Built, Product, balanced, product, shape_of_product
 from ._trainer import lycoris_scale
-from .base import Adapter, At, Factors, Form, Origin, OutputEffect, Pair, Params, Proportional, Shapes, Site, Tensors
+from .base import Adapter, At, Factors, Form, Origin, Pair, Params, Shapes, Site, Tensors
 
 _CORES = frozenset({"hada_t1", "hada_t2"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LoHa(Proportional):
-    """Two low-rank matrices, multiplied entry by entry."""
-
+class LoHa(Built):
     first: Product  # (out, in * kernel)
     second: Product  # (out, in * kernel)
     scale: float
@@ -34,20 +31,15 @@ class LoHa(Proportional):
 
     name = "loha"
     params = Params(
-        required=frozenset({"hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"}), optional=_CORES | {"alpha"}
+        frozenset({"hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"}), _CORES | {"alpha"}, together=_CORES
     )
     row_fields = ("first", "second", "shape")
-    by_rows = by_columns = True
-
-    @classmethod
-    def claims(cls, shapes: Shapes) -> bool:
-        return cls.params.claim(shapes) and len(_CORES & shapes.keys()) != 1
 
     @classmethod
     def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
         halves = []
         for i in ("1", "2"):
-            half = product(params, "", f"hada_w{i}_a", f"hada_w{i}_b", f"hada_t{i}", site.shape[2:])
+            half = product(params, f"hada_w{i}", site.shape[2:])
             if (half.rows, half.columns) != (site.shape[0], site.inside):
                 want = f"({site.shape[0]}, {site.inside})"
                 raise ValueError(f"want hada_w{i} to make {want}, got ({half.rows}, {half.columns})")
@@ -57,9 +49,7 @@ class LoHa(Proportional):
 
     @classmethod
     def own_shape(cls, shapes: Shapes) -> tuple[int, ...] | None:
-        a, b = shapes["hada_w1_a"], shapes["hada_w1_b"]
-        core = shapes.get("hada_t1")
-        return (*a[:1], *b[1:2]) if core is None else (*a[1:2], *b[1:2], *core[2:])
+        return shape_of_product(shapes, "hada_w1")
 
     @property
     def rank(self) -> int:
@@ -86,11 +76,7 @@ class LoHa(Proportional):
         down = (b1.unsqueeze(1) * b2.unsqueeze(0)).flatten(0, 1)
         return balanced(up, down, self.shape)
 
-    def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
-        return BuiltEffect(self.placed(device), self.shape)
-
     def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
         rows = None if at.rows is None else slice(*at.rows)
-        columns = None if at.columns is None else slice(*at.columns)
-        first, second = (half.dense(at.device, at.dtype, rows, columns) for half in (self.first, self.second))
-        return at.shaped(first.mul_(second), self.shape), self.scale * at.multiplier
+        first, second = (half.dense(at.device, at.dtype, rows) for half in (self.first, self.second))
+        return first.mul_(second).reshape(-1, *self.shape[1:]), self.scale * at.multiplier

@@ -28,10 +28,10 @@ from typing_extensions import Self
 from ..errors import UnsupportedError
 from ..tensors import LARGEST, wide
 from ._operation import Operation, at_multiplier
-from ._product import BuiltEffect, Product, balanced, product
+from ._product import Built, Product, balanced, product, shape_of_product
 from ._rows import placed, shape_of, taken, within
 from ._trainer import arguments, lycoris_scale
-from .base import Adapter, At, Factors, Form, Origin, OutputEffect, Pair, Params, Rows, Shapes, Site, Tensors
+from .base import At, Factors, Form, Origin, OutputEffect, Pair, Params, Rows, Shapes, Site, Tensors
 
 Side = Literal["left", "right"]
 """The axis of the (b, d) array a matrix acts on: w1's is the left one."""
@@ -88,9 +88,7 @@ class _Chain(OutputEffect):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LoKr(Adapter):
-    """Kronecker product of two matrices."""
-
+class LoKr(Built):
     first: Product  # w1, (a, b)
     second: Product  # w2, (c, d * kernel), or what of in * kernel the first leaves
     scale: float
@@ -101,7 +99,6 @@ class LoKr(Adapter):
     name = "lokr"
     params = Params(required=frozenset(), optional=frozenset({"lokr_w1", "lokr_w2", "lokr_t2", "alpha"}) | _W1 | _W2)
     shared = frozenset({"lokr_factor"})
-    by_rows = True
 
     @classmethod
     def claims(cls, shapes: Shapes) -> bool:
@@ -112,8 +109,8 @@ class LoKr(Adapter):
 
     @classmethod
     def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
-        first = product(params, "lokr_w1", "lokr_w1_a", "lokr_w1_b", "", ())
-        second = product(params, "lokr_w2", "lokr_w2_a", "lokr_w2_b", "lokr_t2", site.shape[2:])
+        first = product(params, "lokr_w1", ())
+        second = product(params, "lokr_w2", site.shape[2:])
         out, inside = first.rows * second.rows, first.columns * second.columns
         if (out, inside) != (site.shape[0], site.inside):
             raise ValueError(f"want w1 (x) w2 to be ({site.shape[0]}, {site.inside}), got ({out}, {inside})")
@@ -121,14 +118,14 @@ class LoKr(Adapter):
 
     @classmethod
     def own_shape(cls, shapes: Shapes) -> tuple[int, ...] | None:
-        first, second = (_own_matrix(shapes, name) for name in ("lokr_w1", "lokr_w2"))
+        first, second = (shape_of_product(shapes, name) for name in ("lokr_w1", "lokr_w2"))
         if len(first) != 2 or len(second) < 2:
             return None
         return (first[0] * second[0], first[1] * second[1], *second[2:])
 
     @property
     def rank(self) -> int | None:
-        known = [half.rank for half in (self.second, self.first) if half.factored]
+        known = [half.rank for half in (self.second, self.first) if half.left is not None]
         return known[0] if known else None
 
     def take(self, rows: Rows) -> Self:
@@ -158,7 +155,7 @@ class LoKr(Adapter):
 
     def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
         if not self._aligned:
-            return BuiltEffect(self.placed(device), self.shape)
+            return super(LoKr, self).output_effect(device, dtype)
         sides, _ = self._plan
         left, right = iter(_matrices(self.first)), iter(_matrices(self.second))
         ordered = _even([next(left if side == "left" else right) for side in sides], self.scale)
@@ -169,15 +166,15 @@ class LoKr(Adapter):
             tuple(placed(one, device, dtype) for one in ordered), sides, self.first.columns, weakest, self.rows
         )
 
-    def delta_weight(self, at: At) -> Tensor:
+    def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
         rows = torch.arange(self.first.rows * self.second.rows, device=self.first.right.device)
         rows = rows if self.rows is None else taken(rows, self.rows)
         rows = rows if at.rows is None else rows[slice(*at.rows)]
         # row i of a Kronecker product is the product of row i // c of w1 and row i % c of w2
         first = self.first.dense(at.device, at.dtype, rows // self.second.rows)
         second = self.second.dense(at.device, at.dtype, rows % self.second.rows)
-        delta = (first * (self.scale * at.multiplier)).unsqueeze(2) * second.unsqueeze(1)
-        return delta.reshape(-1, *self.shape[1:])
+        delta = first.unsqueeze(2) * second.unsqueeze(1)
+        return delta.reshape(-1, *self.shape[1:]), self.scale * at.multiplier
 
     @property
     def _inside(self) -> int:
@@ -203,15 +200,6 @@ class LoKr(Adapter):
         if self._aligned:
             limit = min(limit, _PAIR_RATE * self._plan[1])
         return Pair(rank, self.scale) if cost < limit else None
-
-
-def _own_matrix(shapes: Shapes, name: str) -> tuple[int, ...]:
-    """Return the shape of w1 or w2, by its name."""
-    if name in shapes:
-        return shapes[name]
-    left, right = shapes[f"{name}_a"], shapes[f"{name}_b"]
-    core = shapes.get(name.replace("w", "t"))
-    return (*left[:1], *right[1:]) if core is None else (*left[1:2], *right[1:2], *core[2:])
 
 
 def _scale(params: Tensors, origin: Origin) -> float:
@@ -248,7 +236,7 @@ def _equals(text: str | None, number: float) -> bool:
 
 def _splits(half: Product) -> bool:
     """Return whether two matrices cost less than the one they make."""
-    return half.factored and half.rank * (half.rows + half.columns) < half.rows * half.columns
+    return half.left is not None and half.rank * (half.rows + half.columns) < half.rows * half.columns
 
 
 def _sizes(half: Product) -> tuple[Sizes, ...]:
@@ -261,11 +249,9 @@ def _sizes(half: Product) -> tuple[Sizes, ...]:
 def _matrices(half: Product) -> tuple[Tensor, ...]:
     """Return the matrices of one half, in the order in which they act, in fp32 or better."""
     dtype = wide(half.right.dtype)
-    device = half.right.device
-    if _splits(half):
-        assert half.left is not None
-        return half.folded(device, dtype), half.left.to(dtype)
-    return (half.dense(device, dtype),)
+    if half.left is not None and _splits(half):
+        return half.right.to(dtype), half.left.to(dtype)
+    return (half.dense(half.right.device, dtype),)
 
 
 def _cheapest(left: Sequence[Sizes], right: Sequence[Sizes], b: int, d: int) -> tuple[tuple[Side, ...], int]:

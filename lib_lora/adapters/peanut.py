@@ -14,8 +14,8 @@ import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor
 
 from ..errors import UnsupportedError
-from ._config import configured
 from ._rows import shape_text
+from ._trainer import configured
 from .base import Adapter, At, Origin, Params, Site, Tensors
 
 _A, _B = "peanut_A.weight", "peanut_B.weight"
@@ -38,10 +38,8 @@ _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PEANuT(Adapter):
-    """A network that computes the change of each column from the column."""
-
-    first: Tensor  # (r, out)
-    last: Tensor  # (out, r)
+    down: Tensor  # (r, out)
+    up: Tensor  # (out, r)
     encoders: tuple[Tensor, ...]  # (r, r) each
     decoders: tuple[Tensor, ...]  # (r, r) each
     activation: str
@@ -50,7 +48,7 @@ class PEANuT(Adapter):
     name = "peanut"
     params = Params(frozenset({_A, _B}), frozenset({*_ENCODERS, *_DECODERS}))
     kinds = frozenset({"linear", "attention"})
-    reads_base = by_columns = True
+    reads_base = True
 
     @classmethod
     def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
@@ -71,17 +69,13 @@ class PEANuT(Adapter):
             first, last, tuple(inner[:depth]), tuple(inner[depth:]), str(activation), configured(origin, "scaling")
         )
 
-    @property
-    def rank(self) -> int:
-        return self.first.shape[0]
-
     def delta_weight(self, at: At) -> Tensor:
         change = _ACTIVATIONS[self.activation]
-        inner = change(at.put(self.first) @ at.base.flatten(1))
+        inner = change(at.put(self.down) @ at.base.flatten(1))
         seen: list[Tensor] = []
         for encoder in self.encoders:
             seen.append(inner)
             inner = change(at.put(encoder) @ inner)
         for decoder in self.decoders:
             inner = change(at.put(decoder) @ inner) + seen.pop()
-        return at.shaped((at.put(self.last) @ inner).mul_(self.scale * at.multiplier), tuple(at.base.shape))
+        return (at.put(self.up) @ inner).mul_(self.scale * at.multiplier).reshape(at.base.shape)

@@ -46,13 +46,12 @@ class _Path(TensorFields):
         raise ValueError(f"want glora_{letter} ({rows}, {columns}), got {', '.join(own)}")
 
     def take(self, rows: Rows) -> Self:
-        """Return the path for some of its rows."""
         return replace(self, left=taken(self.left, rows))
 
     def matrix(self, at: At) -> Tensor:
         """Return what broadcasts to the wanted rows and columns."""
         left = at.cut(self.left)
-        return left if self.right is None else left @ at.across(self.right)
+        return left if self.right is None else left @ at.put(self.right)
 
     def vector(self) -> Tensor:
         """Return the only column, (rows,), in fp32 or better."""
@@ -62,8 +61,6 @@ class _Path(TensorFields):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PeftGLoRA(Adapter):
-    """Factors and summands of a weight and of its bias."""
-
     factor: _Path | None  # A
     summand: _Path | None  # B
     of_inputs: _Path | None  # C
@@ -75,7 +72,7 @@ class PeftGLoRA(Adapter):
     params = Params(frozenset(), frozenset(name for names in _NAMES.values() for name in names.values()))
     row_fields = ("factor", "summand", "bias_factor", "bias", "from_weight")
     kinds = frozenset({"linear"})
-    reads_base = by_rows = by_columns = True
+    reads_base = by_rows = True
 
     @classmethod
     def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
@@ -103,12 +100,9 @@ class PeftGLoRA(Adapter):
 
     def delta_bias(self) -> Tensor:
         own = None if self.bias is None else self.bias.vector()
-        if self.of_inputs is None:
-            assert own is not None
-            return own
-        if self.from_weight is None:
-            raise TypeError("the change of the bias is known only once `on` has seen the base weight")
-        return self.from_weight if own is None else own.to(self.from_weight) + self.from_weight
+        found = own if self.of_inputs is None else self.from_weight
+        assert found is not None  # once `on` has seen the base weight
+        return found if own is None or own is found else own.to(found) + found
 
     @property
     def bias_excess(self) -> Tensor | None:
@@ -119,4 +113,4 @@ class PeftGLoRA(Adapter):
         delta = torch.zeros_like(weight) if self.factor is None else weight * self.factor.matrix(at)
         if self.summand is not None:
             delta += self.summand.matrix(at)
-        return at.shaped(delta.mul_(at.multiplier), tuple(at.base.shape))
+        return delta.mul_(at.multiplier).reshape(at.base.shape)

@@ -10,24 +10,39 @@ convolutions its forward makes W' = W R, not transposed. A convolution's blocks 
 forward there adds up the overlapping patches of its input, so that not even Q = 0 leaves the layer as it is; its
 merged weight is the definition here. Neither trainer has a multiplier: it lerps R to I.
 
-Sources: huggingface/peft tuners/oft/layer.py; Nerogar/OneTrainer modules/module/oft_utils.py, LoRAModule.py.
+Butterfly OFT, https://arxiv.org/abs/2311.06243, is a chain of rotations of the input, then a scale: S = (A - A^T) / 2,
+R = (I - S)(I + S)^-1; x' = x R_m ... R_1 as a row, y = s * W x' + b, W as (out, in * kernel) and s being `boft_s`.
+Factor i acts on pairs of half blocks 2^i halves apart. PEFT has no multiplier: it scales the complete effect,
+W' = W + m (... - W). (Without its CUDA extension PEFT trains one factor only.)
+
+Sources: huggingface/peft tuners/oft/layer.py, tuners/boft/layer.py; Nerogar/OneTrainer modules/module/oft_utils.py,
+LoRAModule.py.
 """
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from ._rotation import InputRotation, Turn, cayley
-from ._rows import unfit
-from .base import Adapter, Origin, Params, Site, Tensors
+from ._operation import Operation
+from ._rotation import (
+    InputRotation,
+    Turn,
+    cayley,
+    check_butterfly,
+    excess_of,
+    mix_butterfly,
+    pointwise,
+    rescaled,
+)
+from ._rows import placed, unfit
+from .base import Adapter, At, Form, Origin, OutputEffect, Params, Site, Tensors
 
 
 class PeftOFT(InputRotation):
-    """Block rotation of the input."""
-
     name = "peft_oft"
     params = Params(frozenset({"oft_R.weight"}), frozenset({"oft_R.scaled_oft"}))
 
@@ -46,6 +61,47 @@ class PeftOFT(InputRotation):
             transposed=onetrainer and site.kind == "conv",
         )
         return cls(Turn(triangles, solve), site.shape)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PeftBOFT(Adapter, OutputEffect):
+    """A chain of block rotations of the input, and a scale of each output: s * W (x + dx) - W x beside the layer.
+
+    That takes a second base call, as the scale comes after the product.
+    """
+
+    turn: Turn  # (m, k, b, b)
+    excess: Tensor  # (out,), s - 1
+    shape: tuple[int, ...]
+
+    name = "peft_boft"
+    params = Params(frozenset({"boft_R", "boft_s"}))
+    row_fields = ("excess", "shape")
+    reads_base = by_rows = True
+
+    @classmethod
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
+        check_butterfly(params["boft_R"], site.inside, "boft_R")
+        excess = excess_of(params["boft_s"], site.shape[0], "boft_s")
+        assert excess is not None
+        return cls(Turn(params["boft_R"], lambda source: cayley((source - source.mT) / 2)), excess, site.shape)
+
+    def delta_weight(self, at: At) -> Tensor:
+        rows = at.base.flatten(1)
+        factors = at.put(self.turn.blocks(at.device, at.dtype)).mT
+        turned = rescaled(rows, mix_butterfly(rows, factors, -1), at.cut(self.excess).unsqueeze(1))
+        return turned.mul_(at.multiplier).reshape(at.base.shape)
+
+    def form(self, rank: int | None = None) -> Form | None:
+        return Form(on_output=True) if pointwise(self.shape) else None
+
+    def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
+        # of the matrix that acts on x as a column: R^T - I
+        return replace(self, turn=self.turn.effect(device, dtype), excess=placed(self.excess, device, dtype))
+
+    def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
+        change = op.base(mix_butterfly(x, self.turn.source, op.channels, descending=True))
+        return rescaled(y, change, op.per_channel(self.excess)) * multiplier
 
 
 def _block_size(triangles: Tensor, width: int) -> int:

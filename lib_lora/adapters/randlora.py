@@ -9,23 +9,20 @@ PEFT flattens A with the rank first and B with the base first. Source: huggingfa
 
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 from typing_extensions import Self
 
 from ..errors import UnsupportedError
-from ._config import configured
-from ._product import BuiltEffect
-from ._rows import taken, unfit
-from .base import At, Form, Origin, OutputEffect, Params, Proportional, Rows, Site, Tensors
+from ._product import Built
+from ._rows import shape_of, taken, unfit
+from ._trainer import configured
+from .base import At, Origin, Params, Rows, Site, Tensors
 
 _RANDOM = frozenset({"randlora_A", "randlora_B"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RandLoRA(Proportional):
-    """Random bases with trained diagonals."""
-
+class RandLoRA(Built):
     a: Tensor  # (r, 1, least)
     b: Tensor  # (most, bases, r)
     outer: Tensor  # (r, bases), lambda
@@ -33,12 +30,12 @@ class RandLoRA(Proportional):
     scale: float
     wide: bool
     """Whether there are more inputs than outputs, so that B is on the input."""
+    shape: tuple[int, ...]
 
     name = "randlora"
     params = Params(frozenset({"randlora_lambda", "randlora_gamma"}), _RANDOM)
     shared = _RANDOM
     kinds = frozenset({"linear", "attention"})
-    by_rows = True
     prefers_dense = True  # all bases together have the full rank
 
     @classmethod
@@ -60,23 +57,17 @@ class RandLoRA(Proportional):
         if b.ndim != 3 or b.shape[0] < most or b.shape[1] < bases or b.shape[2] != rank:
             raise unfit(f"randlora_B ({most} or more, {bases} or more, {rank})", b)
         scale = configured(origin, "randlora_alpha") / rank
-        return cls(a[:, :, :least], b[:most, :bases], outer, inner, scale, site.inside > site.shape[0])
+        return cls(a[:, :, :least], b[:most, :bases], outer, inner, scale, site.inside > site.shape[0], site.shape)
 
     @property
     def rank(self) -> int:
         return self.outer.shape[0]
 
     def take(self, rows: Rows) -> Self:
+        shape = shape_of(self.shape, rows)
         if self.wide:
-            return replace(self, a=taken(self.a, rows, 2), inner=taken(self.inner, rows, 1))
-        return replace(self, b=taken(self.b, rows))
-
-    def form(self, rank: int | None = None) -> Form:
-        return Form(on_output=True)
-
-    def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
-        shape = (self.a.shape[2], self.b.shape[0])
-        return BuiltEffect(self.placed(device), shape if self.wide else shape[::-1])
+            return replace(self, a=taken(self.a, rows, 2), inner=taken(self.inner, rows, 1), shape=shape)
+        return replace(self, b=taken(self.b, rows), shape=shape)
 
     def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
         a = at.put(self.outer).unsqueeze(2) * at.put(self.a) * at.put(self.inner)  # (r, bases, least)

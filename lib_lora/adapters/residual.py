@@ -13,8 +13,8 @@ from torch import Tensor
 from ._modifier import Modifier
 from ._operation import Operation
 from ._rows import placed, unfit
-from ._sparse import Entries
 from .base import Adapter, At, Form, Origin, OutputEffect, Params, Site, Tensors
+from .shira import Entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,6 @@ class _Sparse(OutputEffect):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Residual(Modifier):
-    """`bias_indices`, `bias_values` and `bias_size` around another adapter."""
-
     inner: Adapter
     entries: Entries
     scale: float
@@ -38,7 +36,7 @@ class Residual(Modifier):
     name = "residual"
     params = Params(frozenset({"bias_indices", "bias_values", "bias_size"}))
     row_fields = ("entries",)
-    by_rows = by_columns = False
+    by_rows = False
     prefers_dense = True
 
     @classmethod

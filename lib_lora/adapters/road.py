@@ -14,30 +14,15 @@ from typing_extensions import Self
 
 from ..errors import UnsupportedError
 from ..tensors import wide
-from ._config import configured_count
 from ._operation import Operation
-from ._rows import placed, taken, unfit, widened
-from .base import Adapter, At, Form, Origin, OutputEffect, Params, Rows, Site, Tensors
-
-
-@dataclass(frozen=True, slots=True)
-class _Turned(OutputEffect):
-    """The change of an output by turns of its pairs."""
-
-    excess: Tensor  # (out,), the factor of the output itself less 1
-    other: Tensor  # (out,), the factor of the one that it is paired with
-    size: int
-    reads_bias = True
-
-    def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
-        return torch.addcmul(y * self.excess, _paired(y, self.size), self.other) * multiplier
+from ._rows import taken, unfit, widened
+from ._trainer import configured_count
+from .base import Adapter, At, Origin, OutputEffect, Params, Rows, Site, Tensors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RoAd(Adapter):
-    """Turns of pairs of outputs."""
-
-    own: Tensor  # (out,), the factor of the output itself
+class RoAd(Adapter, OutputEffect):
+    excess: Tensor  # (out,), the factor of the output itself less 1
     other: Tensor  # (out,), the factor of the one that it is paired with
     size: int
     """Outputs of a group."""
@@ -45,7 +30,7 @@ class RoAd(Adapter):
     name = "road"
     params = Params(frozenset({"road_theta", "road_alpha"}))
     kinds = frozenset({"linear", "attention"})
-    reads_base = True
+    reads_base = reads_bias = True
 
     @classmethod
     def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
@@ -61,34 +46,30 @@ class RoAd(Adapter):
             own, other = (one.reshape(-1, size // 2).repeat_interleave(2, 0).flatten() for one in (own, other))
         elif theta.numel() == 2 * out:
             own, other = own.reshape(-1, 2, size)[:, 0].flatten(), other.reshape(-1, 2, size)[:, 1].flatten()
-        return cls(own, other, size)
+        return cls(own - 1, other, size)
 
     @property
     def bias_excess(self) -> Tensor | None:
-        return self.own - 1
+        return self.excess
 
     def change_of_bias(self, bias: Tensor | None) -> Tensor | None:
         if bias is None:
             return None
-        own, other = widened(self.own, bias) - 1, widened(self.other, bias)
-        return bias * own + _paired(bias, self.size) * other
+        return bias * widened(self.excess, bias) + _paired(bias, self.size) * widened(self.other, bias)
 
     def take(self, rows: Rows) -> Self:
         if any(end % self.size for window in rows for end in window):
             raise UnsupportedError("of RoAd with groups of outputs that lie in two layers of this model")
-        return replace(self, own=taken(self.own, rows), other=taken(self.other, rows))
+        return replace(self, excess=taken(self.excess, rows), other=taken(self.other, rows))
 
     def delta_weight(self, at: At) -> Tensor:
         weight = at.base.flatten(1)
-        own, other = at.put(self.own) - 1, at.put(self.other)
-        turned = weight * own.unsqueeze(1) + _paired(weight.T, self.size).T * other.unsqueeze(1)
+        other = _paired(weight.T, self.size).T * at.put(self.other).unsqueeze(1)
+        turned = weight * at.put(self.excess).unsqueeze(1) + other
         return turned.mul_(at.multiplier).reshape(at.base.shape)
 
-    def form(self, rank: int | None = None) -> Form:
-        return Form(on_output=True)
-
-    def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
-        return _Turned(placed(self.own - 1, device, dtype), placed(self.other, device, dtype), self.size)
+    def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
+        return torch.addcmul(y * self.excess, _paired(y, self.size), self.other) * multiplier
 
 
 def _paired(values: Tensor, size: int) -> Tensor:

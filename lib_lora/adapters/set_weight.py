@@ -1,21 +1,23 @@
 """A weight and a bias put in the place of the layer's, as ComfyUI's `set_weight` and `set_bias` do.
 
 W' = W + m (v - W), b' = b + m (u - b). ComfyUI knows no strength here; between 0 and 1 the line from W to v is what a
-strength can mean. Source: ComfyUI comfy/lora.py, `set`. A weight of several times as many
-rows is a bank of heads, see `heads.py`.
+strength can mean. Source: ComfyUI comfy/lora.py, `set`. A weight of several times as many rows is a bank of heads, see
+`heads.py`.
+
+LN tuning is the same, https://arxiv.org/abs/2312.11420: `ln_tuning_layers.weight` is v and `ln_tuning_layers.bias` u.
+PEFT copies layers of any kind so. Source: huggingface/peft tuners/ln_tuning/layer.py.
 """
 
-import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ..tensors import wide
 from ._operation import Operation
-from ._rows import placed, unfit, widened
-from .base import Adapter, At, Form, Origin, OutputEffect, Params, Proportional, Shapes, Site, Tensors, bias_for
+from ._rows import placed, widened
+from .base import Adapter, At, Form, Origin, OutputEffect, Params, Site, Tensors
+from .full import Full
 from .heads import Heads
 
 
@@ -54,35 +56,20 @@ class WithoutBias(OutputEffect):
         return taken if self.inner is None else taken + self.inner.delta(x, y, multiplier, op)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SetWeight(Proportional):
-    """Another weight, another bias, or both."""
-
-    value: Tensor | None  # (out, in, *kernel)
-    bias: Tensor | None  # (out,)
-
+class SetWeight(Full):
     name = "set_weight"
-    names: ClassVar[tuple[str, str]] = ("set_weight", "set_bias")
+    names = ("set_weight", "set_bias")
     params = Params(frozenset(), frozenset(names))
-    row_fields = ("value", "bias")
-    kinds = frozenset({"linear", "conv", "attention", "embedding", "norm"})
-    reads_base = widens_base = by_rows = by_columns = prefers_dense = True
-    exact = frozenset({"value", "bias"})
+    reads_base = widens_base = True
+    exact = frozenset({"diff", "bias"})
 
     @classmethod
     def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
-        (value, bias), (out, *inside) = (params.get(name) for name in cls.names), site.shape
-        if value is not None and value.numel() != math.prod(site.shape):
-            is_bank = cls is SetWeight and value.ndim == len(site.shape) == 2 and value.shape[1] == inside[0]
-            if is_bank and len(value) > out and len(value) % out == 0:
-                return Heads.from_offsets(value, bias, site, origin)
-            raise unfit(f"{cls.names[0]} {site.shape}", value)
-        value = None if value is None else value.reshape(site.shape)
-        return cls(value, bias_for(site, cls.names[1], bias))
-
-    @classmethod
-    def own_shape(cls, shapes: Shapes) -> tuple[int, ...] | None:
-        return shapes.get(cls.names[0])
+        value, out = params.get(cls.names[0]), site.shape[0]
+        rows = len(value) if value is not None and value.ndim == 2 and value.shape[1:] == site.shape[1:] else 0
+        if cls is SetWeight and rows > out and rows % out == 0:
+            return Heads.from_offsets(params[cls.names[0]], params.get(cls.names[1]), site, origin)
+        return super().from_params(params, site, origin)
 
     @property
     def bias_excess(self) -> Tensor | None:
@@ -92,14 +79,20 @@ class SetWeight(Proportional):
         return self.bias if self.bias is None or bias is None else widened(self.bias, bias) - bias
 
     def delta_and_factor(self, at: At) -> tuple[Tensor, Tensor | float]:
-        if self.value is None:
+        if self.diff is None:
             return torch.zeros_like(at.base), 1.0
-        value = at.cut(self.value) if at.columns is None else at.across(self.value)
+        value = at.cut(self.diff)
         return value - at.base.reshape(value.shape), at.multiplier
 
     def form(self, rank: int | None = None) -> Form:
         return Form(on_output=True)
 
     def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
-        instead = None if self.value is None else _Instead(placed(self.value, device, dtype))
+        instead = None if self.diff is None else _Instead(placed(self.diff, device, dtype))
         return WithoutBias(instead) if self.bias is not None or instead is None else instead
+
+
+class LNTuning(SetWeight):
+    name = "ln_tuning"
+    names = ("ln_tuning_layers.weight", "ln_tuning_layers.bias")
+    params = Params(frozenset(names[:1]), frozenset(names[1:]))

@@ -20,7 +20,7 @@ from typing_extensions import Self
 from ..tensors import TensorFields, wide
 from ._rows import taken, unfit
 from ._trainer import arguments, lycoris_scale, rank_schedule
-from .base import Adapter, At, Factors, Form, LowRank, Origin, Pair, Params, RankSchedule, Rows, Shapes, Site, Tensors
+from .base import Adapter, At, Factors, Form, LowRank, Origin, Pair, Params, RankSchedule, Rows, Site, Tensors
 
 _PARTS = {"principal": 0.0, "last": 1.0, "middle": 0.5}
 """Which singular triplets of W the training began with -> the share of the others that is larger."""
@@ -36,14 +36,11 @@ class _Triplets(TensorFields):
     values: Tensor  # (r,)
 
     def take(self, rows: Rows) -> Self:
-        """Return the triplets of some rows."""
         return replace(self, p=taken(self.p, rows))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TLoRA(LowRank):
-    """The trained values of some singular triplets of the weight."""
-
     now: _Triplets
     begun: _Triplets | None  # as it began; known once the base weight is
     scale: float
@@ -53,15 +50,9 @@ class TLoRA(LowRank):
     """The share of the other triplets that is larger."""
 
     name = "tlora"
-    params = Params(
-        required=frozenset({"q_layer.weight", "p_layer.weight", "lambda_layer"}), optional=_BASE | {"alpha"}
-    )
+    params = Params(frozenset({"q_layer.weight", "p_layer.weight", "lambda_layer"}), _BASE | {"alpha"}, together=_BASE)
     row_fields = ("now", "begun", "shape")
     shaped_by = ("p_layer.weight", "q_layer.weight")
-
-    @classmethod
-    def claims(cls, shapes: Shapes) -> bool:
-        return cls.params.claim(shapes) and _BASE & shapes.keys() in (frozenset(), _BASE)
 
     @classmethod
     def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Self:
@@ -102,8 +93,7 @@ class TLoRA(LowRank):
         return Form(Pair(2 * min(self.rank, rank or self.rank), self.scale, self.schedule, per_rank=2))
 
     def factors(self, rank: int | None = None) -> Factors:
-        if self.begun is None:
-            raise TypeError("what a T-LoRA began as is known only once `on` has seen the base weight")
+        assert self.begun is not None  # once `on` has seen the base weight
         q, p, values = _exact(self.now, rank)
         q0, p0, values0 = _exact(self.begun, rank)
         down = torch.stack([q, values0.unsqueeze(1) * (q - q0)], 1)

@@ -13,18 +13,14 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ..errors import UnsupportedError
-from ._rows import unfit
+from ._rows import places_in, unfit
 from .base import Adapter, At, Origin, Params, Rows, Site, Tensors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainableTokens(Adapter):
-    """Other vectors of some tokens."""
-
     vectors: Tensor  # (n, width)
     tokens: Tensor  # (n,)
-    entries: int
-    """Of the embedding."""
 
     name = "trainable_tokens"
     params = Params(frozenset({"trainable_tokens_delta"}))
@@ -39,16 +35,11 @@ class TrainableTokens(Adapter):
             raise unfit(f"trainable_tokens_delta ({len(tokens)}, {site.inside})", vectors)
         if len(set(tokens)) < len(tokens) or not all(0 <= token < site.shape[0] for token in tokens):
             raise ValueError(f"want tokens that differ and are below {site.shape[0]}, got {str(tokens)[:60]}")
-        return cls(vectors, torch.tensor(tokens, dtype=torch.long), site.shape[0])
+        return cls(vectors, torch.tensor(tokens, dtype=torch.long))
 
     def take(self, rows: Rows) -> Self:
-        vectors, tokens, offset = [], [], 0
-        for start, stop in rows:
-            own = (self.tokens >= start) & (self.tokens < stop)
-            vectors.append(self.vectors[own])
-            tokens.append(self.tokens[own] + (offset - start))
-            offset += stop - start
-        return replace(self, vectors=torch.cat(vectors), tokens=torch.cat(tokens), entries=offset)
+        chosen, tokens = places_in(self.tokens, rows)
+        return replace(self, vectors=self.vectors[chosen], tokens=tokens)
 
     def delta_weight(self, at: At) -> Tensor:
         delta, tokens = torch.zeros_like(at.base), self.tokens.to(at.device)

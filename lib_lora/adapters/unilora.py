@@ -18,8 +18,6 @@ _B = ("unilora_indices_B", "unilora_scales_B")
 
 
 class UniLoRA(LoRA):
-    """A pair of numbers from one vector."""
-
     name = "unilora"
     params = Params(frozenset({*_A, *_B}))
     shaped_by = (_B[0], _A[0])

@@ -2,9 +2,13 @@
 
 dW = diag(lambda_b) B diag(lambda_d) A, https://arxiv.org/abs/2310.11454; huggingface/peft tuners/vera/layer.py. A and B
 are as large as the largest layer that was trained, each layer using the first of their columns and rows.
+
+PVeRA is VeRA with a probability, of which the mean is used, https://arxiv.org/abs/2512.07703. The first halves of
+`pvera_lambda_d` (2 r,) and `pvera_A` (2 r, in) are the mean, the second ones the spread that training draws from.
+Source: huggingface/peft tuners/pvera/layer.py.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -16,8 +20,6 @@ from .base import Adapter, Factors, LowRank, Origin, Params, Site, Tensors
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VeRA(LowRank):
-    """Vectors on shared random matrices."""
-
     down: Tensor  # (r, in)
     up: Tensor  # (out, r)
     inner: Tensor  # (r,), lambda_d
@@ -52,3 +54,20 @@ class VeRA(LowRank):
         dtype = wide(self.outer.dtype)
         down = self.down[:rank].to(dtype) * self.inner[:rank].to(dtype).unsqueeze(1)
         return Factors(down, self.up[:, :rank].to(dtype) * self.outer.to(dtype).unsqueeze(1))
+
+
+class PVeRA(VeRA):
+    name = "pvera"
+    params = Params(frozenset({"pvera_lambda_b", "pvera_lambda_d"}), frozenset({"alpha"}))
+    shared = frozenset({"pvera_A", "pvera_B"})
+
+    @classmethod
+    def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
+        if origin.config.get("sample_at_inference"):
+            raise UnsupportedError("of PVeRA with sample_at_inference, which is another change in each call")
+        inner, a = params["pvera_lambda_d"].reshape(-1), origin.shared.get("pvera_A")
+        if inner.numel() % 2 or (a is not None and a.shape[:1] != (inner.numel(),)):
+            raise ValueError("want pvera_lambda_d (2 r,) and pvera_A (2 r, in)")
+        rank = inner.numel() // 2
+        shared = origin.shared if a is None else {**origin.shared, "pvera_A": a[:rank]}
+        return super().from_params({**params, "pvera_lambda_d": inner[:rank]}, site, replace(origin, shared=shared))

@@ -1,7 +1,7 @@
 """The effective weight of a layer, W + sum of dW, written block by block into memory of the caller.
 
-On a CPU, where all adapters of the layer can compute some rows or columns of their delta, blocks of these stay in its
-cache and keep the temporary memory at a sixteenth of the weight. A device computes a delta in one piece, as each block
+On a CPU, where all adapters of the layer can compute some rows of their delta, blocks of these stay in its cache and
+keep the temporary memory at a sixteenth of the weight. A device computes a delta in one piece, as each block
 costs it a launch for every operation. Low-rank pairs alone are one product into the caller's memory.
 """
 
@@ -45,7 +45,6 @@ class Sum:
         self._pairs, self._others = list[tuple[Part, float]](), list[Part]()
         self._reads = any(part.adapter.reads_base for part in parts)
         self._by_rows = all(part.adapter.by_rows for part in parts)
-        self._by_columns = all(part.adapter.by_columns for part in parts)
         for part in parts:
             if (pair := None if in_order and self._reads else _pair_of(part)) is None:
                 self._others.append(part)
@@ -68,15 +67,13 @@ class Sum:
             flat = base.view(base.shape[0], -1)
             torch.addmm(flat, fused.up, fused.down, out=total.view(flat.shape))  # blocks would save no memory
             return
-        for start, columns, own, out in self._blocks(base, total, contiguous=contiguous):
+        for start, own, out in self._blocks(base, total):
             block = out.copy_(own) if out.dtype == dtype and write is None else own.to(dtype, copy=True)
             original = own.to(dtype) if self._reads else None
             if fused is not None:
-                rows = fused.up if columns is not None else fused.up[start : start + block.shape[0]]
-                down = fused.down if columns is None else fused.down[:, slice(*columns)]
-                block.view(block.shape[0], -1).addmm_(rows, down)
+                block.view(block.shape[0], -1).addmm_(fused.up[start : start + block.shape[0]], fused.down)
             for part in others:
-                self._add(block, original, part, start, columns)
+                self._add(block, original, part, start)
             if write is not None:
                 write(out, block)
             elif block is not out:
@@ -115,9 +112,7 @@ class Sum:
             downs.append(factors.down.flatten(1).to(device, dtype))
         return Factors(torch.cat(downs), torch.cat(ups, 1))
 
-    def _add(
-        self, block: Tensor, original: Tensor | None, part: Part, start: int, columns: tuple[int, int] | None
-    ) -> None:
+    def _add(self, block: Tensor, original: Tensor | None, part: Part, start: int) -> None:
         """Add one delta to the rows of a block that it changes."""
         first, last = part.rows or (0, start + block.shape[0])
         low, high = max(first, start), min(last, start + block.shape[0])
@@ -127,23 +122,17 @@ class Sum:
         if original is not None and part.adapter.reads_base:
             weight = window.clone() if self._in_order else original[low - start : high - start]
         rows = (low - first, high - first) if part.adapter.by_rows else None
-        at = At(block.device, block.dtype, part.multiplier, part.rank, rows, columns, weight)
+        at = At(block.device, block.dtype, part.multiplier, part.rank, rows, weight)
         delta, factor = _delta_of(part, at)
         window.add_(delta.reshape(window.shape), alpha=factor)
 
-    def _blocks(self, base: Tensor, total: Tensor, *, contiguous: bool) -> list[_Block]:
-        if base.device.type != "cpu" or base.numel() <= _SMALLEST:
-            return [(0, None, base, total)]
-        if self._by_rows:
-            step = _step(base.shape[0], base.numel())
-            starts = range(0, base.shape[0], step)
-            return [(start, None, base[start : start + step], total[start : start + step]) for start in starts]
-        if contiguous and self._by_columns:
-            flat, out = base.view(base.shape[0], -1), total.view(base.shape[0], -1)
-            step = _step(flat.shape[1], base.numel())
-            windows = [(start, min(start + step, flat.shape[1])) for start in range(0, flat.shape[1], step)]
-            return [(0, one, flat[:, slice(*one)], out[:, slice(*one)]) for one in windows]
-        return [(0, None, base, total)]
+    def _blocks(self, base: Tensor, total: Tensor) -> list[tuple[int, Tensor, Tensor]]:
+        """Return the first row, the base weight and the result of each block."""
+        if base.device.type != "cpu" or base.numel() <= _SMALLEST or not self._by_rows:
+            return [(0, base, total)]
+        rows = base.shape[0]
+        step = max(rows // _BLOCKS, rows * _SMALLEST // base.numel(), 1)
+        return [(start, base[start : start + step], total[start : start + step]) for start in range(0, rows, step)]
 
 
 SUMMED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
@@ -158,18 +147,9 @@ def _delta_of(part: Part, at: At) -> tuple[Tensor, float]:
     return (delta * factor, 1.0) if isinstance(factor, Tensor) else (delta, factor)
 
 
-_Block = tuple[int, tuple[int, int] | None, Tensor, Tensor]
-"""First row, columns or None for all, base weight, result."""
-
-
 def _pair_of(part: Part) -> Pair | None:
     """Return the low-rank pair of a part that is only that and changes all rows; else None."""
     form = None if part.adapter.prefers_dense else part.adapter.form(part.rank)
     if form is None or part.rows is not None or form.on_input or form.on_output:
         return None
     return form.pair
-
-
-def _step(length: int, entries: int) -> int:
-    """Return the number of rows or columns of a block."""
-    return max(length // _BLOCKS, length * _SMALLEST // entries, 1)

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor, nn
 
-from ..adapters._product import balanced
+from ..adapters import balanced
 from ..adapters.base import Factors
 from ..compiler import compiling
 from ..placement import scratch

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..adapters._part import PartOf
+from ..adapters import PartOf
 from ..adapters.base import Adapter
 from ..files.file import AdapterFile
 from ..weights.originals import WeightMark, mark_weight

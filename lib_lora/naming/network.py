@@ -13,8 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..adapters._part import part_of
-from ..adapters._refitted import Refitted
+from ..adapters import Refitted, part_of
 from ..adapters.base import Adapter, At
 from ..errors import ArgumentError, ComponentError, FileError, NoMatchError, NumberError, printed
 from ..files.components import EXACT, candidates, noise_of

@@ -11,7 +11,7 @@ from sys import intern
 
 from torch import Tensor
 
-from ..adapters._recipe import Recipe, known_kinds, known_modifiers, recipe_of
+from ..adapters import Recipe, known_kinds, known_modifiers, recipe_of
 from ..adapters.base import Adapter, Origin, Site
 from ..errors import FileError, NumberError, UnknownAdapterError, UnknownFormatError, UnsupportedError
 from ..files import formats
@@ -35,6 +35,7 @@ from ..files.formats.strangers.base import stranger_of
 from ..files.reading import USUAL, Reading
 from ..registry import cached, discover
 from ..report import Cause, Family, NetworkReport, Unused
+from .architectures._checkpoint import components_of as components_of
 from .architectures._checkpoint import family_of_checkpoint
 from .architectures._diagnosis import BROKEN
 from .architectures.base import experts_named, fact, family_of

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Literal
 
-from ..adapters._config import configured_alpha
+from ..adapters import configured_alpha
 from ..adapters.base import NO_ALPHA, Alpha
 from ..errors import NumberError
 from ..files.file import AdapterFile

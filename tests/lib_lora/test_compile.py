@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from lib_lora import Engine, Entry, PerImage, Region, Stack, Strength, install, uninstall
-from lib_lora.adapters._operation import Operation
+from lib_lora.adapters import Operation
 from lib_lora.compiler import compiling, uncompiled
 from tests.conftest import TORCH
 from tests.fakes import quantized

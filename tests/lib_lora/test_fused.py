@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lib_lora import ComponentError, Engine, Entry, PerImage, Stack, install, load_network, plan
-from lib_lora.adapters._part import PartOf, part_of
+from lib_lora.adapters import PartOf, part_of
 from lib_lora.adapters._rows import within
 from lib_lora.adapters.base import Adapter, At
 from lib_lora.execution.dense import DenseExecutor

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lib_lora import FileError
-from lib_lora.adapters._config import configured_alpha
+from lib_lora.adapters import configured_alpha
 from lib_lora.adapters.base import Alpha
 from lib_lora.files.file import AdapterFile
 from lib_lora.files.formats._trainer_config import PeftConfig

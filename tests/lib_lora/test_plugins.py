@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from lib_lora import ActivationError, Engine, Entry, Stack, plugins, register, uninstall, unregister
-from lib_lora.adapters._recipe import recipe_of
+from lib_lora.adapters import recipe_of
 from lib_lora.adapters.base import Adapter
 from lib_lora.adapters.bias import Bias
 from lib_lora.errors import RegistryError

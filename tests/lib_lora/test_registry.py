@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from lib_lora import adapters
-from lib_lora.adapters._modifier import Modifier
+from lib_lora.adapters import Modifier
 from lib_lora.adapters.base import Adapter
 from lib_lora.errors import RegistryError
 from lib_lora.files import formats
@@ -107,13 +107,13 @@ CLASSES = [(adapters, (Adapter, Modifier)), (readers, (WeightReader,)), (schemes
 
 
 @pytest.mark.parametrize(("package", "kind"), INSTANCES)
-def test_what_is_shipped_is_named_as_its_file(package, kind):
-    """Only families that are known by a name alone share a file."""
-    found = discover(package, kind)
-    others = vars(importlib.import_module(f"{package.__name__}.others")) if "others" in files(package) else {}
-    shared = {one.name for one in others.values() if isinstance(one, kind)}
-    assert set(found) - shared == set(files(package)) - {"others"}
-    assert len(found) > 10
+def test_what_is_shipped_is_named(package, kind):
+    """Every file has a plug-in, and all of them are found."""
+    modules = {name: vars(importlib.import_module(f"{package.__name__}.{name}")) for name in files(package)}
+    own = {name: {one.name for one in values.values() if isinstance(one, kind)} for name, values in modules.items()}
+    assert all(own.values())
+    assert set().union(*own.values()) == set(discover(package, kind))
+    assert len(own) > 10
 
 
 @pytest.mark.parametrize(("package", "bases"), CLASSES)

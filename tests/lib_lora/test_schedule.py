@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lib_lora import Curve, Moment, MomentError, StackError, Window
-from lib_lora.naming.architectures._noise import sigma_of
+from lib_lora.naming.architectures.base import sigma_of
 
 POINTS = st.lists(st.tuples(st.floats(0, 1), st.floats(-3, 3)), min_size=1, max_size=6, unique_by=lambda one: one[0])
 

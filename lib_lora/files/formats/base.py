@@ -8,6 +8,9 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Protocol
 
+from ._peft_patterns import Table as Table
+from ._peft_patterns import read_pattern as read_pattern
+
 FILE_WIDE = "*"
 """`ParsedKey.module` of a parameter that all layers of a file share."""
 BUNDLED = "bundle_emb."

@@ -16,8 +16,8 @@ from functools import lru_cache
 from typing import Literal
 
 from ...files.components import DENOISER, TEXT_ENCODER, role
-from ._flux_blocks import FLUX_LIST
 from ._ldm_unet import UNET_LISTS, unet_block
+from .flux import FLUX_LIST
 
 BASE = "BASE"
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ...files.components import DENOISER, role
 from ...report import Family
-from .base import Variant, known_architectures
+from .base import Variant, architecture_of
 
 BROKEN = "of a layer whose tensors do not fit each other; download the file again, or train it again"
 _ANOTHER_SIZE = "made for a layer of another size; load the model that the file was made for"
@@ -98,7 +98,8 @@ def without_block(name: str) -> str:
 
 def variants_of(family: Family | None) -> tuple[Variant, ...]:
     """Return the known variants of a family."""
-    return next((one.variants for one in known_architectures() if family is not None and one.name == family.name), ())
+    own = architecture_of(family)
+    return () if own is None else own.variants
 
 
 def _other_inputs(one: Unlike, own: tuple[int, ...], known: Sequence[Variant]) -> str:

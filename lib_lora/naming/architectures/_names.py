@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ...files.components import role
+from ...files.components import TEXT_ENCODER, role
 from ..places import Place, joined
+from ._encoders import ENCODER_ALIASES
 from .base import Alias, Architecture, clear, fact, ranked
 
 PARTS = {
@@ -42,7 +43,8 @@ class AliasTable:
         families = clear(ranked(self._families, [fact(component, name, width) for name, width in widths.items()]))
         families = families or _of_another_width(self._families, component, widths)
         tables = [family.aliases for family in families]  # the likeliest family's first
-        for aliases in tables or [tuple(one for one in self._aliases if one.only_names or not self._families)]:
+        tables = tables or [tuple(one for one in self._aliases if one.only_names or not self._families)]
+        for aliases in (*tables, ENCODER_ALIASES) if role(component) == TEXT_ENCODER else tables:
             rules = _indexed(aliases)
             queue = list(known)
             # aliases of two families together may make a name longer each time they are used

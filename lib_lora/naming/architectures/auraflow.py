@@ -4,9 +4,8 @@ Sources: cloneofsimo/minRF advanced/mmdit.py and Comfy-Org/ComfyUI comfy/ldm/aur
 AuraFlowTransformer2DModel.
 """
 
-from ._flux_blocks import OTHERS, SINGLE_ATTENTION_SIGN
-from ._t5 import T5_ALIASES
 from .base import Architecture, layers, linears, named, within
+from .flux import OTHERS, SINGLE_ATTENTION_SIGN
 
 _FEED_FORWARD = {"c_fc1": "linear_1", "c_fc2": "linear_2", "c_proj": "out_projection"}
 _DOUBLE = {
@@ -46,5 +45,4 @@ AURAFLOW = Architecture(
         "final_linear": "proj_out",
     },
     swapped={"modF.1": "norm_out.linear"},
-    aliases=T5_ALIASES,
 )

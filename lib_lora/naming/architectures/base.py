@@ -19,12 +19,12 @@ from .. import architectures as folder
 from ._arguments import denoised_in as denoised_in
 from ._arguments import halves_in as halves_in
 from ._arguments import is_of_text as is_of_text
+from ._arguments import noise_timestep as noise_timestep
 from ._arguments import patch_of as patch_of
 from ._arguments import repeats_rows as repeats_rows
+from ._arguments import sigma_of as sigma_of
 from ._arguments import sizes_in_tokens as sizes_in_tokens
 from ._arguments import timestep_in as timestep_in
-from ._noise import noise_timestep as noise_timestep
-from ._noise import sigma_of as sigma_of
 
 Size = Literal["in", "rest"]
 """Rows of a part of a fused layer: as many as it has inputs, or an equal share of the rest."""
@@ -224,16 +224,16 @@ CLEAR = 2
 
 def ranked(architectures: Iterable[Architecture], facts: Iterable[str]) -> list[tuple[Architecture, int]]:
     """Return the families that facts speak for with their scores, the best first; the earlier first where level."""
-    by_layer, lines = list[str](), list[str]()
+    by_layer, told = list[str](), list[str]()
     for line in facts:
-        (lines if line.startswith("meta:") else by_layer).append(line)
-    texts = [(text, _known_signs(text)) for text in (_lines(by_layer), _lines(lines))]  # files have the same layers
+        (told if line.startswith("meta:") else by_layer).append(line)
+    texts = [(text, _known_signs(text)) for text in (_lines(by_layer), _lines(told))]  # files have the same layers
     scores = list[tuple[Architecture, int]]()
     for architecture in architectures:
         score, never = 0, architecture.never
         for sign in architecture.signs if never is None else (never, *architecture.signs):
             is_there = False
-            for text, known in texts:
+            for text, known in texts:  # a call for each sign would take several times as long
                 if sign.pattern not in known:
                     known[sign.pattern] = _searched(sign.pattern)(text) is not None
                 is_there |= known[sign.pattern]
@@ -281,10 +281,15 @@ def family_of(facts: Iterable[str]) -> Family | None:
     return Family(found.name, found.title, most >= CLEAR and not also, also, found.is_named(lines))
 
 
+def architecture_of(family: Family | None) -> Architecture | None:
+    """Return the architecture of a family; None without one."""
+    return next((one for one in known_architectures() if family is not None and one.name == family.name), None)
+
+
 def input_layers(family: Family | None) -> frozenset[str]:
     """Return the names of layers that take the latents, in a model of a family; None stands for all families."""
-    known = known_architectures()
-    return frozenset(name for one in known if family is None or one.name == family.name for name in one.inputs)
+    own = architecture_of(family)
+    return frozenset([name for one in ((own,) if own else known_architectures()) for name in one.inputs])
 
 
 def input_basis(model: object, layer: str = "") -> Any:
@@ -305,8 +310,8 @@ def experts_named(*names: str) -> tuple[str, ...]:
 
 def is_flow(family: Family | None, component: str) -> bool:
     """Return whether the timesteps of a component are shares of noise, in a model of a family."""
-    known = next((one for one in known_architectures() if family is not None and one.name == family.name), None)
-    return "transformer" in component and (known is None or known.flow)
+    own = architecture_of(family)
+    return "transformer" in component and (own is None or own.flow)
 
 
 def is_image_first(model: object) -> bool:

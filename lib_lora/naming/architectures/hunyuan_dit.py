@@ -5,8 +5,7 @@ as huggingface/diffusers scripts/convert_hunyuandit_to_diffusers.py has it. The 
 each other's names in the two trees, and both have weights: nothing tells which is meant, so the model's own names hold.
 """
 
-from ...files.components import TEXT_ENCODER
-from .base import Architecture, Names, aliases, layers, linears, named, within
+from .base import Architecture, Names, layers, linears, named, within
 
 _BLOCK: Names = {
     "attn1.Wqkv": ("attn1.to_q", "attn1.to_k", "attn1.to_v"),
@@ -40,5 +39,4 @@ HUNYUAN_DIT = Architecture(
         "final_layer.linear": "proj_out",
     },
     swapped={"final_layer.adaLN_modulation.1": "norm_out.linear"},
-    aliases=aliases(TEXT_ENCODER, {f"bert.{part}": part for part in ("encoder", "embeddings")}),
 )

@@ -5,7 +5,6 @@ Source: krea-ai/krea-2, as in kohya-ss/musubi-tuner src/musubi_tuner/krea2/krea2
 Krea2Transformer2DModel; bghira/SimpleTuner helpers/models/krea2/transformer.py, `fuse_projections`.
 """
 
-from ._llm import LLM_ALIASES
 from .base import Architecture, few_keys, layers, linears, named, within
 
 _FUSION = ("text_fusion.layerwise_blocks.{}", "text_fusion.refiner_blocks.{}")
@@ -43,5 +42,5 @@ KREA2 = Architecture(
         "txtfusion.projector": "text_fusion.projector",
         "last.linear": "final_layer.linear",
     },
-    aliases=(*few_keys("attn.to_qkv", "attn.to_", "transformer_blocks.{}", *_FUSION), *LLM_ALIASES),
+    aliases=few_keys("attn.to_qkv", "attn.to_", "transformer_blocks.{}", *_FUSION),
 )

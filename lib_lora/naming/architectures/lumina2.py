@@ -3,7 +3,6 @@
 Source: Alpha-VLLM/Lumina-Image-2.0 models/model.py, NextDiT, against diffusers' Lumina2Transformer2DModel.
 """
 
-from ._llm import LLM_ALIASES
 from .base import Architecture, Sign, few_keys, linears, named, within
 
 _LAYER = {
@@ -37,8 +36,5 @@ LUMINA2 = Architecture(
         "final_layer.adaLN_modulation.1": "norm_out.linear_1",  # a scale alone, so nothing to swap
         "final_layer.linear": "norm_out.linear_2",
     },
-    aliases=(
-        *few_keys("attention.qkv", "attn.to_", "layers.{}", "noise_refiner.{}", "context_refiner.{}"),
-        *LLM_ALIASES,
-    ),
+    aliases=(*few_keys("attention.qkv", "attn.to_", "layers.{}", "noise_refiner.{}", "context_refiner.{}"),),
 )

@@ -6,9 +6,8 @@ goes on, and diffusers calls the text's modulation otherwise there.
 """
 
 from ...files.components import DENOISER
-from ._t5 import T5_ALIASES
 from .base import Alias, Architecture, Names, layers, linears, named, within
-from .cogvideox import ATTENTION_3072
+from .others import ATTENTION_3072
 
 _BLOCK: Names = {
     "attn.qkv_x": ("attn1.to_q", "attn1.to_k", "attn1.to_v"),
@@ -60,6 +59,5 @@ MOCHI = Architecture(
     aliases=(
         Alias(DENOISER, "blocks.{}.mod_y", f"{_OWN}norm1_context.linear"),
         Alias(DENOISER, "blocks.{}.mod_y", f"{_OWN}norm1_context.linear_1"),
-        *T5_ALIASES,
     ),
 )

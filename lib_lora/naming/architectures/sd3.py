@@ -4,10 +4,9 @@ Source: Stability-AI/sd3.5 mmditx.py against diffusers' SD3Transformer2DModel.
 """
 
 from ...files.components import DENOISER
-from ._clip import BIG_G_SIGN, CLIP_ALIASES
-from ._flux_blocks import OTHERS, T5_INPUT_SIGN
-from ._t5 import T5_ALIASES
+from ._encoders import BIG_G_SIGN
 from .base import Alias, Architecture, Names, Variant, layers, linears, named, within
+from .flux import OTHERS, T5_INPUT_SIGN
 
 _BLOCK: Names = {
     "x_block.attn.qkv": ("attn.to_q", "attn.to_k", "attn.to_v"),
@@ -65,7 +64,5 @@ SD3 = Architecture(
         Alias(DENOISER, *_CONTEXT, times=6),
         # the last block gives no context: only shift and scale, and diffusers has scale first there
         Alias(DENOISER, *_CONTEXT, swapped=True, times=2),
-        *CLIP_ALIASES,
-        *T5_ALIASES,
     ),
 )

@@ -6,7 +6,6 @@ ComfyUI's tree, its newest (`in_proj.0`) after the parts of torch's.
 """
 
 from ...files.components import DENOISER
-from ._clip import CLIP_ALIASES, OPEN_CLIP_ALIASES
 from .base import Alias, Architecture, layers, named
 
 _LAYERS = tuple(f"{side}_blocks.{{}}.{{}}.attention" for side in ("down", "up"))
@@ -31,7 +30,5 @@ STABLE_CASCADE = Architecture(
     },
     aliases=(
         *(Alias(DENOISER, f"{layer}.attn.in_proj", tuple(f"{layer}.to_{part}" for part in _QKV)) for layer in _LAYERS),
-        *CLIP_ALIASES,
-        *OPEN_CLIP_ALIASES,
     ),
 )

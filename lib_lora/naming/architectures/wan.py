@@ -10,7 +10,6 @@ Wan 2.2's 14B is two such models, see `EXPERTS` in `components.py`.
 import re
 
 from ...files.components import DENOISER, EXPERTS, NOISE
-from ._llm import UMT5_ALIASES
 from .base import Architecture, Variant, aliases, layers, linears, named, within
 
 _ATTENTION = {**{part: f"to_{part}" for part in "qkv"}, "o": "to_out.0", "norm_q": "norm_q", "norm_k": "norm_k"}
@@ -120,5 +119,5 @@ WAN = Architecture(
         "img_emb.proj.4": "condition_embedder.image_embedder.norm2",
         "head.head": "proj_out",
     },
-    aliases=(*aliases(DENOISER, within("blocks.{}", "blocks.{}", _ANIMATE_2)), *UMT5_ALIASES),
+    aliases=aliases(DENOISER, within("blocks.{}", "blocks.{}", _ANIMATE_2)),
 )

@@ -5,7 +5,6 @@ Source: Comfy-Org/ComfyUI comfy/ldm/lumina/model.py, which serves Lumina 2 as we
 ZImageTransformer2DModel; for its older names vladmandic/sdnext pipelines/z_image/zimage_lora.py.
 """
 
-from ._llm import LLM_ALIASES
 from .base import Architecture, Names, few_keys, layers, named, within
 
 _RENAMED: Names = {
@@ -39,8 +38,5 @@ Z_IMAGE = Architecture(
         "final_layer.linear": "all_final_layer.2-1.linear",
         "final_layer.adaLN_modulation.1": "all_final_layer.2-1.adaLN_modulation.1",
     },
-    aliases=(
-        *few_keys("attention.qkv", "attention.to_", "layers.{}", "noise_refiner.{}", "context_refiner.{}"),
-        *LLM_ALIASES,
-    ),
+    aliases=(*few_keys("attention.qkv", "attention.to_", "layers.{}", "noise_refiner.{}", "context_refiner.{}"),),
 )

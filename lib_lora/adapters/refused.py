@@ -1,13 +1,15 @@
-"""Kinds of PEFT that no adapter of a layer can be: their keys are known, and refused with the reason.
+"""Kinds that no adapter of a layer can be: their keys are known, and refused with the reason.
 
 Source: huggingface/peft tuners/*/layer.py.
 """
 
-from functools import partial
+from .base import Params, Refused, Shapes
 
-from ._refused import refused
 
-_refused = partial(refused, __name__)
+def _refused(name: str, reason: str, *params: str) -> type[Refused]:
+    values = {"name": name, "reason": reason, "params": Params(frozenset(), frozenset(params)), "__module__": __name__}
+    return type(name, (Refused,), values)
+
 
 ADAMSS = _refused(
     "adamss",
@@ -53,3 +55,16 @@ TINYLORA = _refused(
     "file does not tell: convert it to a LoRA with PEFT",
     *("tinylora_A", "tinylora_B", "tinylora_P"),
 )
+
+
+class LoRAXSAlone(Refused):
+    name = "loraxs_alone"
+    params = Params(frozenset({"lora_latent_mapping.weight"}))
+    reason = (
+        "of a LoRA-XS without lora_A and lora_B, singular vectors of the base weight whose signs each machine chooses "
+        "for itself: save them, too"
+    )
+
+    @classmethod
+    def claims(cls, shapes: Shapes) -> bool:
+        return shapes.keys() == cls.params.required
