@@ -99,5 +99,5 @@ class Operation:
         bias = getattr(self._layer, "bias", None)
         if bias is None:
             return None
-        own = bias.detach() if self._rows is None else bias.detach()[slice(*self._rows)]
+        own = bias if self._rows is None else bias[slice(*self._rows)]
         return self.per_channel(own.to(device=y.device, dtype=y.dtype))

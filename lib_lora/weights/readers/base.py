@@ -142,7 +142,7 @@ def read_base_weight(layer: nn.Module, param: str) -> Tensor:
         ComponentError: no reader knows its storage.
     """
     with torch.no_grad():
-        return weight_reader(layer, param).read(layer, param)
+        return weight_reader(layer, param).read(layer, param).detach()
 
 
 def weight_reader(layer: nn.Module, param: str) -> type[WeightReader]:

@@ -24,4 +24,4 @@ class Dense(WeightReader):
 
     @classmethod
     def read(cls, layer: nn.Module, param: str) -> Tensor:
-        return found(layer, param).detach()
+        return found(layer, param)
