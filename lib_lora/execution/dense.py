@@ -27,7 +27,7 @@ from ..naming.architectures.base import is_of_text
 from ..naming.binding import Binding
 from ..placement import scratch
 from ..placement.arena import Dtypes, Empty
-from ..placement.resident import PlacementPolicy, Resident, strength_ranges
+from ..placement.resident import PlacementPolicy, Resident, is_trained, strength_ranges
 from ..placement.storage import Placement, store
 from ..strengths.calls import CallStrengths
 from ..strengths.model_call import repeats_per_row
@@ -241,8 +241,8 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             # a product with the decoded weight has other bits than the layer's own product
             return base_forward(layer, *args, **kwargs)
         kept = _is_kept(layer, args, kwargs)
-        is_trained = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in layer.parameters())
-        with plain_mode(x.device), torch.set_grad_enabled(is_trained):
+        follows = is_trained(layer)
+        with plain_mode(x.device), torch.set_grad_enabled(follows):
             effective = self._effective(call, readers, x, kept=kept)
         if not packed and type(layer) is nn.Linear and base_forward in TORCHS:  # as its forward has it
             return F.linear(x, effective["weight"], effective.get("bias", layer.bias))
@@ -302,6 +302,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             # for calls in which nothing differs
             if (
                 is_whole
+                and placed is self._placed
                 and call.now.numbers is not None
                 and not (self._scheduled or placed.packed or capturing(like[0]))
             ):

@@ -232,8 +232,18 @@ class Resident(ABC, Generic[P]):
     ) -> P:
         placed = self._placed
         if placed is None or placed.device != device or placed.dtype != dtype:
-            return self._place_for_call(layer, device, dtype, input_dtype)
-        return placed
+            placed = self._place_for_call(layer, device, dtype, input_dtype)
+        return self._in_training(layer, placed)
+
+    def _in_training(self, layer: nn.Module, placed: P) -> P:
+        """Return a placement for one call, where autograd follows what the adapters compute from the base weight."""
+        return self._made_again(layer, placed) if self.weight_readers and is_trained(layer) else placed
+
+    @uncompiled  # as `_place_for_call`
+    def _made_again(self, layer: nn.Module, placed: P) -> P:
+        dtypes = placed.dtype, placed.input_dtype
+        content, packed = self._content(self._adapters(layer, anew=True), placed.device, dtypes)
+        return self._placement(content, placed.device, *dtypes, packed=packed)
 
     def _place_in_plain_mode(
         self,
@@ -315,13 +325,16 @@ class Resident(ABC, Generic[P]):
     def _drop_piece(self) -> None:
         self._piece, self.account.host = None, 0
 
-    def _adapters(self, layer: nn.Module) -> Sequence[Adapter]:
+    def _adapters(self, layer: nn.Module, *, anew: bool = False) -> Sequence[Adapter]:
         """Return the adapters, which know the base weight as far as they need it; it is read once for all of them.
+
+        `anew` reads it again, and keeps nothing.
 
         Raises:
             FileError: a file changed on disk.
         """
         known, found = self._known, list[Adapter]()  # read once: another thread may take the executor off
+        known = None if anew else known
         if known is not None:
             for adapter, one in zip(known, self._bindings, strict=True):
                 found.append(one.file.private(adapter))
@@ -340,6 +353,8 @@ class Resident(ABC, Generic[P]):
             # what needs nothing of the weight is read again for the next placement, and takes no memory until then
             kept.append(adapter if reads else one.adapter)
             self.reads_base |= reads
+        if anew:
+            return found
         self._known = tuple(kept)
         self._marks = self._marks_of(layer) if self.reads_base else ()
         return found
@@ -418,6 +433,11 @@ def _read(layer: nn.Module, target: Target, weights: dict[str, Tensor]) -> Tenso
     if weight is None:
         weight = weights[target.param] = read_base_weight(layer, target.param)
     return weight[target.slice].reshape(target.shape)
+
+
+def is_trained(layer: nn.Module) -> bool:
+    """Tell whether autograd follows what is computed from the parameters of a layer."""
+    return torch.is_grad_enabled() and any(parameter.requires_grad for parameter in layer.parameters())
 
 
 _TORCHS = frozenset({nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d})

@@ -138,11 +138,12 @@ def is_wrapper(tensor: Tensor) -> bool:
 def read_base_weight(layer: nn.Module, param: str) -> Tensor:
     """Return a base weight in its logical shape and a dtype that computes, not to be written to.
 
+    Autograd follows what is computed from it, where it is on.
+
     Raises:
         ComponentError: no reader knows its storage.
     """
-    with torch.no_grad():
-        return weight_reader(layer, param).read(layer, param).detach()
+    return weight_reader(layer, param).read(layer, param)
 
 
 def weight_reader(layer: nn.Module, param: str) -> type[WeightReader]:
