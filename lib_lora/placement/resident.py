@@ -6,6 +6,7 @@ room for all layers, some are placed again for each call, see `budget.py`.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from ..adapters.base import Adapter, Pair
 from ..compiler import uncompiled
+from ..errors import ComponentError
 from ..naming.binding import Binding
 from ..naming.places import Target
 from ..strengths.table import FactorRanges, StrengthTable
@@ -428,11 +430,19 @@ def _computing_dtype(layer: nn.Module, device: torch.device) -> torch.dtype | No
 
 
 def _read(layer: nn.Module, target: Target, weights: dict[str, Tensor]) -> Tensor:
-    """Read the weight of a target, and keep the layer's in `weights` for its other targets."""
+    """Read the weight of a target, and keep the layer's in `weights` for its other targets.
+
+    Raises:
+        ComponentError: between two calls it is in parts on several processes, as FSDP's first version has it.
+    """
     weight = weights.get(target.param)
     if weight is None:
         weight = weights[target.param] = read_base_weight(layer, target.param)
-    return weight[target.slice].reshape(target.shape)
+    found = weight[target.slice]
+    if found.numel() != math.prod(target.shape):
+        text = f"the {target.param} of {target.path} has {found.numel()} of its {math.prod(target.shape)} numbers here"
+        raise ComponentError(f"{text}, as FullyShardedDataParallel has it; activate the LoRA first, or use fully_shard")
+    return found.reshape(target.shape)
 
 
 def is_trained(layer: nn.Module) -> bool:
