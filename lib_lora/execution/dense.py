@@ -241,7 +241,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             # a product with the decoded weight has other bits than the layer's own product
             return base_forward(layer, *args, **kwargs)
         kept = _is_kept(layer, args, kwargs)
-        follows = is_trained(layer)
+        follows = torch.is_grad_enabled() and is_trained(layer)
         with plain_mode(x.device), torch.set_grad_enabled(follows):
             effective = self._effective(call, readers, x, kept=kept)
         if not packed and type(layer) is nn.Linear and base_forward in TORCHS:  # as its forward has it
@@ -358,6 +358,8 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         for binding, adapter in pairs:
             target, weight = binding.target, weights[binding.target.param]
             where, bias = (weight.device, wide(weight.dtype)), stored(layer, target.bias)
+            if bias is not None and not torch.is_grad_enabled():
+                bias = bias.data
             total, rows = totals.get(target.bias), slice(*(target.bias_rows or (None,)))
             before = total if self._in_order and total is not None else bias
             if before is not None:  # the sum may take it as it is

@@ -140,8 +140,8 @@ def add_pair(
     `x` is in the dtype of `y`, and `flat` as in `Plain`. `strength` is a number, which the second product takes as its
     factor; (R, *ones); or it has the rows and places of `y` in front, see `LayerStrengths`. The last two cost a kernel.
     """
-    if isinstance(strength, Tensor):
-        strength = unshared(strength, x)
+    if x.requires_grad and isinstance(strength, Tensor):  # which may change before the gradient is computed
+        strength = strength.clone()
     if pair.down.ndim > 2:
         # the layer's own stride, padding and padding mode, read now: A1111's tiling switches the mode between calls
         h: Tensor = layer._conv_forward(x, pair.down, None)  # type: ignore[operator]
@@ -158,11 +158,6 @@ def add_pair(
     if h.ndim > 2:
         h = h.reshape(-1, h.shape[-1])
     return _add_linear(h, y, pair.up.t() if flat is None else flat[1], strength, fresh=fresh)
-
-
-def unshared(strength: Tensor, x: Tensor) -> Tensor:
-    """Return a strength that a gradient may need: the table is written to before it is computed."""
-    return strength.clone() if x.requires_grad else strength
 
 
 _casts = threading.local()

@@ -235,14 +235,13 @@ class Resident(ABC, Generic[P]):
         placed = self._placed
         if placed is None or placed.device != device or placed.dtype != dtype:
             placed = self._place_for_call(layer, device, dtype, input_dtype)
-        return self._in_training(layer, placed)
-
-    def _in_training(self, layer: nn.Module, placed: P) -> P:
-        """Return a placement for one call, where autograd follows what the adapters compute from the base weight."""
-        return self._made_again(layer, placed) if self.weight_readers and is_trained(layer) else placed
+        if self.weight_readers and torch.is_grad_enabled() and is_trained(layer):
+            return self._in_training(layer, placed)
+        return placed
 
     @uncompiled  # as `_place_for_call`
-    def _made_again(self, layer: nn.Module, placed: P) -> P:
+    def _in_training(self, layer: nn.Module, placed: P) -> P:
+        """Return a placement for one call, in which autograd follows what adapters compute from the base weight."""
         dtypes = placed.dtype, placed.input_dtype
         content, packed = self._content(self._adapters(layer, anew=True), placed.device, dtypes)
         return self._placement(content, placed.device, *dtypes, packed=packed)
@@ -446,8 +445,8 @@ def _read(layer: nn.Module, target: Target, weights: dict[str, Tensor]) -> Tenso
 
 
 def is_trained(layer: nn.Module) -> bool:
-    """Tell whether autograd follows what is computed from the parameters of a layer."""
-    return torch.is_grad_enabled() and any(parameter.requires_grad for parameter in layer.parameters())
+    """Tell whether a parameter of a layer gets a gradient."""
+    return any(parameter.requires_grad for parameter in layer.parameters())
 
 
 _TORCHS = frozenset({nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d})

@@ -141,7 +141,7 @@ def is_wrapper(tensor: Tensor) -> bool:
 def read_base_weight(layer: nn.Module, param: str) -> Tensor:
     """Return a base weight in its logical shape and a dtype that computes, not to be written to.
 
-    Autograd follows what is computed from it, where it is on.
+    Autograd follows what is computed from a plain one, where it is on.
 
     Raises:
         ComponentError: no reader knows its storage.

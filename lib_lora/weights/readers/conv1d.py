@@ -5,7 +5,8 @@ Source: huggingface/transformers pytorch_utils.py.
 
 from torch import Tensor, nn
 
-from .base import WeightReader, found, stored
+from .base import WeightReader, stored
+from .dense import Dense
 
 
 class Conv1D(WeightReader):
@@ -21,7 +22,7 @@ class Conv1D(WeightReader):
 
     @classmethod
     def read(cls, layer: nn.Module, param: str) -> Tensor:
-        return found(layer, param).t()
+        return Dense.read(layer, param).t()
 
     @classmethod
     def shape(cls, layer: nn.Module, param: str) -> tuple[int, ...] | None:
