@@ -28,7 +28,7 @@ class Wrapper(WeightReader):
         weight = found(layer, param)
         if hasattr(weight, "full_tensor"):
             whole: Tensor = weight.full_tensor()
-            return whole.detach()
+            return whole
         if type(weight).dequantize is not Tensor.dequantize:  # torch's own is for its old quantized dtypes
             return weight.dequantize().detach()
         identity = torch.eye(weight.shape[1], device=weight.device).to(weight.dtype)
