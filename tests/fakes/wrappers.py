@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,9 @@ def _tried(
         y.square().sum().backward()
         wrong = differences(model, x, y, want, {**mean, "x": grads["x"]} if "x" in grads else mean)
         with torch.no_grad():
+            wrapped(x)  # after which FSDP2 leaves the root its whole weights
+            if wrap is not _ddp and engine.activate(replace(stack, mode="merged")).merged:
+                wrong.append("merged")
             engine.set_multiplier(0, 0.0)
             off = wrapped(x)
             engine.deactivate()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import peft
@@ -18,7 +19,7 @@ from torch.func import functional_call, grad, vmap
 from torch.utils.checkpoint import checkpoint
 from transformers.pytorch_utils import Conv1D
 
-from lib_lora import Engine, Entry, Stack
+from lib_lora import Engine, Entry, PerImage, RowsError, Stack
 from lib_lora.execution.hooks import slot_of
 from tests.fakes import wrappers
 from tests.fakes.contract import CASES, EACH, FILE, worst, write
@@ -201,6 +202,18 @@ def test_a_jagged_tensor_is_its_sequences(tmp_path, sample, layer):
         found = torch.autograd.grad(y.values().square().sum(), rows)
         expected = torch.autograd.grad(sum(row.square().sum() for row in want), rows)
         assert max(map(worst, found, expected)) < 1e-10
+
+
+def test_sequences_of_a_jagged_tensor_have_no_strengths_of_their_own(tmp_path):
+    if not hasattr(torch.nested, "nested_tensor_from_jagged"):
+        pytest.skip("this torch makes no jagged tensors of values")
+    model = Model(nn.Linear(8, 8).double())
+    first, second = two(tmp_path)
+    engine = Engine({"unet": model})
+    engine.activate(Stack([replace(first, multiplier=PerImage((1.0, 0.2))), second]))
+    x = torch.nested.nested_tensor([torch.randn(4, 8), torch.randn(4, 8)], dtype=torch.float64, layout=torch.jagged)
+    with pytest.raises(RowsError, match="cannot be divided among 2 rows"):
+        model(x)
 
 
 # ScriptModules, Conv1D ------------------------------------------------------------------------------------------------
