@@ -498,7 +498,8 @@ class HookedLayers:
         with _lock:
             slot, present, cls = self._slots.get(layer), layer.__dict__.get(SLOT), type(layer)
             if present is not None and present is not slot:
-                raise ComponentError(f"a {cls.__name__} is served by another Engine; deactivate that one first")
+                text = f"a {cls.__name__} is served by another Engine, perhaps of a pipeline with the same components"
+                raise ComponentError(f"{text}; use that one, or deactivate it first")
             if slot is None:
                 slot = self._slots[layer] = Slot(layer)
             patch = patch_of(cls) or ClassPatch(defining_class(cls))
