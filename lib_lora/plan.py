@@ -268,8 +268,7 @@ def _reasons(
     plan: Plan, components: Mapping[str, nn.Module], bindings: Sequence[LayerBindings], fused: Collection[nn.Module]
 ) -> dict[nn.Module, str]:
     """Return why each layer is not merged; an empty text where it is."""
-    # an offload scheme lends its layers copies of their weights, and loses changes of a copy
-    swapped = {name for name, module in components.items() if not all(map(schemes.stays, every(module)))}
+    swapped = {name for name, module in components.items() if any(map(_lends_copies, every(module)))}
     modules = {module for component in components.values() for module in component.modules()}
     owners = Counter(id(parameter) for module in modules for parameter in module._parameters.values())
     shared = frozenset(number for number, count in owners.items() if count > 1)
@@ -279,6 +278,14 @@ def _reasons(
         of_layer = _SWAPPED if component in swapped else _FUSED if layer in fused else ""
         reasons[layer] = of_entries or of_layer or why_not_merged(layer, bound, shared) or ""
     return reasons
+
+
+def _lends_copies(module: nn.Module) -> bool:
+    """Tell whether its layers have copies of their weights for a call, as of an offload scheme or FSDP, with `reshard`.
+
+    A change of a copy is lost.
+    """
+    return not schemes.stays(module) or hasattr(module, "reshard") or "_fsdp_wrapped_module" in module._modules
 
 
 def _bindings(key: PlanKey, blocks: BlockNames, groups: dict[StrengthGroup, int]) -> list[LayerBindings]:

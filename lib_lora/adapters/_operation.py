@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor, nn
 
@@ -99,5 +100,6 @@ class Operation:
         bias = getattr(self._layer, "bias", None)
         if bias is None:
             return None
-        own = bias.detach() if self._rows is None else bias.detach()[slice(*self._rows)]
+        own = bias if torch.is_grad_enabled() else bias.detach()
+        own = own if self._rows is None else own[slice(*self._rows)]
         return self.per_channel(own.to(device=y.device, dtype=y.dtype))

@@ -27,7 +27,7 @@ from ..naming.architectures.base import is_of_text
 from ..naming.binding import Binding
 from ..placement import scratch
 from ..placement.arena import Dtypes, Empty
-from ..placement.resident import PlacementPolicy, Resident, strength_ranges
+from ..placement.resident import PlacementPolicy, Resident, is_trained, strength_ranges
 from ..placement.storage import Placement, store
 from ..strengths.calls import CallStrengths
 from ..strengths.model_call import repeats_per_row
@@ -241,11 +241,12 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             # a product with the decoded weight has other bits than the layer's own product
             return base_forward(layer, *args, **kwargs)
         kept = _is_kept(layer, args, kwargs)
-        with plain_mode(x.device):
+        follows = torch.is_grad_enabled() and is_trained(layer)
+        with plain_mode(x.device), torch.set_grad_enabled(follows):
             effective = self._effective(call, readers, x, kept=kept)
         if not packed and type(layer) is nn.Linear and base_forward in TORCHS:  # as its forward has it
             return F.linear(x, effective["weight"], effective.get("bias", layer.bias))
-        stand_in = None if packed else _stand_in(layer, effective)
+        stand_in = None if packed else with_parameters(layer, effective)
         if stand_in is None:  # a forward that unpacks its weight cannot take an unpacked one
             return self._product(layer, x, effective)
         return base_forward(stand_in, *args, **kwargs)
@@ -301,6 +302,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             # for calls in which nothing differs
             if (
                 is_whole
+                and placed is self._placed
                 and call.now.numbers is not None
                 and not (self._scheduled or placed.packed or capturing(like[0]))
             ):
@@ -356,8 +358,10 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         for binding, adapter in pairs:
             target, weight = binding.target, weights[binding.target.param]
             where, bias = (weight.device, wide(weight.dtype)), stored(layer, target.bias)
+            if bias is not None and not torch.is_grad_enabled():
+                bias = bias.data
             total, rows = totals.get(target.bias), slice(*(target.bias_rows or (None,)))
-            before = total if self._in_order and total is not None else None if bias is None else bias.data
+            before = total if self._in_order and total is not None else bias
             if before is not None:  # the sum may take it as it is
                 before = before[rows].to(where[0], before.dtype if before.dtype in SUMMED else where[1])
             delta = adapter.change_of_bias(before)
@@ -369,7 +373,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
                     width = weight.shape[0] * (3 if target.bias_rows and target.rows is None else 1)
                     total = weight.new_zeros(width, dtype=dtype)
                 else:
-                    total = bias.data.to(where[0], dtype, copy=True)
+                    total = bias.to(where[0], dtype, copy=True)
                 totals[target.bias] = total
             delta, strength = delta.to(*where), self._strength(binding, where, now, image)
             if delta.ndim > 1 or isinstance(strength, Tensor):
@@ -402,7 +406,7 @@ def _is_kept(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return any(tensor.requires_grad for tensor in (*tensors, *layer.parameters()))
 
 
-def _stand_in(layer: nn.Module, params: Mapping[str, Tensor]) -> nn.Module | None:
+def with_parameters(layer: nn.Module, params: Mapping[str, Tensor]) -> nn.Module | None:
     """Make a copy of `layer` that shares everything with it except `params`; None where its class overrides these."""
     own = {name: value for name, value in params.items() if "." not in name}
     children, stand_in = dict(layer._modules), object.__new__(type(layer))
@@ -417,6 +421,6 @@ def _stand_in(layer: nn.Module, params: Mapping[str, Tensor]) -> nn.Module | Non
         child, dot, param = name.partition(".")
         module = children.get(child)
         if dot and module is not None:
-            children[child] = _stand_in(module, {param: value}) or module
+            children[child] = with_parameters(module, {param: value}) or module
     stand_in.__dict__ |= {"_parameters": {**layer._parameters, **own}, "_modules": children}
     return stand_in if all(stored(stand_in, name) is value for name, value in params.items()) else None

@@ -19,7 +19,7 @@ from ..tensors import wide
 _BLOCKS = 16
 _SMALLEST = 1 << 16  # entries; below that, blocks cost more calls than they save memory
 
-Round = Callable[[Tensor, Tensor], None]
+Round = Callable[[Tensor, Tensor], object]
 """Rounds a block (second) in fp32 or fp64 into its rows of the result (first)."""
 
 
@@ -57,6 +57,8 @@ class Sum:
         The sum is computed in fp32 or fp64 and rounded once, by `write` if given.
         """
         dtype = wide(base.dtype)
+        if base.requires_grad and torch.is_grad_enabled():  # which follows a copy, but no `out`
+            write = Tensor.copy_
         if base.device.type != "cpu" and not self._in_order and all(part.rows is None for part in self._parts):
             self._build_at_once(total, base, dtype, write)
             return

@@ -32,6 +32,7 @@ from ..tensors import device_of
 from ..values import listed, shown
 from . import opaque
 from .arguments import BaseForward
+from .wrapped import is_wrapped, run_unwrapped
 
 if TYPE_CHECKING:
     from ..placement.resident import Resident, Waiting
@@ -92,12 +93,16 @@ def _calling_executor(patch: Patch, base_forward: BaseForward) -> BaseForward:
     """
     # no globals: `made` has the globals of another module
     is_compiling, in_operation, has_run_out = compiling, opaque.call, is_out_of_memory
+    plain, wrapped, unwrapped = torch.Tensor, is_wrapped, run_unwrapped
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         slot: Slot | None = getattr(self, "_remora_slot", None)  # the default is for calls captured before an undo
         # the executor is read once: another thread may take it off
         if slot is None or slot.patch is not patch or (executor := slot.executor) is None:
             return base_forward(self, *args, **kwargs)
+        if args and type(args[0]) is not plain and wrapped(args[0]):
+            slot.called = True
+            return unwrapped(executor, self, base_forward, args, kwargs)
         if is_compiling():  # first, so that a graph does not guard `called`
             if executor.device is None and not executor.merges:  # to place its tensors would break the graph
                 y = in_operation(self, base_forward, args, kwargs)
@@ -493,7 +498,8 @@ class HookedLayers:
         with _lock:
             slot, present, cls = self._slots.get(layer), layer.__dict__.get(SLOT), type(layer)
             if present is not None and present is not slot:
-                raise ComponentError(f"a {cls.__name__} is served by another Engine; deactivate that one first")
+                text = f"a {cls.__name__} is served by another Engine, perhaps of a pipeline with the same components"
+                raise ComponentError(f"{text}; use that one, or deactivate it first")
             if slot is None:
                 slot = self._slots[layer] = Slot(layer)
             patch = patch_of(cls) or ClassPatch(defining_class(cls))

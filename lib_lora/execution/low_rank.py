@@ -23,7 +23,7 @@ from ..compiler import compiling, tracing
 from ..naming.architectures.base import is_of_text
 from ..naming.binding import Binding
 from ..placement.arena import Dtypes, Empty
-from ..placement.resident import PlacementPolicy, Resident, strength_ranges
+from ..placement.resident import PlacementPolicy, Resident, is_trained, strength_ranges
 from ..placement.static import padded_rank
 from ..placement.storage import Placement, store
 from ..strengths.calls import CallStrengths
@@ -117,6 +117,8 @@ class LowRankExecutor(Resident[Placed]):
     def run(self, layer: nn.Module, base_forward: BaseForward, args: Args, kwargs: Kwargs) -> Any:
         """Compute the layer's forward plus its deltas."""
         placed = None if compiling() or tracing() else self._placed  # a graph must not guard it
+        if self.weight_readers and torch.is_grad_enabled():
+            placed = None  # autograd may follow what they read
         if placed is None or placed.plain is None or len(args) != 1 or kwargs or self._budget.contended:
             return self._run_any(layer, base_forward, args, kwargs)
         x, numbers, strengths = args[0], self._strengths.now.numbers, placed.strengths
@@ -196,6 +198,8 @@ class LowRankExecutor(Resident[Placed]):
         if self._strengths.stale:  # compiled code reads them without asking
             self._strengths.rewrite()
         of_pair, of_bias, *of_outputs = placed.strengths.alike if alike else self._live(layer, placed.strengths, x, y)
+        if y.requires_grad:  # strengths may change before the gradient is computed
+            of_outputs = [one.clone() for one in of_outputs]
         y, deltas = self._with_outputs(y, x, of_outputs, parts, placed, op) if parts.outputs else (y, [])
         is_new = len(deltas) < len(parts.outputs)
         if parts.pair is not None and self._kind == "embedding":
@@ -249,12 +253,14 @@ class LowRankExecutor(Resident[Placed]):
         if placed is None or placed.device != x.device or placed.input_dtype != x.dtype:
             # the dtype of the output is not known before the base call; the last call's is the best guess
             placed = self._place_for_call(layer, x.device, x.dtype if placed is None else placed.dtype, x.dtype)
+        if self.weight_readers and torch.is_grad_enabled() and is_trained(layer):
+            placed = self._in_training(layer, placed)
         assert placed.inputs is not None
         if self._strengths.stale:  # compiled code reads them without asking
             self._strengths.rewrite()
         changed, strengths = x, placed.inputs.alike if alike else self._live(layer, placed.inputs, x, x)
         for effect, strength in zip(placed.get().inputs, strengths, strict=True):
-            changed = effect.added(changed, x, strength.to(x.dtype), op)
+            changed = effect.added(changed, x, (strength.clone() if x.requires_grad else strength).to(x.dtype), op)
         return changed
 
     def _with_outputs(

@@ -58,6 +58,8 @@ def pays(layer: nn.Module, base_forward: BaseForward, x: Tensor) -> bool:
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     ):
         return False
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # a transform may have a batch of weights
+        return False
     return not autocasts(x.device.type)
 
 
@@ -138,6 +140,8 @@ def add_pair(
     `x` is in the dtype of `y`, and `flat` as in `Plain`. `strength` is a number, which the second product takes as its
     factor; (R, *ones); or it has the rows and places of `y` in front, see `LayerStrengths`. The last two cost a kernel.
     """
+    if x.requires_grad and isinstance(strength, Tensor):  # which may change before the gradient is computed
+        strength = strength.clone()
     if pair.down.ndim > 2:
         # the layer's own stride, padding and padding mode, read now: A1111's tiling switches the mode between calls
         h: Tensor = layer._conv_forward(x, pair.down, None)  # type: ignore[operator]

@@ -29,6 +29,7 @@ from ..placement.budget import is_out_of_memory
 from ..report import ActivationReport, Uncalled
 from ..strengths.model_call import hook_of
 from . import hooks
+from .wrapped import is_wrapped, plain_part
 
 logger = logging.getLogger(__name__)
 
@@ -248,6 +249,7 @@ def _numbers(output: object) -> Tensor | None:
         output = tuple(output.values())
     if isinstance(output, list | tuple):
         output = output[0] if output else None
+    output = plain_part(output) if is_wrapped(output) else output
     if not isinstance(output, Tensor) or output.is_meta or not output.is_floating_point():
         return None
     fakes = sys.modules.get("torch._subclasses.fake_tensor")

@@ -50,7 +50,7 @@ class FusedWeight:
     def read(self) -> Tensor:
         """Return the base weights as one, on the device of the first that is on one, else on the CPU."""
         module, windows = self._index.module, self._place.windows
-        parts = [read_base_weight(module(window.path), window.param)[window.slice] for window in windows]
+        parts = [read_base_weight(module(window.path), window.param).detach()[window.slice] for window in windows]
         device = next((part.device for part in parts if part.device.type != "cpu"), parts[0].device)
         return torch.cat([part.to(device) for part in parts]).reshape(self._place.shape)
 

@@ -200,7 +200,8 @@ class Network:
             if adapter.reads_whole:
                 adapter = adapter.on(FusedWeight(one.place, index).read)
             if adapter.reads_base:
-                base = read_base_weight(index.module(target.path), target.param).to("cpu", dtype)[target.slice]
+                whole = read_base_weight(index.module(target.path), target.param).detach()
+                base = whole.to("cpu", dtype)[target.slice]
             delta = adapter.delta_weight(At(torch.device("cpu"), dtype, weight=base))
             totals[weight][target.slice] += delta.reshape(target.shape)
         return torch.cat([totals[component, one.path, one.param][one.slice] for one in windows])

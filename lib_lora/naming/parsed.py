@@ -96,7 +96,8 @@ class Group:
     @property
     def unread(self) -> Unused:
         """Return that no algorithm reads its parameters."""
-        return Unused("", "unknown_parameters", f"no adapter kind reads {', '.join(sorted(self.keys))} together")
+        how = "together" if len(self.keys) > 1 else "alone"
+        return Unused("", "unknown_parameters", f"no adapter kind reads {', '.join(sorted(self.keys))} {how}")
 
     def unused(self, why: Unused) -> list[Unused]:
         """Return all keys as unused for the reason of a record that names no key."""

@@ -49,6 +49,11 @@ class PipelineEngine(Engine):
         self._folder: Path | None = None
         self._written = 0
 
+    def __repr__(self) -> str:
+        in_force = ", ".join([shown(entry.name) for entry in self.stack]) or "no LoRA"
+        resting = f", at rest {', '.join(map(shown, self._resting))}" if self._resting else ""
+        return f"<{type(self).__name__} of {', '.join(self.components)}: in force {in_force}{resting}>"
+
     @property
     def names(self) -> tuple[str, ...]:
         """Return the names of all LoRA, first of the ones in force, in order."""

@@ -45,6 +45,8 @@ def path_of(source: Source, weight_name: str | None, new_file: Callable[[], Path
         if not isinstance(written, str) or "\0" in written or not written:
             raise ArgumentError(f"a LoRA is loaded from {_EXAMPLE}, not from {shown(written)}")
         path = Path(written)
+        if "://" in written:
+            raise FileError(path, "it is a web address, and Remora downloads nothing; download it, and load the file")
         try:
             return _found(path, weight_name)
         except OSError as error:
@@ -120,6 +122,8 @@ def _snapshot(repository: Path) -> Path:
 
 
 def _saved(tensors: Mapping[str, Tensor], own: Path) -> Path:
+    if not tensors:
+        raise ArgumentError("a state dict without tensors is no LoRA; give the adapter's own, not the model's")
     copies = dict[str, Tensor]()
     for key, tensor in tensors.items():
         check_type(key, str, "a key of a state dict", "a text")

@@ -6,6 +6,7 @@ room for all layers, some are placed again for each call, see `budget.py`.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from ..adapters.base import Adapter, Pair
 from ..compiler import uncompiled
+from ..errors import ComponentError
 from ..naming.binding import Binding
 from ..naming.places import Target
 from ..strengths.table import FactorRanges, StrengthTable
@@ -232,8 +234,17 @@ class Resident(ABC, Generic[P]):
     ) -> P:
         placed = self._placed
         if placed is None or placed.device != device or placed.dtype != dtype:
-            return self._place_for_call(layer, device, dtype, input_dtype)
+            placed = self._place_for_call(layer, device, dtype, input_dtype)
+        if self.weight_readers and torch.is_grad_enabled() and is_trained(layer):
+            return self._in_training(layer, placed)
         return placed
+
+    @uncompiled  # as `_place_for_call`
+    def _in_training(self, layer: nn.Module, placed: P) -> P:
+        """Return a placement for one call, in which autograd follows what adapters compute from the base weight."""
+        dtypes = placed.dtype, placed.input_dtype
+        content, packed = self._content(self._adapters(layer, anew=True), placed.device, dtypes)
+        return self._placement(content, placed.device, *dtypes, packed=packed)
 
     def _place_in_plain_mode(
         self,
@@ -315,13 +326,16 @@ class Resident(ABC, Generic[P]):
     def _drop_piece(self) -> None:
         self._piece, self.account.host = None, 0
 
-    def _adapters(self, layer: nn.Module) -> Sequence[Adapter]:
+    def _adapters(self, layer: nn.Module, *, anew: bool = False) -> Sequence[Adapter]:
         """Return the adapters, which know the base weight as far as they need it; it is read once for all of them.
+
+        `anew` reads it again, and keeps nothing.
 
         Raises:
             FileError: a file changed on disk.
         """
         known, found = self._known, list[Adapter]()  # read once: another thread may take the executor off
+        known = None if anew else known
         if known is not None:
             for adapter, one in zip(known, self._bindings, strict=True):
                 found.append(one.file.private(adapter))
@@ -340,6 +354,8 @@ class Resident(ABC, Generic[P]):
             # what needs nothing of the weight is read again for the next placement, and takes no memory until then
             kept.append(adapter if reads else one.adapter)
             self.reads_base |= reads
+        if anew:
+            return found
         self._known = tuple(kept)
         self._marks = self._marks_of(layer) if self.reads_base else ()
         return found
@@ -413,11 +429,24 @@ def _computing_dtype(layer: nn.Module, device: torch.device) -> torch.dtype | No
 
 
 def _read(layer: nn.Module, target: Target, weights: dict[str, Tensor]) -> Tensor:
-    """Read the weight of a target, and keep the layer's in `weights` for its other targets."""
+    """Read the weight of a target, and keep the layer's in `weights` for its other targets.
+
+    Raises:
+        ComponentError: between two calls it is in parts on several processes, as FSDP's first version has it.
+    """
     weight = weights.get(target.param)
     if weight is None:
         weight = weights[target.param] = read_base_weight(layer, target.param)
-    return weight[target.slice].reshape(target.shape)
+    found = weight[target.slice]
+    if found.numel() != math.prod(target.shape):
+        text = f"the {target.param} of {target.path} has {found.numel()} of its {math.prod(target.shape)} numbers here"
+        raise ComponentError(f"{text}, as FullyShardedDataParallel has it; activate the LoRA first, or use fully_shard")
+    return found.reshape(target.shape)
+
+
+def is_trained(layer: nn.Module) -> bool:
+    """Tell whether a parameter of a layer gets a gradient."""
+    return any(parameter.requires_grad for parameter in layer.parameters())
 
 
 _TORCHS = frozenset({nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d})

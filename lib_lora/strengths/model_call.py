@@ -83,6 +83,11 @@ class ModelCall:
 class _Hook(partial[Any]):
     """A hook of one module; in a copy of the module, a pickled one too, it does nothing."""
 
+    @property
+    def __name__(self) -> str:
+        text = "torch.jit.script cannot compile a model that has LoRA"
+        raise AttributeError(f"{text}; call deactivate() of its engine first, or record the model by torch.jit.trace")
+
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         return getattr, (nullcontext(), "__exit__")  # takes anything; no name of ours, to be read without this package
 

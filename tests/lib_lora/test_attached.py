@@ -169,6 +169,7 @@ def test_some_rest(pipe, files):
         _ = 1 / 0
     same(change(pipe), delta(files["style"]) + delta(files["face"]))
     engine.use("face")
+    assert repr(engine) == "<PipelineEngine of unet, text_encoder: in force 'face', at rest 'style'>"
     engine.set("style", 3.0)  # it rests
     same(change(pipe), delta(files["face"]))
     engine.use("face", "style")
@@ -209,6 +210,10 @@ def test_a_failure_changes_nothing(pipe, files, tmp_path):
         engine.load(other)
     with pytest.raises(FileError, match="there is no such file or folder"):
         engine.load(tmp_path / "none.safetensors")
+    with pytest.raises(FileError, match="it is a web address, and Remora downloads nothing"):
+        engine.load("https://huggingface.co/owner/name/resolve/main/style.safetensors")
+    with pytest.raises(ArgumentError, match="a state dict without tensors is no LoRA"):
+        engine.load({})
     assert engine.names == ("style",)
     same(change(pipe), delta(files["style"]))
 

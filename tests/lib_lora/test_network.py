@@ -70,7 +70,7 @@ def test_every_unused_key_has_its_reason(tmp_path, components):
     assert details["lora_unet_mid_block_conv.lora_up.weight"] == (
         "unet.mid_block.conv is 6 x 4 x 3 x 3 in the model, 6 x 5 x 3 x 3 in the file"
     )
-    assert got["lora_te_encoder_fc1.lora_up.weight"] == "no adapter kind reads lora_up.weight together"
+    assert got["lora_te_encoder_fc1.lora_up.weight"] == "no adapter kind reads lora_up.weight alone"
     used = {f"lora_unet_mid_block_proj_in.lora_{side}.weight" for side in ("up", "down")}
     assert got.keys() | used == set(tensors), "every key is used or listed"
 

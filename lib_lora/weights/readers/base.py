@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
@@ -116,16 +115,20 @@ def with_numbers(layer: nn.Module, param: str) -> Tensor | None:
 
 
 def check_present(layer: nn.Module, params: Iterable[str]) -> None:
-    """Refuse to merge into a parameter that an offloader took, or that is computed from others by now.
+    """Refuse to merge into a parameter that an offloader took, or that other code has replaced by now.
 
     Raises:
-        ComponentError: one of `params` is on meta, or none.
+        ComponentError: one of `params` is on meta, or none, or it stands for other tensors.
     """
     for param in params:
         parameter = stored(layer, param)
-        is_there = isinstance(parameter, nn.Parameter)
-        if parameter is None or not is_there or parameter.device.type == "meta":
-            why = "is offloaded now" if is_there else "is no parameter any more"
+        if not isinstance(parameter, nn.Parameter):
+            why = "is no parameter any more"
+        elif parameter.is_meta:
+            why = "is offloaded now"
+        else:
+            why = "is quantized or sharded now" if is_wrapper(parameter) else ""
+        if why:
             text = f"{param} of a {type(layer).__name__} {why}, so that no LoRA can be merged into it"
             raise ComponentError(f"{text}; switch merging off (mode='live', or the setting)")
 
@@ -138,11 +141,12 @@ def is_wrapper(tensor: Tensor) -> bool:
 def read_base_weight(layer: nn.Module, param: str) -> Tensor:
     """Return a base weight in its logical shape and a dtype that computes, not to be written to.
 
+    Autograd follows what is computed from a plain one, where it is on.
+
     Raises:
         ComponentError: no reader knows its storage.
     """
-    with torch.no_grad():
-        return weight_reader(layer, param).read(layer, param)
+    return weight_reader(layer, param).read(layer, param)
 
 
 def weight_reader(layer: nn.Module, param: str) -> type[WeightReader]:

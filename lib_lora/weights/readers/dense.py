@@ -24,4 +24,5 @@ class Dense(WeightReader):
 
     @classmethod
     def read(cls, layer: nn.Module, param: str) -> Tensor:
-        return found(layer, param).detach()
+        weight = found(layer, param)
+        return weight if weight.requires_grad and torch.is_grad_enabled() else weight.detach()
