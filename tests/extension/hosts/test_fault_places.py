@@ -152,7 +152,6 @@ OF_ONE_HOST: dict[str, dict[str, Place]] = {
     "SD.Next": {
         "the functions of prompts are wrapped": (Prompts, "wrap", NOT_CONNECTED),
         "the functions of parameters texts are wrapped": (Infotexts, "wrap", NOT_CONNECTED),
-        "the rows of a model call are set": (Guest, "rows", NOT_CONNECTED),
     },
 }
 
