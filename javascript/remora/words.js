@@ -185,6 +185,7 @@ function patternOf(form) {
 /** @param {string} name of a value */
 function patternOfValue(name) {
     if (NUMBERS.includes(name)) return "[\\d,]+";
+    if (name === "blocks") return "[^:]+?"; // before the weight of a rule
     return WHOLE.includes(name) ? ".+?" : "(?:(?!; ).)+?";
 }
 

@@ -124,3 +124,34 @@ test("a sentence of the server is translated, with the sentences in it; what has
     });
     for (const [said, wanted] of cases) assert.equal(translated(said), wanted);
 });
+
+test("names stay as they are, also where a word of the page has a translation", () => {
+    speak("de", {
+        "said.rule.weight": "{what}: Gewicht {weight}.",
+        "said.rule.withIn": "Schichten mit {words} in {blocks}",
+        "said.page.steps": "Schritte",
+        "said.block.down": "Abwärts {number}",
+        "said.hasNoPicture": "{name} hat kein Bild",
+        "said.actsAnyway": "{name} wirkt {how} ({words})",
+        "said.inAllSteps": "in allen Schritten",
+        "said.atOwnStrength": "mit eigener Stärke",
+    });
+    /** @type {[said: string, wanted: string][]} */
+    const cases = [
+        ["Steps has no picture", "Steps hat kein Bild"],
+        ["Steps", "Schritte"],
+        ["Down block 3", "Abwärts 3"],
+        ["Layers with “attn” in their names, in IN04: weight 0.5.", "Schichten mit “attn” in IN04: Gewicht 0.5."],
+        [
+            "a acts in all steps and at its own strength: its place in the prompt (step 5) does not count for tags",
+            "a wirkt in allen Schritten und mit eigener Stärke (step 5)",
+        ],
+    ];
+    for (const [said, wanted] of cases) assert.equal(translated(said), wanted);
+});
+
+test("a sentence within sentences without end is read a few times", () => {
+    speak("de", {"said.noEffectNow": "{name} wirkt nicht: {why}"});
+    const said = `${"a has no effect: ".repeat(100)}b`;
+    assert.equal(translated(said), `${"a wirkt nicht: ".repeat(5)}${"a has no effect: ".repeat(95)}b`);
+});

@@ -24,6 +24,7 @@ def test_each_sentence_of_the_server_that_is_translated_is_said_by_the_server() 
     sources = [pattern for path in ("extension", "lib_lora") for pattern in patterns(ROOT / path)]
     unsaid = [form for form in sentences() if not any(says(pattern, letters, form) for pattern, letters in sources)]
     parts = "\n".join(text for path in ("extension", "lib_lora") for text in texts_below(ROOT / path))
+    parts += (ROOT / "extension/standalone/page.js").read_text("utf-8")
     assert not [form for form in unsaid if not is_made_of(form, parts)]
 
 
@@ -84,12 +85,20 @@ CHINESE = {
     "applied": "✓ 已应用",
     "unknown": "不在 LoRA 文件夹中",
     "problem": "“x”不是数字",
+    "generate": "生成",
+    "steps": "迭代步数",
+    "ready": "就绪",
+    "describe": "描述图片内容。LoRA 写作 <lora:名称:0.8>。按 Ctrl+Enter 生成。",
 }
 GERMAN = {
     "refresh": "Aktualisieren",
     "applied": "✓ angewendet",
     "unknown": "ist nicht in den LoRA-Ordnern",
     "problem": "„x“ ist keine Zahl",
+    "generate": "Generieren",
+    "steps": "Schritte",
+    "ready": "Bereit",
+    "describe": "Das Bild beschreiben. Eine LoRA als <lora:name:0.8> schreiben. Strg+Enter generiert.",
 }
 
 
@@ -117,6 +126,11 @@ def test_the_tab_speaks_the_language_that_is_chosen_and_follows_the_web_ui(page:
         tab.root.get_by_text(said["unknown"]).wait_for(timeout=LONG)
         tab.root.get_by_text(said["problem"]).wait_for(timeout=LONG)
         assert page.evaluate(f"{SHADOW}.querySelector('.rt').lang") == tag
+        assert page.evaluate("document.documentElement.lang") == tag
+        assert page.locator("#generate").inner_text() == said["generate"]
+        assert page.locator("#steps label").first.inner_text() == said["steps"]
+        assert page.locator("#progress").inner_text() == said["ready"]
+        assert page.locator("#prompt textarea").get_attribute("placeholder") == said["describe"]
         page.evaluate("window.remoraTab.set({pane: 'library'})")
     # the settings of a web UI of A1111's family come late
     page.evaluate("window.opts = {}")
@@ -127,3 +141,5 @@ def test_the_tab_speaks_the_language_that_is_chosen_and_follows_the_web_ui(page:
     choice.wait_for(state="detached")
     page.evaluate("window.opts = {ui_locale: 'en'}")
     tab.root.get_by_role("button", name="Refresh").wait_for(timeout=LONG)
+    page.locator("#generate", has_text="Generate").wait_for(timeout=LONG)
+    assert page.locator("#progress").inner_text() == "Ready"
