@@ -209,6 +209,7 @@ def test_settings_that_the_tab_needs_are_in_the_state(client: TestClient, runner
         host.set_option(ENABLED, True)
         host.set_option(DEFAULT_MULTIPLIER, 1.0)
     assert (state["enabled"], state["default_multiplier"]) == (False, 0.7)
+    assert state["own_lora"] is False, "the embedded web UI has no LoRA of its own that would get the tags"
 
 
 def test_the_stack_is_in_every_picture_while_it_is_on_and_said_in_its_parameters(client: TestClient) -> None:
