@@ -261,8 +261,8 @@ class WebUIHost(Host):
             return False
         errors = attempt(self.remora.generation_ended, self.wake_builtin)
         self.woken = not errors
-        for error in errors:
-            self.remora.failed(f"the web UI's own LoRA may not work ({type(error).__name__}: {error})")
+        for one in errors:
+            self.remora.failed(f"the web UI's own LoRA may not work ({type(one).__name__}: {one})")
         return True
 
 

@@ -36,7 +36,7 @@ function say(text) {
     const speak = (node) => {
         const field = node.nodeType === Node.TEXT_NODE ? "data" : "placeholder";
         const now = node[field], trimmed = now?.trim();
-        if (!trimmed || node.parentElement.closest("textarea, script, style, #infotext")) return;
+        if (!trimmed || node.parentElement.closest("textarea, script, style")) return;
         const english = known.get(node)?.shown === now ? known.get(node).english : now;
         const shown = english.replace(english.trim(), () => translated(english.trim()));
         known.set(node, { english, shown });

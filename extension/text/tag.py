@@ -181,10 +181,9 @@ class Tag:
         """Return what of its schedule lies beyond the last step of a first pass of so many; empty if nothing does."""
         if self.passes and "base" not in self.passes:
             return ""
-        windows, outer = [], self.during
-        while outer is not None:
+        windows = [self.during]
+        while (outer := windows[-1].within) is not None:
             windows.append(outer)
-            outer = outer.within
         start = max((one.start for one in windows if one.start is not None), default=0.0)
         stop = min((one.stop for one in windows if one.stop is not None), default=0.0)
         curves = [one for one in (self.te, self.unet, *self.sides.values()) if isinstance(one, Curve)]

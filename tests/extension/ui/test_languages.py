@@ -86,6 +86,7 @@ CHINESE = {
     "unknown": "不在 LoRA 文件夹中",
     "problem": "“x”不是数字",
     "generate": "生成",
+    "parameters": "生成参数",
     "steps": "迭代步数",
     "ready": "就绪",
     "describe": "描述图片内容。LoRA 写作 <lora:名称:0.8>。按 Ctrl+Enter 生成。",
@@ -96,6 +97,7 @@ GERMAN = {
     "unknown": "ist nicht in den LoRA-Ordnern",
     "problem": "„x“ ist keine Zahl",
     "generate": "Generieren",
+    "parameters": "Parameter",
     "steps": "Schritte",
     "ready": "Bereit",
     "describe": "Das Bild beschreiben. Eine LoRA als <lora:name:0.8> schreiben. Strg+Enter generiert.",
@@ -130,6 +132,7 @@ def test_the_tab_speaks_the_language_that_is_chosen_and_follows_the_web_ui(page:
         assert page.locator("#generate").inner_text() == said["generate"]
         assert page.locator("#steps label").first.inner_text() == said["steps"]
         assert page.locator("#progress").inner_text() == said["ready"]
+        assert page.locator("#infotext label").first.inner_text() == said["parameters"]
         assert page.locator("#prompt textarea").get_attribute("placeholder") == said["describe"]
         page.evaluate("window.remoraTab.set({pane: 'library'})")
     # the settings of a web UI of A1111's family come late

@@ -88,7 +88,7 @@ IN_ENGLISH = {
         r"(the name of a (component|layer)|a (Reading|dtype of torch)), as .*|want (one|a finite) number as alpha.*",
     ),
     "a command, a type or a line of a file": (
-        r"(tuple|Mapping|remora: |[A-Z]{4,}|database|not a database|a table of the database).*|.*torch\.(load|import).*",
+        r"(tuple|Mapping|remora: |[A-Z]{4,}|(not a )?database|a table of the database).*|.*torch\.(load|import).*",
         r".*(\[ _-\]|\\W|\\d).*",
         r".*(save_file|d = ).*|this SD\.Next .*|LoRA in text encoders may be stale",
     ),
