@@ -168,7 +168,8 @@ function known() {
 const PLACE = /\{(\w+)\}/;
 const NUMBERS = ["count", "layers", "number"]; // values that are numbers
 const WHOLE = ["why", "problem", "error"]; // values that are sentences, maybe several with semicolons between them
-const SENTENCES = [...WHOLE, "reason", "what", "how", "example", "settings", "images"]; // others are names, and stay
+/** Values that may have a translation. Others are names, and stay. */
+const SENTENCES = [...WHOLE, "reason", "what", "how", "kind", "example", "settings", "images"];
 const LONGEST = 2000; // characters of a text that is translated: patterns with two values take the square of its length
 const DEEPEST = 4; // sentences in each other
 const MOST_TEXTS = 500; // that are known
@@ -186,6 +187,7 @@ function patternOf(form) {
 function patternOfValue(name) {
     if (NUMBERS.includes(name)) return "[\\d,]+";
     if (name === "blocks") return "[^:]+?"; // before the weight of a rule
+    if (name === "tag") return "(?!of the )(?:(?!; ).)+?"; // that is before it where the tag is always on
     return WHOLE.includes(name) ? ".+?" : "(?:(?!; ).)+?";
 }
 

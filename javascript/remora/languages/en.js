@@ -710,7 +710,7 @@ export const ENGLISH = /** @type {const} */ ({
     "said.presetLines": "a preset has lines such as <lora:name:0.8>",
     "said.noSuchPreset": "there is no preset {name} (any more)",
 
-    // the rest, by where it is said
+    // about a tag
     "said.atCharacter": "{tag}, at character {number} of the prompt: {why}",
     "said.ofAlways": "of the always-on stack: {why}",
     "said.notClosed": "the tag is not closed, '>' is missing",
@@ -752,6 +752,8 @@ export const ENGLISH = /** @type {const} */ ({
     "said.notARangeSuch": "{text} is not a range, such as {example}",
     "said.notASoftEdge": "{text} is not a soft edge",
     "said.writeShare": "write a number from 0 to 1",
+
+    // about block weights
     "said.singleNumber": "{text} is a single number",
     "said.writeWeights": "write a weight for each block, or the name of a preset",
     "said.neitherWeights": "{text} is neither a number nor block weights",
@@ -773,6 +775,8 @@ export const ENGLISH = /** @type {const} */ ({
     "said.deleteSome": "delete some",
     "said.noBlockPreset": "there is no preset of block weights {name} of your own",
     "said.blockPresetsKept": "the presets of block weights cannot be saved and are unchanged: {error}",
+
+    // about regions
     "said.regionMissing": "the region is missing",
     "said.writeRegion": "write, for example, left or 0,0,0.5,1",
     "said.regionParts": "a region of {count} parts",
@@ -792,6 +796,8 @@ export const ENGLISH = /** @type {const} */ ({
     "said.manyRegions": "there are {count} regions already",
     "said.noOwnRegion": "there is no region {name} of your own",
     "said.regionKept": "the region cannot be saved and is unchanged: {error}",
+
+    // about brackets and schedules
     "said.neverActs": "{name} never acts at its place in the prompt",
     "said.actsAnyway": "{name} acts {how}: its place in the prompt ({words}) does not count for tags",
     "said.notApplied": "{name} is not applied: it stands in the negative prompt, where tags are read as words",
@@ -810,6 +816,8 @@ export const ENGLISH = /** @type {const} */ ({
         one: "{name} has a schedule up to step {step}, and the picture has {count} step",
         other: "{name} has a schedule up to step {step}, and the picture has {count} steps",
     },
+
+    // what became of a tag, further on
     "said.noEffectOf": "{name} has had no effect: {why}",
     "said.noEffectNow": "{name} has no effect: {why}",
     "said.noEffectOn": "it has no effect on the {component}: {why}",
@@ -828,6 +836,8 @@ export const ENGLISH = /** @type {const} */ ({
     "said.cfgNot": "a CFG scale of {cfg}, not {number}",
     "said.severalFit": "{name} fits several files, {files}: {path} is applied, which the web UI's own LoRA takes",
     "said.writeFolder": "to choose, write the folder, too",
+
+    // what the web UI applies itself, and what is beside Remora
     "said.nothingApplied": "nothing applied {tags}: {why}",
     "said.skipsNetworks": "something makes the web UI skip its extra networks",
     "said.notCalled": "the web UI did not call Remora, which is registered",
@@ -875,6 +885,8 @@ export const ENGLISH = /** @type {const} */ ({
     "said.embeddingWidth": "it is {number} wide, and the model takes {width}",
     "said.frozen": "the web UI was started with {flag}",
     "said.settingFixed": "the setting cannot be changed here: {error}",
+
+    // about what is kept
     "said.presetsKept": "the presets cannot be saved and are unchanged: {error}",
     "said.stackKept": "the stack cannot be saved and is unchanged: {error}",
     "said.notesKept": "the {what} cannot be saved beside {name}; nothing was changed: {error}",
@@ -914,6 +926,8 @@ export const ENGLISH = /** @type {const} */ ({
     "said.notRegular": "it is a folder, a pipe or a device, not a regular file",
     "said.badName": "{name} has < or > in its name, which a tag cannot contain",
     "said.renameFile": "rename the file",
+
+    // about the library
     "said.notesUnread": "the notes beside it cannot be read: {error}",
     "said.metadataUnread": "its training metadata cannot be read: {error}",
     "said.notJson": "{file} is not JSON ({error})",
@@ -939,6 +953,8 @@ export const ENGLISH = /** @type {const} */ ({
     "said.notHashed": "a LoRA of the parameters text may have another name here: not all files are hashed yet",
     "said.pasteAgain": "to find it, paste the text again in some minutes",
     "said.otherModelLoaded": "made for {family}; the loaded model is {model}",
+
+    // about comparisons and pictures
     "said.cannotMake": "{host} cannot make pictures for the tab",
     "said.noPictureYet": "there is no such picture (yet)",
     "said.chooseLora": "choose 1 to {count} different LoRA to compare",
@@ -958,6 +974,8 @@ export const ENGLISH = /** @type {const} */ ({
     "said.sessionHasNone": "the session has no such picture (any more)",
     "said.otherSite": "a page of another site asked for this",
     "said.ownPage": "use the web UI's own page",
+
+    // about a file and the model, further on
     "said.itIs": "it is {kind}: {why}",
     "said.notAnAdapter": "it is not a known adapter",
     "said.noKeys": "it has no keys of a LoRA ({keys})",
@@ -1023,6 +1041,8 @@ export const ENGLISH = /** @type {const} */ ({
     "said.notPlaced":
         "a LoRA is for a part of the picture, and a call of this {kind} does not show where its tokens lie in the picture",
     "said.removeRegion": "remove the region",
+
+    // about further files and presets
     "said.nameNotUtf": "{file}: its name is not UTF-8, so that no prompt can name it",
     "said.fileUnread": "{file}: it cannot be read: {error}",
     "said.modelWidth": "made for {reason}, where the loaded model has {number}",
@@ -1041,6 +1061,8 @@ export const ENGLISH = /** @type {const} */ ({
     "said.kindStack": "the stack that is always on",
     "said.settingsThere": "Remora cannot change settings of this web UI",
     "said.changeThere": "change {text} there",
+
+    // titles of blocks, and rules for layers
     "said.block.texts": "Text encoders",
     "said.block.clip": "CLIP text encoder",
     "said.block.t5": "T5 text encoder",
@@ -1062,6 +1084,8 @@ export const ENGLISH = /** @type {const} */ ({
     "said.rule.allBut": "All layers, in all blocks but {blocks}",
     "said.rule.withBut": "Layers with {words} in their names, in all blocks but {blocks}",
     "said.rule.withoutBut": "Layers without {words} in their names, in all blocks but {blocks}",
+
+    // the page of the embedded web UI, which is the server's
     "said.page.prompt": "Prompt",
     "said.page.negative": "Negative prompt",
     "said.page.describe": "Describe the picture. Write a LoRA as <lora:name:0.8>. Ctrl+Enter generates.",
@@ -1100,4 +1124,46 @@ export const ENGLISH = /** @type {const} */ ({
     "said.page.empty": "“{text}” is empty",
     "said.page.writeNumber": "write a number",
     "said.page.chooseListed": "choose one of the list",
+
+    // kinds of files that are no LoRA, and what reads them
+    "said.kind.checkpoint": "a whole checkpoint",
+    "said.kind.checkpointOf": "a whole checkpoint of {family}",
+    "said.kind.quantized": "a quantized checkpoint",
+    "said.kind.controlNet": "a ControlNet",
+    "said.kind.controlLora": "a Control-LoRA of Stability AI, which makes a ControlNet out of the model",
+    "said.kind.ipAdapter": "an IP-Adapter, which takes a picture as prompt",
+    "said.kind.faceId": "an IP-Adapter FaceID, which takes a face as prompt",
+    "said.kind.inversion": "a textual inversion embedding",
+    "said.kind.inversions": "a bundle of textual inversion embeddings without a LoRA",
+    "said.kind.motionLora": "a motion LoRA for AnimateDiff's motion modules, which the loaded model does not have",
+    "said.kind.motion": "an AnimateDiff motion module",
+    "said.kind.vae": "a VAE",
+    "said.kind.clip": "a text encoder (CLIP)",
+    "said.kind.t5": "a text encoder (T5)",
+    "said.kind.upscaler": "an upscaler (ESRGAN, Real-ESRGAN)",
+    "said.kind.hypernetwork": "a hypernetwork",
+    "said.kind.webPage": "a web page, not an adapter",
+    "said.kind.message": "a message of a server, not an adapter",
+    "said.kind.picture": "a picture, not an adapter",
+    "said.kind.pointer": "a Git LFS pointer, not the file itself",
+    "said.kind.gguf": "a GGUF file",
+    "said.load.model": "put it into the folder of models and load it as the model",
+    "said.load.controlNet": "load it with ControlNet, or as ControlNet in your web UI",
+    "said.load.ipAdapter":
+        "load it with IP-Adapter: ControlNet's extension, ComfyUI's nodes, or diffusers' load_ip_adapter",
+    "said.load.embedding": "put it into the embeddings folder and write its name into the prompt",
+    "said.load.embeddings": "save each as a file in the embeddings folder",
+    "said.load.animateDiff": "load it with AnimateDiff's extension or nodes",
+    "said.load.vae": "put it into the folder of VAE and select it there",
+    "said.load.textEncoder": "load it as text encoder",
+    "said.load.upscaler": "put it into the folder of upscalers",
+    "said.load.hypernetwork": "put it into the hypernetworks folder and write <hypernet:name:1>",
+    "said.load.html": "the site answered with HTML (a log-in page?)",
+    "said.load.refused": "the site refused the download",
+    "said.load.notes": "it is the message of a server, or the notes beside a file",
+    "said.load.preview": "it may be the preview of a file",
+    "said.load.itself": "download the file itself",
+    "said.load.lfs": "fetch it with `git lfs pull`",
+    "said.load.asModel": "load it as the model or text encoder",
+    "said.load.onlySafetensors": "only safetensors adapters can be read",
 });
