@@ -189,6 +189,8 @@ class Tag:
         curves = [one for one in (self.te, self.unet, *self.sides.values()) if isinstance(one, Curve)]
         last = max((one.points[-1][0] for one in curves if one.unit == "step"), default=0.0)
         has = f"the picture has {steps} step{'' if steps == 1 else 's'}"
+        if 0 < stop <= start:  # it never acts, which the engine tells
+            return ""
         if start > 1 and start >= steps:
             return f"acts in no step: it begins after step {start:g}, and {has}"
         if stop > max(steps, 1):

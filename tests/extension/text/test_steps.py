@@ -82,6 +82,7 @@ def test_a_tag_keeps_the_meaning_that_it_had(written: str, want: list[float]) ->
         ("<lora:a:1:start=19:stop=20>", 20, ""),
         ("<lora:a:1:step=0.5-0.9>", 20, ""),
         ("<lora:a:1:start=1>", 1, ""),
+        ("<lora:a:1:start=40:stop=30>", 20, ""),
         ("<lora:a:0@0,1@1>", 1, ""),
         ("<lora:a:0@0,0.8@40:by=sigma>", 20, ""),
         ("<lora:a:1:start=35:pass=hires>", 20, ""),
