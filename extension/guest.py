@@ -59,9 +59,9 @@ class Guest:
         return not self._session.model.useless
 
     @property
-    def grammar(self) -> bool:
-        """Return whether brackets around tags mean something."""
-        return grammar_wanted(self._host)
+    def grammar(self) -> bool | None:
+        """Return whether brackets around tags mean something; None while the host applies them."""
+        return grammar_wanted(self._host) if self.enabled else None
 
     @property
     def handed_back(self) -> str:
@@ -84,7 +84,7 @@ class Guest:
             images, bad, words = _read(batch, self._session.names, has_comments=self._host.has_comments)
             apart = (*unread, *self._session.skip_or_raise(bad, wanted.skip_bad), *words)
             besides = [tag.without(batch.without) for tag in always]
-            activation = self._session.begin_batch(images, wanted, besides, batch.seeds, batch.at, apart)
+            activation = self._session.begin_batch(images, wanted, besides, batch.seeds, batch.at, apart, batch.steps)
             notes = (*activation.notes, *activation.far_off(batch.steps, batch.cfg))
             activation = self._session.passes.latest = replace(activation, notes=notes)
         except BaseException as error:
@@ -202,12 +202,14 @@ class Guest:
             self._session.hand_over(tags, at)
         else:
             self._session.passes.note(sentence)
-        return Outcome(warnings=partial(self._session.warnings, self._session.passes))
+        return Outcome(problems=(sentence,), warnings=partial(self._session.warnings, self._session.passes))
 
     def app_started(self, app: Any) -> None:
-        """Add Remora's routes to the host's FastAPI application."""
+        """Add Remora's routes to the host's FastAPI application, and log what does not work beside it."""
         from .api import add_routes  # fastapi is imported where a host serves with it
 
+        for sentence in self._host.conflicts() if self.enabled else ():
+            logger.warning("remora: %s", sentence)
         add_routes(app, self._session)
 
     def axes(self) -> Sequence[Axis]:

@@ -34,7 +34,7 @@ class CompareApi:
 
     def start(self, request: Request, body: records.CompareWanted) -> Response:
         """Start a grid of pictures that differ only in their LoRA; answer its progress."""
-        painter = self._session.host.painter()
+        painter = self._session.host.painter
         if painter is None:
             raise HTTPException(UNPROCESSABLE, f"{self._session.host.name} cannot make pictures for the tab")
         try:
@@ -54,7 +54,7 @@ class CompareApi:
 
     def state(self, request: Request) -> Response:
         """Return the progress of the latest comparison; `comparison` is null without one."""
-        painter = self._session.host.painter()
+        painter = self._session.host.painter
         latest = None if self._latest is None else cast(records.Comparison, self._latest.to_json())
         samplers = [] if painter is None else list(painter.samplers)
         told: records.Compare = {"comparison": latest, "samplers": samplers, "possible": painter is not None}

@@ -29,11 +29,11 @@ class Activation:
     report: ActivationReport = field(default_factory=lambda: ActivationReport(()))
     """The engine's report on `active` and on merging."""
     notes: tuple[str, ...] = ()
-    """One sentence for each bundled embedding that cannot be used, each strength that was limited, and each noise that
-    the model has no denoiser of its own for.
+    """One sentence for each bundled embedding that cannot be used, each schedule that goes on beyond the last step,
+    each strength that was limited, and each noise that the model has no denoiser of its own for.
     """
-    embeddings: tuple[str, ...] = ()
-    """The notes on bundled embeddings, which the parameters text of a picture has, too."""
+    kept: tuple[str, ...] = ()
+    """The notes on embeddings and schedules, which the parameters text of a picture has, too."""
     several: tuple[str, ...] = ()
     """One sentence for each tag that fits several files."""
     text_keys: tuple[Hashable, ...] = ((),)
@@ -144,7 +144,7 @@ class Passes:
     @property
     def sentences(self) -> tuple[str, ...]:
         """Return one sentence for each LoRA without the effect that its tag asks for, once each."""
-        found = [text for one in self.activations for text in (*one.warnings, *one.embeddings)]
+        found = [text for one in self.activations for text in (*one.warnings, *one.kept)]
         found += [one.sentence for one in self.outcomes if one.active is None or self.why]
         found += [text for one in self.activations for text in (*one.hints, *one.several)]
         return tuple(dict.fromkeys(filter(None, found)))

@@ -63,6 +63,8 @@ class Request:
     at: str = "base"
     apart: tuple[TagOutcome, ...] = ()
     """The outcomes of tags that cannot be parsed, or that are words."""
+    steps: int | None = None
+    """Of the first pass; None if unknown."""
 
     def of_image(self, image: int) -> tuple[Tag, ...]:
         """Return one image's own tags."""
@@ -104,6 +106,13 @@ class Request:
         return tuple(
             _stray(place, tag, has) for place, tag in self.every.items() if min(tag.rows, default=0) > self.count
         )
+
+    def unreached(self) -> tuple[str, ...]:
+        """Return a sentence for each tag whose schedule goes on beyond the last step."""
+        if self.steps is None or self.at != "base":
+            return ()
+        said = ((tag.name, tag.unreached(self.steps)) for tag in self.every.values() if not tag.is_off)
+        return tuple(dict.fromkeys(f"{name} {why}" for name, why in said if why))
 
     def of_all_noise(self, components: Collection[str]) -> tuple[str, ...]:
         """Return a sentence for each tag that names a part of the noise, where one denoiser takes all of it."""

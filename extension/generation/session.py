@@ -99,6 +99,7 @@ class Session:
         seeds: Sequence[int] = (),
         at: str = "base",
         apart: Sequence[TagOutcome] = (),
+        steps: int | None = None,
     ) -> Activation:
         """Activate these LoRA in place of all others; without any, deactivate all.
 
@@ -110,12 +111,13 @@ class Session:
             seeds: of the images, as far as known.
             at: the pass, see `tag.Pass`.
             apart: the outcomes of tags that cannot be parsed, or that are words.
+            steps: of the first pass; None if unknown.
 
         Raises:
             LoraError: a name or a file failed and `settings` do not skip it; the previous LoRA stay active.
         """
         asked = tuple(placed(tags, "prompt") for tags in images)
-        batch = Request(asked, settings, placed(always, "always"), tuple(seeds), at, tuple(apart))
+        batch = Request(asked, settings, placed(always, "always"), tuple(seeds), at, tuple(apart), steps)
         self._note_outcome()
         self.failed = ()
         try:
@@ -147,17 +149,17 @@ class Session:
         )
         files = {one.file for one in active}
         hints = [place.note for one in active for place in one.places if place.note]
-        embeddings = self._lend_embeddings(active)
+        kept = (*self._lend_embeddings(active), *batch.unreached())
         several = tuple(dict.fromkeys(filter(None, (self.catalog.names.note_on(one.name) for one in active))))
-        for note in (*hints, *embeddings, *several):
+        for note in (*hints, *kept, *several):
             self.log.say(note)
         return Activation(
             active=active,
             left_out=tuple(left_out),
             resting=self._resting(batch, active, left_out),
             report=report,
-            notes=(*limited, *batch.of_all_noise(self.model.components.keys()), *embeddings),
-            embeddings=embeddings,
+            notes=(*limited, *batch.of_all_noise(self.model.components.keys()), *kept),
+            kept=kept,
             several=several,
             text_keys=_text_keys(self.model.components, stack, active, batch.settings),
             always={position: wish.file for position, wish in wishes.always.items() if wish.file in files},

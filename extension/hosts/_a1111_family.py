@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -15,10 +17,10 @@ from ._conditionings import Conditionings
 from ._parameters import note
 from ._passes import pass_of
 from ._prompt_tags import Images
-from ._webui import WebUIHost, attempt, pictures_of
-from ._webui_modules import module
+from ._webui import WebUIHost, attempt, batch_of, pictures_of
+from ._webui_modules import module, shared
 from ._wraps import Wraps
-from .base import Batch, Option, Outcome, Remora
+from .base import Batch, Outcome
 
 _PROMPTS = ("Prompt", "Hires prompt")  # of a parameters text
 
@@ -37,7 +39,11 @@ class A1111FamilyHost(WebUIHost):
         self.generating = False
         """The active batch of the generation that runs now."""
         self._conditionings = Conditionings(
-            self._serving, self.prompts_depend, self.pass_of, self.check_served, lambda: self.woken
+            lambda: self.remora if self.remora.enabled else None,
+            self.prompts_depend,
+            self.pass_of,
+            lambda p: None if self._networks is None else self._networks.check_served(p),
+            lambda: self.woken,
         )
         self._clock = DenoiserClock()
 
@@ -91,29 +97,32 @@ class A1111FamilyHost(WebUIHost):
         """Tell whether Remora activated the present LoRA."""
         return self._remora is not None and self.batch is not None and self._remora.enabled
 
-    def restoring(self) -> Sequence[Callable[[], object]]:
-        return self.wraps.give_back, *super().restoring()
+    def own_choice(self, files: Sequence[Path]) -> Path | None:
+        """Return the last file in the order of the built-in's list, where a later file replaces an earlier one."""
+        folders = self.adapter_dirs()
 
-    def unload(self) -> None:
+        def order(file: Path) -> tuple[object, ...]:
+            folder = next((i for i, one in enumerate(folders) if file.is_relative_to(one)), len(folders))
+            return folder, sort_key(str(file.parent)), sort_key(file.name)
+
+        return max(files, key=order)
+
+    def restore(self) -> None:
         attempt(self.wraps.give_back)
-        super().unload()
+        super().restore()
 
     def run_batch(self, p: Any, images: Images, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
         if getattr(p, "prompts", None) is None and not any(images):
             return  # a model that is loading encodes an empty prompt, maybe during a generation
-        batch = self.batch_of(p, self._with_the_one_for_all(p, images), include, exclude)
+        batch = batch_of(p, self._with_the_one_for_all(p, images), exclude, self.pass_of(p))
         self.batch = None
-        self.tell_or_report(p, self.put_in_force(batch), images)
+        self.tell_or_report(p, self.put_in_force(batch))
         self.batch = batch
 
-    def tell(self, p: Any, outcome: Outcome, images: Images) -> None:
+    def tell(self, p: Any, outcome: Outcome) -> None:
         note(p, outcome)
         for problem in outcome.problems:
             p.comment(problem)
-
-    def unserved(self, p: Any, images: Images, sentence: str) -> None:
-        p.comment(sentence)
-        super().unserved(p, images, sentence)
 
     def _generation(self, original: Callable[..., Any], p: Any, *args: Any, **kwargs: Any) -> Any:
         """Deactivate all LoRA after a generation, however it ends; after a nested one, restore the outer one's."""
@@ -140,7 +149,7 @@ class A1111FamilyHost(WebUIHost):
 
     def _with_the_one_for_all(self, p: Any, images: Images) -> Images:
         """Add the tag of the setting `sd_lora` to every prompt without it; return all tags."""
-        values = self._shared().opts.data
+        values = shared().opts.data
         name = values.get("sd_lora")
         if not name or name == "None":
             return images
@@ -152,9 +161,6 @@ class A1111FamilyHost(WebUIHost):
                 setattr(p, every, [one if f"<lora:{named}" in one else f"{one}<lora:{arguments}>" for one in prompts])
         return tuple(image if any(name_of(tag) == name for tag in image) else (*image, arguments) for image in images)
 
-    def _serving(self) -> Remora | None:
-        return self.remora if self.remora.enabled else None
-
     def _pasted(self, infotext: str, parameters: MutableMapping[str, Any]) -> None:
         if not self.remora.enabled:
             return
@@ -165,7 +171,7 @@ class A1111FamilyHost(WebUIHost):
         for key, value in settings.items():
             parameters[self._options[key].label] = str(value)
 
-    def _info(self, option: Option) -> Any:
-        info = super()._info(option)
-        info.infotext = option.label  # the name under which a parameters text overrides the setting
-        return info
+
+def sort_key(text: str) -> Sequence[object]:
+    """Return what the built-in sorts folders and file names by: numbers in them by their value."""
+    return [int(part) if part.isdecimal() else part.lower() for part in re.split(r"([0-9]+)", text)]

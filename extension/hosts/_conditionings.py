@@ -105,7 +105,7 @@ def _chosen(prompts: Any, images: Sequence[int]) -> Any:
 
 def _without_tags(prompts: Any, remora: Remora) -> Any:
     """Return negative prompts without their tags, if these mean something."""
-    found = without_negative(prompts, on=remora.grammar)
+    found = without_negative(prompts, on=bool(remora.grammar))
     return prompts if found == list(prompts) else _alike(prompts, found)
 
 

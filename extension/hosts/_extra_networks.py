@@ -88,7 +88,8 @@ class ExtraNetworks:
         batch: called with the processing object, the tags of each image, and the host's arguments (`include`,
             `exclude`, `step`); activates the LoRA and may raise.
         handed_back: called before each batch; True lets the built-in apply it.
-        ended: called with the processing object when a generation ends.
+        ended: called with the processing object when a generation ends; not where the host says `force=False`, as its
+            detailer comes later.
         passed_over: called with the processing object, `include` and `exclude` before a pass for which the host
             activates no networks.
         unserved: called with the processing object, the tags of each image and one sentence if nothing applied these.
@@ -106,7 +107,7 @@ class ExtraNetworks:
         *,
         batch: Callable[..., None],
         handed_back: Callable[[Any], bool],
-        ended: Callable[..., None],
+        ended: Callable[[Any], None],
         passed_over: Callable[..., None] = lambda p, include, exclude: None,
         unserved: Callable[[Any, Images, str], None] = lambda p, images, sentence: None,
         passed_on: Callable[[Any, Images], None] = lambda p, images: None,
@@ -213,13 +214,15 @@ class ExtraNetworks:
                 setattr(self._module, name, getattr(ours, self._mine))
         self._wrappers.clear()
 
-    def bypassed(self, p: Any) -> Images:
-        """Return the tags of a processing object of which the host activates none; later calls return nothing."""
+    def check_served(self, p: Any) -> None:
+        """Report, once, the tags of a picture that is about to be made, if the host activates none of them."""
         if getattr(p, self._asked, False) or getattr(p, "disable_extra_networks", False):
-            return ()
+            return
         setattr(p, self._asked, True)
         images: Images = next((tags.images for tags in map(vars(p).get, _OWN_TAGS) if isinstance(tags, ImageTags)), ())
-        return images if any(images) else ()
+        if any(images):
+            why = f"nothing applied {written(images)}: something makes the web UI skip its extra networks"
+            self._unserved(p, images, why)
 
     def _registries(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
         return self._module.extra_network_registry, getattr(self._module, "extra_network_aliases", None)
@@ -316,8 +319,8 @@ class ExtraNetworks:
             def deactivate(self, p: Any, *args: Any, **kwargs: Any) -> None:
                 if outer._is_handed_back(p):
                     outer._pass_on("deactivate", p, *args, **kwargs)
-                elif not outer._in_region:
-                    outer._ended(p, *args, **kwargs)
+                elif not outer._in_region and kwargs.get("force", True):
+                    outer._ended(p)
 
         return RemoraNetwork("lora")
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,26 +15,21 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from . import _conflicts
 from ._access import access_of
 from ._axes import add_axes
-from ._extra_networks import ExtraNetworks, written
+from ._extra_networks import ExtraNetworks
 from ._painter import WebUIPainter
 from ._prompt_tags import Images
-from ._webui_modules import module
-from .base import Access, Batch, Host, Option, Outcome, Painter, Remora
+from ._webui_modules import module, shared
+from .base import Access, Batch, Host, Option, Outcome, Remora
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from ..text.tag import Pass
 
 logger = logging.getLogger(__name__)
-
-State: TypeAlias = Literal["applied", "handed back", "not connected"]
-"""Remora applies the tags; the built-in does, as Remora is off or cannot; the built-in does, without Remora."""
 
 _SECTION = ("remora", "Remora")
 _EXPERT_SECTION = ("remora_experts", "Remora for experts")
@@ -56,7 +50,7 @@ class WebUIHost(Host):
         self._options: dict[str, Option] = {}
         self._remora: Remora | None = None
         self._networks: ExtraNetworks | None = None
-        self._painter = WebUIPainter()
+        self.painter = WebUIPainter()
         self._fault = ""  # why Remora is not connected
         self.woken = True
         """Whether the built-in works, as far as Remora knows; meaningful while it applies the tags."""
@@ -73,84 +67,68 @@ class WebUIHost(Host):
         """Let the built-in work as without Remora; idempotent."""
 
     @abstractmethod
-    def tell(self, p: Any, outcome: Outcome, images: Images) -> None:
+    def tell(self, p: Any, outcome: Outcome) -> None:
         """Report the outcome of a batch: in its parameters texts, and its problems to the user."""
 
-    def batch_of(self, p: Any, images: Images, include: Sequence[str], exclude: Sequence[str]) -> Batch:
-        """Make the batch that a processing object runs next."""
-        at, cfg = self.pass_of(p), getattr(p, "cfg_scale", None)
-        found = Batch(images, without=frozenset(exclude), seeds=_seeds(p), at=at)
-        if at != "base":
-            return found
-        steps = getattr(p, "steps", None)
-        known = steps if isinstance(steps, int) else None
-        return replace(found, steps=known, cfg=float(cfg) if isinstance(cfg, int | float) else None)
+    @abstractmethod
+    def run_batch(self, p: Any, images: Images, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
+        """Activate the LoRA of a batch and report the outcome."""
 
+    @abstractmethod
     def pass_of(self, p: Any) -> Pass:
         """Return the present pass of a picture."""
-        return "base"
 
     # --- Host ---
 
     def add_options(self, options: Sequence[Option]) -> None:
         self._options = {option.key: option for option in options}
-        self._show_options()
+        opts = shared().opts
+        for option in options:
+            saved = opts.data.get(option.key)
+            if saved in option.removed:  # newer gradio saves no settings while one is not among its choices
+                opts.data[option.key] = option.default
+                logger.warning("remora: %s: %r was removed and is %r now", option.label, saved, option.default)
+            opts.add_option(option.key, _info(option, info_is_shown=self.shows_info_of_options))
 
     def option(self, key: str) -> object:
         option = self._options[key]
-        return self._shared().opts.data.get(key, option.default)
+        return shared().opts.data.get(key, option.default)
 
     def set_option(self, key: str, value: object) -> None:
-        shared = self._shared()
+        host = shared()
         if key not in self._options:
             raise KeyError(key)
         for flag in ("freeze_settings", "freeze"):
-            if getattr(shared.cmd_opts, flag, False):  # SD.Next does nothing then, and only logs it
+            if getattr(host.cmd_opts, flag, False):  # SD.Next does nothing then, and only logs it
                 raise PermissionError(f"the web UI was started with --{flag.replace('_', '-')}")
         try:
-            shared.opts.set(key, value)
+            host.opts.set(key, value)
         except AssertionError as error:  # the setting or its section is frozen
             raise PermissionError(str(error)) from error
-        shared.opts.save(shared.config_filename)
+        host.opts.save(host.config_filename)
 
     def adapter_dirs(self) -> Sequence[Path]:
-        shared = self._shared()
+        host = shared()
         found = []
         for flag in self.lora_dir_flags:
-            for values in (shared.opts.data, vars(shared.cmd_opts)):
+            for values in (host.opts.data, vars(host.cmd_opts)):
                 written = values.get(flag) or ()
                 several = written if isinstance(written, list | tuple) else (written,)
                 found += [Path(one).absolute() for one in several if one and Path(one).is_dir()]
         return tuple(dict.fromkeys(found))
 
-    def own_choice(self, files: Sequence[Path]) -> Path | None:
-        """Return the last file in the order of the built-in's list, where a later file replaces an earlier one."""
-        folders = self.adapter_dirs()
-
-        def order(file: Path) -> tuple[object, ...]:
-            folder = next((i for i, one in enumerate(folders) if file.is_relative_to(one)), len(folders))
-            return folder, sort_key(str(file.parent)), sort_key(file.name)
-
-        return max(files, key=order)
-
-    def painter(self) -> Painter:
-        return self._painter
-
     def block_preset_files(self) -> Sequence[Path]:
-        data = getattr(self._shared().cmd_opts, "data_dir", None) or getattr(module("modules.paths"), "data_path", None)
+        data = getattr(shared().cmd_opts, "data_dir", None) or getattr(module("modules.paths"), "data_path", None)
         if not data:
             return ()
         names = ("lbwpresets.txt", "elempresets.txt")  # sorted, as a folder has no order
         return tuple(file for name in names for file in sorted(Path(data).glob(f"extensions/*/scripts/{name}")))
 
     def data_dir(self) -> Path | None:
-        return Path(self._shared().config_filename).absolute().parent / "remora"
+        return Path(shared().config_filename).absolute().parent / "remora"
 
     def access(self, app: Any) -> Access:
-        return access_of(app, self._shared().cmd_opts)
-
-    def layer_classes(self) -> Sequence[type[nn.Module]]:
-        return ()
+        return access_of(app, shared().cmd_opts)
 
     def conflicts(self) -> Sequence[str]:
         own = () if self._networks is None else self._networks.conflicts
@@ -169,19 +147,17 @@ class WebUIHost(Host):
 
     def add_callbacks(self, callbacks: ModuleType) -> None:
         """Register the host's callbacks."""
-        callbacks.on_ui_settings(self._show_options)
-        callbacks.on_ui_tabs(self._tabs)
-        callbacks.on_before_ui(self.begin)
-        callbacks.on_app_started(self._app_started)
-        callbacks.on_model_loaded(self._model_loaded)
-        callbacks.on_script_unloaded(self.unload)
 
-    @property
-    def state(self) -> State:
-        """Return who applies the tags."""
-        if self._networks is None or not self._networks.in_force:
-            return "not connected"
-        return "applied" if self.remora.enabled else "handed back"
+        def app_started(demo: Any, app: Any) -> None:
+            self.begin()  # here too: some hosts register the built-in after `before_ui` of others
+            attempt(partial(self.remora.app_started, app))
+
+        callbacks.on_ui_settings(lambda: self.add_options(tuple(self._options.values())))
+        callbacks.on_ui_tabs(lambda: [(self.remora.tab(), *_TAB)])
+        callbacks.on_before_ui(self.begin)
+        callbacks.on_app_started(app_started)
+        callbacks.on_model_loaded(lambda model: self.remora.model_changed())
+        callbacks.on_script_unloaded(self.unload)
 
     def begin(self) -> None:
         """Take over; on an error the web UI is as without Remora, and the log and the tab say so."""
@@ -194,11 +170,14 @@ class WebUIHost(Host):
                 f"Remora could not take over from the web UI ({type(error).__name__}: {error}) and is not connected: "
                 "the web UI's own LoRA gets the tags, until its page is reloaded"
             )
-            attempt(self.remora.generation_ended, *self.restoring())
+            self.restore()
 
-    def restoring(self) -> Sequence[Callable[[], object]]:
-        """Return the functions that undo `take_over`; each may be called after any part of it."""
-        return self._give_back_networks, partial(add_axes, ()), self.wake_builtin
+    def restore(self) -> None:
+        """Undo `take_over`, or any part of it; an error in one part does not keep the others from it."""
+        networks, self._networks = self._networks, None
+        own = () if self._remora is None else (self._remora.generation_ended,)
+        given = () if networks is None else (networks.give_back,)
+        attempt(*own, *given, partial(add_axes, ()), self.wake_builtin)
 
     def take_over(self) -> None:
         """Apply the tags from now on, if the setting says so."""
@@ -206,46 +185,26 @@ class WebUIHost(Host):
             self._networks = ExtraNetworks(
                 importlib.import_module("modules.extra_networks"),
                 batch=self.run_batch,
-                handed_back=self._handed_back,
-                ended=self.ended,
+                handed_back=self.handed_back,
+                ended=lambda p: self.remora.generation_ended(),
                 passed_over=self.passed_over,
                 unserved=self.unserved,
                 passed_on=self.passed_on,
-                grammar=self.grammar,
+                grammar=lambda: self.remora.grammar,
                 has_parts=self.has_parts,
             )
         self._networks.take_over()
         add_axes(self.remora.axes() if self.remora.enabled else ())
         if self.remora.enabled:
-            self._quiet(in_picture=False)
-
-    def _quiet(self, *, in_picture: bool) -> bool:
-        """Take the built-in's LoRA off; after an error the built-in applies the tags.
-
-        Raises:
-            LoraError: it failed, a picture is being made, and the settings stop the generation.
-        """
-        try:
-            self.quiet_builtin()
-        except Exception as error:  # noqa: BLE001  # whatever the host raises; it is logged and told
-            attempt(self.remora.generation_ended, self.wake_builtin)
-            self.remora.cannot_apply(error, in_picture=in_picture)
-            return False
-        return True
+            self.handed_back(None)
 
     def unload(self) -> None:
         """Restore the host; an error in one part does not keep the others from it."""
         self._connected, self._fault = False, ""
-        attempt(self._give_back_networks, partial(add_axes, ()))
+        self.restore()
         if self._remora is not None:
             attempt(self._remora.unloaded)
             self._remora = None
-        attempt(self.wake_builtin)
-
-    def _give_back_networks(self) -> None:
-        networks, self._networks = self._networks, None
-        if networks is not None:
-            networks.give_back()
 
     @property
     def remora(self) -> Remora:
@@ -253,45 +212,20 @@ class WebUIHost(Host):
         assert self._remora is not None, "the host calls Remora after `connect` only"
         return self._remora
 
-    def run_batch(self, p: Any, images: Images, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
-        """Activate the LoRA of a batch and report the outcome."""
-        outcome = self.remora.batch(self.batch_of(p, images, include, exclude))
-        self.tell_or_report(p, outcome, images)
-
-    def tell_or_report(self, p: Any, outcome: Outcome, images: Images) -> None:
+    def tell_or_report(self, p: Any, outcome: Outcome) -> None:
         """Report the outcome of a batch; an error in that is one of the parameters text only.
 
         Raises:
             LoraError: it failed, and the settings stop the generation.
         """
         try:
-            self.tell(p, outcome, images)
+            self.tell(p, outcome)
         except Exception as error:
             logger.debug("remora: the outcome of a batch", exc_info=error)
             self.remora.failed(f"the parameters text does not have the LoRA ({type(error).__name__}: {error})")
 
-    def grammar(self) -> bool | None:
-        """Return whether brackets around tags mean something; None while Remora applies no tags."""
-        return self.remora.grammar if self.remora.enabled else None
-
-    def ended(self, p: Any, *args: Any, **kwargs: Any) -> None:
-        """Handle the end of a generation."""
-        self.remora.generation_ended()
-
     def passed_over(self, p: Any, include: Sequence[str], exclude: Sequence[str]) -> None:
         """Handle a pass for which the host activates no networks."""
-
-    def check_served(self, p: Any) -> None:
-        """Report tags of a picture that is about to be made, if the host never asked for their LoRA.
-
-        Raises:
-            LoraError: there are such tags, and the settings stop the generation.
-        """
-        images = () if self._networks is None or not self.remora.enabled else self._networks.bypassed(p)
-        if images:
-            self.remora.generation_ended()  # a LoRA of the picture before may be active still
-            why = f"nothing applied {written(images)}: something makes the web UI skip its extra networks"
-            self.unserved(p, images, why)
 
     def passed_on(self, p: Any, images: Images) -> None:
         """Handle that the built-in applies the tags of a batch; tell why, unless Remora is turned off."""
@@ -299,7 +233,7 @@ class WebUIHost(Host):
             return  # a model that is loading encodes an empty prompt
         outcome = self.remora.handed_over(images, self.pass_of(p))
         if any(images) and outcome.warnings():
-            self.tell_or_report(p, outcome, ((),))
+            self.tell_or_report(p, outcome)
 
     def unserved(self, p: Any, images: Images, sentence: str) -> None:
         """Report tags that nothing applied.
@@ -307,65 +241,29 @@ class WebUIHost(Host):
         Raises:
             LoraError: the settings stop the generation.
         """
-        self.tell_or_report(p, self.remora.failed(sentence, images, self.pass_of(p)), ((),))
+        self.remora.generation_ended()  # a LoRA of the picture before may be active still
+        self.tell_or_report(p, self.remora.failed(sentence, images, self.pass_of(p)))
 
-    def _handed_back(self, p: Any) -> bool:
-        """Tell whether the built-in applies the next batch; switches over if the setting changed."""
+    def handed_back(self, p: Any) -> bool:
+        """Tell whether the built-in applies the next batch; switches over if the setting changed.
+
+        Raises:
+            LoraError: its LoRA cannot be taken off, a picture is being made, and the settings stop the generation.
+        """
         if self.remora.enabled:
-            # a model that is loading encodes an empty prompt, which is no picture
-            return not self._quiet(in_picture=getattr(p, "prompts", None) is not None)
+            try:
+                self.quiet_builtin()
+            except Exception as error:  # noqa: BLE001  # whatever the host raises; it is logged and told
+                attempt(self.remora.generation_ended, self.wake_builtin)
+                # a model that is loading encodes an empty prompt, which is no picture
+                self.remora.cannot_apply(error, in_picture=getattr(p, "prompts", None) is not None)
+                return True
+            return False
         errors = attempt(self.remora.generation_ended, self.wake_builtin)
         self.woken = not errors
-        for error in errors:
-            self.remora.failed(f"the web UI's own LoRA may not work ({type(error).__name__}: {error})")
+        for one in errors:
+            self.remora.failed(f"the web UI's own LoRA may not work ({type(one).__name__}: {one})")
         return True
-
-    def _app_started(self, demo: Any, app: Any) -> None:
-        self.begin()  # here too: some hosts register the built-in after `before_ui` of others
-        attempt(partial(self.remora.app_started, app), self._log_conflicts)
-
-    def _log_conflicts(self) -> None:
-        if self.remora.enabled:
-            for sentence in self.conflicts():
-                logger.warning("remora: %s", sentence)
-
-    def _tabs(self) -> list[tuple[Any, str, str]]:
-        return [(self.remora.tab(), *_TAB)]
-
-    def _model_loaded(self, model: Any) -> None:
-        self.remora.model_changed()
-
-    def _show_options(self) -> None:
-        opts = self._shared().opts
-        for option in self._options.values():
-            saved = opts.data.get(option.key)
-            if saved in option.removed:  # newer gradio saves no settings while one is not among its choices
-                opts.data[option.key] = option.default
-                logger.warning("remora: %s: %r was removed and is %r now", option.label, saved, option.default)
-            opts.add_option(option.key, self._info(option))
-
-    def _info(self, option: Option) -> Any:
-        """Return the host's description of a setting."""
-        component, arguments = _component(option)
-        # gradio's own `info` is above a checkbox, as if it were the former one's, and pale in themes of SD.Next
-        in_label = option.info and not self.shows_info_of_options
-        label = f"{option.label} ({option.info})" if in_label else option.label
-        section = _EXPERT_SECTION if option.expert else _SECTION
-        info = self._shared().OptionInfo(option.default, label, component, arguments, section=section)
-        if option.info and self.shows_info_of_options:
-            info.info(option.info)
-        if hasattr(info, "category_id"):
-            info.category_id = _CATEGORY  # where hosts sort their sections
-        return info
-
-    @staticmethod
-    def _shared() -> Any:
-        return importlib.import_module("modules.shared")
-
-
-def sort_key(text: str) -> Sequence[object]:
-    """Return what the built-in sorts folders and file names by: numbers in them by their value."""
-    return [int(part) if part.isdecimal() else part.lower() for part in re.split(r"([0-9]+)", text)]
 
 
 def attempt(*steps: Callable[[], object]) -> Sequence[Exception]:
@@ -387,10 +285,32 @@ def pictures_of(result: Any) -> list[tuple[int, Any]]:
     return [(seed, image) for seed, image in zip(seeds, images, strict=False) if isinstance(seed, int)]
 
 
-def _seeds(p: Any) -> tuple[int, ...]:
-    """Return the seeds of the present batch, as far as the host has drawn them."""
+def batch_of(p: Any, images: Images, exclude: Sequence[str], at: Pass) -> Batch:
+    """Make the batch that a processing object runs next; its seeds as far as the host has drawn them."""
     seeds = getattr(p, "seeds", None) or getattr(p, "all_seeds", None) or ()
-    return tuple(seed for seed in seeds if isinstance(seed, int))
+    whole = tuple(seed for seed in seeds if isinstance(seed, int))
+    found = Batch(images, without=frozenset(exclude), seeds=whole, at=at)
+    if at != "base":
+        return found
+    steps, cfg = getattr(p, "steps", None), getattr(p, "cfg_scale", None)
+    known = steps if isinstance(steps, int) else None
+    return replace(found, steps=known, cfg=float(cfg) if isinstance(cfg, int | float) else None)
+
+
+def _info(option: Option, *, info_is_shown: bool) -> Any:
+    """Return the host's description of a setting."""
+    component, arguments = _component(option)
+    # gradio's own `info` is above a checkbox, as if it were the former one's, and pale in themes of SD.Next
+    label = f"{option.label} ({option.info})" if option.info and not info_is_shown else option.label
+    section = _EXPERT_SECTION if option.expert else _SECTION
+    info = shared().OptionInfo(option.default, label, component, arguments, section=section)
+    if option.info and info_is_shown:
+        info.info(option.info)
+    if hasattr(info, "infotext"):
+        info.infotext = option.label  # the name under which a parameters text overrides the setting
+    if hasattr(info, "category_id"):
+        info.category_id = _CATEGORY  # where hosts sort their sections
+    return info
 
 
 def _component(option: Option) -> tuple[Any, Mapping[str, Any]]:

@@ -6,6 +6,7 @@ import functools
 import importlib
 import logging
 from types import ModuleType
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +21,11 @@ def module(name: str) -> ModuleType | None:
     except Exception as error:  # noqa: BLE001  # a part of the host may need a package or a device that is not there
         _tell(name, repr(error))
     return None
+
+
+def shared() -> Any:
+    """Return the host's module with its settings and its command line."""
+    return importlib.import_module("modules.shared")
 
 
 @functools.cache

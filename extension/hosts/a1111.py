@@ -11,7 +11,6 @@ from ._a1111_family import A1111FamilyHost
 from ._builtin_lora import BuiltinLora
 from ._bundled_embeddings import BundledEmbeddings
 from ._cfg_rows import CfgRows
-from ._webui import attempt
 from ._webui_modules import module
 from .base import Batch, Embeddings, Outcome
 
@@ -73,11 +72,6 @@ class A1111Host(A1111FamilyHost):
     def take_over(self) -> None:
         super().take_over()
         self.wraps.put(importlib.import_module("modules.sd_models"), "load_model_weights", self._loading)
-
-    def unload(self) -> None:
-        # before Remora's patches, which are on top of the built-in's own, are removed
-        attempt(self.remora.generation_ended, self.wake_builtin)
-        super().unload()
 
     def quiet_builtin(self) -> None:
         self._builtin.quiet()

@@ -116,8 +116,8 @@ class Remora(Protocol):
         """Return whether Remora applies LoRA tags; if not, the host applies them itself."""
 
     @property
-    def grammar(self) -> bool:
-        """Return whether brackets around tags mean something, see `text.grammar`."""
+    def grammar(self) -> bool | None:
+        """Return whether brackets around tags mean something, see `text.grammar`; None while the host applies them."""
 
     @property
     def handed_back(self) -> str:
@@ -293,6 +293,8 @@ class Host(ABC):
     has_comments: ClassVar[bool] = False
     """Whether a # in a prompt begins a comment, even inside a tag."""
     before: ClassVar[tuple[str, ...]] = ()  # hosts to check after this one, such as the one it is a fork of
+    painter: Painter | None = None
+    """What makes pictures for Remora; None if the host makes its user's pictures only."""
 
     @abstractmethod
     def is_current(self) -> bool:
@@ -319,9 +321,9 @@ class Host(ABC):
             f"embedding {name!r} is read as plain words: {self.name} takes none from a LoRA file" for name in embeddings
         ]
 
-    @abstractmethod
     def layer_classes(self) -> Sequence[type[nn.Module]]:
         """Return the host's own layer classes that define their forward."""
+        return ()
 
     @abstractmethod
     def adapter_dirs(self) -> Sequence[Path]:
@@ -329,10 +331,6 @@ class Host(ABC):
 
     def own_choice(self, files: Sequence[Path]) -> Path | None:
         """Return which of several files of one name the host's own LoRA takes; None if it takes none."""
-        return None
-
-    def painter(self) -> Painter | None:
-        """Return what makes pictures for Remora, or None if the host makes its user's pictures only."""
         return None
 
     def block_preset_files(self) -> Sequence[Path]:

@@ -20,7 +20,7 @@ from lib_lora import is_denoiser
 
 from ._log_levels import LogLevels
 from ._nunchaku import why_not
-from ._webui_modules import module
+from ._webui_modules import module, shared
 from .base import Remora
 from .forge import ForgeHost
 
@@ -47,7 +47,7 @@ class ForgeNeoHost(ForgeHost):
     def connect(self, remora: Remora) -> None:
         super().connect(remora)
         # the root logger is at ERROR here, unless the user chose a level, and the host's own loggers at INFO
-        chosen = getattr(self._shared().cmd_opts, "loglevel", None) or os.environ.get("SD_WEBUI_LOG_LEVEL")
+        chosen = getattr(shared().cmd_opts, "loglevel", None) or os.environ.get("SD_WEBUI_LOG_LEVEL")
         self._levels.set(logging.INFO if chosen is None else chosen)
 
     def unload(self) -> None:

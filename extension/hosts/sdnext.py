@@ -20,10 +20,10 @@ from ._prompt_tags import Images
 from ._sdnext_builtin import Merged, changed_parts, take_off
 from ._sdnext_infotext import HASHES, Infotexts
 from ._sdnext_prompts import Prompts
-from ._webui import WebUIHost, attempt, pictures_of
-from ._webui_modules import module
+from ._webui import WebUIHost, attempt, batch_of, pictures_of
+from ._webui_modules import module, shared
 from ._wraps import Wraps
-from .base import Batch, Outcome, Remora
+from .base import Outcome, Remora
 
 if TYPE_CHECKING:
     from torch import nn
@@ -61,7 +61,7 @@ class SDNextHost(WebUIHost):
     def __init__(self) -> None:
         super().__init__()
         self._wraps = Wraps()
-        self._prompts = Prompts(self._serves)
+        self._prompts = Prompts(lambda: self._remora if self._serving else None)
         self._infotexts = Infotexts()
         self._log: _HostLog | None = None
         self._merged = Merged()
@@ -74,7 +74,7 @@ class SDNextHost(WebUIHost):
         return data is not None and hasattr(data, "model_data") and module("modules.sd_offload") is not None
 
     def components(self) -> Mapping[str, nn.Module]:
-        return self._parts(_ADAPTABLE)
+        return _parts(self._pipe(), _ADAPTABLE)
 
     def checkpoints(self) -> Mapping[str, Sequence[Path]]:
         written = getattr(getattr(self._pipe(), "sd_checkpoint_info", None), "filename", None)
@@ -115,22 +115,22 @@ class SDNextHost(WebUIHost):
         processing = module("modules.processing")
         if processing is not None and hasattr(processing, "process_images_inner"):
             self._wraps.put(processing, "process_images_inner", self._generation)
-        detailer = getattr(self._shared(), "detailer", None)
+        detailer = getattr(shared(), "detailer", None)
         if hasattr(detailer, "restore"):
             self._wraps.put(type(detailer), "restore", self._detail)
-        self._name_settings()
+        known = importlib.import_module("modules.infotext").mapping  # where it looks up the settings of pasted texts
+        known.extend((key, key) for key in self._options if (key, key) not in known)
         super().take_over()
 
-    def restoring(self) -> Sequence[Callable[[], object]]:
-        return self._wraps.give_back, *super().restoring()
+    def restore(self) -> None:
+        attempt(self._wraps.give_back)
+        super().restore()
 
     def unload(self) -> None:
         super().unload()
-        attempt(self._wraps.give_back)
         if self._log is not None:
             self._log.give_back()
             self._log = None
-        self._serving = False
 
     def cannot_serve(self) -> str:
         parts = self.components()
@@ -138,7 +138,7 @@ class SDNextHost(WebUIHost):
             reason = why_not(parts[name]) if is_of_nunchaku(parts[name]) else ""
             if reason:
                 return f"the {name} is {reason}, {_NOT_OURS}"
-        values = self._shared().opts.data
+        values = shared().opts.data
         if values.get("cuda_compile_backend") == "openvino_fx" and "Model" in (values.get("cuda_compile") or ()):
             return f"the model is computed by OpenVINO, {_NOT_OURS}"
         return super().cannot_serve()
@@ -157,24 +157,17 @@ class SDNextHost(WebUIHost):
         self._merged.note(self._of_builtin())
         self._prompts.in_force()
 
-    def batch_of(self, p: Any, images: Images, include: Sequence[str], exclude: Sequence[str]) -> Batch:
-        batch = super().batch_of(p, images, include, exclude)
-        default = self._shared().opts.data.get("extra_networks_default_multiplier", 1.0)
-        without = frozenset(exclude) | (frozenset(_ADAPTABLE) - frozenset(include) if include else frozenset())
-        return replace(batch, default=float(default), without=without)
-
     def pass_of(self, p: Any) -> Pass:
         return "hires" if p.is_hr_pass else "base"
 
     def run_batch(self, p: Any, images: Images, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
-        outcome = self._apply(p, images, include, exclude)
-        self.tell_or_report(p, outcome, images)
+        self.tell_or_report(p, self._apply(p, images, include, exclude, self.pass_of(p)))
         if not p.is_hr_pass:  # the detailer uses the prompt and the LoRA of the first pass
             setattr(p, _BATCH, (images, include, exclude))
 
     def passed_over(self, p: Any, include: Sequence[str], exclude: Sequence[str]) -> None:
         """Handle a detailer pass: it changes one image, with that image's LoRA or the LoRA of its own prompt."""
-        if not hasattr(p, "recursion") or self._networks is None or self._handed_back(p):
+        if not hasattr(p, "recursion") or self._networks is None or self.handed_back(p):
             return
         images: Images
         own = self._networks.tags.of(p.prompt)
@@ -200,9 +193,9 @@ class SDNextHost(WebUIHost):
         p = kwargs.get("p", args[0] if args else None)
         if self._serving and getattr(p, "is_hr_pass", False) and self._at != "hires" and hasattr(p, _BATCH):
             self.run_batch(p, *getattr(p, _BATCH))
-        elif p is not None:
-            self.check_served(p)
-        if self._networks is not None and self.grammar() is not None:
+        elif p is not None and self._networks is not None and self.remora.enabled:
+            self._networks.check_served(p)
+        if self._networks is not None and self.remora.grammar is not None:
             for name in _NEGATIVE:
                 if isinstance(kwargs.get(name), list):
                     kwargs[name] = self._networks.tags.without_negative(kwargs[name])
@@ -225,50 +218,31 @@ class SDNextHost(WebUIHost):
             setattr(p, _PLACE, (p.iteration, p.batch_index))
         return original(detailer, image, p)
 
-    def _apply(
-        self, p: Any, images: Images, include: Sequence[str], exclude: Sequence[str], at: Pass | None = None
-    ) -> Outcome:
-        self._serving = True
+    def _apply(self, p: Any, images: Images, include: Sequence[str], exclude: Sequence[str], at: Pass) -> Outcome:
+        """Activate the LoRA of a batch, on the parts that the host includes."""
+        self._serving, self._at = True, at
+        left_alone = [*exclude, *(name for name in _ADAPTABLE if include and name not in include)]
         try:
-            batch = self.batch_of(p, images, include, exclude)
-            batch = batch if at is None else replace(batch, at=at)
-            self._at = batch.at
-            outcome = self.remora.batch(batch)
+            default = float(shared().opts.data.get("extra_networks_default_multiplier", 1.0))
+            outcome = self.remora.batch(replace(batch_of(p, images, left_alone, at), default=default))
         except BaseException:
-            self._shared().state.end()  # the host would count the job as running for ever
+            shared().state.end()  # the host would count the job as running for ever
             raise
         self._prompts.in_force(self.remora.text_key())
         return outcome
 
-    def tell(self, p: Any, outcome: Outcome, images: Images) -> None:
+    def tell(self, p: Any, outcome: Outcome) -> None:
         self._infotexts.note(p, outcome, p.iteration, further_pass=bool(p.is_hr_pass))
-
-    def ended(self, p: Any, *args: Any, force: bool = False, **kwargs: Any) -> None:
-        """Handle the end of a generation; its detailer, which comes later, gets the same LoRA."""
-        if force:
-            super().ended(p)
-
-    def _parts(self, names: Iterable[str]) -> dict[str, nn.Module]:
-        pipe = self._pipe()
-        return {name: part for name in names if (part := _module(getattr(pipe, name, None))) is not None}
 
     def _of_builtin(self) -> Mapping[str, nn.Module]:
         """Return the parts that the built-in may have changed, more than Remora's in later versions."""
-        return self._parts(dict.fromkeys((*_ADAPTABLE, *changed_parts())))
+        return _parts(self._pipe(), dict.fromkeys((*_ADAPTABLE, *changed_parts())))
 
     def _pipe(self) -> Any:
         """Return the pipeline with the model's parts, or None; the host's own accessor would load one."""
         data = module("modules.modeldata")
         pipe = None if data is None else data.model_data.sd_model
         return getattr(pipe, "pipe", pipe)
-
-    def _serves(self) -> Remora | None:
-        return self._remora if self._serving else None
-
-    def _name_settings(self) -> None:
-        """Register Remora's settings for pasted texts: the host looks up the setting of each name."""
-        known = importlib.import_module("modules.infotext").mapping
-        known.extend((key, key) for key in self._options if (key, key) not in known)
 
     def _pasted(self, infotext: str, parameters: dict[str, Any]) -> None:
         """Handle a parameters text; the host continues with the changed parameters."""
@@ -303,6 +277,11 @@ class _HostLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._log.handle(record)
+
+
+def _parts(pipe: Any, names: Iterable[str]) -> dict[str, nn.Module]:
+    """Return those parts of a pipeline that it has."""
+    return {name: part for name in names if (part := _module(getattr(pipe, name, None))) is not None}
 
 
 def _module(part: object) -> nn.Module | None:

@@ -32,7 +32,7 @@ class StandaloneHost(Host):
         self._data_dir: Path | None = None
         self._values: dict[str, object] = {}
         self._remora: Remora | None = None
-        self._painter: Painter | None = None
+        self.painter: Painter | None = None
 
     def open(self, dirs: Sequence[Path], settings: Mapping[str, object], data_dir: Path | None = None) -> None:
         """Become the current host, with these LoRA folders and settings other than the defaults."""
@@ -85,18 +85,8 @@ class StandaloneHost(Host):
         take = super().use_embeddings if self._use_embeddings is None else self._use_embeddings
         return take(embeddings)
 
-    def layer_classes(self) -> Sequence[type[nn.Module]]:
-        return ()
-
     def adapter_dirs(self) -> Sequence[Path]:
         return self._dirs
-
-    def painter(self) -> Painter | None:
-        return self._painter
-
-    def paint_with(self, painter: Painter) -> None:
-        """Set the painter."""
-        self._painter = painter
 
     def data_dir(self) -> Path | None:
         return self._data_dir

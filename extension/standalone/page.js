@@ -28,6 +28,39 @@ function say(text) {
     line.textContent = text;
 }
 
+// The page speaks the language of the tab, which says how to translate what the server says. gradio draws labels once,
+// and other texts again: each is remembered in English.
+{
+    const known = new WeakMap(); // of nodes, what they said in English and what they say now
+    let translated = (text) => text;
+    const speak = (node) => {
+        const field = node.nodeType === Node.TEXT_NODE ? "data" : "placeholder";
+        const now = node[field], trimmed = now?.trim();
+        if (!trimmed || node.parentElement.closest("textarea, script, style")) return;
+        const english = known.get(node)?.shown === now ? known.get(node).english : now;
+        const shown = english.replace(english.trim(), () => translated(english.trim()));
+        known.set(node, { english, shown });
+        if (shown !== now) node[field] = shown;
+    };
+    const speakIn = (root) => {
+        if (root.nodeType === Node.TEXT_NODE) speak(root);
+        if (root.nodeType !== Node.ELEMENT_NODE) return;
+        const texts = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
+        while (texts.nextNode()) speak(texts.currentNode);
+        for (const field of root.querySelectorAll("[placeholder]")) speak(field);
+    };
+    const watch = new MutationObserver((changes) => {
+        for (const { type, target, addedNodes } of changes)
+            for (const node of type === "characterData" ? [target] : addedNodes) speakIn(node);
+    });
+    document.addEventListener("remora:language", ({ detail }) => {
+        translated = detail.translated;
+        document.documentElement.lang = detail.language;
+        speakIn(document.body);
+        watch.observe(document.body, { childList: true, characterData: true, subtree: true });
+    });
+}
+
 // A parameters text that is pasted, dropped or typed into the prompt is read: the prompt, the settings and the seed
 // of its picture take the place of the page's. A text that looks like one is sent to the server, which reads it.
 {

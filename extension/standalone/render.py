@@ -209,7 +209,7 @@ def _begin(studio: Studio, plan: _Rendering, run: Pass, tags: PassTags, seeds: l
     """Activate the LoRA of a pass, and take up what the user is told."""
     wanted = settings(Overridden(studio.host, plan.request.settings))
     session = studio.session
-    activation = session.begin_batch([tags.own], wanted, tags.always, seeds, run.at, tags.apart)
+    activation = session.begin_batch([tags.own], wanted, tags.always, seeds, run.at, tags.apart, run.steps)
     if run.at == "base":
         told.batches.append(session.passes)
     far_off = activation.far_off(run.levels, run.cfg_scale)

@@ -92,7 +92,7 @@ def make_api(runner: Runner, address: str = "127.0.0.1", login: str = "") -> Fas
     app.add_middleware(GZipMiddleware, minimum_size=_COMPRESSED, compresslevel=1)
     app.add_middleware(Guard, address=address, login=login)
     SdApi(runner).add_routes(app)
-    runner.studio.host.paint_with(RunnerPainter(runner))
+    runner.studio.host.painter = RunnerPainter(runner)
     runner.studio.host.app_started(app)
     _refuse_other_methods(app)
     return app

@@ -177,6 +177,28 @@ class Tag:
         te, unet = _changed(self.te, change), _changed(self.unet, change)
         return replace(self, te=te, unet=unet, hires_te=hires[0], hires_unet=hires[1], sides=sides)
 
+    def unreached(self, steps: int) -> str:
+        """Return what of its schedule lies beyond the last step of a first pass of so many; empty if nothing does."""
+        if self.passes and "base" not in self.passes:
+            return ""
+        windows = [self.during]
+        while (outer := windows[-1].within) is not None:
+            windows.append(outer)
+        start = max((one.start for one in windows if one.start is not None), default=0.0)
+        stop = min((one.stop for one in windows if one.stop is not None), default=0.0)
+        curves = [one for one in (self.te, self.unet, *self.sides.values()) if isinstance(one, Curve)]
+        last = max((one.points[-1][0] for one in curves if one.unit == "step"), default=0.0)
+        has = f"the picture has {steps} step{'' if steps == 1 else 's'}"
+        if 0 < stop <= start:  # it never acts, which the engine tells
+            return ""
+        if start > 1 and start >= steps:
+            return f"acts in no step: it begins after step {start:g}, and {has}"
+        if stop > max(steps, 1):
+            return f"acts until the end: it is to stop at step {stop:g}, and {has}"
+        if last > max(steps, 1):
+            return f"has a schedule up to step {last:g}, and {has}"
+        return ""
+
     @property
     def curve(self) -> Curve | None:
         """Return one of its schedules; all have the same unit and shape."""

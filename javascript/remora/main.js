@@ -12,7 +12,7 @@ import {STACK, Stack} from "./stack.js";
 import {same, Store} from "./store.js";
 import {loadSheet, shadowed, Theme} from "./theme.js";
 import {App} from "./ui/app.js";
-import {spoken} from "./words.js";
+import {spoken, translated} from "./words.js";
 
 const POLL = 2000; // milliseconds between two polls of the server, while the tab is visible
 const READ = 250; // the same for the prompts and the colours of the page
@@ -59,7 +59,10 @@ export class Tab {
 
     /** Speak the language that is wanted now. */
     async followLanguage() {
-        if (await this.language.follow(this.state.chosen)) this.set({language: spoken()});
+        if (!(await this.language.follow(this.state.chosen))) return;
+        this.set({language: spoken()});
+        const detail = {language: spoken(), translated}; // the embedded page is the server's, too
+        document.dispatchEvent(new CustomEvent("remora:language", {detail}));
     }
 
     /**

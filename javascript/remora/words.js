@@ -65,6 +65,7 @@ function localeOf(language) {
  */
 export function speak(language, strings) {
     Object.assign(now, inLanguage(language, strings));
+    done.clear();
 }
 
 /** Return the tag of the language that is spoken. */
@@ -136,10 +137,15 @@ export function listed(words, type) {
 
 /** @typedef {Extract<Key, `said.${string}`>} Said */
 
-/** @type {{key: Said, pattern: RegExp}[] | undefined} */
-let sentences; // of the server, the longest first
+/**
+ * @typedef {{key: Said, pattern: RegExp, letters: string}} Sentence
+ * A sentence of the server, the pattern of its English, and its longest part without a value.
+ */
 
-/** Return the sentences of the server that have a translation, with the patterns of their English. */
+/** @type {Sentence[] | undefined} */
+let sentences; // the ones with most letters of their own first
+
+/** Return the sentences of the server that have a translation. */
 function known() {
     if (sentences) return sentences;
     const keys = /** @type {Said[]} */ (Object.keys(ENGLISH).filter((key) => key.startsWith("said.")));
@@ -148,14 +154,28 @@ function known() {
         const entry = ENGLISH[key];
         return (typeof entry === "string" ? [entry] : Object.values(entry)).map((form) => ({key, form}));
     });
-    forms.sort((one, other) => other.form.length - one.form.length);
-    sentences = forms.map(({key, form}) => ({key, pattern: patternOf(form)}));
+    const own = (/** @type {string} */ form) => form.split(PLACE).filter((_, at) => at % 2 === 0);
+    const made = forms.map(({key, form}) => ({
+        key,
+        pattern: patternOf(form),
+        letters: own(form).reduce((one, other) => (other.length > one.length ? other : one)),
+        length: own(form).join("").length,
+    }));
+    sentences = made.sort((one, other) => other.length - one.length);
     return sentences;
 }
 
+const PLACE = /\{(\w+)\}/;
 const NUMBERS = ["count", "layers", "number"]; // values that are numbers
+const WHOLE = ["why", "problem", "error"]; // values that are sentences, maybe several with semicolons between them
+/** Values that may have a translation. Others are names, and stay. */
+const SENTENCES = [...WHOLE, "reason", "what", "how", "kind", "example", "settings", "images"];
 const LONGEST = 2000; // characters of a text that is translated: patterns with two values take the square of its length
-const WHOLE = ["why", "problem", "error"]; // values that may have several parts between semicolons
+const DEEPEST = 4; // sentences in each other
+const MOST_TEXTS = 500; // that are known
+
+/** @type {Map<string, string>} */
+const done = new Map(); // what was translated: an answer is shown again and again
 
 /** @param {string} form */
 function patternOf(form) {
@@ -166,6 +186,8 @@ function patternOf(form) {
 /** @param {string} name of a value */
 function patternOfValue(name) {
     if (NUMBERS.includes(name)) return "[\\d,]+";
+    if (name === "blocks") return "[^:]+?"; // before the weight of a rule
+    if (name === "tag") return "(?!of the )(?:(?!; ).)+?"; // that is before it where the tag is always on
     return WHOLE.includes(name) ? ".+?" : "(?:(?!; ).)+?";
 }
 
@@ -176,11 +198,26 @@ function patternOfValue(name) {
  */
 export function translated(said) {
     if (now.language === "en" || !said || said.length > LONGEST) return said;
+    const known = done.get(said);
+    if (known !== undefined) return known;
+    if (done.size >= MOST_TEXTS) done.clear();
+    const found = inside(said, 0);
+    done.set(said, found);
+    return found;
+}
+
+/**
+ * @param {string} said
+ * @param {number} depth
+ * @returns {string}
+ */
+function inside(said, depth) {
+    if (depth > DEEPEST) return said;
     return (
-        whole(said)
+        whole(said, depth)
         ?? said
             .split("; ")
-            .map((part) => whole(part) ?? part)
+            .map((part) => whole(part, depth) ?? part)
             .join(t("mark.semicolon"))
     );
 }
@@ -188,16 +225,23 @@ export function translated(said) {
 /**
  * Return the translation of a text that is one sentence of the server; null where it is none. A value may be a sentence.
  * @param {string} said
+ * @param {number} depth
  */
-function whole(said) {
-    for (const {key, pattern} of known()) {
-        const found = pattern.exec(said);
+function whole(said, depth) {
+    for (const {key, pattern, letters} of known()) {
+        const found = said.includes(letters) ? pattern.exec(said) : null;
         if (!found) continue;
-        const values = Object.entries(found.groups ?? {}).map(([name, value]) => [name, meantBy(name, value)]);
+        const values = Object.entries(found.groups ?? {}).map(([name, value]) => [name, meantBy(name, value, depth)]);
         return filled(key, Object.fromEntries(values)).join("");
     }
     return null;
 }
 
-/** @type {(name: string, value: string) => string} */
-const meantBy = (name, value) => (name === "names" ? listed(value.split(" or "), "disjunction") : translated(value));
+/** @type {(name: string, value: string, depth: number) => string} */
+function meantBy(name, value, depth) {
+    if (name === "names") return listed(value.split(" or "), "disjunction");
+    const joined = (/** @type {string} */ word) => value.split(word).map((one) => inside(one, depth + 1));
+    if (name === "how") return listed(joined(" and "), "conjunction");
+    if (name === "settings") return listed(joined(" and for "), "conjunction");
+    return SENTENCES.includes(name) ? inside(value, depth + 1) : value;
+}

@@ -124,3 +124,58 @@ test("a sentence of the server is translated, with the sentences in it; what has
     });
     for (const [said, wanted] of cases) assert.equal(translated(said), wanted);
 });
+
+test("names stay as they are, also where a word of the page has a translation", () => {
+    speak("de", {
+        "said.rule.weight": "{what}: Gewicht {weight}.",
+        "said.rule.withIn": "Schichten mit {words} in {blocks}",
+        "said.page.steps": "Schritte",
+        "said.block.down": "Abwärts {number}",
+        "said.hasNoPicture": "{name} hat kein Bild",
+        "said.actsAnyway": "{name} wirkt {how} ({words})",
+        "said.inAllSteps": "in allen Schritten",
+        "said.atOwnStrength": "mit eigener Stärke",
+    });
+    /** @type {[said: string, wanted: string][]} */
+    const cases = [
+        ["Steps has no picture", "Steps hat kein Bild"],
+        ["Steps", "Schritte"],
+        ["Down block 3", "Abwärts 3"],
+        ["Layers with “attn” in their names, in IN04: weight 0.5.", "Schichten mit “attn” in IN04: Gewicht 0.5."],
+        [
+            "a acts in all steps and at its own strength: its place in the prompt (step 5) does not count for tags",
+            "a wirkt in allen Schritten und mit eigener Stärke (step 5)",
+        ],
+    ];
+    for (const [said, wanted] of cases) assert.equal(translated(said), wanted);
+});
+
+test("an error of a tag that is always on, and a file that is no LoRA, are translated as a whole", () => {
+    speak("de", {
+        "said.ofAlways": "aus „Immer an“: {why}",
+        "said.atCharacter": "{tag}, Zeichen {number}: {why}",
+        "said.noRegion": "kein Bereich {name}",
+        "said.itIs": "erkannt als {kind}: {why}",
+        "said.kind.vae": "VAE",
+        "said.load.vae": "in den VAE-Ordner legen",
+        "said.noKeys": "ohne Schlüssel ({keys})",
+    });
+    /** @type {[said: string, wanted: string][]} */
+    const cases = [
+        [
+            "of the always-on stack: '<lora:a:1:mask=x>', at character 16 of the prompt: there is no region 'x'",
+            "aus „Immer an“: '<lora:a:1:mask=x>', Zeichen 16: kein Bereich 'x'",
+        ],
+        [
+            "it is a VAE: put it into the folder of VAE and select it there; it has no keys of a LoRA (a, …)",
+            "erkannt als VAE: in den VAE-Ordner legen; ohne Schlüssel (a, …)",
+        ],
+    ];
+    for (const [said, wanted] of cases) assert.equal(translated(said), wanted);
+});
+
+test("a sentence within sentences without end is read a few times", () => {
+    speak("de", {"said.noEffectNow": "{name} wirkt nicht: {why}"});
+    const said = `${"a has no effect: ".repeat(100)}b`;
+    assert.equal(translated(said), `${"a wirkt nicht: ".repeat(5)}${"a has no effect: ".repeat(95)}b`);
+});

@@ -11,7 +11,7 @@
 import {html, useRef, useState} from "../vendor/preact.js";
 import {written} from "../curve.js";
 import {setField} from "../tag.js";
-import {t} from "../words.js";
+import {t, translated} from "../words.js";
 import {isLetter, nameProblem, painted, readWeights, shownBlocks, snapped, writeWeights} from "../weights.js";
 import {Button, Deleted, isNumber, isStill, NameForm, numberOf, Trouble, useLoad} from "./parts.js";
 
@@ -64,7 +64,8 @@ function Rules({entry, told: {rules, about_rules: about}}) {
     const own = entry.values.lbwe ?? "";
     if (!own && !rules.length) return null;
     const names = own && !rules.includes(own) ? [own, ...rules] : rules;
-    const said = own ? (Object.hasOwn(about, own) ? about[own] : "") : t("blocks.rulesHint");
+    const rule = Object.hasOwn(about, own) ? about[own].split(/ (?=All layers|Layers with)/) : [];
+    const said = own ? rule.map(translated).join(" ") : t("blocks.rulesHint");
     return html`<label class="rt-field"><span>${t("blocks.rules")}</span>
         <select aria-label=${t("blocks.rulesOf", {name: entry.name})} value=${own}
             onChange=${(event) => entry.edit((body) => setField(body, "lbwe", event.target.value))}>
@@ -215,7 +216,7 @@ function Block({id, title, name, cell, view: {low, high}, first, chosen, choose}
     return html`<div class=${`rt-block${first ? " rt-first" : ""}${chosen ? " rt-chosen" : ""}`} role="slider" tabindex=${chosen ? 0 : -1}
         aria-orientation="vertical" aria-label=${t("blocks.blockOf", {block: id, name})} aria-valuemin=${Math.min(LOWEST, value)}
         aria-valuemax=${Math.max(HIGHEST, value)} aria-valuenow=${value} aria-valuetext=${letter ? meaning(cell) : undefined}
-        title=${[id, title, cell].filter(Boolean).join(" · ")} onFocus=${choose}>
+        title=${[id, translated(title), cell].filter(Boolean).join(" · ")} onFocus=${choose}>
         ${letter ? html`<span class="rt-letter">${cell[0]}</span>` : html`<span class="rt-bar" style=${bar}></span>`}
     </div>`;
 }
@@ -238,7 +239,7 @@ function Readout({block, name, cell, put}) {
         if (isNumber(event.target.value)) put(numberOf(event.target.value));
     };
     return html`<div class="rt-line rt-readout">
-        <label><span>${block.id}${block.title ? ` · ${block.title}` : ""}</span>
+        <label><span>${[block.id, translated(block.title)].filter(Boolean).join(" · ")}</span>
             <input type="text" inputmode="decimal" autocomplete="off" spellcheck=${false} aria-label=${t("blocks.weightOf", {block: block.id, name})}
                 aria-invalid=${String(!good)} value=${typed ?? cell} onInput=${type} onBlur=${() => setTyped(null)} /></label>
         <span class="rt-hint">${t("blocks.hint")}</span>

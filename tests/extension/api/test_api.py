@@ -209,6 +209,7 @@ def test_settings_that_the_tab_needs_are_in_the_state(client: TestClient, runner
         host.set_option(ENABLED, True)
         host.set_option(DEFAULT_MULTIPLIER, 1.0)
     assert (state["enabled"], state["default_multiplier"]) == (False, 0.7)
+    assert state["own_lora"] is False, "the embedded web UI has no LoRA of its own that would get the tags"
 
 
 def test_the_stack_is_in_every_picture_while_it_is_on_and_said_in_its_parameters(client: TestClient) -> None:
@@ -401,13 +402,15 @@ def test_a_lora_that_acts_by_halves_or_not_at_all_says_so_wherever_it_is_told(
     client: TestClient, field: str, why: str
 ) -> None:
     answer = make(client, f"<lora:zorp:1:{field}>")
-    (warning,) = json.loads(answer["info"])["remora"]["warnings"]
+    warning, *notes = json.loads(answer["info"])["remora"]["warnings"]
     assert warning.startswith(why)
-    assert parameters(answer)["Remora warnings"] == warning
+    beyond = ["zorp acts in no step: it begins after step 50, and the picture has 1 step"]
+    assert notes == (beyond if field == "start=50" else [])
+    assert parameters(answer)["Remora warnings"] == "; ".join([warning, *notes])
     state = client.get(STATE).json()
     told = [*state["notes"], *(f"{lora['state']}: {lora['reason']}" for lora in state["loras"])]
     waiting = f"waiting: {warning.removeprefix('zorp has had no effect: ')}"
-    assert told == [waiting if "pass" in field else f"partly: {warning.replace('zorp has', 'it has')}"]
+    assert told == [*notes, waiting if "pass" in field else f"partly: {warning.replace('zorp has', 'it has')}"]
 
 
 def test_a_picture_that_is_made_makes_no_change_of_a_file_stale(client: TestClient, folder: Path) -> None:

@@ -20,7 +20,7 @@ from extension.generation.state import state_of
 from extension.hosts.standalone import StandaloneHost
 from extension.library.catalog import CatalogError
 from extension.standalone.demo import Demo
-from extension.text.prompt import parse_arguments
+from extension.text.prompt import parse, parse_arguments
 from extension.text.tag import Tag
 from lib_lora import Engine, FileError, LoraError, PickleError, Reading
 from lib_lora.inspection.skeleton import skeleton
@@ -78,6 +78,22 @@ def test_a_generation_has_its_loras_and_the_end_takes_them_off(setup: Setup) -> 
     assert not torch.equal(setup.output(), before)
     setup.session.end()
     assert torch.equal(setup.output(), before)
+
+
+def test_a_schedule_beyond_the_last_step_has_a_note_in_the_report_and_in_the_parameters(setup: Setup) -> None:
+    setup.host.add_options(TABLE)
+    late = parse("[cat:<lora:zorp:1>:35]", on=True).tags
+    setup.session.begin_batch([late], always=parse("<lora:stripes:1:stop=30>").tags, steps=20)
+    notes = [
+        "zorp acts in no step: it begins after step 35, and the picture has 20 steps",
+        "stripes acts until the end: it is to stop at step 30, and the picture has 20 steps",
+    ]
+    assert sorted(state_of(setup.session)["notes"]) == sorted(notes)
+    assert set(notes) <= set(setup.session.warnings())
+    setup.session.follow_model("hires")
+    assert setup.session.last.kept == (), "the second pass has steps of its own"
+    setup.session.begin_batch([late], steps=40)
+    assert state_of(setup.session)["notes"] == []
 
 
 def test_no_wishes_switch_all_off(setup: Setup) -> None:

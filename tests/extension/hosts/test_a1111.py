@@ -27,6 +27,7 @@ from tests.fakes.files import pair, save
 from tests.fakes.webui import extra_networks as fakes
 from tests.fakes.webui.a1111 import A1111Fake, MulticondLearnedConditioning, SdConditioning
 from tests.fakes.webui.a1111_model import LAYERS
+from tests.fakes.webui.tags import applied_by
 
 RANK = 2
 NAMES = ("a", "b", "c")
@@ -309,7 +310,7 @@ def test_where_the_built_in_cannot_be_taken_off_it_applies_the_tags(
         patch.setattr(A1111, "quiet_builtin", broken)
         assert torch.equal(one(host.generate("a cat<lora:a:1>")), theirs)
         host.generate("a dog")
-    assert A1111.state == "handed back"
+    assert applied_by(A1111) == "handed back"
     assert ["RuntimeError: injected" in note for note in told()["notes"]] == [True]
     host.shared.opts.data[ENABLED] = False
     host.generate("a cat")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 from collections.abc import Callable
 from types import ModuleType
@@ -26,7 +27,7 @@ class Taken:
         self.untouched = dict(vars(module))
         self.batches: list[tuple[tuple[str, ...], ...]] = []
         self.excluded: list[list[str]] = []
-        self.ends: list[dict[str, Any]] = []
+        self.ends: list[Any] = []
         self.enabled = True
         self.failing: BaseException | None = None
         self.unserved: list[str] = []
@@ -34,7 +35,7 @@ class Taken:
             module,
             batch=self.batch,
             handed_back=lambda p: not self.enabled,
-            ended=lambda p, **kw: self.ends.append(kw),
+            ended=self.ends.append,
             unserved=lambda p, images, sentence: self.unserved.append(sentence),
         )
         self.networks.take_over()
@@ -50,6 +51,11 @@ class Taken:
         p.prompts, p.network_data = self.module.parse_prompts(list(prompts))
         self.module.activate(p, p.network_data)
         return p
+
+    def end(self, p: Any) -> None:
+        """End a generation, as the host does behind a detailer."""
+        forced = {"force": True} if "force" in inspect.signature(self.untouched["deactivate"]).parameters else {}
+        self.module.deactivate(p, p.network_data, **forced)
 
 
 MAKERS: dict[str, Callable[[], Taken]] = {
@@ -139,8 +145,17 @@ def test_the_setting_hands_the_tags_to_the_builtin_and_takes_them_again(taken: T
     assert (taken.builtin.deactivated, taken.ends) == (1, [])
     taken.enabled = True
     p = taken.generate("x<lora:b:1>")
-    taken.module.deactivate(p, p.network_data)
-    assert (len(taken.builtin.calls), taken.batches, len(taken.ends)) == (1, [(("b:1",),)], 1)
+    taken.end(p)
+    assert (len(taken.builtin.calls), taken.batches, taken.ends) == (1, [(("b:1",),)], [p])
+
+
+def test_sdnext_goes_on_with_the_picture_unless_it_says_that_it_ends() -> None:
+    taken = MAKERS["sdnext"]()
+    p = taken.generate("x<lora:a:1>")
+    taken.module.deactivate(p, p.network_data)  # its detailer comes now
+    assert taken.ends == []
+    taken.end(p)
+    assert taken.ends == [p]
 
 
 def test_the_builtin_is_told_what_to_leave_alone_when_it_serves() -> None:
@@ -216,7 +231,7 @@ def test_a_host_without_a_builtin(taken: Taken, enabled: bool) -> None:
     taken.networks.give_back()
     taken.module.initialize()
     networks = ExtraNetworks(
-        taken.module, batch=taken.batch, handed_back=lambda p: not enabled, ended=lambda p, **kw: taken.ends.append(kw)
+        taken.module, batch=taken.batch, handed_back=lambda p: not enabled, ended=taken.ends.append
     )
     networks.take_over()
     taken.generate("x<lora:a:1>")
@@ -338,12 +353,15 @@ def test_tags_without_any_handler_are_reported(taken: Taken) -> None:
 def test_a_batch_that_goes_past_the_hosts_function_is_known(taken: Taken) -> None:
     p = fakes.processing()
     p.prompts, p.network_data = taken.module.parse_prompts(["x<lora:a:1>"])
-    assert taken.networks.bypassed(p) == (("a:1",),)
-    assert taken.networks.bypassed(p) == ()  # said once
-    assert taken.networks.bypassed(taken.generate("x<lora:a:1>")) == ()
+    taken.networks.check_served(p)
+    taken.networks.check_served(p)
+    skipped = "nothing applied <lora:a:1>: something makes the web UI skip its extra networks"
+    assert taken.unserved == [skipped], "said once"
+    taken.networks.check_served(taken.generate("x<lora:a:1>"))
     untagged = fakes.processing()
     untagged.network_data = taken.module.parse_prompts(["x"])[1]
-    assert taken.networks.bypassed(untagged) == ()
+    taken.networks.check_served(untagged)
+    assert taken.unserved == [skipped]
 
 
 def test_a_region_that_names_its_part_keeps_it() -> None:

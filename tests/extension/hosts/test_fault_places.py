@@ -21,6 +21,7 @@ import extension
 from extension.generation.options import ENABLED
 from extension.generation.state import state_of
 from extension.guest import Guest
+from extension.hosts._a1111_family import A1111FamilyHost
 from extension.hosts._builtin_lora import BuiltinLora
 from extension.hosts._conditionings import Conditionings
 from extension.hosts._extra_networks import ExtraNetworks
@@ -34,6 +35,7 @@ from tests.fakes.files import pair, save
 from tests.fakes.webui.a1111 import A1111Fake
 from tests.fakes.webui.a1111_model import LAYERS
 from tests.fakes.webui.sdnext_session import started
+from tests.fakes.webui.tags import applied_by
 
 DOCS = Path(__file__).parents[3] / "docs" / "trials.md"
 
@@ -150,7 +152,6 @@ OF_ONE_HOST: dict[str, dict[str, Place]] = {
     "SD.Next": {
         "the functions of prompts are wrapped": (Prompts, "wrap", NOT_CONNECTED),
         "the functions of parameters texts are wrapped": (Infotexts, "wrap", NOT_CONNECTED),
-        "the rows of a model call are set": (Guest, "rows", NOT_CONNECTED),
     },
 }
 
@@ -172,11 +173,10 @@ def _broken(running: Running, place: Place, after: bool) -> Iterator[None]:
 
 
 def _fail_to_connect(running: Running, place: Place, after: bool, theirs: Tensor) -> None:
-    running.host._give_back_networks()
-    running.wraps.give_back()
+    running.host.restore()
     with _broken(running, place, after):
         running.host.begin()
-    assert (running.host.state, running.as_without()) == ("not connected", True)
+    assert (applied_by(running.host), running.as_without()) == ("not connected", True)
     assert torch.equal(running.make(), theirs)
     assert ["InjectedError: injected" in one and place[2][1] in one for one in running.told()] == [True]
     running.host.begin()
@@ -188,7 +188,7 @@ def _fail_to_take_off(running: Running, place: Place, after: bool, theirs: Tenso
     running.values[ENABLED] = True
     with _broken(running, place, after):
         assert torch.equal(running.make(), theirs)
-    assert running.host.state == "handed back"
+    assert applied_by(running.host) == "handed back"
     assert any("InjectedError: injected" in one and place[2][1] in one for one in running.told())
     running.values[ENABLED] = False
     running.make()
@@ -204,10 +204,10 @@ def _fail_to_tell(running: Running, place: Place, after: bool, ours: Tensor) -> 
 def _fail_to_hand_back(running: Running, place: Place, after: bool, theirs: Tensor) -> None:
     running.values[ENABLED] = False
     # in AUTOMATIC1111 and Forge a generation ends with the same function, whose error is the request's
-    ends_with_it = place[0] is Guest and hasattr(running.host, "_generation")
+    ends_with_it = place[0] is Guest and isinstance(running.host, A1111FamilyHost)
     with _broken(running, place, after), pytest.raises(InjectedError) if ends_with_it else nullcontext():
         running.make()
-    assert running.host.state == "handed back"
+    assert applied_by(running.host) == "handed back"
     assert any("InjectedError: injected" in one and place[2][1] in one for one in running.told())
     assert torch.equal(running.make(), theirs)
     running.values[ENABLED] = True
@@ -238,24 +238,24 @@ def test_an_error_at_each_place_leaves_a_web_ui_that_works_and_says_so(
                 continue  # last
             for after in (False, True):
                 caplog.clear()
-                applied_by = ours if place[2][0] == "Remora" else theirs
+                expected = ours if place[2][0] == "Remora" else theirs
                 try:
-                    HOW[place[2]](running, place, after, applied_by)
+                    HOW[place[2]](running, place, after, expected)
                     assert any(one.levelno == logging.ERROR for one in caplog.records)
                     assert torch.equal(running.make(), ours)
-                    assert (running.host.state, running.told()) == ("applied", [])
+                    assert (applied_by(running.host), running.told()) == ("Remora", [])
                 except BaseException as error:
                     raise AssertionError(f"{name}, {title}, {'after' if after else 'before'} it: {error}") from error
         with _broken(running, EVERYWHERE["Remora's wrappers are removed when it is unloaded"], after=True):
             running.host.unload()
-        assert (running.host.state, running.as_without()) == ("not connected", True)
+        assert (applied_by(running.host), running.as_without()) == ("not connected", True)
         assert torch.equal(running.make(), theirs)
 
 
 def test_the_documentation_has_the_table_of_places() -> None:
     rows = [line for line in DOCS.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
     for name, places in {"": EVERYWHERE, **OF_ONE_HOST}.items():
-        for title, (_, _, (applied_by, said)) in places.items():
+        for title, (_, _, (maker, said)) in places.items():
             (row,) = (one for one in rows if one.startswith(f"| {title}") and (name in one or not name))
-            assert applied_by in row, title
+            assert maker in row, title
             assert said in row, title

@@ -22,6 +22,7 @@ from extension.hosts._wraps import Wraps
 from lib_lora import LoraError
 from tests.fakes import forge
 from tests.fakes.forge import FakeForge
+from tests.fakes.webui.tags import applied_by
 
 ALL = pytest.mark.parametrize("kind", forge.KINDS)
 PROMPT = "cat<lora:a:1.0>"
@@ -103,11 +104,10 @@ def test_where_connecting_fails_the_web_ui_is_as_without_remora(
 ) -> None:
     owner, name = CONNECTING[place]
     with monkeypatch.context() as patch:
-        host()._give_back_networks()
-        host().wraps.give_back()
+        host().restore()
         patch.setattr(owner, name, raising(getattr(owner, name) if after else None))
         host().begin()
-    assert host().state == "not connected"
+    assert applied_by(host()) == "not connected"
     registry = web.modules["modules.extra_networks"].extra_network_registry
     assert registry == {"lora": web.builtin}
     assert host().wraps._ours == {}
@@ -117,7 +117,7 @@ def test_where_connecting_fails_the_web_ui_is_as_without_remora(
     assert "InjectedError: injected" in sentence
     assert any(record.levelno == logging.ERROR and record.exc_info for record in caplog.records)
     host().begin()
-    assert (host().state, told()) == ("applied", [])
+    assert (applied_by(host()), told()) == ("Remora", [])
     assert torch.equal(picture(web.generate(PROMPT)), ours)
 
 
@@ -136,7 +136,7 @@ def test_where_the_built_in_cannot_be_taken_off_it_applies_the_tags_as_the_setti
                 web.generate(PROMPT)
         else:
             assert torch.equal(picture(web.generate(PROMPT)), built_in)
-    assert host().state == "handed back"
+    assert applied_by(host()) == "handed back"
     assert any("could not be taken off the model" in sentence for sentence in told())
     p = web.generate(PROMPT)
     assert torch.equal(picture(p), built_in)
@@ -145,7 +145,7 @@ def test_where_the_built_in_cannot_be_taken_off_it_applies_the_tags_as_the_setti
     web.generate("cat")
     web.opts.data[ENABLED] = True
     assert torch.equal(picture(web.generate(PROMPT)), ours)
-    assert (host().state, told()) == ("applied", [])
+    assert (applied_by(host()), told()) == ("Remora", [])
 
 
 @ALL
@@ -163,7 +163,7 @@ def test_where_handing_back_fails_the_tab_says_so(
         with pytest.raises((InjectedError, LoraError)) if fails or owner is Guest else nullcontext():
             web.generate(PROMPT)
     assert any("own LoRA may not work (InjectedError: injected)" in sentence for sentence in told())
-    assert host().state == "handed back"
+    assert applied_by(host()) == "handed back"
     web.opts.data[ENABLED] = True
     assert torch.equal(picture(web.generate(PROMPT)), ours)
     assert told() == []
@@ -197,7 +197,7 @@ def test_what_fails_in_unloading_does_not_keep_the_rest_from_it(
         patch.setattr(ExtraNetworks, "give_back", raising(ExtraNetworks.give_back))
         here = host()
         web.unload()
-    assert here.state == "not connected"
+    assert applied_by(here) == "not connected"
     assert web.modules["modules.extra_networks"].extra_network_registry == {"lora": web.builtin}
     web.generate(PROMPT)
     assert web.builtin.activated == [["a"]]

@@ -15,7 +15,9 @@ import pytest
 from torch import nn
 
 from extension.generation.options import MERGE, NEVER, TABLE
-from extension.hosts._webui import WebUIHost, sort_key
+from extension.hosts._a1111_family import sort_key
+from extension.hosts._webui import WebUIHost
+from extension.text.tag import Pass
 
 ROOT = Path(__file__).resolve().parents[3]
 BLOCKS = """
@@ -48,7 +50,12 @@ class Plain(WebUIHost):
 
     def wake_builtin(self) -> None: ...
 
-    def tell(self, p: Any, outcome: Any, images: Sequence[Any]) -> None: ...
+    def tell(self, p: Any, outcome: Any) -> None: ...
+
+    def run_batch(self, p: Any, images: Any, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None: ...
+
+    def pass_of(self, p: Any) -> Pass:
+        return "base"
 
 
 @pytest.fixture
@@ -86,7 +93,7 @@ def test_a_saved_choice_of_a_former_version_becomes_the_default_with_one_line_in
     host = Plain()
     with caplog.at_level(logging.INFO):
         host.add_options(TABLE)
-        host._show_options()  # the host asks again for its settings page
+        host.add_options(TABLE)  # the host asks again for its settings page
     assert data == {MERGE: NEVER}
     assert host.option(MERGE) == NEVER
     assert [record.message for record in caplog.records] == [

@@ -40,6 +40,12 @@ def test_a_text_without_settings_is_all_prompt() -> None:
     assert parse_infotext("") == Infotext()
 
 
+def test_a_last_line_of_three_settings_is_no_prompt_and_one_of_two_is() -> None:
+    two = "a fox\nnear: me, far: you"
+    assert parse_infotext(two) == Infotext(two), "as in the original"
+    assert parse_infotext(f"{two}, Seed: 1") == Infotext("a fox", "", {"near": "me", "far": "you", "Seed": "1"})
+
+
 # AUTOMATIC1111/stable-diffusion-webui modules/infotext_utils.py, `re_param_code`
 ORIGINAL = re.compile(r'\s*(\w[\w \-/]+):\s*("(?:\\.|[^\\"])+"|[^,]*)(?:,|$)')
 

@@ -62,3 +62,42 @@ def test_a_tag_keeps_the_meaning_that_it_had(written: str, want: list[float]) ->
     strength = tag.multiplier
     assert isinstance(strength, Strength)
     assert [strength.at("unet", "mid", Moment(step, 4)) for step in range(4)] == want
+
+
+@pytest.mark.parametrize(
+    ("prompt", "steps", "said"),
+    [
+        ("<lora:a:1:start=35>", 20, "acts in no step: it begins after step 35, and the picture has 20 steps"),
+        ("<lora:a:1:30-40>", 20, "acts in no step: it begins after step 30, and the picture has 20 steps"),
+        ("<lora:a:1:start=20>", 20, "acts in no step: it begins after step 20, and the picture has 20 steps"),
+        ("<lora:a:1:start=2>", 1, "acts in no step: it begins after step 2, and the picture has 1 step"),
+        ("[cat:<lora:a:1>:35]", 20, "acts in no step: it begins after step 35, and the picture has 20 steps"),
+        ("[[<lora:a:1>:5]:35]", 20, "acts in no step: it begins after step 35, and the picture has 20 steps"),
+        ("[<lora:a:1>::35]", 20, "acts until the end: it is to stop at step 35, and the picture has 20 steps"),
+        ("[<lora:a:1>:cat:35]", 20, "acts until the end: it is to stop at step 35, and the picture has 20 steps"),
+        ("<lora:a:1:stop=35>", 20, "acts until the end: it is to stop at step 35, and the picture has 20 steps"),
+        ("<lora:a:0@0,0.8@40>", 20, "has a schedule up to step 40, and the picture has 20 steps"),
+        ("<lora:a:1:in=0@0,0.8@40>", 20, "has a schedule up to step 40, and the picture has 20 steps"),
+        ("<lora:a:1:start=35>", 40, ""),
+        ("<lora:a:1:start=19:stop=20>", 20, ""),
+        ("<lora:a:1:step=0.5-0.9>", 20, ""),
+        ("<lora:a:1:start=1>", 1, ""),
+        ("<lora:a:1:start=40:stop=30>", 20, ""),
+        ("<lora:a:0@0,1@1>", 1, ""),
+        ("<lora:a:0@0,0.8@40:by=sigma>", 20, ""),
+        ("<lora:a:1:start=35:pass=hires>", 20, ""),
+        ("[<lora:a:1>:0.99]", 20, ""),
+        ("[<lora:a:1>|<lora:b:1>]", 1, ""),
+    ],
+)
+def test_a_schedule_beyond_the_last_step_is_said(prompt: str, steps: int, said: str) -> None:
+    assert parse(prompt, on=True).tags[0].unreached(steps) == said
+
+
+@given(st.integers(0, 30), st.integers(1, 30))
+def test_what_is_said_to_act_in_no_step_does_so(start: int, steps: int) -> None:
+    tag = parse(f"<lora:a:1:start={start}>").tags[0]
+    window = window_by_host(tag.during)
+    assert tag.unreached(steps).startswith("acts in no step") != any(
+        window.holds(Moment(step, steps)) for step in range(steps)
+    )

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from extension.generation.options import ENABLED
 from tests.extension.ui.serving import LONG, Served
 from tests.extension.ui.tab import SHADOW, Tab
 from tests.fakes.files import pair, save
@@ -48,6 +49,20 @@ def damaged(served: Served) -> Iterator[Path]:
     for path in (cut, foreign, beside, beside.with_suffix(".png")):
         path.unlink()
     httpx.post(f"{served.url}/remora/v1/refresh").raise_for_status()
+
+
+@pytest.mark.full
+def test_while_remora_is_off_the_tab_says_what_applies_the_tags(tab: Tab, served: Served) -> None:
+    notices = tab.root.locator(".rt-notices")
+    try:
+        httpx.post(f"{served.url}/sdapi/v1/options", json={ENABLED: False}).raise_for_status()
+        notices.get_by_text("No LoRA is applied").wait_for(timeout=LONG)
+        assert "applies the tags" not in notices.inner_text()
+        tab.page.evaluate("window.remoraTab.set({server: {...window.remoraTab.state.server, own_lora: true}})")
+        notices.get_by_text("The web UI applies the tags itself").wait_for()
+    finally:
+        httpx.post(f"{served.url}/sdapi/v1/options", json={ENABLED: True}).raise_for_status()
+    notices.get_by_text("switched off").wait_for(state="detached", timeout=LONG)
 
 
 def generate(tab: Tab, prompt: str) -> None:

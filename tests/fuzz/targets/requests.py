@@ -116,7 +116,7 @@ class Served:
         self.session: Session = session
         self.app = FastAPI()
         STANDALONE.app_started(self.app)
-        STANDALONE.paint_with(_Painter())
+        STANDALONE.painter = _Painter()
         session.catalog.wait(30)
         self._loop = asyncio.new_event_loop()
         self._thread = ThreadPoolExecutor(1)  # a loop may run in this one already, as Playwright's does
