@@ -27,7 +27,7 @@ from .files.components import TEXT_ENCODER, is_denoiser, role
 from .naming.architectures.base import is_flow
 from .naming.index import LayerIndex, check_named, family_of_model, modules_of
 from .naming.network import Network, NetworkCache
-from .placement import scratch, trace
+from .placement import trace
 from .placement.budget import Budget
 from .placement.resident import PlacementPolicy
 from .placement.static import StaticMemory, check_buckets
@@ -514,7 +514,6 @@ class Engine:
                 self._static.clear()
                 self._cache.trim()
             self._hooked.detach()
-        scratch.free()
         self._budget.reset()
 
     def memory(self) -> MemoryReport:
@@ -528,7 +527,6 @@ class Engine:
                 host_copies=host_copies,
                 files=self._cache.nbytes,
                 backups=0 if self._plan is None else self._plan.backup_bytes,
-                scratch=scratch.nbytes(),
                 parked=self._plans.nbytes,
                 static=self._static.nbytes,
             )

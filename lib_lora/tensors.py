@@ -37,23 +37,13 @@ class TensorFields:
                 if isinstance(item, Tensor):
                     found.append((label, item))
                 elif isinstance(item, TensorFields):
-                    for below, tensor in item.tensors():
-                        found.append((f"{label}.{below}", tensor))
+                    found += [(f"{label}.{below}", tensor) for below, tensor in item.tensors()]
         return found
 
     @property
     def nbytes(self) -> int:
         """Return the bytes of all tensors."""
-        total, left = 0, [self]
-        for holder in left:  # which grows
-            for name in _fields_with_tensors(type(holder)):
-                value = getattr(holder, name)
-                for item in value if isinstance(value, tuple) else (value,):
-                    if isinstance(item, Tensor):
-                        total += item.numel() * item.element_size()
-                    elif isinstance(item, TensorFields):
-                        left.append(item)
-        return total
+        return sum([tensor.numel() * tensor.element_size() for _, tensor in self.tensors()])
 
     def placed(self, device: torch.device) -> Self:
         """Copy all tensors to `device`, in the same dtypes; the file, which may be replaced, shares no memory."""
@@ -64,23 +54,19 @@ class TensorFields:
 
         The fields in `exact` are left out if `exact` is false.
         """
-        new: dict[str, object] = {}
-        for name in _field_names(type(self)):
-            value = new[name] = getattr(self, name)
-            if value is None or name not in _fields_with_tensors(type(self)) or (not exact and name in self.exact):
+        new: dict[str, object] = {name: getattr(self, name) for name in _field_names(type(self))}
+        for name in _fields_with_tensors(type(self)):
+            value = new[name]
+            if value is None or (not exact and name in self.exact):
                 continue
-            if isinstance(value, Tensor):
-                new[name] = change(value)
-            elif isinstance(value, TensorFields):
-                new[name] = value.mapped(change, exact=exact)
-            elif isinstance(value, tuple):
-                items: list[object] = []
-                for item in value:
-                    if isinstance(item, Tensor):
-                        items.append(change(item))
-                    else:
-                        items.append(item.mapped(change, exact=exact) if isinstance(item, TensorFields) else item)
-                new[name] = tuple(items)
+            many = isinstance(value, tuple)
+            items: list[object] = []
+            for item in value if many else (value,):
+                if isinstance(item, Tensor):
+                    items.append(change(item))
+                else:
+                    items.append(item.mapped(change, exact=exact) if isinstance(item, TensorFields) else item)
+            new[name] = tuple(items) if many else items[0]
         return type(self)(**new)  # `replace` takes several times as long
 
 

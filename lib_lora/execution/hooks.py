@@ -34,7 +34,7 @@ from . import opaque
 from .arguments import BaseForward
 
 if TYPE_CHECKING:
-    from ..placement.resident import Resident, Waiting
+    from ..placement.resident import Resident
 
 logger = logging.getLogger(__name__)
 
@@ -423,7 +423,7 @@ class HookedLayers:
                 self._attach(layer)
             for layer, old in leaving.items():  # before the new ones are placed, so that a device never has both
                 if headroom is not None and not old.reads_base:
-                    old.rest(layer, headroom)
+                    old.rest(headroom)
                 else:  # others may write to base weights meanwhile
                     old.release(layer)
             for layer in before.keys() - after.keys():
@@ -529,10 +529,8 @@ def _place(executors: Mapping[nn.Module, Executor], resting: Collection[nn.Modul
     place_together(executors, resting)
 
 
-def move_to_layer(
-    executor: Executor, layer: nn.Module, *, now: bool = False, waiting: list[Waiting] | None = None
-) -> None:
+def move_to_layer(executor: Executor, layer: nn.Module, *, now: bool = False) -> None:
     """Move an executor to the device of its layer; see `Resident.move`."""
     device = device_of(layer)
     if device is not None:
-        executor.move(layer, device, now=now, waiting=waiting)
+        executor.move(layer, device, now=now)

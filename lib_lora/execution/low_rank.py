@@ -4,7 +4,7 @@ y = W (x + sum of changes of the input) + b + up (m * (down x)) + sum of changes
 
 All low-rank pairs of a layer are one pair of matrices, stacked along the rank, with m = multiplier * scale per rank
 component: two products for any number of entries. Changes of the input are added before the same product by W, so they
-cost no further base call. Plain pairs on many tokens may instead be added to the weight in scratch memory, see
+cost no further base call. Plain pairs on many tokens may instead be added to the weight first, see
 `low_rank_products.py`. Where the rows of a batch have strengths of their own, m has a row for each of them.
 """
 
@@ -25,7 +25,7 @@ from ..naming.binding import Binding
 from ..placement.arena import Dtypes, Empty
 from ..placement.resident import PlacementPolicy, Resident, strength_ranges
 from ..placement.static import padded_rank
-from ..placement.storage import Placement, store
+from ..placement.storage import Placement, is_packed, store
 from ..strengths.calls import CallStrengths
 from ..strengths.model_call import repeats_per_row
 from ..strengths.regions import TokenLayout, token_layout
@@ -117,7 +117,7 @@ class LowRankExecutor(Resident[Placed]):
     def run(self, layer: nn.Module, base_forward: BaseForward, args: Args, kwargs: Kwargs) -> Any:
         """Compute the layer's forward plus its deltas."""
         placed = None if compiling() or tracing() else self._placed  # a graph must not guard it
-        if placed is None or placed.plain is None or len(args) != 1 or kwargs or self._budget.contended:
+        if placed is None or placed.plain is None or len(args) != 1 or kwargs:
             return self._run_any(layer, base_forward, args, kwargs)
         x, numbers, strengths = args[0], self._strengths.now.numbers, placed.strengths
         if numbers is None or not (self._stays and isinstance(x, Tensor)) or x.device != placed.device:
@@ -148,8 +148,6 @@ class LowRankExecutor(Resident[Placed]):
         place = place_of_input(layer, args, kwargs)
         x: Tensor = args[place] if isinstance(place, int) else kwargs[place]
         alike = not now.mixed and not self._is_regional(now)
-        if self._budget.contended:
-            self._budget.note(self.account)
         of_base: Any = None
 
         def base(x: Tensor) -> Tensor:
@@ -248,7 +246,7 @@ class LowRankExecutor(Resident[Placed]):
         placed = self._placed
         if placed is None or placed.device != x.device or placed.input_dtype != x.dtype:
             # the dtype of the output is not known before the base call; the last call's is the best guess
-            placed = self._place_for_call(layer, x.device, x.dtype if placed is None else placed.dtype, x.dtype)
+            placed = self._place_for_call(layer, x.device, (x.dtype if placed is None else placed.dtype, x.dtype))
         assert placed.inputs is not None
         if self._strengths.stale:  # compiled code reads them without asking
             self._strengths.rewrite()
@@ -278,7 +276,7 @@ class LowRankExecutor(Resident[Placed]):
 
     def _content(
         self, adapters: Sequence[Adapter], device: torch.device, dtypes: Dtypes, empty: Empty = torch.empty
-    ) -> tuple[Parts, bool]:
+    ) -> Parts:
         target, (dtype, input_dtype) = self._bindings[0].target, dtypes
         pair: FusedPair | PackedPair | None = None
         bias: Tensor | None = None
@@ -303,20 +301,14 @@ class LowRankExecutor(Resident[Placed]):
         inputs = tuple([adapters[i].input_effect(device, input_dtype) for i in self._inputs]) if self._inputs else ()
         outputs = tuple([adapters[i].output_effect(device, dtype) for i in self._outputs]) if self._outputs else ()
         # a packed pair is there to be unpacked, as any packed tensor
-        parts = Parts(cast(FusedPair | None, pair), inputs, outputs, bias)
-        if self._storage == "file":
-            return parts, False
-        content, is_packed = store(parts, self._storage)
-        return content, is_packed or isinstance(pair, PackedPair)
+        return store(Parts(cast(FusedPair | None, pair), inputs, outputs, bias), self._storage)
 
-    def _placement(
-        self, content: Parts, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype, *, packed: bool
-    ) -> Placed:
+    def _placement(self, content: Parts, device: torch.device, dtypes: Dtypes) -> Placed:
+        (dtype, input_dtype), packed = dtypes, self._storage != "file" and is_packed(content)
         strengths, of_inputs = self._strengths.for_layer(self._columns, device, dtype, self._spatial), None
         if self._inputs:
             of_inputs = self._strengths.for_layer(self._input_columns, device, input_dtype, self._spatial)
         reads = [effect.reads_bias for effect in content.outputs if effect.reads_output] if content.outputs else ()
-        pair = content.pair if self._is_plain and not packed else None
-        plain = None if pair is None else plain_of(pair)
+        plain = plain_of(content.pair) if content.pair is not None and self._is_plain and not packed else None
         where = device, dtype, input_dtype, content, packed
         return Placed(*where, strengths, of_inputs, plain, bool(reads), not all(reads))

@@ -1,7 +1,7 @@
 """The low-rank pairs of a layer as one product: added to the layer's output, or for many tokens to its weight.
 
 Adding a pair to the weight costs R * in * out once per call; the pair beside the layer costs R * tokens * (in + out).
-The sum is in scratch memory: the base weight is read, never written. Half precision always has the pair beside the
+The sum is in new memory: the base weight is read, never written. Half precision always has the pair beside the
 layer, as W + dW would round a small delta away; so have rows and places with strengths of their own.
 """
 
@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from ..adapters._product import balanced
 from ..adapters.base import Factors
 from ..compiler import compiling
-from ..placement import scratch
 from ..placement.arena import Empty
 from ..placement.storage import Packed, pack
 from ..tensors import TensorFields, autocasts, wide
@@ -70,21 +69,12 @@ class FusedPair(TensorFields):
 
 
 def effective_linear(layer: nn.Module, x: Tensor, pair: FusedPair, strength: Tensor | float) -> Tensor:
-    """Compute x (W + up diag(strength) down)^T + b; strength is (R,), or one number for all.
-
-    In compiled code the sum is a tensor of the graph, whose memory the compiler plans.
-    """
-    weight = layer._parameters["weight"]
+    """Compute x (W + up diag(strength) down)^T + b; strength is (R,), or one number for all."""
+    weight, up = layer._parameters["weight"], pair.up
     assert weight is not None  # `pays` said so
-    down, up = pair.down, pair.up
     if isinstance(strength, Tensor):
         up, strength = up * strength, 1.0
-    if compiling():
-        total = torch.addmm(weight, up, down, alpha=strength)
-    else:
-        total = scratch.take("linear", weight, weight.dtype)
-        with torch.no_grad():
-            torch.addmm(weight, up, down, alpha=strength, out=total)
+    total = torch.addmm(weight, up, pair.down, alpha=strength)
     return F.linear(x, total, layer._parameters.get("bias"))
 
 

@@ -40,7 +40,6 @@ class Piece(Generic[T]):
     start: int
     stop: int
     dtypes: Dtypes
-    packed: bool
 
     @property
     def nbytes(self) -> int:
@@ -68,7 +67,7 @@ class Arena:
         start = self._take(count * dtype.itemsize, target)
         return self._view(dtype).narrow(0, start // dtype.itemsize, count).view(*shape)
 
-    def add(self, content: T, device: torch.device, dtypes: Dtypes, *, packed: bool) -> Piece[T]:
+    def add(self, content: T, device: torch.device, dtypes: Dtypes) -> Piece[T]:
         """Make the tensors of a layer a piece, from which `device` will get them; copy them unless they lie there."""
         tensors, first, base = content.tensors(), self._filled, self._chunk.data_ptr()
         places = [tensor.data_ptr() - base for _, tensor in tensors]
@@ -86,7 +85,7 @@ class Arena:
             start = first
             content, first = content.mapped(copied), start
         self._filled = self._taken
-        return Piece(content, self._chunk, first, self._taken, dtypes, packed)
+        return Piece(content, self._chunk, first, self._taken, dtypes)
 
     def _take(self, nbytes: int, device: torch.device) -> int:
         """Return where so many bytes begin in the chunk, which is a new one if they do not fit."""

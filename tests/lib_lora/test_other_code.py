@@ -36,7 +36,6 @@ from lib_lora import (
     load_network,
     uninstall,
 )
-from lib_lora.placement import scratch
 from tests.fakes.files import pair, save
 
 MANY = 400  # tokens, for which the LoRA is added to the weight
@@ -529,20 +528,6 @@ def test_strengths_of_a_ui_win_over_the_moment_of_a_call_that_runs(path, monkeyp
     got = model(x, torch.tensor([500.0]))
     engine.activate(Stack([Entry(path, 0.5)]))
     assert torch.equal(got, model(x, torch.tensor([500.0])))
-
-
-def test_scratch_memory_of_a_thread_goes_with_it(dense):
-    model = net()
-    engine = Engine({"unet": model})
-    engine.activate(Stack([Entry(dense)]))
-    model(torch.randn(3, 8))
-    before = scratch.nbytes()
-    assert before > 0
-    for _ in range(8):
-        _in_threads(lambda _: model(torch.randn(3, 8)), 1)
-    assert scratch.nbytes() == before
-    engine.deactivate()
-    assert scratch.nbytes() == 0
 
 
 def test_data_parallel_around_a_model_changes_nothing(path):
