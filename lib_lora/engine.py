@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
@@ -127,7 +127,7 @@ class Engine:
         self._plan: Plan | None = None
         self._twice = weakref.WeakSet[nn.Module]()
         leave = ExitStack()  # in reverse
-        for take_off in (self._hooked.close, self._watch.stop, self._call_hooks.close):
+        for take_off in (self._hooked.close, partial(self._watch.end, {}), self._call_hooks.close):
             leave.callback(take_off)
         self._finalizer = weakref.finalize(self, leave.close)
         self.components = dict(components)
@@ -238,7 +238,6 @@ class Engine:
                 self._watch.begin(self.components, None if plan is former else plan.places)
                 self._lost, self._late = "", ()
                 plan.watch_weights()
-                self._hooked.note_forwards()
                 return plan.report
             finally:
                 self._cache.trim(() if self._plan is None else self._plan.key.networks)
@@ -290,7 +289,7 @@ class Engine:
         watched = plan.watched.get(name)
         if watched is None:
             return False
-        return self._model.has_changed(name) or watched.changed() or self._hooked.has_other_forwards()
+        return self._model.has_changed(name) or watched.changed()
 
     def _look_for_twice(self) -> None:
         """Note the layers that other code may have made from weights with merged LoRA."""
@@ -322,14 +321,12 @@ class Engine:
                     self.activate(self._stack)
                     _log_change(plan, self._plan)
                 else:
-                    self._hooked.ensure_in_force()
                     plan.follow_weights()
             except LoraError as error:
                 self._lost = f"the model has changed, and the LoRA cannot be put on it: {error}"
                 logger.warning("%s", self._lost)
             if self._plan is plan:  # or a weight that is refused would be noticed at each call
                 plan.watch_weights()
-                self._hooked.note_forwards()
             served = [component for component in new if component in plan.watched]
             late = [one for one in served if not (is_denoiser(one) and role(name) == TEXT_ENCODER)]
             if late and not self._lost:

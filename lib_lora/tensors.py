@@ -37,13 +37,23 @@ class TensorFields:
                 if isinstance(item, Tensor):
                     found.append((label, item))
                 elif isinstance(item, TensorFields):
-                    found += [(f"{label}.{below}", tensor) for below, tensor in item.tensors()]
+                    for below, tensor in item.tensors():
+                        found.append((f"{label}.{below}", tensor))
         return found
 
     @property
     def nbytes(self) -> int:
         """Return the bytes of all tensors."""
-        return sum([tensor.numel() * tensor.element_size() for _, tensor in self.tensors()])
+        total, left = 0, [self]
+        for holder in left:  # which grows
+            for name in _fields_with_tensors(type(holder)):
+                value = getattr(holder, name)
+                for item in value if isinstance(value, tuple) else (value,):
+                    if isinstance(item, Tensor):
+                        total += item.numel() * item.element_size()
+                    elif isinstance(item, TensorFields):
+                        left.append(item)
+        return total
 
     def placed(self, device: torch.device) -> Self:
         """Copy all tensors to `device`, in the same dtypes; the file, which may be replaced, shares no memory."""
@@ -54,10 +64,10 @@ class TensorFields:
 
         The fields in `exact` are left out if `exact` is false.
         """
-        new: dict[str, object] = {name: getattr(self, name) for name in _field_names(type(self))}
-        for name in _fields_with_tensors(type(self)):
-            value = new[name]
-            if value is None or (not exact and name in self.exact):
+        new: dict[str, object] = {}
+        for name in _field_names(type(self)):
+            value = new[name] = getattr(self, name)
+            if value is None or name not in _fields_with_tensors(type(self)) or (not exact and name in self.exact):
                 continue
             many = isinstance(value, tuple)
             items: list[object] = []

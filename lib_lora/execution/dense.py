@@ -65,7 +65,7 @@ def _in_passes(call: _Call, passes: Sequence[Sequence[int]], least: int, run: Ca
         RowsError: the input has no batch, or one that is no multiple of the rows.
     """
     layer, named = call.layer, dict[int | str, Any](enumerate(call.args)) | call.kwargs
-    place, rows = place_of_input(layer, call.args, call.kwargs), sum(map(len, passes))
+    place, rows = place_of_input(call.args, call.kwargs), sum(map(len, passes))
     dims = _dims_of_rows(layer, named, place)
     dim = dims[place]
     step = repeats_per_row(layer, named[place], rows, least, dim)
@@ -226,7 +226,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
     def _run(self, call: _Call) -> Any:
         """Make one pass."""
         layer, base_forward, args, kwargs, *_ = call
-        place = place_of_input(layer, args, kwargs)
+        place = place_of_input(args, kwargs)
         x: Tensor = args[place] if isinstance(place, int) else kwargs[place]
         readers, packed = [], False
         for param in self._params:

@@ -10,6 +10,7 @@ cost no further base call. Plain pairs on many tokens may instead be added to th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
@@ -18,7 +19,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor, nn
 
-from ..adapters.base import Adapter, Form, InputEffect, Operation, OutputEffect, Pair
+from ..adapters.base import Adapter, Factors, Form, InputEffect, Operation, OutputEffect, Pair
 from ..compiler import compiling, tracing
 from ..naming.architectures.base import is_of_text
 from ..naming.binding import Binding
@@ -34,15 +35,15 @@ from ..tensors import TensorFields, capturing
 from . import opaque
 from .arguments import Args, BaseForward, Kwargs, output_in, place_of_input, with_output
 from .low_rank_products import (
+    EXACT,
+    MARGIN,
     USUAL,
-    FusedPair,
     PackedPair,
     Plain,
     add_pair,
     effective_linear,
     is_fresh,
     pays,
-    plain_of,
     shared_cast,
     spread,
     stacked,
@@ -53,7 +54,7 @@ from .low_rank_products import (
 class Parts(TensorFields):
     """A layer's adapters, in the dtype of the output; changes of the input in the dtype of the input."""
 
-    pair: FusedPair | None
+    pair: Factors | None
     inputs: tuple[InputEffect, ...]
     outputs: tuple[OutputEffect, ...]
     bias: Tensor | None  # (n, out), one row for each binding that changes the bias
@@ -71,10 +72,8 @@ class Placed(Placement[Parts]):
     """Strengths of each change of the input, in the dtype of the input."""
     plain: Plain | None
     """For eager calls of a layer that has a pair and nothing else; None where it is packed."""
-    reads_output: bool
-    """Whether any change of the output reads the output."""
-    reads_product: bool
-    """Whether any reads it without the bias."""
+    reads: Sequence[bool]
+    """Of each change of the output that reads the output, whether the bias belongs to it."""
 
 
 class LowRankExecutor(Resident[Placed]):
@@ -145,7 +144,7 @@ class LowRankExecutor(Resident[Placed]):
             return y
         if now.is_unknown:
             self._strengths.refuse_unknown(now, self._groups)
-        place = place_of_input(layer, args, kwargs)
+        place = place_of_input(args, kwargs)
         x: Tensor = args[place] if isinstance(place, int) else kwargs[place]
         alike = not now.mixed and not self._is_regional(now)
         of_base: Any = None
@@ -194,7 +193,7 @@ class LowRankExecutor(Resident[Placed]):
         if self._strengths.stale:  # compiled code reads them without asking
             self._strengths.rewrite()
         of_pair, of_bias, *of_outputs = placed.strengths.alike if alike else self._live(layer, placed.strengths, x, y)
-        y, deltas = self._with_outputs(y, x, of_outputs, parts, placed, op) if parts.outputs else (y, [])
+        y, deltas = self._with_outputs(y, x, of_outputs, parts, placed.reads, op) if parts.outputs else (y, [])
         is_new = len(deltas) < len(parts.outputs)
         if parts.pair is not None and self._kind == "embedding":
             y, is_new = y + (F.embedding(own, parts.pair.up) * of_pair) @ parts.pair.down, True
@@ -256,14 +255,14 @@ class LowRankExecutor(Resident[Placed]):
         return changed
 
     def _with_outputs(
-        self, y: Tensor, x: Tensor, strengths: Sequence[Tensor], parts: Parts, placed: Placed, op: Operation
+        self, y: Tensor, x: Tensor, strengths: Sequence[Tensor], parts: Parts, reads: Sequence[bool], op: Operation
     ) -> tuple[Tensor, list[tuple[Tensor, Operation]]]:
         """Return the output with changes of all outputs, in new memory; and each change of some, with their operation.
 
         `y` is the base output.
         """
-        whole = op.whole(x) if self._inputs and placed.reads_output else y
-        pristine = op.without_bias(whole) if placed.reads_product else whole
+        whole = op.whole(x) if self._inputs and reads else y
+        pristine = whole if all(reads) else op.without_bias(whole)
         x, total, deltas = x.to(device=y.device, dtype=y.dtype), y, []
         for i, effect, strength in zip(self._outputs, parts.outputs, strengths, strict=True):
             rows, seen = self._bindings[i].target.rows, whole if effect.reads_bias else pristine
@@ -278,7 +277,7 @@ class LowRankExecutor(Resident[Placed]):
         self, adapters: Sequence[Adapter], device: torch.device, dtypes: Dtypes, empty: Empty = torch.empty
     ) -> Parts:
         target, (dtype, input_dtype) = self._bindings[0].target, dtypes
-        pair: FusedPair | PackedPair | None = None
+        pair: Factors | PackedPair | None = None
         bias: Tensor | None = None
         width = target.outputs or target.shape[0]
         downs, ups, rows = list[Tensor](), list[Tensor](), list[tuple[int, int] | None]()
@@ -292,7 +291,7 @@ class LowRankExecutor(Resident[Placed]):
                 rows.append(binding.target.rows)
         if downs:
             down = stacked(downs, 0, device, dtype, length=self._rank, empty=empty)
-            pair = FusedPair(down, stacked(ups, 1, device, dtype, rows, width, length=self._rank, empty=empty))
+            pair = Factors(down, stacked(ups, 1, device, dtype, rows, width, length=self._rank, empty=empty))
             pair = PackedPair.of(pair) if self._storage == "float8" else pair
         if self._biased:
             changes = [adapters[i].delta_bias().unsqueeze(1) for i in self._biased]
@@ -301,14 +300,20 @@ class LowRankExecutor(Resident[Placed]):
         inputs = tuple([adapters[i].input_effect(device, input_dtype) for i in self._inputs]) if self._inputs else ()
         outputs = tuple([adapters[i].output_effect(device, dtype) for i in self._outputs]) if self._outputs else ()
         # a packed pair is there to be unpacked, as any packed tensor
-        return store(Parts(cast(FusedPair | None, pair), inputs, outputs, bias), self._storage)
+        parts = Parts(cast(Factors | None, pair), inputs, outputs, bias)
+        return parts if self._storage == "file" else store(parts, self._storage)
 
     def _placement(self, content: Parts, device: torch.device, dtypes: Dtypes) -> Placed:
         (dtype, input_dtype), packed = dtypes, self._storage != "file" and is_packed(content)
         strengths, of_inputs = self._strengths.for_layer(self._columns, device, dtype, self._spatial), None
         if self._inputs:
             of_inputs = self._strengths.for_layer(self._input_columns, device, input_dtype, self._spatial)
+        plain: Plain | None = None
+        if (pair := content.pair) is not None and self._is_plain and not packed:
+            plain = pair, None, math.inf
+            if not self._spatial:
+                out, inside = pair.up.shape[0], pair.down.shape[1]
+                least = MARGIN * inside * inside * out / (out + inside) if dtype in EXACT else math.inf
+                plain = pair, (pair.down.t(), pair.up.t()), least
         reads = [effect.reads_bias for effect in content.outputs if effect.reads_output] if content.outputs else ()
-        plain = plain_of(content.pair) if content.pair is not None and self._is_plain and not packed else None
-        where = device, dtype, input_dtype, content, packed
-        return Placed(*where, strengths, of_inputs, plain, bool(reads), not all(reads))
+        return Placed(device, dtype, input_dtype, content, packed, strengths, of_inputs, plain, reads)

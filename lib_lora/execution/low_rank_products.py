@@ -24,7 +24,7 @@ from ..adapters.base import Factors
 from ..compiler import compiling
 from ..placement.arena import Empty
 from ..placement.storage import Packed, pack
-from ..tensors import TensorFields, autocasts, wide
+from ..tensors import autocasts, wide
 from .arguments import BaseForward
 
 EXACT = frozenset({torch.float32, torch.float64})
@@ -60,15 +60,7 @@ def pays(layer: nn.Module, base_forward: BaseForward, x: Tensor) -> bool:
     return not autocasts(x.device.type)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FusedPair(TensorFields):
-    """The low-rank pairs of a layer as one."""
-
-    down: Tensor  # (R, in, *kernel), R = sum of ranks
-    up: Tensor  # (out, R)
-
-
-def effective_linear(layer: nn.Module, x: Tensor, pair: FusedPair, strength: Tensor | float) -> Tensor:
+def effective_linear(layer: nn.Module, x: Tensor, pair: Factors, strength: Tensor | float) -> Tensor:
     """Compute x (W + up diag(strength) down)^T + b; strength is (R,), or one number for all."""
     weight, up = layer._parameters["weight"], pair.up
     assert weight is not None  # `pays` said so
@@ -86,38 +78,29 @@ class PackedPair(Packed):
     """Of `down`."""
 
     @classmethod
-    def of(cls, pair: FusedPair) -> PackedPair:
+    def of(cls, pair: Factors) -> PackedPair:
         """Pack a pair, whose components it spreads evenly over both factors first."""
-        even = spread(Factors(pair.down, pair.up))
+        even = spread(pair)
         packed = pack(torch.cat((even.down.flatten(1), even.up.t()), 1).to(pair.up.dtype), "float8")
         assert isinstance(packed, Packed)
         return cls(packed.data, packed.scale, packed.dtype, tuple(pair.down.shape))
 
-    def get(self) -> FusedPair:
+    def get(self) -> Factors:
         """Return the pair, in new memory."""
         both, inside = Packed.get(self), math.prod(self.shape[1:])
         assert isinstance(both, Tensor)
-        return FusedPair(both[:, :inside].reshape(self.shape), both[:, inside:].t())
+        return Factors(both[:, :inside].reshape(self.shape), both[:, inside:].t())
 
 
-Plain: TypeAlias = "tuple[FusedPair, tuple[Tensor, Tensor] | None, float]"
+Plain: TypeAlias = "tuple[Factors, tuple[Tensor, Tensor] | None, float]"
 """A pair; of a linear layer both factors transposed; for inputs of more entries than how many `pays` is to be asked."""
-
-
-def plain_of(pair: FusedPair) -> Plain:
-    """Return what eager calls need of a pair in which one number may be the strength of all."""
-    if pair.down.ndim > 2:
-        return pair, None, math.inf
-    inside, out = pair.down.shape[1], pair.up.shape[0]
-    many = MARGIN * inside * inside * out / (out + inside) if pair.up.dtype in EXACT else math.inf
-    return pair, (pair.down.t(), pair.up.t()), many
 
 
 def add_pair(
     layer: nn.Module,
     x: Tensor,
     y: Tensor,
-    pair: FusedPair,
+    pair: Factors,
     strength: Tensor | float,
     *,
     fresh: bool,
@@ -143,7 +126,12 @@ def add_pair(
         h, strength = h * strength, 1.0
     if h.ndim > 2:
         h = h.reshape(-1, h.shape[-1])
-    return _add_linear(h, y, pair.up.t() if flat is None else flat[1], strength, fresh=fresh)
+    up = pair.up.t() if flat is None else flat[1]
+    out = up.shape[1]
+    if fresh and y.is_contiguous():
+        (y if y.ndim == 2 else y.view(-1, out)).addmm_(h, up, alpha=strength)
+        return y
+    return torch.addmm(y.reshape(-1, out), h, up, alpha=strength).view(y.shape)
 
 
 _casts = threading.local()
@@ -204,15 +192,6 @@ with torch.inference_mode(False):  # a web UI's first picture imports this in th
     _USES_OF_BASE = _uses_of_base(torch.empty(0, device="cpu").view(0))
 
 
-def _add_linear(h: Tensor, y: Tensor, up: Tensor, strength: float, *, fresh: bool) -> Tensor:
-    """Add the second product of a linear layer: h (tokens, R), up (R, out)."""
-    out = up.shape[1]
-    if fresh and y.is_contiguous():
-        (y if y.ndim == 2 else y.view(-1, out)).addmm_(h, up, alpha=strength)
-        return y
-    return torch.addmm(y.reshape(-1, out), h, up, alpha=strength).view(y.shape)
-
-
 def _add_conv(h: Tensor, y: Tensor, up: Tensor, strength: float, spatial: int, *, fresh: bool) -> Tensor:
     """Add the second product of a convolution: h (rows, R, places), up (out, R)."""
     out, rank = up.shape
@@ -251,17 +230,10 @@ def stacked(
     length: int = 0,
     empty: Empty = torch.empty,
 ) -> Tensor:
-    """Stack tensors along `dim` in new memory, as the file that they are views of may be replaced.
+    """Stack tensors along `dim` in memory from `empty`, as the file that they are views of may be replaced.
 
-    Args:
-        parts: tensors of equal size in the other dimensions, except as `rows` tells.
-        dim: the dimension.
-        device: the device of the result.
-        dtype: the dtype of the result.
-        rows: the rows of the result that each part fills; None for all. The others are zero.
-        outputs: the rows of the result, if one of `rows` is not None.
-        length: the least size along `dim`, filled up with zeros.
-        empty: gives the memory, as `torch.empty` does.
+    The result has at least `length` entries along `dim`. If one of `rows` is not None, it has `outputs` rows, of which
+    each part fills its own. Other entries are zero.
     """
     windows, filled = any(rows), 0
     for part in parts:

@@ -110,12 +110,14 @@ class Budget:
     def charge(self, account: Account, device: torch.device, nbytes: int) -> bool:
         """Count placed tensors of a layer, and tell whether they may stay after the call."""
         with self._lock:
-            self._count_gone()
-            if nbytes > self.room(device) and device not in self._full:
+            if self._gone:
+                self._count_gone()
+            stays = device.type == UNLIMITED or nbytes <= self.room(device)
+            if not stays and device not in self._full:
                 self.leave_at_rest()
                 self._measured.pop(device, None)  # others may have given memory back
                 self._full.add(device)
-            stays = nbytes <= self.room(device)
+                stays = nbytes <= self.room(device)
             account.device, account.nbytes, account.streams = device, nbytes, not stays
             self._placed[device] += nbytes
             return stays

@@ -199,7 +199,9 @@ class Resident(ABC, Generic[P]):
     def rest(self, has_headroom: Callable[[torch.device], bool]) -> None:
         """Stay on a device that has headroom until its plan is in force again; else leave it."""
         placed = self._placed
-        if placed is not None and (self._static is not None or not (self._stays and has_headroom(placed.device))):
+        if placed is None or placed.device.type == budget.UNLIMITED:
+            return
+        if self._static is not None or not (self._stays and has_headroom(placed.device)):
             self.leave_device()
 
     def leave_device(self) -> None:
@@ -251,7 +253,7 @@ class Resident(ABC, Generic[P]):
         """Count what was placed, and find out how long it may stay."""
         placed = self._placement(content, device, dtypes)
         may_stay = self._budget.charge(self.account, device, content.nbytes)
-        self._stays = may_stay and stays(layer)
+        self._stays = may_stay and (device.type == budget.UNLIMITED or stays(layer))
         if self._static is not None and self._stays:
             placed = replace(placed, content=self._static.settled(layer, content, device))
         if trace.moves:

@@ -767,30 +767,6 @@ def test_a_layer_whose_output_nothing_can_be_added_to_is_named(tmp_path, form, n
         layer(torch.randn(3, 8))
 
 
-class Scaled(nn.Linear):
-    """Takes another tensor before its input."""
-
-    def forward(self, scale: Tensor, value: Tensor) -> Tensor:
-        return super().forward(value) * scale
-
-
-@pytest.mark.parametrize("named", [0, 1, 2])
-@pytest.mark.parametrize("size", [(8,), (3, 1), (1,)])
-@pytest.mark.parametrize("kind", ["pair", "oft"])
-def test_a_layer_with_another_tensor_before_its_input(tmp_path, named, size, kind):
-    layer = Scaled(8, 8, bias=False).requires_grad_(False)
-    path, delta = _file_of_kind(tmp_path, kind, layer)
-    scale, x = torch.full(size, 2.0), torch.randn(3, 8)
-    args: tuple[Tensor, ...] = (scale, x)[: 2 - named]
-    kwargs = {"scale": scale, "value": x} if named == 2 else {"value": x} if named else {}
-    plain = layer(*args, **kwargs)
-    model = nn.Sequential(layer)
-    engine = Engine({"unet": model})
-    engine.activate(Stack([Entry(path)]))
-    got = layer(*args, **kwargs)
-    assert (got - plain - nn.functional.linear(x, delta) * (1 if kind == "pair" else 2)).abs().max() < 1e-5
-
-
 def _file_of_kind(folder: Path, kind: str, layer: nn.Linear) -> tuple[Path, Tensor]:
     """Return a file, and the change of the weight that it means."""
     if kind == "pair":
