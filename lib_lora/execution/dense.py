@@ -25,7 +25,7 @@ from ..compiler import compiling, uncompiled
 from ..errors import ComponentError, RegionError
 from ..naming.architectures.base import is_of_text
 from ..naming.binding import Binding
-from ..placement.arena import Dtypes, Empty
+from ..placement.arena import Dtypes
 from ..placement.resident import PlacementPolicy, Resident, strength_ranges
 from ..placement.storage import Placement, is_packed, store
 from ..strengths.calls import CallStrengths
@@ -367,9 +367,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             total[rows].add_(delta, alpha=strength)
         return totals
 
-    def _content(
-        self, adapters: Sequence[Adapter], device: torch.device, dtypes: Dtypes, empty: Empty = torch.empty
-    ) -> Adapters:
+    def _content(self, adapters: Sequence[Adapter], device: torch.device, dtypes: Dtypes) -> Adapters:
         return store(Adapters(tuple([adapter.placed(device) for adapter in adapters])), self._storage)
 
     def _placement(self, content: Adapters, device: torch.device, dtypes: Dtypes) -> Placement[Adapters]:

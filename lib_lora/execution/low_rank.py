@@ -23,7 +23,7 @@ from ..adapters.base import Adapter, Factors, Form, InputEffect, Operation, Outp
 from ..compiler import compiling, tracing
 from ..naming.architectures.base import is_of_text
 from ..naming.binding import Binding
-from ..placement.arena import Dtypes, Empty
+from ..placement.arena import Dtypes
 from ..placement.resident import PlacementPolicy, Resident, strength_ranges
 from ..placement.static import padded_rank
 from ..placement.storage import Placement, is_packed, store
@@ -273,9 +273,7 @@ class LowRankExecutor(Resident[Placed]):
                 deltas.append((effect.delta(x, window.outputs(seen), strength, window), window))
         return total, deltas
 
-    def _content(
-        self, adapters: Sequence[Adapter], device: torch.device, dtypes: Dtypes, empty: Empty = torch.empty
-    ) -> Parts:
+    def _content(self, adapters: Sequence[Adapter], device: torch.device, dtypes: Dtypes) -> Parts:
         target, (dtype, input_dtype) = self._bindings[0].target, dtypes
         pair: Factors | PackedPair | None = None
         bias: Tensor | None = None
@@ -290,13 +288,13 @@ class LowRankExecutor(Resident[Placed]):
                 ups.append(factors.up)
                 rows.append(binding.target.rows)
         if downs:
-            down = stacked(downs, 0, device, dtype, length=self._rank, empty=empty)
-            pair = Factors(down, stacked(ups, 1, device, dtype, rows, width, length=self._rank, empty=empty))
+            down = stacked(downs, 0, device, dtype, length=self._rank)
+            pair = Factors(down, stacked(ups, 1, device, dtype, rows, width, length=self._rank))
             pair = PackedPair.of(pair) if self._storage == "float8" else pair
         if self._biased:
             changes = [adapters[i].delta_bias().unsqueeze(1) for i in self._biased]
             windows = [self._bindings[i].target.rows for i in self._biased]
-            bias = stacked(changes, 1, device, dtype, windows, width, empty=empty).t()
+            bias = stacked(changes, 1, device, dtype, windows, width).t()
         inputs = tuple([adapters[i].input_effect(device, input_dtype) for i in self._inputs]) if self._inputs else ()
         outputs = tuple([adapters[i].output_effect(device, dtype) for i in self._outputs]) if self._outputs else ()
         # a packed pair is there to be unpacked, as any packed tensor

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from ..adapters._product import balanced
 from ..adapters.base import Factors
 from ..compiler import compiling
-from ..placement.arena import Empty
 from ..placement.storage import Packed, pack
 from ..tensors import autocasts, wide
 from .arguments import BaseForward
@@ -228,9 +227,8 @@ def stacked(
     outputs: int = 0,
     *,
     length: int = 0,
-    empty: Empty = torch.empty,
 ) -> Tensor:
-    """Stack tensors along `dim` in memory from `empty`, as the file that they are views of may be replaced.
+    """Stack tensors along `dim` in new memory, as the file that they are views of may be replaced.
 
     The result has at least `length` entries along `dim`. If one of `rows` is not None, it has `outputs` rows, of which
     each part fills its own. Other entries are zero.
@@ -242,7 +240,7 @@ def stacked(
     shape[dim] = max(filled, length)
     if windows:
         shape[0] = outputs
-    stacked = empty(shape, device=device, dtype=dtype)
+    stacked = torch.empty(shape, device=device, dtype=dtype)
     if windows or length > filled:
         stacked.zero_()
     elif len(parts) == 1:

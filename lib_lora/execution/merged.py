@@ -2,7 +2,7 @@
 
 The sum is computed in fp32 from the original weight, and rounded stochastically where the weight has fewer bits. The
 original is restored bit for bit while the parameter has the memory and the version that were noted when it was written:
-then no other code wrote to it. Conversions of the layer are followed; the original is then cast once, to the last dtype.
+then no other code wrote to it. Conversions of the layer are followed; the original is cast once, to the last dtype.
 """
 
 from __future__ import annotations

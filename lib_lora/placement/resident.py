@@ -27,7 +27,7 @@ from ..tensors import TensorFields, device_of, plain_mode
 from ..weights.originals import WeightMark, mark_weight
 from ..weights.readers.base import read_base_weight
 from . import budget, trace
-from .arena import Arena, Dtypes, Empty, Piece, all_to_device
+from .arena import Arena, Dtypes, Piece, all_to_device
 from .budget import Budget, is_out_of_memory
 from .schemes import stays
 from .static import StaticMemory
@@ -119,10 +119,8 @@ class Resident(ABC, Generic[P]):
                     raise
 
     @abstractmethod
-    def _content(
-        self, adapters: Sequence[Adapter], device: torch.device, dtypes: Dtypes, empty: Empty = torch.empty
-    ) -> TensorFields:
-        """Copy what the layer needs of its adapters to `device`. Large tensors get their memory from `empty`."""
+    def _content(self, adapters: Sequence[Adapter], device: torch.device, dtypes: Dtypes) -> TensorFields:
+        """Copy what the layer needs of its adapters to `device`."""
 
     @abstractmethod
     def _placement(self, content: Any, device: torch.device, dtypes: Dtypes) -> P:
@@ -270,14 +268,10 @@ class Resident(ABC, Generic[P]):
         adapters = () if self.reads_base else self._adapters(layer)  # which tells whether they read the base weight
         if self.reads_base:
             return None
-        with self._arena.lock:
-            # the memory in which a coarser storage packs them is not the one in which they are made
-            empty = partial(self._arena.empty, device) if self._storage == "file" else torch.empty
-            return self._set_piece(self._content(adapters, _CPU, dtypes, empty), device, dtypes)
+        return self._set_piece(self._content(adapters, _CPU, dtypes), device, dtypes)
 
     def _set_piece(self, content: Any, device: torch.device, dtypes: Dtypes) -> Piece[Any]:
-        with self._arena.lock:
-            self._piece = piece = self._arena.add(content, device, dtypes)
+        self._piece = piece = self._arena.add(content, device, dtypes)
         self.account.host = piece.nbytes
         return piece
 
