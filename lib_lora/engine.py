@@ -238,6 +238,7 @@ class Engine:
                 self._watch.begin(self.components, None if plan is former else plan.places)
                 self._lost, self._late = "", ()
                 plan.watch_weights()
+                self._hooked.note_forwards()
                 return plan.report
             finally:
                 self._cache.trim(() if self._plan is None else self._plan.key.networks)
@@ -289,7 +290,7 @@ class Engine:
         watched = plan.watched.get(name)
         if watched is None:
             return False
-        return self._model.has_changed(name) or watched.changed()
+        return self._model.has_changed(name) or watched.changed() or self._hooked.has_other_forwards()
 
     def _look_for_twice(self) -> None:
         """Note the layers that other code may have made from weights with merged LoRA."""
@@ -321,12 +322,14 @@ class Engine:
                     self.activate(self._stack)
                     _log_change(plan, self._plan)
                 else:
+                    self._hooked.ensure_in_force()
                     plan.follow_weights()
             except LoraError as error:
                 self._lost = f"the model has changed, and the LoRA cannot be put on it: {error}"
                 logger.warning("%s", self._lost)
             if self._plan is plan:  # or a weight that is refused would be noticed at each call
                 plan.watch_weights()
+                self._hooked.note_forwards()
             served = [component for component in new if component in plan.watched]
             late = [one for one in served if not (is_denoiser(one) and role(name) == TEXT_ENCODER)]
             if late and not self._lost:

@@ -355,6 +355,9 @@ class HookedLayers:
 
     def __init__(self) -> None:
         self._slots: weakref.WeakKeyDictionary[nn.Module, Slot] = weakref.WeakKeyDictionary()
+        self._layers: list[weakref.ref[nn.Module]] = []
+        self._forwards: list[int] = []
+        """The ids of the forwards that these layers and their classes had when their slots were last looked at."""
 
     def patch(self, classes: Iterable[type[nn.Module]]) -> None:
         """Patch torch's layer classes and others, at least until `close`."""
@@ -378,6 +381,20 @@ class HookedLayers:
             own = layer.__dict__
             if "forward" in own or own.get(SLOT) is not slot or slot.patch is not patches[type(layer)]:
                 self._attach(layer)
+
+    def note_forwards(self) -> None:
+        """Notice forwards that other code puts on layers or their classes from now on."""
+        self._layers = [weakref.ref(layer) for layer in self._snapshot()]
+        self._forwards = self._forwards_now()
+
+    def has_other_forwards(self) -> bool:
+        """Tell whether a layer or its class has got another forward since `note_forwards`."""
+        return self._forwards_now() != self._forwards
+
+    def _forwards_now(self) -> list[int]:
+        layers = [layer for it in self._layers if (layer := it()) is not None]
+        classes: dict[type[nn.Module], None] = dict.fromkeys(map(type, layers))
+        return [*map(id, [layer.__dict__.get("forward") for layer in layers]), *[id(cls.forward) for cls in classes]]
 
     def swap(
         self,

@@ -125,7 +125,8 @@ class MergedExecutor(DenseExecutor):
             return
         (values,) = self._strengths.now.values  # images that differ are not merged
         wanted = {group: values[group] for group in self._groups}
-        if wanted == self._values and self._is_in_force(layer):
+        written = ((with_numbers(layer, param), one) for param, one in self._written.items())
+        if wanted == self._values and all(found is not None and not one.change_of(found) for found, one in written):
             return
         check_present(layer, self._originals or self._params)
         refuse_spoiled([layer])
@@ -205,11 +206,6 @@ class MergedExecutor(DenseExecutor):
         if change:
             text = f"{param} of a {type(layer).__name__} was {change} by other code while a LoRA was merged into it"
             raise ComponentError(f"{text}, so that the LoRA cannot be taken off; load the model again")
-
-    def _is_in_force(self, layer: nn.Module) -> bool:
-        """Tell whether no other code changed a parameter since it was written."""
-        pairs = [(with_numbers(layer, param), written) for param, written in self._written.items()]
-        return all(parameter is not None and not written.change_of(parameter) for parameter, written in pairs)
 
     def _merge(self, layer: nn.Module, values: dict[int, float]) -> None:
         """Write the adapters into a layer that has its original parameters."""

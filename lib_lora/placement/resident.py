@@ -192,7 +192,7 @@ class Resident(ABC, Generic[P]):
         """Drop the placed tensors; the file's own tensors stay."""
         self._known, self._marks, self.reads_base = None, (), False
         self.evict("it is taken off")
-        self._drop_piece()
+        self._piece, self.account.host = None, 0
 
     def rest(self, has_headroom: Callable[[torch.device], bool]) -> None:
         """Stay on a device that has headroom until its plan is in force again; else leave it."""
@@ -264,7 +264,7 @@ class Resident(ABC, Generic[P]):
         piece = self._piece
         if piece is not None and piece.dtypes == dtypes:
             return piece
-        self._drop_piece()
+        self._piece, self.account.host = None, 0
         adapters = () if self.reads_base else self._adapters(layer)  # which tells whether they read the base weight
         if self.reads_base:
             return None
@@ -281,9 +281,6 @@ class Resident(ABC, Generic[P]):
         home = "file" if from_file else "the computer's memory"
         way = f"{placed.device} -> {home}" if leaves else f"{home} -> {placed.device}"
         trace.move("%s.%s: %s: %s, %d bytes: %s", self.component, target.path, names, way, placed.content.nbytes, why)
-
-    def _drop_piece(self) -> None:
-        self._piece, self.account.host = None, 0
 
     def _adapters(self, layer: nn.Module) -> Sequence[Adapter]:
         """Return the adapters, which know the base weight as far as they need it; it is read once for all of them.
