@@ -4,8 +4,8 @@ The program times one layer at rank 16 and 4,096 tokens or places: linear layers
 convolution of 640 channels. LyCORIS or PEFT makes and saves each adapter, and its own forward must give the same
 output.
 
-way         "beside": beside the layer; only the base forward reads the base weight. "built": an effective weight in
-            scratch memory for each call.
+way         "beside": beside the layer; only the base forward reads the base weight. "built": an effective weight
+            for each call.
 ours/base   time divided by the time of the base layer
 built/base  the same, forced to build the weight
 peer        LyCORIS' bypass forward, or PEFT's forward; "LyCORIS, weight" if there is no bypass. "(wrong)" marks a

@@ -15,8 +15,8 @@ FLOPs                multiplications and additions divided by the base's, as tor
                      cannot be better
 differ by            largest difference of the two outputs, divided by the largest entry
 
-Remora needs fewer FLOPs than PEFT, because in a layer with many tokens it adds the pair to the weight, in scratch
-memory, before the layer's product.
+Remora needs fewer FLOPs than PEFT, because in a layer with many tokens it adds the pair to the weight before the
+layer's product.
 """
 
 from __future__ import annotations

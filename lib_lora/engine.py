@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
@@ -27,7 +27,7 @@ from .files.components import TEXT_ENCODER, is_denoiser, role
 from .naming.architectures.base import is_flow
 from .naming.index import LayerIndex, check_named, family_of_model, modules_of
 from .naming.network import Network, NetworkCache
-from .placement import scratch, trace
+from .placement import trace
 from .placement.budget import Budget
 from .placement.resident import PlacementPolicy
 from .placement.static import StaticMemory, check_buckets
@@ -127,7 +127,7 @@ class Engine:
         self._plan: Plan | None = None
         self._twice = weakref.WeakSet[nn.Module]()
         leave = ExitStack()  # in reverse
-        for take_off in (self._hooked.close, self._watch.stop, self._call_hooks.close):
+        for take_off in (self._hooked.close, partial(self._watch.end, {}), self._call_hooks.close):
             leave.callback(take_off)
         self._finalizer = weakref.finalize(self, leave.close)
         self.components = dict(components)
@@ -514,7 +514,6 @@ class Engine:
                 self._static.clear()
                 self._cache.trim()
             self._hooked.detach()
-        scratch.free()
         self._budget.reset()
 
     def memory(self) -> MemoryReport:
@@ -528,7 +527,6 @@ class Engine:
                 host_copies=host_copies,
                 files=self._cache.nbytes,
                 backups=0 if self._plan is None else self._plan.backup_bytes,
-                scratch=scratch.nbytes(),
                 parked=self._plans.nbytes,
                 static=self._static.nbytes,
             )

@@ -219,7 +219,11 @@ class Plan:
     @property
     def placed_bytes(self) -> Counter[torch.device]:
         """Return the bytes that are placed on each device."""
-        return sum([executor.placed_bytes for executor in self.executors.values()], Counter[torch.device]())
+        placed = Counter[torch.device]()
+        for executor in self.executors.values():
+            if executor.device is not None:
+                placed[executor.device] += executor.account.nbytes
+        return placed
 
     @property
     def backup_bytes(self) -> int:

@@ -279,7 +279,6 @@ class MemoryReport(OneLine):
     files: int
     """Tensors of the files that are kept open. Files are mapped: the system decides how much of one is in memory."""
     backups: int  # copies of weights that were merged into
-    scratch: int  # effective weights and the like, of all engines of the process
     parked: int = 0  # adapters of former stacks, in the computer's memory
     static: int = 0  # memory of compiled models for adapters; the part of it that is in force counts as placed, too
 

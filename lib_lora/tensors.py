@@ -69,18 +69,14 @@ class TensorFields:
             value = new[name] = getattr(self, name)
             if value is None or name not in _fields_with_tensors(type(self)) or (not exact and name in self.exact):
                 continue
-            if isinstance(value, Tensor):
-                new[name] = change(value)
-            elif isinstance(value, TensorFields):
-                new[name] = value.mapped(change, exact=exact)
-            elif isinstance(value, tuple):
-                items: list[object] = []
-                for item in value:
-                    if isinstance(item, Tensor):
-                        items.append(change(item))
-                    else:
-                        items.append(item.mapped(change, exact=exact) if isinstance(item, TensorFields) else item)
-                new[name] = tuple(items)
+            many = isinstance(value, tuple)
+            items: list[object] = []
+            for item in value if many else (value,):
+                if isinstance(item, Tensor):
+                    items.append(change(item))
+                else:
+                    items.append(item.mapped(change, exact=exact) if isinstance(item, TensorFields) else item)
+            new[name] = tuple(items) if many else items[0]
         return type(self)(**new)  # `replace` takes several times as long
 
 

@@ -273,8 +273,8 @@ class Pair:
     """How many components of the pair make one rank of the schedule; they are adjacent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Factors:
+@dataclass(frozen=True, slots=True, eq=False)
+class Factors(TensorFields):
     """A weight delta as a product, `up @ down`, without the scale."""
 
     down: Tensor  # (rank, in, *kernel)

@@ -18,30 +18,19 @@ _INPUTS = ("input", "x", "hidden_states", "query")
 """What layers call their input."""
 
 
-def place_of_input(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | str:
-    """Return which argument of a call is the layer's input: a position, or a name.
-
-    It is the first tensor, unless one of several has a name that inputs have, or is the first of the layer's width.
+def place_of_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | str:
+    """Return which argument of a call is the layer's input: the position of the first tensor, else a name.
 
     Raises:
         TypeError: there is no tensor among them.
     """
-    if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
-        return 0
-    arguments = dict[int | str, Any](enumerate(args)) | kwargs
-    tensors = [key for key, value in arguments.items() if isinstance(value, Tensor)]
-    if not tensors:
-        raise TypeError("a layer with adapters was called without a tensor; remove the LoRA from this model")
-    known = [name for name in _INPUTS if name in tensors]
-    first = known[0] if known and isinstance(tensors[0], str) else tensors[0]
-    width = getattr(layer, "in_features", None)
-    if not isinstance(width, int) or len(arguments) == 1 or first in _INPUTS:
-        return first
-    positions = [key for key in tensors if isinstance(key, int)]
-    for key in (first, *positions, *known, *tensors):
-        if arguments[key].ndim > 1 and arguments[key].shape[-1] == width:  # a vector may as well be a scale
-            return key
-    return first
+    for i, value in enumerate(args):
+        if isinstance(value, Tensor):
+            return i
+    for name in (*_INPUTS, *kwargs):
+        if isinstance(kwargs.get(name), Tensor):
+            return name
+    raise TypeError("a layer with adapters was called without a tensor; remove the LoRA from this model")
 
 
 def output_in(layer: nn.Module, returned: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""The dense executor: the effective weight is built for one call in scratch memory; the base weight is never written.
+"""The dense executor: the effective weight is built for one call; the base weight is never written.
 
 It serves adapters that no separate product can compute, or for which the sum is cheaper. nn.MultiheadAttention
 multiplies by its parameters inside one fused function, a norm has no product, a grouped convolution has no low-rank
@@ -25,10 +25,9 @@ from ..compiler import compiling, uncompiled
 from ..errors import ComponentError, RegionError
 from ..naming.architectures.base import is_of_text
 from ..naming.binding import Binding
-from ..placement import scratch
-from ..placement.arena import Dtypes, Empty
+from ..placement.arena import Dtypes
 from ..placement.resident import PlacementPolicy, Resident, is_trained, strength_ranges
-from ..placement.storage import Placement, store
+from ..placement.storage import Placement, is_packed, store
 from ..strengths.calls import CallStrengths
 from ..strengths.model_call import repeats_per_row
 from ..strengths.regions import ALL_PLACES, RegionPart, region_on_row, token_layout
@@ -66,7 +65,7 @@ def _in_passes(call: _Call, passes: Sequence[Sequence[int]], least: int, run: Ca
         RowsError: the input has no batch, or one that is no multiple of the rows.
     """
     layer, named = call.layer, dict[int | str, Any](enumerate(call.args)) | call.kwargs
-    place, rows = place_of_input(layer, call.args, call.kwargs), sum(map(len, passes))
+    place, rows = place_of_input(call.args, call.kwargs), sum(map(len, passes))
     dims = _dims_of_rows(layer, named, place)
     dim = dims[place]
     step = repeats_per_row(layer, named[place], rows, least, dim)
@@ -159,11 +158,8 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             return y
         return self._run_now(_Call(layer, base_forward, args, kwargs, self._strengths.now))
 
-    # a graph must not hold scratch memory, which other layers and other graphs use, too
-    @uncompiled
+    @uncompiled  # it asks for more than a graph may guard
     def _run_now(self, call: _Call) -> Any:
-        if self._budget.contended:
-            self._budget.note(self.account)
         if call.now.is_unknown:
             self._strengths.refuse_unknown(call.now, self._groups)
         try:
@@ -230,7 +226,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
     def _run(self, call: _Call) -> Any:
         """Make one pass."""
         layer, base_forward, args, kwargs, *_ = call
-        place = place_of_input(layer, args, kwargs)
+        place = place_of_input(args, kwargs)
         x: Tensor = args[place] if isinstance(place, int) else kwargs[place]
         readers, packed = [], False
         for param in self._params:
@@ -240,10 +236,9 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         if (packed or call.image is not None or call.acting is not None) and not self._acts(call, x.device):
             # a product with the decoded weight has other bits than the layer's own product
             return base_forward(layer, *args, **kwargs)
-        kept = _is_kept(layer, args, kwargs)
         follows = torch.is_grad_enabled() and is_trained(layer)
         with plain_mode(x.device), torch.set_grad_enabled(follows):
-            effective = self._effective(call, readers, x, kept=kept)
+            effective = self._effective(call, readers, x)
         if not packed and type(layer) is nn.Linear and base_forward in TORCHS:  # as its forward has it
             return F.linear(x, effective["weight"], effective.get("bias", layer.bias))
         stand_in = None if packed else with_parameters(layer, effective)
@@ -284,10 +279,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         bias = effective.get("bias", getattr(layer, "bias", None))
         return y if bias is None else y + op.per_channel(bias.to(y))
 
-    def _effective(
-        self, call: _Call, readers: Sequence[type[WeightReader]], x: Tensor, *, kept: bool
-    ) -> dict[str, Tensor]:
-        """Build the effective parameters, in scratch memory unless they are kept after the call."""
+    def _effective(self, call: _Call, readers: Sequence[type[WeightReader]], x: Tensor) -> dict[str, Tensor]:
         params: dict[str, Tensor] = {}
         placed = self._placed_at(call.layer, x.device, _ANY)
         bases = [reader.read(call.layer, param) for reader, param in zip(readers, self._params, strict=True)]
@@ -310,9 +302,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         *_, sums, biased = ready
         for param, reader, base in zip(self._params, readers, bases, strict=True):
             dtype = x.dtype if not reader.plain and x.is_floating_point() else base.dtype
-            total = torch.empty_like(base, dtype=dtype) if kept else scratch.take(param, base, dtype)
-            sums[param].build(total, base)
-            params[param] = total
+            params[param] = sums[param].build(base, dtype)
         return params | self._biases(call.layer, biased, params, call.now, call.image) if biased else params
 
     def _sum_of(
@@ -381,29 +371,15 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             total[rows].add_(delta, alpha=strength)
         return totals
 
-    def _content(
-        self, adapters: Sequence[Adapter], device: torch.device, dtypes: Dtypes, empty: Empty = torch.empty
-    ) -> tuple[Adapters, bool]:
+    def _content(self, adapters: Sequence[Adapter], device: torch.device, dtypes: Dtypes) -> Adapters:
         return store(Adapters(tuple([adapter.placed(device) for adapter in adapters])), self._storage)
 
-    def _placement(
-        self, content: Adapters, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype, *, packed: bool
-    ) -> Placement[Adapters]:
-        return Placement(device, _ANY, _ANY, content, packed)
+    def _placement(self, content: Adapters, device: torch.device, dtypes: Dtypes) -> Placement[Adapters]:
+        return Placement(device, _ANY, _ANY, content, self._storage != "file" and is_packed(content))
 
 
 _ANY = torch.float32
 """Adapters are placed in the dtypes of their files, so the dtype of a placement makes no difference."""
-
-
-def _is_kept(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Tell whether autograd or a function transform keeps a call's parameters, so that they must not change."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return True
-    if not torch.is_grad_enabled():
-        return False
-    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-    return any(tensor.requires_grad for tensor in (*tensors, *layer.parameters()))
 
 
 def with_parameters(layer: nn.Module, params: Mapping[str, Tensor]) -> nn.Module | None:

@@ -1,13 +1,13 @@
-"""The effective weight of a layer, W + sum of dW, written block by block into memory of the caller.
+"""The effective weight of a layer, W + sum of dW, in new memory.
 
 On a CPU, where all adapters of the layer can compute some rows of their delta, blocks of these stay in its cache and
-keep the temporary memory at a sixteenth of the weight. A device computes a delta in one piece, as each block
-costs it a launch for every operation. Low-rank pairs alone are one product into the caller's memory.
+keep the temporary memory at a sixteenth of the weight. A device computes a delta in one piece, as each block costs it a
+launch for every operation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -41,68 +41,64 @@ class Sum:
     """
 
     def __init__(self, parts: Sequence[Part], *, in_order: bool = False) -> None:
-        self._parts, self._in_order = parts, in_order
+        self._in_order = in_order and any(part.adapter.reads_base for part in parts)
         self._pairs, self._others = list[tuple[Part, float]](), list[Part]()
-        self._reads = any(part.adapter.reads_base for part in parts)
         self._by_rows = all(part.adapter.by_rows for part in parts)
         for part in parts:
-            if (pair := None if in_order and self._reads else _pair_of(part)) is None:
+            if self._in_order or (pair := _pair_of(part)) is None:
                 self._others.append(part)
             else:
                 self._pairs.append((part, pair.scale))
 
-    def build(self, total: Tensor, base: Tensor, write: Round | None = None) -> None:
-        """Write `base` plus the deltas into `total`, which must be other memory.
-
-        The sum is computed in fp32 or fp64 and rounded once, by `write` if given.
-        """
-        dtype = wide(base.dtype)
+    def build(self, base: Tensor, dtype: torch.dtype, write: Round | None = None) -> Tensor:
+        """Return `base` plus the deltas; the sum is computed in fp32 or fp64 and rounded once, by `write` if given."""
         if base.requires_grad and torch.is_grad_enabled():  # which follows a copy, but no `out`
             write = Tensor.copy_
-        if base.device.type != "cpu" and not self._in_order and all(part.rows is None for part in self._parts):
-            self._build_at_once(total, base, dtype, write)
-            return
-        contiguous = base.is_contiguous() and total.is_contiguous()
-        fused = self._fused(base.device, dtype) if contiguous and self._pairs else None
-        others = self._others if fused is not None else self._parts
-        if fused is not None and not others and write is None and total.dtype == base.dtype == dtype:
-            flat = base.view(base.shape[0], -1)
-            torch.addmm(flat, fused.up, fused.down, out=total.view(flat.shape))  # blocks would save no memory
-            return
-        for start, own, out in self._blocks(base, total):
-            block = out.copy_(own) if out.dtype == dtype and write is None else own.to(dtype, copy=True)
-            original = own.to(dtype) if self._reads else None
-            if fused is not None:
-                block.view(block.shape[0], -1).addmm_(fused.up[start : start + block.shape[0]], fused.down)
-            for part in others:
-                self._add(block, original, part, start)
-            if write is not None:
-                write(out, block)
-            elif block is not out:
-                out.copy_(block)
+        result = torch.empty_like(base, dtype=dtype)
+        fused = self._fused(base.device, wide(base.dtype)) if self._pairs else None
+        for block in self._blocks(base, result):
+            self._build_block(block, fused, write)
+        return result
 
-    def _build_at_once(self, total: Tensor, base: Tensor, dtype: torch.dtype, write: Round | None) -> None:
-        """Write `base` plus all deltas of the whole weight into `total`, with as few kernels as there can be."""
-        running = original = base if base.dtype in SUMMED else base.to(dtype)
-        count = len(self._others) + bool(self._pairs)
-        for i, (delta, factor) in enumerate(self._terms(original, dtype), 1):
-            out = total if i == count and write is None else None
-            running = torch.add(running, delta.reshape(base.shape), alpha=factor, out=out)
-        if write is not None:
-            write(total, running)
-
-    def _terms(self, original: Tensor, dtype: torch.dtype) -> Iterator[tuple[Tensor, float]]:
-        """Yield the deltas of the whole weight, each with its factor."""
-        whole: Tensor | None = None
+    def _build_block(self, block: _Block, fused: Factors | None, write: Round | None) -> None:
+        """Write the sum into a block of the result, with as few kernels as there can be."""
+        taken, base, out = block
+        dtype, left = wide(base.dtype), len(self._others) + (fused is not None)
+        start, stop = taken or (0, base.shape[0])
+        total = original = base if base.dtype in SUMMED else base.to(dtype)
+        widened = original if original.dtype == dtype else None
+        in_out = write is None and out.dtype == dtype
         for part in self._others:
-            weight, adapter = original, part.adapter
-            if adapter.reads_base and not adapter.widens_base:
-                weight = whole = original.to(dtype) if whole is None else whole
-            seen = weight if adapter.reads_base else None
-            yield _delta_of(part, At(original.device, dtype, part.multiplier, part.rank, weight=seen))
-        if self._pairs:
-            fused = self._fused(original.device, dtype)
-            yield fused.up @ fused.down, 1.0
+            left -= 1
+            first, last = part.rows or (0, stop)
+            low, high = max(first, start), min(last, stop)
+            if low >= high:
+                continue
+            window, weight, reads = slice(low - start, high - start), None, part.adapter.reads_base
+            if reads and self._in_order:
+                weight = total[window].to(dtype)
+            elif reads and part.adapter.widens_base:
+                weight = original[window]
+            elif reads:
+                widened = original.to(dtype) if widened is None else widened
+                weight = widened[window]
+            rows = None if taken is None else (low - first, high - first)
+            delta, factor = _delta_of(part, At(base.device, dtype, part.multiplier, part.rank, rows, weight))
+            if high - low == stop - start:
+                to = out if in_out or (write is None and not left) else None
+                total = torch.add(total, delta.reshape(base.shape), alpha=factor, out=to)
+                continue
+            if total is original:
+                total = out.copy_(original) if in_out else original.to(dtype, copy=True)
+            changed = total[window]
+            changed.add_(delta.reshape(changed.shape), alpha=factor)
+        if fused is not None:
+            delta = fused.up[slice(*(taken or (None,)))] @ fused.down
+            total = torch.add(total, delta.reshape(base.shape), out=None if write is not None else out)
+        if write is not None:
+            write(out, total.to(dtype))
+        elif total is not out:
+            out.copy_(total)
 
     def _fused(self, device: torch.device, dtype: torch.dtype) -> Factors:
         """Return the pairs as one, (R, in * kernel) and (out, R), with their strengths."""
@@ -114,27 +110,13 @@ class Sum:
             downs.append(factors.down.flatten(1).to(device, dtype))
         return Factors(torch.cat(downs), torch.cat(ups, 1))
 
-    def _add(self, block: Tensor, original: Tensor | None, part: Part, start: int) -> None:
-        """Add one delta to the rows of a block that it changes."""
-        first, last = part.rows or (0, start + block.shape[0])
-        low, high = max(first, start), min(last, start + block.shape[0])
-        if low >= high:
-            return
-        window, weight = block[low - start : high - start], None
-        if original is not None and part.adapter.reads_base:
-            weight = window.clone() if self._in_order else original[low - start : high - start]
-        rows = (low - first, high - first) if part.adapter.by_rows else None
-        at = At(block.device, block.dtype, part.multiplier, part.rank, rows, weight)
-        delta, factor = _delta_of(part, at)
-        window.add_(delta.reshape(window.shape), alpha=factor)
-
-    def _blocks(self, base: Tensor, total: Tensor) -> list[tuple[int, Tensor, Tensor]]:
-        """Return the first row, the base weight and the result of each block."""
+    def _blocks(self, base: Tensor, result: Tensor) -> list[_Block]:
         if base.device.type != "cpu" or base.numel() <= _SMALLEST or not self._by_rows:
-            return [(0, base, total)]
-        rows = base.shape[0]
-        step = max(rows // _BLOCKS, rows * _SMALLEST // base.numel(), 1)
-        return [(start, base[start : start + step], total[start : start + step]) for start in range(0, rows, step)]
+            return [(None, base, result)]
+        length = base.shape[0]
+        step = max(length // _BLOCKS, length * _SMALLEST // base.numel(), 1)
+        ends = [(start, min(start + step, length)) for start in range(0, length, step)]
+        return [(one, base[slice(*one)], result[slice(*one)]) for one in ends]
 
 
 SUMMED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
@@ -147,6 +129,10 @@ def _delta_of(part: Part, at: At) -> tuple[Tensor, float]:
         at = replace(at, multiplier=at.multiplier.to(at.dtype))
     delta, factor = part.adapter.delta_and_factor(at)
     return (delta * factor, 1.0) if isinstance(factor, Tensor) else (delta, factor)
+
+
+_Block = tuple["tuple[int, int] | None", Tensor, Tensor]
+"""Rows, None for all; these of the base weight, and of the result."""
 
 
 def _pair_of(part: Part) -> Pair | None:

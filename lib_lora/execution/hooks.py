@@ -35,7 +35,7 @@ from .arguments import BaseForward
 from .wrapped import is_wrapped, run_unwrapped
 
 if TYPE_CHECKING:
-    from ..placement.resident import Resident, Waiting
+    from ..placement.resident import Resident
 
 logger = logging.getLogger(__name__)
 
@@ -428,7 +428,7 @@ class HookedLayers:
                 self._attach(layer)
             for layer, old in leaving.items():  # before the new ones are placed, so that a device never has both
                 if headroom is not None and not old.reads_base:
-                    old.rest(layer, headroom)
+                    old.rest(headroom)
                 else:  # others may write to base weights meanwhile
                     old.release(layer)
             for layer in before.keys() - after.keys():
@@ -438,7 +438,9 @@ class HookedLayers:
             slots = self._snapshot()
             for layer, executor in new.items():
                 slots[layer].executor = executor
-            _place(new, resting() if new else ())
+            from ..placement.resident import place_together  # with the engine, not when a host starts
+
+            place_together(new, resting() if new else ())
         except BaseException:
             self._restore(before)
             raise
@@ -528,17 +530,8 @@ class HookedLayers:
                 _withdraw(layer, slot)
 
 
-def _place(executors: Mapping[nn.Module, Executor], resting: Collection[nn.Module]) -> None:
-    """Place executors beside their layers, except beside resting ones."""
-    from ..placement.resident import place_together  # with the engine, not when a host starts
-
-    place_together(executors, resting)
-
-
-def move_to_layer(
-    executor: Executor, layer: nn.Module, *, now: bool = False, waiting: list[Waiting] | None = None
-) -> None:
+def move_to_layer(executor: Executor, layer: nn.Module, *, now: bool = False) -> None:
     """Move an executor to the device of its layer; see `Resident.move`."""
     device = device_of(layer)
     if device is not None:
-        executor.move(layer, device, now=now, waiting=waiting)
+        executor.move(layer, device, now=now)

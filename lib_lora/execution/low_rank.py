@@ -4,12 +4,13 @@ y = W (x + sum of changes of the input) + b + up (m * (down x)) + sum of changes
 
 All low-rank pairs of a layer are one pair of matrices, stacked along the rank, with m = multiplier * scale per rank
 component: two products for any number of entries. Changes of the input are added before the same product by W, so they
-cost no further base call. Plain pairs on many tokens may instead be added to the weight in scratch memory, see
+cost no further base call. Plain pairs on many tokens may instead be added to the weight first, see
 `low_rank_products.py`. Where the rows of a batch have strengths of their own, m has a row for each of them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
@@ -18,14 +19,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor, nn
 
-from ..adapters.base import Adapter, Form, InputEffect, Operation, OutputEffect, Pair
+from ..adapters.base import Adapter, Factors, Form, InputEffect, Operation, OutputEffect, Pair
 from ..compiler import compiling, tracing
 from ..naming.architectures.base import is_of_text
 from ..naming.binding import Binding
-from ..placement.arena import Dtypes, Empty
+from ..placement.arena import Dtypes
 from ..placement.resident import PlacementPolicy, Resident, is_trained, strength_ranges
 from ..placement.static import padded_rank
-from ..placement.storage import Placement, store
+from ..placement.storage import Placement, is_packed, store
 from ..strengths.calls import CallStrengths
 from ..strengths.model_call import repeats_per_row
 from ..strengths.regions import TokenLayout, token_layout
@@ -34,15 +35,15 @@ from ..tensors import TensorFields, capturing
 from . import opaque
 from .arguments import Args, BaseForward, Kwargs, output_in, place_of_input, with_output
 from .low_rank_products import (
+    EXACT,
+    MARGIN,
     USUAL,
-    FusedPair,
     PackedPair,
     Plain,
     add_pair,
     effective_linear,
     is_fresh,
     pays,
-    plain_of,
     shared_cast,
     spread,
     stacked,
@@ -53,7 +54,7 @@ from .low_rank_products import (
 class Parts(TensorFields):
     """A layer's adapters, in the dtype of the output; changes of the input in the dtype of the input."""
 
-    pair: FusedPair | None
+    pair: Factors | None
     inputs: tuple[InputEffect, ...]
     outputs: tuple[OutputEffect, ...]
     bias: Tensor | None  # (n, out), one row for each binding that changes the bias
@@ -71,10 +72,8 @@ class Placed(Placement[Parts]):
     """Strengths of each change of the input, in the dtype of the input."""
     plain: Plain | None
     """For eager calls of a layer that has a pair and nothing else; None where it is packed."""
-    reads_output: bool
-    """Whether any change of the output reads the output."""
-    reads_product: bool
-    """Whether any reads it without the bias."""
+    reads: Sequence[bool]
+    """Of each change of the output that reads the output, whether the bias belongs to it."""
 
 
 class LowRankExecutor(Resident[Placed]):
@@ -119,7 +118,7 @@ class LowRankExecutor(Resident[Placed]):
         placed = None if compiling() or tracing() else self._placed  # a graph must not guard it
         if self.weight_readers and torch.is_grad_enabled():
             placed = None  # autograd may follow what they read
-        if placed is None or placed.plain is None or len(args) != 1 or kwargs or self._budget.contended:
+        if placed is None or placed.plain is None or len(args) != 1 or kwargs:
             return self._run_any(layer, base_forward, args, kwargs)
         x, numbers, strengths = args[0], self._strengths.now.numbers, placed.strengths
         if numbers is None or not (self._stays and isinstance(x, Tensor)) or x.device != placed.device:
@@ -147,11 +146,9 @@ class LowRankExecutor(Resident[Placed]):
             return y
         if now.is_unknown:
             self._strengths.refuse_unknown(now, self._groups)
-        place = place_of_input(layer, args, kwargs)
+        place = place_of_input(args, kwargs)
         x: Tensor = args[place] if isinstance(place, int) else kwargs[place]
         alike = not now.mixed and not self._is_regional(now)
-        if self._budget.contended:
-            self._budget.note(self.account)
         of_base: Any = None
 
         def base(x: Tensor) -> Tensor:
@@ -200,7 +197,7 @@ class LowRankExecutor(Resident[Placed]):
         of_pair, of_bias, *of_outputs = placed.strengths.alike if alike else self._live(layer, placed.strengths, x, y)
         if y.requires_grad:  # strengths may change before the gradient is computed
             of_outputs = [one.clone() for one in of_outputs]
-        y, deltas = self._with_outputs(y, x, of_outputs, parts, placed, op) if parts.outputs else (y, [])
+        y, deltas = self._with_outputs(y, x, of_outputs, parts, placed.reads, op) if parts.outputs else (y, [])
         is_new = len(deltas) < len(parts.outputs)
         if parts.pair is not None and self._kind == "embedding":
             y, is_new = y + (F.embedding(own, parts.pair.up) * of_pair) @ parts.pair.down, True
@@ -252,7 +249,7 @@ class LowRankExecutor(Resident[Placed]):
         placed = self._placed
         if placed is None or placed.device != x.device or placed.input_dtype != x.dtype:
             # the dtype of the output is not known before the base call; the last call's is the best guess
-            placed = self._place_for_call(layer, x.device, x.dtype if placed is None else placed.dtype, x.dtype)
+            placed = self._place_for_call(layer, x.device, (x.dtype if placed is None else placed.dtype, x.dtype))
         if self.weight_readers and torch.is_grad_enabled() and is_trained(layer):
             placed = self._in_training(layer, placed)
         assert placed.inputs is not None
@@ -264,14 +261,14 @@ class LowRankExecutor(Resident[Placed]):
         return changed
 
     def _with_outputs(
-        self, y: Tensor, x: Tensor, strengths: Sequence[Tensor], parts: Parts, placed: Placed, op: Operation
+        self, y: Tensor, x: Tensor, strengths: Sequence[Tensor], parts: Parts, reads: Sequence[bool], op: Operation
     ) -> tuple[Tensor, list[tuple[Tensor, Operation]]]:
         """Return the output with changes of all outputs, in new memory; and each change of some, with their operation.
 
         `y` is the base output.
         """
-        whole = op.whole(x) if self._inputs and placed.reads_output else y
-        pristine = op.without_bias(whole) if placed.reads_product else whole
+        whole = op.whole(x) if self._inputs and reads else y
+        pristine = whole if all(reads) else op.without_bias(whole)
         x, total, deltas = x.to(device=y.device, dtype=y.dtype), y, []
         for i, effect, strength in zip(self._outputs, parts.outputs, strengths, strict=True):
             rows, seen = self._bindings[i].target.rows, whole if effect.reads_bias else pristine
@@ -282,11 +279,9 @@ class LowRankExecutor(Resident[Placed]):
                 deltas.append((effect.delta(x, window.outputs(seen), strength, window), window))
         return total, deltas
 
-    def _content(
-        self, adapters: Sequence[Adapter], device: torch.device, dtypes: Dtypes, empty: Empty = torch.empty
-    ) -> tuple[Parts, bool]:
+    def _content(self, adapters: Sequence[Adapter], device: torch.device, dtypes: Dtypes) -> Parts:
         target, (dtype, input_dtype) = self._bindings[0].target, dtypes
-        pair: FusedPair | PackedPair | None = None
+        pair: Factors | PackedPair | None = None
         bias: Tensor | None = None
         width = target.outputs or target.shape[0]
         downs, ups, rows = list[Tensor](), list[Tensor](), list[tuple[int, int] | None]()
@@ -299,30 +294,30 @@ class LowRankExecutor(Resident[Placed]):
                 ups.append(factors.up)
                 rows.append(binding.target.rows)
         if downs:
-            down = stacked(downs, 0, device, dtype, length=self._rank, empty=empty)
-            pair = FusedPair(down, stacked(ups, 1, device, dtype, rows, width, length=self._rank, empty=empty))
+            down = stacked(downs, 0, device, dtype, length=self._rank)
+            pair = Factors(down, stacked(ups, 1, device, dtype, rows, width, length=self._rank))
             pair = PackedPair.of(pair) if self._storage == "float8" else pair
         if self._biased:
             changes = [adapters[i].delta_bias().unsqueeze(1) for i in self._biased]
             windows = [self._bindings[i].target.rows for i in self._biased]
-            bias = stacked(changes, 1, device, dtype, windows, width, empty=empty).t()
+            bias = stacked(changes, 1, device, dtype, windows, width).t()
         inputs = tuple([adapters[i].input_effect(device, input_dtype) for i in self._inputs]) if self._inputs else ()
         outputs = tuple([adapters[i].output_effect(device, dtype) for i in self._outputs]) if self._outputs else ()
         # a packed pair is there to be unpacked, as any packed tensor
-        parts = Parts(cast(FusedPair | None, pair), inputs, outputs, bias)
-        if self._storage == "file":
-            return parts, False
-        content, is_packed = store(parts, self._storage)
-        return content, is_packed or isinstance(pair, PackedPair)
+        parts = Parts(cast(Factors | None, pair), inputs, outputs, bias)
+        return parts if self._storage == "file" else store(parts, self._storage)
 
-    def _placement(
-        self, content: Parts, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype, *, packed: bool
-    ) -> Placed:
+    def _placement(self, content: Parts, device: torch.device, dtypes: Dtypes) -> Placed:
+        (dtype, input_dtype), packed = dtypes, self._storage != "file" and is_packed(content)
         strengths, of_inputs = self._strengths.for_layer(self._columns, device, dtype, self._spatial), None
         if self._inputs:
             of_inputs = self._strengths.for_layer(self._input_columns, device, input_dtype, self._spatial)
+        plain: Plain | None = None
+        if (pair := content.pair) is not None and self._is_plain and not packed:
+            plain = pair, None, math.inf
+            if not self._spatial:
+                out, inside = pair.up.shape[0], pair.down.shape[1]
+                least = MARGIN * inside * inside * out / (out + inside) if dtype in EXACT else math.inf
+                plain = pair, (pair.down.t(), pair.up.t()), least
         reads = [effect.reads_bias for effect in content.outputs if effect.reads_output] if content.outputs else ()
-        pair = content.pair if self._is_plain and not packed else None
-        plain = None if pair is None else plain_of(pair)
-        where = device, dtype, input_dtype, content, packed
-        return Placed(*where, strengths, of_inputs, plain, bool(reads), not all(reads))
+        return Placed(device, dtype, input_dtype, content, packed, strengths, of_inputs, plain, reads)

@@ -1,7 +1,7 @@
 """The low-rank pairs of a layer as one product: added to the layer's output, or for many tokens to its weight.
 
 Adding a pair to the weight costs R * in * out once per call; the pair beside the layer costs R * tokens * (in + out).
-The sum is in scratch memory: the base weight is read, never written. Half precision always has the pair beside the
+The sum is in new memory: the base weight is read, never written. Half precision always has the pair beside the
 layer, as W + dW would round a small delta away; so have rows and places with strengths of their own.
 """
 
@@ -22,10 +22,8 @@ from torch import Tensor, nn
 from ..adapters import balanced
 from ..adapters.base import Factors
 from ..compiler import compiling
-from ..placement import scratch
-from ..placement.arena import Empty
 from ..placement.storage import Packed, pack
-from ..tensors import TensorFields, autocasts, wide
+from ..tensors import autocasts, wide
 from .arguments import BaseForward
 
 EXACT = frozenset({torch.float32, torch.float64})
@@ -63,30 +61,13 @@ def pays(layer: nn.Module, base_forward: BaseForward, x: Tensor) -> bool:
     return not autocasts(x.device.type)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FusedPair(TensorFields):
-    """The low-rank pairs of a layer as one."""
-
-    down: Tensor  # (R, in, *kernel), R = sum of ranks
-    up: Tensor  # (out, R)
-
-
-def effective_linear(layer: nn.Module, x: Tensor, pair: FusedPair, strength: Tensor | float) -> Tensor:
-    """Compute x (W + up diag(strength) down)^T + b; strength is (R,), or one number for all.
-
-    In compiled code the sum is a tensor of the graph, whose memory the compiler plans.
-    """
-    weight = layer._parameters["weight"]
+def effective_linear(layer: nn.Module, x: Tensor, pair: Factors, strength: Tensor | float) -> Tensor:
+    """Compute x (W + up diag(strength) down)^T + b; strength is (R,), or one number for all."""
+    weight, up = layer._parameters["weight"], pair.up
     assert weight is not None  # `pays` said so
-    down, up = pair.down, pair.up
     if isinstance(strength, Tensor):
         up, strength = up * strength, 1.0
-    if compiling():
-        total = torch.addmm(weight, up, down, alpha=strength)
-    else:
-        total = scratch.take("linear", weight, weight.dtype)
-        with torch.no_grad():
-            torch.addmm(weight, up, down, alpha=strength, out=total)
+    total = torch.addmm(weight, up, pair.down, alpha=strength)
     return F.linear(x, total, layer._parameters.get("bias"))
 
 
@@ -98,38 +79,29 @@ class PackedPair(Packed):
     """Of `down`."""
 
     @classmethod
-    def of(cls, pair: FusedPair) -> PackedPair:
+    def of(cls, pair: Factors) -> PackedPair:
         """Pack a pair, whose components it spreads evenly over both factors first."""
-        even = spread(Factors(pair.down, pair.up))
+        even = spread(pair)
         packed = pack(torch.cat((even.down.flatten(1), even.up.t()), 1).to(pair.up.dtype), "float8")
         assert isinstance(packed, Packed)
         return cls(packed.data, packed.scale, packed.dtype, tuple(pair.down.shape))
 
-    def get(self) -> FusedPair:
+    def get(self) -> Factors:
         """Return the pair, in new memory."""
         both, inside = Packed.get(self), math.prod(self.shape[1:])
         assert isinstance(both, Tensor)
-        return FusedPair(both[:, :inside].reshape(self.shape), both[:, inside:].t())
+        return Factors(both[:, :inside].reshape(self.shape), both[:, inside:].t())
 
 
-Plain: TypeAlias = "tuple[FusedPair, tuple[Tensor, Tensor] | None, float]"
+Plain: TypeAlias = "tuple[Factors, tuple[Tensor, Tensor] | None, float]"
 """A pair; of a linear layer both factors transposed; for inputs of more entries than how many `pays` is to be asked."""
-
-
-def plain_of(pair: FusedPair) -> Plain:
-    """Return what eager calls need of a pair in which one number may be the strength of all."""
-    if pair.down.ndim > 2:
-        return pair, None, math.inf
-    inside, out = pair.down.shape[1], pair.up.shape[0]
-    many = MARGIN * inside * inside * out / (out + inside) if pair.up.dtype in EXACT else math.inf
-    return pair, (pair.down.t(), pair.up.t()), many
 
 
 def add_pair(
     layer: nn.Module,
     x: Tensor,
     y: Tensor,
-    pair: FusedPair,
+    pair: Factors,
     strength: Tensor | float,
     *,
     fresh: bool,
@@ -157,7 +129,12 @@ def add_pair(
         h, strength = h * strength, 1.0
     if h.ndim > 2:
         h = h.reshape(-1, h.shape[-1])
-    return _add_linear(h, y, pair.up.t() if flat is None else flat[1], strength, fresh=fresh)
+    up = pair.up.t() if flat is None else flat[1]
+    out = up.shape[1]
+    if fresh and y.is_contiguous():
+        (y if y.ndim == 2 else y.view(-1, out)).addmm_(h, up, alpha=strength)
+        return y
+    return torch.addmm(y.reshape(-1, out), h, up, alpha=strength).view(y.shape)
 
 
 _casts = threading.local()
@@ -218,15 +195,6 @@ with torch.inference_mode(False):  # a web UI's first picture imports this in th
     _USES_OF_BASE = _uses_of_base(torch.empty(0, device="cpu").view(0))
 
 
-def _add_linear(h: Tensor, y: Tensor, up: Tensor, strength: float, *, fresh: bool) -> Tensor:
-    """Add the second product of a linear layer: h (tokens, R), up (R, out)."""
-    out = up.shape[1]
-    if fresh and y.is_contiguous():
-        (y if y.ndim == 2 else y.view(-1, out)).addmm_(h, up, alpha=strength)
-        return y
-    return torch.addmm(y.reshape(-1, out), h, up, alpha=strength).view(y.shape)
-
-
 def _add_conv(h: Tensor, y: Tensor, up: Tensor, strength: float, spatial: int, *, fresh: bool) -> Tensor:
     """Add the second product of a convolution: h (rows, R, places), up (out, R)."""
     out, rank = up.shape
@@ -263,19 +231,11 @@ def stacked(
     outputs: int = 0,
     *,
     length: int = 0,
-    empty: Empty = torch.empty,
 ) -> Tensor:
     """Stack tensors along `dim` in new memory, as the file that they are views of may be replaced.
 
-    Args:
-        parts: tensors of equal size in the other dimensions, except as `rows` tells.
-        dim: the dimension.
-        device: the device of the result.
-        dtype: the dtype of the result.
-        rows: the rows of the result that each part fills; None for all. The others are zero.
-        outputs: the rows of the result, if one of `rows` is not None.
-        length: the least size along `dim`, filled up with zeros.
-        empty: gives the memory, as `torch.empty` does.
+    The result has at least `length` entries along `dim`. If one of `rows` is not None, it has `outputs` rows, of which
+    each part fills its own. Other entries are zero.
     """
     windows, filled = any(rows), 0
     for part in parts:
@@ -284,7 +244,7 @@ def stacked(
     shape[dim] = max(filled, length)
     if windows:
         shape[0] = outputs
-    stacked = empty(shape, device=device, dtype=dtype)
+    stacked = torch.empty(shape, device=device, dtype=dtype)
     if windows or length > filled:
         stacked.zero_()
     elif len(parts) == 1:

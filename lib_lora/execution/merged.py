@@ -2,7 +2,7 @@
 
 The sum is computed in fp32 from the original weight, and rounded stochastically where the weight has fewer bits. The
 original is restored bit for bit while the parameter has the memory and the version that were noted when it was written:
-then no other code wrote to it. Conversions of the layer are followed, and the original is cast as the parameter was.
+then no other code wrote to it. Conversions of the layer are followed; the original is cast once, to the last dtype.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ from ..adapters.base import Adapter
 from ..compiler import compiling
 from ..errors import ComponentError, FileError, LoraError
 from ..naming.binding import Binding
-from ..placement.resident import Waiting
 from ..strengths.table import StrengthTable
-from ..tensors import plain_mode
 from ..weights.originals import Checkpoint, OriginalWeight, kept, samples_of, version_of
 from ..weights.readers.base import check_present, holds_values, stored, with_numbers
 from ..weights.rounding import generator_for, round_stochastically
@@ -40,24 +38,16 @@ class _Written:
     """A parameter with adapters, as it was written, or as the last conversion of its layer left it."""
 
     memory: tuple[torch.dtype, tuple[int, ...], torch.device, int]
-    shape: tuple[int, ...]
     version: int | None
     samples: bytes | None
     """Some of its numbers, by which other code may have moved it; None where a conversion changed them."""
-    casts: tuple[torch.dtype, ...] = ()
-    """The dtypes that conversions of the layer have cast it to, in order."""
     change: str = ""
     """What other code did to it before a conversion of the layer."""
 
     def converted(self, parameter: Tensor) -> _Written:
         """Return what is known after a conversion of the layer."""
-        memory, casts = _memory_of(parameter), self.casts
-        if memory[0] != self.memory[0]:
-            casts = (*casts, memory[0])
-            if casts[-4:-2] == casts[-2:]:  # there and back once more, as A1111 casts in each call, rounds nothing
-                casts = casts[:-2]
-        samples = self.samples if memory[:2] == self.memory[:2] else None
-        return _Written(memory, self.shape, version_of(parameter), samples, casts)
+        memory = _memory_of(parameter)
+        return _Written(memory, version_of(parameter), self.samples if memory[:2] == self.memory[:2] else None)
 
     def change_of(self, parameter: Tensor, *, waits: bool = True) -> str:
         """Return what other code did to the parameter; empty where it did nothing, or moved it.
@@ -71,7 +61,7 @@ class _Written:
             return "written to"
         if is_there and (self.samples is None or not waits):
             return ""
-        is_same = parameter.shape == self.shape and self.samples is not None and samples_of(parameter) == self.samples
+        is_same = self.samples is not None and samples_of(parameter) == self.samples
         return "" if is_same else "written to" if is_there else "replaced"
 
 
@@ -125,9 +115,7 @@ class MergedExecutor(DenseExecutor):
         del held
         return y
 
-    def move(
-        self, layer: nn.Module, device: torch.device, *, now: bool = False, waiting: list[Waiting] | None = None
-    ) -> None:
+    def follow(self, layer: nn.Module, device: torch.device, *, now: bool) -> None:
         """Merge for the present strengths when the plan becomes active; a merged layer moves by itself.
 
         Raises:
@@ -137,17 +125,17 @@ class MergedExecutor(DenseExecutor):
             return
         (values,) = self._strengths.now.values  # images that differ are not merged
         wanted = {group: values[group] for group in self._groups}
-        with plain_mode(device):
-            if wanted == self._values and self._is_in_force(layer):
-                return
-            check_present(layer, self._originals or self._params)
-            refuse_spoiled([layer])
-            try:
-                self._put_back(layer)
-                self._merge(layer, wanted)
-            except BaseException:
-                self.release(layer)
-                raise
+        written = ((with_numbers(layer, param), one) for param, one in self._written.items())
+        if wanted == self._values and all(found is not None and not one.change_of(found) for found, one in written):
+            return
+        check_present(layer, self._originals or self._params)
+        refuse_spoiled([layer])
+        try:
+            self._put_back(layer)
+            self._merge(layer, wanted)
+        except BaseException:
+            self.release(layer)
+            raise
 
     def weights(self, layer: nn.Module) -> list[tuple[nn.Module, str]]:
         """Return the parameters that have the adapters, and the ones that these were computed from."""
@@ -208,23 +196,16 @@ class MergedExecutor(DenseExecutor):
             return  # the model was unloaded: there is nothing left to restore
         change, original = written.change_of(parameter), self._originals[param]
         if not change:
-            value = original.read().to(parameter.device)
-            for dtype in written.casts:
-                value = value.to(dtype)
+            value = original.read()
             _fill(parameter, value, original)
-            if written.casts:
+            if value.dtype != parameter.dtype:
                 del self._originals[param]
-                self._known = None  # computed from the weight before the casts
+                self._known = None  # computed from the weight before it was cast
             again = with_numbers(layer, param)
             change = "" if again is not None and again.data_ptr() == parameter.data_ptr() else "moved to a disk"
         if change:
             text = f"{param} of a {type(layer).__name__} was {change} by other code while a LoRA was merged into it"
             raise ComponentError(f"{text}, so that the LoRA cannot be taken off; load the model again")
-
-    def _is_in_force(self, layer: nn.Module) -> bool:
-        """Tell whether no other code changed a parameter since it was written."""
-        pairs = [(with_numbers(layer, param), written) for param, written in self._written.items()]
-        return all(parameter is not None and not written.change_of(parameter) for parameter, written in pairs)
 
     def _merge(self, layer: nn.Module, values: dict[int, float]) -> None:
         """Write the adapters into a layer that has its original parameters."""
@@ -240,18 +221,17 @@ class MergedExecutor(DenseExecutor):
                 original = self._checkpoint.find(path, param, parameter)
             self._originals[param] = original = original or kept(parameter)
             _fill(parameter, total.to(parameter.dtype), original)
-            now = _memory_of(parameter), parameter.shape, version_of(parameter), samples_of(parameter)
-            self._written[param] = _Written(*now)
+            self._written[param] = _Written(_memory_of(parameter), version_of(parameter), samples_of(parameter))
 
     def _sum(self, param: str, pairs: Iterable[tuple[Binding, Adapter]], base: Tensor) -> Tensor:
         """Return a weight with its deltas; the same bits each time."""
-        total, write = torch.empty_like(base), None
+        write = None
         if base.element_size() < 4:
             seed = zlib.crc32(f"{self._bindings[0].target.path}.{param}".encode())
             write = partial(round_stochastically, generator=generator_for(base.device, seed))
         placed = [(binding, adapter.placed(base.device)) for binding, adapter in pairs]
-        self._sum_of(param, placed, (base.device, base.dtype), self._strengths.now).build(total, base, write)
-        return total
+        deltas = self._sum_of(param, placed, (base.device, base.dtype), self._strengths.now)
+        return deltas.build(base, base.dtype, write)
 
 
 def _fill(parameter: Tensor, value: Tensor, original: OriginalWeight) -> None:

@@ -1,9 +1,8 @@
 """A layer of a compiled model that is computed eagerly: a single operation in the graph.
 
-It hides scratch memory that other layers use, too, and regions that differ from call to call. The graph stays in one
-piece, so that models compiled with `fullgraph=True` take every kind of adapter. The number of the layer is an input of
-the operation, so that blocks of one kind share their code. It needs torch 2.4; before, and for layers of several
-inputs, the graph is broken there.
+It hides how weights are built, and regions that differ from call to call. The graph stays in one piece, so that models
+compiled with `fullgraph=True` take every kind of adapter. The number of the layer is an input of the operation, so that
+blocks of one kind share their code. It needs torch 2.4; before, and for layers of several inputs, the graph is broken.
 """
 
 from __future__ import annotations

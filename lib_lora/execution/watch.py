@@ -91,10 +91,6 @@ class Watch:
             if name not in components or not _has_compiled(components[name]):
                 self._watched.pop(name).unhook.close()
 
-    def stop(self) -> None:
-        """Take all hooks off, and forget all calls."""
-        self.end({})
-
     def called(self) -> set[str]:
         """Return the components that were called since `begin`."""
         return {name for name, calls in self._watched.items() if calls.latest.number}
@@ -106,7 +102,7 @@ class Watch:
         return {name: first for name, first in firsts.items() if first != _NEVER}
 
     def broken(self) -> str:
-        """Return the error by which a call failed since `begin`; empty if none did, or another call made up for it."""
+        """Return the error by which the latest call of a component failed; empty if it did not."""
         return next((calls.latest.broken for calls in self._watched.values() if calls.latest.broken), "")
 
     def uncalled(self, components: Mapping[str, nn.Module], layers: Layers) -> tuple[Uncalled, ...]:
@@ -130,9 +126,7 @@ class _Activation:
     number: int = 0
     first_not_finite: Tensor | None = None
     broken: str = ""
-    """The error of a call."""
-    had_no_room: bool = False
-    """Whether that was for want of memory: the caller may try again."""
+    """The error of the latest call."""
 
 
 class _Calls:
@@ -167,20 +161,16 @@ class _Calls:
             return
         activation = self.began.pop(get_ident(), None)
         error = sys.exc_info()[1] if output is None else None  # an outer one, where the component returns nothing
-        had_no_room = is_out_of_memory(error)
-        if had_no_room:
+        if is_out_of_memory(error):
             self.out_of_memory()
         if activation is None or not self._has(activation):
             return
         if error is not None:
-            if isinstance(error, Exception) and not activation.broken:  # any other ends a call on purpose
+            if isinstance(error, Exception):  # any other ends a call on purpose
                 text = f"{type(error).__name__}: {error}".partition("\n")[0]
                 activation.broken = f"a call of the {self.name} failed: {text[:_LONGEST]}"
-                activation.had_no_room = had_no_room
             return
-        activation.number += 1
-        if activation.had_no_room:
-            activation.broken, activation.had_no_room = "", False
+        activation.number, activation.broken = activation.number + 1, ""
         layers, activation.unseen = dict(activation.unseen or {}), None
         if layers and not is_compiled(component):
             uncalled = tuple(_uncalled_in(self.name, component, layers))

@@ -7,9 +7,8 @@ scheme brings for one call is a copy of its piece. From page-locked memory no co
 
 from __future__ import annotations
 
-import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
@@ -25,8 +24,6 @@ _ALIGNMENT = 512  # bytes, as CUDA's own allocator has it: kernels are chosen by
 T = TypeVar("T", bound=TensorFields)
 Dtypes: TypeAlias = "tuple[torch.dtype, torch.dtype]"
 """Of the output and the input of the layer."""
-Empty: TypeAlias = "Callable[..., Tensor]"
-"""Gives memory, as `torch.empty` does."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +37,6 @@ class Piece(Generic[T]):
     start: int
     stop: int
     dtypes: Dtypes
-    packed: bool
 
     @property
     def nbytes(self) -> int:
@@ -49,60 +45,27 @@ class Piece(Generic[T]):
 
 
 class Arena:
-    """The pieces of one plan. A piece is filled under the lock."""
+    """The pieces of one plan."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # the thread that calls the model may place a layer while another one activates
-        self._chunk = torch.empty(0, dtype=torch.uint8, device="cpu")
-        self._views: dict[torch.dtype, Tensor] = {}
-        """The chunk in other dtypes."""
-        self._filled = self._taken = 0
-        """The bytes of the pieces in the chunk, and with what `empty` has given away since."""
+        self._lock = threading.Lock()  # the thread that calls the model may place a layer while another one activates
+        self._chunk, self._taken = torch.empty(0, dtype=torch.uint8, device="cpu"), 0
 
-    def empty(self, target: torch.device, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return memory in the chunk for a tensor of the piece that is added next, as `torch.empty` returns new memory.
-
-        `target` is the device that will get the piece.
-        """
-        count = math.prod(shape)
-        start = self._take(count * dtype.itemsize, target)
-        return self._view(dtype).narrow(0, start // dtype.itemsize, count).view(*shape)
-
-    def add(self, content: T, device: torch.device, dtypes: Dtypes, *, packed: bool) -> Piece[T]:
-        """Make the tensors of a layer a piece, from which `device` will get them; copy them unless they lie there."""
-        tensors, first, base = content.tensors(), self._filled, self._chunk.data_ptr()
-        places = [tensor.data_ptr() - base for _, tensor in tensors]
-        if not places or min(places) < first or max(places) >= self._taken:
-            first = self._take(sum([_extent(tensor) for _, tensor in tensors]), device)
+    def add(self, content: T, device: torch.device, dtypes: Dtypes) -> Piece[T]:
+        """Copy the tensors of a layer into a new piece, from which `device` will get them."""
+        with self._lock:
+            nbytes = sum([_extent(tensor) for _, tensor in content.tensors()])
+            if self._taken + nbytes > self._chunk.shape[0]:
+                size = min(max(2 * self._chunk.shape[0], _SMALLEST), _LARGEST)
+                self._chunk, self._taken = page_locked((max(size, nbytes),), torch.uint8, device), 0
+            chunk, start = self._chunk, self._taken
 
             def copied(tensor: Tensor) -> Tensor:
-                nonlocal first
-                copy = self._view(tensor.dtype).as_strided(
-                    tensor.shape, tensor.stride(), first // tensor.element_size()
-                )
-                first += _extent(tensor)
-                return copy.copy_(tensor)
+                first = self._taken // tensor.element_size()
+                self._taken += _extent(tensor)
+                return chunk.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), first).copy_(tensor)
 
-            start = first
-            content, first = content.mapped(copied), start
-        self._filled = self._taken
-        return Piece(content, self._chunk, first, self._taken, dtypes, packed)
-
-    def _take(self, nbytes: int, device: torch.device) -> int:
-        """Return where so many bytes begin in the chunk, which is a new one if they do not fit."""
-        nbytes = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-        if self._taken + nbytes > self._chunk.shape[0]:
-            size = min(max(2 * self._chunk.shape[0], _SMALLEST), _LARGEST)
-            self._chunk = page_locked((max(size, nbytes),), torch.uint8, device)
-            self._views, self._filled, self._taken = {}, 0, 0
-        start, self._taken = self._taken, self._taken + nbytes
-        return start
-
-    def _view(self, dtype: torch.dtype) -> Tensor:
-        view = self._views.get(dtype)
-        if view is None:
-            view = self._views[dtype] = self._chunk.view(dtype)
-        return view
+            return Piece(content.mapped(copied), chunk, start, self._taken, dtypes)
 
 
 def all_to_device(pieces: Iterable[Piece[T]], device: torch.device) -> Iterator[T]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import starmap
 from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -27,9 +27,9 @@ from ..naming.places import Target
 from ..strengths.table import FactorRanges, StrengthTable
 from ..tensors import TensorFields, device_of, plain_mode
 from ..weights.originals import WeightMark, mark_weight
-from ..weights.readers.base import read_base_weight, stored
+from ..weights.readers.base import read_base_weight
 from . import budget, trace
-from .arena import Arena, Dtypes, Empty, Piece, all_to_device
+from .arena import Arena, Dtypes, Piece, all_to_device
 from .budget import Budget, is_out_of_memory
 from .schemes import stays
 from .static import StaticMemory
@@ -58,7 +58,6 @@ class PlacementPolicy:
 
 P = TypeVar("P", bound=Placement[Any])
 _CPU = torch.device(budget.UNLIMITED)
-_MEMORY = "the computer's memory"
 
 
 class Resident(ABC, Generic[P]):
@@ -122,59 +121,55 @@ class Resident(ABC, Generic[P]):
                     raise
 
     @abstractmethod
-    def _content(
-        self, adapters: Sequence[Adapter], device: torch.device, dtypes: Dtypes, empty: Empty = torch.empty
-    ) -> tuple[TensorFields, bool]:
-        """Copy what the layer needs of `_adapters` to `device`, and tell whether that is packed.
-
-        Large tensors get their memory from `empty`.
-        """
+    def _content(self, adapters: Sequence[Adapter], device: torch.device, dtypes: Dtypes) -> TensorFields:
+        """Copy what the layer needs of its adapters to `device`."""
 
     @abstractmethod
-    def _placement(
-        self, content: Any, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype, *, packed: bool
-    ) -> P:
+    def _placement(self, content: Any, device: torch.device, dtypes: Dtypes) -> P:
         """Return the placement of tensors that are on a device."""
 
-    def move(
-        self, layer: nn.Module, device: torch.device, *, now: bool = False, waiting: list[Waiting] | None = None
-    ) -> None:
-        """Follow the layer to a device; on its way out, to the CPU or meta, only the arena's tensors remain.
+    def move(self, layer: nn.Module, device: torch.device, *, now: bool = False) -> None:
+        """Follow the layer to a device, see `follow`; the first call places what has no room there now."""
+        with plain_mode(device):
+            waiting = self.follow(layer, device, now=now)
+            if waiting is not None:
+                _place_group([waiting], device)
+
+    def follow(self, layer: nn.Module, device: torch.device, *, now: bool) -> Waiting | None:
+        """Leave the device where the layer was; on the way to the CPU or meta, only the arena's tensors remain.
+
+        What has no copy in the arena is placed.
 
         Args:
             layer: the layer.
             device: where it is.
             now: place before the first call, if the layer tells in which dtype it computes.
-            waiting: gets this layer, if it is to be placed by `place_together`.
+
+        Returns:
+            What is to be copied to the device.
         """
         placed, dtype = self._placed, None
         if self._static is not None and device_of(layer) == device:
             self._static.forget(layer, device)
         if placed is not None:
             if placed.device == device:
-                return
+                return None
             self.evict("the layer left")
             dtype = placed.dtype if device.type not in ("cpu", "meta") else None
         if dtype is None and now:
             dtype = _computing_dtype(layer, device)
-        if dtype is None or device.type == "meta" or (device.type != budget.UNLIMITED and device in self._budget.full):
-            return
+        if dtype is None or device.type == "meta":
+            return None
         if device.type == budget.UNLIMITED:
-            place = self._place_in_plain_mode if waiting is None else self._place  # the modes are left already
-            place(layer, device, dtype, dtype, "the layer is there")
-            return
-        if waiting is not None and self._static is None:
-            with plain_mode(_CPU):
-                piece = self._piece_for(layer, device, (dtype, dtype))
-            if piece is not None:
-                waiting.append(Waiting(self, layer, dtype, piece))
-                return
-        # the first call places it, if there is no room now
-        self._budget.attempt(
-            device, partial(self._place_in_plain_mode, layer, device, dtype, dtype, "the layer is there")
-        )
+            self._place(layer, device, (dtype, dtype), "the layer is there")
+            return None
+        piece = self._piece_for(layer, device, (dtype, dtype))
+        if piece is not None:
+            return Waiting(self, layer, dtype, piece)
+        self._budget.attempt(device, partial(self._place, layer, device, (dtype, dtype), "the layer is there"))
         if self.account.streams:
             self.evict("there is no room to wait")
+        return None
 
     def converting(self, layer: nn.Module) -> AbstractContextManager[None]:
         """Return a context in which the layer's own `_apply` converts its parameters."""
@@ -185,7 +180,7 @@ class Resident(ABC, Generic[P]):
 
     def is_stale(self, layer: nn.Module) -> bool:
         """Tell whether a base weight has changed since something was computed from it, such as by `load_state_dict`."""
-        pairs = zip(self._marks, self._marks_of(layer), strict=False) if self.reads_base else ()
+        pairs = zip(self._marks, starmap(mark_weight, self.weights(layer)), strict=False) if self.reads_base else ()
         return not all(None in (before, now) or before == now for before, now in pairs)
 
     def weights(self, layer: nn.Module) -> list[tuple[nn.Module, str]]:
@@ -199,25 +194,20 @@ class Resident(ABC, Generic[P]):
         """Drop the placed tensors; the file's own tensors stay."""
         self._known, self._marks, self.reads_base = None, (), False
         self.evict("it is taken off")
-        self._drop_piece()
+        self._piece, self.account.host = None, 0
 
-    def rest(self, layer: nn.Module, has_headroom: Callable[[torch.device], bool]) -> None:
+    def rest(self, has_headroom: Callable[[torch.device], bool]) -> None:
         """Stay on a device that has headroom until its plan is in force again; else leave it."""
         placed = self._placed
         if placed is None or placed.device.type == budget.UNLIMITED:
             return
         if self._static is not None or not (self._stays and has_headroom(placed.device)):
-            self.move(layer, _CPU)
+            self.leave_device()
 
     def leave_device(self) -> None:
         """Drop what is placed on any device but the CPU; the tensors in the arena stay."""
         if self._placed is not None and self._placed.device.type != budget.UNLIMITED:
             self.evict("others need the room")
-
-    @property
-    def placed_bytes(self) -> Counter[torch.device]:
-        """Return how many bytes are placed on each device."""
-        return Counter() if self._placed is None else Counter({self._placed.device: self.account.nbytes})
 
     def evict(self, why: str = "the call is over") -> None:
         """Drop the placed tensors; the next call places them again. The trace tells why."""
@@ -225,7 +215,7 @@ class Resident(ABC, Generic[P]):
         if placed is None:
             return
         if trace.moves:
-            self._trace_move(placed, why, str(placed.device), "file" if self._piece is None else _MEMORY)
+            self._trace_move(placed, why, leaves=True)
         self._placed = self._views = None
         self._budget.free(self.account)
 
@@ -234,7 +224,7 @@ class Resident(ABC, Generic[P]):
     ) -> P:
         placed = self._placed
         if placed is None or placed.device != device or placed.dtype != dtype:
-            placed = self._place_for_call(layer, device, dtype, input_dtype)
+            placed = self._place_for_call(layer, device, (dtype, input_dtype or dtype))
         if self.weight_readers and torch.is_grad_enabled() and is_trained(layer):
             return self._in_training(layer, placed)
         return placed
@@ -243,88 +233,65 @@ class Resident(ABC, Generic[P]):
     def _in_training(self, layer: nn.Module, placed: P) -> P:
         """Return a placement for one call, in which autograd follows what adapters compute from the base weight."""
         dtypes = placed.dtype, placed.input_dtype
-        content, packed = self._content(self._adapters(layer, anew=True), placed.device, dtypes)
-        return self._placement(content, placed.device, *dtypes, packed=packed)
+        content = self._content(self._adapters(layer, anew=True), placed.device, dtypes)
+        return self._placement(content, placed.device, dtypes)
 
-    def _place_in_plain_mode(
-        self,
-        layer: nn.Module,
-        device: torch.device,
-        dtype: torch.dtype,
-        input_dtype: torch.dtype | None = None,
-        why: str = "its input is there",
-    ) -> P:
-        """Place for a call: from the arena, which gets the tensors first; on the CPU, and of base weights, in place.
+    @uncompiled  # it reads files and keeps accounts
+    def _place_for_call(self, layer: nn.Module, device: torch.device, dtypes: Dtypes) -> P:
+        with plain_mode(device):
+            return self._place(layer, device, dtypes, "its input is there")
+
+    def _place(self, layer: nn.Module, device: torch.device, dtypes: Dtypes, why: str) -> P:
+        """Place from the arena, which gets the tensors first; on the CPU, and of base weights, in place.
 
         Raises:
             FileError: a file changed on disk.
             RuntimeError: the device has no room for it; nothing is placed.
         """
-        with plain_mode(device):
-            return self._place(layer, device, dtype, input_dtype or dtype, why)
-
-    def _place(
-        self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype, why: str
-    ) -> P:
         if self._placed is not None:
             self.evict("another place or dtype is needed")  # never more at once than may stay
-        dtypes, source, piece = (dtype, input_dtype), "file", None
-        if device.type != budget.UNLIMITED:
-            self._budget.make_room(self.account, device)
-            source = "file" if self._piece is None else _MEMORY
-            piece = self._piece_for(layer, device, dtypes)
+        piece = None if device.type == budget.UNLIMITED else self._piece_for(layer, device, dtypes)
         if piece is not None:
-            content, packed = next(all_to_device([piece], device)), piece.packed
-        else:
-            content, packed = self._content(self._adapters(layer), device, dtypes)
-            if self.reads_base and self.account.known and device.type != budget.UNLIMITED:
-                self._set_piece(content, device, dtypes, packed=packed)  # it comes and goes
-        return self._keep(layer, self._placement(content, device, *dtypes, packed=packed), why, source)
+            return self._keep(layer, next(all_to_device([piece], device)), device, dtypes, why)
+        content = self._content(self._adapters(layer), device, dtypes)
+        if not self._stays and device.type != budget.UNLIMITED:
+            self._set_piece(content, device, dtypes)  # it comes and goes
+        return self._keep(layer, content, device, dtypes, why)
 
-    def _keep(self, layer: nn.Module, placed: P, why: str, source: str = "file") -> P:
+    def _keep(self, layer: nn.Module, content: TensorFields, device: torch.device, dtypes: Dtypes, why: str) -> P:
         """Count what was placed, and find out how long it may stay."""
-        device = placed.device
-        may_stay = self._budget.charge(self.account, device, placed.content.nbytes)
-        if trace.moves:
-            told = why if may_stay else f"{why}, for this call only: no room"
-            self._trace_move(placed, told, source, str(device))
-        self._stays = may_stay and stays(layer)
+        placed = self._placement(content, device, dtypes)
+        may_stay = self._budget.charge(self.account, device, content.nbytes)
+        self._stays = may_stay and (device.type == budget.UNLIMITED or stays(layer))
         if self._static is not None and self._stays:
-            placed = self._static.settled(layer, placed)
+            placed = replace(placed, content=self._static.settled(layer, content, device))
+        if trace.moves:
+            self._trace_move(placed, why if may_stay else f"{why}, for this call only: no room", leaves=False)
         self._placed = placed
         return placed
-
-    _place_for_call = uncompiled(_place_in_plain_mode)  # it reads files and keeps accounts
 
     def _piece_for(self, layer: nn.Module, device: torch.device, dtypes: Dtypes) -> Piece[Any] | None:
         """Have the tensors for a device in the arena; return None where they are made on it, of the base weight."""
         piece = self._piece
         if piece is not None and piece.dtypes == dtypes:
             return piece
-        self._drop_piece()
+        self._piece, self.account.host = None, 0
         adapters = () if self.reads_base else self._adapters(layer)  # which tells whether they read the base weight
         if self.reads_base:
             return None
-        with self._arena.lock:
-            # the memory in which a coarser storage packs them is not the one in which they are made
-            empty = partial(self._arena.empty, device) if self._storage == "file" else torch.empty
-            content, packed = self._content(adapters, _CPU, dtypes, empty)
-            return self._set_piece(content, device, dtypes, packed=packed)
+        return self._set_piece(self._content(adapters, _CPU, dtypes), device, dtypes)
 
-    def _set_piece(self, content: Any, device: torch.device, dtypes: Dtypes, *, packed: bool) -> Piece[Any]:
-        with self._arena.lock:
-            self._piece = piece = self._arena.add(content, device, dtypes, packed=packed)
+    def _set_piece(self, content: Any, device: torch.device, dtypes: Dtypes) -> Piece[Any]:
+        self._piece = piece = self._arena.add(content, device, dtypes)
         self.account.host = piece.nbytes
         return piece
 
-    def _trace_move(self, placed: P, why: str, before: str, after: str) -> None:
+    def _trace_move(self, placed: P, why: str, *, leaves: bool) -> None:
         names = "+".join(dict.fromkeys(binding.file.path.name for binding in self._bindings))
-        first, nbytes = self._bindings[0], placed.content.nbytes
-        where = f"{first.component}.{first.target.path}"
-        trace.move("%s: %s: %s -> %s, %d bytes: %s", where, names, before, after, nbytes, why)
-
-    def _drop_piece(self) -> None:
-        self._piece, self.account.host = None, 0
+        target, from_file = self._bindings[0].target, self._piece is None or placed.device == _CPU
+        home = "file" if from_file else "the computer's memory"
+        way = f"{placed.device} -> {home}" if leaves else f"{home} -> {placed.device}"
+        trace.move("%s.%s: %s: %s, %d bytes: %s", self.component, target.path, names, way, placed.content.nbytes, why)
 
     def _adapters(self, layer: nn.Module, *, anew: bool = False) -> Sequence[Adapter]:
         """Return the adapters, which know the base weight as far as they need it; it is read once for all of them.
@@ -357,14 +324,8 @@ class Resident(ABC, Generic[P]):
         if anew:
             return found
         self._known = tuple(kept)
-        self._marks = self._marks_of(layer) if self.reads_base else ()
+        self._marks = tuple(starmap(mark_weight, self.weights(layer))) if self.reads_base else ()
         return found
-
-    def _marks_of(self, layer: nn.Module) -> tuple[WeightMark | None, ...]:
-        found: list[WeightMark | None] = []
-        for one in self._bindings:
-            found += [mark_weight(layer, one.target.param)] if one.whole is None else one.whole.marks()
-        return tuple(found)
 
 
 class Waiting(NamedTuple):
@@ -377,52 +338,55 @@ class Waiting(NamedTuple):
 
 
 def place_together(executors: Mapping[nn.Module, Resident[Any]], resting: Collection[nn.Module]) -> None:
-    """Place executors beside their layers, except beside `resting` ones, with a few large copies.
-
-    The ones for which a device has no room are placed when they are called.
-    """
-    by_device: dict[torch.device, list[Waiting]] = {}
+    """Place executors beside their layers, except beside `resting` ones, with a few large copies."""
+    by_device: dict[torch.device, list[nn.Module]] = {}
+    for layer in executors:
+        weight = layer._parameters.get("weight")
+        device = device_of(layer) if weight is None else weight.device
+        if device is not None:
+            by_device.setdefault(device, []).append(layer)
     with ExitStack() as files:
         for file in {binding.file for executor in executors.values() for binding in executor._bindings}:
             files.enter_context(file.reading())
-        for layer, executor in executors.items():
-            weight = layer._parameters.get("weight")
-            device = device_of(layer) if weight is None else weight.device
-            if device is not None:
-                waiting = by_device.setdefault(device, [])
-                executor.move(layer, device, now=executor.merges or layer not in resting, waiting=waiting)
-    for device, group in by_device.items():
-        if not group:
-            continue
-        of_engine = group[0].resident._budget
-        room, fitting = of_engine.room(device), list[Waiting]()
-        for one in group:
-            nbytes = one.piece.content.nbytes
-            if nbytes <= room:
-                room -= nbytes
-                fitting.append(one)
-        of_engine.attempt(device, partial(_place_group, fitting, device))
+        for device, layers in by_device.items():
+            group = list[Waiting]()
+            with plain_mode(device):
+                for layer in layers:
+                    executor = executors[layer]
+                    waiting = executor.follow(layer, device, now=executor.merges or layer not in resting)
+                    if waiting is not None:
+                        group.append(waiting)
+                _place_group(group, device)
 
 
 def _place_group(group: Sequence[Waiting], device: torch.device) -> None:
-    with plain_mode(device):
-        contents = [*all_to_device([one.piece for one in group], device)]
-        for (resident, layer, dtype, piece), content in zip(group, contents, strict=True):
-            placed = resident._placement(content, device, dtype, dtype, packed=piece.packed)
-            resident._keep(layer, placed, "the layer is there")
+    """Place what a device has room for; the rest is placed when it is called."""
+    if not group:
+        return
+    of_engine = group[0].resident._budget
+    room, fitting = of_engine.room(device), list[Waiting]()
+    for one in group:
+        nbytes = one.piece.content.nbytes
+        if nbytes <= room:
+            room -= nbytes
+            fitting.append(one)
+
+    def place() -> None:
+        contents = [*all_to_device([one.piece for one in fitting], device)]
+        for (resident, layer, dtype, _), content in zip(fitting, contents, strict=True):
+            resident._keep(layer, content, device, (dtype, dtype), "the layer is there")
+
+    of_engine.attempt(device, place)
 
 
 def _computing_dtype(layer: nn.Module, device: torch.device) -> torch.dtype | None:
     """Return the dtype in which a layer on a device computes with its weight, as far as they tell without a call."""
-    weight = layer._parameters.get("weight")
-    if type(weight) is nn.Parameter and type(layer) in _TORCHS and layer.__dict__.keys().isdisjoint(_TOLD):
-        return weight.dtype if weight.device == device and weight.dtype in _COMPUTING else None
-    there = stored(layer, "weight")
-    if there is None or there.device != device:
+    weight, own = layer._parameters.get("weight"), layer.__dict__
+    if weight is None or weight.device != device:
         return None
-    sdnq, state = getattr(layer, "sdnq_dequantizer", None), getattr(there, "quant_state", None)
-    told = getattr(layer, "compute_dtype", None), getattr(sdnq, "result_dtype", None), getattr(state, "dtype", None)
-    for dtype in (*told, there.dtype):
+    sdnq, state = own.get("sdnq_dequantizer"), getattr(weight, "quant_state", None)
+    told = own.get("compute_dtype"), getattr(sdnq, "result_dtype", None), getattr(state, "dtype", None)
+    for dtype in (*told, weight.dtype):
         if dtype in _COMPUTING:
             return dtype
     return None
@@ -449,8 +413,5 @@ def is_trained(layer: nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in layer.parameters())
 
 
-_TORCHS = frozenset({nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d})
-_TOLD = ("compute_dtype", "sdnq_dequantizer")
-"""What hosts set on layers that compute in another dtype."""
 _COMPUTING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 """Weights of these dtypes are computed with as they are; fp8 and packed ones are cast by their host first."""

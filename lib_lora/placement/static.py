@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import StorageError
+from ..tensors import TensorFields
 from ..values import shown
-from .storage import Placement
 
 RANK_BUCKETS = (8, 16, 32, 64, 128, 256, 512)
 """Sizes that lose little: files have ranks of powers of two, and a few zeros cost less than half of what they fill."""
@@ -47,7 +46,7 @@ def padded_rank(rank: int, buckets: Sequence[int]) -> int:
     return next((size for size in buckets if size >= rank), -(-rank // largest) * largest)
 
 
-P = TypeVar("P", bound=Placement[Any])
+T = TypeVar("T", bound=TensorFields)
 
 _WITHOUT_GRAPHS = frozenset({"cpu", "meta", "mps"})
 
@@ -60,24 +59,24 @@ class StaticMemory:
         self._vectors: dict[tuple[str, torch.device, torch.dtype], Tensor] = {}
         self._given_up = False
 
-    def settled(self, layer: nn.Module, placed: P) -> P:
-        """Copy placed tensors into the memory that the layer had before, as far as it fits; else keep its own."""
-        if not self._keeps(placed.device):
-            return placed
+    def settled(self, layer: nn.Module, content: T, device: torch.device) -> T:
+        """Copy placed tensors into the memory that the layer had before, as far as it fits; else keep their own."""
+        if not self._keeps(device):
+            return content
         former, number = self._layers.setdefault(layer, {}), 0
 
         def kept(tensor: Tensor) -> Tensor:
             nonlocal number
             number += 1
-            own = former.get(number)
-            alike = [(one.shape, one.stride(), one.dtype, one.device) for one in (own, tensor) if one is not None]
-            if own is None or alike[0] != alike[1]:
+            own = former.setdefault(number, tensor)
+            alike = [(one.shape, one.stride(), one.dtype, one.device) for one in (own, tensor)]
+            if alike[0] != alike[1]:
                 former[number] = own = tensor
             elif own is not tensor:
                 own.copy_(tensor)
             return own
 
-        return replace(placed, content=placed.content.mapped(kept))
+        return content.mapped(kept)
 
     def vector(self, name: str, like: Tensor) -> Tensor:
         """Copy a vector, (n,), into the memory that one of its name had on the device before, with room to grow."""

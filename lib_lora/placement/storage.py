@@ -51,23 +51,9 @@ class Packed(TensorFields):
 T = TypeVar("T", bound=TensorFields)
 
 
-def store(content: T, storage: Storage) -> tuple[T, bool]:
-    """Pack placed tensors.
-
-    Returns:
-        The content, and whether anything of it is packed. That is only to be stored, moved and unpacked.
-    """
-    if storage == "file":
-        return content, False
-    is_packed = False
-
-    def store_one(tensor: Tensor) -> Tensor | Packed:
-        nonlocal is_packed
-        stored = pack(tensor, storage)
-        is_packed |= stored is not tensor
-        return stored
-
-    return content.mapped(store_one, exact=False), is_packed
+def store(content: T, storage: Storage) -> T:
+    """Pack placed tensors; where anything is packed, the content is only to be stored, moved and unpacked."""
+    return content if storage == "file" else content.mapped(lambda tensor: pack(tensor, storage), exact=False)
 
 
 def check_storage(storage: str) -> None:
@@ -102,6 +88,14 @@ def _unpacked(value: object) -> object:
         assert is_dataclass(value)
         return replace(value, **{field.name: _unpacked(getattr(value, field.name)) for field in fields(value)})
     return tuple(_unpacked(one) for one in value) if isinstance(value, tuple) else value
+
+
+def is_packed(value: object) -> bool:
+    """Tell whether any tensor of a value is packed."""
+    if isinstance(value, TensorFields) and not isinstance(value, Packed):
+        assert is_dataclass(value)
+        value = tuple([getattr(value, field.name) for field in fields(value)])
+    return any(map(is_packed, value)) if isinstance(value, tuple) else isinstance(value, Packed)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

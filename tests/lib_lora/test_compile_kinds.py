@@ -1,7 +1,7 @@
 """Every kind in compiled code: the same numbers, and a strength changes nothing but numbers.
 
-What acts beside its layer is part of the graph. An effective weight is built by a single operation in it, as scratch
-memory is shared between layers, which a graph must not know; before torch 2.4 the graph is broken there.
+What acts beside its layer is part of the graph. An effective weight is built by a single operation in it; before
+torch 2.4 the graph is broken there.
 """
 
 from __future__ import annotations

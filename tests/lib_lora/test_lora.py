@@ -14,7 +14,6 @@ from torch import nn
 
 from lib_lora import Engine, Entry, Stack, load_network
 from lib_lora.execution import low_rank
-from lib_lora.placement import scratch
 from tests.fakes.files import pair, save
 
 LAYERS = {
@@ -242,7 +241,6 @@ def test_many_tokens_take_one_product_only_where_it_loses_nothing(tmp_path, monk
 
 
 def test_many_tokens_in_inference_mode_and_then_outside_of_it(tmp_path):
-    scratch.free()
     base, many = model("linear, many tokens", torch.float32)
     engine = Engine({"unet": base})
     engine.activate(Stack([Entry(save(tmp_path / "a.safetensors", pair("lora_unet_layer", (40, 24), 4)))]))

@@ -36,7 +36,6 @@ from lib_lora import (
     load_network,
     uninstall,
 )
-from lib_lora.placement import scratch
 from tests.fakes.files import pair, save
 
 MANY = 400  # tokens, for which the LoRA is added to the weight
@@ -531,20 +530,6 @@ def test_strengths_of_a_ui_win_over_the_moment_of_a_call_that_runs(path, monkeyp
     assert torch.equal(got, model(x, torch.tensor([500.0])))
 
 
-def test_scratch_memory_of_a_thread_goes_with_it(dense):
-    model = net()
-    engine = Engine({"unet": model})
-    engine.activate(Stack([Entry(dense)]))
-    model(torch.randn(3, 8))
-    before = scratch.nbytes()
-    assert before > 0
-    for _ in range(8):
-        _in_threads(lambda _: model(torch.randn(3, 8)), 1)
-    assert scratch.nbytes() == before
-    engine.deactivate()
-    assert scratch.nbytes() == 0
-
-
 def test_data_parallel_around_a_model_changes_nothing(path):
     model, x = net(), torch.randn(3, 8)
     engine = Engine({"unet": model})
@@ -780,30 +765,6 @@ def test_a_layer_whose_output_nothing_can_be_added_to_is_named(tmp_path, form, n
     engine.activate(Stack([Entry(path)]))
     with pytest.raises(ComponentError, match=f"a Returning returned a {name} .*; remove the LoRA from this model"):
         layer(torch.randn(3, 8))
-
-
-class Scaled(nn.Linear):
-    """Takes another tensor before its input."""
-
-    def forward(self, scale: Tensor, value: Tensor) -> Tensor:
-        return super().forward(value) * scale
-
-
-@pytest.mark.parametrize("named", [0, 1, 2])
-@pytest.mark.parametrize("size", [(8,), (3, 1), (1,)])
-@pytest.mark.parametrize("kind", ["pair", "oft"])
-def test_a_layer_with_another_tensor_before_its_input(tmp_path, named, size, kind):
-    layer = Scaled(8, 8, bias=False).requires_grad_(False)
-    path, delta = _file_of_kind(tmp_path, kind, layer)
-    scale, x = torch.full(size, 2.0), torch.randn(3, 8)
-    args: tuple[Tensor, ...] = (scale, x)[: 2 - named]
-    kwargs = {"scale": scale, "value": x} if named == 2 else {"value": x} if named else {}
-    plain = layer(*args, **kwargs)
-    model = nn.Sequential(layer)
-    engine = Engine({"unet": model})
-    engine.activate(Stack([Entry(path)]))
-    got = layer(*args, **kwargs)
-    assert (got - plain - nn.functional.linear(x, delta) * (1 if kind == "pair" else 2)).abs().max() < 1e-5
 
 
 def _file_of_kind(folder: Path, kind: str, layer: nn.Linear) -> tuple[Path, Tensor]:

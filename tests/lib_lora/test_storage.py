@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lib_lora import Engine, Entry, Stack, StorageError
 from lib_lora.execution.hooks import slot_of
 from lib_lora.placement import storage
-from lib_lora.placement.storage import Packed, Placement, Storage, store
+from lib_lora.placement.storage import Packed, Placement, Storage, is_packed, store
 from lib_lora.tensors import TensorFields
 from tests.fakes.files import pair, save
 
@@ -42,7 +42,8 @@ def sample(dtype: torch.dtype) -> Sample:
 
 def stored_as(content: Sample, storage: Storage) -> Placement[Sample]:
     dtype = torch.float32
-    return Placement(torch.device("cpu"), dtype, dtype, *store(content, storage))
+    stored = store(content, storage)
+    return Placement(torch.device("cpu"), dtype, dtype, stored, is_packed(stored))
 
 
 def rms(tensor: Tensor) -> float:

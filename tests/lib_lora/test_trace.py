@@ -143,7 +143,7 @@ def test_every_move_is_told_with_from_to_bytes_and_why(path: Path, caplog: pytes
         placed = engine.memory().placed
         told = lines(caplog, "SD_MOVE_DEBUG")
         assert len(told) == 2
-        assert f"unet.first: mine.safetensors: file -> {device()}" in told[0]
+        assert f"unet.first: mine.safetensors: the computer's memory -> {device()}" in told[0]
         assert "the layer is there" in told[0]
         assert sum(int(line.split(", ")[1].split()[0]) for line in told) == sum(placed.values())
         caplog.clear()
