@@ -385,6 +385,10 @@ class Engine:
         The stack is activated again only if the multiplier names other blocks, or lets a merged stack merge other
         layers.
 
+        Args:
+            index: the position of the entry in the stack, from 0.
+            multiplier: a number, a dict by component, a `Strength`, `Halves` or `PerImage`.
+
         Raises:
             StackError: no such entry, no finite number, or another number of images than other entries have.
         """

@@ -23,7 +23,7 @@ import pytest
 from lib_lora.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 HOOK = ROOT / ".ci" / "run"
 MODEL, LORAS = ROOT / "demo" / "remora-shapes", ROOT / "demo" / "loras"
 PROGRAM = re.compile(r"(?:cd|curl|git|pip|python) ")
@@ -35,6 +35,7 @@ RUN_BY = {  # command, or its beginning -> file and function of the test that ru
     "pip install .": "tests/test_commands.py::test_the_library_is_installed_by_itself",
     "python install.py demo": "tests/test_commands.py::test_the_demo_starts_as_it_is_written",
     "python -m lib_lora inspect FILE": "tests/test_commands.py::test_files_are_inspected",
+    "python -m lib_lora families FILE": "tests/test_commands.py::test_files_are_inspected",
     "curl": "tests/extension/standalone/test_sdapi.py::test_the_requests_in_the_documents_are_answered",
     "python benchmarks/count.py --kinds": "tests/test_benchmarks.py::test_the_page_of_pefts_kinds_has_their_cost",
     "python install.py gpu": "tests/gpu/test_gpu.py::test_small_models_on_the_cpu",

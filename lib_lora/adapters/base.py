@@ -31,6 +31,7 @@ from ._rows import part_of_field, shape_of, unfit, widened
 from ._rows import taken as taken
 
 Kind = Literal["linear", "conv", "embedding", "norm", "attention", "experts"]
+"""A kind of layer."""
 Tensors = Mapping[str, Tensor]
 """Parameter -> tensor, by the names of kohya and LyCORIS, else by the trainer's own."""
 Shapes = Mapping[str, tuple[int, ...]]
@@ -282,8 +283,10 @@ class Pair:
 class Factors:
     """A weight delta as a product, `up @ down`, without the scale."""
 
-    down: Tensor  # (rank, in, *kernel)
-    up: Tensor  # (out, rank)
+    down: Tensor
+    """(rank, in, *kernel)."""
+    up: Tensor
+    """(out, rank)."""
 
 
 @dataclass(frozen=True, slots=True)
