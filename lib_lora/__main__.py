@@ -56,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
         "inspect": "show the kinds and layers of a LoRA file, and which of them fit a model",
         "families": "show the score of each model family for a LoRA file, and the signs that it has",
     }
-    inspect, families = [commands.add_parser(name, help=text, description=text) for name, text in texts.items()]
+    inspect, families = [commands.add_parser(name, help=text) for name, text in texts.items()]
     for command in (inspect, families):
         command.add_argument("file", type=Path, metavar="FILE", help="a LoRA in a safetensors file")
     text = "a diffusers folder, the folder of a component, or a checkpoint: show which layers fit it"

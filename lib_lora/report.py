@@ -107,7 +107,9 @@ class NetworkReport(OneLine):
     nbytes: int
     """Bytes of the tensors that are used."""
     unused: tuple[Unused, ...]
+    """The keys that have no effect, each with the reason."""
     metadata: Mapping[str, str]
+    """Of the file's header."""
     resolved: bool = True
     """False where the file was read without a model, so that `hit` means nothing."""
     absent: int = 0
@@ -237,6 +239,7 @@ class ActivationReport(OneLine):
     """One stack against one model, entry by entry."""
 
     entries: tuple[NetworkReport, ...]
+    """The report on each file, in the order of the stack."""
     merged: int = 0
     """How many layers have the adapters in their weight."""
     live: Mapping[str, int] = field(default_factory=dict)

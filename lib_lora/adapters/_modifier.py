@@ -72,7 +72,9 @@ class Modifier(Adapter):
 
     def around_part(self, inner: Adapter, rows: Rows) -> Adapter | None:
         """Wrap `inner`, which is cut to `rows` already; return None if the modifier's own part cannot be cut."""
-        return self.cut(rows, inner=inner) if self.row_fields else None
+        part = self.cut(rows)
+        assert is_dataclass(part)
+        return replace(part, inner=inner) if self.row_fields else None
 
     def form(self, rank: int | None = None) -> Form | None:
         return self.inner.form(rank)
