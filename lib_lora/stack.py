@@ -27,15 +27,13 @@ class Entry(OneLine):
     covers every numbered one that is not named itself.
 
     Raises:
-        StackError: the path is no path, the multiplier is no finite number, the rank is below 1, or the name is no text.
+        StackError: the path is none, the multiplier is no finite number, the rank is below 1, or the name is no text.
     """
 
     path: str | Path
     """Of the file; absolute, whatever it was made from."""
     multiplier: AnyMultiplier = 1.0
-    """The strength: a number, a dict by component, a `Strength`, `Halves` or `PerImage`. Equal ones of all images become
-    one.
-    """
+    """The strength: a number, a dict by component, a `Strength`, `Halves` or `PerImage`."""
     rank: int | None = None
     """Use only the first so many rank components (`dyn` in prompts)."""
     alpha: float | None = None

@@ -110,6 +110,7 @@ def test_the_package_is_the_library_whole_and_typed(tmp_path: Path, monkeypatch:
     assert re.findall("^Requires-Dist: (.*)$", told, re.MULTILINE) == [
         "torch>=2.1",
         "safetensors",
-        "typing-extensions>=4.0",
+        "numpy",
+        "typing-extensions>=4.1",
     ]
     assert "\nName: remora-lora\n" in told
