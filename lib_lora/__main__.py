@@ -1,9 +1,4 @@
-"""The command line of the library.
-
-`python -m lib_lora inspect FILE [--model PATH] [--json] [--report FILE.json]` shows the kinds and layers of an adapter
-file, and which layers would act on a model. For layers that a model does not have, it proposes other names.
-`python -m lib_lora families FILE` shows how well the file fits the signs of each model family.
-"""
+"""The command line of the library; docs/reference/command_line.md describes it."""
 
 from __future__ import annotations
 
@@ -30,7 +25,7 @@ _KEYS_SHOWN = 5
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return 0, or 1 if the file or model cannot be used, with the reason on stderr."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
         if options.command == "families":
             print(_scores(options.file))
@@ -53,19 +48,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m lib_lora")
-    commands = parser.add_subparsers(required=True, dest="command")
-    inspect = commands.add_parser("inspect", help="show the kinds and layers of an adapter file")
-    families = commands.add_parser("families", help="show the score of each model family and the signs that are seen")
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    made = argparse.ArgumentParser(prog="python -m lib_lora", description="Show what a LoRA file is; changes nothing.")
+    commands = made.add_subparsers(required=True, dest="command", title="commands", metavar="COMMAND")
+    texts = {
+        "inspect": "show the kinds and layers of a LoRA file, and which of them fit a model",
+        "families": "show the score of each model family for a LoRA file, and the signs that it has",
+    }
+    inspect, families = [commands.add_parser(name, help=text) for name, text in texts.items()]
     for command in (inspect, families):
-        command.add_argument("file", type=Path, metavar="FILE", help="a .safetensors adapter")
-    text = "a diffusers folder, one of its components, or a checkpoint: also show which layers would be hit"
+        command.add_argument("file", type=Path, metavar="FILE", help="a LoRA in a safetensors file")
+    text = "a diffusers folder, the folder of a component, or a checkpoint: show which layers fit it"
     inspect.add_argument("--model", type=Path, metavar="PATH", help=text)
     inspect.add_argument("--json", action="store_true", help="print JSON")
-    text = "write keys, shapes and the metadata of the format, for a report of a fault: no weights, no paths"
+    text = "write keys, shapes and the metadata that name the format, for an issue: no weights, no paths"
     inspect.add_argument("--report", type=Path, metavar="FILE.json", help=text)
-    return parser
+    return made
 
 
 def _text(report: NetworkReport, renames: Sequence[Rename], zero: bool) -> str:

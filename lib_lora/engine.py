@@ -77,11 +77,11 @@ class Engine:
         checkpoints: component -> the safetensors files it was loaded from. A merged weight that is in them bit for bit
             is restored from there, and not from a copy in memory.
         storage: how adapters are stored on a device: `file`, in the dtype they are computed in; `bfloat16` or
-            `float8`, in fewer bytes, at some cost in precision and time. See `storage.py`.
+            `float8`, in fewer bytes, at some cost in precision and time.
         device_budget: how many bytes of each device but the CPU adapters may take; None for what is free there, less
-            1 GiB. Layers for which that is not enough are placed for each call and dropped after it. See `budget.py`.
+            1 GiB. Layers for which that is not enough are placed for each call and dropped after it.
         rank_buckets: sizes to which ranks are rounded up, so that stacks share compiled code, and without a
-            `device_budget` also memory on devices. See `static.py`.
+            `device_budget` also memory on devices, such as `RANK_BUCKETS`.
         parked_bytes: how many bytes of the computer's memory the adapters of former stacks may take.
 
     Raises:
@@ -384,6 +384,10 @@ class Engine:
 
         The stack is activated again only if the multiplier names other blocks, or lets a merged stack merge other
         layers.
+
+        Args:
+            index: the position of the entry in the stack, from 0.
+            multiplier: a number, a dict by component, a `Strength`, `Halves` or `PerImage`.
 
         Raises:
             StackError: no such entry, no finite number, or another number of images than other entries have.

@@ -100,4 +100,4 @@ class ComponentError(LoraError, KeyError):
 
 
 class RegistryError(LoraError):
-    """A plug-in folder is inconsistent: duplicate name, unknown or circular `before`."""
+    """A plug-in lacks something, its name is taken, or its `before` is unknown or circular."""

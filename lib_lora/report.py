@@ -37,11 +37,16 @@ _LEFT_OUT: frozenset[Cause] = frozenset(
 class Family(OneLine):
     """A model family."""
 
-    name: str  # as in `Architecture.name`: `sdxl`
-    title: str  # for people: `Stable Diffusion XL`
-    sure: bool = True  # false where there are only hints, or another family is as likely
-    also: tuple[Family, ...] = ()  # other families that are about as likely; empty where there are only hints
-    named: bool = False  # whether the file's metadata names the family, too
+    name: str
+    """As in `Architecture.name`: `sdxl`."""
+    title: str
+    """For people: `Stable Diffusion XL`."""
+    sure: bool = True
+    """False where there are only hints, or another family is as likely."""
+    also: tuple[Family, ...] = ()
+    """Other families that are about as likely; empty where there are only hints."""
+    named: bool = False
+    """Whether the file's metadata names the family, too."""
 
     @property
     def titles(self) -> str:
@@ -76,8 +81,10 @@ class Unused(NamedTuple):
 
     key: str
     cause: Cause
-    reason: str  # why, in a sentence that unused keys share; a reason has one cause
-    detail: str = ""  # of this key alone: the layer, the expected and the actual shape
+    reason: str
+    """Why, in a sentence that unused keys share; a reason has one cause."""
+    detail: str = ""
+    """Of this key alone: the layer, the expected and the actual shape."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -85,28 +92,45 @@ class NetworkReport(OneLine):
     """One file against one model."""
 
     path: Path
-    format: str  # the spelling of the keys; several, joined by `+`, where a file mixes them
-    family: Family | None  # the model family the file was made for; None where it is not known
-    kinds: Mapping[str, int]  # adapter algorithm -> number of layers in the file
-    ranks: tuple[int, int] | None  # the smallest and the largest rank in the file; None where no adapter has one
-    hit: int  # how many layers of the file act
-    layers: int  # how many layers the file has adapters for
-    nbytes: int  # bytes of the tensors that are used
+    format: str
+    """The spelling of the keys; several, joined by `+`, where a file mixes them."""
+    family: Family | None
+    """The model family the file was made for; None where it is not known."""
+    kinds: Mapping[str, int]
+    """Adapter algorithm -> number of layers in the file."""
+    ranks: tuple[int, int] | None
+    """The smallest and the largest rank in the file; None where no adapter has one."""
+    hit: int
+    """How many layers of the file act."""
+    layers: int
+    """How many layers the file has adapters for."""
+    nbytes: int
+    """Bytes of the tensors that are used."""
     unused: tuple[Unused, ...]
+    """The keys that have no effect, each with the reason."""
     metadata: Mapping[str, str]
-    resolved: bool = True  # false where the file was read without a model, so that `hit` means nothing
-    absent: int = 0  # how many layers of the file are for components that the model does not have
-    notes: tuple[str, ...] = ()  # one sentence for each assumption about data that the file does not have
+    """Of the file's header."""
+    resolved: bool = True
+    """False where the file was read without a model, so that `hit` means nothing."""
+    absent: int = 0
+    """How many layers of the file are for components that the model does not have."""
+    notes: tuple[str, ...] = ()
+    """One sentence for each assumption about data that the file does not have."""
     scales: tuple[str, ...] = ()
     """What tells the scales of its layers: `user`, `tensors`, `file` (its header or its configuration), `convention` or
     `guess`; empty where no kind in it has a scale."""
     changed: int = 0
     """How many layers of the model are changed: three for one fused q, k and v of the file, one for the reverse."""
-    components: frozenset[str] = frozenset()  # the components of the model in which the file changes a layer
-    noise: str = ""  # `high` or `low` where the keys or the file's name choose one of the model's two experts
-    model: Family | None = None  # the family of the model; None where it is not known, or without a model
-    base_model: str | None = None  # the model the file was made from, in its trainer's words
-    seconds: float = 0.0  # the time to open the file and find its layers; 0 where it was not measured
+    components: frozenset[str] = frozenset()
+    """The components of the model in which the file changes a layer."""
+    noise: str = ""
+    """`high` or `low` where the keys or the file's name choose one of the model's two experts."""
+    model: Family | None = None
+    """The family of the model; None where it is not known, or without a model."""
+    base_model: str | None = None
+    """The model the file was made from, in its trainer's words."""
+    seconds: float = 0.0
+    """The time to open the file and find its layers; 0 where it was not measured."""
 
     def __post_init__(self) -> None:
         for name in ("kinds", "metadata"):
@@ -203,9 +227,11 @@ class Uncalled(OneLine):
     """A layer with adapters that the model never called, so that its adapters do nothing."""
 
     component: str
-    path: str  # the name of the layer in the component
+    path: str
+    """The name of the layer in the component."""
     reason: str
-    expected: bool = False  # whether a setting of the user, such as CLIP skip, leaves it out
+    expected: bool = False
+    """Whether a setting of the user, such as CLIP skip, leaves it out."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -213,19 +239,25 @@ class ActivationReport(OneLine):
     """One stack against one model, entry by entry."""
 
     entries: tuple[NetworkReport, ...]
-    merged: int = 0  # how many layers have the adapters in their weight
+    """The report on each file, in the order of the stack."""
+    merged: int = 0
+    """How many layers have the adapters in their weight."""
     live: Mapping[str, int] = field(default_factory=dict)
     """Why layers were not merged though the stack asks for it -> how many."""
-    uncalled: tuple[Uncalled, ...] = ()  # the layers that no call of their component has called
-    changed: int = 0  # how many layers of the model have adapters
-    idle: Mapping[int, str] = field(default_factory=dict)  # position of each entry without effect -> why
+    uncalled: tuple[Uncalled, ...] = ()
+    """The layers that no call of their component has called."""
+    changed: int = 0
+    """How many layers of the model have adapters."""
+    idle: Mapping[int, str] = field(default_factory=dict)
+    """Position of each entry without effect -> why."""
     partly_idle: Mapping[int, str] = field(default_factory=dict)
     """Position of each entry that acts on text encoders alone -> on which components it does not, and why."""
     unlimited: Mapping[int, str] = field(default_factory=dict)
     """Position of each entry that acts in full though it has a region or a schedule -> why."""
     too_strong: Mapping[int, str] = field(default_factory=dict)
     """Position of the strongest entries, if a denoiser's output was not finite -> since which call."""
-    lost: str = ""  # why the stack could not be put on the model as it has become; empty where it could
+    lost: str = ""
+    """Why the stack could not be put on the model as it has become; empty where it could."""
     broken: str = ""
     """The error by which a call of the model failed; empty where none did, or another call made up for it."""
 
@@ -273,14 +305,20 @@ class ActivationReport(OneLine):
 class MemoryReport(OneLine):
     """The memory of an engine, in bytes."""
 
-    placed: Mapping[str, int]  # device -> adapters in force
-    streaming: int  # how many layers are streamed
-    host_copies: int  # copies in the computer's memory of layers that are streamed
+    placed: Mapping[str, int]
+    """Device -> adapters in force."""
+    streaming: int
+    """How many layers are streamed."""
+    host_copies: int
+    """Copies in the computer's memory of layers that are streamed."""
     files: int
     """Tensors of the files that are kept open. Files are mapped: the system decides how much of one is in memory."""
-    backups: int  # copies of weights that were merged into
-    parked: int = 0  # adapters of former stacks, in the computer's memory
-    static: int = 0  # memory of compiled models for adapters; the part of it that is in force counts as placed, too
+    backups: int
+    """Copies of weights that were merged into."""
+    parked: int = 0
+    """Adapters of former stacks, in the computer's memory."""
+    static: int = 0
+    """Memory of compiled models for adapters; the part of it that is in force counts as placed, too."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "placed", frozen(self.placed, "placed"))

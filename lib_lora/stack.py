@@ -31,9 +31,9 @@ class Entry(OneLine):
     """
 
     path: str | Path
-    """An absolute path, whatever it was made from."""
+    """Of the file; absolute, whatever it was made from."""
     multiplier: AnyMultiplier = 1.0
-    """Equal multipliers of all images become one."""
+    """The strength: a number, a dict by component, a `Strength`, `Halves` or `PerImage`."""
     rank: int | None = None
     """Use only the first so many rank components (`dyn` in prompts)."""
     alpha: float | None = None
@@ -67,7 +67,7 @@ class Entry(OneLine):
         return (field for field in OneLine._given(self) if field.name != "name" or self.name != _stem(self.path))
 
     def reading(self, usual: Reading) -> Reading:
-        """Return how to read the file in a stack that reads files in a way."""
+        """Return how to read the file in a stack whose files are read in a `usual` way."""
         check_type(usual, Reading, "usual", "a Reading")
         if self.alpha is None and self.scale is None:
             return usual

@@ -23,7 +23,7 @@ import pytest
 from lib_lora.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 HOOK = ROOT / ".ci" / "run"
 MODEL, LORAS = ROOT / "demo" / "remora-shapes", ROOT / "demo" / "loras"
 PROGRAM = re.compile(r"(?:cd|curl|git|pip|python) ")
@@ -34,7 +34,9 @@ RUN_BY = {  # command, or its beginning -> file and function of the test that ru
     "git pull": "tests/test_commands.py::test_remora_is_installed_by_hand_and_upgraded",
     "pip install .": "tests/test_commands.py::test_the_library_is_installed_by_itself",
     "python install.py demo": "tests/test_commands.py::test_the_demo_starts_as_it_is_written",
+    "python install.py docs": "tests/test_install.py::test_docs",
     "python -m lib_lora inspect FILE": "tests/test_commands.py::test_files_are_inspected",
+    "python -m lib_lora families FILE": "tests/test_commands.py::test_files_are_inspected",
     "curl": "tests/extension/standalone/test_sdapi.py::test_the_requests_in_the_documents_are_answered",
     "python benchmarks/count.py --kinds": "tests/test_benchmarks.py::test_the_page_of_pefts_kinds_has_their_cost",
     "python install.py gpu": "tests/gpu/test_gpu.py::test_small_models_on_the_cpu",
@@ -129,11 +131,9 @@ def test_the_library_is_installed_by_itself(tmp_path: Path) -> None:
 def test_files_are_inspected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = {"FILE": str(LORAS / "stripes.safetensors"), "PATH": str(MODEL), "FILE.json": str(tmp_path / "a.json")}
     written = {command for command in commands() if command.startswith("python -m lib_lora ")}
-    for command in sorted(
-        {re.sub(r" \[[^]]*\]", "", one) for one in written} | {re.sub(r"[][]", "", one) for one in written}
-    ):
+    for command in sorted(written | {"python -m lib_lora inspect FILE --json --report FILE.json"}):
         assert main([words.get(word, word) for word in shlex.split(command)[3:]]) == 0, command
-        assert "278" in capsys.readouterr().out
+        assert ("278" if " inspect " in command else "Stable Diffusion 1.x") in capsys.readouterr().out
     assert json.loads((tmp_path / "a.json").read_text())
 
 

@@ -21,7 +21,8 @@ README = ROOT / "README.md"
 BENCHMARKS = ROOT / "BENCHMARKS.md"
 RESULTS = ROOT / "benchmarks" / "results"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-LINKING = sorted([*ROOT.glob("*.md"), *DOCS, *RESULTS.glob("*.md")])
+REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
+LINKING = sorted([*ROOT.glob("*.md"), *DOCS, *REFERENCE, *RESULTS.glob("*.md")])
 MOST_WORDS = 1000
 MOST_WORDS_OF_BENCHMARKS = 2500
 MOST_WORDS_OF_A_CELL = 25
@@ -67,7 +68,7 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert list(_broken(page)) == []
 
 
-@pytest.mark.parametrize("page", [README, BENCHMARKS, *DOCS], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [README, BENCHMARKS, *DOCS, *REFERENCE], ids=lambda page: page.name)
 def test_tables_have_short_cells(page: Path) -> None:
     assert list(_long_cells(page.read_text(encoding="utf-8"))) == []
 
@@ -198,7 +199,7 @@ def _runs(text: str) -> list[str]:
     return [" ".join(words[i : i + length]) for i in range(max(1, len(words) - length + 1))]
 
 
-@pytest.mark.parametrize("page", sorted([*ROOT.glob("*.md"), *DOCS]), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", sorted([*ROOT.glob("*.md"), *DOCS, *REFERENCE]), ids=lambda page: page.name)
 def test_files_that_a_page_names_are_there(page: Path) -> None:
     """The changelog names files of former versions."""
     text = "" if page.name == "CHANGELOG.md" else _without_code(page.read_text(encoding="utf-8"))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.test_readme import DOCS, ROOT, _anchors, _without_code
+from tests.test_readme import DOCS, REFERENCE, ROOT, _anchors, _without_code
 
 CONFIG = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
 
@@ -39,13 +39,14 @@ def site() -> ModuleType:
 def test_every_page_is_in_the_contents_once(site: ModuleType) -> None:
     listed = list(pages(CONFIG["nav"]))
     outside = [path for path in site.outside() if path.endswith(".md")]
-    assert sorted(listed) == sorted([*outside, *(page.name for page in DOCS)])
+    inside = [page.relative_to(ROOT / "docs").as_posix() for page in (*DOCS, *REFERENCE)]
+    assert sorted(listed) == sorted([*outside, *inside])
     assert {"README.md", "demo/pictures/stack.png"} <= set(site.outside())
 
 
 def test_links_of_the_site_lead_somewhere(site: ModuleType) -> None:
     """Each link of each page leads to a file of the site, and to a heading that is there."""
-    files = {site.in_site(path.relative_to(ROOT).as_posix()): path for path in (ROOT / "docs").iterdir()}
+    files = {site.in_site(path.relative_to(ROOT).as_posix()): path for path in (ROOT / "docs").rglob("*.*")}
     files |= {path: ROOT / path for path in site.outside()}
     found = 0
     for page in pages(CONFIG["nav"]):

@@ -59,7 +59,9 @@ class Wrapper(Adapter):
 
     def around_part(self, inner: Adapter, rows: Rows) -> Adapter | None:
         """Wrap `inner`, which is cut to `rows` already; return None if the outer adapter cannot be cut."""
-        return self.cut(rows, inner=inner) if self.row_fields else None
+        part = self.cut(rows)
+        assert is_dataclass(part)
+        return replace(part, inner=inner) if self.row_fields else None
 
     def form_on_output(self, rank: int | None = None) -> Form | None:
         """Return the form of the inner adapter, with a change of the output."""

@@ -31,6 +31,7 @@ from ._rows import part_of_field, placed, shape_of, unfit, widened
 from ._rows import taken as taken
 
 Kind = Literal["linear", "conv", "embedding", "norm", "attention", "experts"]
+"""A kind of layer."""
 Tensors = Mapping[str, Tensor]
 """Parameter -> tensor, by the names of kohya and LyCORIS, else by the trainer's own."""
 Shapes = Mapping[str, tuple[int, ...]]
@@ -277,8 +278,10 @@ class Pair:
 class Factors(TensorFields):
     """A weight delta as a product, `up @ down`, without the scale."""
 
-    down: Tensor  # (rank, in, *kernel)
-    up: Tensor  # (out, rank)
+    down: Tensor
+    """(rank, in, *kernel)."""
+    up: Tensor
+    """(out, rank)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,8 +373,11 @@ class Adapter(TensorFields, ABC):
     """
 
     name: ClassVar[str]
+    """Unique among all kinds; reports show it."""
     before: ClassVar[tuple[str, ...]] = ()
+    """Kinds that are tried after this one."""
     params: ClassVar[Params]
+    """The parameters it reads."""
     shared: ClassVar[frozenset[str]] = frozenset()
     """Parameters it reads that all layers of a file share."""
     kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "conv", "attention"})
@@ -495,18 +501,16 @@ class Adapter(TensorFields, ABC):
     def take(self, rows: Rows) -> Adapter | None:
         """Return the adapter for some rows of its weight, in this order, as views where possible.
 
-        For a layer that is one in the file and several in the model.
-
-        Returns:
-            None where the change of these rows depends on the other rows of the weight. Where it does only through
-            what `on` finds out (norms, singular vectors), the adapter that `on` returns is not None here.
+        For a layer that is one in the file and several in the model. None where the change of these rows depends on the
+        other rows of the weight. Where it does only through what `on` finds out (norms, singular vectors), the adapter
+        that `on` returns gives its rows.
         """
         return self.cut(rows) if self.row_fields else None
 
-    def cut(self, rows: Rows, **others: object) -> Self:
-        """Return a copy whose `row_fields` are cut, with other values in `others`."""
+    def cut(self, rows: Rows) -> Self:
+        """Return a copy whose `row_fields` are cut."""
         assert is_dataclass(self)
-        return replace(self, **{name: part_of_field(getattr(self, name), rows) for name in self.row_fields}, **others)
+        return replace(self, **{name: part_of_field(getattr(self, name), rows) for name in self.row_fields})
 
     def outlined(self, rows: Rows) -> Adapter | None:
         """Return an adapter with the `form` that `take` gives after `on`; None if `take` then gives none."""
@@ -544,7 +548,10 @@ class Adapter(TensorFields, ABC):
 
 
 class LowRank(Adapter):
-    """An adapter that is a pair: fields `up` (out, r), and `down` (r, in) or other `factors`; it may have a `scale`."""
+    """An adapter that is a pair: fields `up` (out, r) and `down` (r, in, *kernel), and a `scale` if it is not 1.
+
+    One whose pair is not in these fields overrides `factors`.
+    """
 
     up: Tensor
     down: Tensor

@@ -179,14 +179,18 @@ _memory_uses: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lam
 
 
 def _by_base(y: Tensor) -> int:
-    """Return 1 where an output is a view that alone keeps its base, whose memory is counted twice then."""
-    return 0 if y._base is None else int(_uses_of_base(y) == _USES_OF_BASE)
+    """Return 1 where an output is a view that alone keeps its base, whose memory is counted twice then.
+
+    torch before 2.2 does not count who refers to a base, so it may not be this view alone.
+    """
+    return 0 if y._base is None or _USES_OF_BASE is None else int(_uses_of_base(y) == _USES_OF_BASE)
 
 
-def _uses_of_base(y: Tensor) -> tuple[int, int]:
+def _uses_of_base(y: Tensor) -> tuple[int, int] | None:
     """Return how often objects and torch refer to the base of a view, this look at it included."""
     base: Any = y._base
-    return sys.getrefcount(base), base._use_count()
+    count = getattr(base, "_use_count", None)
+    return None if count is None else (sys.getrefcount(base), count())
 
 
 _REFERENCES = (lambda y: sys.getrefcount(y))(torch.empty(0, device="cpu"))

@@ -38,7 +38,7 @@ class BlockNames(OneLine):
     """
 
     of_model: tuple[str, ...]
-    """As `block_of` names them, without the empty name."""
+    """Such as `IN04` and `M00` of a UNet, `D07` and `S12` of Flux, and `text_encoder`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "of_model", texts(self.of_model, "of_model"))
@@ -94,7 +94,7 @@ class Element(OneLine):
         return replace(self, weight=0.0)
 
     def suits(self, block: str, names: Iterable[str], model: BlockNames) -> bool:
-        """Return whether the rule applies to a layer of a block (see `block_of`), by all names of the layer."""
+        """Return whether the rule applies to a layer of a block of `BlockNames`, by all names of the layer."""
         shown = BASE if role(block) == TEXT_ENCODER else block
         order = UNET_BLOCKS if is_unet(model.parts) else (BASE, *model.parts)
         blocks = [one for written in self.blocks for one in _range(written, order)]
@@ -142,7 +142,7 @@ class BlockWeights(OneLine):
         return max(abs(one) for one in (*(self.values or (1.0,)), *(one.weight for one in self.elements)))
 
     def weight(self, block: str, rules: Collection[Element], model: BlockNames) -> float:
-        """Return the factor of one layer of a block (see `block_of`), to which rules of `unweighted` apply.
+        """Return the factor of one layer of a block of `BlockNames`, to which rules of `unweighted` apply.
 
         Raises:
             StackError: the model takes no list of this length.

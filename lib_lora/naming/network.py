@@ -376,10 +376,15 @@ def _indexes(components: Mapping[str, nn.Module], call: str) -> list[LayerIndex]
 
 
 def load_network(path: str | Path, components: Mapping[str, nn.Module], *, reading: Reading = USUAL) -> Network:
-    """Read a safetensors file and resolve it against `components`; attaches nothing, and works on modules on meta.
+    """Read a safetensors file and resolve it against a model; attaches nothing, and works on modules on meta.
+
+    Args:
+        path: of the file.
+        components: diffusers' component name -> module, as of `Engine`.
+        reading: how to read files that other programs read otherwise than they were trained.
 
     Raises:
-        FileError: the file cannot be read; also its subclasses, see `ParsedFile`.
+        FileError: the file cannot be read; also its subclasses.
         ComponentError: the components are no mapping of names to modules.
     """
     indexes = _indexes(components, "load_network(path, {})")
@@ -391,7 +396,7 @@ def inspect_file(path: str | Path) -> NetworkReport:
     """Report on a file by itself, without a model.
 
     Raises:
-        FileError: the file cannot be read; also its subclasses, see `ParsedFile`.
+        FileError: the file cannot be read; also its subclasses.
     """
     return ParsedFile(AdapterFile.open(path)).report(reading=with_sidecar(Path(path), USUAL))
 

@@ -92,7 +92,7 @@ class PipelineEngine(Engine):
         Raises:
             FileError: the file cannot be read, or fits no layer of the model; also its subclasses.
             ArgumentError: an argument is of another type.
-            StackError: another LoRA has that name, or the strength is none.
+            StackError: another LoRA has that name, or the strength is no strength.
         """
         check_type(replace, bool, "replace", "True or False")
         check_type(name, (str, type(None)), "name", "a text")

@@ -6,9 +6,10 @@ Source of the names and of what they do: huggingface/diffusers src/diffusers/loa
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, cast
+from os import PathLike
+from typing import TYPE_CHECKING, TypedDict, TypeVar, cast
 
 from ..errors import ArgumentError, ComponentError, StackError
 from ..stack import Entry
@@ -16,6 +17,9 @@ from ..values import check_type, shown, texts
 from .attached import PipelineEngine, attach
 from .sources import Source
 from .wishes import Wish, multiplier_of, scaled
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 P = TypeVar("P")
 
@@ -40,6 +44,46 @@ def _of(pipeline: object) -> tuple[PipelineEngine, _State]:
     return engine, _STATES.setdefault(engine, _State())
 
 
+class LoadOptions(TypedDict, total=False):
+    """diffusers' options of `load_lora_weights`; all but the first two are without effect."""
+
+    weight_name: str | None
+    subfolder: str | None
+    cache_dir: str | PathLike[str] | None
+    force_download: bool
+    local_files_only: bool | None
+    low_cpu_mem_usage: bool
+    prefix: str | None
+    proxies: dict[str, str] | None
+    return_lora_metadata: bool
+    revision: str | None
+    token: bool | str | None
+    use_safetensors: bool | None
+
+
+class FuseOptions(TypedDict, total=False):
+    """diffusers' former options of `fuse_lora`, without effect."""
+
+    fuse_unet: bool
+    fuse_text_encoder: bool
+    fuse_transformer: bool
+
+
+class UnfuseOptions(TypedDict, total=False):
+    """diffusers' former options of `unfuse_lora`, without effect."""
+
+    unfuse_unet: bool
+    unfuse_text_encoder: bool
+    unfuse_transformer: bool
+
+
+def _check_options(given: Collection[str], known: type, call: str) -> None:
+    """Raise ArgumentError where a call has options that diffusers does not have."""
+    unknown = set(given) - set(known.__annotations__)
+    if unknown:
+        raise ArgumentError(f"{call} has no argument {', '.join(sorted(unknown))}")
+
+
 class LoraCalls:
     """diffusers' calls for LoRA, which Remora serves: put it before a class of pipelines."""
 
@@ -48,24 +92,30 @@ class LoraCalls:
         pretrained_model_name_or_path_or_dict: Source,
         adapter_name: str | None = None,
         hotswap: bool = False,
-        **kwargs: Any,
+        **options: Unpack[LoadOptions],
     ) -> None:
         """Load a LoRA and use it alone; `set_adapters` uses several. Nothing is downloaded.
+
+        Args:
+            pretrained_model_name_or_path_or_dict: see `PipelineEngine.load`.
+            adapter_name: what to call it; `default_0` and so on, where none is given.
+            hotswap: whether it takes the place of the LoRA of that name.
+            options: `weight_name` and `subfolder` choose a file of a folder. diffusers' other options are without
+                effect.
 
         Raises:
             LoraError: see `PipelineEngine.load`.
         """
         engine, state = _of(self)
-        unknown = kwargs.keys() - _LOADING
-        if unknown:
-            raise ArgumentError(f"load_lora_weights has no argument {', '.join(sorted(unknown))}")
+        _check_options(options, LoadOptions, "load_lora_weights")
         check_type(hotswap, bool, "hotswap", "True or False")
         check_type(adapter_name, (str, type(None)), "adapter_name", "a text")
         source = pretrained_model_name_or_path_or_dict
-        if kwargs.get("subfolder"):
-            check_type(kwargs["subfolder"], str, "subfolder", "a text")
+        subfolder = options.get("subfolder")
+        if subfolder:
+            check_type(subfolder, str, "subfolder", "a text")
             check_type(source, str, "a repository with a subfolder", "the path of a folder")
-            source = f"{source}/{kwargs['subfolder']}"
+            source = f"{source}/{subfolder}"
         names = engine.names
         default = next(f"default_{i}" for i in range(len(names) + 1) if f"default_{i}" not in names)
         if hotswap and adapter_name not in names:
@@ -73,7 +123,7 @@ class LoraCalls:
         former = {entry.name: entry for entry in engine.stack}
         name = adapter_name or default
         strength = former[name].multiplier if hotswap and name in former else 1.0
-        engine.load(source, name=name, strength=strength, weight_name=kwargs.get("weight_name"), replace=hotswap)
+        engine.load(source, name=name, strength=strength, weight_name=options.get("weight_name"), replace=hotswap)
         if not hotswap:
             engine.use(*[one for one in engine.names if one in state.fused or one.endswith(_FUSED)], name)
             state.before = None
@@ -84,6 +134,10 @@ class LoraCalls:
         adapter_weights: Wish | Sequence[Wish | None] | None = None,
     ) -> None:
         """Use these LoRA at these strengths; a component that a dict does not name has the strength 1.
+
+        Args:
+            adapter_names: one name, or several.
+            adapter_weights: one strength for all of them, or a list with one for each; see `PipelineEngine.set`.
 
         Raises:
             LoraError: no such LoRA, or not as many strengths; nothing has changed.
@@ -160,7 +214,7 @@ class LoraCalls:
         lora_scale: float = 1.0,
         safe_fusing: bool = False,
         adapter_names: Sequence[str] | None = None,
-        **kwargs: Any,
+        **options: Unpack[FuseOptions],
     ) -> None:
         """Merge LoRA into the weights, until `unfuse_lora` restores these bit for bit.
 
@@ -169,12 +223,13 @@ class LoraCalls:
             lora_scale: a factor of their strengths.
             safe_fusing: without effect, as numbers of a file that are not finite are never applied.
             adapter_names: which LoRA; None for the ones in use.
-            kwargs: diffusers' former arguments, without effect.
+            options: diffusers' former ones, without effect.
 
         Raises:
             LoraError: no such LoRA or component, or the strength cannot be merged; nothing has changed.
         """
         engine, state = _of(self)
+        _check_options(options, FuseOptions, "fuse_lora")
         names = [entry.name for entry in engine.stack if not entry.name.endswith(_FUSED)]
         names = names if adapter_names is None else list(texts(adapter_names, "adapter_names"))
         check_type(lora_scale, (int, float), "lora_scale", "a number")
@@ -193,9 +248,18 @@ class LoraCalls:
         engine.activate(replace(engine.stack, entries=entries, mode="merged"))
         state.fused = fused
 
-    def unfuse_lora(self, components: Sequence[str] | None = None, **kwargs: Any) -> None:
-        """Restore the weights of all components bit for bit; LoRA that are still loaded act beside them."""
+    def unfuse_lora(self, components: Sequence[str] | None = None, **options: Unpack[UnfuseOptions]) -> None:
+        """Restore the weights of all components bit for bit; LoRA that are still loaded act beside them.
+
+        Args:
+            components: without effect.
+            options: diffusers' former ones, without effect.
+
+        Raises:
+            ArgumentError: diffusers has no such option.
+        """
         engine, state = _of(self)
+        _check_options(options, UnfuseOptions, "unfuse_lora")
         kept = [state.fused.get(entry.name, entry) for entry in engine.stack if not entry.name.endswith(_FUSED)]
         engine.activate(replace(engine.stack, entries=kept, mode="live"))
         state.fused = {}
@@ -205,10 +269,6 @@ class LoraCalls:
         """Return how many LoRA are merged."""
         engine, _ = _of(self)
         return len(engine.stack) if engine.stack.mode == "merged" else 0
-
-
-_LOADING = frozenset({"weight_name", "subfolder", "local_files_only", "use_safetensors", "low_cpu_mem_usage"})
-_LOADING |= {"cache_dir", "force_download", "proxies", "token", "revision", "prefix", "return_lora_metadata"}
 
 
 def _whole(weight: Wish, engine: PipelineEngine) -> Wish:

@@ -23,7 +23,9 @@ M = TypeVar("M")
 T = TypeVar("T")
 NoneType = type(None)
 Unit = Literal["step", "sigma", "timestep"]
+"""What the positions of a curve are."""
 Shape = Literal["linear", "step", "cosine"]
+"""How a curve goes from one point to the next."""
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -74,6 +76,7 @@ class Curve(OneLine):
     points: tuple[tuple[float, float], ...]
     """(position, value). By step, positions up to 1 throughout are fractions of the pass; else steps, from 0."""
     unit: Unit = "step"
+    """What the positions are: steps, standard deviations of the noise, or timesteps from 0 to 1000."""
     shape: Shape = "linear"
     """`step` keeps a value until the next position."""
 
@@ -241,7 +244,9 @@ class Strength(OneLine):
     sides: Mapping[Side, Amount] = field(default_factory=dict)
     """In place of that, for the blocks of the denoiser on one side of its middle, or for the middle."""
     during: Window = ALWAYS
+    """Outside of it the strength is 0."""
     blocks: BlockWeights | None = None
+    """Factors of the blocks of the denoiser and of the text encoders."""
     region: Region | None = None
     """The part of the picture in which it acts; None is all of it. Text encoders ignore it."""
     part: int | None = None
@@ -281,7 +286,7 @@ class Strength(OneLine):
         return (*(self.of.values() if isinstance(self.of, Mapping) else (self.of,)), *self.sides.values())
 
     def amount(self, component: str, side: Side | None = None) -> Amount:
-        """Return the amount of a component, or of a side of the denoiser."""
+        """Return the amount of a component, or of a side of the denoiser; 0 for a component that is not named."""
         check_type(component, str, "component", "the name of a component, as 'unet'")
         check_type(side, (str, NoneType), "side", f"one of {', '.join(get_args(Side))}, or None")
         if side is not None and side in self.sides:

@@ -20,6 +20,7 @@ from torch import nn
 
 import lib_lora
 from lib_lora import (
+    ArgumentError,
     BlockWeights,
     Curve,
     Element,
@@ -263,3 +264,12 @@ def test_what_install_and_register_take(wrong):
     for call in (lib_lora.install, lib_lora.register):
         with pytest.raises(LoraError):
             call(wrong)
+
+
+@pytest.mark.parametrize("call", ["load_lora_weights", "fuse_lora", "unfuse_lora"])
+def test_an_option_that_diffusers_does_not_have_is_named(tmp_path, call):
+    pool = Pool(tmp_path)
+    source = {"load_lora_weights": [pool.file]}.get(call, [])
+    with pytest.raises(ArgumentError, match=f"{call} has no argument weight_nme"):
+        getattr(pool.pipe, call)(*source, weight_nme="a.safetensors")
+    assert pool.engine.names == ("style",)

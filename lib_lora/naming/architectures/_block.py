@@ -22,6 +22,7 @@ from .flux import FLUX_LIST
 BASE = "BASE"
 
 Side = Literal["in", "mid", "out"]
+"""The blocks of a denoiser before its middle, its middle, and the blocks behind it."""
 
 _LISTED = re.compile(r"(?:^|\.)(?P<list>[a-z_]\w*)\.(?P<number>\d+)\.")
 _LETTERS = {
