@@ -8,7 +8,7 @@ output is scaled with its bias. PEFT has no multiplier: it lerps l to 1. Source:
 from torch import Tensor
 
 from ..errors import UnsupportedError
-from ..files.formats._peft_patterns import Table, read_pattern
+from ..files.formats import Table, read_pattern
 from ._scale import Scale, check_channels
 from .base import Adapter, Origin, Params, Site, Tensors
 

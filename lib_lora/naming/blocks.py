@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 from ..errors import StackError
 from ..files.components import TEXT_ENCODER, role
 from ..values import OneLine, check_type, shown, texts
-from .architectures._block import BASE, block_lists, block_order, is_unet
+from .architectures._block import BASE as BASE
 from .architectures._block import Side as Side
+from .architectures._block import block_lists, block_order, is_unet
 from .architectures._block import block_of as block_of
 from .architectures._block import side_of as side_of
 from .architectures._ldm_unet import UNET_BLOCKS

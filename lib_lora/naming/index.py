@@ -24,6 +24,7 @@ from ..errors import ComponentError
 from ..registry import cached
 from ..report import Family, Unused
 from ..weights.readers.base import has_plain_weight, reader_of
+from .architectures._checkpoint import components_of as components_of
 from .architectures._checkpoint import prefixes_of
 from .architectures._names import PARTS, AliasTable, joint_projections
 from .architectures.base import fact, family_of, input_basis, known_architectures

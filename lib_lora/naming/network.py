@@ -110,9 +110,7 @@ class Network:
         acting, unused = [group for group, _ in self._acting], [key for group, why in idle for key in group.unused(why)]
         components = frozenset([binding.component for binding in self.bindings])
         return replace(
-            self.parsed.report(
-                [binding.adapter for binding in self.bindings], [group for group, _ in idle], self._reading
-            ),
+            self.parsed.report(self._acting, self._reading),
             hit=len(acting),
             changed=len({(binding.component, binding.target.path) for binding in self.bindings}),
             unused=(*self.parsed.unused, *unused, *self.parsed.unshared(acting)),

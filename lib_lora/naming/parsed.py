@@ -17,9 +17,7 @@ from ..errors import FileError, NumberError, UnknownAdapterError, UnknownFormatE
 from ..files import formats
 from ..files.components import EXPERTS
 from ..files.file import AdapterFile
-from ..files.formats._dotted import layers_above
-from ..files.formats._header import Layer
-from ..files.formats._trainer_config import PeftConfig, base_model
+from ..files.formats import Layer, PeftConfig, base_model, layers_above
 from ..files.formats.base import (
     ADAPTER_PARAMS,
     BUNDLED,
@@ -28,8 +26,7 @@ from ..files.formats.base import (
     PARTS,
     SHARED_PARAMS,
     KeyFormat,
-    ParsedKey,
-    parse_key,
+    parse_keys,
 )
 from ..files.formats.strangers.base import stranger_of
 from ..files.reading import USUAL, Reading
@@ -150,7 +147,8 @@ class ParsedFile:
         self._refuse_strangers()
         known = key_formats()
         spellings = [known[name] for name in dict.fromkeys([group.format for group in self.groups])]
-        self.config = PeftConfig.of(file, self._configurable(), [one for one in spellings if one.configured])
+        beside = [one for one in spellings if one.configured]
+        self.config = PeftConfig.of(file.path, file.metadata, self._configurable(), beside)
         try:  # they are matched once, here, as they may take too long
             for group in () if self.config.empty else self.groups:
                 self.config.values(group.component, group.module)
@@ -210,17 +208,17 @@ class ParsedFile:
         reason = "shared by layers of which none acts"
         return [Unused(key, "unread", reason) for key in self.shared.values() if key not in read]
 
-    def report(
-        self, acting: Sequence[Adapter] | None = None, idle: Sequence[Group] = (), reading: Reading = USUAL
-    ) -> NetworkReport:
+    def report(self, acting: Sequence[tuple[Group, Adapter]] | None = None, reading: Reading = USUAL) -> NetworkReport:
         """Sum up what the file says of itself; `Network` adds what became of it on a model.
 
-        There are adapters that act on the model, and groups that act on nothing there; None stands for no model.
+        Without a model, all layers count that fit the weights that they were made for.
         """
+        used, unfit = self._by_themselves(reading) if acting is None else (acting, [])
         sources = self._sources(reading)
-        adapters, unfit = self._by_themselves(self.groups if acting is None else idle, reading)
+        told = [*[group.rank for group in self.groups], *[one.rank for group, one in used if group.rank is None]]
+        ranks = [rank for rank in told if rank is not None]
         kinds = Counter([group.recipe.name for group in self.groups if group.recipe is not None])
-        ranks = {rank for adapter in (*adapters, *(acting or ())) if (rank := adapter.rank) is not None}
+        infos = [self.file.infos[key] for key in {key for group, _ in used for key in group.reads}]
         return NetworkReport(
             path=self.file.path,
             format="+".join([name for name, _ in Counter([group.format for group in self.groups]).most_common()]),
@@ -229,11 +227,11 @@ class ParsedFile:
             ranks=(min(ranks), max(ranks)) if ranks else None,
             hit=0,
             layers=len(self.groups),
-            nbytes=_bytes_of(adapters if acting is None else acting),
+            nbytes=sum([info.end - info.start for info in infos]),
             unused=(*self.unused, *self.unshared(self.groups), *unfit),
             metadata=self.file.metadata,
             resolved=False,
-            notes=self._notes(acting, sources, reading),
+            notes=self._notes(sources, reading, acts=bool(acting)),
             scales=tuple(sorted(sources)),
             base_model=base_model(self.file.metadata, self.config.base_model),
         )
@@ -252,11 +250,9 @@ class ParsedFile:
         """Collect keys by layer, in the order of formats and names: nothing depends on the order in the file."""
         known, groups, strays = key_formats(), dict[tuple[str | None, str], Group](), list[str]()
         order = {name: i for i, name in enumerate(("", *known))}
-        parsed = list[tuple[int, str, str, ParsedKey | None]]()
-        for key in self.file.infos:
-            name, one = parse_key(known.values(), key, self.file.metadata.get(key))
-            parsed.append((order[name], key, name, one))
-        parsed.sort()  # keys differ
+        found = parse_keys(known.values(), self.file.infos, self.file.metadata)
+        named = zip(self.file.infos, found, strict=True)
+        parsed = sorted([(order[name], key, name, one) for key, (name, one) in named])  # keys differ
         names = {one.adapter for *_, one in parsed if one is not None and one.adapter is not None}
         wanted = "default" if "default" in names else min(names, default=None)
         for _, key, name, one in parsed:
@@ -308,7 +304,7 @@ class ParsedFile:
         The family of a checkpoint is named.
         """
         shapes = {key: info.shape for key, info in self.file.infos.items()}
-        found = stranger_of(shapes, self.file.metadata, self.file.path.name)
+        found = stranger_of(shapes, self.file.path.name)
         if found is None or found.name != "checkpoint":
             return "" if found is None else str(found)
         family = family_of_checkpoint(shapes)
@@ -326,18 +322,18 @@ class ParsedFile:
             text = self.stranger or "it contains adapters of an unsupported kind"
             raise UnknownAdapterError(self.file.path, f"{text}, with the parameters {params} (keys {seen}, …)")
 
-    def _by_themselves(self, groups: Iterable[Group], reading: Reading) -> tuple[list[Adapter], list[Unused]]:
-        """Return the adapters of layers on the weights that they were made for, and the keys that do not fit these."""
-        adapters, unused = list[Adapter](), list[Unused]()
-        for group in groups:
+    def _by_themselves(self, reading: Reading) -> tuple[list[tuple[Group, Adapter]], list[Unused]]:
+        """Return the layers on the weights that they were made for, and the keys that do not fit these."""
+        used, unused = list[tuple[Group, Adapter]](), list[Unused]()
+        for group in self.groups:
             if group.recipe is None:
                 unused += group.unused(group.unread)
             elif group.own_site is not None:  # what does not fit even the shape that it claims fits no model
                 try:
-                    adapters.append(self.adapter(group, group.own_site, reading))
+                    used.append((group, self.adapter(group, group.own_site, reading)))
                 except ValueError as error:
                     unused += group.unused(misfit(error))
-        return adapters, unused
+        return used, unused
 
     def _sources(self, reading: Reading) -> set[ScaleSource]:
         """Return what tells the scales of its layers."""
@@ -350,19 +346,11 @@ class ParsedFile:
                 told[case] = source_of(kind, group.keys, self._config(group), reading, configured=configured)
         return {*told.values()} - {"none"}
 
-    def _notes(
-        self, acting: Sequence[Adapter] | None, sources: Collection[ScaleSource], reading: Reading
-    ) -> tuple[str, ...]:
+    def _notes(self, sources: Collection[ScaleSource], reading: Reading, *, acts: bool) -> tuple[str, ...]:
         """Return what the report says of a file that is no adapter, and of the scale, unless the user chose it."""
-        strange = (self.stranger,) if not acting and self.family is None and self.stranger else ()
+        strange = (self.stranger,) if not acts and self.family is None and self.stranger else ()
         if reading.alpha is not None or reading.scale is not None:
             return strange if "user" in sources else (*strange, UNUSED_SCALE)
         lokr = [group for group in self.groups if "lokr_w1" in group.keys]
         doubts = {doubt_of(group.keys, self.file, self._config(group)) for group in lokr} - {""}
         return (*strange, *self.config.notes, *([NO_SCALE] if "guess" in sources else []), *sorted(doubts))
-
-
-def _bytes_of(adapters: Iterable[Adapter]) -> int:
-    """Return the bytes of all their tensors; of several that begin alike, as views of one, the largest counts."""
-    tensors = [tensor for adapter in adapters for _, tensor in adapter.tensors()]
-    return sum(dict(sorted([(one.data_ptr(), one.nbytes) for one in tensors])).values())

@@ -9,8 +9,7 @@ from torch import nn
 
 from ..errors import StackError
 from ..files.components import is_denoiser
-from ..naming.architectures._block import BASE
-from ..naming.blocks import BlockWeights, Element
+from ..naming.blocks import BASE, BlockWeights, Element
 from ..strengths.regions import Region
 from ..strengths.strength import Amount, AnyMultiplier, Curve, Halves, PerImage, Strength, is_number
 from ..values import check_type, shown

@@ -132,7 +132,7 @@ def test_the_users_word_beats_all(tmp_path):
     assert scale(path, tensors, scale=0.5) == pytest.approx(0.5), "an argument beats the sidecar"
     for alpha in ("much", 10**400):
         path.with_suffix(".json").write_text(json.dumps({"remora": {"alpha": alpha}}))
-        with pytest.raises(FileError, match=f"its alpha '?{str(alpha)[:30]}.* must be a finite number"):
+        with pytest.raises(FileError, match="its alpha must be a finite number"):
             load_network(path, model())
 
 

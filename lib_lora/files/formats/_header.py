@@ -40,7 +40,6 @@ _BY_LAYER = {
     "lora_alpha": ("lora_reg_alphas", "network_reg_alphas", "reg_alphas"),
 }
 _PREFIXES = ("lora_unet", "lora_transformer", "lycoris")
-_PREFIXES_OF_TEXT: Mapping[str, tuple[str, str, str]] = {"text_encoder": ("lora_te", "lora_te1", "lycoris")}
 _FOLDED = (
     "the alpha in its header is not used: its keys were renamed after the training by musubi-tuner, which multiplies "
     "the tensors by the scale; if they were not, give its alpha"
@@ -161,7 +160,7 @@ def arguments(metadata: Mapping[str, str]) -> dict[str, object]:
     """Return the arguments of the network: kohya's `ss_network_args` and the like, and tables of layers beside them."""
     found: dict[str, object] = {}
     for key in _ARGUMENTS:
-        if isinstance(said := _parsed(metadata.get(key, "")), dict):
+        if isinstance(said := parsed(metadata.get(key, "")), dict):
             found |= said
     for key in (name for names in _BY_LAYER.values() for name in names):
         if key in metadata:
@@ -169,7 +168,8 @@ def arguments(metadata: Mapping[str, str]) -> dict[str, object]:
     return {name: number if (number := _number(value)) is not None else value for name, value in found.items()}
 
 
-def _parsed(text: str) -> object:
+def parsed(text: str) -> object:
+    """Return what a text is as JSON; None where it is none."""
     try:
         return json.loads(text or "{}")
     except (ValueError, RecursionError):
@@ -184,33 +184,26 @@ def _number(value: object) -> float | None:
     return None if number is None else int(number) if math.isfinite(number) and number == int(number) else number
 
 
-class ByLayer:
-    """Numbers by patterns of the names that kohya's trainers and LyCORIS give to layers, or of the layers' paths."""
-
-    def __init__(self, values: Mapping[str, object]) -> None:
-        numbers = {key: value if isinstance(value, int | float) else _number(value) for key, value in values.items()}
-        self._table = Table([(f"^{key.removeprefix('^')}", one) for key, one in numbers.items() if one is not None])
-
-    def value(self, component: str | None, module: str) -> float | None:
-        """Return the number of one layer; None without one."""
-        prefixes = _PREFIXES
-        if component is not None and component.startswith("text_encoder"):
-            prefixes = _PREFIXES_OF_TEXT.get(component) or (f"lora_te{component[-1]}", "lycoris", "lora_te")
-        flat = module.replace(".", "_")
-        names = (module, *[f"{prefix}_{flat}" for prefix in prefixes])
-        found: float | None = next((one for name in names if (one := self._table.value(name)) is not None), None)
-        return found
+def names_of_layer(component: str | None, module: str) -> tuple[str, ...]:
+    """Return the names that kohya's trainers and LyCORIS give to a layer, its own path first."""
+    prefixes = _PREFIXES
+    if component is not None and component.startswith("text_encoder"):
+        number = component[-1]
+        prefixes = ("lora_te", "lora_te1", "lycoris") if number == "r" else (f"lora_te{number}", "lycoris", "lora_te")
+    flat = module.replace(".", "_")
+    return (module, *[f"{prefix}_{flat}" for prefix in prefixes])
 
 
-def tables_by_layer(said: Mapping[str, object]) -> dict[str, ByLayer]:
-    """Return ranks and alphas by layer, by PEFT's names."""
+def tables_by_layer(said: Mapping[str, object]) -> dict[str, Table]:
+    """Return ranks and alphas by patterns of layers' names, by PEFT's names."""
     found = {}
     for name, spellings in _BY_LAYER.items():
         value = next((said[key] for key in spellings if said.get(key)), None)
         if isinstance(value, str):  # JSON, else as in `network_args`: `pattern=4,pattern=8`
-            loaded = _parsed(value)
+            loaded = parsed(value)
             pairs = (one.rpartition("=") for one in value.split(","))
             value = loaded if isinstance(loaded, dict) else {key.strip(): number for key, _, number in pairs if key}
         if isinstance(value, dict) and value:
-            found[name] = ByLayer(value)
+            numbers = {key: one if isinstance(one, int | float) else _number(one) for key, one in value.items()}
+            found[name] = Table([(f"^{key.removeprefix('^')}", one) for key, one in numbers.items() if one is not None])
     return found

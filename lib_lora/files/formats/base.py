@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Protocol
 
 FILE_WIDE = "*"
@@ -41,8 +40,7 @@ class ParsedKey:
     module: str
     """The layer, spelled as in the file: dotted, or flattened with `_` for `.`.
 
-    Two kinds of key belong to no layer: `*` stands for a parameter that all layers share (`file_wide`), and a
-    `bundled` key has the name of the embedding here.
+    `FILE_WIDE` stands for all layers; a part of a bundled embedding has the name of the embedding here.
     """
     param: str
     """Canonical parameter name, such as `lora_down.weight`, `alpha` or `bundle_emb.clip_l`.
@@ -54,16 +52,6 @@ class ParsedKey:
     """PEFT's adapter name inside the key, such as `default`."""
     untrained: bool = False
     """Whether it is of a layer as it was before the training, which the trainer saves beside the trained one."""
-
-    @property
-    def file_wide(self) -> bool:
-        """Return whether all layers of the file share the parameter."""
-        return self.module == FILE_WIDE
-
-    @property
-    def bundled(self) -> bool:
-        """Return whether this is a part of a textual inversion embedding that came with the file."""
-        return self.param.startswith(BUNDLED)
 
 
 class Layer(Protocol):
@@ -80,12 +68,7 @@ class Layer(Protocol):
 
 
 class NumberingError(Exception):
-    """The numbers that a file has for layers mean nothing in a model.
-
-    Args:
-        reason: the same for all layers, without names.
-        detail: what does not fit.
-    """
+    """The numbers that a file has for layers mean nothing in a model: a reason without names, and what does not fit."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(reason, detail)
@@ -155,27 +138,6 @@ class KeyFormat:
     """What the header says under the name of a textual inversion embedding, where that name is all of its key."""
     before: tuple[str, ...] = ()
 
-    def parse(self, key: str, said: str | None = None) -> ParsedKey | None:
-        """Take `key` apart; None when it is not of this spelling. The header says `said` under the same name."""
-        return parse_key((self,), key, said)[1]
-
-    def parsed(self, groups: Mapping[str, str | None]) -> ParsedKey:
-        """Return a key by the groups of the pattern that matched it."""
-        module, param = groups.get("module") or FILE_WIDE, groups["param"] or ""
-        leaf, rest, component = groups.get("leaf"), groups.get("rest"), groups.get("component")
-        if leaf is not None:
-            module = f"{module}.{self.leaves.get(leaf, leaf)}"
-        if rest is not None:
-            param = f"{param}.{rest}"
-        return ParsedKey(
-            component=None if component is None else self.components.get(component, component),
-            module=module,
-            param=self.params.get(param) or _BARE.get(param, param),
-            flattened=self.flattened,
-            adapter=groups.get("adapter"),
-            untrained=groups.get("untrained") is not None,
-        )
-
     def with_params(self, params: Mapping[str, Iterable[str]]) -> KeyFormat:
         """Return the format with these parameters in the places of `ADAPTER_PARAMS`, `SHARED_PARAMS` and the like."""
         patterns = self.patterns
@@ -185,24 +147,40 @@ class KeyFormat:
         return replace(self, patterns=patterns)
 
 
-def parse_key(formats: Iterable[KeyFormat], key: str, said: str | None = None) -> tuple[str, ParsedKey | None]:
-    """Return the name of the first format that understands a key, and its parts; an empty name where none does.
+def parse_keys(
+    formats: Collection[KeyFormat], keys: Iterable[str], said: Mapping[str, str]
+) -> list[tuple[str, ParsedKey | None]]:
+    """Return for each key the name of the first format that understands it, and its parts; an empty name if none does.
 
-    The header says `said` under the same name.
+    Args:
+        formats: in the order in which they are tried.
+        keys: of a file.
+        said: what the header says under the same names.
     """
-    if "_wrapped_module" in key or "_orig_mod" in key or "module." in key:
-        key = _WRAPPERS.sub("", key)
-    for one in formats:
-        if said is not None and said == one.embedding:
-            return one.name, ParsedKey(None, key, f"{BUNDLED}string_to_param.*", one.flattened)
-        for pattern in one.patterns:  # plain loops, as a file has thousands of keys
-            match = _compiled(pattern).fullmatch(key)
-            if match is not None:
-                return one.name, one.parsed(match.groupdict())
-    return "", None
-
-
-@cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    """Compile a format's pattern: `re` looks its own up more slowly than it matches most keys."""
-    return re.compile(pattern)
+    embeddings = {one.embedding: one for one in formats if one.embedding is not None}
+    patterns = [(one, re.compile(pattern)) for one in formats for pattern in one.patterns]
+    found = list[tuple[str, ParsedKey | None]]()
+    for key in keys:  # plain loops without calls, as a file has thousands of keys
+        if (bundled := embeddings.get(said.get(key))) is not None:
+            found.append((bundled.name, ParsedKey(None, key, f"{BUNDLED}string_to_param.*", bundled.flattened)))
+            continue
+        is_wrapped = "_wrapped_module" in key or "_orig_mod" in key or "module." in key
+        own = _WRAPPERS.sub("", key) if is_wrapped else key
+        for spelling, pattern in patterns:
+            if (match := pattern.fullmatch(own)) is not None:
+                one = spelling
+                break
+        else:
+            found.append(("", None))
+            continue
+        groups = match.groupdict()
+        module, param, component = groups.get("module") or FILE_WIDE, groups["param"] or "", groups.get("component")
+        if (leaf := groups.get("leaf")) is not None:
+            module = f"{module}.{one.leaves.get(leaf, leaf)}"
+        if (rest := groups.get("rest")) is not None:
+            param = f"{param}.{rest}"
+        component = None if component is None else one.components.get(component, component)
+        param, untrained = one.params.get(param) or _BARE.get(param, param), groups.get("untrained") is not None
+        parsed = ParsedKey(component, module, param, one.flattened, groups.get("adapter"), untrained)
+        found.append((one.name, parsed))
+    return found

@@ -16,12 +16,12 @@ below modules of these classes, and with `inject_trainable_lora_extended` convol
 in the order of diffusers' UNet2DConditionModel and transformers' CLIPAttention, down to the lines of their `__init__`.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from ._header import parsed
 from .base import KeyFormat, Layer, NumberingError
 
 _ATTENTION = r"(down_blocks\.\d+|up_blocks\.\d+|mid_block)\.attentions\.\d+\.transformer_blocks\.\d+"
@@ -112,10 +112,7 @@ def _names_of(
 
 def _classes(header: str) -> list[str]:
     """Return the classes that a header lists; itself where it is no list."""
-    try:
-        found = json.loads(header)
-    except (ValueError, RecursionError):
-        return [header]
+    found = parsed(header)
     return [str(name) for name in found] if isinstance(found, list) else [header]
 
 
