@@ -45,15 +45,19 @@ class Network:
         self.parsed, self._reading = parsed, reading
         self._indexes = {index.component: index for index in indexes}
         self._family = family_of_model(indexes)
-        self._tiers = {name: self._tiers_of(name) for name in {group.component for group in parsed.groups}}
+        self._tiers: dict[str | None, tuple[list[tuple[str, ...]], int]] = {}
+        """Of a component in the file: those of the model that it may mean, and how many of the first it names."""
+        for name in {group.component for group in parsed.groups}:
+            tiers = candidates(name, list(self._indexes), parsed.experts)
+            self._tiers[name] = tiers, int(name in self._indexes) if name in EXACT else len(tiers)
         self._names: dict[tuple[str | None, ...], Mapping[str, str | NumberingError]] = {}
         self._unlike: dict[Unused, Unlike] = {}
         """Why a layer of the file does not fit -> the layer of the model that has another shape."""
         with parsed.file.reading():
             fits = [(group, *self._fit(group)) for group in parsed.groups]
             bad = parsed.file.not_finite([key for group, bindings, _ in fits if bindings for key in group.reads])
-        turns = [fit[1][0].place.turn if fit[1] else 1 for fit in fits]
-        fits = [fits[i] for i in sorted(range(len(fits)), key=turns.__getitem__)]
+        turns = [bindings[0].place.turn if bindings else 1 for _, bindings, _ in fits]
+        fits = [fits[i] for _, i in sorted(zip(turns, range(len(fits)), strict=True))]
         self.bindings: tuple[Binding, ...] = ()
         self._acting: list[tuple[Group, Adapter]] = []
         self.report = self._report(self._diagnosed(self._chosen(fits, bad)))
@@ -189,25 +193,19 @@ class Network:
             (component, one.path, one.param): torch.zeros(one.outputs or one.shape[0], *one.shape[1:], dtype=dtype)
             for one in windows
         }
-        weights = [(one.component, one.target.path, one.target.param) for one in self.bindings]
-        found = [(weight, one) for weight, one in zip(weights, self.bindings, strict=True) if weight in totals]
+        found = [one for one in self.bindings if (one.component, one.target.path, one.target.param) in totals]
         if index is None or not found:
             raise ComponentError(f"{self.file.path.name} does not change {printed(component)}.{printed(path)}")
         self.file.verify()
-        for weight, one in found:
+        for one in found:
             target, adapter, base = one.target, one.adapter, None
             if adapter.reads_whole:
                 adapter = adapter.on(FusedWeight(one.place, index).read)
             if adapter.reads_base:
                 base = read_base_weight(index.module(target.path), target.param).to("cpu", dtype)[target.slice]
             delta = adapter.delta_weight(At(torch.device("cpu"), dtype, weight=base))
-            totals[weight][target.slice] += delta.reshape(target.shape)
+            totals[component, target.path, target.param][target.slice] += delta.reshape(target.shape)
         return torch.cat([totals[component, one.path, one.param][one.slice] for one in windows])
-
-    def _tiers_of(self, component: str | None) -> tuple[list[tuple[str, ...]], int]:
-        """Return the tiers of components for keys of one, and how many of the first are the ones that it names."""
-        tiers = candidates(component, list(self._indexes), self.parsed.experts)
-        return tiers, int(component in self._indexes) if component in EXACT else len(tiers)
 
     def _fit(self, group: Group) -> tuple[list[Binding], Unused | None]:
         """Bind a layer of the file in the likeliest components that it fits, or tell why it fits nowhere."""

@@ -35,10 +35,7 @@ _COMPONENT = re.compile(r"(?:(unet|prior|transformer(_[12]|_ref)?|text_encoder(_
 _TRUE = frozenset({"true", "1", "yes", "on"})
 _EMPTY = frozenset({"", "none", "null"})
 _ARGUMENTS = ("ss_network_args", "network_args", "lycoris_config")
-_BY_LAYER = {
-    "r": ("lora_reg_dims", "network_reg_dims", "reg_dims"),
-    "lora_alpha": ("lora_reg_alphas", "network_reg_alphas", "reg_alphas"),
-}
+_RANKS_BY_LAYER = ("lora_reg_dims", "network_reg_dims", "reg_dims")
 _PREFIXES = ("lora_unet", "lora_transformer", "lycoris")
 _FOLDED = (
     "the alpha in its header is not used: its keys were renamed after the training by musubi-tuner, which multiplies "
@@ -59,8 +56,13 @@ class Layer(NamedTuple):
     """Whether its algorithm has a scale, and its tensors do not tell it."""
 
 
-def plain_values(metadata: Mapping[str, str], layers: Sequence[Layer]) -> tuple[dict[str, object], list[str]]:
-    """Return what the header says of alpha and rank by PEFT's names, and why some of it is not used."""
+def plain_values(
+    metadata: Mapping[str, str], network_arguments: Mapping[str, object], layers: Sequence[Layer]
+) -> tuple[dict[str, object], list[str]]:
+    """Return what the header says of alpha and rank by PEFT's names, and why some of it is not used.
+
+    For `network_arguments` see `arguments`.
+    """
     found: dict[str, object] = {}
     notes: list[str] = []
     for component in sorted({match[0] for key in metadata if (match := _COMPONENT.match(key))}):
@@ -68,25 +70,22 @@ def plain_values(metadata: Mapping[str, str], layers: Sequence[Layer]) -> tuple[
         for name, spellings in _SPELLINGS.items():
             said = {key: metadata[key] for one in spellings if (key := component + one) in metadata}
             values = {key: value for key, text in said.items() if (value := _value(name, text)) is not None}
-            if name == "lora_alpha" and (bad := next((key for key in said if _is_bad(said[key])), "")):
-                notes.append(f"{bad} in its header is no number, {said[bad][:20]!r}")
+            bad = [key for key in said.keys() - values.keys() if said[key].strip().lower() not in _EMPTY]
+            if name == "lora_alpha" and bad:
+                notes.append(f"{min(bad)} in its header is no number, {said[min(bad)][:20]!r}")
             if len(set(values.values())) > 1:
                 notes.append(f"its header says {', '.join(f'{key} {value:g}' for key, value in values.items())}")
             if values:
                 own[name] = next(iter(values.values()))
-        if "lora_alpha" in own:
-            why = stale(own, layers)
-            if why:
-                notes.append(f"the scale in its header is not used, as {why}")
-            elif _is_folded(metadata, component, layers):
-                notes.append(_FOLDED)
-            else:
-                found |= {component + name: value for name, value in own.items()}
-        elif "r" in own and not stale(own, layers):
-            found[f"{component}r"] = own["r"]
-    if metadata.get("ss_scaling_strategy") == "alpha_over_sqrt_rank" and found:
-        found["use_rslora"] = True
-    if str(arguments(metadata).get("rs_lora", False)).lower() in _TRUE and "lora_alpha" in found:
+        why, has_alpha = stale(own, layers), "lora_alpha" in own
+        if why and has_alpha:
+            notes.append(f"the scale in its header is not used, as {why}")
+        elif has_alpha and _is_folded(metadata, component, layers):
+            notes.append(_FOLDED)
+        elif not why:
+            found |= {component + name: value for name, value in own.items() if has_alpha or name == "r"}
+    by_strategy = metadata.get("ss_scaling_strategy") == "alpha_over_sqrt_rank" and found
+    if by_strategy or (str(network_arguments.get("rs_lora")).lower() in _TRUE and "lora_alpha" in found):
         found["use_rslora"] = True
     return found, notes if True in {layer.lacks_alpha for layer in layers} else []
 
@@ -94,17 +93,8 @@ def plain_values(metadata: Mapping[str, str], layers: Sequence[Layer]) -> tuple[
 def _value(name: str, text: str) -> float | bool | None:
     if name == "use_rslora":
         return text.strip().lower() in _TRUE
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    if name == "r":
-        return int(number) if math.isfinite(number) and number == int(number) > 0 else None
-    return number  # what is not finite is refused where it is used
-
-
-def _is_bad(text: str) -> bool:
-    return text.strip().lower() not in _EMPTY and _value("lora_alpha", text) is None
+    number = _number(text)  # what is not finite is refused where it is used
+    return number if name != "r" or (isinstance(number, int) and number > 0) else None
 
 
 def _is_folded(metadata: Mapping[str, str], component: str, layers: Sequence[Layer]) -> bool:
@@ -157,14 +147,11 @@ def _either(ranks: Iterable[int]) -> str:
 
 
 def arguments(metadata: Mapping[str, str]) -> dict[str, object]:
-    """Return the arguments of the network: kohya's `ss_network_args` and the like, and tables of layers beside them."""
-    found: dict[str, object] = {}
+    """Return the arguments of the network: kohya's `ss_network_args` and the like, and ranks by layer beside them."""
+    found: dict[str, object] = {key: metadata[key] for key in _RANKS_BY_LAYER if key in metadata}
     for key in _ARGUMENTS:
-        if isinstance(said := parsed(metadata.get(key, "")), dict):
+        if key in metadata and isinstance(said := parsed(metadata[key]), dict):
             found |= said
-    for key in (name for names in _BY_LAYER.values() for name in names):
-        if key in metadata:
-            found.setdefault(key, metadata[key])
     return {name: number if (number := _number(value)) is not None else value for name, value in found.items()}
 
 
@@ -194,16 +181,14 @@ def names_of_layer(component: str | None, module: str) -> tuple[str, ...]:
     return (module, *[f"{prefix}_{flat}" for prefix in prefixes])
 
 
-def tables_by_layer(said: Mapping[str, object]) -> dict[str, Table]:
-    """Return ranks and alphas by patterns of layers' names, by PEFT's names."""
-    found = {}
-    for name, spellings in _BY_LAYER.items():
-        value = next((said[key] for key in spellings if said.get(key)), None)
-        if isinstance(value, str):  # JSON, else as in `network_args`: `pattern=4,pattern=8`
-            loaded = parsed(value)
-            pairs = (one.rpartition("=") for one in value.split(","))
-            value = loaded if isinstance(loaded, dict) else {key.strip(): number for key, _, number in pairs if key}
-        if isinstance(value, dict) and value:
-            numbers = {key: one if isinstance(one, int | float) else _number(one) for key, one in value.items()}
-            found[name] = Table([(f"^{key.removeprefix('^')}", one) for key, one in numbers.items() if one is not None])
-    return found
+def ranks_by_layer(said: Mapping[str, object]) -> Table | None:
+    """Return the ranks by patterns of layers' names that the arguments of the network have; None without them."""
+    value = next((said[key] for key in _RANKS_BY_LAYER if said.get(key)), None)
+    if isinstance(value, str):  # JSON, else as in `network_args`: `pattern=4,pattern=8`
+        loaded = parsed(value)
+        pairs = (one.rpartition("=") for one in value.split(","))
+        value = loaded if isinstance(loaded, dict) else {key.strip(): number for key, _, number in pairs if key}
+    if not isinstance(value, dict) or not value:
+        return None
+    numbers = {key: one if isinstance(one, int | float) else _number(one) for key, one in value.items()}
+    return Table([(f"^{key.removeprefix('^')}", one) for key, one in numbers.items() if one is not None])

@@ -22,7 +22,7 @@ from ...errors import FileError
 from ...values import check_type
 from ..components import DENOISER, role
 from ..reading import read_object
-from ._header import Layer, arguments, names_of_layer, parsed, plain_values, stale, tables_by_layer
+from ._header import Layer, arguments, names_of_layer, parsed, plain_values, ranks_by_layer, stale
 from ._peft_patterns import Table
 from .base import KeyFormat
 
@@ -59,7 +59,7 @@ class PeftConfig:
     Args:
         values: one configuration, or several with `component.` before each name.
         notes: one sentence for each configuration that is not used, or is doubtful.
-        said: the arguments of the network in the header: ranks and alphas by layer and of convolutions.
+        said: the arguments of the network in the header: ranks by layer, rank and alpha of convolutions.
 
     Raises:
         ValueError: patterns of names take too long to match; from all that asks for one module.
@@ -67,10 +67,10 @@ class PeftConfig:
 
     def __init__(self, values: Mapping[str, object], notes: Sequence[str], said: Mapping[str, object]) -> None:
         self.notes = tuple(notes)
-        self._by_layer = tables_by_layer(said)
+        self._ranks = ranks_by_layer(said)
         convolutions = {"r": "conv_dim", "lora_alpha": "conv_alpha"}
         self._of_convolutions = {name: said[key] for name, key in convolutions.items() if key in said}
-        self.empty = not values and not self._by_layer and not self._of_convolutions
+        self.empty = not values and self._ranks is None and not self._of_convolutions
         parts: dict[str, dict[str, object]] = {"": {}}
         for key, value in values.items():
             component, _, name = key.rpartition(".")
@@ -95,7 +95,7 @@ class PeftConfig:
             FileError: the header's cannot be read.
         """
         values, said = _of_header(path, metadata), arguments(metadata)
-        plain, notes = plain_values(metadata, layers)
+        plain, notes = plain_values(metadata, said, layers)
         has_alpha = any(key.endswith("lora_alpha") for key in plain)
         if not has_alpha:
             said.pop("conv_alpha", None)  # folded into the tensors, as the other alpha
@@ -121,10 +121,9 @@ class PeftConfig:
             return MappingProxyType(self._values[name])
         own = dict(self._of_convolutions) if spatial else {}
         own |= {key: value for key, table in self._tables[name].items() if (value := table.value(module)) is not None}
-        for key, table in self._by_layer.items():
-            found = (table.value(one) for one in names_of_layer(component, module))
-            if (value := next((one for one in found if one is not None), None)) is not None:
-                own[key] = value
+        found = [] if self._ranks is None else [self._ranks.value(one) for one in names_of_layer(component, module)]
+        if (rank := next(filter(None, found), None)) is not None:
+            own["r"] = rank
         return MappingProxyType(ChainMap(own, self._values[name]))  # no copy: each layer has one
 
     def _name(self, component: str | None) -> str:
