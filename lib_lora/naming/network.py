@@ -280,7 +280,7 @@ class Network:
             names_of = key_formats()[group.format].names_of
             assert names_of is not None
             try:
-                self._names[alike] = names_of(index.component, shapes, index.dotted, index.find, *said)
+                self._names[alike] = names_of(index, shapes, *said)
             except NumberingError as error:
                 self._names[alike] = dict.fromkeys(shapes, error)
         name = self._names[alike].get(group.module)

@@ -83,16 +83,10 @@ class PeftConfig:
     def of(
         cls, path: Path, metadata: Mapping[str, str], layers: Sequence[Layer], beside: Sequence[KeyFormat]
     ) -> PeftConfig:
-        """Read the configuration in the header, else the file's own `adapter_config.json`.
+        """Read the configuration in a file's header, else its own `adapter_config.json`, or raise FileError.
 
-        Args:
-            path: of the file.
-            metadata: the header's.
-            layers: of the file, which a configuration must agree with.
-            beside: the spellings of its keys whose trainers write `adapter_config.json`.
-
-        Raises:
-            FileError: the header's cannot be read.
+        A configuration must agree with the `layers`. `beside` has the spellings of the file's keys whose trainers write
+        `adapter_config.json`.
         """
         values, said = _of_header(path, metadata), arguments(metadata)
         plain, notes = plain_values(metadata, said, layers)

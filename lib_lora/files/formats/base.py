@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 FILE_WIDE = "*"
 """`ParsedKey.module` of a parameter that all layers of a file share."""
@@ -75,31 +75,25 @@ class NumberingError(Exception):
         self.reason, self.detail = reason, detail
 
 
-class NamesOf(Protocol):
-    """A function that names the layers of a file that have numbers, or whose keys do not name all of them."""
+class Layers(Protocol):
+    """The layers of a component, as far as a format looks at them: a `naming.index.LayerIndex`."""
 
-    def __call__(
-        self,
-        component: str,
-        shapes: Mapping[str, tuple[int, ...] | None],
-        names: Iterable[str],
-        find: Callable[[str], Layer | None],
-        header: str | None,
-        config: Mapping[str, object],
-    ) -> Mapping[str, str | NumberingError]:
-        """Return the name of each layer, by number, or what is wrong with that number alone.
+    component: str
+    dotted: Mapping[str, Any]
+    """By every name that they have."""
 
-        Args:
-            component: the model's.
-            shapes: number -> the weight that its parameters were made for, None where they do not tell.
-            names: every name of a layer in the model.
-            find: gives the layer of a name.
-            header: what the file's header says under the name of the component; None where it says nothing.
-            config: the trainer's configuration of the component.
+    def find(self, name: str) -> Layer | None: ...
 
-        Raises:
-            NumberingError: the numbers mean nothing in the model.
-        """
+
+NamesOf: TypeAlias = Callable[
+    [Layers, Mapping[str, tuple[int, ...] | None], str | None, Mapping[str, object]], Mapping[str, str | NumberingError]
+]
+"""Returns the name of each layer of a file that has numbers, or whose keys do not name all, or what is wrong with it.
+
+It is given the model's layers; the weight that each layer's parameters were made for, None where they do not tell;
+what the header says under the name of the component; and the trainer's configuration. It raises NumberingError where
+the numbers mean nothing in the model.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +155,7 @@ def parse_keys(
     patterns = [(one, re.compile(pattern)) for one in formats for pattern in one.patterns]
     found = list[tuple[str, ParsedKey | None]]()
     for key in keys:  # plain loops without calls, as a file has thousands of keys
-        if (bundled := embeddings.get(said.get(key))) is not None:
+        if (bundled := embeddings.get(said.get(key, ""))) is not None:
             found.append((bundled.name, ParsedKey(None, key, f"{BUNDLED}string_to_param.*", bundled.flattened)))
             continue
         is_wrapped = "_wrapped_module" in key or "_orig_mod" in key or "module." in key

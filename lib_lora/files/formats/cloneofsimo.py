@@ -17,11 +17,11 @@ in the order of diffusers' UNet2DConditionModel and transformers' CLIPAttention,
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 
 from ._header import parsed
-from .base import KeyFormat, Layer, NumberingError
+from .base import KeyFormat, Layer, Layers, NumberingError
 
 _ATTENTION = r"(down_blocks\.\d+|up_blocks\.\d+|mid_block)\.attentions\.\d+\.transformer_blocks\.\d+"
 _PROJECTION = rf"{_ATTENTION}\.attn[12]\.to_(q|k|v|out\.0)"
@@ -61,12 +61,7 @@ def numbered(names: Iterable[str], layers: Mapping[str, str], order: Sequence[st
 
 
 def _names_of(
-    component: str,
-    shapes: Mapping[str, Shape | None],
-    names: Iterable[str],
-    find: Callable[[str], Layer | None],
-    header: str | None,
-    config: Mapping[str, object],
+    model: Layers, shapes: Mapping[str, Shape | None], header: str | None, _: Mapping[str, object]
 ) -> dict[str, str]:
     """Name the layers by the one way of counting that the shapes fit; see `NamesOf`."""
     classes = None if header is None else _classes(header)
@@ -80,17 +75,17 @@ def _names_of(
     fitting: list[dict[str, str]] = []
     misfits: list[str] = []
     for layers, order in usable:
-        counted = numbered(names, layers, order)
+        counted = numbered(model.dotted, layers, order)
         found = {number: counted[int(number)] for number in shapes if int(number) < len(counted)}
-        misfit = _misfit(shapes, {number: find(name) for number, name in found.items()})
+        misfit = _misfit(shapes, {number: model.find(name) for number, name in found.items()})
         if misfit:
             misfits.append(misfit)
         elif found not in fitting:
             fitting.append(found)
     if not fitting:
-        raise NumberingError("numbered as the layers of this model are not", f"{component}: {misfits[0]}")
+        raise NumberingError("numbered as the layers of this model are not", f"{model.component}: {misfits[0]}")
     if len(fitting) > 1:
-        raise NumberingError("numbered in a way that means more than one layer", component)
+        raise NumberingError("numbered in a way that means more than one layer", model.component)
     return fitting[0]
 
 
