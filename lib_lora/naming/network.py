@@ -54,7 +54,7 @@ class Network:
         self._unlike: dict[Unused, Unlike] = {}
         """Why a layer of the file does not fit -> the layer of the model that has another shape."""
         with parsed.file.reading():
-            fits = [(group, *self._fit(group)) for group in parsed.groups]
+            fits = self._fits()
             bad = parsed.file.not_finite([key for group, bindings, _ in fits if bindings for key in group.reads])
         turns = [bindings[0].place.turn if bindings else 1 for _, bindings, _ in fits]
         fits = [fits[i] for _, i in sorted(zip(turns, range(len(fits)), strict=True))]
@@ -207,26 +207,31 @@ class Network:
             totals[component, target.path, target.param][target.slice] += delta.reshape(target.shape)
         return torch.cat([totals[component, one.path, one.param][one.slice] for one in windows])
 
-    def _fit(self, group: Group) -> tuple[list[Binding], Unused | None]:
-        """Bind a layer of the file in the likeliest components that it fits, or tell why it fits nowhere."""
-        tiers, count = self._tiers[group.component]
-        why: Unused | None = None
-        for i, tier in enumerate(tiers if group.recipe is not None else ()):
-            bindings: list[Binding] = []
-            for component in tier:
-                made = self._bind(group, component)
-                if isinstance(made, list):
-                    bindings += made
-                elif i < count:  # in another component, only what fits counts
-                    why = made or why
-            if bindings:
-                return bindings, None
-        if why is None and not count:
-            why = Unused("", "no_component", f"component {group.component} is absent in this model")
-        elif why is None and group.recipe is not None:
-            names = ", ".join([name for tier in tiers[:count] for name in tier])
-            why = Unused("", "no_module", f"no module of that name in {names}")
-        return [], why or group.unread
+    def _fits(self) -> list[tuple[Group, list[Binding], Unused | None]]:
+        """Bind each layer of the file in the likeliest components that it fits, or tell why it fits nowhere."""
+        fits = list[tuple[Group, list[Binding], Unused | None]]()
+        for group in self.parsed.groups:
+            tiers, count = self._tiers[group.component]
+            bindings, why = list[Binding](), None
+            for i, tier in enumerate(tiers if group.recipe is not None else ()):
+                for component in tier:
+                    made = self._bind(group, component)
+                    if isinstance(made, list):
+                        bindings += made
+                    elif i < count:  # in another component, only what fits counts
+                        why = made or why
+                if bindings:
+                    why = None
+                    break
+            else:
+                if why is None and not count:
+                    why = Unused("", "no_component", f"component {group.component} is absent in this model")
+                elif why is None and group.recipe is not None:
+                    names = ", ".join([name for tier in tiers[:count] for name in tier])
+                    why = Unused("", "no_module", f"no module of that name in {names}")
+                why = why or group.unread
+            fits.append((group, bindings, why))
+        return fits
 
     def _bind(self, group: Group, component: str) -> list[Binding] | Unused | None:
         """Bind the adapters of a layer of the file in a component, or tell why they cannot act there.
