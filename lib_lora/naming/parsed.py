@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from sys import intern
 
-from torch import Tensor
-
 from ..adapters._recipe import Recipe, known_kinds, known_modifiers, recipe_of
 from ..adapters.base import Adapter, Origin, Site
 from ..errors import FileError, NumberError, UnknownAdapterError, UnknownFormatError, UnsupportedError
@@ -134,11 +132,16 @@ class ParsedFile:
         self.embeddings: dict[str, dict[str, str]] = {}
         """Textual inversions that came in the file -> their parts -> keys."""
         self.groups = self._grouped()
+        keys = [key for group in self.groups for key in group.keys.values()]
+        self._tensors = file.tensors([*self.shared.values(), *keys])  # only mapped
+        self._shared_tensors = {param: self._tensors[key] for param, key in self.shared.items()}
         for group in self.groups:
             shapes = list[tuple[str, tuple[int, ...]]]()
             for param, key in group.keys.items():
-                shape = file.infos[key].shape
-                shapes.append((param, shape[::-1] if param in group.transposed and len(shape) == 2 else shape))
+                tensor = self._tensors[key]
+                if param in group.transposed and tensor.ndim == 2:
+                    tensor = self._tensors[key] = tensor.t()
+                shapes.append((param, tuple(tensor.shape)))
             group.recipe, group.own_site, group.rank = _recipe(tuple(shapes))
             group.reads = tuple(group.keys.values())
             if self.shared and group.recipe is not None:
@@ -154,9 +157,6 @@ class ParsedFile:
                 self.config.values(group.component, group.module)
         except ValueError as error:
             raise FileError(file.path, str(error)) from error
-        tensors = file.tensors(self.shared.values())
-        self._shared_tensors = {param: tensors[key] for param, key in self.shared.items()}
-        self._tensors = file.tensors([key for group in self.groups for key in group.keys.values()])  # only mapped
 
     def adapter(self, group: Group, site: Site, reading: Reading = USUAL, own: str = "") -> Adapter:
         """Build the adapter of a group that has a recipe, for one weight, or the parameter `own` of a module.
@@ -165,20 +165,15 @@ class ParsedFile:
             ValueError: the tensors do not fit each other or the weight; the text says want and got.
         """
         assert group.recipe is not None
-        params, config = dict[str, Tensor](), _NOTHING
-        for param, key in group.keys.items():
-            tensor = self._tensors[key]
-            params[param] = tensor.t() if param in group.transposed and tensor.ndim == 2 else tensor
+        config = _NOTHING
         if not self.config.empty:
             module = group.module.replace(".base_layer", "") + f".{own}" if own else group.module  # as PEFT's patterns
             spatial = len(site.shape) > 2 and math.prod(site.shape[2:]) > 1
             config = self.config.values(group.component, module, spatial=spatial)
         alpha, shared = alpha_of(group.keys.get("alpha"), self.file, config, reading), self._shared_tensors
         origin = Origin(alpha, group.format, config, self.file.metadata, shared, group.module, reading)
-        return group.recipe.build(params, site, origin)
-
-    def _config(self, group: Group) -> Mapping[str, object]:
-        return _NOTHING if self.config.empty else self.config.values(group.component, group.module)
+        tensors = map(self._tensors.__getitem__, group.keys.values())
+        return group.recipe.build(dict(zip(group.keys, tensors, strict=True)), site, origin)
 
     @property
     def facts(self) -> list[str]:
@@ -337,20 +332,23 @@ class ParsedFile:
 
     def _sources(self, reading: Reading) -> set[ScaleSource]:
         """Return what tells the scales of its layers."""
-        known, told = key_formats(), dict[tuple[object, ...], ScaleSource]()
+        known, cases = key_formats(), set[tuple[bool, bool, tuple[str | None, str] | None]]()
         for group in self.groups:
-            where = None if self.config.empty else (group.component, group.module)
-            case = group.recipe, "alpha" in group.keys, group.format, where
-            if group.recipe is not None and case not in told:
-                kind, configured = group.recipe.kind.name, known[group.format].configured
-                told[case] = source_of(kind, group.keys, self._config(group), reading, configured=configured)
-        return {*told.values()} - {"none"}
+            if group.recipe is not None and group.recipe.kind.name in SCALED:
+                where = None if self.config.empty else (group.component, group.module)
+                cases.add(("alpha" in group.keys, known[group.format].configured, where))
+        if cases and (reading.alpha is not None or reading.scale is not None):
+            return {"user"}
+        return {
+            source_of({} if at is None else self.config.values(*at), has_alpha=has_alpha, configured=configured)
+            for has_alpha, configured, at in cases
+        }
 
     def _notes(self, sources: Collection[ScaleSource], reading: Reading, *, acts: bool) -> tuple[str, ...]:
         """Return what the report says of a file that is no adapter, and of the scale, unless the user chose it."""
         strange = (self.stranger,) if not acts and self.family is None and self.stranger else ()
         if reading.alpha is not None or reading.scale is not None:
             return strange if "user" in sources else (*strange, UNUSED_SCALE)
-        lokr = [group for group in self.groups if "lokr_w1" in group.keys]
-        doubts = {doubt_of(group.keys, self.file, self._config(group)) for group in lokr} - {""}
+        lokr = [one for one in self.groups if "lokr_w1" in one.keys]
+        doubts = {doubt_of(one.keys, self.file, self.config.values(one.component, one.module)) for one in lokr} - {""}
         return (*strange, *self.config.notes, *([NO_SCALE] if "guess" in sources else []), *sorted(doubts))

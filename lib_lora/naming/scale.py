@@ -12,7 +12,7 @@ The first that tells counts:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Literal
 
@@ -23,8 +23,8 @@ from ..files.file import AdapterFile
 from ..files.reading import Reading
 from ..tensors import LARGEST
 
-ScaleSource = Literal["user", "tensors", "file", "convention", "guess", "none"]
-"""What tells the scale of a file: `file` is its header or its configuration, `none` stands for kinds without one."""
+ScaleSource = Literal["user", "tensors", "file", "convention", "guess"]
+"""What tells the scale of a file: `file` is its header or its configuration."""
 
 SCALED = frozenset({"lora", "lora_embedding", "moslora", "loraxs", "adalora", "tlora", "loha", "lokr"}) | {
     "glora",
@@ -75,15 +75,9 @@ def alpha_of(key: str | None, file: AdapterFile, config: Mapping[str, object], r
     return Alpha(number)
 
 
-def source_of(
-    kind: str, params: Collection[str], config: Mapping[str, object], reading: Reading, *, configured: bool
-) -> ScaleSource:
-    """Return what tells the scale of a layer that an algorithm reads; for `configured` see `KeyFormat`."""
-    if kind not in SCALED:
-        return "none"
-    if reading.scale is not None or reading.alpha is not None:
-        return "user"
-    if "alpha" in params:
+def source_of(config: Mapping[str, object], *, has_alpha: bool, configured: bool) -> ScaleSource:
+    """Return what tells the scale of a layer if the user does not; for `configured` see `KeyFormat`."""
+    if has_alpha:
         return "tensors"
     with suppress(NumberError):  # else the layer is left out, and says so
         if configured_alpha(config) == NO_ALPHA:
