@@ -95,7 +95,8 @@ class Network:
     def _diagnosed(self, idle: Sequence[tuple[Group, Unused]]) -> list[tuple[Group, Unused]]:
         """Return the layers that act on nothing, with what the file was made for where shapes or names tell."""
         unlike = {why: self._unlike[why] for _, why in idle if why.cause == "shape"}
-        texts = dict(zip(unlike, diagnoses(list(unlike.values()), self.parsed.family, self._family), strict=True))
+        layers, families = list(unlike.values()), (self.parsed.family, self._family)
+        texts = dict(zip(unlike, diagnoses(layers, *families), strict=True)) if unlike else {}
         generic: set[str] = set()
         if self._acting and any(why.cause == "no_module" for _, why in idle):
             generic = {without_block(name) for index in self._indexes.values() for name in index.flat}

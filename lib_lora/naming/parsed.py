@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from sys import intern
 
+from ..adapters._config import configured_alpha
 from ..adapters._recipe import Recipe, known_kinds, known_modifiers, recipe_of
-from ..adapters.base import Adapter, Origin, Site
+from ..adapters.base import Adapter, Alpha, Origin, Site
 from ..errors import FileError, NumberError, UnknownAdapterError, UnknownFormatError, UnsupportedError
 from ..files import formats
 from ..files.components import EXPERTS
@@ -30,10 +31,11 @@ from ..files.formats.strangers.base import stranger_of
 from ..files.reading import USUAL, Reading
 from ..registry import cached, discover
 from ..report import Cause, Family, NetworkReport, Unused
+from ..tensors import LARGEST
 from .architectures._checkpoint import family_of_checkpoint
 from .architectures._diagnosis import BROKEN
 from .architectures.base import experts_named, fact, family_of
-from .scale import NO_SCALE, SCALED, UNUSED_SCALE, ScaleSource, alpha_of, doubt_of, rank_of, source_of
+from .scale import NO_SCALE, SCALED, UNUSED_SCALE, ScaleSource, doubt_of, rank_of, source_of
 
 _NOTHING: Mapping[str, object] = {}
 _UNTRAINED = "of a layer before the training, beside the trained one"
@@ -170,8 +172,19 @@ class ParsedFile:
             module = group.module.replace(".base_layer", "") + f".{own}" if own else group.module  # as PEFT's patterns
             spatial = len(site.shape) > 2 and math.prod(site.shape[2:]) > 1
             config = self.config.values(group.component, module, spatial=spatial)
-        alpha, shared = alpha_of(group.keys.get("alpha"), self.file, config, reading), self._shared_tensors
-        origin = Origin(alpha, group.format, config, self.file.metadata, shared, group.module, reading)
+        key = group.keys.get("alpha")  # the rule of `scale.py`
+        if reading.alpha is not None or reading.scale is not None:
+            alpha = Alpha(reading.alpha, config.get("use_rslora") is True, reading.scale)
+        elif key is None:
+            alpha = configured_alpha(config)
+        elif key not in self.file.numbers:
+            raise ValueError(f"want one number as alpha, got {self.file.infos[key].shape}")
+        elif not abs(self.file.numbers[key]) <= LARGEST:  # nan is neither
+            raise NumberError(f"want a finite number as alpha, got {self.file.numbers[key]}")
+        else:
+            alpha = Alpha(self.file.numbers[key])
+        shared, metadata = self._shared_tensors, self.file.metadata
+        origin = Origin(alpha, group.format, config, metadata, shared, group.module, reading)
         tensors = map(self._tensors.__getitem__, group.keys.values())
         return group.recipe.build(dict(zip(group.keys, tensors, strict=True)), site, origin)
 

@@ -1,6 +1,6 @@
 """The scale of a file's layers, alpha / rank: the one rule, and what a report says of it.
 
-The first that tells counts:
+`ParsedFile.adapter` applies the rule. The first that tells counts:
 
 1. the user: `Reading.scale`, else `Reading.alpha`;
 2. an `alpha` tensor of the layer;
@@ -17,11 +17,9 @@ from contextlib import suppress
 from typing import Literal
 
 from ..adapters._config import configured_alpha
-from ..adapters.base import NO_ALPHA, Alpha
+from ..adapters.base import NO_ALPHA
 from ..errors import NumberError
 from ..files.file import AdapterFile
-from ..files.reading import Reading
-from ..tensors import LARGEST
 
 ScaleSource = Literal["user", "tensors", "file", "convention", "guess"]
 """What tells the scale of a file: `file` is its header or its configuration."""
@@ -52,27 +50,6 @@ def rank_of(shapes: Mapping[str, tuple[int, ...]]) -> int | None:
         if len(shape := shapes.get(param, ())) > dim:
             return shape[dim]
     return None
-
-
-def alpha_of(key: str | None, file: AdapterFile, config: Mapping[str, object], reading: Reading) -> Alpha:
-    """Return the source of a layer's scale; `key` is of its alpha tensor, None without one.
-
-    Raises:
-        ValueError: the tensor is no number.
-        NumberError: alpha is not finite.
-    """
-    if reading.scale is not None:
-        return Alpha(fixed=reading.scale)
-    if reading.alpha is not None:
-        return Alpha(reading.alpha, rank_stabilized=config.get("use_rslora") is True)
-    if key is None:
-        return configured_alpha(config)
-    if key not in file.numbers:
-        raise ValueError(f"want one number as alpha, got {file.infos[key].shape}")
-    number = file.numbers[key]
-    if not abs(number) <= LARGEST:  # nan is neither
-        raise NumberError(f"want a finite number as alpha, got {number}")
-    return Alpha(number)
 
 
 def source_of(config: Mapping[str, object], *, has_alpha: bool, configured: bool) -> ScaleSource:

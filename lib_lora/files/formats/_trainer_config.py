@@ -205,19 +205,18 @@ def base_model(metadata: Mapping[str, str], configured: object = None) -> str | 
         configured: the model's name or path in the trainer's configuration.
     """
     check_type(metadata, Mapping, "metadata", "the metadata of a header, as AdapterFile.open(path).metadata")
-    texts = [_line(one) for one in (*(metadata.get(key) for key in _NAMES), configured)]
+    texts = [_line(one) for one in (*map(metadata.get, _NAMES), configured) if isinstance(one, str)]
     name = next(filter(None, texts), "")
     parts = re.split(r"[\\/]+", name.rstrip("\\/"))
     if "\\" in name or name.startswith("/") or len(parts) > 2:  # else a name as on a hub, `owner/name`
         name = parts[-1]
     # ModelSpec and OneTrainer append something: `stable-diffusion-xl-v1-base/lora`, `sdxl_`
-    versions = [_line(metadata.get(key)).partition("/")[0].rstrip("_") for key in _VERSIONS]
+    versions = [_line(metadata[key]).partition("/")[0].rstrip("_") for key in _VERSIONS if key in metadata]
     version = next(filter(None, versions), "")
     return (f"{name} ({version})" if name and version else name or version) or None
 
 
-def _line(value: object) -> str:
+def _line(text: str) -> str:
     """Return one line of printable text: a file may say anything."""
-    text = value if isinstance(value, str) else ""
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     return "" if line in _NOTHING else line[:_LONGEST]
