@@ -94,7 +94,8 @@ class AdapterFile:
         self._address = 0  # of the map
         self._readers: dict[int, Reader] = {}
         """By the number of the thread."""
-        self._magnitudes: dict[str, float] = {}
+        self.magnitudes: dict[str, float] = {}
+        """The largest number of each tensor that `not_finite` has checked, without its sign."""
         self.largest = 0.0
         """The magnitude of the largest number that `not_finite` has seen in tensors of more than one element."""
 
@@ -146,10 +147,10 @@ class AdapterFile:
         keys, with_half = set(keys), torch.__version__ >= "2.2"
         extremes, names = list[Tensor](), list[str]()
         with self.reading() as reader:
-            for start, key in sorted([(self.infos[key].start, key) for key in keys - self._magnitudes.keys()]):
+            for start, key in sorted([(self.infos[key].start, key) for key in keys - self.magnitudes.keys()]):
                 dtype, *_, end = self.infos[key]
                 if key in self.numbers or not dtype.is_floating_point or start == end:
-                    self._magnitudes[key] = abs(self.numbers.get(key, float(start < end)))
+                    self.magnitudes[key] = abs(self.numbers.get(key, float(start < end)))
                     continue
                 offset, count = start - reader.first, (end - start) // dtype.itemsize
                 if reader.first <= start < end <= reader.stop and offset % dtype.itemsize == 0:  # without a call
@@ -162,13 +163,9 @@ class AdapterFile:
         if len({one.dtype for one in extremes}) > 1:
             extremes = [one.double() for one in extremes]
         numbers = torch.stack(extremes).double().abs_().view(-1, 2).amax(1).tolist() if names else []
-        self._magnitudes.update(zip(names, numbers, strict=True))
+        self.magnitudes.update(zip(names, numbers, strict=True))
         self.largest = max([self.largest, *numbers])
-        return {key for key in keys if not self._magnitudes[key] <= LARGEST}  # NaN is no more and no less
-
-    def magnitude(self, key: str) -> float:
-        """Return the largest number of a tensor that `not_finite` has checked, without its sign."""
-        return self._magnitudes[key]
+        return {key for key in keys if not self.magnitudes[key] <= LARGEST}  # NaN is no more and no less
 
     def private(self, adapter: A) -> A:
         """Return the adapter with copies of its tensors in the file, read from disk and not from the map."""

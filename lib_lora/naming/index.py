@@ -185,7 +185,6 @@ class LayerIndex:
             for target in of_layer:
                 weights.setdefault(layer, {})[target.param] = None
         self._structure = Structure(module, weights)
-        self._classes = [id(type(layer)) for layer in weights]
         self.targets = tuple(targets)
         self.facts = [fact(component, one.name, one.shape[1] if len(one.shape) > 1 else None) for one in targets]
         """What signs of families are searched in; see `architectures.base.fact`."""
@@ -208,12 +207,10 @@ class LayerIndex:
 
     def serves(self, now: LayerIndex) -> bool:
         """Return whether the layers of a later index are the same, and follow its structure then."""
-        pairs = zip(self.layers.items(), now.layers.items(), strict=False)
-        same = self.targets == now.targets and self._classes == now._classes and len(self.layers) == len(now.layers)
-        if not (same and all(old[0] == new[0] and old[1]() is new[1]() is not None for old, new in pairs)):
-            return False
-        self._structure = now._structure
-        return True
+        own, its = ((one.targets, one.layers, one._structure.classes) for one in (self, now))
+        if own == its:  # references to the same layers are equal
+            self._structure = now._structure
+        return own == its
 
     def module(self, path: str) -> nn.Module:
         """Return the layer at `path`; raise ComponentError where it is gone."""

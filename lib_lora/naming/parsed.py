@@ -100,12 +100,12 @@ class Group:
 
     def largest(self, file: AdapterFile) -> float:
         """Return the product of the largest numbers of its parameters, alpha aside; `file` has checked its numbers."""
-        return math.prod([file.magnitude(key) for param, key in self.keys.items() if param != "alpha"])
+        return math.prod([file.magnitudes[key] for param, key in self.keys.items() if param != "alpha"])
 
     def is_zero(self, file: AdapterFile) -> bool:
         """Return whether it is a LoRA whose `up` is zero, as training begins; `file` has checked its numbers."""
         ups = [key for param, key in self.keys.items() if param.startswith("lora_up.")]
-        return self.recipe is not None and self.recipe.name == "lora" and not any(map(file.magnitude, ups))
+        return self.recipe is not None and self.recipe.name == "lora" and not any(map(file.magnitudes.__getitem__, ups))
 
 
 def misfit(error: ValueError, where: str = "") -> Unused:

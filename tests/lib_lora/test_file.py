@@ -375,7 +375,7 @@ def test_tensors_are_the_same_in_whatever_order_and_steps_they_are_read(tmp_path
         assert all(torch.equal(copies[key], tensor) for key, tensor in tensors.items())
     assert not file.not_finite(tensors)
     for key in (key for key in tensors if tensors[key].is_floating_point()):
-        assert file.magnitude(key) == tensors[key].abs().max().item(), "of each tensor alone"
+        assert file.magnitudes[key] == tensors[key].abs().max().item(), "of each tensor alone"
 
 
 @pytest.mark.parametrize("layers", [2, 9])

@@ -55,6 +55,7 @@ SAMPLES: dict[str, dict[str, tuple[int, ...]]] = {
     "fooocus_inpaint": {"head": (320, 5, 3, 3)},
     "layer_diffuse": {"diffusion_model.input_blocks.4.1.transformer_blocks.0.attn1.to_q.weight::lora::0": (64, 2)},
     "easy_control": {f"double_blocks.0.processor.q_loras.0.{side}.weight": (30, 30) for side in ("down", "up")},
+    "x_lora": {"base_model.internal_xlora_classifier.layers.0.weight": (3, 4)},
     "textual_inversion": {"clip_l": (4, 768), "clip_g": (4, 1280)},
     "token_embedding": {"<my-cat>": (768,)},
     "bundled_embeddings": {"bundle_emb.cat.clip_l": (4, 768)},

@@ -110,6 +110,12 @@ EASY_CONTROL = Stranger(
     "load it with EasyControl's nodes or its own program",
     r"^key:[^:]*[._](q|k|v|proj)_loras\.\d+\.(down|up)\.",
 )
+X_LORA = Stranger(
+    "x_lora",
+    "an X-LoRA, which chooses LoRA for each token",
+    "load these LoRA instead",
+    r"^key:base_model\.internal_xlora_classifier\.",
+)
 TEXTUAL_INVERSION = Stranger(
     "textual_inversion",
     "a textual inversion embedding",
