@@ -356,7 +356,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         for binding, adapter in pairs:
             target, weight = binding.target, weights[binding.target.param]
             where, bias = (weight.device, wide(weight.dtype)), stored(layer, target.bias)
-            total, rows = totals.get(target.bias), slice(*(target.bias_rows or (None,)))
+            total, rows = totals.get(target.bias), target.slice
             before = total if self._in_order and total is not None else None if bias is None else bias.data
             if before is not None:  # the sum may take it as it is
                 before = before[rows].to(where[0], before.dtype if before.dtype in SUMMED else where[1])
@@ -366,8 +366,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             if total is None:
                 dtype = where[1] if exact else weight.dtype
                 if bias is None:
-                    width = weight.shape[0] * (3 if target.bias_rows and target.rows is None else 1)
-                    total = weight.new_zeros(width, dtype=dtype)
+                    total = weight.new_zeros(weight.shape[0], dtype=dtype)
                 else:
                     total = bias.data.to(where[0], dtype, copy=True)
                 totals[target.bias] = total

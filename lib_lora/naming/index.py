@@ -123,17 +123,17 @@ def _norm_param(module: nn.Module) -> str | None:
 
 
 def _attention_targets(path: str, module: nn.MultiheadAttention) -> tuple[Target, ...]:
-    """Return the weights of torch's attention, one layer: it multiplies by them itself and never calls `out_proj`."""
+    """Return the weights of torch's attention, one layer: it multiplies by them itself and never calls `out_proj`.
+
+    None are returned where keys have another width than queries: no trainer makes an adapter for these.
+    """
+    if module.in_proj_weight is None:
+        return ()
     width, dot = module.embed_dim, f"{path}." if path else ""
     output = Target((width, width), "attention", path=path, name=f"{dot}out_proj", bias="out_proj.bias")
     inputs = replace(output, shape=(3 * width, width), name=f"{dot}in_proj", bias="in_proj_bias")
     inputs, output = replace(inputs, param="in_proj_weight"), replace(output, param="out_proj.weight")
-    sizes = {"q_proj": width, "k_proj": module.kdim, "v_proj": module.vdim}
-    parts = _windows(inputs, dict.fromkeys(sizes, width))
-    if module.in_proj_weight is not None:
-        return (output, inputs, *parts)
-    apart = [(part, (width, size), f"{name}_weight") for part, (name, size) in zip(parts, sizes.items(), strict=True)]
-    return (output, *[replace(part, shape=shape, param=param, rows=None, outputs=0) for part, shape, param in apart])
+    return (output, inputs, *_windows(inputs, dict.fromkeys(("q_proj", "k_proj", "v_proj"), width)))
 
 
 def walk(component: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[Target, ...]]]:
