@@ -114,9 +114,7 @@ def _norm_param(module: nn.Module) -> str | None:
     """
     param = "scale" if module._parameters.get("weight") is None else "weight"
     weight = module._parameters.get(param)
-    if weight is None or module._modules or weight.ndim == 0:
-        return None
-    if weight.ndim > 1 and tuple(getattr(module, "normalized_shape", ())) != tuple(weight.shape):
+    if weight is None or module._modules or weight.ndim != 1:
         return None
     named = param == "scale" and type(module).__name__.endswith("Norm")
     return param if named or any(hasattr(module, name) for name in ("eps", "epsilon", "variance_epsilon")) else None
