@@ -16,7 +16,7 @@ from ..errors import FileError, NumberError, UnknownAdapterError, UnknownFormatE
 from ..files import formats
 from ..files.components import EXPERTS
 from ..files.file import AdapterFile
-from ..files.formats import Layer, PeftConfig, base_model, layers_above
+from ..files.formats import PeftConfig, TrainedLayer, base_model, layers_above
 from ..files.formats.base import (
     ADAPTER_PARAMS,
     BUNDLED,
@@ -244,14 +244,14 @@ class ParsedFile:
             base_model=base_model(self.file.metadata, self.config.base_model),
         )
 
-    def _configurable(self) -> list[Layer]:
+    def _configurable(self) -> list[TrainedLayer]:
         """Return what a configuration of the file must agree with."""
-        found = list[Layer]()
+        found = list[TrainedLayer]()
         for group in self.groups:
             kind = "set_weight" if group.recipe is None else group.recipe.kind.name
             if kind != "set_weight":
                 lacks_alpha = kind in SCALED and "alpha" not in group.keys
-                found.append(Layer(group.module, kind, group.rank, group.flattened, lacks_alpha))
+                found.append(TrainedLayer(group.module, kind, group.rank, group.flattened, lacks_alpha))
         return found
 
     def _grouped(self) -> list[Group]:

@@ -4,7 +4,7 @@
 """
 
 from ._dotted import layers_above as layers_above
-from ._header import Layer as Layer
+from ._header import TrainedLayer as TrainedLayer
 from ._peft_patterns import Table as Table
 from ._peft_patterns import read_pattern as read_pattern
 from ._trainer_config import PeftConfig as PeftConfig

@@ -43,7 +43,7 @@ _FOLDED = (
 )
 
 
-class Layer(NamedTuple):
+class TrainedLayer(NamedTuple):
     """What a configuration must agree with."""
 
     module: str
@@ -57,7 +57,7 @@ class Layer(NamedTuple):
 
 
 def plain_values(
-    metadata: Mapping[str, str], network_arguments: Mapping[str, object], layers: Sequence[Layer]
+    metadata: Mapping[str, str], network_arguments: Mapping[str, object], layers: Sequence[TrainedLayer]
 ) -> tuple[dict[str, object], list[str]]:
     """Return what the header says of alpha and rank by PEFT's names, and why some of it is not used.
 
@@ -97,14 +97,14 @@ def _value(name: str, text: str) -> float | bool | None:
     return number if name != "r" or (isinstance(number, int) and number > 0) else None
 
 
-def _is_folded(metadata: Mapping[str, str], component: str, layers: Sequence[Layer]) -> bool:
+def _is_folded(metadata: Mapping[str, str], component: str, layers: Sequence[TrainedLayer]) -> bool:
     """Return whether kohya's trainer wrote the header, whose files have alpha as tensors, and the keys are others'."""
     by_kohya = metadata.get("ss_network_module", "").startswith("networks.")
     own = any(f"{component}{name}" in metadata for name in _SPELLINGS["lora_alpha"][:3])
     return by_kohya and not own and {layer.flattened for layer in layers} == {False}
 
 
-def stale(values: Mapping[str, object], layers: Sequence[Layer]) -> str:
+def stale(values: Mapping[str, object], layers: Sequence[TrainedLayer]) -> str:
     """Return why a configuration is another file's, or of another state of this one; empty where it may be its own."""
     kinds = {layer.kind for layer in layers}
     told = values.get("peft_type")

@@ -22,7 +22,7 @@ from ...errors import FileError
 from ...values import check_type
 from ..components import DENOISER, role
 from ..reading import read_object
-from ._header import Layer, arguments, names_of_layer, parsed, plain_values, ranks_by_layer, stale
+from ._header import TrainedLayer, arguments, names_of_layer, parsed, plain_values, ranks_by_layer, stale
 from ._peft_patterns import Table
 from .base import KeyFormat
 
@@ -81,7 +81,7 @@ class PeftConfig:
 
     @classmethod
     def of(
-        cls, path: Path, metadata: Mapping[str, str], layers: Sequence[Layer], beside: Sequence[KeyFormat]
+        cls, path: Path, metadata: Mapping[str, str], layers: Sequence[TrainedLayer], beside: Sequence[KeyFormat]
     ) -> PeftConfig:
         """Read the configuration in a file's header, else its own `adapter_config.json`, or raise FileError.
 
@@ -166,7 +166,7 @@ def _without_scale(values: Mapping[str, object]) -> dict[str, object]:
 
 
 def _own_beside(
-    path: Path, layers: Sequence[Layer], formats: Iterable[KeyFormat]
+    path: Path, layers: Sequence[TrainedLayer], formats: Iterable[KeyFormat]
 ) -> tuple[dict[str, object], list[str]]:
     """Return the file's own `adapter_config.json` by PEFT's names, and why one is not used.
 
