@@ -25,7 +25,7 @@ from .errors import (
 from .execution.hooks import install, uninstall
 from .files.components import is_denoiser
 from .files.file import AdapterFile, Glance, glance
-from .files.formats._trainer_config import base_model
+from .files.formats import base_model
 from .files.reading import Reading
 from .naming.blocks import BlockNames, BlockWeights, Element, Side
 from .report import ActivationReport, Cause, Family, MemoryReport, NetworkReport, Uncalled, Unused

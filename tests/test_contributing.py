@@ -40,7 +40,7 @@ from lib_lora.adapters.base import Alpha
 from lib_lora.naming import architectures
 from lib_lora.naming.index import LayerIndex
 from lib_lora.naming.architectures._names import AliasTable
-from lib_lora.files.formats.base import parse_key
+from lib_lora.files.formats.base import parse_keys
 from lib_lora.adapters import recipe_of
 from lib_lora.naming.parsed import key_formats
 from lib_lora.registry import discover, discover_classes
@@ -59,13 +59,13 @@ assert (delta - 0.25 * weight * (params["coral_B"] @ params["coral_A"])).abs().m
 assert made.nbytes == 56
 for side in ("A", "B"):  # as PEFT saves it, with and without the adapter's name
     for key in (f"base_model.model.a.coral_{side}", f"transformer.a.coral_{side}.default"):
-        name, parsed = parse_key(key_formats().values(), key)
+        name, parsed = parse_keys(key_formats().values(), [key], {})[0]
         assert (name, parsed.module, parsed.param) == ("peft", "a", f"coral_{side}")
-name, parsed = parse_key(key_formats().values(), "base_model.model.a.reef_gain.weight")
+name, parsed = parse_keys(key_formats().values(), ["base_model.model.a.reef_gain.weight"], {})[0]
 assert (name, parsed.module, parsed.param) == ("peft", "a", "reef_gain.weight")
 
 tide = discover(formats, KeyFormat)["tide"]
-parsed = tide.parse(tide.example)
+parsed = parse_keys([tide], [tide.example], {})[0][1]
 assert (parsed.component, parsed.module, parsed.param) == ("denoiser", "blocks.0.attn.qkv", "lora_down.weight")
 low, high = torch.randn(4, 2), torch.randn(2, 3)
 save_file({"tide.a_low": low, "tide.a_high": high}, "my_tide.safetensors")

@@ -350,7 +350,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             where, bias = (weight.device, wide(weight.dtype)), stored(layer, target.bias)
             if bias is not None and not torch.is_grad_enabled():
                 bias = bias.data
-            total, rows = totals.get(target.bias), slice(*(target.bias_rows or (None,)))
+            total, rows = totals.get(target.bias), target.slice
             before = total if self._in_order and total is not None else bias
             if before is not None:  # the sum may take it as it is
                 before = before[rows].to(where[0], before.dtype if before.dtype in SUMMED else where[1])
@@ -360,8 +360,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             if total is None:
                 dtype = where[1] if exact else weight.dtype
                 if bias is None:
-                    width = weight.shape[0] * (3 if target.bias_rows and target.rows is None else 1)
-                    total = weight.new_zeros(width, dtype=dtype)
+                    total = weight.new_zeros(weight.shape[0], dtype=dtype)
                 else:
                     total = bias.to(where[0], dtype, copy=True)
                 totals[target.bias] = total

@@ -6,7 +6,6 @@ The layout is safetensors': 8 bytes of little-endian header length N, N bytes of
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import math
@@ -17,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from io import BufferedReader
 from pathlib import Path
-from stat import S_ISREG
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -28,6 +26,7 @@ from ..errors import FileError, PickleError
 from ..tensors import LARGEST, TensorFields
 from ..values import check_path
 from .formats.strangers.base import stranger_by_head, stranger_in_pickle
+from .reading import open_regular
 
 A = TypeVar("A", bound=TensorFields)
 
@@ -95,7 +94,8 @@ class AdapterFile:
         self._address = 0  # of the map
         self._readers: dict[int, Reader] = {}
         """By the number of the thread."""
-        self._magnitudes: dict[str, float] = {}
+        self.magnitudes: dict[str, float] = {}
+        """The largest number of each tensor that `not_finite` has checked, without its sign."""
         self.largest = 0.0
         """The magnitude of the largest number that `not_finite` has seen in tensors of more than one element."""
 
@@ -147,10 +147,10 @@ class AdapterFile:
         keys, with_half = set(keys), torch.__version__ >= "2.2"
         extremes, names = list[Tensor](), list[str]()
         with self.reading() as reader:
-            for start, key in sorted([(self.infos[key].start, key) for key in keys - self._magnitudes.keys()]):
+            for start, key in sorted([(self.infos[key].start, key) for key in keys - self.magnitudes.keys()]):
                 dtype, *_, end = self.infos[key]
                 if key in self.numbers or not dtype.is_floating_point or start == end:
-                    self._magnitudes[key] = abs(self.numbers.get(key, float(start < end)))
+                    self.magnitudes[key] = abs(self.numbers.get(key, float(start < end)))
                     continue
                 offset, count = start - reader.first, (end - start) // dtype.itemsize
                 if reader.first <= start < end <= reader.stop and offset % dtype.itemsize == 0:  # without a call
@@ -163,14 +163,9 @@ class AdapterFile:
         if len({one.dtype for one in extremes}) > 1:
             extremes = [one.double() for one in extremes]
         numbers = torch.stack(extremes).double().abs_().view(-1, 2).amax(1).tolist() if names else []
-        self._magnitudes.update(zip(names, numbers, strict=True))
-        for number in numbers:
-            self.largest = max(self.largest, number)
-        return {key for key in keys if not self._magnitudes[key] <= LARGEST}  # NaN is no more and no less
-
-    def magnitude(self, key: str) -> float:
-        """Return the largest number of a tensor that `not_finite` has checked, without its sign."""
-        return self._magnitudes[key]
+        self.magnitudes.update(zip(names, numbers, strict=True))
+        self.largest = max([self.largest, *numbers])
+        return {key for key in keys if not self.magnitudes[key] <= LARGEST}  # NaN is no more and no less
 
     def private(self, adapter: A) -> A:
         """Return the adapter with copies of its tensors in the file, read from disk and not from the map."""
@@ -342,19 +337,12 @@ def glance(path: str | Path) -> Glance | None:
             text = text[end:]
     except (ValueError, RecursionError):
         return None
-    if '"__metadata__"' in text or not isinstance(metadata, dict):
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         return None
-    if not all(isinstance(value, str) for value in metadata.values()):
+    if '"__metadata__"' in text:
         return None
     tensors = text.rstrip(" ").encode() + (size - len(raw)).to_bytes(8, "little")  # headers are filled up
     return Glance(metadata, hashlib.blake2b(tensors, digest_size=16).digest())
-
-
-def open_regular(path: Path) -> BufferedReader:
-    """Open a regular file. A pipe would block for ever, and a device may have no end."""
-    if not S_ISREG(path.stat().st_mode):
-        raise OSError(errno.EINVAL, "it is a folder, a pipe or a device, not a regular file", str(path))
-    return path.open("rb")
 
 
 def _read_header(path: Path) -> tuple[bytes, Stamp]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from io import BufferedReader
 from pathlib import Path
+from stat import S_ISREG
+from typing import Any
 
 from ..errors import FileError, StackError
 from ..tensors import LARGEST
 from ..values import OneLine, check_type, shown
 
-_MAX_SIDECAR = 8 << 20  # bytes
+_MOST_JSON = 8 << 20  # bytes
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -72,22 +76,43 @@ def with_sidecar(path: Path, reading: Reading) -> Reading:
     except (OSError, ValueError):
         return reading
     alpha, scale = _said(sidecar, stat.st_size, stat.st_mtime_ns, stat.st_dev, stat.st_ino, stat.st_ctime_ns)
-    return reading if alpha is None and scale is None else replace(reading, alpha=alpha, scale=scale)
+    try:
+        return reading if alpha is None and scale is None else replace(reading, alpha=alpha, scale=scale)
+    except StackError as error:
+        raise FileError(sidecar, f"its {error}") from error
 
 
 @lru_cache(maxsize=256)
-def _said(sidecar: Path, size: int, *_state: int) -> tuple[float | None, float | None]:
+def _said(sidecar: Path, *_state: int) -> tuple[Any, Any]:
     """Return alpha and scale in a state of a sidecar; what cannot be read as JSON says nothing."""
-    own: object = None
     try:
-        content = sidecar.read_bytes() if sidecar.is_file() and size <= _MAX_SIDECAR else b""
-        loaded = json.loads(content.decode("utf-8-sig") or "null")
-        own = loaded.get("remora") if isinstance(loaded, dict) else None
-    except (OSError, ValueError, RecursionError):
+        own = read_object(sidecar).get("remora")
+    except FileError:
         return None, None
-    values = [own.get(name) if isinstance(own, dict) else None for name in ("alpha", "scale")]
-    for name, value in zip(("alpha", "scale"), values, strict=True):
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
-        if value is not None and not is_number:
-            raise FileError(sidecar, f"its {name} {value!r:.40} must be a finite number")
-    return values[0], values[1]
+    return (own.get("alpha"), own.get("scale")) if isinstance(own, dict) else (None, None)
+
+
+def read_object(path: Path) -> dict[str, object]:
+    """Read a JSON file that has an object.
+
+    Raises:
+        FileError: it cannot be read, or has something else.
+    """
+    try:
+        with open_regular(path) as stream:
+            content = stream.read(_MOST_JSON + 1)
+        if len(content) > _MOST_JSON:
+            raise ValueError(f"it has more than {_MOST_JSON:,} bytes")
+        loaded = json.loads(content.decode("utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise FileError(path, f"it cannot be read as JSON: {error}") from error
+    if not isinstance(loaded, dict):
+        raise FileError(path, "it is not a JSON object")
+    return loaded
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a regular file. A pipe would block for ever, and a device may have no end."""
+    if not S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is a folder, a pipe or a device, not a regular file", str(path))
+    return path.open("rb")

@@ -14,7 +14,7 @@ from torch import nn
 
 from ..errors import ComponentError
 from ..files.file import AdapterFile
-from ..naming.parsed import components_of
+from ..naming.index import components_of
 
 _COMPONENT_FOLDER = re.compile(r"unet|transformer(_\d)?|text_encoder(_\d)?|prior|decoder|llm_adapter|connectors")
 

@@ -24,6 +24,7 @@ from ..errors import ComponentError
 from ..registry import cached
 from ..report import Family, Unused
 from ..weights.readers.base import has_plain_weight, reader_of
+from .architectures._checkpoint import components_of as components_of
 from .architectures._checkpoint import prefixes_of
 from .architectures._names import PARTS, AliasTable, joint_projections
 from .architectures.base import fact, family_of, input_basis, known_architectures
@@ -113,26 +114,24 @@ def _norm_param(module: nn.Module) -> str | None:
     """
     param = "scale" if module._parameters.get("weight") is None else "weight"
     weight = module._parameters.get(param)
-    if weight is None or module._modules or weight.ndim == 0:
-        return None
-    if weight.ndim > 1 and tuple(getattr(module, "normalized_shape", ())) != tuple(weight.shape):
+    if weight is None or module._modules or weight.ndim != 1:
         return None
     named = param == "scale" and type(module).__name__.endswith("Norm")
     return param if named or any(hasattr(module, name) for name in ("eps", "epsilon", "variance_epsilon")) else None
 
 
 def _attention_targets(path: str, module: nn.MultiheadAttention) -> tuple[Target, ...]:
-    """Return the weights of torch's attention, one layer: it multiplies by them itself and never calls `out_proj`."""
+    """Return the weights of torch's attention, one layer: it multiplies by them itself and never calls `out_proj`.
+
+    None are returned where keys have another width than queries: no trainer makes an adapter for these.
+    """
+    if module.in_proj_weight is None:
+        return ()
     width, dot = module.embed_dim, f"{path}." if path else ""
     output = Target((width, width), "attention", path=path, name=f"{dot}out_proj", bias="out_proj.bias")
     inputs = replace(output, shape=(3 * width, width), name=f"{dot}in_proj", bias="in_proj_bias")
     inputs, output = replace(inputs, param="in_proj_weight"), replace(output, param="out_proj.weight")
-    sizes = {"q_proj": width, "k_proj": module.kdim, "v_proj": module.vdim}
-    parts = _windows(inputs, dict.fromkeys(sizes, width))
-    if module.in_proj_weight is not None:
-        return (output, inputs, *parts)
-    apart = [(part, (width, size), f"{name}_weight") for part, (name, size) in zip(parts, sizes.items(), strict=True)]
-    return (output, *[replace(part, shape=shape, param=param, rows=None, outputs=0) for part, shape, param in apart])
+    return (output, inputs, *_windows(inputs, dict.fromkeys(("q_proj", "k_proj", "v_proj"), width)))
 
 
 def walk(component: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[Target, ...]]]:
@@ -184,7 +183,6 @@ class LayerIndex:
             for target in of_layer:
                 weights.setdefault(layer, {})[target.param] = None
         self._structure = Structure(module, weights)
-        self._classes = [id(type(layer)) for layer in weights]
         self.targets = tuple(targets)
         self.facts = [fact(component, one.name, one.shape[1] if len(one.shape) > 1 else None) for one in targets]
         """What signs of families are searched in; see `architectures.base.fact`."""
@@ -207,12 +205,10 @@ class LayerIndex:
 
     def serves(self, now: LayerIndex) -> bool:
         """Return whether the layers of a later index are the same, and follow its structure then."""
-        pairs = zip(self.layers.items(), now.layers.items(), strict=False)
-        same = self.targets == now.targets and self._classes == now._classes and len(self.layers) == len(now.layers)
-        if not (same and all(old[0] == new[0] and old[1]() is new[1]() is not None for old, new in pairs)):
-            return False
-        self._structure = now._structure
-        return True
+        own, its = ((one.targets, one.layers, one._structure.classes) for one in (self, now))
+        if own == its:  # references to the same layers are equal
+            self._structure = now._structure
+        return own == its
 
     def module(self, path: str) -> nn.Module:
         """Return the layer at `path`; raise ComponentError where it is gone."""

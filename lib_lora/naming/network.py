@@ -44,15 +44,19 @@ class Network:
         self.parsed, self._reading = parsed, reading
         self._indexes = {index.component: index for index in indexes}
         self._family = family_of_model(indexes)
-        self._tiers = {name: self._tiers_of(name) for name in {group.component for group in parsed.groups}}
+        self._tiers: dict[str | None, tuple[list[tuple[str, ...]], int]] = {}
+        """Of a component in the file: those of the model that it may mean, and how many of the first it names."""
+        for name in {group.component for group in parsed.groups}:
+            tiers = candidates(name, list(self._indexes), parsed.experts)
+            self._tiers[name] = tiers, int(name in self._indexes) if name in EXACT else len(tiers)
         self._names: dict[tuple[str | None, ...], Mapping[str, str | NumberingError]] = {}
         self._unlike: dict[Unused, Unlike] = {}
         """Why a layer of the file does not fit -> the layer of the model that has another shape."""
         with parsed.file.reading():
-            fits = [(group, *self._fit(group)) for group in parsed.groups]
+            fits = self._fits()
             bad = parsed.file.not_finite([key for group, bindings, _ in fits if bindings for key in group.reads])
-        turns = [fit[1][0].place.turn if fit[1] else 1 for fit in fits]
-        fits = [fits[i] for i in sorted(range(len(fits)), key=turns.__getitem__)]
+        turns = [bindings[0].place.turn if bindings else 1 for _, bindings, _ in fits]
+        fits = [fits[i] for _, i in sorted(zip(turns, range(len(fits)), strict=True))]
         self.bindings: tuple[Binding, ...] = ()
         self._acting: list[tuple[Group, Adapter]] = []
         self.report = self._report(self._diagnosed(self._chosen(fits, bad)))
@@ -90,7 +94,8 @@ class Network:
     def _diagnosed(self, idle: Sequence[tuple[Group, Unused]]) -> list[tuple[Group, Unused]]:
         """Return the layers that act on nothing, with what the file was made for where shapes or names tell."""
         unlike = {why: self._unlike[why] for _, why in idle if why.cause == "shape"}
-        texts = dict(zip(unlike, diagnoses(list(unlike.values()), self.parsed.family, self._family), strict=True))
+        layers, families = list(unlike.values()), (self.parsed.family, self._family)
+        texts = dict(zip(unlike, diagnoses(layers, *families), strict=True)) if unlike else {}
         generic: set[str] = set()
         if self._acting and any(why.cause == "no_module" for _, why in idle):
             generic = {without_block(name) for index in self._indexes.values() for name in index.flat}
@@ -109,9 +114,7 @@ class Network:
         acting, unused = [group for group, _ in self._acting], [key for group, why in idle for key in group.unused(why)]
         components = frozenset([binding.component for binding in self.bindings])
         return replace(
-            self.parsed.report(
-                [binding.adapter for binding in self.bindings], [group for group, _ in idle], self._reading
-            ),
+            self.parsed.report(self._acting, self._reading),
             hit=len(acting),
             changed=len({(binding.component, binding.target.path) for binding in self.bindings}),
             unused=(*self.parsed.unused, *unused, *self.parsed.unshared(acting)),
@@ -190,12 +193,11 @@ class Network:
             (component, one.path, one.param): torch.zeros(one.outputs or one.shape[0], *one.shape[1:], dtype=dtype)
             for one in windows
         }
-        weights = [(one.component, one.target.path, one.target.param) for one in self.bindings]
-        found = [(weight, one) for weight, one in zip(weights, self.bindings, strict=True) if weight in totals]
+        found = [one for one in self.bindings if (one.component, one.target.path, one.target.param) in totals]
         if index is None or not found:
             raise ComponentError(f"{self.file.path.name} does not change {printed(component)}.{printed(path)}")
         self.file.verify()
-        for weight, one in found:
+        for one in found:
             target, adapter, base = one.target, one.adapter, None
             if adapter.reads_whole:
                 adapter = adapter.on(FusedWeight(one.place, index).read)
@@ -203,34 +205,34 @@ class Network:
                 whole = read_base_weight(index.module(target.path), target.param).detach()
                 base = whole.to("cpu", dtype)[target.slice]
             delta = adapter.delta_weight(At(torch.device("cpu"), dtype, weight=base))
-            totals[weight][target.slice] += delta.reshape(target.shape)
+            totals[component, target.path, target.param][target.slice] += delta.reshape(target.shape)
         return torch.cat([totals[component, one.path, one.param][one.slice] for one in windows])
 
-    def _tiers_of(self, component: str | None) -> tuple[list[tuple[str, ...]], int]:
-        """Return the tiers of components for keys of one, and how many of the first are the ones that it names."""
-        tiers = candidates(component, list(self._indexes), self.parsed.experts)
-        return tiers, int(component in self._indexes) if component in EXACT else len(tiers)
-
-    def _fit(self, group: Group) -> tuple[list[Binding], Unused | None]:
-        """Bind a layer of the file in the likeliest components that it fits, or tell why it fits nowhere."""
-        tiers, count = self._tiers[group.component]
-        why: Unused | None = None
-        for i, tier in enumerate(tiers if group.recipe is not None else ()):
-            bindings: list[Binding] = []
-            for component in tier:
-                made = self._bind(group, component)
-                if isinstance(made, list):
-                    bindings += made
-                elif i < count:  # in another component, only what fits counts
-                    why = made or why
-            if bindings:
-                return bindings, None
-        if why is None and not count:
-            why = Unused("", "no_component", f"component {group.component} is absent in this model")
-        elif why is None and group.recipe is not None:
-            names = ", ".join([name for tier in tiers[:count] for name in tier])
-            why = Unused("", "no_module", f"no module of that name in {names}")
-        return [], why or group.unread
+    def _fits(self) -> list[tuple[Group, list[Binding], Unused | None]]:
+        """Bind each layer of the file in the likeliest components that it fits, or tell why it fits nowhere."""
+        fits = list[tuple[Group, list[Binding], Unused | None]]()
+        for group in self.parsed.groups:
+            tiers, count = self._tiers[group.component]
+            bindings, why = list[Binding](), None
+            for i, tier in enumerate(tiers if group.recipe is not None else ()):
+                for component in tier:
+                    made = self._bind(group, component)
+                    if isinstance(made, list):
+                        bindings += made
+                    elif i < count:  # in another component, only what fits counts
+                        why = made or why
+                if bindings:
+                    why = None
+                    break
+            else:
+                if why is None and not count:
+                    why = Unused("", "no_component", f"component {group.component} is absent in this model")
+                elif why is None and group.recipe is not None:
+                    names = ", ".join([name for tier in tiers[:count] for name in tier])
+                    why = Unused("", "no_module", f"no module of that name in {names}")
+                why = why or group.unread
+            fits.append((group, bindings, why))
+        return fits
 
     def _bind(self, group: Group, component: str) -> list[Binding] | Unused | None:
         """Bind the adapters of a layer of the file in a component, or tell why they cannot act there.
@@ -284,7 +286,7 @@ class Network:
             names_of = key_formats()[group.format].names_of
             assert names_of is not None
             try:
-                self._names[alike] = names_of(index.component, shapes, index.dotted, index.find, *said)
+                self._names[alike] = names_of(index, shapes, *said)
             except NumberingError as error:
                 self._names[alike] = dict.fromkeys(shapes, error)
         name = self._names[alike].get(group.module)

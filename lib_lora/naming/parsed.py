@@ -9,17 +9,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from sys import intern
 
-from torch import Tensor
-
-from ..adapters import Recipe, known_kinds, known_modifiers, recipe_of
-from ..adapters.base import Adapter, Origin, Site
+from ..adapters import Recipe, configured_alpha, known_kinds, known_modifiers, recipe_of
+from ..adapters.base import Adapter, Alpha, Origin, Site
 from ..errors import FileError, NumberError, UnknownAdapterError, UnknownFormatError, UnsupportedError
 from ..files import formats
 from ..files.components import EXPERTS
 from ..files.file import AdapterFile
-from ..files.formats._dotted import layers_above
-from ..files.formats._header import Layer
-from ..files.formats._trainer_config import PeftConfig, base_model
+from ..files.formats import PeftConfig, TrainedLayer, base_model, layers_above
 from ..files.formats.base import (
     ADAPTER_PARAMS,
     BUNDLED,
@@ -28,18 +24,17 @@ from ..files.formats.base import (
     PARTS,
     SHARED_PARAMS,
     KeyFormat,
-    ParsedKey,
-    parse_key,
+    parse_keys,
 )
 from ..files.formats.strangers.base import stranger_of
 from ..files.reading import USUAL, Reading
 from ..registry import cached, discover
 from ..report import Cause, Family, NetworkReport, Unused
-from .architectures._checkpoint import components_of as components_of
+from ..tensors import LARGEST
 from .architectures._checkpoint import family_of_checkpoint
 from .architectures._diagnosis import BROKEN
 from .architectures.base import experts_named, fact, family_of
-from .scale import NO_SCALE, SCALED, UNUSED_SCALE, ScaleSource, alpha_of, doubt_of, rank_of, source_of
+from .scale import NO_SCALE, SCALED, UNUSED_SCALE, ScaleSource, doubt_of, rank_of, source_of
 
 _NOTHING: Mapping[str, object] = {}
 _UNTRAINED = "of a layer before the training, beside the trained one"
@@ -105,12 +100,12 @@ class Group:
 
     def largest(self, file: AdapterFile) -> float:
         """Return the product of the largest numbers of its parameters, alpha aside; `file` has checked its numbers."""
-        return math.prod([file.magnitude(key) for param, key in self.keys.items() if param != "alpha"])
+        return math.prod([file.magnitudes[key] for param, key in self.keys.items() if param != "alpha"])
 
     def is_zero(self, file: AdapterFile) -> bool:
         """Return whether it is a LoRA whose `up` is zero, as training begins; `file` has checked its numbers."""
         ups = [key for param, key in self.keys.items() if param.startswith("lora_up.")]
-        return self.recipe is not None and self.recipe.name == "lora" and not any(map(file.magnitude, ups))
+        return self.recipe is not None and self.recipe.name == "lora" and not any(map(file.magnitudes.__getitem__, ups))
 
 
 def misfit(error: ValueError, where: str = "") -> Unused:
@@ -139,11 +134,16 @@ class ParsedFile:
         self.embeddings: dict[str, dict[str, str]] = {}
         """Textual inversions that came in the file -> their parts -> keys."""
         self.groups = self._grouped()
+        keys = [key for group in self.groups for key in group.keys.values()]
+        self._tensors = file.tensors([*self.shared.values(), *keys])  # only mapped
+        self._shared_tensors = {param: self._tensors[key] for param, key in self.shared.items()}
         for group in self.groups:
             shapes = list[tuple[str, tuple[int, ...]]]()
             for param, key in group.keys.items():
-                shape = file.infos[key].shape
-                shapes.append((param, shape[::-1] if param in group.transposed and len(shape) == 2 else shape))
+                tensor = self._tensors[key]
+                if param in group.transposed and tensor.ndim == 2:
+                    tensor = self._tensors[key] = tensor.t()
+                shapes.append((param, tuple(tensor.shape)))
             group.recipe, group.own_site, group.rank = _recipe(tuple(shapes))
             group.reads = tuple(group.keys.values())
             if self.shared and group.recipe is not None:
@@ -152,15 +152,13 @@ class ParsedFile:
         self._refuse_strangers()
         known = key_formats()
         spellings = [known[name] for name in dict.fromkeys([group.format for group in self.groups])]
-        self.config = PeftConfig.of(file, self._configurable(), [one for one in spellings if one.configured])
+        beside = [one for one in spellings if one.configured]
+        self.config = PeftConfig.of(file.path, file.metadata, self._configurable(), beside)
         try:  # they are matched once, here, as they may take too long
             for group in () if self.config.empty else self.groups:
                 self.config.values(group.component, group.module)
         except ValueError as error:
             raise FileError(file.path, str(error)) from error
-        tensors = file.tensors(self.shared.values())
-        self._shared_tensors = {param: tensors[key] for param, key in self.shared.items()}
-        self._tensors = file.tensors([key for group in self.groups for key in group.keys.values()])  # only mapped
 
     def adapter(self, group: Group, site: Site, reading: Reading = USUAL, own: str = "") -> Adapter:
         """Build the adapter of a group that has a recipe, for one weight, or the parameter `own` of a module.
@@ -169,20 +167,26 @@ class ParsedFile:
             ValueError: the tensors do not fit each other or the weight; the text says want and got.
         """
         assert group.recipe is not None
-        params, config = dict[str, Tensor](), _NOTHING
-        for param, key in group.keys.items():
-            tensor = self._tensors[key]
-            params[param] = tensor.t() if param in group.transposed and tensor.ndim == 2 else tensor
+        config = _NOTHING
         if not self.config.empty:
             module = group.module.replace(".base_layer", "") + f".{own}" if own else group.module  # as PEFT's patterns
             spatial = len(site.shape) > 2 and math.prod(site.shape[2:]) > 1
             config = self.config.values(group.component, module, spatial=spatial)
-        alpha, shared = alpha_of(group.keys.get("alpha"), self.file, config, reading), self._shared_tensors
-        origin = Origin(alpha, group.format, config, self.file.metadata, shared, group.module, reading)
-        return group.recipe.build(params, site, origin)
-
-    def _config(self, group: Group) -> Mapping[str, object]:
-        return _NOTHING if self.config.empty else self.config.values(group.component, group.module)
+        key = group.keys.get("alpha")  # the rule of `scale.py`
+        if reading.alpha is not None or reading.scale is not None:
+            alpha = Alpha(reading.alpha, config.get("use_rslora") is True, reading.scale)
+        elif key is None:
+            alpha = configured_alpha(config)
+        elif key not in self.file.numbers:
+            raise ValueError(f"want one number as alpha, got {self.file.infos[key].shape}")
+        elif not abs(self.file.numbers[key]) <= LARGEST:  # nan is neither
+            raise NumberError(f"want a finite number as alpha, got {self.file.numbers[key]}")
+        else:
+            alpha = Alpha(self.file.numbers[key])
+        shared, metadata = self._shared_tensors, self.file.metadata
+        origin = Origin(alpha, group.format, config, metadata, shared, group.module, reading)
+        tensors = map(self._tensors.__getitem__, group.keys.values())
+        return group.recipe.build(dict(zip(group.keys, tensors, strict=True)), site, origin)
 
     @property
     def facts(self) -> list[str]:
@@ -212,17 +216,17 @@ class ParsedFile:
         reason = "shared by layers of which none acts"
         return [Unused(key, "unread", reason) for key in self.shared.values() if key not in read]
 
-    def report(
-        self, acting: Sequence[Adapter] | None = None, idle: Sequence[Group] = (), reading: Reading = USUAL
-    ) -> NetworkReport:
+    def report(self, acting: Sequence[tuple[Group, Adapter]] | None = None, reading: Reading = USUAL) -> NetworkReport:
         """Sum up what the file says of itself; `Network` adds what became of it on a model.
 
-        There are adapters that act on the model, and groups that act on nothing there; None stands for no model.
+        Without a model, all layers count that fit the weights that they were made for.
         """
+        used, unfit = self._by_themselves(reading) if acting is None else (acting, [])
         sources = self._sources(reading)
-        adapters, unfit = self._by_themselves(self.groups if acting is None else idle, reading)
+        told = [*[group.rank for group in self.groups], *[one.rank for group, one in used if group.rank is None]]
+        ranks = [rank for rank in told if rank is not None]
         kinds = Counter([group.recipe.name for group in self.groups if group.recipe is not None])
-        ranks = {rank for adapter in (*adapters, *(acting or ())) if (rank := adapter.rank) is not None}
+        infos = [self.file.infos[key] for key in {key for group, _ in used for key in group.reads}]
         return NetworkReport(
             path=self.file.path,
             format="+".join([name for name, _ in Counter([group.format for group in self.groups]).most_common()]),
@@ -231,34 +235,32 @@ class ParsedFile:
             ranks=(min(ranks), max(ranks)) if ranks else None,
             hit=0,
             layers=len(self.groups),
-            nbytes=_bytes_of(adapters if acting is None else acting),
+            nbytes=sum([info.end - info.start for info in infos]),
             unused=(*self.unused, *self.unshared(self.groups), *unfit),
             metadata=self.file.metadata,
             resolved=False,
-            notes=self._notes(acting, sources, reading),
+            notes=self._notes(sources, reading, acts=bool(acting)),
             scales=tuple(sorted(sources)),
             base_model=base_model(self.file.metadata, self.config.base_model),
         )
 
-    def _configurable(self) -> list[Layer]:
+    def _configurable(self) -> list[TrainedLayer]:
         """Return what a configuration of the file must agree with."""
-        found = list[Layer]()
+        found = list[TrainedLayer]()
         for group in self.groups:
             kind = "set_weight" if group.recipe is None else group.recipe.kind.name
             if kind != "set_weight":
                 lacks_alpha = kind in SCALED and "alpha" not in group.keys
-                found.append(Layer(group.module, kind, group.rank, group.flattened, lacks_alpha))
+                found.append(TrainedLayer(group.module, kind, group.rank, group.flattened, lacks_alpha))
         return found
 
     def _grouped(self) -> list[Group]:
         """Collect keys by layer, in the order of formats and names: nothing depends on the order in the file."""
         known, groups, strays = key_formats(), dict[tuple[str | None, str], Group](), list[str]()
         order = {name: i for i, name in enumerate(("", *known))}
-        parsed = list[tuple[int, str, str, ParsedKey | None]]()
-        for key in self.file.infos:
-            name, one = parse_key(known.values(), key, self.file.metadata.get(key))
-            parsed.append((order[name], key, name, one))
-        parsed.sort()  # keys differ
+        found = parse_keys(known.values(), self.file.infos, self.file.metadata)
+        named = zip(self.file.infos, found, strict=True)
+        parsed = sorted([(order[name], key, name, one) for key, (name, one) in named])  # keys differ
         names = {one.adapter for *_, one in parsed if one is not None and one.adapter is not None}
         wanted = "default" if "default" in names else min(names, default=None)
         for _, key, name, one in parsed:
@@ -310,7 +312,7 @@ class ParsedFile:
         The family of a checkpoint is named.
         """
         shapes = {key: info.shape for key, info in self.file.infos.items()}
-        found = stranger_of(shapes, self.file.metadata, self.file.path.name)
+        found = stranger_of(shapes, self.file.path.name)
         if found is None or found.name != "checkpoint":
             return "" if found is None else str(found)
         family = family_of_checkpoint(shapes)
@@ -328,43 +330,38 @@ class ParsedFile:
             text = self.stranger or "it contains adapters of an unsupported kind"
             raise UnknownAdapterError(self.file.path, f"{text}, with the parameters {params} (keys {seen}, …)")
 
-    def _by_themselves(self, groups: Iterable[Group], reading: Reading) -> tuple[list[Adapter], list[Unused]]:
-        """Return the adapters of layers on the weights that they were made for, and the keys that do not fit these."""
-        adapters, unused = list[Adapter](), list[Unused]()
-        for group in groups:
+    def _by_themselves(self, reading: Reading) -> tuple[list[tuple[Group, Adapter]], list[Unused]]:
+        """Return the layers on the weights that they were made for, and the keys that do not fit these."""
+        used, unused = list[tuple[Group, Adapter]](), list[Unused]()
+        for group in self.groups:
             if group.recipe is None:
                 unused += group.unused(group.unread)
             elif group.own_site is not None:  # what does not fit even the shape that it claims fits no model
                 try:
-                    adapters.append(self.adapter(group, group.own_site, reading))
+                    used.append((group, self.adapter(group, group.own_site, reading)))
                 except ValueError as error:
                     unused += group.unused(misfit(error))
-        return adapters, unused
+        return used, unused
 
     def _sources(self, reading: Reading) -> set[ScaleSource]:
         """Return what tells the scales of its layers."""
-        known, told = key_formats(), dict[tuple[object, ...], ScaleSource]()
+        known, cases = key_formats(), set[tuple[bool, bool, tuple[str | None, str] | None]]()
         for group in self.groups:
-            where = None if self.config.empty else (group.component, group.module)
-            case = group.recipe, "alpha" in group.keys, group.format, where
-            if group.recipe is not None and case not in told:
-                kind, configured = group.recipe.kind.name, known[group.format].configured
-                told[case] = source_of(kind, group.keys, self._config(group), reading, configured=configured)
-        return {*told.values()} - {"none"}
+            if group.recipe is not None and group.recipe.kind.name in SCALED:
+                where = None if self.config.empty else (group.component, group.module)
+                cases.add(("alpha" in group.keys, known[group.format].configured, where))
+        if cases and (reading.alpha is not None or reading.scale is not None):
+            return {"user"}
+        return {
+            source_of({} if at is None else self.config.values(*at), has_alpha=has_alpha, configured=configured)
+            for has_alpha, configured, at in cases
+        }
 
-    def _notes(
-        self, acting: Sequence[Adapter] | None, sources: Collection[ScaleSource], reading: Reading
-    ) -> tuple[str, ...]:
+    def _notes(self, sources: Collection[ScaleSource], reading: Reading, *, acts: bool) -> tuple[str, ...]:
         """Return what the report says of a file that is no adapter, and of the scale, unless the user chose it."""
-        strange = (self.stranger,) if not acting and self.family is None and self.stranger else ()
+        strange = (self.stranger,) if not acts and self.family is None and self.stranger else ()
         if reading.alpha is not None or reading.scale is not None:
             return strange if "user" in sources else (*strange, UNUSED_SCALE)
-        lokr = [group for group in self.groups if "lokr_w1" in group.keys]
-        doubts = {doubt_of(group.keys, self.file, self._config(group)) for group in lokr} - {""}
+        lokr = [one for one in self.groups if "lokr_w1" in one.keys]
+        doubts = {doubt_of(one.keys, self.file, self.config.values(one.component, one.module)) for one in lokr} - {""}
         return (*strange, *self.config.notes, *([NO_SCALE] if "guess" in sources else []), *sorted(doubts))
-
-
-def _bytes_of(adapters: Iterable[Adapter]) -> int:
-    """Return the bytes of all their tensors; of several that begin alike, as views of one, the largest counts."""
-    tensors = [tensor for adapter in adapters for _, tensor in adapter.tensors()]
-    return sum(dict(sorted([(one.data_ptr(), one.nbytes) for one in tensors])).values())

@@ -27,11 +27,9 @@ class Target(Site):
     param: str = "weight"
     """Parameter below the module, `weight` or for example `in_proj_weight`."""
     rows: tuple[int, int] | None = None
-    """Window of output rows inside `param`; None for all of it."""
+    """Window of output rows inside `param`, and inside `bias`; None for all of it."""
     bias: str = "bias"
     """Parameter below the module that is added to the output; the module need not have one."""
-    bias_rows: tuple[int, int] | None = None
-    """Window inside `bias`; None for all of it."""
     outputs: int = 0
     """Rows of the whole of `param`, of which `rows` is a window; 0 where it is no window."""
     base: Target | None = field(default=None, compare=False)
@@ -65,13 +63,11 @@ class Target(Site):
         if self.base is not None:
             first = self.first - self.base.first
             return self.base.window(first + start, first + stop)
-        bias_first = 0 if self.bias_rows is None else self.bias_rows[0]
         return replace(
             self,
             name=f"{self.name}[{start}:{stop}]",
             shape=(stop - start, *self.shape[1:]),
             rows=(self.first + start, self.first + stop),
-            bias_rows=(bias_first + start, bias_first + stop),
             outputs=self.outputs or self.shape[0],
             base=self,
         )

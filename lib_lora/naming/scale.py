@@ -1,6 +1,6 @@
 """The scale of a file's layers, alpha / rank: the one rule, and what a report says of it.
 
-The first that tells counts:
+`ParsedFile.adapter` applies the rule. The first that tells counts:
 
 1. the user: `Reading.scale`, else `Reading.alpha`;
 2. an `alpha` tensor of the layer;
@@ -12,19 +12,17 @@ The first that tells counts:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Literal
 
 from ..adapters import configured_alpha
-from ..adapters.base import NO_ALPHA, Alpha
+from ..adapters.base import NO_ALPHA
 from ..errors import NumberError
 from ..files.file import AdapterFile
-from ..files.reading import Reading
-from ..tensors import LARGEST
 
-ScaleSource = Literal["user", "tensors", "file", "convention", "guess", "none"]
-"""What tells the scale of a file: `file` is its header or its configuration, `none` stands for kinds without one."""
+ScaleSource = Literal["user", "tensors", "file", "convention", "guess"]
+"""What tells the scale of a file: `file` is its header or its configuration."""
 
 SCALED = frozenset({"lora", "lora_embedding", "moslora", "loraxs", "adalora", "tlora", "loha", "lokr"}) | {
     "glora",
@@ -54,36 +52,9 @@ def rank_of(shapes: Mapping[str, tuple[int, ...]]) -> int | None:
     return None
 
 
-def alpha_of(key: str | None, file: AdapterFile, config: Mapping[str, object], reading: Reading) -> Alpha:
-    """Return the source of a layer's scale; `key` is of its alpha tensor, None without one.
-
-    Raises:
-        ValueError: the tensor is no number.
-        NumberError: alpha is not finite.
-    """
-    if reading.scale is not None:
-        return Alpha(fixed=reading.scale)
-    if reading.alpha is not None:
-        return Alpha(reading.alpha, rank_stabilized=config.get("use_rslora") is True)
-    if key is None:
-        return configured_alpha(config)
-    if key not in file.numbers:
-        raise ValueError(f"want one number as alpha, got {file.infos[key].shape}")
-    number = file.numbers[key]
-    if not abs(number) <= LARGEST:  # nan is neither
-        raise NumberError(f"want a finite number as alpha, got {number}")
-    return Alpha(number)
-
-
-def source_of(
-    kind: str, params: Collection[str], config: Mapping[str, object], reading: Reading, *, configured: bool
-) -> ScaleSource:
-    """Return what tells the scale of a layer that an algorithm reads; for `configured` see `KeyFormat`."""
-    if kind not in SCALED:
-        return "none"
-    if reading.scale is not None or reading.alpha is not None:
-        return "user"
-    if "alpha" in params:
+def source_of(config: Mapping[str, object], *, has_alpha: bool, configured: bool) -> ScaleSource:
+    """Return what tells the scale of a layer if the user does not; for `configured` see `KeyFormat`."""
+    if has_alpha:
         return "tensors"
     with suppress(NumberError):  # else the layer is left out, and says so
         if configured_alpha(config) == NO_ALPHA:

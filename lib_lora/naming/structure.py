@@ -46,7 +46,7 @@ class Structure:
         self._names, self._children = _below([module for module in modules if module._modules])
         own = [(layer, name) for layer, names in weights.items() for name in names if "." not in name]
         self._layers, self._params = [self._references[id(layer)] for layer, _ in own], [name for _, name in own]
-        self._classes, found = [type(layer) for layer, _ in own], [layer._parameters.get(name) for layer, name in own]
+        self.classes, found = [type(layer) for layer, _ in own], [layer._parameters.get(name) for layer, name in own]
         self._weights, self._shapes = [*map(id, found)], [*map(_shape, found)]
         self._embeddings = [i for i, (layer, _) in enumerate(own) if hasattr(layer, "num_embeddings")]
         fusing = [module for module in modules if not PARTS.keys().isdisjoint(module._modules)]
@@ -63,7 +63,7 @@ class Structure:
         if _below(cast("list[nn.Module]", inner)) != (self._names, self._children):
             return False
         fusing = [are_fused(cast(nn.Module, it())) for it, _ in self._fusing]
-        if [*map(type, layers)] != self._classes or fusing != [fused for _, fused in self._fusing]:
+        if [*map(type, layers)] != self.classes or fusing != [fused for _, fused in self._fusing]:
             return False
         weights = [layer._parameters.get(name) for layer, name in zip(layers, self._params, strict=True)]
         if quick and [*map(id, weights)] == self._weights:

@@ -119,5 +119,5 @@ def encoder_writers(
         add(f"comfy-{model}", "peft", source, model, key)
         if omi:
             source = "OMI, as in invoke-ai/InvokeAI model_manager/omi/vendor/convert/lora"
-            add(f"omi-{model}", "omi", source, model, dotted(f"{model}.", KOHYA_PARAMS))
+            add(f"omi-{model}", "diffusers", source, model, dotted(f"{model}.", KOHYA_PARAMS))
     return found

@@ -133,14 +133,14 @@ def writers() -> dict[str, Writer]:
             dotted("diffusion_model.", KOHYA_PARAMS),
         ),
         "lycoris": Writer(
-            "lycoris",
+            "kohya",
             "KohakuBlueleaf/LyCORIS lycoris/wrapper.py, LORA_PREFIX; SimpleTuner save_hooks.py, _save_lycoris",
             kohya("lycoris_"),
             "diffusers",
             layers=("blocks",),
         ),
         "onetrainer-mixture": Writer(
-            "onetrainer", f"{onetrainer}, convert_to_mixture", kohya("lora_transformer_"), "diffusers"
+            "kohya", f"{onetrainer}, convert_to_mixture", kohya("lora_transformer_"), "diffusers"
         ),
         "onetrainer-kohya": Writer("kohya", f"{onetrainer}, lora_kohya_conversion", kohya()),
         # PEFT's names beside an alpha, which is the first key of a layer and so gives it its format

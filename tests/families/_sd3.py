@@ -141,13 +141,13 @@ def writers(version: str) -> dict[str, Writer]:
             dotted("diffusion_model.", KOHYA_PARAMS),
         ),
         "lycoris": Writer(
-            "lycoris",
+            "kohya",
             "KohakuBlueleaf/LyCORIS lycoris/wrapper.py, LORA_PREFIX; SimpleTuner save_hooks.py, _save_lycoris",
             kohya("lycoris_"),
             "diffusers",
         ),
         "onetrainer-mixture": Writer(
-            "onetrainer", f"{onetrainer}, convert_to_mixture", kohya("lora_transformer_"), "diffusers"
+            "kohya", f"{onetrainer}, convert_to_mixture", kohya("lora_transformer_"), "diffusers"
         ),
         "onetrainer-kohya": Writer("kohya", f"{onetrainer}, lora_kohya_conversion", kohya()),
         "onetrainer-original": Writer("peft", f"{onetrainer}, lora_original_conversion", dotted("", PEFT_ALPHA)),

@@ -123,7 +123,7 @@ _WRITERS = {
         "diffusers",
     ),
     "lycoris": Writer(
-        "lycoris",
+        "kohya",
         "KohakuBlueleaf/LyCORIS lycoris/wrapper.py, LycorisNetwork.LORA_PREFIX",
         kohya("lycoris_"),
         "diffusers",
@@ -164,7 +164,7 @@ def omi(encoders: Mapping[str, str], architecture: str) -> dict[str, Writer]:
     found = {"omi": Writer("diffusers", source, dotted("unet.", KOHYA_PARAMS))}
     for model, component in encoders.items():
         found[f"omi, {model}"] = Writer(
-            "omi",
+            "diffusers",
             source,
             nested(dotted(f"{model}.", KOHYA_PARAMS)),
             "diffusers",

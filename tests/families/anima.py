@@ -131,7 +131,7 @@ FAMILY = Family(
             dotted("diffusion_model.", KOHYA_PARAMS),
         ),
         "lycoris": Writer(
-            "lycoris",
+            "kohya",
             "KohakuBlueleaf/LyCORIS lycoris/wrapper.py, LORA_PREFIX; bghira/SimpleTuner save_hooks.py, _save_lycoris",
             kohya("lycoris_"),
             "diffusers",

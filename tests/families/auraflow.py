@@ -80,7 +80,7 @@ FAMILY = Family(
             "diffusers",
         ),
         "simpletuner lycoris": Writer(
-            "lycoris",
+            "kohya",
             "bghira/SimpleTuner simpletuner/helpers/training/trainer.py over LyCORIS lycoris/wrapper.py",
             kohya("lycoris_"),
             "diffusers",
@@ -95,7 +95,7 @@ FAMILY = Family(
         **simpletuner_comfy("transformer."),
         **extracted("pile_t5xl.transformer", "block.0.", "block.23."),
         "ai-toolkit": Writer(
-            "onetrainer",
+            "kohya",
             "ostris/ai-toolkit toolkit/lora_special.py, LoRASpecialNetwork with is_auraflow, which has no peft_format",
             kohya("lora_transformer_"),
             "diffusers",

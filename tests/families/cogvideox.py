@@ -26,7 +26,7 @@ FAMILY = Family(
             "diffusers",
         ),
         "VideoX-Fun, ComfyUI-CogVideoXWrapper": Writer(
-            "videox_fun",
+            "kohya",
             "aigc-apps/VideoX-Fun cogvideox/utils/lora_utils.py, LoRANetwork; kijai/ComfyUI-CogVideoXWrapper "
             "lora_utils.py, merge_lora",
             kohya("lora_unet__"),

@@ -40,7 +40,7 @@ FAMILY = Family(
             "diffusers",
         ),
         "simpletuner lycoris": Writer(
-            "lycoris", "KohakuBlueleaf/LyCORIS lycoris/wrapper.py, LORA_PREFIX", kohya("lycoris_"), "diffusers"
+            "kohya", "KohakuBlueleaf/LyCORIS lycoris/wrapper.py, LORA_PREFIX", kohya("lycoris_"), "diffusers"
         ),
         "comfy": Writer(
             "diffusers",

@@ -38,7 +38,7 @@ FAMILY = Family(
             dotted("transformer."),
         ),
         "simpletuner lycoris": Writer(
-            "lycoris", "KohakuBlueleaf/LyCORIS lycoris/wrapper.py, LORA_PREFIX", kohya("lycoris_"), layers=BLOCKS
+            "kohya", "KohakuBlueleaf/LyCORIS lycoris/wrapper.py, LORA_PREFIX", kohya("lycoris_"), layers=BLOCKS
         ),
         "onetrainer legacy": Writer(
             "diffusers",

@@ -208,7 +208,7 @@ FAMILY = Family(
             "huggingface/diffusers loaders/lora_conversion_utils.py, _convert_bfl_flux_control_lora_to_diffusers",
             control,
             {"lora": 13 * BLOCKS + 10, "set_weight": 6 * BLOCKS},
-            List("peft+bfl_control", 19 * BLOCKS + 10, 26 * BLOCKS + 9, left={WIDER: 3}),
+            List("peft+whole", 19 * BLOCKS + 10, 26 * BLOCKS + 9, left={WIDER: 3}),
         ),
         "kohya-oft": Made(
             "kohya-ss/sd-scripts networks/oft_flux.py, OFTModule and FLUX_TARGET_REPLACE_MODULE_ATTN_ONLY",
@@ -226,7 +226,7 @@ FAMILY = Family(
             "bghira/SimpleTuner simpletuner/helpers/training/save_hooks.py, _save_lycoris",
             lambda: lokr("lycoris_", flat=True),
             {"lokr": 20 * BLOCKS},
-            List("lycoris", 20 * BLOCKS, 20 * BLOCKS),
+            List("kohya", 20 * BLOCKS, 20 * BLOCKS),
         ),
         "ai-toolkit-lokr": Made(
             "ostris/ai-toolkit toolkit/network_mixins.py, get_state_dict",
@@ -247,7 +247,7 @@ FAMILY = Family(
         "flux_lora_diffusers_format": List("peft", 494, 494),
         "flux_lora_diffusers_no_proj_mlp_format": List("peft", 342, 342),
         "flux_lora_xlabs_format": List("xlabs", 12, 24),
-        "flux_dora_onetrainer_format": List("onetrainer+kohya", 506, 506),
+        "flux_dora_onetrainer_format": List("kohya", 506, 506),
         "flux_lokr_bfl_format": List("diffusers", 6, 0, shapes=False),
     },
 )

@@ -101,7 +101,7 @@ def writers() -> Mapping[str, Writer]:
             "peft", "huggingface/diffusers loaders/peft.py, save_lora_adapter", dotted(""), "diffusers"
         ),
         "simpletuner lycoris": Writer(
-            "lycoris", "KohakuBlueleaf/LyCORIS lycoris/wrapper.py, LORA_PREFIX", kohya("lycoris_"), "diffusers"
+            "kohya", "KohakuBlueleaf/LyCORIS lycoris/wrapper.py, LORA_PREFIX", kohya("lycoris_"), "diffusers"
         ),
         "peft of the native model": Writer(
             "peft",
@@ -145,7 +145,7 @@ def made(shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Made]:
             "ostris/ai-toolkit toolkit/network_mixins.py, use_old_lokr_format",
             lambda: lokr(kohya("lycoris_"), layers),
             {"lokr": count},
-            List("lycoris", count, changed),
+            List("kohya", count, changed),
         ),
     }
 

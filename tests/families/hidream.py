@@ -65,7 +65,7 @@ FAMILY = Family(
             layers=("_stream_blocks",),
         ),
         "simpletuner lycoris": Writer(
-            "lycoris",
+            "kohya",
             "bghira/SimpleTuner simpletuner/helpers/training/trainer.py over LyCORIS lycoris/wrapper.py",
             kohya("lycoris_"),
             "diffusers",
@@ -112,7 +112,7 @@ FAMILY = Family(
             layers=("_stream_blocks",),
         ),
         "omi llama": Writer(
-            "omi",
+            "diffusers",
             "Nerogar/OneTrainer up to de1437cb, modules/util/convert/lora/convert_llama.py, map_causal_llama",
             dotted("llama.", KOHYA_PARAMS),
             "diffusers",

@@ -108,7 +108,7 @@ FAMILY = Family(
             dotted("diffusion_model.", KOHYA_PARAMS),
         ),
         "lycoris": Writer(
-            "lycoris",
+            "kohya",
             "KohakuBlueleaf/LyCORIS lycoris/wrapper.py, LORA_PREFIX",
             kohya("lycoris_"),
             "diffusers",

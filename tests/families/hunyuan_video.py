@@ -171,7 +171,7 @@ FAMILY = Family(
             "diffusers",
         ),
         "onetrainer": Writer(
-            "onetrainer",
+            "kohya",
             "Nerogar/OneTrainer modules/modelSaver/hunyuanVideo/HunyuanVideoLoRASaver.py, convert_to_mixture",
             kohya("lora_transformer_"),
             "diffusers",
@@ -220,7 +220,7 @@ FAMILY = Family(
             fuse=omi(),
         ),
         "omi llama": Writer(
-            "omi",
+            "diffusers",
             "Nerogar/OneTrainer up to de1437cb, modules/util/convert/lora/convert_llama.py, map_llama",
             dotted("llama.language_model.model.", KOHYA_PARAMS),
             "diffusers",
@@ -229,7 +229,7 @@ FAMILY = Family(
             metadata=METADATA,
         ),
         "lycoris": Writer(
-            "lycoris",
+            "kohya",
             "KohakuBlueleaf/LyCORIS lycoris/wrapper.py, LORA_PREFIX",
             kohya("lycoris_"),
             "diffusers",

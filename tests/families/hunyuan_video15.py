@@ -164,7 +164,7 @@ FAMILY = Family(
             layers=("transformer_blocks.",),
         ),
         "lycoris": Writer(
-            "lycoris",
+            "kohya",
             "KohakuBlueleaf/LyCORIS lycoris/wrapper.py, LORA_PREFIX; bghira/SimpleTuner save_hooks.py, _save_lycoris",
             kohya("lycoris_"),
             "diffusers",

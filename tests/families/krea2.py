@@ -105,7 +105,7 @@ FAMILY = Family(
             fuse=fused(),
         ),
         "simpletuner lycoris": Writer(
-            "lycoris", "KohakuBlueleaf/LyCORIS lycoris/wrapper.py, LORA_PREFIX", kohya("lycoris_"), "diffusers"
+            "kohya", "KohakuBlueleaf/LyCORIS lycoris/wrapper.py, LORA_PREFIX", kohya("lycoris_"), "diffusers"
         ),
         "onetrainer diffusers": Writer(
             "peft",
@@ -137,7 +137,7 @@ FAMILY = Family(
             "bghira/SimpleTuner simpletuner/helpers/models/krea2/transformer.py, fuse_projections",
             lambda: lokr(kohya("lycoris_"), fused_shapes()),
             {"lokr": 12},
-            List("lycoris", 12, 24),
+            List("kohya", 12, 24),
         ),
     },
     lists={"krea2_lora_kohya_format": List("kohya", 40, 40)},

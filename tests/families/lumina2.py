@@ -106,7 +106,7 @@ FAMILY = Family(
             "diffusers",
         ),
         "simpletuner": Writer(
-            "lycoris",
+            "kohya",
             "bghira/SimpleTuner simpletuner/helpers/training/trainer.py over LyCORIS lycoris/wrapper.py",
             kohya("lycoris_"),
             "diffusers",

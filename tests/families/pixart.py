@@ -101,14 +101,14 @@ FAMILY = Family(
             "diffusers",
         ),
         "simpletuner lycoris": Writer(
-            "lycoris",
+            "kohya",
             "bghira/SimpleTuner simpletuner/helpers/training/trainer.py over LyCORIS lycoris/wrapper.py",
             kohya("lycoris_"),
             "diffusers",
             layers=(".attn1.", ".attn2.", ".ff."),
         ),
         "onetrainer": Writer(
-            "onetrainer",
+            "kohya",
             "Nerogar/OneTrainer modules/modelSaver/pixartAlpha/PixArtAlphaLoRASaver.py, _convert_legacy",
             kohya("lora_transformer_"),
             "diffusers",

@@ -66,10 +66,10 @@ FAMILY = Family(
             layers=BLOCKS,
         ),
         "simpletuner lycoris": Writer(
-            "lycoris", "KohakuBlueleaf/LyCORIS lycoris/wrapper.py, LORA_PREFIX", kohya("lycoris_"), layers=BLOCKS
+            "kohya", "KohakuBlueleaf/LyCORIS lycoris/wrapper.py, LORA_PREFIX", kohya("lycoris_"), layers=BLOCKS
         ),
         "videox-fun": Writer(
-            "videox_fun",
+            "kohya",
             "aigc-apps/VideoX-Fun videox_fun/utils/lora_utils.py, LoRANetwork.create_modules",
             kohya("lora_unet__"),
             layers=BLOCKS,
@@ -114,7 +114,7 @@ FAMILY = Family(
             "ostris/ai-toolkit toolkit/network_mixins.py, use_old_lokr_format",
             lambda: lokr(kohya("lycoris_"), blocks()),
             {"lokr": 24},
-            List("lycoris", 24, 24),
+            List("kohya", 24, 24),
         ),
     },
     lists={

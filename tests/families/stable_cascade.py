@@ -103,7 +103,7 @@ FAMILY = Family(
     encoders={"text_encoder": clip},
     writers={
         "onetrainer": Writer(
-            "stable_cascade",
+            "kohya",
             "Nerogar/OneTrainer modules/model/WuerstchenModel.py, cascade_prior_legacy",
             onetrainer,
             "diffusers",
@@ -113,9 +113,7 @@ FAMILY = Family(
             "Nerogar/OneTrainer modules/model/WuerstchenModel.py, diffusers_to_original",
             parts_of_torchs,
         ),
-        "comfy": Writer(
-            "stable_cascade", "Comfy-Org/ComfyUI comfy/lora.py, StableCascade_C", kohya("lora_prior_unet_")
-        ),
+        "comfy": Writer("kohya", "Comfy-Org/ComfyUI comfy/lora.py, StableCascade_C", kohya("lora_prior_unet_")),
         "onetrainer in diffusers' format": Writer(
             "peft",
             "Nerogar/OneTrainer modules/modelSaver/wuerstchen/WuerstchenLoRASaver.py, DIFFUSERS_LORA",
@@ -123,7 +121,7 @@ FAMILY = Family(
             "diffusers",
         ),
         "onetrainer, the text encoder": Writer(
-            "stable_cascade",
+            "kohya",
             "Nerogar/OneTrainer modules/modelSaver/wuerstchen/WuerstchenLoRASaver.py, _convert_legacy",
             nested(kohya("lora_prior_te_")),
             "diffusers",

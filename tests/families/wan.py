@@ -73,7 +73,7 @@ FAMILY = Family(
             layers=("_attn.", ".ffn."),
         ),
         "videox-fun": Writer(
-            "videox_fun",
+            "kohya",
             "aigc-apps/VideoX-Fun videox_fun/utils/lora_utils.py, LoRANetwork.create_modules",
             kohya("lora_unet__"),
             layers=("_attn.", ".ffn.", "embedding.", "head."),
@@ -102,14 +102,14 @@ FAMILY = Family(
             "diffusers",
         ),
         "simpletuner": Writer(
-            "lycoris",
+            "kohya",
             "bghira/SimpleTuner simpletuner/helpers/training/lycoris.py over LyCORIS lycoris/wrapper.py",
             kohya("lycoris_"),
             "diffusers",
             layers=(".attn1.", ".attn2.", ".ffn."),
         ),
         "lycoris of the native model": Writer(
-            "lycoris", "KohakuBlueleaf/LyCORIS lycoris/wrapper.py, LORA_PREFIX", kohya("lycoris_"), layers=BLOCKS
+            "kohya", "KohakuBlueleaf/LyCORIS lycoris/wrapper.py, LORA_PREFIX", kohya("lycoris_"), layers=BLOCKS
         ),
         # no trainer at hand has Wan's text encoder; who extracts its difference has this
         **extracted("umt5xxl.transformer", "block.0.", "block.23."),

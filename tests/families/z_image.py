@@ -98,13 +98,13 @@ FAMILY = Family(
             layers=("layers.",),
         ),
         "videox-fun": Writer(
-            "videox_fun",
+            "kohya",
             "aigc-apps/VideoX-Fun videox_fun/utils/lora_utils.py, LoRANetwork.create_modules",
             kohya("lora_unet__"),
             "diffusers",
         ),
         "simpletuner lycoris": Writer(
-            "lycoris", "KohakuBlueleaf/LyCORIS lycoris/wrapper.py, LORA_PREFIX", kohya("lycoris_"), "diffusers"
+            "kohya", "KohakuBlueleaf/LyCORIS lycoris/wrapper.py, LORA_PREFIX", kohya("lycoris_"), "diffusers"
         ),
         "onetrainer legacy": Writer(
             "diffusers",
@@ -131,7 +131,7 @@ FAMILY = Family(
             "ostris/ai-toolkit toolkit/network_mixins.py, use_old_lokr_format",
             lambda: lokr(kohya("lycoris_"), apart()),
             {"lokr": 16},
-            List("lycoris", 16, 16),
+            List("kohya", 16, 16),
         ),
         "lokr of the native model": Made(
             "KohakuBlueleaf/LyCORIS lycoris/modules/lokr.py",

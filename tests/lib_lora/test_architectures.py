@@ -270,7 +270,7 @@ def test_omi_of_sdxl(tmp_path):
     path = save(tmp_path / "a.safetensors", tensors)
     network = load_network(path, models()["sdxl", "diffusers"])
     assert network.report.unused == ()
-    assert (network.report.format, network.report.architecture) == ("omi+diffusers", "sdxl")
+    assert (network.report.format, network.report.architecture) == ("diffusers", "sdxl")
     assert [(one.component, one.target.path.removeprefix("text_model.")) for one in network.bindings] == [
         ("text_encoder_2", "encoder.layers.3.mlp.fc1"),
         ("text_encoder", "encoder.layers.3.mlp.fc1"),

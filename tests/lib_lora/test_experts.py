@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -338,7 +339,7 @@ def test_the_order_and_the_shapes_choose_if_one_choice_is_left(own, shapes, want
         f"x.{name}": Weights(name, (8, *shape)) for name, shape in zip("abc", own, strict=False)
     }
     wrapped = {"x" + ".base_layer" * i: shape for i, shape in enumerate(shapes)}
-    found = names_of("unet", wrapped, layers, layers.get, None, {})
+    found = names_of(SimpleNamespace(component="unet", dotted=layers, find=layers.get), wrapped, None, {})
     if want is None:
         assert all(isinstance(one, NumberingError) for one in found.values())
     else:

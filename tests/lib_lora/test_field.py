@@ -297,7 +297,7 @@ def test_rows_that_are_by_turns_come_to_their_layers(tmp_path):
     name = "blocks.1.attn.qkv_proj"
     tensors = {f"{name}.lora_A.default.weight": torch.ones(1, width), f"{name}.lora_B.default.weight": up}
     network = load_network(save(tmp_path / "file.safetensors", tensors), {"transformer": model("minimax_h3")})
-    assert (network.report.unused, network.report.format) == ((), "diffsynth")
+    assert (network.report.unused, network.report.format) == ((), "peft")
     found = {one.target.path: one.adapter.factors().up.flatten() for one in network.bindings}
     by_head = up.view(heads, 3, 128)
     assert len(found) == 3

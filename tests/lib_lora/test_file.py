@@ -24,7 +24,7 @@ from lib_lora import Engine, Entry, Stack
 from lib_lora.errors import FileError, PickleError
 from lib_lora.files import file as file_module
 from lib_lora.files.file import AdapterFile, Reader, glance
-from lib_lora.files.formats._trainer_config import adapter_config
+from lib_lora.files.reading import read_object
 from lib_lora.tensors import TensorFields
 from tests.fakes.files import pair, save
 from tests.selection import examples
@@ -219,14 +219,14 @@ def test_numbers_are_read_without_the_map(write):
     assert file._map is None
 
 
-def test_adapter_config_beside_the_file(tmp_path):
-    assert adapter_config(tmp_path / "a.safetensors") is None
-    (tmp_path / "adapter_config.json").write_text('{"lora_alpha": 16}')
-    assert adapter_config(tmp_path / "a.safetensors") == {"lora_alpha": 16}
+def test_a_configuration_beside_the_file(tmp_path):
+    path = tmp_path / "adapter_config.json"
+    path.write_text('{"lora_alpha": 16}')
+    assert read_object(path) == {"lora_alpha": 16}
     for bad in ("{", "[]", "[" * 100_000, " " * (9 << 20)):
-        (tmp_path / "adapter_config.json").write_text(bad)
+        path.write_text(bad)
         with pytest.raises(FileError, match="adapter_config"):
-            adapter_config(tmp_path / "a.safetensors")
+            read_object(path)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="pipes and devices are files on POSIX systems alone")
@@ -239,7 +239,7 @@ def test_only_regular_files_are_opened(tmp_path, kind):
             path.symlink_to("/dev/zero")
         else:
             path.mkdir()
-    for read in (AdapterFile.open, glance, adapter_config):
+    for read in (AdapterFile.open, glance, read_object):
         with pytest.raises(FileError, match="not a regular file"):
             read(tmp_path / "a.safetensors")
 
@@ -375,7 +375,7 @@ def test_tensors_are_the_same_in_whatever_order_and_steps_they_are_read(tmp_path
         assert all(torch.equal(copies[key], tensor) for key, tensor in tensors.items())
     assert not file.not_finite(tensors)
     for key in (key for key in tensors if tensors[key].is_floating_point()):
-        assert file.magnitude(key) == tensors[key].abs().max().item(), "of each tensor alone"
+        assert file.magnitudes[key] == tensors[key].abs().max().item(), "of each tensor alone"
 
 
 @pytest.mark.parametrize("layers", [2, 9])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from lib_lora.files.formats.base import FILE_WIDE, ParsedKey
+from lib_lora.files.formats.base import BUNDLED, FILE_WIDE, ParsedKey
 from lib_lora.naming.parsed import key_formats
 from tests.fakes.keys import parse_key
 
@@ -28,7 +28,7 @@ KEYS = {
     f"lora_te1.{TEXT}.lora_A.weight": ("peft", "text_encoder", TEXT, DOWN),
     f"lora_te2.{TEXT}.alpha": ("diffusers", "text_encoder_2", TEXT, "alpha"),
     "llama.model.layers.0.self_attn.q_proj.lora_up.weight": (
-        "omi",
+        "diffusers",
         "text_encoders.llama",
         "model.layers.0.self_attn.q_proj",
         UP,
@@ -36,8 +36,8 @@ KEYS = {
     "lora_te_text_model_x.alpha": ("kohya", "text_encoder", "text_model_x", "alpha"),
     "lora_te1_text_model_x.alpha": ("kohya", "text_encoder", "text_model_x", "alpha"),
     "lora_te2_text_model_x.lora_up.weight": ("kohya", "text_encoder_2", "text_model_x", UP),
-    f"lycoris_{FLAT}.lora_up.weight": ("lycoris", None, FLAT, UP),
-    f"lycoris_{FLAT}.hada_w1_a": ("lycoris", None, FLAT, "hada_w1_a"),
+    f"lycoris_{FLAT}.lora_up.weight": ("kohya", None, FLAT, UP),
+    f"lycoris_{FLAT}.hada_w1_a": ("kohya", None, FLAT, "hada_w1_a"),
     f"unet.{UNET}.lora.down.weight": ("diffusers", "unet", UNET, DOWN),
     f"{UNET}.lora.up.weight": ("diffusers", None, UNET, UP),
     f"unet.{UNET}.lora_linear_layer.up.weight": ("diffusers", "unet", UNET, UP),
@@ -58,7 +58,7 @@ KEYS = {
     f"base_model.model.{TEXT}.lora_embedding_A": ("peft", None, TEXT, "lora_embedding_A"),
     f"base_model.model.{TEXT}.lora_embedding_B.default": ("peft", None, TEXT, "lora_embedding_B"),
     f"lora_unet_{FLAT}.lora_down": ("kohya", "denoiser", FLAT, DOWN),
-    f"lycoris_{FLAT}.lora_mid": ("lycoris", None, FLAT, "lora_mid.weight"),
+    f"lycoris_{FLAT}.lora_mid": ("kohya", None, FLAT, "lora_mid.weight"),
     f"unet.{UNET}.lora_up": ("diffusers", "unet", UNET, UP),
     f"{UNET}.lora_down": ("diffusers", None, UNET, DOWN),
     f"module.base_model.model.{TEXT}.lora_A.weight": ("peft", None, TEXT, DOWN),
@@ -117,11 +117,11 @@ KEYS = {
     "mid.attn1.processor.to_out_lora.lambda_layer": ("diffusers", None, "mid.attn1.to_out.0", "lambda_layer"),
     "mid.attn1.processor.to_v_lora.base_p.weight": ("diffusers", None, "mid.attn1.to_v", "base_p"),
     "mid.attn1.processor.to_v_lora.base_lambda": ("diffusers", None, "mid.attn1.to_v", "base_lambda"),
-    "lora_unet__blocks_0_self_attn_q.lora_up.weight": ("videox_fun", "denoiser", "blocks_0_self_attn_q", UP),
-    "lora_unet__blocks_0_self_attn_q.lora_A.weight": ("videox_fun", "denoiser", "blocks_0_self_attn_q", DOWN),
-    f"lora_unet__{FLAT}.alpha": ("videox_fun", "denoiser", FLAT, "alpha"),
-    "lora_prior_unet_clf_1.lora_down.weight": ("stable_cascade", "prior", "clf_1", DOWN),
-    "lora_prior_te_text_model_x.lora_up.weight": ("stable_cascade", "text_encoder", "text_model_x", UP),
+    "lora_unet__blocks_0_self_attn_q.lora_up.weight": ("kohya", "denoiser", "blocks_0_self_attn_q", UP),
+    "lora_unet__blocks_0_self_attn_q.lora_A.weight": ("kohya", "denoiser", "blocks_0_self_attn_q", DOWN),
+    f"lora_unet__{FLAT}.alpha": ("kohya", "denoiser", FLAT, "alpha"),
+    "lora_prior_unet_clf_1.lora_down.weight": ("kohya", "prior", "clf_1", DOWN),
+    "lora_prior_te_text_model_x.lora_up.weight": ("kohya", "text_encoder", "text_model_x", UP),
     f"prior.{UNET}.lora_B.weight": ("peft", "prior", UNET, UP),
     "lora_te_encoder_block_0_layer_0_SelfAttention_q.alpha": (
         *("kohya", "text_encoder", "encoder_block_0_layer_0_SelfAttention_q", "alpha"),
@@ -130,15 +130,15 @@ KEYS = {
     f"oft_unet_{FLAT}.oft_blocks.2": ("kohya_oft", "denoiser", FLAT, "oft_blocks.2"),
     f"oft_unet_{FLAT}.alpha": ("kohya_oft", "denoiser", FLAT, "alpha"),
     "lora_transformer_transformer_blocks_0_attn_to_k.dora_scale": (
-        "onetrainer",
+        "kohya",
         "denoiser",
         "transformer_blocks_0_attn_to_k",
         "dora_scale",
     ),
-    f"clip_l.{TEXT}.lora_up.weight": ("omi", "text_encoder", TEXT, UP),
-    f"clip_g.{TEXT}.oft_R.weight": ("omi", "text_encoder_2", TEXT, "oft_R.weight"),
+    f"clip_l.{TEXT}.lora_up.weight": ("diffusers", "text_encoder", TEXT, UP),
+    f"clip_g.{TEXT}.oft_R.weight": ("peft", "text_encoder_2", TEXT, "oft_R.weight"),
     "t5.encoder.block.0.layer.0.SelfAttention.q.alpha": (
-        "omi",
+        "diffusers",
         "text_encoders.t5xxl",
         "encoder.block.0.layer.0.SelfAttention.q",
         "alpha",
@@ -150,7 +150,14 @@ KEYS = {
         "single_blocks.3.linear1_qkv",
         DOWN,
     ),
-    "single_blocks.3.norm.key_norm.scale": ("bfl_control", None, "single_blocks.3.norm.key_norm", "set_weight"),
+    "single_blocks.3.norm.key_norm.scale": ("whole", None, "single_blocks.3.norm.key_norm", "set_weight"),
+    "blocks.0.attn.qkv_proj.lora_A.default.weight": ("peft", None, "blocks.0.attn.qkv_proj_by_head", DOWN),
+    "base_model.model.encoder.query.default_lora_latent_mapping.weight": (
+        *("peft", None, "encoder.query", "lora_latent_mapping.weight"),
+    ),
+    "base_model.model.encoder.query_lora_latent_mapping.weight": (
+        *("peft", None, "encoder.query", "lora_latent_mapping.weight"),
+    ),
     "a.attn.processor.to_k_proj_lora.down.weight": ("diffusers", None, "a.attn.add_k_proj", DOWN),
     "mid.attn.processor.add_v_proj_lora.up.weight": ("diffusers", None, "mid.attn.add_v_proj", UP),
     "unet:0:up": ("cloneofsimo", "unet", "0", UP),
@@ -219,10 +226,9 @@ def test_known_spellings(key):
     spelled, parsed = parse_key(key)
     assert parsed is not None
     assert (spelled, parsed.component, parsed.module, parsed.param) == (name, component, module, param)
-    flat = ("kohya", "kohya_oft", "lycoris", "onetrainer", "stable_cascade", "videox_fun")
-    assert parsed.flattened == (name in flat)
-    assert parsed.bundled == (name == "bundle")
-    assert parsed.file_wide == (param in ("vera_A", "vera_B"))
+    assert parsed.flattened == (name in ("kohya", "kohya_oft"))
+    assert parsed.param.startswith(BUNDLED) == (name == "bundle")
+    assert (parsed.module == FILE_WIDE) == (param in ("vera_A", "vera_B"))
 
 
 @pytest.mark.parametrize("key", [key for key in STRANGERS if key not in {one.example for one in FORMATS.values()}])
@@ -250,7 +256,7 @@ NUMBER = re.compile(r"(?<![a-z0-9])[0-9]+(?![a-z0-9])")
 @EACH
 def test_each_format_claims_its_own_example_first(one):
     name, parsed = parse_key(one.example)
-    assert (name, parsed) == (one.name, one.parse(one.example))
+    assert (name, parsed) == (one.name, parse_key(one.example, None, one)[1])
     assert parsed is not None
     assert (bool(parsed.module), bool(parsed.param)) == (True, True)
 
@@ -258,7 +264,11 @@ def test_each_format_claims_its_own_example_first(one):
 @EACH
 def test_a_format_that_shares_its_example_with_others_says_that_it_is_asked_first(one):
     later = {other.name for other in FORMATS.values() if other.last and not one.last}
-    others = {other.name for other in FORMATS.values() if other.parse(one.example) is not None} - {one.name} - later
+    others = (
+        {other.name for other in FORMATS.values() if parse_key(one.example, None, other)[1] is not None}
+        - {one.name}
+        - later
+    )
     assert others <= asked_after(one.name), f"Add these to `before` in lib_lora/formats/{one.name}.py."
 
 
@@ -275,14 +285,14 @@ def asked_after(name: str) -> set[str]:
 @EACH
 @given(number=st.integers(0, 999))
 def test_another_number_in_an_example_is_that_number_in_its_module(one, number):
-    before, after = one.parse(one.example), parse_key(NUMBER.sub(str(number), one.example))
+    before, after = parse_key(one.example, None, one)[1], parse_key(NUMBER.sub(str(number), one.example))
     assert after == (one.name, replace(before, module=NUMBER.sub(str(number), before.module)))
 
 
 @EACH
 def test_an_example_that_is_longer_or_shorter_is_another_key(one):
     for key in (f"{one.example}.something_new", f"{one.example}_new", one.example[:-1]):
-        assert parse_key(key)[1] != one.parse(one.example), key
+        assert parse_key(key)[1] != parse_key(one.example, None, one)[1], key
 
 
 @given(st.text(max_size=120))
@@ -304,7 +314,7 @@ def test_kohya_keys_come_apart_where_they_were_joined(module, param):
 @given(NAMES, st.sampled_from([*TENSORS, *LAYERS, *IA3]))
 def test_videox_fun_keys_come_apart_where_they_were_joined(module, param):
     flat = module.replace(".", "_")
-    assert parse_key(f"lora_unet__{flat}.{param}") == ("videox_fun", ParsedKey("denoiser", flat, param, flattened=True))
+    assert parse_key(f"lora_unet__{flat}.{param}") == ("kohya", ParsedKey("denoiser", flat, param, flattened=True))
 
 
 @given(NAMES, st.sampled_from([*TENSORS, *LAYERS, *IA3]))
@@ -355,7 +365,6 @@ EMBEDDING = st.from_regex(r"[a-z0-9_-]{1,12}", fullmatch=True)
 def test_bundled_embeddings_are_no_layers(name, rest):
     spelled, parsed = parse_key(f"bundle_emb.{name}.{rest}")
     assert (spelled, parsed) == ("bundle", ParsedKey(None, name, f"bundle_emb.{rest}", flattened=False))
-    assert parsed.bundled
 
 
 @given(DOTTED, st.sampled_from("AB"))

@@ -309,31 +309,32 @@ def test_multiplier_zero_equals_no_file(tmp_path):
 class Attention(nn.Module):
     """As OpenCLIP's block uses it."""
 
-    def __init__(self, kdim: int | None = None) -> None:
+    def __init__(self, kdim: int = 32) -> None:
         super().__init__()
         self.attn = nn.MultiheadAttention(32, 4, batch_first=True, kdim=kdim, vdim=kdim)
-        self.kdim = kdim or 32
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return self.attn(x, y, y, need_weights=False)[0]
 
 
-@pytest.mark.parametrize("kdim", [None, 20])
+def test_attention_whose_keys_have_another_width_is_left_out_with_a_reason(tmp_path):
+    made = pair("lora_unet_attn_out_proj", (32, 32), 4) | pair("lora_unet_attn_k_proj", (32, 20), 4)
+    report = load_network(save(tmp_path / "a.safetensors", made), {"unet": Attention(20)}).report
+    assert report.hit == 0
+    assert {one.cause for one in report.unused} == {"layer_kind", "no_module"}
+
+
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-def test_attention_with_fused_weights(tmp_path, kdim, training):
-    base = Attention(kdim).double().requires_grad_(False).train(training)
-    x, y = torch.randn(2, 5, 32, dtype=torch.float64), torch.randn(2, 7, base.kdim, dtype=torch.float64)
+def test_attention_with_fused_weights(tmp_path, training):
+    base = Attention().double().requires_grad_(False).train(training)
+    x, y = torch.randn(2, 5, 32, dtype=torch.float64), torch.randn(2, 7, 32, dtype=torch.float64)
     tensors: dict[str, torch.Tensor] = {}
-    for i, (name, inside) in enumerate({"q": 32, "k": base.kdim, "v": base.kdim, "out": 32}.items()):
-        tensors |= pair(f"lora_unet_attn_{name}_proj", (32, inside), 4, alpha=2, seed=i)
+    for i, name in enumerate(("q", "k", "v", "out")):
+        tensors |= pair(f"lora_unet_attn_{name}_proj", (32, 32), 4, alpha=2, seed=i)
     want = copy.deepcopy(base)
     deltas = {name: 0.5 * dense(tensors, f"lora_unet_attn_{name}_proj", 0.5) for name in ("q", "k", "v", "out")}
     want.attn.out_proj.weight += deltas["out"]
-    if kdim is None:
-        want.attn.in_proj_weight += torch.cat([deltas["q"], deltas["k"], deltas["v"]])
-    else:
-        for name in "qkv":
-            getattr(want.attn, f"{name}_proj_weight").add_(deltas[name])
+    want.attn.in_proj_weight += torch.cat([deltas["q"], deltas["k"], deltas["v"]])
     plain, state = base(x, y), {key: value.clone() for key, value in base.state_dict().items()}
     engine = Engine({"unet": base})
     engine.activate(Stack([Entry(save(tmp_path / "a.safetensors", tensors), 0.5)]))

@@ -31,15 +31,9 @@ SAMPLES: dict[str, dict[str, tuple[int, ...]]] = {
         "control_model.input_hint_block.0.weight": (16, 3, 3, 3),
         "control_model.zero_convs.0.0.weight": (1,),
     },
-    "sparse_ctrl": {
-        "controlnet_cond_embedding.conv_in.weight": (16, 4, 3, 3),
-        "down_blocks.0.motion_modules.0.temporal_transformer.norm.weight": (32,),
-    },
     "fun_control": {"control_all_x_embedder.2-1.weight": (96, 132), "control_layers.0.before_proj.weight": (96, 96)},
-    "blockwise_control": {"controlnet_blocks.0.x_rms.weight": (96,), "controlnet_blocks.0.proj.weight": (96, 96)},
     "vace_module": {"vace_patch_embedding.weight": (64, 96, 1, 2, 2), "vace_blocks.0.before_proj.weight": (64, 64)},
     "t2i_adapter": {"adapter.body.0.resnets.0.block1.weight": (32, 32, 3, 3), "adapter.conv_in.weight": (32, 64, 3, 3)},
-    "style_adapter": {"transformer_layes.0.attn.in_proj_weight": (96, 32), "ln_post.weight": (32,)},
     "motion_lora": {
         "down_blocks.0.motion_modules.0.temporal_transformer.transformer_blocks.0.attention_blocks.0.processor."
         f"to_q_lora.{side}.weight": shape
@@ -49,7 +43,6 @@ SAMPLES: dict[str, dict[str, tuple[int, ...]]] = {
         "down_blocks.0.motion_modules.0.temporal_transformer.norm.weight": (32,),
         "down_blocks.0.motion_modules.0.temporal_transformer.proj_in.weight": (32, 32),
     },
-    "camera_ctrl": {"pose_encoder.encoder_down_conv_blocks.0.0.weight": (32, 32, 3, 3)},
     "ip_adapter": {"image_proj.proj.weight": (307, 102), "ip_adapter.1.to_k_ip.weight": (32, 76)},
     "ip_adapter_face_id": {"image_proj.proj.0.weight": (102, 51), "ip_adapter.0.to_q_lora.down.weight": (12, 32)},
     "instant_id": {"image_proj.proj_in.weight": (128, 512), "ip_adapter.1.to_k_ip.weight": (64, 204)},
@@ -62,8 +55,6 @@ SAMPLES: dict[str, dict[str, tuple[int, ...]]] = {
     "fooocus_inpaint": {"head": (320, 5, 3, 3)},
     "layer_diffuse": {"diffusion_model.input_blocks.4.1.transformer_blocks.0.attn1.to_q.weight::lora::0": (64, 2)},
     "easy_control": {f"double_blocks.0.processor.q_loras.0.{side}.weight": (30, 30) for side in ("down", "up")},
-    "gligen": {"position_net.linears.0.weight": (5, 8), "input_blocks.1.1.transformer_blocks.0.fuser.alpha_attn": ()},
-    "soft_prompt": {"prompt_embeddings": (8, 64)},
     "x_lora": {"base_model.internal_xlora_classifier.layers.0.weight": (3, 4)},
     "textual_inversion": {"clip_l": (4, 768), "clip_g": (4, 1280)},
     "token_embedding": {"<my-cat>": (768,)},
@@ -83,81 +74,23 @@ SAMPLES: dict[str, dict[str, tuple[int, ...]]] = {
         "transformer_blocks.0.qkv_proj.lora_down": (3, 16),
     },
     "vae": {"encoder.conv_in.weight": (12, 3, 3, 3), "decoder.up_blocks.0.resnets.0.conv1.weight": (5, 5, 3, 3)},
-    "taesd": {"taesd_decoder.1.weight": (64, 4, 3, 3)},
     "clip_text_encoder": {"text_model.encoder.layers.0.self_attn.q_proj.weight": (76, 76)},
     "t5_text_encoder": {"shared.weight": (3, 40), "encoder.block.0.layer.0.SelfAttention.q.weight": (40, 40)},
     "language_model": {"model.layers.0.self_attn.q_proj.weight": (25, 25), "model.embed_tokens.weight": (15, 25)},
     "clip_vision": {"vision_model.encoder.layers.0.self_attn.q_proj.weight": (10, 10)},
-    "dino": {
-        "embeddings.patch_embeddings.projection.weight": (10, 3, 14, 14),
-        "encoder.layer.0.mlp.fc1.weight": (4, 1),
-    },
-    "esrgan": {"conv_first.weight": (64, 3, 3, 3), "body.0.rdb1.conv1.weight": (32, 64, 3, 3)},
-    "swinir": {"conv_first.weight": (18, 3, 3, 3), "layers.0.residual_group.blocks.0.attn.qkv.weight": (54, 18)},
-    "latent_upscaler": {"initial_conv.weight": (51, 12, 3, 3, 3), "post_upsample_res_blocks.0.conv1.weight": (5, 5)},
-    "face_restorer": {"stylegan_decoder.constant_input.weight": (1, 51, 4, 4)},
-    "frame_interpolation": {"block0.conv0.0.0.weight": (12, 7, 3, 3), "contextnet.conv1.conv1.0.weight": (3, 3)},
-    "inpainter": {"model.1.conv1.ffc.convl2l.weight": (12, 12, 3, 3)},
-    "depth": {"pretrained.blocks.0.attn.qkv.weight": (30, 10), "depth_head.scratch.refinenet1.out_conv.weight": (6, 6)},
-    "pose": {"model1_1.Mconv1_stage2_L1.weight": (1,), "model0.conv1_1.weight": (6, 3, 3, 3)},
-    "lines": {"block1.convs.0.weight": (6, 3, 3, 3), "norm": (1, 3, 1, 1)},
-    "sam": {"image_encoder.neck.0.weight": (25, 76, 1, 1), "mask_decoder.iou_token.weight": (1, 25)},
-    "background_remover": {"bb.layers.0.blocks.0.attn.qkv.weight": (57, 19), "squeeze_module.0.conv_in.weight": (3, 3)},
-    "detector": {"model.22.cv2.0.0.conv.weight": (6, 6, 3, 3), "model.0.conv.weight": (6, 3, 3, 3)},
-    "aesthetic_predictor": {"layers.0.weight": (1024, 768), "layers.7.weight": (1, 16)},
-    "tagger": {"head.weight": (9083, 4), "head.bias": (9083,)},
-    "captioner": {"visual_encoder.blocks.0.attn.qkv.weight": (30, 10), "text_decoder.cls.predictions.bias": (30,)},
-    "segmenter": {
-        "segformer.encoder.block.0.0.attention.self.query.weight": (6, 6),
-        "decode_head.classifier.bias": (1,),
-    },
-    "voice": {"enc_p.emb_phone.weight": (19, 76), "dec.ups.0.weight_v": (5, 2, 16)},
-    "whisper": {
-        "model.encoder.conv1.weight": (38, 8, 3),
-        "model.decoder.layers.0.encoder_attn.q_proj.weight": (38, 38),
-    },
-    "prior": {"prd_embedding": (1, 1, 20), "clip_mean": (1, 7), "clip_std": (1, 7)},
-    "optimizer": {"state.0.exp_avg": (4, 3), "state.0.exp_avg_sq": (4, 3)},
+    "upscaler": {"conv_first.weight": (64, 3, 3, 3), "body.0.rdb1.conv1.weight": (32, 64, 3, 3)},
     "training_state": {"shadow_params.0": (4, 3), "global_step": ()},
     "sam_lora": {"w_a_000": (4, 76), "w_b_000": (76, 4)},
-    "whisper_lora": {
-        f"base_model.model.model.decoder.layers.0.encoder_attn.q_proj.lora_{side}.weight": (4, 4) for side in "AB"
-    },
-    "vision_language_lora": {f"base_model.model.visual.blocks.0.attn.qkv.lora_{side}.weight": (4, 4) for side in "AB"},
     "language_lora": {f"{_LLM}.lora_{side}.weight": (4, 4) for side in "AB"},
-    "gpt_lora": {f"base_model.model.transformer.h.0.attn.c_attn.lora_{side}.weight": (4, 4) for side in "AB"},
-    "bert_lora": {
-        f"base_model.model.bert.encoder.layer.0.attention.self.query.lora_{side}.weight": (4, 4) for side in "AB"
-    },
-    "vit_lora": {
-        f"base_model.model.vit.encoder.layer.0.attention.attention.query.lora_{side}.weight": (4, 4) for side in "AB"
-    },
-    "seq2seq_lora": {
-        f"base_model.model.decoder.block.0.layer.1.EncDecAttention.q.lora_{side}.weight": (4, 4) for side in "AB"
-    },
-    "vae_lora": {f"vae.decoder.mid_block.attentions.0.to_q.lora_{side}.weight": (4, 4) for side in "AB"},
-    "reward_model": {"reward_head.layers.0.weight": (4, 7), "blip.visual_encoder.cls_token": (1, 1, 10)},
-    "classifier_lora": {
-        "base_model.model.score.weight": (2, 4),
-        **{f"base_model.model.backbone.0.fc.lora_{side}.weight": (4, 4) for side in "AB"},
-    },
 }
 """Kind -> a few keys of such a file."""
 HEADS = {
     "web_page": b"<!DOCTYPE html><html>",
-    "xml": b'<?xml version="1.0"?><Error>',
-    "json": b'{"error": "not found"}',
+    "message": b'{"error": "not found"}',
     "lfs_pointer": b"version https://git-lfs.github.com/spec/v1\n",
     "gguf": b"GGUF\3\0\0\0" + bytes(64),
-    "ggml": b"lmgg\1\0\0\0\5\0\0\0",
-    "numpy": b"\x93NUMPY\1\0v\0{'descr'",
     "picture": b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR",
     "archive": b"Rar!\x1a\7\1\0abcd",
-    "onnx": b"\x08\x07\x12\x07pytorch\x1a",
-    "draw_things": b"SQLite format 3\0",
-    "hdf5": b"\x89HDF\r\n\x1a\n",
-    "tensorrt": b"ftrt\xb8\0\0\0\0\0\0\0" + b"ptrt",
-    "torrent": b"d8:announce35:udp://",
     "zeros": bytes(4096),
 }
 KINDS = {one.name: one for one in strangers()}
@@ -198,9 +131,15 @@ def test_siblings_of_the_kinds_are_named_too():
         "pulid": ["id_adapter_attn_layers.1.id_to_k.weight", "id_adapter.latents"],
         "vae": ["decoder.middle.0.residual.0.gamma", "encoder.downsamples.0.residual.0.gamma", "quant_conv.weight"],
         "sam_lora": ["image_encoder.blocks.0.attn.qkv.linear_a_q.weight"],
-        "esrgan": ["model.1.sub.0.RDB1.conv1.0.weight", "RRDB_trunk.0.RDB1.conv1.weight"],
-        "language_lora": ["base_model.model.model.layers.0.mlp.gate_proj.lora_A.default.weight"],
-        "gpt_lora": ["base_model.model.gpt_neox.layers.0.attention.query_key_value.lora_A.weight"],
+        "upscaler": ["model.1.sub.0.RDB1.conv1.0.weight", "RRDB_trunk.0.RDB1.conv1.weight"],
+        "language_lora": [
+            "base_model.model.model.layers.0.mlp.gate_proj.lora_A.default.weight",
+            "base_model.model.gpt_neox.layers.0.attention.query_key_value.lora_A.weight",
+            "base_model.model.model.decoder.layers.0.encoder_attn.q_proj.lora_A.weight",
+            "base_model.model.visual.blocks.0.attn.qkv.lora_A.weight",
+            "base_model.model.bert.encoder.layer.0.attention.self.query.lora_A.weight",
+        ],
+        "training_state": ["state.0.exp_avg"],
         "textual_inversion": ["string_to_param", "emb_params"],
         "checkpoint": ["double_blocks.0.img_attn.qkv.weight", "model_ema.decay"],
         "clip_text_encoder": ["cond_stage_model.transformer.text_model.embeddings.position_ids"],
@@ -258,7 +197,7 @@ def test_a_checkpoint_is_named_with_its_family(tmp_path):
 
 
 def test_a_package_adds_a_kind_and_a_hostile_file_costs_no_time():
-    zorp = Stranger("zorp", "a zorp", "eat it", (r"^key:zorp\.",))
+    zorp = Stranger("zorp", "a zorp", "eat it", r"^key:zorp\.")
     register(zorp)
     try:
         assert stranger_of({"zorp.weight": (1,)}) is zorp
@@ -266,7 +205,7 @@ def test_a_package_adds_a_kind_and_a_hostile_file_costs_no_time():
         unregister(zorp)
     hostile = {f"{'lora_unet_' * 40_000}{i}": (1,) for i in range(20)}
     began = time.perf_counter()
-    assert stranger_of(hostile, {"x": "down_blocks." * 10_000}) is None
+    assert stranger_of(hostile, "down_blocks." * 10_000) is None
     assert time.perf_counter() - began < 1
     with pytest.raises(ValueError, match="must begin with"):
-        Stranger("x", "x", "x", ("key",))
+        Stranger("x", "x", "x", "key")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lib_lora import inspect_file, load_network
-from lib_lora.files.formats.cloneofsimo import _NUMBERINGS
+from lib_lora.files.formats.cloneofsimo import _NUMBERINGS, numbered
 from lib_lora.naming.index import LayerIndex, alias_table
 from lib_lora.naming.network import Network
 from tests.fakes.families import diffusers_unet, models
@@ -99,21 +99,6 @@ def test_text_encoder_layers_are_those_that_were_counted(tmp_path, family, tree,
     network = load_network(path, models()[family, tree])
     assert (network.report.unused, network.report.hit) == ((), len(names))
     assert numbers_of(network, names, index(family, tree, "text_encoder")) == list(range(len(names)))
-
-
-@pytest.mark.parametrize("said", ["CLIPSdpaAttention", "CLIPFlashAttention2", "CLIPAttention"])
-@pytest.mark.parametrize("mlp", [False, True])
-def test_a_text_encoder_under_the_names_its_classes_had(tmp_path, said, mlp):
-    """As transformers called them when the file was trained, with the MLP beside them or without."""
-    trained = models()["sd1", "diffusers"]["text_encoder"]
-    more = ["CLIPMLP"] if mlp else []
-    names = counted(trained, [*OF_TEXT, *more], (nn.Linear,))
-    metadata = header("text_encoder", [said, *more])
-    network = load_network(
-        save(tmp_path / "a.safetensors", tensors_of(trained, names, "text_encoder"), metadata), models()["sd1", "ldm"]
-    )
-    assert (network.report.unused, network.report.hit) == ((), len(names))
-    assert numbers_of(network, names, index("sd1", "ldm", "text_encoder")) == list(range(len(names)))
 
 
 def test_a_part_of_the_layers_keeps_its_numbers(tmp_path):
@@ -209,5 +194,5 @@ def test_every_step_of_every_counted_name_has_a_place():
     for tree in ("diffusers", "ldm"):
         names = {name for one in ("unet", "text_encoder") for name in index("sd1", tree, one).dotted}
         for numbering in _NUMBERINGS:
-            found = numbering.numbered(names, None)
+            found = numbered(names, *numbering)
             assert len(found) == len(set(found)) >= 144 + 48

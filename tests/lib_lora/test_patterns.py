@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lib_lora import FileError, inspect_file
-from lib_lora.files.formats._peft_patterns import Table, read_pattern
+from lib_lora.files.formats import Table, read_pattern
 from tests.fakes.files import save
 
 NAMES = ["to_k", "mid.proj", "blocks.0.attn.to_k", "blocks.12.attn.to_k", "a.b.layers.3.mlp", "xto_k", "aab", "aaa.b"]

@@ -14,7 +14,7 @@ from torch import nn
 
 import lib_lora.naming.index
 from lib_lora import ActivationError, Engine, Entry, Stack, inspect_file, load_network
-from lib_lora.files.formats._trainer_config import base_model
+from lib_lora.files.formats import base_model
 from lib_lora.inspection.skeleton import skeleton
 from lib_lora.naming.index import LayerIndex, alias_table, family_of_model
 from lib_lora.report import Cause, Family, Unused

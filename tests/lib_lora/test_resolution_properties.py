@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from lib_lora import LoraError, UnknownFormatError, load_network
 from lib_lora.files.file import AdapterFile
+from lib_lora.files.formats.base import FILE_WIDE
 from lib_lora.naming.network import Network
 from lib_lora.naming.parsed import ParsedFile
 from lib_lora.naming.places import Target
@@ -340,7 +341,9 @@ def test_parameters_of_any_shape_are_used_or_spoken_of(infos):
             one = parse_key(key)[1]
             assert one is not None, key
             place = index("sd1").find(one.module, flattened=one.flattened)
-            assert one.file_wide or one.module.isdecimal() or (place is not None and place.name in changed), key
+            assert one.module == FILE_WIDE or one.module.isdecimal() or (place is not None and place.name in changed), (
+                key
+            )
         assert changed or left == infos.keys(), "what all layers share is for nothing where none is changed"
 
 

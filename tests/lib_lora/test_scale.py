@@ -81,6 +81,15 @@ def test_a_convolution_has_the_alpha_of_convolutions(tmp_path):
     assert scale_of(network, up.flatten(1) @ down.flatten(1)) == pytest.approx(3.0)
 
 
+@pytest.mark.parametrize("alphas", [".*lay.*=6,.*other=1", '{"lora_unet_lay.*": 6}'], ids=["pairs", "JSON"])
+def test_a_layer_has_the_alpha_of_its_name(tmp_path, alphas):
+    tensors = pair("lora_unet_layer", (8, 8), 2)
+    said = {"ss_network_alpha": "4", "ss_network_dim": "2", "network_reg_alphas": alphas}
+    network = load_network(save(tmp_path / "a.safetensors", tensors, said), model(nn.Linear(8, 8)))
+    down, up = tensors.values()
+    assert scale_of(network, up @ down) == pytest.approx(3.0)
+
+
 NEIGHBOURS = {
     "of another scale": {"r": RANK, "lora_alpha": 64},
     "of PiSSA": {"peft_type": "LORA", "r": RANK, "lora_alpha": 64, "init_lora_weights": "pissa"},
@@ -132,7 +141,7 @@ def test_the_users_word_beats_all(tmp_path):
     assert scale(path, tensors, scale=0.5) == pytest.approx(0.5), "an argument beats the sidecar"
     for alpha in ("much", 10**400):
         path.with_suffix(".json").write_text(json.dumps({"remora": {"alpha": alpha}}))
-        with pytest.raises(FileError, match=f"its alpha '?{str(alpha)[:30]}.* must be a finite number"):
+        with pytest.raises(FileError, match="its alpha must be a finite number"):
             load_network(path, model())
 
 

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from lib_lora.files.file import AdapterFile
-from lib_lora.files.formats._trainer_config import PeftConfig
+from lib_lora.files.formats import PeftConfig
 from lib_lora.files.formats.base import FILE_WIDE
+from lib_lora.naming.parsed import key_formats
 from tests.fakes.keys import parse_key
 
 LORA = {"lora_down.weight", "lora_up.weight"}
@@ -50,7 +51,7 @@ def layers(path: Path, name: str) -> dict[str, set[str]]:
         spelled, parsed = parse_key(key)
         assert parsed is not None, key
         assert spelled == name, key
-        assert (parsed.component, parsed.adapter, parsed.bundled) == (None, None, False)
+        assert (parsed.component, parsed.adapter) == (None, None)
         params = found.setdefault(parsed.module, set())
         assert parsed.param not in params, key
         params.add(parsed.param)
@@ -113,7 +114,7 @@ def test_keys_of_lycoris(tmp_path, case):
     net = lycoris.create_lycoris(Model(), 1.0, **{"linear_dim": 4, "linear_alpha": 1, **arguments})
     net.apply_to()
     net.save_weights(str(tmp_path / "a.safetensors"), torch.float32, {})
-    found = layers(tmp_path / "a.safetensors", "lycoris")
+    found = layers(tmp_path / "a.safetensors", "kohya")
     assert (found["block_fc"], found["conv"], found.get("norm")) == (linear, conv, norm)
 
 
@@ -196,7 +197,7 @@ def test_keys_of_peft(tmp_path, case):
     made.save_pretrained(tmp_path)
     path = tmp_path / "adapter_model.safetensors"
     assert layers(path, "peft") == want
-    values = PeftConfig.of(AdapterFile.open(path)).values(None, "block.fc")
+    values = PeftConfig.of(path, AdapterFile.open(path).metadata, (), [key_formats()["peft"]]).values(None, "block.fc")
     assert values["peft_type"] == made.peft_config["default"].peft_type.value
     assert {key: values[key] for key in arguments if key != "target_modules"} == {
         key: value for key, value in arguments.items() if key != "target_modules"

@@ -12,7 +12,8 @@ Some tools keep the checkpoint's prefix and write `model.diffusion_model.`.
 ai-toolkit puts the two experts of Wan 2.2 below `diffusion_model.` where one file has both
 (`diffusion_model.transformer_1.`, `split_multistage_loras`); PixArt's first LoRA have PEFT's wrapper behind the
 component (`unet.base_model.model.`). Its text encoders have kohya's names before dots (`lora_te1.text_model.`,
-`LoRASpecialNetwork`).
+`LoRASpecialNetwork`). OMI, which OneTrainer wrote for a while, has the models' own names: `clip_l.`, `clip_g.`, `t5.`,
+`llama.` (Open-Model-Initiative/OMI-Model-Standards, convert/lora/convert_flux_lora.py and its kin).
 """
 
 from __future__ import annotations
@@ -28,24 +29,22 @@ COMPONENT = (
     r"(?:diffusion_model\.(?=transformer_[12]\.))?"
     r"(?P<component>unet|prior|conditional_transformer|transformer(?:_[12]|_ref)?(?!\.resblocks\.)|text_encoder(?:_[234])?|diffusion_model"
     r"|connectors|text_embedding_projection"
-    r"|text_encoders\.\w+(?:\.transformer)?|lora_te[1-4]?)\."
+    r"|text_encoders\.\w+(?:\.transformer)?|lora_te[1-4]?|clip_[lg]|t5|llama)\."
 )
 """Begin of the keys of one component; a plain checkpoint has none."""
 START = rf"(?:{WRAPPER})?(?:model\.(?=diffusion_model\.))?(?:{COMPONENT}(?:{WRAPPER})?)?"
 """What may come before the layer."""
-ENCODERS = {"clip_l": "text_encoder", "clip_g": "text_encoder_2"}
-"""CLIP models by ComfyUI's names -> diffusers' in every family that has them (SD3, SDXL, Flux)."""
+_CLIPS = {"clip_l": "text_encoder", "clip_g": "text_encoder_2"}  # in every family that has them (SD3, SDXL, Flux)
 COMPONENTS = {
     "transformer_1": EXPERTS[0],
     "text_embedding_projection": "connectors",  # LTX-2
     "conditional_transformer": EXPERTS[0],  # Ideogram 4, beside an unconditional one
     **{f"lora_te{number}": f"text_encoder_{number}" for number in (2, 3, 4)},
     **dict.fromkeys(("lora_te", "lora_te1"), "text_encoder"),
-    **{
-        f"text_encoders.{name}{inside}": component
-        for name, component in ENCODERS.items()
-        for inside in ("", ".transformer")
-    },
+    **_CLIPS,
+    **{f"text_encoders.{name}{end}": component for name, component in _CLIPS.items() for end in ("", ".transformer")},
+    "t5": "text_encoders.t5xxl",
+    "llama": "text_encoders.llama",
 }
 """What `COMPONENT` finds -> diffusers' name, where they differ."""
 

@@ -8,7 +8,7 @@
 | sd-scripts, musubi-tuner and their relatives | `ss_network_alpha`, `ss_network_dim`; rs-LoRA as `ss_rs_lora` |
 | scripts that write diffusers' configuration flat | `transformer.lora_alpha`, `transformer.r` |
 | LyCORIS | `conv_dim`, `conv_alpha`, `rs_lora` in `ss_network_args` |
-| sd-scripts for FLUX, LyCORIS' relatives | `network_reg_dims`, `lora_reg_dims`: ranks by patterns of layers' names |
+| sd-scripts for FLUX, LyCORIS' relatives | `network_reg_dims`, `network_reg_alphas`: by patterns of layers' names |
 
 Sources: huggingface/diffusers loaders/lora_pipeline.py, `MiniMaxH3LoraLoaderMixin`; sgl-project/sglang, "Infer LoRA
 alpha from safetensors metadata"; kohya-ss/sd-scripts train_network.py and networks/lora_flux.py, `parse_kv_pairs`;
@@ -35,19 +35,18 @@ _COMPONENT = re.compile(r"(?:(unet|prior|transformer(_[12]|_ref)?|text_encoder(_
 _TRUE = frozenset({"true", "1", "yes", "on"})
 _EMPTY = frozenset({"", "none", "null"})
 _ARGUMENTS = ("ss_network_args", "network_args", "lycoris_config")
-_BY_LAYER = {
+BY_LAYER = {
     "r": ("lora_reg_dims", "network_reg_dims", "reg_dims"),
     "lora_alpha": ("lora_reg_alphas", "network_reg_alphas", "reg_alphas"),
 }
 _PREFIXES = ("lora_unet", "lora_transformer", "lycoris")
-_PREFIXES_OF_TEXT: Mapping[str, tuple[str, str, str]] = {"text_encoder": ("lora_te", "lora_te1", "lycoris")}
 _FOLDED = (
     "the alpha in its header is not used: its keys were renamed after the training by musubi-tuner, which multiplies "
     "the tensors by the scale; if they were not, give its alpha"
 )
 
 
-class Layer(NamedTuple):
+class TrainedLayer(NamedTuple):
     """What a configuration must agree with."""
 
     module: str
@@ -60,8 +59,13 @@ class Layer(NamedTuple):
     """Whether its algorithm has a scale, and its tensors do not tell it."""
 
 
-def plain_values(metadata: Mapping[str, str], layers: Sequence[Layer]) -> tuple[dict[str, object], list[str]]:
-    """Return what the header says of alpha and rank by PEFT's names, and why some of it is not used."""
+def plain_values(
+    metadata: Mapping[str, str], network_arguments: Mapping[str, object], layers: Sequence[TrainedLayer]
+) -> tuple[dict[str, object], list[str]]:
+    """Return what the header says of alpha and rank by PEFT's names, and why some of it is not used.
+
+    For `network_arguments` see `arguments`.
+    """
     found: dict[str, object] = {}
     notes: list[str] = []
     for component in sorted({match[0] for key in metadata if (match := _COMPONENT.match(key))}):
@@ -69,25 +73,22 @@ def plain_values(metadata: Mapping[str, str], layers: Sequence[Layer]) -> tuple[
         for name, spellings in _SPELLINGS.items():
             said = {key: metadata[key] for one in spellings if (key := component + one) in metadata}
             values = {key: value for key, text in said.items() if (value := _value(name, text)) is not None}
-            if name == "lora_alpha" and (bad := next((key for key in said if _is_bad(said[key])), "")):
-                notes.append(f"{bad} in its header is no number, {said[bad][:20]!r}")
+            bad = [key for key in said.keys() - values.keys() if said[key].strip().lower() not in _EMPTY]
+            if name == "lora_alpha" and bad:
+                notes.append(f"{min(bad)} in its header is no number, {said[min(bad)][:20]!r}")
             if len(set(values.values())) > 1:
                 notes.append(f"its header says {', '.join(f'{key} {value:g}' for key, value in values.items())}")
             if values:
                 own[name] = next(iter(values.values()))
-        if "lora_alpha" in own:
-            why = stale(own, layers)
-            if why:
-                notes.append(f"the scale in its header is not used, as {why}")
-            elif _is_folded(metadata, component, layers):
-                notes.append(_FOLDED)
-            else:
-                found |= {component + name: value for name, value in own.items()}
-        elif "r" in own and not stale(own, layers):
-            found[f"{component}r"] = own["r"]
-    if metadata.get("ss_scaling_strategy") == "alpha_over_sqrt_rank" and found:
-        found["use_rslora"] = True
-    if str(arguments(metadata).get("rs_lora", False)).lower() in _TRUE and "lora_alpha" in found:
+        why, has_alpha = stale(own, layers), "lora_alpha" in own
+        if why and has_alpha:
+            notes.append(f"the scale in its header is not used, as {why}")
+        elif has_alpha and _is_folded(metadata, component, layers):
+            notes.append(_FOLDED)
+        elif not why:
+            found |= {component + name: value for name, value in own.items() if has_alpha or name == "r"}
+    by_strategy = metadata.get("ss_scaling_strategy") == "alpha_over_sqrt_rank" and found
+    if by_strategy or (str(network_arguments.get("rs_lora")).lower() in _TRUE and "lora_alpha" in found):
         found["use_rslora"] = True
     return found, notes if True in {layer.lacks_alpha for layer in layers} else []
 
@@ -95,27 +96,18 @@ def plain_values(metadata: Mapping[str, str], layers: Sequence[Layer]) -> tuple[
 def _value(name: str, text: str) -> float | bool | None:
     if name == "use_rslora":
         return text.strip().lower() in _TRUE
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    if name == "r":
-        return int(number) if math.isfinite(number) and number == int(number) > 0 else None
-    return number  # what is not finite is refused where it is used
+    number = _number(text)  # what is not finite is refused where it is used
+    return number if name != "r" or (isinstance(number, int) and number > 0) else None
 
 
-def _is_bad(text: str) -> bool:
-    return text.strip().lower() not in _EMPTY and _value("lora_alpha", text) is None
-
-
-def _is_folded(metadata: Mapping[str, str], component: str, layers: Sequence[Layer]) -> bool:
+def _is_folded(metadata: Mapping[str, str], component: str, layers: Sequence[TrainedLayer]) -> bool:
     """Return whether kohya's trainer wrote the header, whose files have alpha as tensors, and the keys are others'."""
     by_kohya = metadata.get("ss_network_module", "").startswith("networks.")
     own = any(f"{component}{name}" in metadata for name in _SPELLINGS["lora_alpha"][:3])
     return by_kohya and not own and {layer.flattened for layer in layers} == {False}
 
 
-def stale(values: Mapping[str, object], layers: Sequence[Layer]) -> str:
+def stale(values: Mapping[str, object], layers: Sequence[TrainedLayer]) -> str:
     """Return why a configuration is another file's, or of another state of this one; empty where it may be its own."""
     kinds = {layer.kind for layer in layers}
     told = values.get("peft_type")
@@ -158,18 +150,16 @@ def _either(ranks: Iterable[int]) -> str:
 
 
 def arguments(metadata: Mapping[str, str]) -> dict[str, object]:
-    """Return the arguments of the network: kohya's `ss_network_args` and the like, and tables of layers beside them."""
-    found: dict[str, object] = {}
+    """Return the arguments of the network: kohya's `ss_network_args` and the like, and what is by layer beside them."""
+    found: dict[str, object] = {key: metadata[key] for keys in BY_LAYER.values() for key in keys if key in metadata}
     for key in _ARGUMENTS:
-        if isinstance(said := _parsed(metadata.get(key, "")), dict):
+        if key in metadata and isinstance(said := parsed(metadata[key]), dict):
             found |= said
-    for key in (name for names in _BY_LAYER.values() for name in names):
-        if key in metadata:
-            found.setdefault(key, metadata[key])
     return {name: number if (number := _number(value)) is not None else value for name, value in found.items()}
 
 
-def _parsed(text: str) -> object:
+def parsed(text: str) -> object:
+    """Return what a text is as JSON; None where it is none."""
     try:
         return json.loads(text or "{}")
     except (ValueError, RecursionError):
@@ -184,33 +174,24 @@ def _number(value: object) -> float | None:
     return None if number is None else int(number) if math.isfinite(number) and number == int(number) else number
 
 
-class ByLayer:
-    """Numbers by patterns of the names that kohya's trainers and LyCORIS give to layers, or of the layers' paths."""
-
-    def __init__(self, values: Mapping[str, object]) -> None:
-        numbers = {key: value if isinstance(value, int | float) else _number(value) for key, value in values.items()}
-        self._table = Table([(f"^{key.removeprefix('^')}", one) for key, one in numbers.items() if one is not None])
-
-    def value(self, component: str | None, module: str) -> float | None:
-        """Return the number of one layer; None without one."""
-        prefixes = _PREFIXES
-        if component is not None and component.startswith("text_encoder"):
-            prefixes = _PREFIXES_OF_TEXT.get(component) or (f"lora_te{component[-1]}", "lycoris", "lora_te")
-        flat = module.replace(".", "_")
-        names = (module, *[f"{prefix}_{flat}" for prefix in prefixes])
-        found: float | None = next((one for name in names if (one := self._table.value(name)) is not None), None)
-        return found
+def names_of_layer(component: str | None, module: str) -> tuple[str, ...]:
+    """Return the names that kohya's trainers and LyCORIS give to a layer, its own path first."""
+    prefixes = _PREFIXES
+    if component is not None and component.startswith("text_encoder"):
+        number = component[-1]
+        prefixes = ("lora_te", "lora_te1", "lycoris") if number == "r" else (f"lora_te{number}", "lycoris", "lora_te")
+    flat = module.replace(".", "_")
+    return (module, *[f"{prefix}_{flat}" for prefix in prefixes])
 
 
-def tables_by_layer(said: Mapping[str, object]) -> dict[str, ByLayer]:
-    """Return ranks and alphas by layer, by PEFT's names."""
-    found = {}
-    for name, spellings in _BY_LAYER.items():
-        value = next((said[key] for key in spellings if said.get(key)), None)
-        if isinstance(value, str):  # JSON, else as in `network_args`: `pattern=4,pattern=8`
-            loaded = _parsed(value)
-            pairs = (one.rpartition("=") for one in value.split(","))
-            value = loaded if isinstance(loaded, dict) else {key.strip(): number for key, _, number in pairs if key}
-        if isinstance(value, dict) and value:
-            found[name] = ByLayer(value)
-    return found
+def by_layer(said: Mapping[str, object], keys: Sequence[str]) -> Table | None:
+    """Return numbers by patterns of layers' names, under one of the keys in the arguments of the network, or None."""
+    value = next((said[key] for key in keys if said.get(key)), None)
+    if isinstance(value, str):  # JSON, else as in `network_args`: `pattern=4,pattern=8`
+        loaded = parsed(value)
+        pairs = (one.rpartition("=") for one in value.split(","))
+        value = loaded if isinstance(loaded, dict) else {key.strip(): number for key, _, number in pairs if key}
+    if not isinstance(value, dict) or not value:
+        return None
+    numbers = {key: one if isinstance(one, int | float) else _number(one) for key, one in value.items()}
+    return Table([(f"^{key.removeprefix('^')}", one) for key, one in numbers.items() if one is not None])

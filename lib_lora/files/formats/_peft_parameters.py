@@ -12,32 +12,28 @@ Source: huggingface/peft tuners/tuners_utils.py, `_inject_parameters`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 
-from .base import Layer, NumberingError
+from .base import Layer, Layers, NumberingError
 
 INNER = ".base_layer"
 Shape = tuple[int, ...]
 
 
 def names_of(
-    component: str,
-    shapes: Mapping[str, Shape | None],
-    names: Iterable[str],
-    find: Callable[[str], Layer | None],
-    header: str | None,
-    config: Mapping[str, object],
+    model: Layers, shapes: Mapping[str, Shape | None], _: str | None, config: Mapping[str, object]
 ) -> dict[str, str | NumberingError]:
     """Name the weights of experts; any other layer of the file has its own name. See `NamesOf`."""
-    found: dict[str, str | NumberingError] = {module: module for module in shapes if find(module) is not None}
+    found: dict[str, str | NumberingError] = {module: module for module in shapes if model.find(module) is not None}
     nested: dict[str, list[str]] = {}
     for module in sorted(shapes.keys() - found.keys(), key=len, reverse=True):  # the innermost first
         nested.setdefault(re.sub(r"(\.base_layer)+$", "", module), []).append(module)
     said = config.get("target_parameters") if nested else None
     targets = frozenset(map(str, said)) if isinstance(said, list) else frozenset[str]()  # once, as a file may list many
     parameters: dict[str, dict[str, Layer]] = {}
-    for name in names if nested else ():
-        layer = find(name)
+    for name in model.dotted if nested else ():
+        layer = model.find(name)
         if layer is not None and layer.kind == "experts":
             parameters.setdefault(name.rpartition(".")[0], {})[name] = layer
     for outer in nested.keys() & parameters.keys():
@@ -48,21 +44,15 @@ def names_of(
             chosen = _chosen([shapes[one] for one in wrappers], own, targets)
             found.update(zip(wrappers, chosen, strict=True))
         except NumberingError as error:
-            detail = f"{component}.{outer}: {', '.join(name.rpartition('.')[2] for name in own)}"
+            detail = f"{model.component}.{outer}: {', '.join(name.rpartition('.')[2] for name in own)}"
             found.update(dict.fromkeys(wrappers, NumberingError(error.reason, detail)))
     return found
 
 
 def _chosen(shapes: Sequence[Shape | None], own: Mapping[str, Layer], targets: frozenset[str]) -> list[str]:
-    """Return the names of as many weights as there are shapes, in the module's order.
+    """Return the names of as many weights of a module as there are LoRA of these shapes, or raise NumberingError.
 
-    Args:
-        shapes: (out, in) of each LoRA.
-        own: the module's weights, in its order.
-        targets: PEFT's `target_parameters`, each the end of a name; none where no configuration tells.
-
-    Raises:
-        NumberingError: nothing tells which they are.
+    `targets` has PEFT's `target_parameters`, each the end of a name; none where no configuration tells.
     """
     if targets:
         listed = [name for name in own if not targets.isdisjoint(_ends(name))]
@@ -71,12 +61,16 @@ def _chosen(shapes: Sequence[Shape | None], own: Mapping[str, Layer], targets: f
         return listed
     if len(own) == len(shapes):
         return list(own)
-    first = list(_fitting(shapes, own.items()))
-    last = list(_fitting(shapes[::-1], list(own.items())[::-1]))[::-1]
-    if first != last or len(first) != len(shapes):
+    fits = {name: (layer.shape[1:], layer.shape[:0:-1]) for name, layer in own.items()}
+    found = [
+        list(names)
+        for names in combinations(own, len(shapes))
+        if all(shape in fits[name] for name, shape in zip(names, shapes, strict=True))
+    ]
+    if len(found) != 1:
         text = "for some weights of a module of experts, and nothing tells which"
         raise NumberingError(f"{text}; put PEFT's adapter_config.json beside the file", "")
-    return first
+    return found[0]
 
 
 def _ends(name: str) -> Iterator[str]:
@@ -84,13 +78,3 @@ def _ends(name: str) -> Iterator[str]:
     while name:
         yield name
         name = name.partition(".")[2]
-
-
-def _fitting(shapes: Iterable[Shape | None], own: Iterable[tuple[str, Layer]]) -> Iterator[str]:
-    """Yield the first weight for each LoRA, in this order."""
-    rest = iter(own)
-    for shape in shapes:
-        for name, layer in rest:
-            if shape in (layer.shape[1:], layer.shape[:0:-1]):
-                yield name
-                break

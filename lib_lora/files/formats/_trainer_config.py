@@ -12,7 +12,6 @@ modules/modelSaver/mixin/DtypeModelSaverMixin.py and modules/util/config/TrainCo
 
 from __future__ import annotations
 
-import json
 import re
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,12 +21,11 @@ from types import MappingProxyType
 from ...errors import FileError
 from ...values import check_type
 from ..components import DENOISER, role
-from ..file import AdapterFile, open_regular
-from ._header import Layer, arguments, plain_values, stale, tables_by_layer
+from ..reading import read_object
+from ._header import BY_LAYER, TrainedLayer, arguments, by_layer, names_of_layer, parsed, plain_values, stale
 from ._peft_patterns import Table
 from .base import KeyFormat
 
-_MAX_CONFIG = 8 << 20  # bytes of an adapter_config.json
 PEFT_HEADER = "lora_adapter_metadata"
 LYCORIS_HEADER = "lycoris_config"
 ONETRAINER_HEADER = "ot_config"
@@ -61,51 +59,43 @@ class PeftConfig:
     Args:
         values: one configuration, or several with `component.` before each name.
         notes: one sentence for each configuration that is not used, or is doubtful.
-        said: the arguments of the network in the header: ranks and alphas by layer and of convolutions.
+        said: the arguments of the network in the header: rank and alpha by layer, rank and alpha of convolutions.
 
     Raises:
         ValueError: patterns of names take too long to match; from all that asks for one module.
     """
 
-    def __init__(
-        self, values: Mapping[str, object], notes: Sequence[str] = (), said: Mapping[str, object] | None = None
-    ) -> None:
-        self._common: dict[str, object] = {}
-        self._components: dict[str, dict[str, object]] = {}
-        self._tables: dict[int, dict[str, Table]] = {}
-        self._by_layer = tables_by_layer(said or {})
-        self._of_convolutions = {
-            name: said[key] for name, key in (("r", "conv_dim"), ("lora_alpha", "conv_alpha")) if said and key in said
-        }
+    def __init__(self, values: Mapping[str, object], notes: Sequence[str], said: Mapping[str, object]) -> None:
         self.notes = tuple(notes)
+        found = {name: by_layer(said, keys) for name, keys in BY_LAYER.items()}
+        self._by_layer = {name: table for name, table in found.items() if table is not None}
+        convolutions = {"r": "conv_dim", "lora_alpha": "conv_alpha"}
+        self._of_convolutions = {name: said[key] for name, key in convolutions.items() if key in said}
         self.empty = not values and not self._by_layer and not self._of_convolutions
+        parts: dict[str, dict[str, object]] = {"": {}}
         for key, value in values.items():
-            component, dot, name = key.rpartition(".")
-            part = self._components.setdefault(component, {}) if dot else self._common
-            part[name] = value
-        self._components = {name: {**self._common, **own} for name, own in self._components.items()}
+            component, _, name = key.rpartition(".")
+            parts.setdefault(component, {})[name] = value
+        self._values = {component: {**parts[""], **own} for component, own in parts.items()}
+        """Of each component; the empty name stands for all others."""
+        self._tables = {component: _tables(own) for component, own in self._values.items()}
 
     @classmethod
     def of(
-        cls, file: AdapterFile, layers: Sequence[Layer] = (), beside: Sequence[KeyFormat] | None = None
+        cls, path: Path, metadata: Mapping[str, str], layers: Sequence[TrainedLayer], beside: Sequence[KeyFormat]
     ) -> PeftConfig:
-        """Read the configuration in the header, else the file's own `adapter_config.json`.
+        """Read the configuration in a file's header, else its own `adapter_config.json`, or raise FileError.
 
-        Args:
-            file: the file.
-            layers: its layers, which a configuration must agree with.
-            beside: the spellings of its keys whose trainers write `adapter_config.json`; None where they are not known.
-
-        Raises:
-            FileError: the header's cannot be read.
+        A configuration must agree with the `layers`. `beside` has the spellings of the file's keys whose trainers write
+        `adapter_config.json`.
         """
-        values, said = _of_header(file), arguments(file.metadata)
-        plain, notes = plain_values(file.metadata, layers)
+        values, said = _of_header(path, metadata), arguments(metadata)
+        plain, notes = plain_values(metadata, said, layers)
         has_alpha = any(key.endswith("lora_alpha") for key in plain)
         if not has_alpha:
             said.pop("conv_alpha", None)  # folded into the tensors, as the other alpha
-        if not values and not has_alpha and (beside or beside is None):
-            values, of_beside = _own_beside(file.path, layers, beside or ())
+        if not values and not has_alpha and beside:
+            values, of_beside = _own_beside(path, layers, beside)
             notes = [*notes, *of_beside]
         elif values and (why := stale(values, layers)):
             values, notes = _without_scale(values), [*notes, f"the scale in its header is not used, as {why}"]
@@ -121,65 +111,53 @@ class PeftConfig:
             module: a dotted path; then `r`, `alpha` and `lora_alpha` are this module's.
             spatial: whether that is a convolution with a kernel, which LyCORIS gives a rank and an alpha of its own.
         """
-        values = self._of(component)
+        name = self._name(component)
         if module is None or self.empty:
-            return MappingProxyType(values)
-        own = self._of_layer(values, component, module, spatial=spatial)
-        return MappingProxyType(ChainMap(own, values))  # no copy: each layer has one, and a file may say much
-
-    def _of(self, component: str | None) -> dict[str, object]:
-        """Return the configuration of a component; a denoiser's name may be a role, or missing, in the file's keys."""
-        found = None if component is None else self._components.get(component)
-        if found is None and (component is None or role(component) == DENOISER):
-            alike = [own for name, own in self._components.items() if role(name) == DENOISER]
-            only = component is not None or len(self._components) == 1
-            found = alike[0] if len(alike) == 1 and only else None
-        return self._common if found is None else found
-
-    def _of_layer(
-        self, values: Mapping[str, object], component: str | None, module: str, *, spatial: bool
-    ) -> dict[str, object]:
-        """Return what the configuration says of one layer alone."""
-        tables = self._tables.get(id(values))
-        if tables is None:  # the configurations stay as long as this object does
-            found = {name: values.get(table) for name, table in _PATTERNS.items() if name in values}
-            tables = {name: Table(one.items()) for name, one in found.items() if isinstance(one, dict) and one}
-            self._tables[id(values)] = tables
+            return MappingProxyType(self._values[name])
         own = dict(self._of_convolutions) if spatial else {}
-        own |= {name: value for name, table in tables.items() if (value := table.value(module)) is not None}
-        for name, by_layer in self._by_layer.items():
-            if (value := by_layer.value(component, module)) is not None:
-                own[name] = value
-        return own
+        own |= {key: value for key, table in self._tables[name].items() if (value := table.value(module)) is not None}
+        for key, table in self._by_layer.items():
+            found = (table.value(one) for one in names_of_layer(component, module))
+            if (number := next((one for one in found if one is not None), None)) is not None:
+                own[key] = number
+        return MappingProxyType(ChainMap(own, self._values[name]))  # no copy: each layer has one
+
+    def _name(self, component: str | None) -> str:
+        """Return whose values a component has; a denoiser's name may be a role, or missing, in the file's keys."""
+        if component in self._values:
+            return component or ""
+        if component is None or role(component) == DENOISER:
+            alike = [name for name in self._values if role(name) == DENOISER]
+            if len(alike) == 1 and (component is not None or len(self._values) == 2):
+                return alike[0]
+        return ""
 
     @property
     def base_model(self) -> object:
         """Return the model it was trained on, by name or path; None where no configuration tells."""
-        names = (one.get("base_model_name_or_path") for one in (self._common, *self._components.values()))
-        return next(filter(None, names), None)
+        return next(filter(None, [own.get("base_model_name_or_path") for own in self._values.values()]), None)
 
 
-def _of_header(file: AdapterFile) -> dict[str, object]:
+def _tables(values: Mapping[str, object]) -> dict[str, Table]:
+    """Return what may differ from layer to layer, by the name of its value for all layers."""
+    found = {name: values.get(table) for name, table in _PATTERNS.items() if name in values}
+    return {name: Table(one.items()) for name, one in found.items() if isinstance(one, dict) and one}
+
+
+def _of_header(path: Path, metadata: Mapping[str, str]) -> dict[str, object]:
     """Return the configuration that the header has as JSON; empty without one.
 
     Raises:
         FileError: what only can be a configuration cannot be read.
     """
     for key in (PEFT_HEADER, LYCORIS_HEADER, ONETRAINER_HEADER, *_OTHER_HEADERS):
-        if key not in file.metadata:
-            continue
-        try:
-            values = json.loads(file.metadata[key])
-        except (ValueError, RecursionError) as error:
-            if key in _OTHER_HEADERS:
-                continue
-            raise FileError(file.path, f"metadata {key} is not JSON: {error}") from error
+        values = parsed(metadata[key]) if key in metadata else None
         if isinstance(values, dict):
             if key == ONETRAINER_HEADER:
-                values = {ours: values[own] for own, ours in _ONETRAINER.items() if own in values}
+                return {ours: values[own] for own, ours in _ONETRAINER.items() if own in values}
             return values
-        if key not in _OTHER_HEADERS:
-            raise FileError(file.path, f"metadata {key} is not a JSON object")
+        if key in metadata and key not in _OTHER_HEADERS:
+            raise FileError(path, f"metadata {key} is not a JSON object")
     return {}
 
 
@@ -190,27 +168,27 @@ def _without_scale(values: Mapping[str, object]) -> dict[str, object]:
 
 
 def _own_beside(
-    path: Path, layers: Sequence[Layer], formats: Iterable[KeyFormat]
+    path: Path, layers: Sequence[TrainedLayer], formats: Iterable[KeyFormat]
 ) -> tuple[dict[str, object], list[str]]:
     """Return the file's own `adapter_config.json` by PEFT's names, and why one is not used.
 
     In a folder of LoRA it is a neighbour's: it belongs to the file that its trainer wrote, by its name, and to none
     whose ranks or layers it does not have.
     """
-    folder, name = path.parent, path.name.partition(".")[0].lower()
+    folder, name, config = path.parent, path.name.partition(".")[0].lower(), path.parent / "adapter_config.json"
     is_second = name == _OWN_NAMES[1] and any(folder.glob(f"{_OWN_NAMES[0]}.*"))
     stems = tuple(stem for one in formats for stem in one.stems)
     if (name not in _OWN_NAMES or is_second) and not (stems and name.endswith(stems)):
-        there = any(layer.lacks_alpha for layer in layers) and (folder / "adapter_config.json").exists()
+        there = any(layer.lacks_alpha for layer in layers) and config.exists()
         return {}, [f"{_BESIDE}: it belongs to a file called adapter_model.safetensors"] if there else []
+    if not config.exists():
+        return {}, []
     try:
-        values = adapter_config(path) or {}
-        for one in formats:
-            values |= {
-                own: found for said, own in one.settings.items() if (found := _setting(values, said)) is not None
-            }
+        values = read_object(config)
     except FileError as error:
         return {}, [f"{_BESIDE}: {error.reason}"]
+    for one in formats:
+        values |= {own: found for said, own in one.settings.items() if (found := _setting(values, said)) is not None}
     why = stale(values, layers)
     return ({}, [f"{_BESIDE}, as {why}"]) if why else (values, [])
 
@@ -221,28 +199,6 @@ def _setting(values: object, name: str) -> object:
     return values
 
 
-def adapter_config(path: Path) -> dict[str, object] | None:
-    """Read PEFT's `adapter_config.json` beside an adapter file; return None where there is none.
-
-    Raises:
-        FileError: it is there but is not a JSON object.
-    """
-    config = path.parent / "adapter_config.json"
-    if not config.exists():
-        return None
-    try:
-        with open_regular(config) as stream:
-            content = stream.read(_MAX_CONFIG + 1)
-        if len(content) > _MAX_CONFIG:
-            raise ValueError(f"it has more than {_MAX_CONFIG:,} bytes")
-        loaded = json.loads(content.decode("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise FileError(config, f"beside {path.name} cannot be read as JSON: {error}") from error
-    if not isinstance(loaded, dict):
-        raise FileError(config, f"beside {path.name} is not a JSON object")
-    return loaded
-
-
 def base_model(metadata: Mapping[str, str], configured: object = None) -> str | None:
     """Return the name and version of the model a file was made from, for people; None where the header says nothing.
 
@@ -251,19 +207,18 @@ def base_model(metadata: Mapping[str, str], configured: object = None) -> str | 
         configured: the model's name or path in the trainer's configuration.
     """
     check_type(metadata, Mapping, "metadata", "the metadata of a header, as AdapterFile.open(path).metadata")
-    texts = [_line(one) for one in (*(metadata.get(key) for key in _NAMES), configured)]
+    texts = [_line(one) for one in (*map(metadata.get, _NAMES), configured) if isinstance(one, str)]
     name = next(filter(None, texts), "")
     parts = re.split(r"[\\/]+", name.rstrip("\\/"))
     if "\\" in name or name.startswith("/") or len(parts) > 2:  # else a name as on a hub, `owner/name`
         name = parts[-1]
     # ModelSpec and OneTrainer append something: `stable-diffusion-xl-v1-base/lora`, `sdxl_`
-    versions = [_line(metadata.get(key)).partition("/")[0].rstrip("_") for key in _VERSIONS]
+    versions = [_line(metadata[key]).partition("/")[0].rstrip("_") for key in _VERSIONS if key in metadata]
     version = next(filter(None, versions), "")
     return (f"{name} ({version})" if name and version else name or version) or None
 
 
-def _line(value: object) -> str:
+def _line(text: str) -> str:
     """Return one line of printable text: a file may say anything."""
-    text = value if isinstance(value, str) else ""
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     return "" if line in _NOTHING else line[:_LONGEST]

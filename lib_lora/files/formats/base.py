@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 from ._peft_patterns import Table as Table
 from ._peft_patterns import read_pattern as read_pattern
@@ -44,8 +43,7 @@ class ParsedKey:
     module: str
     """The layer, spelled as in the file: dotted, or flattened with `_` for `.`.
 
-    Two kinds of key belong to no layer: `*` stands for a parameter that all layers share (`file_wide`), and a
-    `bundled` key has the name of the embedding here.
+    `FILE_WIDE` stands for all layers; a part of a bundled embedding has the name of the embedding here.
     """
     param: str
     """Canonical parameter name, such as `lora_down.weight`, `alpha` or `bundle_emb.clip_l`.
@@ -57,16 +55,6 @@ class ParsedKey:
     """PEFT's adapter name inside the key, such as `default`."""
     untrained: bool = False
     """Whether it is of a layer as it was before the training, which the trainer saves beside the trained one."""
-
-    @property
-    def file_wide(self) -> bool:
-        """Return whether all layers of the file share the parameter."""
-        return self.module == FILE_WIDE
-
-    @property
-    def bundled(self) -> bool:
-        """Return whether this is a part of a textual inversion embedding that came with the file."""
-        return self.param.startswith(BUNDLED)
 
 
 class Layer(Protocol):
@@ -83,43 +71,32 @@ class Layer(Protocol):
 
 
 class NumberingError(Exception):
-    """The numbers that a file has for layers mean nothing in a model.
-
-    Args:
-        reason: the same for all layers, without names.
-        detail: what does not fit.
-    """
+    """The numbers that a file has for layers mean nothing in a model: a reason without names, and what does not fit."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(reason, detail)
         self.reason, self.detail = reason, detail
 
 
-class NamesOf(Protocol):
-    """A function that names the layers of a file that have numbers, or whose keys do not name all of them."""
+class Layers(Protocol):
+    """The layers of a component, as far as a format looks at them: a `naming.index.LayerIndex`."""
 
-    def __call__(
-        self,
-        component: str,
-        shapes: Mapping[str, tuple[int, ...] | None],
-        names: Iterable[str],
-        find: Callable[[str], Layer | None],
-        header: str | None,
-        config: Mapping[str, object],
-    ) -> Mapping[str, str | NumberingError]:
-        """Return the name of each layer, by number, or what is wrong with that number alone.
+    component: str
+    dotted: Mapping[str, Any]
+    """By every name that they have."""
 
-        Args:
-            component: the model's.
-            shapes: number -> the weight that its parameters were made for, None where they do not tell.
-            names: every name of a layer in the model.
-            find: gives the layer of a name.
-            header: what the file's header says under the name of the component; None where it says nothing.
-            config: the trainer's configuration of the component.
+    def find(self, name: str) -> Layer | None: ...
 
-        Raises:
-            NumberingError: the numbers mean nothing in the model.
-        """
+
+NamesOf: TypeAlias = Callable[
+    [Layers, Mapping[str, tuple[int, ...] | None], str | None, Mapping[str, object]], Mapping[str, str | NumberingError]
+]
+"""Returns the name of each layer of a file that has numbers, or whose keys do not name all, or what is wrong with it.
+
+It is given the model's layers; the weight that each layer's parameters were made for, None where they do not tell;
+what the header says under the name of the component; and the trainer's configuration. It raises NumberingError where
+the numbers mean nothing in the model.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,27 +135,6 @@ class KeyFormat:
     """What the header says under the name of a textual inversion embedding, where that name is all of its key."""
     before: tuple[str, ...] = ()
 
-    def parse(self, key: str, said: str | None = None) -> ParsedKey | None:
-        """Take `key` apart; None when it is not of this spelling. The header says `said` under the same name."""
-        return parse_key((self,), key, said)[1]
-
-    def parsed(self, groups: Mapping[str, str | None]) -> ParsedKey:
-        """Return a key by the groups of the pattern that matched it."""
-        module, param = groups.get("module") or FILE_WIDE, groups["param"] or ""
-        leaf, rest, component = groups.get("leaf"), groups.get("rest"), groups.get("component")
-        if leaf is not None:
-            module = f"{module}.{self.leaves.get(leaf, leaf)}"
-        if rest is not None:
-            param = f"{param}.{rest}"
-        return ParsedKey(
-            component=None if component is None else self.components.get(component, component),
-            module=module,
-            param=self.params.get(param) or _BARE.get(param, param),
-            flattened=self.flattened,
-            adapter=groups.get("adapter"),
-            untrained=groups.get("untrained") is not None,
-        )
-
     def with_params(self, params: Mapping[str, Iterable[str]]) -> KeyFormat:
         """Return the format with these parameters in the places of `ADAPTER_PARAMS`, `SHARED_PARAMS` and the like."""
         patterns = self.patterns
@@ -188,24 +144,40 @@ class KeyFormat:
         return replace(self, patterns=patterns)
 
 
-def parse_key(formats: Iterable[KeyFormat], key: str, said: str | None = None) -> tuple[str, ParsedKey | None]:
-    """Return the name of the first format that understands a key, and its parts; an empty name where none does.
+def parse_keys(
+    formats: Collection[KeyFormat], keys: Iterable[str], said: Mapping[str, str]
+) -> list[tuple[str, ParsedKey | None]]:
+    """Return for each key the name of the first format that understands it, and its parts; an empty name if none does.
 
-    The header says `said` under the same name.
+    Args:
+        formats: in the order in which they are tried.
+        keys: of a file.
+        said: what the header says under the same names.
     """
-    if "_wrapped_module" in key or "_orig_mod" in key or "module." in key:
-        key = _WRAPPERS.sub("", key)
-    for one in formats:
-        if said is not None and said == one.embedding:
-            return one.name, ParsedKey(None, key, f"{BUNDLED}string_to_param.*", one.flattened)
-        for pattern in one.patterns:  # plain loops, as a file has thousands of keys
-            match = _compiled(pattern).fullmatch(key)
-            if match is not None:
-                return one.name, one.parsed(match.groupdict())
-    return "", None
-
-
-@cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    """Compile a format's pattern: `re` looks its own up more slowly than it matches most keys."""
-    return re.compile(pattern)
+    embeddings = {one.embedding: one for one in formats if one.embedding is not None}
+    patterns = [(one, re.compile(pattern)) for one in formats for pattern in one.patterns]
+    found = list[tuple[str, ParsedKey | None]]()
+    for key in keys:  # plain loops without calls, as a file has thousands of keys
+        if (bundled := embeddings.get(said.get(key, ""))) is not None:
+            found.append((bundled.name, ParsedKey(None, key, f"{BUNDLED}string_to_param.*", bundled.flattened)))
+            continue
+        is_wrapped = "_wrapped_module" in key or "_orig_mod" in key or "module." in key
+        own = _WRAPPERS.sub("", key) if is_wrapped else key
+        for spelling, pattern in patterns:
+            if (match := pattern.fullmatch(own)) is not None:
+                one = spelling
+                break
+        else:
+            found.append(("", None))
+            continue
+        groups = match.groupdict()
+        module, param, component = groups.get("module") or FILE_WIDE, groups["param"] or "", groups.get("component")
+        if (leaf := groups.get("leaf")) is not None:
+            module = f"{module}.{one.leaves.get(leaf, leaf)}"
+        if (rest := groups.get("rest")) is not None:
+            param = f"{param}.{rest}"
+        component = None if component is None else one.components.get(component, component)
+        param, untrained = one.params.get(param) or _BARE.get(param, param), groups.get("untrained") is not None
+        parsed = ParsedKey(component, module, param, one.flattened, groups.get("adapter"), untrained)
+        found.append((one.name, parsed))
+    return found

@@ -16,106 +16,82 @@ below modules of these classes, and with `inject_trainable_lora_extended` convol
 in the order of diffusers' UNet2DConditionModel and transformers' CLIPAttention, down to the lines of their `__init__`.
 """
 
-import json
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 
-from .base import KeyFormat, Layer, NumberingError
+from ._header import parsed
+from .base import KeyFormat, Layer, Layers, NumberingError
 
 _ATTENTION = r"(down_blocks\.\d+|up_blocks\.\d+|mid_block)\.attentions\.\d+\.transformer_blocks\.\d+"
 _PROJECTION = rf"{_ATTENTION}\.attn[12]\.to_(q|k|v|out\.0)"
 _RESNET = r"(down_blocks\.\d+|up_blocks\.\d+|mid_block)\.resnets\.\d+"
-_CLIP_LAYER = r"text_model\.encoder\.layers\.\d+"
 _LAYERS = {
     "CrossAttention": _PROJECTION,
     "Attention": _PROJECTION,  # CrossAttention's later name
     "GEGLU": rf"{_ATTENTION}\.ff\.net\.0\.proj",
-    # transformers 4.45 to 4.47 had one class for each way to compute attention
-    **dict.fromkeys(
-        ("CLIPAttention", "CLIPSdpaAttention", "CLIPFlashAttention2"), rf"{_CLIP_LAYER}\.self_attn\.(q|k|v|out)_proj"
-    ),
+    "CLIPAttention": r"text_model\.encoder\.layers\.\d+\.self_attn\.(q|k|v|out)_proj",
 }
 _LINEAR_OF_RESNET = rf"{_RESNET}\.time_emb_proj"
-_CLIP_MLP = {"CLIPMLP": rf"{_CLIP_LAYER}\.mlp\.fc[12]"}
 _ALL_OF_RESNET = rf"{_RESNET}\.(conv1|time_emb_proj|conv2|conv_shortcut)"
 
 # the middle is made last; in a transformer block the feed-forward once was between the attentions, later behind them
 _BLOCKS = ("down_blocks", "up_blocks", "mid_block", "attentions", "resnets", "transformer_blocks")
 _INSIDE = ("to_q", "to_k", "to_v", "to_out", "net", "proj", "conv1", "time_emb_proj", "conv2", "conv_shortcut")
-_TEXT = ("text_model", "encoder", "layers", "self_attn", "k_proj", "v_proj", "q_proj", "out_proj", "mlp", "fc1", "fc2")
+_TEXT = ("text_model", "encoder", "layers", "self_attn", "k_proj", "v_proj", "q_proj", "out_proj")
 
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Numbering:
-    """One way in which the trainer may have counted layers."""
-
-    layers: Mapping[str, str]
-    """Class of modules that are trained -> pattern of the layers below such modules, by diffusers' names."""
-    order: tuple[str, ...]
-    """Every step of those names that is not a number, in the order in which the modules are registered."""
-
-    def numbered(self, names: Iterable[str], classes: Iterable[str] | None) -> list[str]:
-        """Return the names that are counted: the layer of number n is at n.
-
-        Args:
-            names: diffusers' names of a component's layers; others may be among them.
-            classes: of modules, all of them in `layers`; None for all.
-        """
-        patterns = [self.layers[name] for name in (self.layers if classes is None else classes)]
-        counted = [name for name in names if any(re.fullmatch(pattern, name) for pattern in patterns)]
-        return sorted(counted, key=lambda name: [self._place(step) for step in name.split(".")])
-
-    def _place(self, step: str) -> int:
-        return int(step) if step.isdecimal() else self.order.index(step)
-
-
 _NUMBERINGS = tuple(
-    Numbering({**_LAYERS, **more}, (*_BLOCKS, *block, *_INSIDE, *_TEXT))
+    ({**_LAYERS, **more}, (*_BLOCKS, *block, *_INSIDE, *_TEXT))
     for block in (("attn1", "ff", "attn2"), ("attn1", "attn2", "ff"))
-    for more in ({}, {"ResnetBlock2D": _LINEAR_OF_RESNET}, {"ResnetBlock2D": _ALL_OF_RESNET}, _CLIP_MLP)
+    for more in ({}, {"ResnetBlock2D": _LINEAR_OF_RESNET}, {"ResnetBlock2D": _ALL_OF_RESNET})
 )
+"""Each way in which the trainer may have counted: class of modules that are trained -> pattern of the layers below, by
+diffusers' names; and every step of those names that is no number, in the order in which the modules are registered.
+"""
+
+
+def numbered(names: Iterable[str], layers: Mapping[str, str], order: Sequence[str]) -> list[str]:
+    """Return those of diffusers' names that are counted in one way: the layer of number n is at n."""
+    counted = [name for name in names if any(re.fullmatch(pattern, name) for pattern in layers.values())]
+    places = {step: i for i, step in enumerate(order)}
+    return sorted(counted, key=lambda name: [places[step] if step in places else int(step) for step in name.split(".")])
 
 
 def _names_of(
-    component: str,
-    shapes: Mapping[str, Shape | None],
-    names: Iterable[str],
-    find: Callable[[str], Layer | None],
-    header: str | None,
-    config: Mapping[str, object],
+    model: Layers, shapes: Mapping[str, Shape | None], header: str | None, _: Mapping[str, object]
 ) -> dict[str, str]:
     """Name the layers by the one way of counting that the shapes fit; see `NamesOf`."""
     classes = None if header is None else _classes(header)
-    usable = [one for one in _NUMBERINGS if classes is None or one.layers.keys() >= set(classes)]
+    usable = [
+        (layers if classes is None else {name: layers[name] for name in classes}, order)
+        for layers, order in _NUMBERINGS
+        if classes is None or layers.keys() >= set(classes)
+    ]
     if not usable:
         raise NumberingError("numbered among modules of a class not known here", f"classes {header}")
     fitting: list[dict[str, str]] = []
     misfits: list[str] = []
-    for numbering in usable:
-        counted = numbering.numbered(names, classes)
+    for layers, order in usable:
+        counted = numbered(model.dotted, layers, order)
         found = {number: counted[int(number)] for number in shapes if int(number) < len(counted)}
-        misfit = _misfit(shapes, {number: find(name) for number, name in found.items()})
+        misfit = _misfit(shapes, {number: model.find(name) for number, name in found.items()})
         if misfit:
             misfits.append(misfit)
         elif found not in fitting:
             fitting.append(found)
     if not fitting:
-        raise NumberingError("numbered as the layers of this model are not", f"{component}: {misfits[0]}")
+        raise NumberingError("numbered as the layers of this model are not", f"{model.component}: {misfits[0]}")
     if len(fitting) > 1:
-        raise NumberingError("numbered in a way that means more than one layer", component)
+        raise NumberingError("numbered in a way that means more than one layer", model.component)
     return fitting[0]
 
 
 def _classes(header: str) -> list[str]:
     """Return the classes that a header lists; itself where it is no list."""
-    try:
-        found = json.loads(header)
-    except (ValueError, RecursionError):
-        return [header]
+    found = parsed(header)
     return [str(name) for name in found] if isinstance(found, list) else [header]
 
 

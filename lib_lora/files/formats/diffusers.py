@@ -6,6 +6,8 @@
 `down_blocks.0.attentions.0.transformer_blocks.0.attn1.processor.to_q_lora.lambda_layer`    (T-LoRA)
 `transformer_blocks.0.attn.processor.to_q_proj_lora.down.weight`                            (T-LoRA on Flux: add_q_proj)
 `diffusion_model.double_blocks.0.img_attn.qkv.lokr_w1`                                      (ComfyUI, ai-toolkit)
+`clip_l.text_model.encoder.layers.0.mlp.fc1.lora_down.weight`                               (OMI)
+`transformer.double_blocks.0.img_attn.qkv.2.lora_down.weight`           (OMI: parts of fused layers, `Alias.diffusers`)
 
 Sources: huggingface/diffusers utils/state_dict_utils.py, `DIFFUSERS_TO_PEFT` and `DIFFUSERS_OLD_TO_PEFT`;
 ControlGenAI/T-LoRA tlora/model/lora.py and flux/model/lora.py; Comfy-Org/ComfyUI comfy/lora.py;

@@ -7,9 +7,16 @@
 `base_model.model.attn.base_layer.out_proj.lora_A.weight`                              (of an nn.MultiheadAttention)
 `base_model.model.mlp.experts.base_layer.lora_A.weight`                                (see `_peft_parameters.py`)
 `base_model.vera_A`                                                                    (shared by all layers)
+`base_model.model.encoder.layer.0.query.default_lora_latent_mapping.weight`            (LoRA-XS; older: `query_lora_…`)
+`blocks.0.attn.qkv_proj.lora_A.default.weight`                                         (DiffSynth-Studio)
+
+DiffSynth-Studio's LoRA of MiniMax-H3 have queries, keys and values by turns, head by head. Other programs have the rows
+of all queries first, under the same name. What tells DiffSynth's is PEFT's adapter name without any prefix.
 
 Sources: huggingface/peft utils/save_and_load.py and tuners/*/layer.py; for `magnitude` ostris/ai-toolkit
-toolkit/models/DoRA.py; for `scaled_oft` Nerogar/OneTrainer modules/module/oft_utils.py. Alpha is not among the tensors;
+toolkit/models/DoRA.py; for `scaled_oft` Nerogar/OneTrainer modules/module/oft_utils.py; for LoRA-XS
+MohammadrezaBanaei/LoRA-XS utils/initialization_utils.py; for DiffSynth huggingface/diffusers
+loaders/lora_conversion_utils.py, `_convert_non_diffusers_minimax_h3_lora_to_diffusers`. Alpha is not among the tensors;
 it comes from the header or from `adapter_config.json`, see `_trainer_config.py`.
 """
 
@@ -30,6 +37,8 @@ PEFT = KeyFormat(
     before=("diffusers",),  # whose pattern for a bare `.alpha` would take the file's alphas away
     patterns=(
         rf"base_model\.(?P<param>{SHARED_PARAMS}){_NAMED}",  # first, as each layer may have a copy
+        r"(?P<module>(?:token_refiner\.)?blocks\.\d+\.attn)\.(?P<leaf>qkv_proj)\.(?P<param>lora_[AB])\.default\.weight",
+        START + r"(?P<module>.+?)(?:\.default)?[._](?P<param>lora_latent_mapping)\.(?P<rest>weight)",
         _MODULE + rf"\.base_layer\.(?P<leaf>out_proj)\.(?P<param>lora_[AB]){_NAMED}\.weight",
         _MODULE + rf"\.(?P<param>lora_[AB]){_NAMED}(?:\.weight)?",  # AdaLoRA's have no `.weight`
         _MODULE + rf"\.lora_B{_NAMED}\.(?P<param>bias)",
@@ -54,6 +63,7 @@ PEFT = KeyFormat(
         "magnitude": "lora_magnitude_vector",
         "lora_AB.weight": "lora_mixer.weight",  # wutaiqiang/MoSLoRA
     },
+    leaves={"qkv_proj": "qkv_proj_by_head"},
     configured=True,
     names_of=names_of,
 )

@@ -1,20 +1,16 @@
-"""Whole tensors under PEFT's wrapper, which no checkpoint has: a file may consist of them, as BitFit's files do.
+"""Whole tensors under PEFT's wrapper, which no checkpoint has: a file may consist of them, as BitFit's files do."""
 
-`base_model.model.blocks.0.norm1.weight`
-`base_model.model.blocks.0.attn.to_q.bias`
-"""
+from dataclasses import replace
 
-from ._dotted import COMPONENTS, START, WRAPPER
-from .base import KeyFormat
-from .whole import MODULE, PARAM, PARAMS
+from ._dotted import WRAPPER
+from .whole import WHOLE
 
-WHOLE_PEFT = KeyFormat(
+WHOLE_PEFT = replace(
+    WHOLE,
     name="whole_peft",
     before=("whole",),
-    patterns=(rf"(?={WRAPPER})" + START + MODULE + PARAM,),
+    patterns=tuple(rf"(?={WRAPPER}){pattern}" for pattern in WHOLE.patterns),
     example="base_model.model.blocks.0.norm1.weight",
-    components=COMPONENTS,
-    params=PARAMS,
     configured=True,
-    last=True,
+    alone=True,
 )

@@ -2,7 +2,7 @@
 
 Source: diffusers' MiniMaxH3Transformer3DModel and `convert_minimax_h3_transformer_checkpoint_to_diffusers`. ai-toolkit,
 musubi-tuner and ComfyUI have the names of its own code, and the rows of queries, keys and values one after another.
-DiffSynth-Studio has these rows by turns, head by head, see files/formats/diffsynth.py.
+DiffSynth-Studio has these rows by turns, head by head, see files/formats/peft.py.
 """
 
 from ...files.components import DENOISER

@@ -28,8 +28,8 @@ _TEXTS = re.compile(rb"(?:X(?P<two>..)\x00\x00|\x8c(?P<one>.))", re.DOTALL)
 class Stranger:
     """A kind of file that people take for a LoRA.
 
-    Signs are patterns searched in the lines of a file: `key:320x4x3x3` for each tensor, `meta:key:value`, `name:a.bin`.
-    A pickle has no shapes: `key:?`.
+    A sign is a pattern searched in the lines of a file: `name:a.bin`, and `key:conv_in.weight:320x4x3x3` for each
+    tensor. A pickle has no shapes: `key:conv_in.weight:?`.
 
     Raises:
         ValueError: a sign does not begin with `^`.
@@ -40,8 +40,7 @@ class Stranger:
     """For people, as in `a ControlNet`."""
     remedy: str
     """What reads it, as in `load it with ControlNet`."""
-    signs: str | tuple[str, ...] = ()
-    """One, or several that must all be found, each at the begin of a line."""
+    sign: str = ""
     never: str = ""
     """A sign of other files."""
     most: int | None = None
@@ -50,27 +49,20 @@ class Stranger:
     """First bytes, in small letters, of a file that is no safetensors; one of them is enough."""
     general: int = 0
     """Kinds with a smaller number are tried first: they may have these signs, too."""
-    before: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for sign in (*self.all_signs, *filter(None, [self.never])):
+        for sign in filter(None, [self.sign, self.never]):
             if not sign.startswith("^"):
                 raise ValueError(f"{sign!r} must begin with ^")
 
     def __str__(self) -> str:
         return f"it is {self.title}: {self.remedy}"
 
-    @property
-    def all_signs(self) -> tuple[str, ...]:
-        """Return the signs as a tuple."""
-        return (self.signs,) if isinstance(self.signs, str) else self.signs
-
     def matches(self, text: str) -> bool:
-        """Return whether the lines of a file, each behind a line feed, have all signs."""
-        if not self.signs or (self.most is not None and text.count("\nkey:") > self.most):
+        """Return whether the lines of a file, each behind a line feed, have its sign."""
+        if not self.sign or (self.most is not None and text.count("\nkey:") > self.most):
             return False
-        wanted = all(_searched(sign)(text) for sign in self.all_signs)
-        return wanted and not (self.never and _searched(self.never)(text))
+        return bool(_searched(self.sign)(text)) and not (self.never and _searched(self.never)(text))
 
 
 @cached
@@ -79,18 +71,9 @@ def strangers() -> tuple[Stranger, ...]:
     return tuple(sorted(discover(folder, Stranger).values(), key=lambda one: one.general))
 
 
-def stranger_of(
-    shapes: Mapping[str, Iterable[int] | None], metadata: Mapping[str, str] | None = None, name: str = ""
-) -> Stranger | None:
-    """Return the kind of a file that is no adapter; None if nothing tells it.
-
-    Args:
-        shapes: key -> shape, None where it is not known.
-        metadata: of its header.
-        name: of the file.
-    """
+def stranger_of(shapes: Mapping[str, Iterable[int] | None], name: str = "") -> Stranger | None:
+    """Return the kind of a file that is no adapter; None if nothing tells it. A shape is None where it is not known."""
     lines = ["", f"name:{name}"]
-    lines += [f"meta:{key}:{value}"[:_LINE] for key, value in (metadata or {}).items()]
     for key, shape in shapes.items():
         lines.append(f"key:{key[:_LINE]}:{'?' if shape is None else 'x'.join(map(str, shape))}")
     text = "\n".join(lines)

@@ -22,23 +22,11 @@ CONTROLNET = Stranger(
     r"|(input_hint_block|zero_convs)\.|controlnet_x_embedder\.|control_add_embedding\.)",
     general=1,
 )
-SPARSE_CTRL = Stranger(
-    "sparse_ctrl",
-    "AnimateDiff's SparseCtrl, a ControlNet for video",
-    _ANIMATE,
-    (r"^key:(module\.)?controlnet_", r"^key:[^:]*motion_modules\."),
-)
 FUN_CONTROL = Stranger(
     "fun_control",
     "a Fun ControlNet, a patch with blocks of its own",
     "load it as ControlNet, or with ComfyUI's ModelPatchLoader",
     r"^key:(control_(all_)?x_embedder|control_layers|control_noise_refiner|control_img_in)\.",
-)
-BLOCKWISE_CONTROL = Stranger(
-    "blockwise_control",
-    "DiffSynth's block-wise ControlNet",
-    "load it with DiffSynth-Studio, or with ComfyUI's ModelPatchLoader",
-    r"^key:(controlnet_)?blocks\.\d+\.[xy]_rms\.",
 )
 VACE = Stranger(
     "vace_module",
@@ -53,7 +41,6 @@ T2I_ADAPTER = Stranger(
     _CONTROL,
     r"^key:(adapter\.)?body\.\d+\.(resnets\.\d+\.)?(block[12]|in_conv|down_opt)\.",
 )
-STYLE_ADAPTER = Stranger("style_adapter", "a style adapter of T2I-Adapter", _CONTROL, r"^key:transformer_layes\.")
 MOTION_LORA = Stranger(
     "motion_lora",
     "a motion LoRA for AnimateDiff's motion modules, which the loaded model does not have",
@@ -68,7 +55,6 @@ MOTION_MODULE = Stranger(
     never=r"^key:[^:]*lora",
     general=1,
 )
-CAMERA_CTRL = Stranger("camera_ctrl", "a CameraCtrl for AnimateDiff", _ANIMATE, r"^key:[^:]*encoder_down_conv_blocks\.")
 IP_ADAPTER = Stranger(
     "ip_adapter",
     "an IP-Adapter, which takes a picture as prompt",
@@ -86,7 +72,7 @@ INSTANT_ID = Stranger(
     "instant_id",
     "InstantID, which takes a face as prompt",
     "load it with InstantID: ControlNet's extension or ComfyUI's nodes",
-    (r"^key:image_proj\.proj_in\.weight:\d+x512$", r"^key:ip_adapter\.\d+\.to_k_ip\."),
+    r"^key:image_proj\.proj_in\.weight:\d+x512$",
 )
 PHOTO_MAKER = Stranger(
     "photo_maker",
@@ -123,18 +109,6 @@ EASY_CONTROL = Stranger(
     "an EasyControl, which acts on a reference picture's tokens alone",
     "load it with EasyControl's nodes or its own program",
     r"^key:[^:]*[._](q|k|v|proj)_loras\.\d+\.(down|up)\.",
-)
-GLIGEN = Stranger(
-    "gligen",
-    "a GLIGEN, which places things in boxes",
-    "load it with ComfyUI's GLIGEN nodes, or diffusers' GLIGEN pipeline",
-    r"^key:(position_net\.|[^:]*\.fuser\.(alpha_attn|alpha_dense|linear|attn))",
-)
-SOFT_PROMPT = Stranger(
-    "soft_prompt",
-    "a soft prompt of PEFT, which belongs to a text model and changes no layer",
-    "load it with PEFT",
-    r"^key:(prompt_embeddings|(base_model\.)?prompt_encoder\.)",
 )
 X_LORA = Stranger(
     "x_lora",
