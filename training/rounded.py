@@ -1,0 +1,55 @@
+"""Rounds the finished weights to few values each, so that git packs the whole demo to a third, and a clone is small.
+
+A weight becomes a small multiple of a power of two, the step of its matrix. The more weights a matrix has, the more of
+their errors cancel, and the longer is its step. Eight bits hold the values of the UNet and the VAE. What other programs
+read as well, the text encoder and the LoRA, stays in half precision.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save, save_file
+from torch import Tensor
+
+_EIGHT_BITS = ("unet", "vae")
+_FEWEST = 4096
+"""Weights of a matrix of the model; a smaller one stays as it is."""
+_COARSEST = 200_000
+"""Weights of a matrix whose step is as long as their root mean square; no step is longer."""
+_LORA_STEP = 0.25
+"""Of the root mean square: the step in LoRA files, whose matrices are all small."""
+_HASH = "modelspec.hash_sha256"
+
+
+def round_model(folder: Path) -> None:
+    """Round the weights of a pipeline, in place."""
+    for path in sorted(folder.rglob("*.safetensors")):
+        tensors, metadata = _read(path)
+        dtype = torch.float8_e4m3fn if path.parent.name in _EIGHT_BITS else torch.float16
+        for key, value in tensors.items():
+            if value.dim() > 1 and value.numel() >= _FEWEST:
+                tensors[key] = rounded(value, min(1.0, (value.numel() / _COARSEST) ** 0.5)).to(dtype)
+        save_file(tensors, path, metadata)
+
+
+def round_lora(path: Path) -> None:
+    """Round the weights of a LoRA file, in place; its metadata stay."""
+    tensors, metadata = _read(path)
+    tensors = {key: rounded(value, _LORA_STEP).half() if value.dim() > 1 else value for key, value in tensors.items()}
+    save_file(tensors, path, {**metadata, _HASH: f"0x{hashlib.sha256(save(tensors)).hexdigest()}"})
+
+
+def rounded(weight: Tensor, share: float) -> Tensor:
+    """Return multiples of the power of two that is nearest to this share of the root mean square."""
+    weight = weight.float()
+    step = torch.exp2((weight.square().mean().sqrt() * share).log2().round())
+    return (weight / step).round() * step if step > 0 else weight
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    with safe_open(path, "pt") as file:
+        return {key: file.get_tensor(key) for key in [*file.keys()]}, file.metadata() or {}
