@@ -1,4 +1,4 @@
-"""Rounds the finished weights to few values each, so that git packs the whole demo to a third, and a clone is small.
+"""Rounds the finished weights to few values each, so that git packs the demo to a third, and a clone is small.
 
 A weight becomes a small multiple of a power of two, the step of its matrix. The more weights a matrix has, the more of
 their errors cancel, and the longer is its step. Eight bits hold the values of the UNet and the VAE. What other programs
@@ -44,10 +44,15 @@ def round_lora(path: Path) -> None:
 
 
 def rounded(weight: Tensor, share: float) -> Tensor:
-    """Return multiples of the power of two that is nearest to this share of the root mean square."""
+    """Return multiples of the power of two that is nearest to this share of the root mean square.
+
+    What was rounded before stays as it is, though its root mean square is another one now.
+    """
     weight = weight.float()
     step = torch.exp2((weight.square().mean().sqrt() * share).log2().round())
-    return (weight / step).round() * step if step > 0 else weight
+    if step == 0 or torch.equal((weight / step * 2).round() * step / 2, weight):
+        return weight
+    return (weight / step).round() * step
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
