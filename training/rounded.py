@@ -18,10 +18,10 @@ from torch import Tensor
 _EIGHT_BITS = ("unet", "vae")
 _FEWEST = 4096
 """Weights of a matrix of the model; a smaller one stays as it is."""
-_COARSEST = 200_000
+_COARSEST = 130_000
 """Weights of a matrix whose step is as long as their root mean square; no step is longer."""
-_LORA_STEP = 0.25
-"""Of the root mean square: the step in LoRA files, whose matrices are all small."""
+_FEWEST_OF_LORA, _LORA_STEP = 100, 0.25
+"""The same of LoRA files, whose matrices are all small; and their step, of the root mean square."""
 _HASH = "modelspec.hash_sha256"
 
 
@@ -32,14 +32,16 @@ def round_model(folder: Path) -> None:
         dtype = torch.float8_e4m3fn if path.parent.name in _EIGHT_BITS else torch.float16
         for key, value in tensors.items():
             if value.dim() > 1 and value.numel() >= _FEWEST:
-                tensors[key] = rounded(value, min(1.0, (value.numel() / _COARSEST) ** 0.5)).to(dtype)
+                tensors[key] = rounded(value, min(1.0, value.numel() / _COARSEST)).to(dtype)
         save_file(tensors, path, metadata)
 
 
 def round_lora(path: Path) -> None:
     """Round the weights of a LoRA file, in place; its metadata stay."""
     tensors, metadata = _read(path)
-    tensors = {key: rounded(value, _LORA_STEP).half() if value.dim() > 1 else value for key, value in tensors.items()}
+    for key, value in tensors.items():
+        if value.dim() > 1 and value.numel() >= _FEWEST_OF_LORA:
+            tensors[key] = rounded(value, _LORA_STEP).half()
     save_file(tensors, path, {**metadata, _HASH: f"0x{hashlib.sha256(save(tensors)).hexdigest()}"})
 
 
