@@ -23,6 +23,7 @@ from .ideas import IDEAS
 from .judge import load_judge, save_judge, train_judge
 from .loras import make_loras
 from .pictures import draw_pictures
+from .rounded import round_lora, round_model
 from .vae import train_vae
 from .world import COLOURS, GROUNDS, SHAPES, SIDE
 
@@ -60,6 +61,12 @@ def _make_loras(runs: Path, demo: Path) -> None:
     make_loras(IDEAS, runs, demo / MODEL, demo / "judge.safetensors", demo / "loras")
 
 
+def _round_weights(_: Path, demo: Path) -> None:
+    round_model(demo / MODEL)
+    for path in sorted((demo / "loras").glob("*.safetensors")):
+        round_lora(path)
+
+
 def _make_figures(_: Path, demo: Path) -> None:
     gallery = Gallery(load_pipeline(demo / MODEL), load_judge(demo / "judge.safetensors"), demo / "loras")
     text = json.dumps(count_everything(gallery), indent=2)
@@ -84,6 +91,7 @@ _MAKERS = {
     "model": _make_model,
     "judge": _make_judge,
     "loras": _make_loras,
+    "rounded": _round_weights,
     "figures": _make_figures,
     "pictures": _make_pictures,
 }

@@ -11,6 +11,7 @@ import matplotlib
 matplotlib.use("Agg")
 
 from matplotlib import pyplot
+from PIL import Image
 
 _COLUMNS = 3
 
@@ -28,6 +29,8 @@ def plot_losses(tables: Sequence[Path], path: Path) -> None:
         axis.tick_params(labelsize=7)
     figure.savefig(path, dpi=90)
     pyplot.close(figure)
+    with Image.open(path) as drawn:
+        drawn.convert("RGB").quantize().save(path, optimize=True)
 
 
 def _read(table: Path) -> tuple[list[int], list[float]]:

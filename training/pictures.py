@@ -114,7 +114,7 @@ def draw_pictures(folder: Path, demo: Path | None = None) -> None:
     made: dict[Shown, Image.Image] = {}
     try:
         for name, rows in SHEETS.items():
-            sheet(studio, rows, made).save(folder / f"{name}.png", optimize=True)
+            sheet(studio, rows, made).quantize().save(folder / f"{name}.png", optimize=True)
     finally:
         studio.close()
 

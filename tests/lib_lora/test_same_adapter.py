@@ -153,8 +153,8 @@ def _pair(way: object, layer: nn.Module) -> list[Tensor]:
         return [factor for one in parts for factor in (one.adapter.factors().down, one.adapter.factors().up)]
     assert isinstance(way, LowRankExecutor)
     like = torch.device("cpu"), torch.float32, torch.float32
-    content, packed = way._content(way._adapters(layer), like[0], like[1:])
-    placed = way._placement(content, *like, packed=packed)
+    content = way._content(way._adapters(layer), like[0], like[1:])
+    placed = way._placement(content, like[0], like[1:])
     pair = placed.get().pair
     assert pair is not None
     return [pair.down, pair.up, placed.strengths.alike[0].clone()]

@@ -45,7 +45,7 @@ def contents(path: Path) -> tuple[dict[str, bytes], dict[str, str] | None]:
 @pytest.mark.long
 @pytest.mark.usefixtures("hasty")
 def test_it_makes_a_demo_that_is_complete_and_is_the_same_when_it_is_run_again(tmp_path: Path) -> None:
-    arguments = [f"--runs={tmp_path / 'runs'}", f"--demo={tmp_path / 'demo'}", "model", "judge", "loras"]
+    arguments = [f"--runs={tmp_path / 'runs'}", f"--demo={tmp_path / 'demo'}", "model", "judge", "loras", "rounded"]
     assert program.main(arguments) == 0
     demo = find_demo(tmp_path / "demo")
     assert (demo.model / "model_index.json").is_file()
@@ -53,6 +53,7 @@ def test_it_makes_a_demo_that_is_complete_and_is_the_same_when_it_is_run_again(t
     assert {path.stem for path in demo.loras.glob("*.png")} == FEW
     with safe_open(demo.model / "unet" / "diffusion_pytorch_model.safetensors", "pt") as file:
         assert file.get_tensor("conv_in.weight").dtype.itemsize == 2
+        assert file.get_tensor("up_blocks.0.resnets.0.conv1.weight").dtype.itemsize == 1
     first = {path: contents(path) for path in (tmp_path / "demo").rglob("*.safetensors")}
     assert program.main(arguments) == 0
     assert {path: contents(path) for path in (tmp_path / "demo").rglob("*.safetensors")} == first
@@ -61,7 +62,9 @@ def test_it_makes_a_demo_that_is_complete_and_is_the_same_when_it_is_run_again(t
 def test_a_part_that_is_not_one_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         program.main([f"--demo={tmp_path}", "lora"])
-    assert "no part is called 'lora'; known are model, judge, loras, figures, pictures" in capsys.readouterr().err
+    assert (
+        "no part is called 'lora'; known are model, judge, loras, rounded, figures, pictures" in capsys.readouterr().err
+    )
 
 
 def test_the_card_says_what_was_counted(tmp_path: Path) -> None:

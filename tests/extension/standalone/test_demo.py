@@ -19,7 +19,7 @@ def copied(tmp_path: Path) -> Path:
 def test_it_is_complete_and_small() -> None:
     demo = find_demo()
     assert (demo.model / "model_index.json").is_file()
-    assert sum(path.stat().st_size for path in demo.model.rglob("*.safetensors")) <= 25_000_000
+    assert sum(path.stat().st_size for path in demo.model.rglob("*.safetensors")) <= 12_000_000
     loras = {path.stem: path for path in demo.loras.glob("*.safetensors")}
     assert len(loras) == 6
     assert all(path.stat().st_size <= 1_000_000 for path in loras.values())
