@@ -18,7 +18,11 @@ from .base import Adapter, At, Factors, Form, Origin, OutputEffect, Rows, Shapes
 
 
 def _of_inner(name: str) -> Callable[..., Any]:
-    return lambda self, *args: getattr(self.inner, name)(*args)
+    def call(self: Wrapper, *args: object) -> Any:
+        return getattr(self.inner, name)(*args)
+
+    call.__doc__ = getattr(Adapter, name).__doc__
+    return call
 
 
 class Wrapper(Adapter):
