@@ -89,6 +89,7 @@ class Site:
         return math.prod(self.shape[1:])
 
     def take(self, rows: Rows) -> Site:
+        """Return the site of some rows of the weight."""
         return replace(self, shape=shape_of(self.shape, rows))
 
 
