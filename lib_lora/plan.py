@@ -135,7 +135,7 @@ class Plan:
         merged = {layer for layer, executor in list(self.executors.items()) if executor.merges}
         return {place: layer for place, layer in layers.items() if layer is not None and layer not in merged}
 
-    def write(self, stack: Stack, *, in_force: bool) -> None:
+    def write(self, stack: Stack) -> None:
         """Write the strengths of a stack with the plan's key; on failure all is as before.
 
         Where the plan is in force, layers are merged again.
@@ -143,6 +143,7 @@ class Plan:
         Raises:
             StackError: the model takes no list of block weights as long as an entry's.
         """
+        in_force = self.strengths.in_force is not None
         if trace.decisions and in_force:
             trace.decision("%s: the same files and layers: strengths written", self.where)
         former, wishes = self.strengths.now.stack, [(entry.name, entry.multiplier) for entry in stack.entries]
@@ -162,30 +163,20 @@ class Plan:
         bound = [binding for network in self.key.networks for binding in network.bindings]
         return {(binding.component, binding.target.path) for binding in bound}
 
-    def lost(self, components: Mapping[str, nn.Module]) -> tuple[list[tuple[str, str]], list[nn.Module]]:
-        """Return component and path of each changed layer that has left its place, and the layers that came since."""
-        places, new = list[tuple[str, str]](), list[nn.Module]()
+    def lost(self, components: Mapping[str, nn.Module]) -> list[tuple[str, str]]:
+        """Return component and path of each changed layer that has left its place."""
+        places = list[tuple[str, str]]()
         for index in self.key.indexes:
             name, module = index.component, components.get(index.component)
             if name in self.watched and module is not None and not index.holds(module):
-                paths, layers = index.exchanged(module)
-                places += [(name, path) for path in paths]
-                new += layers
-        return sorted(self.bound.intersection(places)), new
-
-    def made_of_merged(self, components: Mapping[str, nn.Module]) -> list[nn.Module]:
-        """Return the new layers of components where merged ones are gone, whose weights other code may have read."""
-        if not self.key.why_live:
-            return []
-        places, new = self.lost(components)
-        indexes = {index.component: index for index in self.key.indexes}
-        live = {layer for layer, executor in list(self.executors.items()) if not executor.merges}
-        return new if any(indexes[name].layers[path]() not in live for name, path in places) else []
+                places += [(name, path) for path in index.lost(module)]
+        return sorted(self.bound.intersection(places))
 
     def _merge_again(self) -> None:
-        for layer, executor in list(self.executors.items()):
-            if executor.merges:
-                move_to_layer(executor, layer, now=True)
+        with ExitStack() as stack:  # which goes on where one fails
+            for layer, executor in list(self.executors.items()):
+                if executor.merges:
+                    stack.callback(move_to_layer, executor, layer, now=True)
 
     def watch_weights(self) -> None:
         """Notice changes of base weights from now on."""
@@ -205,10 +196,7 @@ class Plan:
     def follow_weights(self) -> None:
         """Drop what was computed from base weights that have changed since, and merge again; raise as merging does."""
         self.drop_stale()
-        with ExitStack() as stack:
-            for layer, executor in list(self.executors.items()):
-                if executor.merges:
-                    stack.callback(move_to_layer, executor, layer, now=True)
+        self._merge_again()
 
     @property
     def kept_bytes(self) -> int:

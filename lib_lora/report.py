@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from .values import OneLine, frozen
+from .values import OneLine
 
 _SHOWN = 3  # names of layers in a sentence
 
@@ -107,10 +107,6 @@ class NetworkReport(OneLine):
     model: Family | None = None  # the family of the model; None where it is not known, or without a model
     base_model: str | None = None  # the model the file was made from, in its trainer's words
     seconds: float = 0.0  # the time to open the file and find its layers; 0 where it was not measured
-
-    def __post_init__(self) -> None:
-        for name in ("kinds", "metadata"):
-            object.__setattr__(self, name, frozen(getattr(self, name), name))
 
     @property
     def name(self) -> str:
@@ -229,10 +225,6 @@ class ActivationReport(OneLine):
     broken: str = ""
     """The error by which a call of the model failed; empty where none did, or another call made up for it."""
 
-    def __post_init__(self) -> None:
-        for name in ("live", "idle", "partly_idle", "unlimited", "too_strong"):
-            object.__setattr__(self, name, frozen(getattr(self, name), name))
-
     def summary(self) -> str:
         """Return one line per entry, one on merging if it was requested, and one on layers that were never called."""
         lines = [self._line(i, entry) for i, entry in enumerate(self.entries)]
@@ -282,9 +274,6 @@ class MemoryReport(OneLine):
     scratch: int  # effective weights and the like, of all engines of the process
     parked: int = 0  # adapters of former stacks, in the computer's memory
     static: int = 0  # memory of compiled models for adapters; the part of it that is in force counts as placed, too
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "placed", frozen(self.placed, "placed"))
 
 
 def _grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, fields
 from decimal import Decimal
 from fractions import Fraction
 from itertools import islice
@@ -50,32 +50,15 @@ class FrozenMapping(Mapping[K, V], Generic[K, V]):
 
 
 def frozen(mapping: Mapping[K, V], what: str) -> FrozenMapping[K, V]:
-    """Return a mapping that nothing changes.
-
-    Args:
-        mapping: any mapping; a frozen one is returned as it is.
-        what: the argument, for the error.
-
-    Raises:
-        ArgumentError: it is no mapping.
-    """
-    if isinstance(mapping, FrozenMapping):
-        return mapping
+    """Return a mapping that nothing changes, or raise ArgumentError where it is none."""
     check_type(mapping, Mapping, what, "a mapping")
-    return FrozenMapping(mapping)
+    return mapping if isinstance(mapping, FrozenMapping) else FrozenMapping(mapping)
 
 
 def check_type(value: object, wanted: type[Any] | tuple[type[Any], ...], what: str, example: str) -> None:
-    """Refuse a value of another type.
+    """Raise ArgumentError where a value is of other types than the wanted ones; no bool is an `int`.
 
-    Args:
-        value: of an argument.
-        wanted: its types. Where they have no `bool`, True and False are refused, although Python counts them as `int`.
-        what: the argument, as the error names it.
-        example: what to write.
-
-    Raises:
-        ArgumentError: the value is of none of these types.
+    `what` is the argument, and `example` what to write.
     """
     types = wanted if isinstance(wanted, tuple) else (wanted,)
     is_unwanted_bool = isinstance(value, bool) and bool not in types and object not in types
@@ -111,11 +94,7 @@ def listed(value: Iterable[T], what: str, example: str) -> tuple[T, ...]:
 
 
 def texts(value: Iterable[str], what: str) -> tuple[str, ...]:
-    """Return a list of texts as it is kept.
-
-    Raises:
-        ArgumentError: it is no list of texts.
-    """
+    """Return a list of texts as it is kept, or raise ArgumentError where it is none."""
     example = "a list of texts, as ('IN05', 'OUT05')"
     if isinstance(value, str):  # a text is a list of texts, too
         raise ArgumentError(f"{what} must be {example}, not {shown(value)}")
@@ -147,19 +126,24 @@ def _shown_items(value: Collection[object], depth: int) -> str:
 
 
 class OneLine:
-    """A dataclass with a form of one line, which leaves out what is as by default and shortens what is long."""
+    """A dataclass whose mappings do not change; its form of one line leaves out defaults and shortens what is long."""
 
     __slots__ = ()
 
-    def __repr__(self) -> str:
-        given = [(field.name, getattr(self, field.name)) for field in self._given()]
-        return f"{type(self).__name__}({', '.join([f'{name}={_short(value)}' for name, value in given])})"
-
-    def _given(self) -> Iterator[Field[object]]:
+    def __post_init__(self) -> None:
         for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if isinstance(value, Mapping):
+                object.__setattr__(self, field.name, frozen(value, field.name))
+
+    def __repr__(self) -> str:
+        given = []
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
             default = field.default if field.default_factory is MISSING else field.default_factory()
-            if field.repr and (default is MISSING or getattr(self, field.name) != default):
-                yield field
+            if field.repr and (default is MISSING or value != default):
+                given.append(f"{field.name}={_short(value)}")
+        return f"{type(self).__name__}({', '.join(given)})"
 
 
 def _short(value: object) -> str:

@@ -46,8 +46,10 @@ class PipelineEngine(Engine):
         super().__init__(components, **options)
         self._resting: dict[str, Entry] = {}
         self._reports: dict[str, NetworkReport] = {}
-        self._folder: Path | None = None
-        self._written = 0
+        self.disabled: tuple[str, ...] | None = None
+        """The LoRA that were in force before `disable_lora`, see `calls.py`; None while they are enabled."""
+        self.fused: dict[str, Entry] = {}
+        """The name of each LoRA that `fuse_lora` fused -> its entry before."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -97,36 +99,26 @@ class PipelineEngine(Engine):
             if name in self.names and not replace:
                 text = f"a LoRA {shown(name)} is loaded already; give another name, or write replace=True"
                 raise StackError(text)
+            entries = list(self.stack)
+            at = next((i for i, other in enumerate(entries) if other.name == name), len(entries))
             multiplier = multiplier_of(strength, self.components)
-            entry = Entry(path, multiplier, rank, alpha, scale, name)
-            return self._put(entry)
-
-    def _put(self, entry: Entry) -> NetworkReport:
-        """Put an entry in force, in the place of the one of its name, if there is any."""
-        entries = list(self.stack)
-        at = next((i for i, other in enumerate(entries) if other.name == entry.name), len(entries))
-        entries[at : at + 1] = [entry]
-        try:
-            report = self._change(entries).entries[at]
-        except ActivationError as error:
-            if list(error.causes) == [at]:
-                raise error.causes[at] from error
-            raise
-        self._resting.pop(entry.name, None)
-        self._reports[entry.name] = report
-        return report
+            entries[at : at + 1] = [Entry(path, multiplier, rank, alpha, scale, name)]
+            try:
+                report = self._reports[name] = self._change(entries).entries[at]
+            except ActivationError as error:
+                if list(error.causes) == [at]:
+                    raise error.causes[at] from error
+                raise
+            self._resting.pop(name, None)
+            return report
 
     def _change(self, entries: list[Entry]) -> ActivationReport:
         return self.activate(replace(self.stack, entries=entries))
 
     def _own_file(self, name: str) -> Path:
-        """Return the path of a file for tensors that are in no file; the folder goes with the engine."""
-        if self._folder is None:
-            self._folder = Path(mkdtemp(prefix="lib_lora-"))
-            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-        self._written += 1
-        folder = self._folder / str(self._written)  # another file for each: the former may be in use
-        folder.mkdir()
+        """Return the path of a file for tensors that are in no file; its folder goes with the engine."""
+        folder = Path(mkdtemp(prefix="lib_lora-"))
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         return folder / f"{''.join([c if c.isalnum() or c in '-_. ' else '_' for c in name])[:80]}.safetensors"
 
     def set(self, name: str, strength: Wish) -> None:
@@ -147,12 +139,10 @@ class PipelineEngine(Engine):
             if self._find(name) in self._resting:
                 self._resting[name] = replace(self._resting[name], multiplier=multiplier)
                 return
-            places = [i for i, entry in enumerate(self.stack) if entry.name == name]
-            if len(places) > 1:
-                raise StackError(
-                    f"{len(places)} entries are called {shown(name)}; write set_multiplier({places[0]}, 0.8)"
-                )
-            self.set_multiplier(places[0], multiplier)
+            at, *more = [i for i, entry in enumerate(self.stack) if entry.name == name]
+            if more:
+                raise StackError(f"{1 + len(more)} entries are called {shown(name)}; write set_multiplier({at}, 0.8)")
+            self.set_multiplier(at, multiplier)
 
     def unload(self, name: str, *more: str) -> None:
         """Take LoRA off, and forget them.
@@ -232,6 +222,7 @@ class PipelineEngine(Engine):
             finally:
                 self._resting.clear()
                 self._reports.clear()
+                self.disabled, self.fused = None, {}
 
     def close(self) -> None:
         """Deactivate, and let `attach` make another engine for the pipeline."""

@@ -110,9 +110,8 @@ class CallLock:
         with self._changed:
             if call in self._calls:
                 i, arguments = self._calls.index(call), call.arguments()
-                self._calls[i:] = [
-                    one for one in self._calls[i + 1 :] if one.arguments() is arguments
-                ]  # of other hooks
+                of_other_hooks = [one for one in self._calls[i + 1 :] if one.arguments() is arguments]
+                self._calls[i:] = of_other_hooks
                 self._let_others()
 
     def is_held(self) -> bool:

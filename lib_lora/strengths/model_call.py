@@ -64,8 +64,7 @@ class ModelCall:
     @property
     def prompts(self) -> int | None:
         """Return the rows of a call of a text encoder, as its first tensor has them; None where it has none."""
-        tensors = (one for one in (*self.args, *self.kwargs.values()) if isinstance(one, Tensor) and one.ndim)
-        return next((len(one) for one in tensors), None)
+        return next((len(x) for x in (*self.args, *self.kwargs.values()) if isinstance(x, Tensor) and x.ndim), None)
 
     @property
     def timestep(self) -> float | None:
@@ -120,12 +119,51 @@ class CallSettings:
     """The variant of calls of text encoders; None where each of their rows is a prompt."""
     pipeline: PipelineRows = field(default_factory=PipelineRows)
     lock: CallLock = field(default_factory=CallLock)
+    hooks: list[CallHooks] = field(default_factory=list)
+    """The latest hooks on components."""
+    _served: tuple[StrengthTable | None, bool] = None, False
+    """The table that they serve, and whether they are on all components."""
+    _stops: ExitStack = field(default_factory=ExitStack)
+
+    def hook(
+        self, components: Mapping[str, nn.Module], table: StrengthTable | None, has_flow: Callable[[str], bool]
+    ) -> None:
+        """Have hooks on components that set a strength table to each of their calls, while calls make a difference.
+
+        They are on denoisers, and where images have strengths of their own, on all others. Hooks that serve already
+        stay, as torch compiles a model again when hooks come or go. torch calls no hook after an exception that is no
+        `Exception`.
+
+        Args:
+            components: of the model, by name.
+            table: None takes the hooks off.
+            has_flow: tells whether the timesteps of a component are fractions of noise.
+        """
+        table = table if table is not None and table.by_call else None
+        wanted = table, table is not None and table.now.stack.images > 1
+        if wanted == self._served:
+            return
+        self._served = None, False
+        with self._stops.pop_all():  # last, or a call that begins meanwhile would have no hooks
+            if table is not None:
+                for calls in self.hooks:  # of a call that is about to begin
+                    calls.table = table
+                self.hooks = []
+                for name, component in components.items():
+                    if is_denoiser(name) or wanted[1]:
+                        calls = CallHooks(name, table, self, is_denoiser(name) and has_flow(name))
+                        begin, end = hook_of(component, calls.begin), hook_of(component, calls.end)
+                        self._stops.callback(component.register_forward_pre_hook(begin, with_kwargs=True).remove)
+                        self._stops.callback(component.register_forward_hook(end, always_call=True).remove)
+                        self.hooks.append(calls)
+        self._served = wanted
+
+    def unhook(self) -> None:
+        """Take all hooks off."""
+        self._stops.close()
 
     def moment_of(self, call: ModelCall, *, noise: bool, flow: bool) -> Moment:
-        """Return the moment of a call, with timestep and sigma if they are needed: reading waits for a device.
-
-        `flow` is whether the model's timesteps are fractions of noise.
-        """
+        """Return the moment of a call; with timestep and sigma where `noise` is needed: reading waits for a device."""
         now = self.moment if self.clock is None else self.clock(lambda: call.timestep)
         if not noise:
             return now
@@ -150,9 +188,10 @@ class CallSettings:
         if count is None:
             raise RowsError(f"the rows of a model call are unknown, and the stack has {images} images")
         told = self.pipeline(count, images) if self.rows is None else self.rows(count)
-        if told is None and count % images:
-            raise RowsError(f"a model call of {count} rows holds no whole batches of the stack's {images} images")
-        told = [row % images for row in range(count)] if told is None else told
+        if told is None:
+            told = [row % images for row in range(count)]
+            if count % images:
+                raise RowsError(f"a model call of {count} rows holds no whole batches of the stack's {images} images")
         if len(told) != count:
             raise RowsError(f"a model call has {count} rows, and {len(told)} were told")
         if halved and halves is None and not all(isinstance(row, Row) for row in told):
@@ -164,8 +203,7 @@ class CallSettings:
             image = 0 if images == 1 else number  # all images have the same, whatever the host counts
             if not 0 <= image < images:
                 raise RowsError(f"a row is said to be of image {image}; the stack has {images}")
-            negative = negative if halves is None else halves[i]
-            variants.append(image * (1 + halved) + (halved and negative))
+            variants.append(image * (1 + halved) + (halved and (negative if halves is None else halves[i])))
             parts.append(part)
         return tuple(variants), tuple(parts)
 
@@ -193,11 +231,7 @@ class CallSettings:
 
 
 class SchedulerClock:
-    """The clock from the scheduler of a diffusers pipeline.
-
-    Args:
-        scheduler: returns the present one, or None.
-    """
+    """The clock from the scheduler of a diffusers pipeline, which `scheduler` returns, or None."""
 
     def __init__(self, scheduler: Callable[[], Any]) -> None:
         if not callable(scheduler):
@@ -229,9 +263,7 @@ class SchedulerClock:
     def _index(self, timestep: Callable[[], float | None]) -> int:
         """Return the index of the call's timestep; of the first one if the call tells none."""
         now = timestep()
-        if now is None:
-            return self._first
-        return min(range(len(self._values)), key=lambda i: abs(self._values[i] - now))
+        return self._first if now is None else min(range(len(self._values)), key=lambda i: abs(self._values[i] - now))
 
 
 def repeats_per_row(layer: nn.Module, x: Tensor, rows: int, least: int, dim: int = 0) -> int:
@@ -244,29 +276,6 @@ def repeats_per_row(layer: nn.Module, x: Tensor, rows: int, least: int, dim: int
         text = f"the images of the batch have LoRA of their own, and the input {tuple(x.shape)} of a"
         raise RowsError(f"{text} {type(layer).__name__} cannot be divided among {rows} rows")
     return x.shape[dim] // rows
-
-
-def hook_calls(
-    components: Mapping[str, nn.Module],
-    table: StrengthTable,
-    settings: CallSettings,
-    flow: Callable[[str], bool],
-    stops: ExitStack,
-) -> list[CallHooks]:
-    """Put hooks on the components that set a strength table to each of their calls, and return what they call.
-
-    They are on denoisers, and where images have strengths of their own, on all others. `flow` tells whether the
-    timesteps of a component are fractions of noise; `stops` gets what takes the hooks off. torch calls no hook after an
-    exception that is no `Exception`.
-    """
-    hooked = list[CallHooks]()
-    for name, component in components.items():
-        if is_denoiser(name) or table.now.stack.images > 1:
-            hooked.append(calls := CallHooks(name, table, settings, is_denoiser(name) and flow(name)))
-            begin, end = hook_of(component, calls.begin), hook_of(component, calls.end)
-            stops.callback(component.register_forward_pre_hook(begin, with_kwargs=True).remove)
-            stops.callback(component.register_forward_hook(end, always_call=True).remove)
-    return hooked
 
 
 @dataclass(eq=False)
@@ -296,18 +305,16 @@ class CallHooks:
             while not is_set:  # again if another thread writes another stack meanwhile
                 now = self.table.now
                 opened.stack, opened.outer = now.stack, now if opened.is_inner else None
-                of_call = self._of_denoiser if is_denoiser(self.component) else self._of_encoder
-                is_set = self.table.set_call(now.stack, **of_call(call, now, opened.outer))
+                is_set = self.table.set_call(now.stack, **self._setting(call, now, opened.outer))
         return args, held
 
-    def _of_encoder(self, call: ModelCall, now: CallStrengths, outer: CallStrengths | None) -> dict[str, Any]:
-        """Return what a call of a component that encodes prompts sets in the table."""
-        if outer is not None and outer.mixed and call.prompts == len(outer.rows):  # a part of the model that calls it
+    def _setting(self, call: ModelCall, now: CallStrengths, outer: CallStrengths | None) -> dict[str, Any]:
+        """Return what a call sets in the table; `outer` has the strengths of a call around it."""
+        if not is_denoiser(self.component):
+            if outer is None or not outer.mixed or call.prompts != len(outer.rows):
+                return {"rows": self.settings.prompts_of(call, self.component, now)}
+            # a part of the model that calls it
             return {"moment": outer.moment, "rows": outer.rows, "parts": outer.parts, "latents": outer.latents}
-        return {"rows": self.settings.prompts_of(call, self.component, now)}
-
-    def _of_denoiser(self, call: ModelCall, now: CallStrengths, _: CallStrengths | None) -> dict[str, Any]:
-        """Return what a call of a denoiser sets in the table."""
         scheduled, stack, setting = bool(self.table.scheduled), now.stack, dict[str, Any]()
         if stack.has_regions:
             setting["latents"] = _latents(call, stack, "transformer" in self.component)
@@ -338,9 +345,10 @@ class CallHooks:
         """Warn once where no layer in a whole call of a denoiser found the picture in its tokens."""
         with self.table.lock:  # or another thread writes other regions between the two
             now, is_placed = self.table.now, self.table.is_placed
+        if is_placed or self.warned or now.latents is None or not is_denoiser(self.component):
+            return
         # of another stack, layers may have been passed
-        is_whole = now.stack is opened.stack and opened.in_force is not None and opened.in_force is self.table.in_force
-        if is_denoiser(self.component) and now.latents is not None and not (is_placed or self.warned) and is_whole:
+        if now.stack is opened.stack and opened.in_force is not None and opened.in_force is self.table.in_force:
             self.warned = True
             text = "tokens that lie in the picture as expected; LoRA for a part of it act everywhere, by its share"
             logger.warning("no layer of this %s has %s", name, text)

@@ -72,9 +72,8 @@ class Region:
         if not all(0 <= edge <= 1 for edge in edges) or left >= right or top >= bottom:
             text = ", ".join(map(shown, edges))
             raise StackError(f"a rectangle is left, top, right and bottom, in shares of the picture, not {text}")
-        across, down = _covered(left, right), _covered(top, bottom)
-        rows = {part: bytes(round(part * other * _FULL) for other in across) for part in set(down)}
-        return Region(SIZE, SIZE, b"".join(map(rows.__getitem__, down)))
+        down, across = _covered(top, bottom), _covered(left, right)
+        return Region(SIZE, SIZE, bytes(round(part * other * _FULL) for part in down for other in across))
 
     @classmethod
     def _from_weights(cls, weights: Tensor) -> Region:
@@ -108,14 +107,7 @@ class Region:
         check_type(width, Real, "the width of an edge", "a number from 0 to 1, as region.feathered(0.1)")
         if not 0 <= width <= 1:
             raise StackError(f"a region's edge can fade over 0 to 1 of the picture, not {shown(width)}")
-        return self._feathered(float(width))
-
-    @lru_cache(maxsize=256)  # noqa: B019  # a wide edge of a large region is slow, and prompts are read again
-    def _feathered(self, width: float) -> Region:
-        if width == 0:
-            return self
-        down, across = (_means(count, count, width) for count in (max(self.height, SIZE), max(self.width, SIZE)))
-        return Region._from_weights(down @ self.weights(len(down), len(across)) @ across.t())
+        return _feathered(self, float(width)) if width else self
 
     def __or__(self, other: Region) -> Region:
         """Return the union: the larger one of both weights."""
@@ -133,8 +125,10 @@ def _covered(start: float, stop: float) -> list[float]:
     return [max((min((cell + 1) / SIZE, stop) - max(cell / SIZE, start)) * SIZE, 0) for cell in range(SIZE)]
 
 
-def _edges(count: int) -> Tensor:
-    return torch.arange(count + 1, dtype=torch.float64, device="cpu") / count
+@lru_cache(maxsize=256)  # a wide edge of a large region is slow, and prompts are read again
+def _feathered(region: Region, width: float) -> Region:
+    down, across = (_means(count, count, width) for count in (max(region.height, SIZE), max(region.width, SIZE)))
+    return Region._from_weights(down @ region.weights(len(down), len(across)) @ across.t())
 
 
 def _means(places: int, cells: int, width: float = 0.0) -> Tensor:
@@ -142,7 +136,8 @@ def _means(places: int, cells: int, width: float = 0.0) -> Tensor:
 
     A mean is over a share of the side around the place, at least over the place; beyond the side its last cell goes on.
     """
-    pad, places_at, cells_at = max(width - 1 / places, 0) / 2, _edges(places), _edges(cells)
+    pad = max(width - 1 / places, 0) / 2
+    places_at, cells_at = (torch.arange(n + 1, dtype=torch.float64, device="cpu") / n for n in (places, cells))
     cells_at[0], cells_at[-1] = -1, 2
     stop = torch.minimum(places_at[1:, None] + pad, cells_at[None, 1:])
     start = torch.maximum(places_at[:-1, None] - pad, cells_at[None, :-1])
@@ -187,10 +182,10 @@ class LatentGrid:
     ) -> LatentGrid | None:
         """Return the grid of a call that denoises `x`; None where it does not tell its height and width."""
         if isinstance(x, list | tuple):  # a tensor (channels, frames, height, width) for each picture
-            rows, shapes = len(x), {tuple(one.shape) for one in x if isinstance(one, Tensor)}
-            x = x[0].unsqueeze(0) if len(shapes) == 1 else None
-        elif isinstance(x, Tensor) and x.ndim:
-            rows = x.shape[0]
+            shapes = {tuple(one.shape) for one in x if isinstance(one, Tensor)}
+            rows, x = len(x), x[0].unsqueeze(0) if len(shapes) == 1 else None
+        else:
+            rows = len(x) if isinstance(x, Tensor) and x.ndim else 0
         if not isinstance(x, Tensor):
             return None
         if x.ndim in (4, 5):

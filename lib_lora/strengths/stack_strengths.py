@@ -80,7 +80,7 @@ class StackStrengths:
         every = [(entry, one) for variant in self._variants for entry, one in enumerate(variant)]
         denoising = {group.entry for group in groups if group.side is not None}
         self._acted, self._moments = set[int](), 0  # groups that were other than 0 at one of so many moments
-        self._varying = {entry for entry, one in every if one.varies and entry in denoising}
+        self._varying = {entry for entry, one in every if entry in denoising and one.varies}
         self.varies = bool(self._varying)
         """Whether the moment makes a difference."""
         self.by_noise = self.varies and any(one.by_noise for _, one in every)
@@ -90,7 +90,7 @@ class StackStrengths:
         variants = self._variants if regional else ()
         self.regions = tuple([tuple([(one.region, one.part) for one in own]) for own in variants])
         """For each variant, the region of each entry and the part of the prompt that describes it; or nothing."""
-        numbered = enumerate(self.groups) if regional else ()
+        numbered = enumerate(groups) if regional else ()
         self.regional_groups = frozenset([i for i, group in numbered if group.side and group.entry in regional])
         """The groups that have a region, in any variant."""
         self.has_regions = bool(regional)

@@ -30,10 +30,6 @@ from .strength import Moment
 
 ALIGNMENT = 16
 """Entries. Compiled code loads up to 16 bytes at once, and does not look again where a layer's factors begin."""
-KeepVector: TypeAlias = Callable[[str, Tensor], Tensor]
-"""Copies a vector into the memory that one of that name had before, and returns it."""
-
-
 FactorRanges: TypeAlias = tuple[tuple[int, Pair], ...]
 """For each binding of a layer the strength group of its factors, and their number, scale and schedule."""
 Columns: TypeAlias = tuple[int, int]
@@ -49,17 +45,14 @@ class LayerStrengths:
     spatial: int
     """Dimensions behind the channels, of convolutions."""
     columns: Sequence[Columns]
+    sources: Collection[tuple[int, float]]
+    """The group and scale of each component of the first vector, where a number may stand for it."""
     alike: tuple[Tensor, ...] = ()
     """For each vector (n, *ones), with a one for each spatial dimension, or (1,): where all rows and places agree."""
     rows: tuple[Tensor, ...] = ()
     """For each vector (rows, n), of the rows of the latest call whose rows are mixed."""
-
-    sources: Collection[tuple[int, float]] = ()
-    """The group and scale of each component of the first vector, where a number may stand for it."""
     known: tuple[Sequence[float] | None, float | None] = (None, None)
-    """The numbers of all groups that `number` was asked for last, and what it found. Both at once, as threads share
-    them.
-    """
+    """The numbers of all groups that `number` was asked for last, and its result; both at once for other threads."""
 
     def view(self, matrix: Tensor) -> None:
         """Look at this layer's columns of the matrix."""
@@ -94,17 +87,15 @@ class LayerStrengths:
 
     def at(self, layout: TokenLayout, now: CallStrengths, factors: Sequence[Tensor], *, regional: bool) -> list[Tensor]:
         """Give strengths, (rows, n) each or `alike`, the rows and places of a tensor, with its dimensions."""
-        shaped_factors = []
-        for columns, of_layer in zip(self.columns, factors, strict=True):
-            if not of_layer.numel():
-                shaped_factors.append(of_layer)
-                continue
-            by_row = (of_layer if now.mixed else of_layer.view(1, -1)).unsqueeze(2 if layout.channels_first else 1)
-            if regional:
-                by_row = by_row * self.table.weights(now, columns, layout, by_row)
-            shaped = shaped_by_places(by_row, layout)
-            shaped_factors.append(_per_channel(shaped, self.spatial) if shaped.ndim == 1 else shaped)
-        return shaped_factors
+        found = []
+        for columns, one in zip(self.columns, factors, strict=True):
+            if one.numel():
+                one = (one if now.mixed else one.view(1, -1)).unsqueeze(2 if layout.channels_first else 1)
+                one = one * self.table.weights(now, columns, layout, one) if regional else one
+                one = shaped_by_places(one, layout)
+                one = _per_channel(one, self.spatial) if one.ndim == 1 else one
+            found.append(one)
+        return found
 
 
 def _per_channel(factors: Tensor, spatial: int) -> Tensor:
@@ -123,11 +114,11 @@ class StrengthTable:
     """The strengths of one plan: on each device and in each dtype in which a layer computes, rows x factors.
 
     The first row has the factors of the variant that is shown. In a call that is mixed, each row of the call has one
-    more row. A layer's columns begin at a multiple of `ALIGNMENT` entries. `kept` gives matrices on devices the
-    memory of the plan before; without it each plan has its own.
+    more row. A layer's columns begin at a multiple of `ALIGNMENT` entries. `kept` copies a vector into the memory that
+    one of its name had in the plan before; without it each plan has its own.
     """
 
-    def __init__(self, strengths: StackStrengths, kept: KeepVector | None = None) -> None:
+    def __init__(self, strengths: StackStrengths, kept: Callable[[str, Tensor], Tensor] | None = None) -> None:
         self._kept = kept
         # a UI's thread writes strengths while the model's thread begins a call
         self.lock = threading.RLock()
@@ -185,16 +176,14 @@ class StrengthTable:
     ) -> LayerStrengths:
         """Return the strengths of a layer, a vector for each of the columns; see `LayerStrengths`."""
         key = device, dtype
-        layer, ranges = LayerStrengths(self, key, spatial, columns), self._ranges[columns[0]]
-        if device.type != "mps":  # which compiles a graph for each new number
-            sources = set[tuple[int, float]]()
-            for group, pair in ranges:
-                if pair.schedule is not None:
-                    break
-                if pair.scale:
-                    sources.add((group, pair.scale))
-            else:
-                layer.sources = sources
+        sources, ranges = set[tuple[int, float]](), self._ranges[columns[0]]
+        for group, pair in ranges if device.type != "mps" else ():  # which compiles a graph for each new number
+            if pair.schedule is not None:
+                sources.clear()
+                break
+            if pair.scale:
+                sources.add((group, pair.scale))
+        layer = LayerStrengths(self, key, spatial, columns, sources)
         with self.lock:  # or a matrix that is replaced meanwhile would miss the layer
             layer.view(self._matrix(key))
             self._layers.add(layer)
