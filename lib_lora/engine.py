@@ -24,8 +24,7 @@ from .execution.merged import refuse_spoiled
 from .execution.model import Model
 from .execution.watch import Watch
 from .files.components import TEXT_ENCODER, is_denoiser, role
-from .naming.architectures.base import is_flow
-from .naming.index import LayerIndex, check_named, family_of_model, modules_of
+from .naming.index import LayerIndex, check_named, modules_of
 from .naming.network import Network, NetworkCache
 from .placement import scratch, trace
 from .placement.budget import Budget
@@ -39,7 +38,7 @@ from .strengths.model_call import CallSettings, Rows, SchedulerClock
 from .strengths.stack_strengths import block_rules
 from .strengths.strength import AnyMultiplier, Clock, Moment, largest
 from .tensors import plain_mode
-from .values import check_count, check_type, shown
+from .values import NotCopied, check_count, check_type, shown
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -61,7 +60,7 @@ class EngineOptions(TypedDict, total=False):
     parked_bytes: int
 
 
-class Engine:
+class Engine(NotCopied):
     """Applies stacks of adapters to the components of one model. As a context manager it closes itself at the end.
 
     Components are held weakly, so an engine keeps no model alive. Any thread may call an engine; calls wait for each
@@ -88,6 +87,7 @@ class Engine:
         StorageError: no such storage, or this torch has no float8; the buckets do not rise.
     """
 
+    _copy_instead = "copy or pickle engine.stack, and activate that on an engine of the other model"
     _lost = ""
     """What a change of the model since the activation has left without its LoRA, and why."""
     _late: Sequence[str] = ()
@@ -157,14 +157,8 @@ class Engine:
     def components(self, components: Mapping[str, nn.Module]) -> None:
         """Serve another model, and no pipeline; the active stack is taken off the former one."""
         check_named(components, "Engine({}) or Engine.for_pipeline(pipe)")
-        self._serve(Model(components, self._sources))
-
-    def _serve(self, model: Model) -> None:
         with self._lock:
-            self._take_off(keep=False)
-            self._model = model
-            self._hooked.patch(self._model.layer_classes())
-            self._budget.forget()
+            self._take_off(keep=False, model=Model(components, self._sources))
 
     @property
     def stack(self) -> Stack:
@@ -228,7 +222,7 @@ class Engine:
                     return ActivationReport(())
                 components = self._model.present
                 if components != self.components:
-                    self._serve(Model(components, self._sources, self._model.pipeline))
+                    self._take_off(keep=False, model=Model(components, self._sources, self._model.pipeline))
                 self._model.check_names(stack)
                 self._hooked.ensure_in_force()
                 indexes, former = self._model.indexes(), self._plan
@@ -244,7 +238,7 @@ class Engine:
                     self._swap(plan)
                 self._stack, self._calls.chosen = stack, None
                 plan.strengths.rest(None, self._calls.lock.is_held)
-                self._hook_calls()
+                self._calls.hook(self.components, plan.strengths, self._model.has_flow)
                 self._watch.begin(self.components, None if plan is former else plan.places)
                 self._lost, self._late = "", ()
                 plan.watch_weights()
@@ -280,24 +274,17 @@ class Engine:
         if former is not None and keep:
             self._plans.put(former)
 
-    def _is_outdated(self, plan: Plan, name: str) -> bool:
-        """Tell whether a component, or a weight of it that a plan was computed from, has changed since."""
-        watched = plan.watched.get(name)
-        return watched is not None and (
-            self._model.has_changed(name) or watched.changed() or self._hooked.has_other_forwards()
-        )
-
     def _follow(self, name: str) -> None:
         """Put the stack on what has changed of the model since the activation, before a component is called."""
         plan = self._plan
         if name in self._late:  # from here on its output has the LoRA
             self._late, self._lost = (), ""
-        if plan is None or not (self._is_outdated(plan, name) or self._model.new_modules()):
+        if plan is None or not plan.is_outdated(name, self._model, self._hooked):
             return
         with self._lock, plain_mode(_CPU):
             plan, chosen, new = self._plan, self._calls.chosen, self._model.new_modules()
-            if plan is None or not (new or self._is_outdated(plan, name)):  # another thread has followed it
-                return
+            if plan is None or not plan.is_outdated(name, self._model, self._hooked):
+                return  # another thread has followed it
             try:
                 if new or self._model.has_changed(name):
                     self.activate(self._stack)
@@ -318,15 +305,6 @@ class Engine:
                 logger.warning("%s", self._lost)
             if chosen is not None:
                 self.use_image(chosen // (1 + self._stack.halved))
-
-    def _hook_calls(self) -> None:
-        """Have hooks on model calls while a strength depends on their moment, rows or places; else have none."""
-        indexes = self._model.indexes
-
-        def has_flow(name: str) -> bool:
-            return is_flow(family_of_model(indexes()), name)
-
-        self._calls.hook(self.components, None if self._plan is None else self._plan.strengths, has_flow)
 
     @contextmanager
     def active(self, stack: Stack) -> Iterator[ActivationReport]:
@@ -363,9 +341,10 @@ class Engine:
             entries[index] = replace(entries[index], multiplier=multiplier)
             stack = replace(former, entries=entries)
             self._model.check_names(stack)
-            unheard = plan.watched.keys() - self._watch.called()  # a component that was called was compared at its call
-            changed = bool(self._model.new_modules()) or any(self._is_outdated(plan, name) for name in unheard)
-            if changed or plan.key.why_live or plan.key.rules[index] != block_rules(multiplier):
+            again = plan.key.why_live or plan.key.rules[index] != block_rules(multiplier) or self._model.new_modules()
+            for name in plan.watched.keys() - self._watch.called():  # the others were compared at their calls
+                again = again or plan.is_outdated(name, self._model, self._hooked)
+            if again:
                 self.activate(stack)
                 return
             plan.write(stack)
@@ -373,7 +352,7 @@ class Engine:
             if (stack.images, stack.halved) != (former.images, former.halved):
                 self._calls.chosen = None
                 plan.strengths.rest(None, self._calls.lock.is_held)
-            self._hook_calls()
+            self._calls.hook(self.components, plan.strengths, self._model.has_flow)
 
     def set_moment(self, moment: Moment) -> None:
         """Set the moment of the next model calls, for strengths that depend on it; None stands for an unknown.
@@ -455,15 +434,18 @@ class Engine:
             self._calls.hooks = []
             refuse_spoiled(self.components.values())
 
-    def _take_off(self, *, keep: bool) -> None:
-        """Take everything off; where `keep` is set, keep the plan for later if there is room for it."""
+    def _take_off(self, *, keep: bool, model: Model | None = None) -> None:
+        """Take everything off, and serve another model then, if there is one.
+
+        Where `keep` is set, keep the plan for later if there is room for it.
+        """
         self._stack, plan, self._plan = Stack(), self._plan, None
         self._calls.chosen, self._lost = None, ""
         if plan is not None:
             plan.strengths.in_force = None
         try:
             self._watch.end(self.components if keep else {})
-            self._hook_calls()
+            self._calls.unhook()
             if keep and plan is not None and self._plans.has_room(plan):
                 self._hooked.swap({}, self._budget.reset, self._model.resting, cache(self._budget.has_headroom))
                 self._plans.put(plan)
@@ -475,6 +457,10 @@ class Engine:
             self._hooked.detach()
         scratch.free()
         self._budget.reset()
+        if model is not None:
+            self._model = model
+            self._hooked.patch(model.layer_classes())
+            self._budget.forget()
 
     def memory(self) -> MemoryReport:
         """Count the memory that adapters take now."""
@@ -500,15 +486,6 @@ class Engine:
             finally:
                 self._cache.clear()
                 self._hooked.close()
-
-    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
-        """Refuse a copy, and a pickle: layers are hooked for one engine of one process.
-
-        Raises:
-            ArgumentError: always; the text says what to copy.
-        """
-        text = "an engine can be neither copied nor pickled, as it is tied to the layers of one model in one process"
-        raise ArgumentError(f"{text}; copy or pickle engine.stack, and activate that on an engine of the other model")
 
     def __enter__(self) -> Self:
         return self

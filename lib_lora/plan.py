@@ -19,7 +19,7 @@ from torch import nn
 from .adapters.base import Form
 from .compiler import is_compiled
 from .execution.dense import DenseExecutor
-from .execution.hooks import Executor, move_to_layer
+from .execution.hooks import Executor, HookedLayers, move_to_layer
 from .execution.low_rank import LowRankExecutor
 from .execution.merged import MergedExecutor, refuse_spoiled, why_not_merged
 from .execution.model import Model
@@ -162,6 +162,13 @@ class Plan:
         """Return component and path of each layer that the files change."""
         bound = [binding for network in self.key.networks for binding in network.bindings]
         return {(binding.component, binding.target.path) for binding in bound}
+
+    def is_outdated(self, name: str, model: Model, hooked: HookedLayers) -> bool:
+        """Tell whether a component, its forwards, a weight that the plan was computed from or the modules changed."""
+        watched = self.watched.get(name)
+        return bool(model.new_modules()) or (
+            watched is not None and (model.has_changed(name) or watched.changed() or hooked.has_other_forwards())
+        )
 
     def lost(self, components: Mapping[str, nn.Module]) -> list[tuple[str, str]]:
         """Return component and path of each changed layer that has left its place."""

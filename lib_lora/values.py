@@ -146,6 +146,16 @@ class OneLine:
         return f"{type(self).__name__}({', '.join(given)})"
 
 
+class NotCopied:
+    """What can be neither copied nor pickled, as it is tied to one model in one process."""
+
+    _copy_instead: str
+
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
+        text = f"{shown(self)} can be neither copied nor pickled, as it is tied to one model in one process"
+        raise ArgumentError(f"{text}; {self._copy_instead}")
+
+
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}…{text[-_SHOWN // 4 :]}"

@@ -71,8 +71,9 @@ class LoraCalls:
         """
         engine = attach(self)
         names = _names(adapter_names)
-        each = isinstance(adapter_weights, list | tuple)
-        weights = list(adapter_weights) if each else [adapter_weights] * len(names)
+        weights: list[Any] = [adapter_weights] * len(names)
+        if isinstance(adapter_weights, list | tuple):
+            weights = list(adapter_weights)
         if len(names) != len(weights):
             raise StackError(f"{len(names)} adapters and {len(weights)} weights; give as many, or one for all")
         wanted = [_whole(1.0 if weight is None else weight, engine) for weight in weights]

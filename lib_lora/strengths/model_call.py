@@ -125,9 +125,7 @@ class CallSettings:
     """The table that they serve, and whether they are on all components."""
     _stops: ExitStack = field(default_factory=ExitStack)
 
-    def hook(
-        self, components: Mapping[str, nn.Module], table: StrengthTable | None, has_flow: Callable[[str], bool]
-    ) -> None:
+    def hook(self, components: Mapping[str, nn.Module], table: StrengthTable, has_flow: Callable[[str], bool]) -> None:
         """Have hooks on components that set a strength table to each of their calls, while calls make a difference.
 
         They are on denoisers, and where images have strengths of their own, on all others. Hooks that serve already
@@ -136,21 +134,21 @@ class CallSettings:
 
         Args:
             components: of the model, by name.
-            table: None takes the hooks off.
+            table: of the plan in force.
             has_flow: tells whether the timesteps of a component are fractions of noise.
         """
-        table = table if table is not None and table.by_call else None
-        wanted = table, table is not None and table.now.stack.images > 1
+        on_all = table.now.stack.images > 1
+        wanted = (table, on_all) if table.by_call else (None, False)
         if wanted == self._served:
             return
         self._served = None, False
         with self._stops.pop_all():  # last, or a call that begins meanwhile would have no hooks
-            if table is not None:
+            if table.by_call:
                 for calls in self.hooks:  # of a call that is about to begin
                     calls.table = table
                 self.hooks = []
                 for name, component in components.items():
-                    if is_denoiser(name) or wanted[1]:
+                    if on_all or is_denoiser(name):
                         calls = CallHooks(name, table, self, is_denoiser(name) and has_flow(name))
                         begin, end = hook_of(component, calls.begin), hook_of(component, calls.end)
                         self._stops.callback(component.register_forward_pre_hook(begin, with_kwargs=True).remove)
@@ -160,6 +158,7 @@ class CallSettings:
 
     def unhook(self) -> None:
         """Take all hooks off."""
+        self._served = None, False
         self._stops.close()
 
     def moment_of(self, call: ModelCall, *, noise: bool, flow: bool) -> Moment:
