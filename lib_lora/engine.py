@@ -227,13 +227,14 @@ class Engine(NotCopied):
                 self._hooked.ensure_in_force()
                 indexes, former = self._model.indexes(), self._plan
                 key = PlanKey.of(stack, _resolved(stack, self._cache, indexes), indexes)
-                if former is not None and former.key == key:
-                    plan = former
+                plan = former if former is not None and former.key == key else self._plans.take(key)
+                if plan is None:
+                    plan = make_plan(key, stack, self._model, self._policy)
+                else:
+                    plan.write(stack)  # first: layers are placed and merged by these numbers
+                if plan is former:
                     plan.drop_stale()
-                else:  # a new plan touches no layer
-                    plan = self._plans.take(key) or make_plan(key, self._model, self._policy)
                 plan.strengths.is_inside = self._model.is_called
-                plan.write(stack)  # first: layers are placed and merged by these numbers
                 if plan is not former or not self._hooked.hold(plan.executors):
                     self._swap(plan)
                 self._stack, self._calls.chosen = stack, None

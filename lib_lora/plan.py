@@ -94,8 +94,6 @@ class Plan:
     """The executor of each layer that a stack changes, and the strengths."""
 
     key: PlanKey
-    groups: tuple[StrengthGroup, ...]
-    """The layers that each number of the strength table multiplies."""
     strengths: StrengthTable
     can_rest: bool
     """Whether it may be kept while another plan is in force: no part of it depends on weights that may change."""
@@ -146,8 +144,8 @@ class Plan:
         in_force = self.strengths.in_force is not None
         if trace.decisions and in_force:
             trace.decision("%s: the same files and layers: strengths written", self.where)
-        former, wishes = self.strengths.now.stack, [(entry.name, entry.multiplier) for entry in stack.entries]
-        self.strengths.write(StackStrengths(wishes, stack.images, stack.halved, self.groups, former.model))
+        former = self.strengths.now.stack
+        self.strengths.write(_strengths_of(stack, former.groups, former.model))
         if not (in_force and self.key.why_live):
             return
         try:
@@ -222,11 +220,17 @@ class Plan:
         return sum([one.backup_bytes for one in self.executors.values() if isinstance(one, MergedExecutor)])
 
 
-def make_plan(key: PlanKey, model: Model, policy: PlacementPolicy) -> Plan:
-    """Choose an executor for every layer that a key's networks change. The strengths are yet to be written.
+def _strengths_of(stack: Stack, groups: Sequence[StrengthGroup], blocks: BlockNames) -> StackStrengths:
+    wishes = [(entry.name, entry.multiplier) for entry in stack.entries]
+    return StackStrengths(wishes, stack.images, stack.halved, groups, blocks)
+
+
+def make_plan(key: PlanKey, stack: Stack, model: Model, policy: PlacementPolicy) -> Plan:
+    """Choose an executor for every layer that a stack changes. `key` is the stack's on the model.
 
     Raises:
         ComponentError: a layer has a weight that a LoRA could not be taken off.
+        StackError: the model takes no list of block weights as long as an entry's.
     """
     blocks, components, groups = blocks_of(key.indexes), model.components, dict[StrengthGroup, int]()
     bindings = _bindings(key, blocks, groups)
@@ -235,10 +239,10 @@ def make_plan(key: PlanKey, model: Model, policy: PlacementPolicy) -> Plan:
     compiled = [name for name, module in components.items() if static is not None and is_compiled(module)]
     policies = {name: replace(policy, arena=arena, static=static if name in compiled else None) for name in components}
     vector = static.vector if compiled and static is not None else None
-    table = StrengthTable(StackStrengths((), 1, False, (), blocks), vector)
+    table = StrengthTable(_strengths_of(stack, list(groups), blocks), vector)
     wholes = [binding.whole for *_, bound in bindings for binding in bound if binding.whole is not None]
     fused = {layer for whole in wholes for layer, _ in whole.weights}
-    plan = Plan(key, tuple(groups), table, can_rest=not key.why_live and not fused)
+    plan = Plan(key, table, can_rest=not key.why_live and not fused)
     reasons = _reasons(plan, components, bindings, fused) if key.why_live else {}
     checkpoints = model.checkpoints(key.indexes, components) if key.why_live else {}
     for component, layer, bound in bindings:
@@ -268,9 +272,9 @@ def _reasons(
     modules = {module for component in components.values() for module in component.modules()}
     owners = Counter(id(parameter) for module in modules for parameter in module._parameters.values())
     shared = frozenset(number for number, count in owners.items() if count > 1)
-    reasons: dict[nn.Module, str] = {}
+    reasons, groups = dict[nn.Module, str](), plan.strengths.now.stack.groups
     for component, layer, bound in bindings:
-        of_entries = max([plan.key.why_live[plan.groups[binding.group].entry] for binding in bound])
+        of_entries = max([plan.key.why_live[groups[binding.group].entry] for binding in bound])
         of_layer = _SWAPPED if component in swapped else _FUSED if layer in fused else ""
         reasons[layer] = of_entries or of_layer or why_not_merged(layer, bound, shared) or ""
     return reasons
