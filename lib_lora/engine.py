@@ -18,7 +18,17 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from .errors import ActivationError, ArgumentError, LoraError, RowsError, StackError
+from .errors import (
+    ActivationError,
+    ArgumentError,
+    LoraError,
+    NotCopied,
+    RowsError,
+    StackError,
+    check_count,
+    check_type,
+    shown,
+)
 from .execution.hooks import HookedLayers
 from .execution.merged import refuse_spoiled
 from .execution.model import Model
@@ -38,7 +48,6 @@ from .strengths.model_call import CallSettings, Rows, SchedulerClock
 from .strengths.stack_strengths import block_rules
 from .strengths.strength import AnyMultiplier, Clock, Moment, largest
 from .tensors import plain_mode
-from .values import NotCopied, check_count, check_type, shown
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -342,7 +351,9 @@ class Engine(NotCopied):
             entries[index] = replace(entries[index], multiplier=multiplier)
             stack = replace(former, entries=entries)
             self._model.check_names(stack)
-            again = plan.key.why_live or plan.key.rules[index] != block_rules(multiplier) or self._model.new_modules()
+            again = bool(plan.key.why_live or self._model.new_modules()) or plan.key.rules[index] != block_rules(
+                multiplier
+            )
             for name in plan.watched.keys() - self._watch.called():  # the others were compared at their calls
                 again = again or plan.is_outdated(name, self._model, self._hooked)
             if again:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from .values import OneLine
+from .errors import OneLine
 
 _SHOWN = 3  # names of layers in a sentence
 

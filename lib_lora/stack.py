@@ -9,10 +9,9 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from .errors import StackError, printed
+from .errors import OneLine, StackError, check_choice, check_count, check_type, printed, shown
 from .files.reading import USUAL, Reading
 from .strengths.strength import MOST, AnyMultiplier, Strength, checked, strengths_by_image
-from .values import OneLine, check_choice, check_count, check_type, shown
 
 Mode = Literal["live", "merged"]
 _EXAMPLE = "write Stack([Entry('lora.safetensors', 0.8)])"  # for errors

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from ..errors import FileError, StackError
+from ..errors import FileError, OneLine, StackError, check_type, shown
 from ..tensors import LARGEST
-from ..values import OneLine, check_type, shown
 
 _MAX_SIDECAR = 8 << 20  # bytes
 

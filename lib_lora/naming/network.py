@@ -16,14 +16,13 @@ from torch import Tensor, nn
 from ..adapters._part import part_of
 from ..adapters._refitted import Refitted
 from ..adapters.base import Adapter, At
-from ..errors import ComponentError, FileError, NoMatchError, NumberError, printed
+from ..errors import ComponentError, FileError, NoMatchError, NotCopied, NumberError, check_type, printed
 from ..files.components import EXACT, candidates, noise_of
 from ..files.file import AdapterFile, Stamp, stamp_of
 from ..files.formats.base import BUNDLED, NumberingError
 from ..files.reading import USUAL, Reading, with_sidecar
 from ..registry import version
 from ..report import Family, NetworkReport, Unused
-from ..values import NotCopied, check_type
 from ..weights.readers.base import read_base_weight
 from .architectures._diagnosis import Unlike, diagnoses, missing, without_block
 from .architectures.base import input_basis, input_layers

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from ..engine import Engine
-from ..errors import ActivationError, ArgumentError, ComponentError, StackError
+from ..errors import ActivationError, ArgumentError, ComponentError, StackError, check_type, shown
 from ..report import ActivationReport, NetworkReport
 from ..stack import Entry
-from ..values import check_type, shown
 from .sources import Source, name_of, path_of
 from .wishes import Wish, multiplier_of
 

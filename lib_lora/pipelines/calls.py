@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from ..errors import ArgumentError, ComponentError, StackError
-from ..values import check_type, shown, texts
+from ..errors import ArgumentError, ComponentError, StackError, check_type, shown, texts
 from .attached import PipelineEngine, attach
 from .sources import Source
 from .wishes import Wish, multiplier_of, scaled

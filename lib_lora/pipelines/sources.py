@@ -13,8 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..errors import ArgumentError, FileError, printed
-from ..values import check_type, shown
+from ..errors import ArgumentError, FileError, check_type, printed, shown
 
 Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Tensor] | BinaryIO
 """What a LoRA may be loaded from."""

@@ -8,13 +8,12 @@ from typing import TypeAlias
 
 from torch import nn
 
-from ..errors import StackError
+from ..errors import StackError, check_type, shown
 from ..files.components import is_denoiser
 from ..naming.architectures._block import BASE
 from ..naming.blocks import BlockWeights, Element
 from ..strengths.regions import Region
 from ..strengths.strength import Amount, AnyMultiplier, Curve, Halves, PerImage, Strength, is_number
-from ..values import check_type, shown
 
 Blocks: TypeAlias = Mapping[str, "float | Sequence[float] | Blocks"]
 """Of a UNet `{"down": 0.9, "mid": 1.0, "up": {"block_1": [0.4, 0.6]}}`; of others parts of the names of layers."""

@@ -19,8 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..errors import StorageError
-from ..values import shown
+from ..errors import StorageError, shown
 from .storage import Placement
 
 RANK_BUCKETS = (8, 16, 32, 64, 128, 256, 512)

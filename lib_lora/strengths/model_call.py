@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..compiler import uncompiled
-from ..errors import ArgumentError, RegionError, RowsError
+from ..errors import ArgumentError, RegionError, RowsError, shown
 from ..files.components import is_denoiser
 from ..naming.architectures.base import (
     denoised_in,
@@ -31,7 +31,6 @@ from ..naming.architectures.base import (
     timestep_in,
 )
 from ..tensors import plain_mode
-from ..values import shown
 from .calls import CallArguments, CallLock, CallStrengths, OpenCall
 from .pipeline_rows import PipelineRows, Row
 from .regions import LatentGrid
@@ -214,7 +213,11 @@ class CallSettings:
         Raises:
             RowsError: it is unknown which rows are of which image, or a row is of images with unlike strengths.
         """
-        stack, own = now.stack, now.stack.of_images(name, now.values)
+        groups, halves = (
+            [i for i, group in enumerate(now.stack.groups) if group.component == name],
+            1 + now.stack.halved,
+        )
+        own = [tuple([numbers[i] for i in groups]) for numbers in now.values[::halves]]  # of the positive prompts
         if self.chosen is not None or len(set(own)) == 1:
             return (self.chosen or 0,)
         images, count = len(own), call.prompts
@@ -226,7 +229,7 @@ class CallSettings:
             if len(set(own[prompt * each : (prompt + 1) * each])) > 1:
                 text = f"{each} images of one prompt have strengths of their own for the {name}, which encodes it once"
                 raise RowsError(f"{text}; encode it for each of them by `use_image`")
-        return tuple(range(0, images * (1 + stack.halved), each * (1 + stack.halved)))
+        return tuple(range(0, images * halves, each * halves))
 
 
 class SchedulerClock:
@@ -358,8 +361,6 @@ def _latents(call: ModelCall, stack: StackStrengths, is_transformer: bool) -> La
     patch, x = patch_of(call.model) if is_transformer else 0, denoised_in(call.args, call.kwargs)
     latents = LatentGrid.from_input(x, call.kwargs, patch, image_first=is_image_first(call.model))
     if latents is None and stack.has_places:
-        text = (
-            f"a LoRA is for a part of the picture, and a call of this {type(call.model).__name__} does not show where"
-        )
-        raise RegionError(f"{text} its tokens lie in the picture; remove the region")
+        text = f"a LoRA is for a part of the picture, and a call of this {type(call.model).__name__} does not show"
+        raise RegionError(f"{text} where its tokens lie in the picture; remove the region")
     return latents

@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from ..compiler import uncompiled
-from ..errors import StackError
+from ..errors import StackError, check_type, shown
 from ..naming.architectures.base import sizes_in_tokens
-from ..values import check_type, shown
 
 SIZE = 64
 """Cells along each side of a region that is made of numbers: as many tokens as most attention has along a side."""

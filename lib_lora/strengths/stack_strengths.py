@@ -126,11 +126,6 @@ class StackStrengths:
             self._acted |= {i for numbers in found for i, value in enumerate(numbers) if value}
         return tuple(found)
 
-    def of_images(self, component: str, values: Values) -> list[tuple[float, ...]]:
-        """Return the strengths of a component for each image; of the positive prompt, where halves differ."""
-        own = [i for i, group in enumerate(self.groups) if group.component == component]
-        return [tuple([numbers[i] for i in own]) for numbers in values[:: 1 + self.halved]]
-
     def effects(self) -> tuple[dict[int, str], dict[int, str], dict[int, str]]:
         """Return why entries had no effect so far, on which of their parts and why, and what does not limit them."""
         beginning = self.values(None)

@@ -11,9 +11,8 @@ from functools import lru_cache
 from numbers import Real
 from typing import Literal, TypeAlias, TypeGuard, TypeVar, get_args
 
-from ..errors import MomentError, StackError
+from ..errors import FrozenMapping, MomentError, OneLine, StackError, check_choice, check_type, frozen, listed, shown
 from ..naming.blocks import BlockWeights, Side
-from ..values import FrozenMapping, OneLine, check_choice, check_type, frozen, listed, shown
 from .regions import Region
 
 MOST = (2 - 2**-23) * 2.0**127

@@ -1,9 +1,8 @@
 """The strength table: the strengths of the active plan on the host, and one matrix of factors per device and dtype.
 
-Every rank component of every fused pair is multiplied by `strength * scale` in the forward. These factors of all layers
-are the columns of the matrix, and a layer has a view of its columns. A change of strength rewrites the matrix, one
-gather, one product and one copy per device, and touches no layer. Nothing is written before a layer reads it: a plain
-call takes its number from the host.
+The factors `strength * scale` of all rank components are the columns of the matrix, and a layer has a view
+of its columns. A change of strength rewrites the matrix, one gather, one product and one copy per device, and touches
+no layer. Nothing is written before a layer reads it: a plain call takes its number from the host.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ class LayerStrengths:
         return self.alike[0]
 
     def present(self) -> tuple[CallStrengths, tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Return the strengths of the present call, `alike` and `rows`: another thread may replace them at any time."""
+        """Return the strengths of the present call, `alike` and `rows` at once, as other threads replace them."""
         table = self.table
         if not table.stale and compiling():  # a graph can take no lock
             return table.now, self.alike, self.rows
@@ -120,8 +119,7 @@ class StrengthTable:
 
     def __init__(self, strengths: StackStrengths, kept: Callable[[str, Tensor], Tensor] | None = None) -> None:
         self._kept = kept
-        # a UI's thread writes strengths while the model's thread begins a call
-        self.lock = threading.RLock()
+        self.lock = threading.RLock()  # a UI's thread writes strengths while the model's thread begins a call
         self.now = CallStrengths(strengths, strengths.values(None))
         """Read once for a call of a layer, as another thread may activate meanwhile."""
         self.is_inside: Callable[[], bool] = bool
@@ -185,7 +183,7 @@ class StrengthTable:
                 sources.add((group, pair.scale))
         layer = LayerStrengths(self, key, spatial, columns, sources)
         with self.lock:  # or a matrix that is replaced meanwhile would miss the layer
-            layer.view(self._matrix(key))
+            layer.view(self._matrix(key) if self.stale or key not in self._matrices else self._matrices[key])
             self._layers.add(layer)
         return layer
 
@@ -266,8 +264,7 @@ class StrengthTable:
                 self._weighed = latents
                 self._weights.clear()
             shown = rows[0] if rows and not mixed and rows[0] < len(values) else now.shown
-            rows = rows if mixed else now.rows
-            moment = moment or now.moment
+            rows, moment = rows if mixed else now.rows, moment or now.moment
             self._set(CallStrengths(stack, values, moment, shown, mixed, rows, parts, latents, is_unknown))
             return True
 
@@ -351,9 +348,8 @@ class StrengthTable:
     def rewrite(self) -> None:
         """Write the latest strengths into the matrices, without waiting for a device."""
         with self.lock:
-            factors = self._host_factors() if self._matrices else None
+            factors = self._host_factors() if self._matrices else torch.empty(0, device="cpu")
             for key, former in list(self._matrices.items()):
-                assert factors is not None
                 matrix = self._write_matrix(key, factors)
                 for layer in list(self._layers) if matrix is not former else ():
                     if layer.device_dtype == key:
@@ -369,20 +365,18 @@ class StrengthTable:
             if self._kept is not None:
                 matrix = self._kept(f"{len(factors)} rows", matrix.flatten()).view(factors.shape)
             self._matrices[key] = matrix
-        if device.type == "cpu":
-            matrix.copy_(factors)
-        else:
-            matrix.copy_(page_locked(factors.shape, dtype, device).copy_(factors), non_blocking=True)
-        return matrix
+        if device.type != "cpu":
+            factors = page_locked(factors.shape, dtype, device).copy_(factors)
+        return matrix.copy_(factors, non_blocking=device.type != "cpu")
 
     def _host_factors(self) -> Tensor:
         """Return all factors as the matrices have them, (rows, factors), in fp64."""
         if self._gather is None:
             groups = torch.tensor(self._groups, dtype=torch.int64, device="cpu")
             self._gather = groups, torch.tensor(self._scales, dtype=torch.float64, device="cpu")
-        now, (groups, scales) = self.now, self._gather
+        now = self.now
         values = torch.tensor(now.values, dtype=torch.float64, device="cpu")[[now.shown, *now.rows]]
-        factors = values.index_select(1, groups).mul_(scales)
+        factors = values.index_select(1, self._gather[0]).mul_(self._gather[1])
         for start, pair, schedule in self.scheduled:
             schedule.write(factors[:, start : start + pair.rank], now.moment, pair.per_rank)
         return factors

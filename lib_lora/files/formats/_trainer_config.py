@@ -19,8 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from ...errors import FileError
-from ...values import check_type
+from ...errors import FileError, check_type
 from ..components import DENOISER, role
 from ..file import AdapterFile, open_regular
 from ._header import Layer, arguments, plain_values, stale, tables_by_layer
