@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
@@ -97,6 +97,7 @@ class Engine(NotCopied):
     """
 
     _copy_instead = "copy or pickle engine.stack, and activate that on an engine of the other model"
+    _plan: Plan | None = None
     _lost = ""
     """What a change of the model since the activation has left without its LoRA, and why."""
     _late: Sequence[str] = ()
@@ -127,15 +128,9 @@ class Engine(NotCopied):
         self._budget.relief.append(self._static.give_up)
         static = self._static if rank_buckets and device_budget is None else None
         self._policy = PlacementPolicy(storage, self._budget, check_buckets(rank_buckets), static)
-        held = weakref.ref(self)
-
-        def follow(name: str) -> None:
-            if (engine := held()) is not None:
-                engine._follow(name)
-
+        follow = partial(_follow, weakref.ref(self))
         self._hooked, self._calls, self._watch = HookedLayers(), CallSettings(), Watch(follow, self._budget.make_way)
         self._model, self._stack = Model({}, self._sources), Stack()
-        self._plan: Plan | None = None
         leave = ExitStack()  # in reverse
         for take_off in (self._hooked.close, self._watch.stop, self._calls.unhook):
             leave.callback(take_off)
@@ -189,9 +184,8 @@ class Engine(NotCopied):
             uncalled = tuple([Uncalled(*place, why) for place in gone])
             places = {place: layer for place, layer in plan.places.items() if place not in gone}
             uncalled += self._watch.uncalled(self.components, places)
-            too_strong = _too_strong(self._stack, plan.key.networks, self._watch.not_finite())
-            broken = self._watch.broken()
-            return replace(plan.report, uncalled=uncalled, too_strong=too_strong, lost=self._lost, broken=broken)
+            strong, broken = _too_strong(self._stack, plan, self._watch.not_finite()), self._watch.broken()
+            return replace(plan.report, uncalled=uncalled, too_strong=strong, lost=self._lost, broken=broken)
 
     @property
     def silent(self) -> frozenset[str]:
@@ -219,11 +213,10 @@ class Engine(NotCopied):
             ActivationError: files of entries cannot be used; it has all the causes. The former stack stays in force,
                 unless the pipeline has other modules now: then none is.
             StackError: a multiplier names no component.
+            ArgumentError: it is no stack.
             ComponentError: a component was unloaded, or another engine serves one of its layers.
         """
-        if not isinstance(stack, Stack):
-            example = "engine.activate(Stack([Entry(path, 0.8)]))"
-            raise StackError(f"activate takes a Stack, got {type(stack).__name__}; write {example}")
+        check_type(stack, Stack, "what to activate", "a Stack, as Stack([Entry(path, 0.8)])")
         with self._lock, plain_mode(_CPU):
             try:
                 if not stack.entries:
@@ -526,12 +519,16 @@ def _absolute(checkpoints: Mapping[str, Sequence[Path]]) -> dict[str, list[Path]
     """Return the files of each component with absolute paths, as the working directory may change."""
     example = "a dict of lists of paths, as {'unet': [Path('unet.safetensors')]}"
     check_type(checkpoints, Mapping, "checkpoints", example)
-    for name, paths in checkpoints.items():
-        check_type(name, str, "the name of a component", example)
+    for paths in checkpoints.values():
         check_type(paths, (list, tuple), "the checkpoints of a component", example)
         for path in paths:
             check_type(path, (str, PathLike), "a checkpoint", example)
     return {name: [Path(path).absolute() for path in paths] for name, paths in checkpoints.items()}
+
+
+def _follow(engine: weakref.ref[Engine], name: str) -> None:
+    if (alive := engine()) is not None:
+        alive._follow(name)
 
 
 def _log_change(before: Plan, after: Plan | None) -> None:
@@ -544,15 +541,13 @@ def _log_change(before: Plan, after: Plan | None) -> None:
     logger.log(logging.WARNING if lost else logging.INFO, "%s", "; ".join([text, *lost]))
 
 
-def _too_strong(stack: Stack, networks: Sequence[Network], not_finite: Mapping[str, int]) -> dict[int, str]:
-    """Return the positions of the entries that change most, with a sentence; none while all outputs are finite.
+def _too_strong(stack: Stack, plan: Plan, not_finite: Mapping[str, int]) -> dict[int, str]:
+    """Return the positions of the entries that change most, with a sentence.
 
     `not_finite` has the number of the first call whose output was not, by component.
     """
-    if not not_finite:
-        return {}
-    strengths = [largest(entry.multiplier) for entry in stack]
-    pairs = zip(strengths, networks, strict=True)
+    strengths = [largest(entry.multiplier) for entry in stack] if not_finite else []
+    pairs = zip(strengths, plan.key.networks, strict=False)
     sizes = [strength and strength * network.largest_change for strength, network in pairs]
     return {
         i: f"the output of {name} is not finite from call {call} on, and this LoRA changes it most, at a strength"

@@ -134,13 +134,7 @@ class Plan:
         return {place: layer for place, layer in layers.items() if layer is not None and layer not in merged}
 
     def write(self, stack: Stack) -> None:
-        """Write the strengths of a stack with the plan's key; on failure all is as before.
-
-        Where the plan is in force, layers are merged again.
-
-        Raises:
-            StackError: the model takes no list of block weights as long as an entry's.
-        """
+        """Write the strengths of a stack with the plan's key, and merge again if it is in force; all or nothing."""
         in_force = self.strengths.in_force is not None
         if trace.decisions and in_force:
             trace.decision("%s: the same files and layers: strengths written", self.where)
@@ -226,12 +220,7 @@ def _strengths_of(stack: Stack, groups: Sequence[StrengthGroup], blocks: BlockNa
 
 
 def make_plan(key: PlanKey, stack: Stack, model: Model, policy: PlacementPolicy) -> Plan:
-    """Choose an executor for every layer that a stack changes. `key` is the stack's on the model.
-
-    Raises:
-        ComponentError: a layer has a weight that a LoRA could not be taken off.
-        StackError: the model takes no list of block weights as long as an entry's.
-    """
+    """Choose an executor for every layer that a stack changes. `key` is the stack's on the model."""
     blocks, components, groups = blocks_of(key.indexes), model.components, dict[StrengthGroup, int]()
     bindings = _bindings(key, blocks, groups)
     refuse_spoiled([layer for _, layer, _ in bindings])

@@ -227,12 +227,12 @@ class ActivationReport(OneLine):
 
     def summary(self) -> str:
         """Return one line per entry, one on merging if it was requested, and one on layers that were never called."""
-        lines = [self._line(i, entry) for i, entry in enumerate(self.entries)]
+        lines = []
+        for i, entry in enumerate(self.entries):
+            effect = f"it has {self.without_effect(i)}" if self.without_effect(i) else ""
+            parts = entry.summary(), effect, self.unlimited.get(i), self.too_strong.get(i)
+            lines.append("; ".join(filter(None, parts)))
         return "\n".join([*lines, *filter(None, [self.merging, self.silence])])
-
-    def _line(self, i: int, entry: NetworkReport) -> str:
-        effect = f"it has {self.without_effect(i)}" if self.without_effect(i) else ""
-        return "; ".join(filter(None, (entry.summary(), effect, self.unlimited.get(i), self.too_strong.get(i))))
 
     def without_effect(self, i: int) -> str:
         """Return why an entry has no effect, or no effect on some components; empty where it has."""

@@ -47,11 +47,11 @@ class Entry(OneLine):
             raise StackError(f"Entry takes the path of a file, not {shown(self.path)}; {_EXAMPLE}")
         if "\0" in str(self.path):
             raise StackError(f"Entry takes the path of a file, not {str(self.path)!r:.60}, which has a null character")
-        if not (isinstance(self.path, Path) and self.path.is_absolute()):  # the working directory may change
-            object.__setattr__(self, "path", Path(self.path).absolute())
+        path = self.path if isinstance(self.path, Path) else Path(self.path)
+        object.__setattr__(self, "path", path.absolute())  # the working directory may change
         check_type(self.name, str, "the name of an entry", "a text, as Entry(path, name='style')")
         if not self.name:
-            object.__setattr__(self, "name", Path(self.path).stem)
+            object.__setattr__(self, "name", path.stem)
         if type(self.multiplier) is not float or not abs(self.multiplier) <= MOST:  # as sliders write it
             object.__setattr__(self, "multiplier", checked(self.multiplier, f"{printed(self.name)}: multiplier"))
         if self.rank is not None and (type(self.rank) is not int or self.rank < 1):

@@ -26,16 +26,9 @@ _EXAMPLE = "the path of a file or a folder, a state dict, or a file that is open
 
 
 def path_of(source: Source, weight_name: str | None, new_file: Callable[[], Path]) -> Path:
-    """Return the path of a file.
+    """Return the path of a file; `new_file` returns one to write, where the source is none yet.
 
-    Args:
-        source: what the user gives.
-        weight_name: the file in a folder; None for the usual names, or the only file.
-        new_file: returns the path of a file to write, where the source is none yet.
-
-    Raises:
-        ArgumentError: it is nothing that a LoRA can be loaded from.
-        FileError: there is no such file, or the folder has several; the text says what to write.
+    `weight_name` is the file in a folder; None stands for the usual names, or the only file.
     """
     if weight_name is not None:
         check_type(weight_name, str, "weight_name", "the name of a file in the folder")

@@ -25,16 +25,7 @@ _MIDDLE = "mid"
 
 
 def multiplier_of(wish: Wish, components: Mapping[str, nn.Module]) -> AnyMultiplier:
-    """Return the multiplier of an entry.
-
-    Args:
-        wish: what the user writes.
-        components: the model, which must have the blocks that the wish names.
-
-    Raises:
-        StackError: the model has no such block, or not as many of its parts.
-        ArgumentError: it is no strength.
-    """
+    """Return what a user writes as the multiplier of an entry. The model must have the blocks that it names."""
     if isinstance(wish, Curve | Region):
         return Strength(wish) if isinstance(wish, Curve) else Strength(region=wish)
     if isinstance(wish, Strength | Halves | PerImage) or is_number(wish):
@@ -110,17 +101,7 @@ def _element(weight: object, *starts: str) -> Element:
 def scaled(
     multiplier: AnyMultiplier, factor: float, present: Iterable[str], components: Collection[str] | None = None
 ) -> AnyMultiplier:
-    """Return the multiplier of an entry times a factor.
-
-    Args:
-        multiplier: of an entry.
-        factor: a number.
-        present: the components of the model.
-        components: which of them have the factor; None for all.
-
-    Raises:
-        StackError: images or prompts have multipliers of their own.
-    """
+    """Return a multiplier times a factor on some of the components that are `present`; None stands for all of these."""
     if isinstance(multiplier, Halves | PerImage):
         raise StackError("strengths by image or by prompt cannot be fused; merged weights serve all images alike")
     strength = multiplier if isinstance(multiplier, Strength) else Strength(multiplier)

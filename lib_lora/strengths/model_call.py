@@ -129,20 +129,15 @@ class CallSettings:
 
         They are on denoisers, and where images have strengths of their own, on all others. Hooks that serve already
         stay, as torch compiles a model again when hooks come or go. torch calls no hook after an exception that is no
-        `Exception`.
-
-        Args:
-            components: of the model, by name.
-            table: of the plan in force.
-            has_flow: tells whether the timesteps of a component are fractions of noise.
+        `Exception`. `has_flow` tells whether the timesteps of a component are fractions of noise.
         """
-        on_all = table.now.stack.images > 1
-        wanted = (table, on_all) if table.by_call else (None, False)
+        by_call, on_all = table.by_call, table.now.stack.images > 1
+        wanted = (table, on_all) if by_call else (None, False)
         if wanted == self._served:
             return
         self._served = None, False
         with self._stops.pop_all():  # last, or a call that begins meanwhile would have no hooks
-            if table.by_call:
+            if by_call:
                 for calls in self.hooks:  # of a call that is about to begin
                     calls.table = table
                 self.hooks = []
@@ -177,10 +172,8 @@ class CallSettings:
     ) -> tuple[tuple[int, ...], tuple[int | None, ...]]:
         """Return the variant of the stack, and the part of the prompt, of each row; for the stack's `images`.
 
-        Variants go image by image, and where halves differ the positive one is the first.
-
-        Raises:
-            RowsError: rows and images do not fit, or the halves are not known.
+        Variants go image by image, and where halves differ the positive one is the first. Raise RowsError where rows
+        and images do not fit, or the halves are not known.
         """
         count, halves = call.rows, halves_in(call.kwargs, call.rows)
         if count is None:
@@ -206,12 +199,10 @@ class CallSettings:
         return tuple(variants), tuple(parts)
 
     def prompts_of(self, call: ModelCall, name: str, now: CallStrengths) -> tuple[int, ...]:
-        """Return the variant of each row of a call of a text encoder, whose rows are prompts.
+        """Return the variant of each row of a call of a text encoder, whose rows are prompts; a single one is for all.
 
-        A single one is for all rows. An equal number of images is made from each prompt, one prompt after the other.
-
-        Raises:
-            RowsError: it is unknown which rows are of which image, or a row is of images with unlike strengths.
+        An equal number of images is made from each prompt, one prompt after the other. Raise RowsError where it is
+        unknown which rows are of which image, or a row is of images with unlike strengths.
         """
         groups, halves = (
             [i for i, group in enumerate(now.stack.groups) if group.component == name],
@@ -271,8 +262,7 @@ class SchedulerClock:
 def repeats_per_row(layer: nn.Module, x: Tensor, rows: int, least: int, dim: int = 0) -> int:
     """Return how many rows of a layer's input make one row of the model's: windows, heads and frames follow the image.
 
-    Raises:
-        RowsError: along `dim` the input has no multiple of these rows, or it has less than `least` dimensions.
+    Raise RowsError where the input has no multiple of these rows along `dim`, or less than `least` dimensions.
     """
     if x.ndim < least or x.shape[dim] % rows:
         text = f"the images of the batch have LoRA of their own, and the input {tuple(x.shape)} of a"
@@ -293,10 +283,7 @@ class CallHooks:
     def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> object:
         """Set the strengths of a call; a forward pre-hook.
 
-        Raises:
-            RegionError: the call does not show where its tokens are.
-            RowsError: its rows do not fit the stack.
-            MomentError: it does not tell what a strength depends on.
+        Raise RegionError, RowsError or MomentError where the call does not tell what strengths depend on.
         """
         if kwargs is None:  # another thread is removing the hook, in two steps
             return None

@@ -44,10 +44,7 @@ class PipelineRows:
     def __call__(self, rows: int, images: int) -> Sequence[int | Row] | None:
         """Return the rows of the present call for a stack of so many images; None where no pipeline calls.
 
-        Where the prompt is not known, a row is its image alone.
-
-        Raises:
-            RowsError: the rows or the images are no equal numbers of the pipeline's.
+        Where the prompt is not known, a row is its image alone. Raise RowsError where the pipeline makes other numbers.
         """
         variables = _pipeline_that_calls()
         if variables is None:

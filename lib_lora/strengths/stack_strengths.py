@@ -53,15 +53,8 @@ def block_and_side(component: str, path: str) -> tuple[str, Side | None]:
 class StackStrengths:
     """The numbers that a stack means for the strength groups of a plan, at any moment.
 
-    Args:
-        wishes: the name and the multiplier of each entry.
-        images: how many images of a batch have strengths of their own.
-        halved: whether positive and negative prompts have.
-        groups: of the plan, in the order of their numbers.
-        model: its blocks.
-
-    Raises:
-        StackError: the model takes no list of block weights as long as an entry's.
+    `wishes` has the name and the multiplier of each entry. Raise StackError where `model` takes no list of block
+    weights as long as an entry's.
     """
 
     def __init__(
@@ -101,11 +94,7 @@ class StackStrengths:
         """Whether the part of the prompt that a row is of makes a difference."""
 
     def values(self, moment: Moment | None) -> Values:
-        """Return the strength of every group for each variant; without a moment, at the beginning.
-
-        Raises:
-            MomentError: the moment lacks what an entry's strength depends on.
-        """
+        """Return the strength of every group for each variant; without a moment, at the beginning."""
         found = list[tuple[float, ...]]()
         for variant, strengths in enumerate(self._variants):
             known, numbers = dict[tuple[int, str, Side | None], float](), list[float]()

@@ -260,7 +260,7 @@ class Strength(OneLine):
     @property
     def varies(self) -> bool:
         """Return whether it differs from moment to moment."""
-        return self.during != ALWAYS or any(isinstance(amount, Curve) for amount in self.amounts)
+        return self.during != ALWAYS or bool([amount for amount in self.amounts if isinstance(amount, Curve)])
 
     @property
     def amounts(self) -> tuple[Amount, ...]:
@@ -284,7 +284,6 @@ class Strength(OneLine):
             MomentError: the moment lacks what the strength depends on.
         """
         amount = self.amount(component, side)
-        check_type(moment, (Moment, NoneType), "moment", "a Moment, or None")
         if moment is not None and not self.during.holds(moment):
             return 0.0
         return amount.at(moment) if isinstance(amount, Curve) else amount

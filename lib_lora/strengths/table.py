@@ -251,9 +251,7 @@ class StrengthTable:
         """Set the strengths to a model call; return False where another stack came since the arguments were read.
 
         Without a moment it stays. `rows` are variants, of which a single one is for all rows; without any, it stays.
-
-        Raises:
-            MomentError: the moment lacks what a strength depends on; all is as before then.
+        MomentError leaves all as before.
         """
         with self.lock:
             now, mixed = self.now, len(set(rows)) > 1
@@ -269,11 +267,7 @@ class StrengthTable:
             return True
 
     def set_moment(self, moment: Moment) -> None:
-        """Have another moment in the present call, or in the next ones.
-
-        Raises:
-            MomentError: it lacks what a strength depends on; all is as before then.
-        """
+        """Have another moment in the present call, or in the next ones; MomentError leaves all as before."""
         with self.lock:
             self._set(replace(self.now, moment=moment, values=self._values_at(moment)))
 
@@ -284,7 +278,7 @@ class StrengthTable:
         return now.stack.values(moment) if now.stack.varies else now.values
 
     def rest(self, variant: int | None, is_busy: Callable[[], bool] | None = None) -> None:
-        """Have one variant in calls that set nothing; do nothing while a model call runs, if `is_busy` tells so.
+        """Have one variant in calls that set nothing, unless a model call runs, as `is_busy` tells.
 
         With None it is unknown for which image such calls are, if images have strengths of their own.
         """
@@ -295,12 +289,9 @@ class StrengthTable:
 
     @uncompiled
     def refuse_unknown(self, now: CallStrengths, groups: Collection[int]) -> None:
-        """Refuse a layer that other code calls by itself, outside of a call that tells the rows.
+        """Raise RowsError for a layer that other code calls by itself, if images have strengths of their own for it.
 
         A component's call that began before an activation has the strengths of the first image to its end.
-
-        Raises:
-            RowsError: the images have strengths of their own for the layer.
         """
         stack = now.stack
         variants = range(0, len(now.values), 1 + stack.halved)
