@@ -82,7 +82,6 @@ class PlanKey:
 
 
 def _why_live(stack: Stack, entry: Entry) -> str:
-    """Return why a weight cannot hold an entry of a stack; empty where it can."""
     if stack.images > 1 or stack.halved:
         return _BY_IMAGE if stack.images > 1 else _BY_PROMPT
     strength = all_strengths(entry.multiplier)[0]
@@ -205,7 +204,6 @@ class Plan:
 
     @property
     def placed_bytes(self) -> Counter[torch.device]:
-        """Return the bytes that are placed on each device."""
         return sum([executor.placed_bytes for executor in self.executors.values()], Counter[torch.device]())
 
     @property
@@ -361,12 +359,10 @@ class PlanCache:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all plans."""
         return sum([plan.kept_bytes for plan in self._plans.values()])
 
     @property
     def placed(self) -> Counter[torch.device]:
-        """Return the bytes of all plans that are placed on each device."""
         return sum([plan.placed_bytes for plan in self._plans.values()], Counter[torch.device]())
 
     def leave_devices(self) -> None:

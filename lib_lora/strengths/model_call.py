@@ -110,8 +110,7 @@ class CallSettings:
     """The host's settings of model calls: their moment, and the images and prompts of their rows."""
 
     clock: Clock | None = None
-    moment: Moment = field(default_factory=Moment)
-    """Without a clock."""
+    moment: Moment = field(default_factory=Moment)  # without a clock
     rows: Rows | None = None
     """None asks the pipeline of diffusers that calls, and without one stands for whole batches one after the other."""
     chosen: int | None = None
@@ -119,7 +118,6 @@ class CallSettings:
     pipeline: PipelineRows = field(default_factory=PipelineRows)
     lock: CallLock = field(default_factory=CallLock)
     hooks: list[CallHooks] = field(default_factory=list)
-    """The latest hooks on components."""
     _served: tuple[StrengthTable | None, bool] = None, False
     """The table that they serve, and whether they are on all components."""
     _stops: ExitStack = field(default_factory=ExitStack)
@@ -151,7 +149,6 @@ class CallSettings:
         self._served = wanted
 
     def unhook(self) -> None:
-        """Take all hooks off."""
         self._served = None, False
         self._stops.close()
 

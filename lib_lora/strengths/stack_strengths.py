@@ -162,7 +162,6 @@ class StackStrengths:
         )
 
     def _weigh(self) -> list[list[float]]:
-        """Return the block weight of each group, for each variant."""
         found = []
         for strengths in self._variants:
             weights = []

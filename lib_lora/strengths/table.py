@@ -54,7 +54,6 @@ class LayerStrengths:
     """The numbers of all groups that `number` was asked for last, and its result; both at once for other threads."""
 
     def view(self, matrix: Tensor) -> None:
-        """Look at this layer's columns of the matrix."""
         first, rows = matrix[0], matrix[1:]
         alike = tuple(starmap(partial(first.narrow, 0), self.columns))
         # at once, as another thread may read it
@@ -361,7 +360,6 @@ class StrengthTable:
         return matrix.copy_(factors, non_blocking=device.type != "cpu")
 
     def _host_factors(self) -> Tensor:
-        """Return all factors as the matrices have them, (rows, factors), in fp64."""
         if self._gather is None:
             groups = torch.tensor(self._groups, dtype=torch.int64, device="cpu")
             self._gather = groups, torch.tensor(self._scales, dtype=torch.float64, device="cpu")
