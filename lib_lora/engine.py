@@ -75,6 +75,7 @@ class Engine(NotCopied):
     Components are held weakly, so an engine keeps no model alive. Any thread may call an engine; calls wait for each
     other. A thread may activate a stack while another one calls the model, if the model itself may be changed then.
     The output of that call is of neither stack alone; the calls that begin after the activation are of the new one.
+    An argument of another type raises ArgumentError.
 
     Args:
         components: diffusers' component name (`unet`, `transformer`, `text_encoder`, `text_encoder_2`, …) -> module.
@@ -92,7 +93,6 @@ class Engine(NotCopied):
 
     Raises:
         ComponentError: the components are no mapping of names to modules.
-        ArgumentError: an option is of another type.
         StorageError: no such storage, or this torch has no float8; the buckets do not rise.
     """
 
@@ -213,10 +213,11 @@ class Engine(NotCopied):
             ActivationError: files of entries cannot be used; it has all the causes. The former stack stays in force,
                 unless the pipeline has other modules now: then none is.
             StackError: a multiplier names no component.
-            ArgumentError: it is no stack.
             ComponentError: a component was unloaded, or another engine serves one of its layers.
         """
-        check_type(stack, Stack, "what to activate", "a Stack, as Stack([Entry(path, 0.8)])")
+        if not isinstance(stack, Stack):
+            example = "engine.activate(Stack([Entry(path, 0.8)]))"
+            raise StackError(f"activate takes a Stack, got {type(stack).__name__}; write {example}")
         with self._lock, plain_mode(_CPU):
             try:
                 if not stack.entries:
@@ -236,14 +237,12 @@ class Engine(NotCopied):
                     plan.write(stack)  # first: layers are placed and merged by these numbers
                 if plan is former:
                     plan.drop_stale()
-                plan.strengths.is_inside = self._model.is_called
                 if plan is not former or not self._hooked.hold(plan.executors):
                     self._swap(plan)
-                self._stack, self._calls.chosen = stack, None
+                self._stack, self._calls.chosen, self._lost, self._late = stack, None, "", ()
                 plan.strengths.rest(None, self._calls.lock.is_held)
                 self._calls.hook(self.components, plan.strengths, self._model.has_flow)
                 self._watch.begin(self.components, None if plan is former else plan.places)
-                self._lost, self._late = "", ()
                 plan.watch_weights()
                 self._hooked.note_forwards()
                 return plan.report
@@ -311,11 +310,7 @@ class Engine(NotCopied):
 
     @contextmanager
     def active(self, stack: Stack) -> Iterator[ActivationReport]:
-        """Have `stack` in force inside a `with` block, and the former stack after it; if that fails, nothing.
-
-        Raises:
-            LoraError: see `activate`.
-        """
+        """Have `stack` in force inside a `with` block, and the former stack after it; if that fails, nothing."""
         former = self._stack
         report = self.activate(stack)
         try:
@@ -379,9 +374,6 @@ class Engine(NotCopied):
         Args:
             clock: called with a function that reads the timestep off the call, which waits for the device, or gives
                 None. Without a clock, calls have the moment of `set_moment`.
-
-        Raises:
-            ArgumentError: it cannot be called.
         """
         if clock is not None and not callable(clock):
             raise ArgumentError(f"clock must be a function that returns a Moment, or None, not {shown(clock)}")
@@ -397,9 +389,6 @@ class Engine(NotCopied):
             rows: called with the number of rows of a call of a denoiser; returns a `Row` for each, or the number of its
                 image. With None, a pipeline of diffusers that makes the call tells them; for any other code they are
                 whole batches one after the other: row % images.
-
-        Raises:
-            ArgumentError: it cannot be called.
         """
         if rows is not None and not callable(rows):
             raise ArgumentError(f"rows must be a function that returns the row of each, or None, not {shown(rows)}")

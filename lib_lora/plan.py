@@ -229,6 +229,7 @@ def make_plan(key: PlanKey, stack: Stack, model: Model, policy: PlacementPolicy)
     table = StrengthTable(_strengths_of(stack, list(groups), blocks), vector)
     wholes = [binding.whole for *_, bound in bindings for binding in bound if binding.whole is not None]
     fused = {layer for whole in wholes for layer, _ in whole.weights}
+    table.is_inside = model.is_called
     plan = Plan(key, table, can_rest=not key.why_live and not fused)
     reasons = _reasons(plan, components, bindings, fused) if key.why_live else {}
     checkpoints = model.checkpoints(key.indexes, components) if key.why_live else {}

@@ -35,10 +35,8 @@ class PipelineEngine(Engine):
     """An engine whose LoRA have names. `attach` makes one for a pipeline.
 
     Its stack has the LoRA in force. Others rest: they are loaded, and act again after `use`. All calls are all or
-    nothing: after an error the same LoRA are in force as before.
-
-    Args:
-        components: see `Engine`, as all options.
+    nothing: after an error the same LoRA are in force as before. A name, component, block or strength that there is
+    not raises StackError; the text has the nearest name. For `components` and options see `Engine`.
     """
 
     def __init__(self, components: Mapping[str, nn.Module], **options: Unpack[EngineOptions]) -> None:
@@ -129,9 +127,6 @@ class PipelineEngine(Engine):
                 `{"unet": {"down": 0.9, "mid": 1.0, "up": {"block_1": [0.4, 0.6]}}}`; a `Curve`, a `Region`, or a
                 `Strength` of all these. A component that the dict does not name is left alone. A block that it does
                 not name has the strength 1.
-
-        Raises:
-            StackError: no such LoRA, component, block or strength.
         """
         with self._lock:
             multiplier = multiplier_of(strength, self.components)
@@ -144,11 +139,7 @@ class PipelineEngine(Engine):
             self.set_multiplier(at, multiplier)
 
     def unload(self, name: str, *more: str) -> None:
-        """Take LoRA off, and forget them.
-
-        Raises:
-            StackError: no such LoRA.
-        """
+        """Take LoRA off, and forget them."""
         with self._lock:
             gone = {self._find(one) for one in (name, *more)}
             kept = [entry for entry in self.stack if entry.name not in gone]
@@ -159,19 +150,11 @@ class PipelineEngine(Engine):
                 self._reports.pop(one, None)
 
     def use(self, *names: str) -> ActivationReport:
-        """Have these LoRA in force, in this order, and let all others rest; without a name, all rest.
-
-        Raises:
-            StackError: no such LoRA.
-        """
+        """Have these LoRA in force, in this order, and let all others rest; without a name, all rest."""
         return self.use_at(dict.fromkeys(map(self._find, names)))
 
     def use_at(self, strengths: Mapping[str, Wish | None]) -> ActivationReport:
-        """Have these LoRA in force, each at another strength unless that is None, and let all others rest.
-
-        Raises:
-            StackError: no such LoRA, component, block or strength.
-        """
+        """Have these LoRA in force, each at another strength unless that is None, and let all others rest."""
         check_type(strengths, Mapping, "strengths", "a dict, as {'style': 0.8}")
         with self._lock:
             entries, chosen = {**self._resting, **{entry.name: entry for entry in self.stack}}, list[Entry]()
@@ -185,11 +168,7 @@ class PipelineEngine(Engine):
 
     @contextmanager
     def only(self, *names: str) -> Iterator[ActivationReport]:
-        """Have these LoRA alone in force inside a `with` block; after it all are as they were before.
-
-        Raises:
-            StackError: no such LoRA.
-        """
+        """Have these LoRA alone in force inside a `with` block; after it all are as they were before."""
         former, resting = self.stack, dict(self._resting)
         report = self.use(*names)
         try:

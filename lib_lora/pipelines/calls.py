@@ -21,7 +21,10 @@ _FUSED = " (fused)"
 
 
 class LoraCalls:
-    """diffusers' calls for LoRA, which Remora serves: put it before a class of pipelines."""
+    """diffusers' calls for LoRA, which Remora serves: put it before a class of pipelines.
+
+    They raise LoraError as `PipelineEngine` does; then nothing has changed.
+    """
 
     def load_lora_weights(
         self,
@@ -30,11 +33,7 @@ class LoraCalls:
         hotswap: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Load a LoRA and use it alone; `set_adapters` uses several. Nothing is downloaded.
-
-        Raises:
-            LoraError: see `PipelineEngine.load`.
-        """
+        """Load a LoRA and use it alone; `set_adapters` uses several. Nothing is downloaded."""
         engine = attach(self)
         unknown = kwargs.keys() - _LOADING
         if unknown:
@@ -63,11 +62,7 @@ class LoraCalls:
         adapter_names: Sequence[str] | str,
         adapter_weights: Wish | Sequence[Wish | None] | None = None,
     ) -> None:
-        """Use these LoRA at these strengths; a component that a dict does not name has the strength 1.
-
-        Raises:
-            LoraError: no such LoRA, or not as many strengths; nothing has changed.
-        """
+        """Use these LoRA at these strengths; a component that a dict does not name has the strength 1."""
         engine = attach(self)
         names = _names(adapter_names)
         weights: list[Any] = [adapter_weights] * len(names)
@@ -95,11 +90,7 @@ class LoraCalls:
         return found
 
     def delete_adapters(self, adapter_names: Sequence[str] | str) -> None:
-        """Take LoRA off, and forget them.
-
-        Raises:
-            StackError: no such LoRA.
-        """
+        """Take LoRA off, and forget them."""
         engine = attach(self)
         names = _names(adapter_names)
         if names:
@@ -149,9 +140,6 @@ class LoraCalls:
             safe_fusing: without effect, as numbers of a file that are not finite are never applied.
             adapter_names: which LoRA; None for the ones in use.
             kwargs: diffusers' former arguments, without effect.
-
-        Raises:
-            LoraError: no such LoRA or component, or the strength cannot be merged; nothing has changed.
         """
         engine = attach(self)
         names = [entry.name for entry in engine.stack if not entry.name.endswith(_FUSED)]
