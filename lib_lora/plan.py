@@ -7,7 +7,7 @@ again when one comes back. It keeps nothing that was computed from base weights.
 from __future__ import annotations
 
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -178,11 +178,9 @@ class Plan:
 
     def watch_weights(self) -> None:
         """Notice changes of base weights from now on."""
-        weights: dict[str, list[tuple[nn.Module, str]]] = {}
+        weights = defaultdict[str, list[tuple[nn.Module, str]]](list)
         for layer, executor in list(self.executors.items()):
-            weights.setdefault(executor.component, []).extend(
-                executor.weights(layer) if executor.weight_readers else ()
-            )
+            weights[executor.component] += executor.weights(layer) if executor.weight_readers else ()
         self.watched = {component: WeightWatch(watched) for component, watched in weights.items()}
 
     def drop_stale(self) -> None:

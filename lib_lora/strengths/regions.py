@@ -36,9 +36,7 @@ _INVERTED = bytes(range(_FULL, -1, -1))
 class Region:
     """Weights on a grid over the picture, from 0 to 1.
 
-    Raises:
-        ArgumentError: the sizes are no whole numbers, or the cells no bytes.
-        StackError: no such size, or not as many cells.
+    A number, size or count of cells that is out of range raises StackError, another type ArgumentError.
     """
 
     width: int
@@ -60,11 +58,7 @@ class Region:
 
     @classmethod
     def rectangle(cls, left: float, top: float, right: float, bottom: float) -> Region:
-        """Return a rectangle, in shares of the picture; the weight of a cell is the part of it that is covered.
-
-        Raises:
-            StackError: a number is not between 0 and 1, or they are in the wrong order.
-        """
+        """Return a rectangle, in shares of the picture; the weight of a cell is the part of it that is covered."""
         edges = left, top, right, bottom
         for edge in edges:
             check_type(edge, Real, "an edge of a rectangle", "a number from 0 to 1, as Region.rectangle(0, 0, 0.5, 1)")
@@ -80,11 +74,7 @@ class Region:
         return cls(weights.shape[1], weights.shape[0], bytes(cells.flatten().tolist()))
 
     def weights(self, height: int, width: int) -> Tensor:
-        """Return the mean weight of each place of a picture, (height, width), in fp64.
-
-        Raises:
-            StackError: a size is no whole number from 1 to 16,384.
-        """
+        """Return the mean weight of each place of a picture, (height, width), in fp64."""
         for places in (height, width):
             if type(places) is not int or not 0 < places <= _MOST_PLACES:
                 raise StackError(f"a side of a picture has 1 to {_MOST_PLACES} places, not {shown(places)}")
@@ -97,12 +87,7 @@ class Region:
         return sum(self.cells) / (_FULL * len(self.cells))
 
     def feathered(self, width: float) -> Region:
-        """Return the region with edges that fade over a share of the picture; not at the picture's own edge.
-
-        Raises:
-            ArgumentError: the share is no number.
-            StackError: the share is not between 0 and 1.
-        """
+        """Return the region with edges that fade over a share of the picture; not at the picture's own edge."""
         check_type(width, Real, "the width of an edge", "a number from 0 to 1, as region.feathered(0.1)")
         if not 0 <= width <= 1:
             raise StackError(f"a region's edge can fade over 0 to 1 of the picture, not {shown(width)}")
@@ -284,14 +269,13 @@ def weights_at(grid: TokenGrid | None, rows: RowRegions, counts: Sequence[int]) 
 
     Without a grid, there is a single place outside the picture.
     """
-    regions, weights = list(dict.fromkeys([region for row in rows for region in row])), []
-    for region in regions:
+    of_region = dict[Region | None, Tensor]()
+    for region in dict.fromkeys([region for row in rows for region in row]):
         share = 1.0 if region is None else region.share  # of places outside the picture
         places = 1 if grid is None else grid.before + grid.height * grid.width * grid.frames + grid.behind
-        of_region = torch.full((places,), share, dtype=torch.float64, device="cpu")
+        weights = of_region[region] = torch.full((places,), share, dtype=torch.float64, device="cpu")
         if region is not None and grid is not None:
             picture = region.weights(grid.height, grid.width).flatten().repeat(grid.frames)
-            of_region[grid.before : grid.before + picture.shape[0]] = picture
-        weights.append(of_region)
-    which = [[i for region, n in zip(row, counts, strict=True) for i in [regions.index(region)] * n] for row in rows]
-    return torch.stack(weights)[torch.tensor(which, device="cpu")]
+            weights[grid.before : grid.before + len(picture)] = picture
+    ranges = [[of_region[region] for region, n in zip(row, counts, strict=True) for _ in range(n)] for row in rows]
+    return torch.stack(list(map(torch.stack, ranges)))

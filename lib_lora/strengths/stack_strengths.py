@@ -126,8 +126,7 @@ class StackStrengths:
         strengths = [variant[entry] for variant in self._variants]
         groups = [i for i, group in enumerate(self.groups) if group.entry == entry]
         denoising = [i for i in groups if self.groups[i].side is not None]
-        regions = [one.region for one in strengths if one.region is not None]
-        is_outside = len(regions) == len(strengths) and not [region for region in regions if region.share]
+        is_outside = all(one.region is not None and not one.region.share for one in strengths)
         doubtful = denoising if is_outside or entry in self._varying else []
         acts = bool([i for i in groups if i not in doubtful for values in beginning if values[i]])
         wanted = [i for i in doubtful if self._is_wanted(i)]
@@ -141,7 +140,8 @@ class StackStrengths:
         if not acts and not wanted and entry not in self._varying:
             layers = f"its strength is 0 for all layers that it changes, which are in {self._components(groups)}"
             reason = layers if any(one.largest_amount for one in strengths) else ""
-        limits = ["region"] * bool(regions) + ["schedule"] * bool([one for one in strengths if one.varies])
+        limits = ["region"] * any(one.region is not None for one in strengths)
+        limits += ["schedule"] * any(one.varies for one in strengths)
         unlimited = ""
         if limits and not denoising and (acts or not reason):
             unlimited = f"no {' and '.join(limits)} limits it: all its layers are in {self._components(groups)}"
