@@ -5,7 +5,7 @@ The text of an error is one sentence for the user: the fault, its place, and the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from decimal import Decimal
 from fractions import Fraction
@@ -204,7 +204,11 @@ def texts(value: Iterable[str], what: str) -> tuple[str, ...]:
 def shown(value: object, depth: int = 0) -> str:
     """Return a value of an argument in one short line; only its type where it may be of any length."""
     if isinstance(value, list | tuple | set | dict) and depth < _DEEPEST:
-        return _shown_items(value, depth)
+        left, right = {list: ("[", "]"), tuple: ("(", ")")}.get(type(value), ("{", "}"))
+        items = [shown(item, depth + 1) for item in islice(value, _ITEMS)]
+        if isinstance(value, dict):
+            items = [f"{key}: {shown(item, depth + 1)}" for key, item in zip(items, value.values(), strict=False)]
+        return f"{left}{', '.join(items)}{', …' if len(value) > _ITEMS else ''}{right}"
     if value is None or isinstance(value, OneLine | PurePath) or type(value) in _PRINTED:
         try:
             return f"{value!r:.100}"
@@ -212,14 +216,6 @@ def shown(value: object, depth: int = 0) -> str:
             return "a number of many digits"
     kind = type(value).__name__
     return f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
-
-
-def _shown_items(value: Collection[object], depth: int) -> str:
-    left, right = {list: ("[", "]"), tuple: ("(", ")")}.get(type(value), ("{", "}"))
-    items = [shown(item, depth + 1) for item in islice(value, _ITEMS)]
-    if isinstance(value, dict):
-        items = [f"{key}: {shown(item, depth + 1)}" for key, item in zip(items, value.values(), strict=False)]
-    return f"{left}{', '.join(items)}{', …' if len(value) > _ITEMS else ''}{right}"
 
 
 class OneLine:
@@ -239,7 +235,9 @@ class OneLine:
             value = getattr(self, field.name)
             default = field.default if field.default_factory is MISSING else field.default_factory()
             if field.repr and (default is MISSING or value != default):
-                given.append(f"{field.name}={_short(value)}")
+                text = repr(value)
+                is_short = len(text) <= _SHOWN
+                given.append(f"{field.name}={text if is_short else f'{text[: _SHOWN // 2]}…{text[-_SHOWN // 4 :]}'}")
         return f"{type(self).__name__}({', '.join(given)})"
 
 
@@ -251,8 +249,3 @@ class NotCopied:
     def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         text = f"{shown(self)} can be neither copied nor pickled, as it is tied to one model in one process"
         raise ArgumentError(f"{text}; {self._copy_instead}")
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}…{text[-_SHOWN // 4 :]}"

@@ -96,18 +96,21 @@ class PipelineEngine(Engine):
             if name in self.names and not replace:
                 text = f"a LoRA {shown(name)} is loaded already; give another name, or write replace=True"
                 raise StackError(text)
-            entries = list(self.stack)
-            at = next((i for i, other in enumerate(entries) if other.name == name), len(entries))
-            multiplier = multiplier_of(strength, self.components)
-            entries[at : at + 1] = [Entry(path, multiplier, rank, alpha, scale, name)]
-            try:
-                report = self._reports[name] = self._change(entries).entries[at]
-            except ActivationError as error:
-                if list(error.causes) == [at]:
-                    raise error.causes[at] from error
-                raise
-            self._resting.pop(name, None)
-            return report
+            return self._put(Entry(path, multiplier_of(strength, self.components), rank, alpha, scale, name))
+
+    def _put(self, entry: Entry) -> NetworkReport:
+        """Put an entry in force, in the place of the one of its name, if there is any."""
+        entries, name = list(self.stack), entry.name
+        at = next((i for i, other in enumerate(entries) if other.name == name), len(entries))
+        entries[at : at + 1] = [entry]
+        try:
+            report = self._reports[name] = self._change(entries).entries[at]
+        except ActivationError as error:
+            if list(error.causes) == [at]:
+                raise error.causes[at] from error
+            raise
+        self._resting.pop(name, None)
+        return report
 
     def _change(self, entries: list[Entry]) -> ActivationReport:
         return self.activate(replace(self.stack, entries=entries))

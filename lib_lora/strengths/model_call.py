@@ -34,7 +34,6 @@ from ..tensors import plain_mode
 from .calls import CallArguments, CallLock, CallStrengths, OpenCall
 from .pipeline_rows import PipelineRows, Row
 from .regions import LatentGrid
-from .stack_strengths import StackStrengths
 from .strength import Clock, Moment
 from .table import StrengthTable
 
@@ -303,7 +302,13 @@ class CallHooks:
             return {"moment": outer.moment, "rows": outer.rows, "parts": outer.parts, "latents": outer.latents}
         scheduled, stack, setting = bool(self.table.scheduled), now.stack, dict[str, Any]()
         if stack.has_regions:
-            setting["latents"] = _latents(call, stack, "transformer" in self.component)
+            patch = patch_of(call.model) if "transformer" in self.component else 0
+            denoised = denoised_in(call.args, call.kwargs)
+            latents = LatentGrid.from_input(denoised, call.kwargs, patch, image_first=is_image_first(call.model))
+            if latents is None and stack.has_places:
+                text = f"a LoRA is for a part of the picture, and a call of this {type(call.model).__name__} does not"
+                raise RegionError(f"{text} show where its tokens lie in the picture; remove the region")
+            setting["latents"] = latents
         if scheduled or stack.varies:
             setting["moment"] = self.settings.moment_of(call, noise=scheduled or stack.by_noise, flow=self.flow)
         if stack.images > 1 or stack.halved or stack.has_parts:
@@ -338,13 +343,3 @@ class CallHooks:
             self.warned = True
             text = "tokens that lie in the picture as expected; LoRA for a part of it act everywhere, by its share"
             logger.warning("no layer of this %s has %s", name, text)
-
-
-def _latents(call: ModelCall, stack: StackStrengths, is_transformer: bool) -> LatentGrid | None:
-    """Return the latents of a call of a denoiser; RegionError if it does not show them, and a region needs them."""
-    patch, x = patch_of(call.model) if is_transformer else 0, denoised_in(call.args, call.kwargs)
-    latents = LatentGrid.from_input(x, call.kwargs, patch, image_first=is_image_first(call.model))
-    if latents is None and stack.has_places:
-        text = f"a LoRA is for a part of the picture, and a call of this {type(call.model).__name__} does not show"
-        raise RegionError(f"{text} where its tokens lie in the picture; remove the region")
-    return latents

@@ -46,7 +46,10 @@ class PipelineRows:
 
         Where the prompt is not known, a row is its image alone. Raise RowsError where the pipeline makes other numbers.
         """
-        variables = _pipeline_that_calls()
+        frames = (frame for frame, _ in walk_stack(sys._getframe(1)) if frame.f_code.co_name == "__call__")
+        calls = (frame.f_locals for frame in frames)
+        # every pipeline registers its modules
+        variables = next((one for one in calls if hasattr(one.get("self"), "register_modules")), None)
         if variables is None:
             return None
         found = [variables.get(name) for name in _LATENTS]
@@ -80,13 +83,3 @@ class PipelineRows:
         if any(name.startswith(_POSITIVE_FIRST) for name in names):
             return (False, *(True,) * (chunks - 1))
         return (True, *(False,) * (chunks - 1))  # perturbed attention has the positive prompts twice
-
-
-def _pipeline_that_calls() -> Mapping[str, Any] | None:
-    """Return the variables of the pipeline's `__call__` that the present call of a model is made in."""
-    for frame, _ in walk_stack(sys._getframe(1)):
-        if frame.f_code.co_name == "__call__":
-            variables = frame.f_locals
-            if hasattr(variables.get("self"), "register_modules"):  # as every pipeline has
-                return variables
-    return None
