@@ -6,7 +6,7 @@ import logging
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache, partial
@@ -18,14 +18,23 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from .errors import ActivationError, ArgumentError, LoraError, RowsError, StackError
+from .errors import (
+    ActivationError,
+    ArgumentError,
+    LoraError,
+    NotCopied,
+    RowsError,
+    StackError,
+    check_count,
+    check_type,
+    shown,
+)
 from .execution.hooks import HookedLayers
 from .execution.merged import refuse_spoiled
 from .execution.model import Model
 from .execution.watch import Watch
 from .files.components import TEXT_ENCODER, is_denoiser, role
-from .naming.architectures.base import is_flow
-from .naming.index import LayerIndex, check_named, family_of_model, modules_of
+from .naming.index import LayerIndex, check_named, modules_of
 from .naming.network import Network, NetworkCache
 from .placement import trace
 from .placement.budget import Budget
@@ -35,12 +44,10 @@ from .placement.storage import Storage, check_storage
 from .plan import Plan, PlanCache, PlanKey, make_plan
 from .report import ActivationReport, MemoryReport, Uncalled
 from .stack import Stack
-from .strengths.model_call import CallHooks, CallSettings, Rows, SchedulerClock, hook_calls
+from .strengths.model_call import CallSettings, Rows, SchedulerClock
 from .strengths.stack_strengths import block_rules
 from .strengths.strength import AnyMultiplier, Clock, Moment, largest
-from .strengths.table import StrengthTable
-from .tensors import every, plain_mode
-from .values import check_count, check_type, shown
+from .tensors import plain_mode
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -48,7 +55,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _CPU = torch.device("cpu")
-_TWICE = "a layer that was made from a merged weight, as in quantizing, has them twice: load the model again"
 
 
 class EngineOptions(TypedDict, total=False):
@@ -63,12 +69,13 @@ class EngineOptions(TypedDict, total=False):
     parked_bytes: int
 
 
-class Engine:
+class Engine(NotCopied):
     """Applies stacks of adapters to the components of one model. As a context manager it closes itself at the end.
 
     Components are held weakly, so an engine keeps no model alive. Any thread may call an engine; calls wait for each
     other. A thread may activate a stack while another one calls the model, if the model itself may be changed then.
     The output of that call is of neither stack alone; the calls that begin after the activation are of the new one.
+    An argument of another type raises ArgumentError.
 
     Args:
         components: diffusers' component name (`unet`, `transformer`, `text_encoder`, `text_encoder_2`, …) -> module.
@@ -86,11 +93,11 @@ class Engine:
 
     Raises:
         ComponentError: the components are no mapping of names to modules.
-        ArgumentError: an option is of another type.
         StorageError: no such storage, or this torch has no float8; the buckets do not rise.
     """
 
-    _hooked_calls: Sequence[CallHooks] = ()
+    _copy_instead = "copy or pickle engine.stack, and activate that on an engine of the other model"
+    _plan: Plan | None = None
     _lost = ""
     """What a change of the model since the activation has left without its LoRA, and why."""
     _late: Sequence[str] = ()
@@ -110,8 +117,10 @@ class Engine:
     ) -> None:
         check_named(components, "Engine({}) or Engine.for_pipeline(pipe)")
         check_storage(storage)
-        _check_numbers(cache_size=cache_size, parked_bytes=parked_bytes)
-        _check_numbers(or_none=True, cache_bytes=cache_bytes, device_budget=device_budget)
+        for name, number in (("cache_size", cache_size), ("parked_bytes", parked_bytes)):
+            check_count(number, name)
+        for name, limit in (("cache_bytes", cache_bytes), ("device_budget", device_budget)):
+            check_count(0 if limit is None else limit, name)
         self._lock, self._sources = threading.RLock(), _absolute({} if checkpoints is None else checkpoints)
         self._cache, self._plans = NetworkCache(cache_size, cache_bytes), PlanCache(parked_bytes)
         self._budget, self._static = Budget(device_budget), StaticMemory()
@@ -119,15 +128,11 @@ class Engine:
         self._budget.relief.append(self._static.give_up)
         static = self._static if rank_buckets and device_budget is None else None
         self._policy = PlacementPolicy(storage, self._budget, check_buckets(rank_buckets), static)
-        self._hooked, self._watch = HookedLayers(), Watch(_weakly(self._follow), self._budget.make_way)
-        self._calls, self._call_hooks = CallSettings(), ExitStack()
-        self._hooked_for: tuple[StrengthTable | None, bool] = None, False
-        """The strength table that the hooks on model calls serve, and whether they are on all components."""
+        follow = partial(_follow, weakref.ref(self))
+        self._hooked, self._calls, self._watch = HookedLayers(), CallSettings(), Watch(follow, self._budget.make_way)
         self._model, self._stack = Model({}, self._sources), Stack()
-        self._plan: Plan | None = None
-        self._twice = weakref.WeakSet[nn.Module]()
         leave = ExitStack()  # in reverse
-        for take_off in (self._hooked.close, partial(self._watch.end, {}), self._call_hooks.close):
+        for take_off in (self._hooked.close, partial(self._watch.end, {}), self._calls.unhook):
             leave.callback(take_off)
         self._finalizer = weakref.finalize(self, leave.close)
         self.components = dict(components)
@@ -156,14 +161,8 @@ class Engine:
     def components(self, components: Mapping[str, nn.Module]) -> None:
         """Serve another model, and no pipeline; the active stack is taken off the former one."""
         check_named(components, "Engine({}) or Engine.for_pipeline(pipe)")
-        self._serve(Model(components, self._sources))
-
-    def _serve(self, model: Model) -> None:
         with self._lock:
-            self._take_off(keep=False)
-            self._model = model
-            self._hooked.patch(self._model.layer_classes())
-            self._budget.forget()
+            self._take_off(keep=False, model=Model(components, self._sources))
 
     @property
     def stack(self) -> Stack:
@@ -179,15 +178,14 @@ class Engine:
         with self._lock:
             plan = self._plan
             if plan is None:
-                return ActivationReport((), lost=self._losses())
-            gone, _ = plan.lost(self._model.present)
+                return ActivationReport((), lost=self._lost)
+            gone = plan.lost(self._model.present)
             why = "other code has put another layer in its place since the last activation or call"
             uncalled = tuple([Uncalled(*place, why) for place in gone])
             places = {place: layer for place, layer in plan.places.items() if place not in gone}
             uncalled += self._watch.uncalled(self.components, places)
-            too_strong = _too_strong(self._stack, plan.key.networks, self._watch.not_finite())
-            broken = self._watch.broken()
-            return replace(plan.report, uncalled=uncalled, too_strong=too_strong, lost=self._losses(), broken=broken)
+            strong, broken = _too_strong(self._stack, plan, self._watch.not_finite()), self._watch.broken()
+            return replace(plan.report, uncalled=uncalled, too_strong=strong, lost=self._lost, broken=broken)
 
     @property
     def silent(self) -> frozenset[str]:
@@ -225,39 +223,32 @@ class Engine:
                 if not stack.entries:
                     self._take_off(keep=True)
                     return ActivationReport(())
-                self._look_for_twice()
-                former = self._plan
-                plan = self._plan_for(stack)
-                plan.strengths.is_inside = self._model.is_called
-                plan.write(stack, in_force=plan is self._plan)  # first: layers are placed and merged by these numbers
-                if plan is not self._plan or not self._hooked.hold(plan.executors):
+                components = self._model.present
+                if components != self.components:
+                    self._take_off(keep=False, model=Model(components, self._sources, self._model.pipeline))
+                self._model.check_names(stack)
+                self._hooked.ensure_in_force()
+                indexes, former = self._model.indexes(), self._plan
+                key = PlanKey.of(stack, _resolved(stack, self._cache, indexes), indexes)
+                plan = former if former is not None and former.key == key else self._plans.take(key)
+                if plan is None:
+                    plan = make_plan(key, stack, self._model, self._policy)
+                else:
+                    plan.write(stack)  # first: layers are placed and merged by these numbers
+                if plan is former:
+                    plan.drop_stale()
+                if plan is not former or not self._hooked.hold(plan.executors):
                     self._swap(plan)
-                self._stack, self._calls.chosen = stack, None
+                self._stack, self._calls.chosen, self._lost, self._late = stack, None, "", ()
                 plan.strengths.rest(None, self._calls.lock.is_held)
-                self._hook_calls()
+                self._calls.hook(self.components, plan.strengths, self._model.has_flow)
                 self._watch.begin(self.components, None if plan is former else plan.places)
-                self._lost, self._late = "", ()
                 plan.watch_weights()
                 self._hooked.note_forwards()
                 return plan.report
             finally:
                 self._cache.trim(() if self._plan is None else self._plan.key.networks)
                 self._plans.keep_only(self._cache.holds)
-
-    def _plan_for(self, stack: Stack) -> Plan:
-        """Return the plan of a stack on the model as it is now; a new plan has touched no layer."""
-        components = self._model.present
-        if components != self.components:
-            self._serve(Model(components, self._sources, self._model.pipeline))
-        self._model.check_names(stack)
-        self._hooked.ensure_in_force()
-        indexes = self._model.indexes()
-        key = PlanKey.of(stack, _resolved(stack, self._cache, indexes), indexes)
-        plan = self._plan
-        if plan is None or plan.key != key:
-            return self._plans.take(key) or make_plan(key, self._model, self._policy)
-        plan.drop_stale()
-        return plan
 
     def _swap(self, plan: Plan) -> None:
         """Put a plan on the layers, and keep the former one if there is room; on an error do neither."""
@@ -277,46 +268,25 @@ class Engine:
         except BaseException:
             self._watch.begin(self.components, {} if former is None else former.places)
             if former is not None:
-                former.write(self._stack, in_force=True)
-                former.strengths.rewrite()  # both plans may have their strengths in the same memory
                 former.strengths.in_force = object()
+                former.write(self._stack)
+                former.strengths.rewrite()  # both plans may have their strengths in the same memory
             raise
         self._plan, plan.strengths.in_force = plan, object()
         if former is not None and keep:
             self._plans.put(former)
-
-    def _is_outdated(self, plan: Plan, name: str) -> bool:
-        """Tell whether a component, or a weight of it that a plan was computed from, has changed since."""
-        watched = plan.watched.get(name)
-        if watched is None:
-            return False
-        return self._model.has_changed(name) or watched.changed() or self._hooked.has_other_forwards()
-
-    def _look_for_twice(self) -> None:
-        """Note the layers that other code may have made from weights with merged LoRA."""
-        new = [] if self._plan is None else self._plan.made_of_merged(self._model.present)
-        if not self._twice.issuperset(new):
-            self._twice.update(new)
-            logger.warning("%s", self._losses())
-
-    def _losses(self) -> str:
-        """Return which changes of the model the stack could not follow, and why."""
-        layers = {layer for module in self._model.present.values() for layer in every(module)} if self._twice else set()
-        count = len(layers & set(self._twice))
-        twice = f"{count} layers are new since LoRA were merged into the weights of others; {_TWICE}" if count else ""
-        return "; ".join(filter(None, [self._lost, twice]))
 
     def _follow(self, name: str) -> None:
         """Put the stack on what has changed of the model since the activation, before a component is called."""
         plan = self._plan
         if name in self._late:  # from here on its output has the LoRA
             self._late, self._lost = (), ""
-        if plan is None or not (self._is_outdated(plan, name) or self._model.new_modules()):
+        if plan is None or not plan.is_outdated(name, self._model, self._hooked):
             return
         with self._lock, plain_mode(_CPU):
             plan, chosen, new = self._plan, self._calls.chosen, self._model.new_modules()
-            if plan is None or not (new or self._is_outdated(plan, name)):  # another thread has followed it
-                return
+            if plan is None or not plan.is_outdated(name, self._model, self._hooked):
+                return  # another thread has followed it
             try:
                 if new or self._model.has_changed(name):
                     self.activate(self._stack)
@@ -330,44 +300,17 @@ class Engine:
             if self._plan is plan:  # or a weight that is refused would be noticed at each call
                 plan.watch_weights()
                 self._hooked.note_forwards()
-            served = [component for component in new if component in plan.watched]
-            late = [one for one in served if not (is_denoiser(one) and role(name) == TEXT_ENCODER)]
+            late = [one for one in new if one in plan.watched and not (is_denoiser(one) and role(name) == TEXT_ENCODER)]
             if late and not self._lost:
-                self._late, exchanged = late, ", ".join(late)
-                text = f"the {exchanged} of the pipeline was exchanged, and what it has computed before this call of"
-                self._lost = f"{text} the {name} was without LoRA"
+                text = f"the {', '.join(late)} of the pipeline was exchanged, and what it has computed before this call"
+                self._late, self._lost = late, f"{text} of the {name} was without LoRA"
                 logger.warning("%s", self._lost)
             if chosen is not None:
                 self.use_image(chosen // (1 + self._stack.halved))
 
-    def _hook_calls(self) -> None:
-        """Have hooks on model calls while a strength depends on their moment, rows or places; else have none.
-
-        Hooks that serve already stay, as torch compiles a model again when hooks come or go.
-        """
-        table = None if self._plan is None or not self._plan.strengths.by_call else self._plan.strengths
-        wanted = table, table is not None and table.now.stack.images > 1
-        if wanted == self._hooked_for:
-            return
-
-        def has_flow(name: str) -> bool:
-            return is_flow(family_of_model(self._model.indexes()), name)
-
-        self._hooked_for, former = (None, False), self._call_hooks.pop_all()
-        with former:  # last, or a call that begins meanwhile would have no hooks
-            if table is not None:
-                for calls in self._hooked_calls:  # of a call that is about to begin
-                    calls.table = table
-                self._hooked_calls = hook_calls(self.components, table, self._calls, has_flow, self._call_hooks)
-        self._hooked_for = wanted
-
     @contextmanager
     def active(self, stack: Stack) -> Iterator[ActivationReport]:
-        """Have `stack` in force inside a `with` block, and the former stack after it; if that fails, nothing.
-
-        Raises:
-            LoraError: see `activate`.
-        """
+        """Have `stack` in force inside a `with` block, and the former stack after it; if that fails, nothing."""
         former = self._stack
         report = self.activate(stack)
         try:
@@ -382,8 +325,7 @@ class Engine:
     def set_multiplier(self, index: int, multiplier: AnyMultiplier) -> None:
         """Change the strength of one entry of the active stack; writes numbers and touches no layer.
 
-        The stack is activated again only if the multiplier names other blocks, or lets a merged stack merge other
-        layers.
+        The stack is activated again only if the multiplier names other blocks, or if it is merged.
 
         Args:
             index: the position of the entry in the stack, from 0.
@@ -399,25 +341,22 @@ class Engine:
                 raise StackError(f"no entry {index}; the active stack has {len(former)}", index)
             entries = list(former)
             entries[index] = replace(entries[index], multiplier=multiplier)
-            stack, key = replace(former, entries=entries), plan.key
+            stack = replace(former, entries=entries)
             self._model.check_names(stack)
-            unheard = plan.watched.keys() - self._watch.called()  # a component that was called was compared at its call
-            changed = bool(self._model.new_modules()) or any(self._is_outdated(plan, name) for name in unheard)
-            if (
-                changed
-                or key.rules[index] != block_rules(multiplier)
-                or (key.why_live and key != PlanKey.of(stack, key.networks, key.indexes))
-            ):
+            again = bool(plan.key.why_live or self._model.new_modules()) or plan.key.rules[index] != block_rules(
+                multiplier
+            )
+            for name in plan.watched.keys() - self._watch.called():  # the others were compared at their calls
+                again = again or plan.is_outdated(name, self._model, self._hooked)
+            if again:
                 self.activate(stack)
                 return
-            plan.write(stack, in_force=True)
-            if key.why_live:
-                plan.watch_weights()
+            plan.write(stack)
             self._stack = stack
             if (stack.images, stack.halved) != (former.images, former.halved):
                 self._calls.chosen = None
                 plan.strengths.rest(None, self._calls.lock.is_held)
-            self._hook_calls()
+            self._calls.hook(self.components, plan.strengths, self._model.has_flow)
 
     def set_moment(self, moment: Moment) -> None:
         """Set the moment of the next model calls, for strengths that depend on it; None stands for an unknown.
@@ -439,9 +378,6 @@ class Engine:
         Args:
             clock: called with a function that reads the timestep off the call, which waits for the device, or gives
                 None. Without a clock, calls have the moment of `set_moment`.
-
-        Raises:
-            ArgumentError: it cannot be called.
         """
         if clock is not None and not callable(clock):
             raise ArgumentError(f"clock must be a function that returns a Moment, or None, not {shown(clock)}")
@@ -457,9 +393,6 @@ class Engine:
             rows: called with the number of rows of a call of a denoiser; returns a `Row` for each, or the number of its
                 image. With None, a pipeline of diffusers that makes the call tells them; for any other code they are
                 whole batches one after the other: row % images.
-
-        Raises:
-            ArgumentError: it cannot be called.
         """
         if rows is not None and not callable(rows):
             raise ArgumentError(f"rows must be a function that returns the row of each, or None, not {shown(rows)}")
@@ -496,19 +429,21 @@ class Engine:
         """
         with self._lock:
             self._take_off(keep=False)
-            self._hooked_calls = ()
+            self._calls.hooks = []
             refuse_spoiled(self.components.values())
 
-    def _take_off(self, *, keep: bool) -> None:
-        """Take everything off; where `keep` is set, keep the plan for later if there is room for it."""
-        self._look_for_twice()
+    def _take_off(self, *, keep: bool, model: Model | None = None) -> None:
+        """Take everything off, and serve another model then, if there is one.
+
+        Where `keep` is set, keep the plan for later if there is room for it.
+        """
         self._stack, plan, self._plan = Stack(), self._plan, None
         self._calls.chosen, self._lost = None, ""
         if plan is not None:
             plan.strengths.in_force = None
         try:
             self._watch.end(self.components if keep else {})
-            self._hook_calls()
+            self._calls.unhook()
             if keep and plan is not None and self._plans.has_room(plan):
                 self._hooked.swap({}, self._budget.reset, self._model.resting, cache(self._budget.has_headroom))
                 self._plans.put(plan)
@@ -519,6 +454,10 @@ class Engine:
                 self._cache.trim()
             self._hooked.detach()
         self._budget.reset()
+        if model is not None:
+            self._model = model
+            self._hooked.patch(model.layer_classes())
+            self._budget.forget()
 
     def memory(self) -> MemoryReport:
         """Count the memory that adapters take now."""
@@ -544,15 +483,6 @@ class Engine:
                 self._cache.clear()
                 self._hooked.close()
 
-    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
-        """Refuse a copy, and a pickle: layers are hooked for one engine of one process.
-
-        Raises:
-            ArgumentError: always; the text says what to copy.
-        """
-        text = "an engine can be neither copied nor pickled, as it is tied to the layers of one model in one process"
-        raise ArgumentError(f"{text}; copy or pickle engine.stack, and activate that on an engine of the other model")
-
     def __enter__(self) -> Self:
         return self
 
@@ -576,34 +506,20 @@ def _resolved(stack: Stack, cache: NetworkCache, indexes: Sequence[LayerIndex]) 
     return networks
 
 
-def _check_numbers(*, or_none: bool = False, **options: int | None) -> None:
-    """Raise ArgumentError where an option is no whole number from 0 up."""
-    for name, number in options.items():
-        if number is not None or not or_none:
-            check_count(number, name)
-
-
 def _absolute(checkpoints: Mapping[str, Sequence[Path]]) -> dict[str, list[Path]]:
     """Return the files of each component with absolute paths, as the working directory may change."""
     example = "a dict of lists of paths, as {'unet': [Path('unet.safetensors')]}"
     check_type(checkpoints, Mapping, "checkpoints", example)
-    for name, paths in checkpoints.items():
-        check_type(name, str, "the name of a component", example)
+    for paths in checkpoints.values():
         check_type(paths, (list, tuple), "the checkpoints of a component", example)
         for path in paths:
             check_type(path, (str, PathLike), "a checkpoint", example)
     return {name: [Path(path).absolute() for path in paths] for name, paths in checkpoints.items()}
 
 
-def _weakly(method: Callable[[str], None]) -> Callable[[str], None]:
-    """Call a method of an object that the result does not keep."""
-    held = weakref.WeakMethod(method)
-
-    def call(name: str) -> None:
-        if (alive := held()) is not None:
-            alive(name)
-
-    return call
+def _follow(engine: weakref.ref[Engine], name: str) -> None:
+    if (alive := engine()) is not None:
+        alive._follow(name)
 
 
 def _log_change(before: Plan, after: Plan | None) -> None:
@@ -616,16 +532,14 @@ def _log_change(before: Plan, after: Plan | None) -> None:
     logger.log(logging.WARNING if lost else logging.INFO, "%s", "; ".join([text, *lost]))
 
 
-def _too_strong(stack: Stack, networks: Sequence[Network], not_finite: Mapping[str, int]) -> dict[int, str]:
-    """Return the positions of the entries that change most, with a sentence; none while all outputs are finite.
+def _too_strong(stack: Stack, plan: Plan, not_finite: Mapping[str, int]) -> dict[int, str]:
+    """Return the positions of the entries that change most, with a sentence.
 
     `not_finite` has the number of the first call whose output was not, by component.
     """
-    if not not_finite:
-        return {}
-    strengths = [largest(entry.multiplier) for entry in stack]
-    pairs = zip(strengths, networks, strict=True)
-    sizes = [strength * network.largest_change if strength else 0.0 for strength, network in pairs]
+    strengths = [largest(entry.multiplier) for entry in stack] if not_finite else []
+    pairs = zip(strengths, plan.key.networks, strict=False)
+    sizes = [strength and strength * network.largest_change for strength, network in pairs]
     return {
         i: f"the output of {name} is not finite from call {call} on, and this LoRA changes it most, at a strength"
         f" of {strengths[i]:g}"

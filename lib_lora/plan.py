@@ -7,7 +7,7 @@ again when one comes back. It keeps nothing that was computed from base weights.
 from __future__ import annotations
 
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,7 @@ from torch import nn
 from .adapters.base import Form
 from .compiler import is_compiled
 from .execution.dense import DenseExecutor
-from .execution.hooks import Executor, move_to_layer
+from .execution.hooks import Executor, HookedLayers, move_to_layer
 from .execution.low_rank import LowRankExecutor
 from .execution.merged import MergedExecutor, refuse_spoiled, why_not_merged
 from .execution.model import Model
@@ -82,7 +82,6 @@ class PlanKey:
 
 
 def _why_live(stack: Stack, entry: Entry) -> str:
-    """Return why a weight cannot hold an entry of a stack; empty where it can."""
     if stack.images > 1 or stack.halved:
         return _BY_IMAGE if stack.images > 1 else _BY_PROMPT
     strength = all_strengths(entry.multiplier)[0]
@@ -94,8 +93,6 @@ class Plan:
     """The executor of each layer that a stack changes, and the strengths."""
 
     key: PlanKey
-    groups: tuple[StrengthGroup, ...]
-    """The layers that each number of the strength table multiplies."""
     strengths: StrengthTable
     can_rest: bool
     """Whether it may be kept while another plan is in force: no part of it depends on weights that may change."""
@@ -135,18 +132,13 @@ class Plan:
         merged = {layer for layer, executor in list(self.executors.items()) if executor.merges}
         return {place: layer for place, layer in layers.items() if layer is not None and layer not in merged}
 
-    def write(self, stack: Stack, *, in_force: bool) -> None:
-        """Write the strengths of a stack with the plan's key; on failure all is as before.
-
-        Where the plan is in force, layers are merged again.
-
-        Raises:
-            StackError: the model takes no list of block weights as long as an entry's.
-        """
+    def write(self, stack: Stack) -> None:
+        """Write the strengths of a stack with the plan's key, and merge again if it is in force; all or nothing."""
+        in_force = self.strengths.in_force is not None
         if trace.decisions and in_force:
             trace.decision("%s: the same files and layers: strengths written", self.where)
-        former, wishes = self.strengths.now.stack, [(entry.name, entry.multiplier) for entry in stack.entries]
-        self.strengths.write(StackStrengths(wishes, stack.images, stack.halved, self.groups, former.model))
+        former = self.strengths.now.stack
+        self.strengths.write(_strengths_of(stack, former.groups, former.model))
         if not (in_force and self.key.why_live):
             return
         try:
@@ -162,38 +154,33 @@ class Plan:
         bound = [binding for network in self.key.networks for binding in network.bindings]
         return {(binding.component, binding.target.path) for binding in bound}
 
-    def lost(self, components: Mapping[str, nn.Module]) -> tuple[list[tuple[str, str]], list[nn.Module]]:
-        """Return component and path of each changed layer that has left its place, and the layers that came since."""
-        places, new = list[tuple[str, str]](), list[nn.Module]()
+    def is_outdated(self, name: str, model: Model, hooked: HookedLayers) -> bool:
+        """Tell whether a component, its forwards, a weight that the plan was computed from or the modules changed."""
+        watched = self.watched.get(name)
+        return bool(model.new_modules()) or (
+            watched is not None and (model.has_changed(name) or watched.changed() or hooked.has_other_forwards())
+        )
+
+    def lost(self, components: Mapping[str, nn.Module]) -> list[tuple[str, str]]:
+        """Return component and path of each changed layer that has left its place."""
+        places = list[tuple[str, str]]()
         for index in self.key.indexes:
             name, module = index.component, components.get(index.component)
             if name in self.watched and module is not None and not index.holds(module):
-                paths, layers = index.exchanged(module)
-                places += [(name, path) for path in paths]
-                new += layers
-        return sorted(self.bound.intersection(places)), new
-
-    def made_of_merged(self, components: Mapping[str, nn.Module]) -> list[nn.Module]:
-        """Return the new layers of components where merged ones are gone, whose weights other code may have read."""
-        if not self.key.why_live:
-            return []
-        places, new = self.lost(components)
-        indexes = {index.component: index for index in self.key.indexes}
-        live = {layer for layer, executor in list(self.executors.items()) if not executor.merges}
-        return new if any(indexes[name].layers[path]() not in live for name, path in places) else []
+                places += [(name, path) for path in index.lost(module)]
+        return sorted(self.bound.intersection(places))
 
     def _merge_again(self) -> None:
-        for layer, executor in list(self.executors.items()):
-            if executor.merges:
-                move_to_layer(executor, layer, now=True)
+        with ExitStack() as stack:  # which goes on where one fails
+            for layer, executor in list(self.executors.items()):
+                if executor.merges:
+                    stack.callback(move_to_layer, executor, layer, now=True)
 
     def watch_weights(self) -> None:
         """Notice changes of base weights from now on."""
-        weights: dict[str, list[tuple[nn.Module, str]]] = {}
+        weights = defaultdict[str, list[tuple[nn.Module, str]]](list)
         for layer, executor in list(self.executors.items()):
-            weights.setdefault(executor.component, []).extend(
-                executor.weights(layer) if executor.weight_readers else ()
-            )
+            weights[executor.component] += executor.weights(layer) if executor.weight_readers else ()
         self.watched = {component: WeightWatch(watched) for component, watched in weights.items()}
 
     def drop_stale(self) -> None:
@@ -205,10 +192,7 @@ class Plan:
     def follow_weights(self) -> None:
         """Drop what was computed from base weights that have changed since, and merge again; raise as merging does."""
         self.drop_stale()
-        with ExitStack() as stack:
-            for layer, executor in list(self.executors.items()):
-                if executor.merges:
-                    stack.callback(move_to_layer, executor, layer, now=True)
+        self._merge_again()
 
     @property
     def kept_bytes(self) -> int:
@@ -231,12 +215,13 @@ class Plan:
         return sum([one.backup_bytes for one in self.executors.values() if isinstance(one, MergedExecutor)])
 
 
-def make_plan(key: PlanKey, model: Model, policy: PlacementPolicy) -> Plan:
-    """Choose an executor for every layer that a key's networks change. The strengths are yet to be written.
+def _strengths_of(stack: Stack, groups: Sequence[StrengthGroup], blocks: BlockNames) -> StackStrengths:
+    wishes = [(entry.name, entry.multiplier) for entry in stack.entries]
+    return StackStrengths(wishes, stack.images, stack.halved, groups, blocks)
 
-    Raises:
-        ComponentError: a layer has a weight that a LoRA could not be taken off.
-    """
+
+def make_plan(key: PlanKey, stack: Stack, model: Model, policy: PlacementPolicy) -> Plan:
+    """Choose an executor for every layer that a stack changes. `key` is the stack's on the model."""
     blocks, components, groups = blocks_of(key.indexes), model.components, dict[StrengthGroup, int]()
     bindings = _bindings(key, blocks, groups)
     refuse_spoiled([layer for _, layer, _ in bindings])
@@ -244,10 +229,11 @@ def make_plan(key: PlanKey, model: Model, policy: PlacementPolicy) -> Plan:
     compiled = [name for name, module in components.items() if static is not None and is_compiled(module)]
     policies = {name: replace(policy, arena=arena, static=static if name in compiled else None) for name in components}
     vector = static.vector if compiled and static is not None else None
-    table = StrengthTable(StackStrengths((), 1, False, (), blocks), vector)
+    table = StrengthTable(_strengths_of(stack, list(groups), blocks), vector)
     wholes = [binding.whole for *_, bound in bindings for binding in bound if binding.whole is not None]
     fused = {layer for whole in wholes for layer, _ in whole.weights}
-    plan = Plan(key, tuple(groups), table, can_rest=not key.why_live and not fused)
+    table.is_inside = model.is_called
+    plan = Plan(key, table, can_rest=not key.why_live and not fused)
     reasons = _reasons(plan, components, bindings, fused) if key.why_live else {}
     checkpoints = model.checkpoints(key.indexes, components) if key.why_live else {}
     for component, layer, bound in bindings:
@@ -276,9 +262,9 @@ def _reasons(
     modules = {module for component in components.values() for module in component.modules()}
     owners = Counter(id(parameter) for module in modules for parameter in module._parameters.values())
     shared = frozenset(number for number, count in owners.items() if count > 1)
-    reasons: dict[nn.Module, str] = {}
+    reasons, groups = dict[nn.Module, str](), plan.strengths.now.stack.groups
     for component, layer, bound in bindings:
-        of_entries = max([plan.key.why_live[plan.groups[binding.group].entry] for binding in bound])
+        of_entries = max([plan.key.why_live[groups[binding.group].entry] for binding in bound])
         of_layer = _SWAPPED if component in swapped else _FUSED if layer in fused else ""
         reasons[layer] = of_entries or of_layer or why_not_merged(layer, bound, shared) or ""
     return reasons
@@ -384,12 +370,10 @@ class PlanCache:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all plans."""
         return sum([plan.kept_bytes for plan in self._plans.values()])
 
     @property
     def placed(self) -> Counter[torch.device]:
-        """Return the bytes of all plans that are placed on each device."""
         return sum([plan.placed_bytes for plan in self._plans.values()], Counter[torch.device]())
 
     def leave_devices(self) -> None:

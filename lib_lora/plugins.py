@@ -102,8 +102,7 @@ def unregister(*plugins: Plugin) -> None:
         RegistryError: the `before` of a plug-in that stays names one of them.
     """
     for plugin in plugins:
-        kinds = _kinds(plugin)
-        if kinds:
+        if kinds := _kinds(plugin):
             registry.change(_FOLDERS[kinds[0]], kinds, plugin, wanted=False)
 
 
@@ -113,7 +112,8 @@ def _kinds(plugin: object) -> list[type[Any]]:
     return [kind for kind in _FOLDERS if is_kind(plugin, kind)]
 
 
-def _load_entry_points() -> None:
+def load_entry_points() -> None:
+    """Register the plug-ins of installed distributions, before plug-ins are first collected."""
     for point in entry_points(group=GROUP):
         try:
             plugins = [point.load()]
@@ -125,6 +125,3 @@ def _load_entry_points() -> None:
             register(*plugins)
         except Exception as error:  # noqa: BLE001  # other people's code; it costs this plug-in alone
             logger.warning("the plug-in %s (%s) is not loaded: %s", point.name, point.value, error)
-
-
-registry.load_with(_load_entry_points)

@@ -6,12 +6,12 @@ A plug-in module of the library has a public name (no leading underscore) other 
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import pkgutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from importlib import import_module
 from types import MappingProxyType, ModuleType
 from typing import Any, ParamSpec, TypeVar
 
@@ -24,7 +24,7 @@ R = TypeVar("R")
 _added: defaultdict[str, list[Any]] = defaultdict(list)
 """The name of the library's folder for a kind of plug-ins -> the plug-ins of other packages."""
 _caches: list[Callable[[], None]] = []
-_loaders: list[Callable[[], None]] = []
+_has_entry_points = False
 _version = 0
 
 
@@ -33,12 +33,6 @@ def cached(function: Callable[P, R]) -> Callable[P, R]:
     kept = lru_cache(maxsize=1024)(function)
     _caches.append(kept.cache_clear)
     return kept  # type: ignore[return-value]
-
-
-def load_with(loader: Callable[[], None]) -> None:
-    """Call `loader` before plug-ins are next collected. It may call `change`."""
-    _loaders.append(loader)
-    _clear()
 
 
 def change(package: ModuleType, kinds: Sequence[type[Any]], plugin: Any, *, wanted: bool) -> None:
@@ -86,11 +80,7 @@ def discover(package: ModuleType, kind: type[T]) -> Mapping[str, T]:
 
 @cached
 def discover_classes(package: ModuleType, base: type[T]) -> tuple[type[T], ...]:
-    """Return the concrete subclasses of `base` in `package`, and those added to it, in `before` order.
-
-    Raises:
-        RegistryError: as `discover`.
-    """
+    """Return the concrete subclasses of `base` in `package`, and those added to it; as `discover`."""
 
     def matches(value: Any) -> bool:
         return is_class(value) and issubclass(value, base) and not inspect.isabstract(value)
@@ -111,32 +101,29 @@ def defined_in(module: ModuleType) -> Iterator[Any]:
 
 
 def _collected(package: ModuleType, matches: Callable[[Any], bool]) -> Mapping[str, Any]:
-    while _loaders:
-        _loaders.pop()()
+    global _has_entry_points
+    if not _has_entry_points:
+        _has_entry_points = True
+        import_module(f"{__package__}.plugins").load_entry_points()  # which imports this module
     values: list[Any] = []
     for name in sorted(info.name for info in pkgutil.iter_modules(package.__path__)):
         if name != "base" and not name.startswith("_"):
             # by the package's own name, so it holds under whatever name the host imported us
-            values += defined_in(importlib.import_module(f"{package.__name__}.{name}"))
+            values += defined_in(import_module(f"{package.__name__}.{name}"))
     plugins: dict[str, Any] = {}
     for value in filter(matches, [*values, *_added[package.__name__]]):
         if plugins.setdefault(value.name, value) is not value:
             raise RegistryError(f"{package.__name__}: two plug-ins are named {value.name!r}")
     before = {name: getattr(value, "before", ()) for name, value in plugins.items()}
-    return MappingProxyType({name: plugins[name] for name in _ordered(before, package)})
-
-
-def _ordered(before: Mapping[str, tuple[str, ...]], package: ModuleType) -> list[str]:
-    for name, later in before.items():
-        for other in later:
-            if other not in before:
-                raise RegistryError(f"{package.__name__}: {name!r} wants to be before unknown {other!r}")
-    order: list[str] = []
-    waiting = sorted(before)
+    unknown = [(name, other) for name, later in before.items() for other in later if other not in before]
+    if unknown:
+        name, other = unknown[0]
+        raise RegistryError(f"{package.__name__}: {name!r} wants to be before unknown {other!r}")
+    order, waiting = dict[str, Any](), sorted(before)
     while waiting:
         free = next((name for name in waiting if not any(name in before[other] for other in waiting)), None)
         if free is None:
             raise RegistryError(f"{package.__name__}: `before` goes in a circle among {', '.join(waiting)}")
         waiting.remove(free)
-        order.append(free)
-    return order
+        order[free] = plugins[free]
+    return MappingProxyType(order)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from .values import OneLine, frozen
+from .errors import OneLine
 
 _SHOWN = 3  # names of layers in a sentence
 
@@ -131,10 +131,6 @@ class NetworkReport(OneLine):
     """The model the file was made from, in its trainer's words."""
     seconds: float = 0.0
     """The time to open the file and find its layers; 0 where it was not measured."""
-
-    def __post_init__(self) -> None:
-        for name in ("kinds", "metadata"):
-            object.__setattr__(self, name, frozen(getattr(self, name), name))
 
     @property
     def name(self) -> str:
@@ -261,18 +257,14 @@ class ActivationReport(OneLine):
     broken: str = ""
     """The error by which a call of the model failed; empty where none did, or another call made up for it."""
 
-    def __post_init__(self) -> None:
-        for name in ("live", "idle", "partly_idle", "unlimited", "too_strong"):
-            object.__setattr__(self, name, frozen(getattr(self, name), name))
-
     def summary(self) -> str:
         """Return one line per entry, one on merging if it was requested, and one on layers that were never called."""
-        lines = [self._line(i, entry) for i, entry in enumerate(self.entries)]
+        lines = []
+        for i, entry in enumerate(self.entries):
+            effect = f"it has {self.without_effect(i)}" if self.without_effect(i) else ""
+            parts = entry.summary(), effect, self.unlimited.get(i), self.too_strong.get(i)
+            lines.append("; ".join(filter(None, parts)))
         return "\n".join([*lines, *filter(None, [self.merging, self.silence])])
-
-    def _line(self, i: int, entry: NetworkReport) -> str:
-        effect = f"it has {self.without_effect(i)}" if self.without_effect(i) else ""
-        return "; ".join(filter(None, (entry.summary(), effect, self.unlimited.get(i), self.too_strong.get(i))))
 
     def without_effect(self, i: int) -> str:
         """Return why an entry has no effect, or no effect on some components; empty where it has."""
@@ -319,9 +311,6 @@ class MemoryReport(OneLine):
     """Adapters of former stacks, in the computer's memory."""
     static: int = 0
     """Memory of compiled models for adapters; the part of it that is in force counts as placed, too."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "placed", frozen(self.placed, "placed"))
 
 
 def _grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:

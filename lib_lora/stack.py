@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import KW_ONLY, Field, dataclass, field, replace
-from functools import lru_cache
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from .errors import StackError, printed
+from .errors import OneLine, StackError, check_choice, check_count, check_type, printed, shown
 from .files.reading import USUAL, Reading
-from .strengths.strength import MOST, AnyMultiplier, Strength, check_multiplier, strengths_by_image
-from .values import OneLine, check_choice, check_count, check_type, shown
+from .strengths.strength import MOST, AnyMultiplier, Strength, checked, strengths_by_image
 
 Mode = Literal["live", "merged"]
 _EXAMPLE = "write Stack([Entry('lora.safetensors', 0.8)])"  # for errors
@@ -49,22 +47,19 @@ class Entry(OneLine):
             raise StackError(f"Entry takes the path of a file, not {shown(self.path)}; {_EXAMPLE}")
         if "\0" in str(self.path):
             raise StackError(f"Entry takes the path of a file, not {str(self.path)!r:.60}, which has a null character")
-        if not (isinstance(self.path, Path) and self.path.is_absolute()):  # the working directory may change
-            object.__setattr__(self, "path", Path(self.path).absolute())
+        path = self.path if isinstance(self.path, Path) else Path(self.path)
+        object.__setattr__(self, "path", path.absolute())  # the working directory may change
         check_type(self.name, str, "the name of an entry", "a text, as Entry(path, name='style')")
         if not self.name:
-            object.__setattr__(self, "name", _stem(self.path))
+            object.__setattr__(self, "name", path.stem)
         if type(self.multiplier) is not float or not abs(self.multiplier) <= MOST:  # as sliders write it
-            object.__setattr__(self, "multiplier", check_multiplier(self.multiplier, printed(self.name)))
+            object.__setattr__(self, "multiplier", checked(self.multiplier, f"{printed(self.name)}: multiplier"))
         if self.rank is not None and (type(self.rank) is not int or self.rank < 1):
             raise StackError(f"{printed(self.name)}: rank must be a whole number from 1 up, not {shown(self.rank)}")
         for name in ("alpha", "scale"):
             value = getattr(self, name)
             if value is not None and (type(value) not in (int, float) or not abs(value) <= MOST):
                 raise StackError(f"{printed(self.name)}: {name} must be a finite number, not {shown(value)}")
-
-    def _given(self) -> Iterator[Field[object]]:
-        return (field for field in OneLine._given(self) if field.name != "name" or self.name != _stem(self.path))
 
     def reading(self, usual: Reading) -> Reading:
         """Return how to read the file in a stack whose files are read in a `usual` way."""
@@ -137,9 +132,3 @@ class Stack(OneLine):
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)
-
-
-@lru_cache(maxsize=1024)
-def _stem(path: str | Path) -> str:
-    """Return a file's name without its ending; a change of strength asks for it each time."""
-    return Path(path).stem

@@ -25,11 +25,10 @@ import torch
 from torch import nn
 
 from ..compiler import compiling, forget_compiled, is_in_compiled
-from ..errors import ArgumentError, ComponentError
+from ..errors import ArgumentError, ComponentError, listed, shown
 from ..placement import schemes
 from ..placement.budget import is_out_of_memory
 from ..tensors import device_of
-from ..values import listed, shown
 from . import opaque
 from .arguments import BaseForward
 from .wrapped import is_wrapped, run_unwrapped

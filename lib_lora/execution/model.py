@@ -13,7 +13,8 @@ from torch import nn
 
 from ..errors import ComponentError, StackError
 from ..files.components import DENOISER, TEXT_ENCODER, role
-from ..naming.index import LayerIndex, alias_table, modules_of, parameter_of, targets_of
+from ..naming.architectures.base import is_flow
+from ..naming.index import LayerIndex, alias_table, family_of_model, modules_of, parameter_of, targets_of
 from ..placement import schemes
 from ..stack import Stack
 from ..strengths.strength import all_strengths
@@ -112,6 +113,10 @@ class Model:
         """Return whether a component is built otherwise than when it was indexed; see `Structure.holds`."""
         index, module = self._indexed.get(name), self._refs[name]()
         return index is not None and module is not None and not index.holds(module, quick=True)
+
+    def has_flow(self, name: str) -> bool:
+        """Tell whether the timesteps of a component are fractions of noise."""
+        return is_flow(family_of_model(self.indexes()), name)
 
     def resting(self) -> set[nn.Module]:
         """Return the layers of offloaded components; their adapters are placed at the first call."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 
-from ..values import check_type
+from ..errors import check_type
 
 DENOISER = "denoiser"
 """Role of the denoiser: a UNet or a transformer."""

@@ -22,9 +22,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..errors import FileError, PickleError
+from ..errors import FileError, PickleError, check_path
 from ..tensors import LARGEST, TensorFields
-from ..values import check_path
 from .formats.strangers.base import stranger_by_head, stranger_in_pickle
 from .reading import open_regular
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Any
 
-from ..errors import FileError, StackError
+from ..errors import FileError, OneLine, StackError, check_type, shown
 from ..tensors import LARGEST
-from ..values import OneLine, check_type, shown
 
 _MOST_JSON = 8 << 20  # bytes
 

@@ -13,9 +13,8 @@ from functools import lru_cache
 from numbers import Real
 from typing import TYPE_CHECKING
 
-from ..errors import StackError
+from ..errors import OneLine, StackError, check_type, shown, texts
 from ..files.components import TEXT_ENCODER, role
-from ..values import OneLine, check_type, shown, texts
 from .architectures._block import BASE as BASE
 from .architectures._block import Side as Side
 from .architectures._block import block_lists, block_order, is_unet

@@ -15,14 +15,13 @@ from torch import Tensor, nn
 
 from ..adapters import Refitted, part_of
 from ..adapters.base import Adapter, At
-from ..errors import ArgumentError, ComponentError, FileError, NoMatchError, NumberError, printed
+from ..errors import ComponentError, FileError, NoMatchError, NotCopied, NumberError, check_type, printed
 from ..files.components import EXACT, candidates, noise_of
 from ..files.file import AdapterFile, Stamp, stamp_of
 from ..files.formats.base import BUNDLED, NumberingError
 from ..files.reading import USUAL, Reading, with_sidecar
 from ..registry import version
 from ..report import Family, NetworkReport, Unused
-from ..values import check_type
 from ..weights.readers.base import read_base_weight
 from .architectures._diagnosis import Unlike, diagnoses, missing, without_block
 from .architectures.base import input_basis, input_layers
@@ -36,8 +35,10 @@ _AGAIN = "download it again, or train it again"
 _GO_ON = "if it is meant for this model, allow files that fit in part (Reading(fragments=True), or the setting)"
 
 
-class Network:
+class Network(NotCopied):
     """One file, resolved against the layers of a model; attached to nothing."""
+
+    _copy_instead = "copy or pickle its report, or load it again"
 
     def __init__(self, parsed: ParsedFile, indexes: Sequence[LayerIndex], reading: Reading = USUAL) -> None:
         self.file = parsed.file
@@ -141,14 +142,6 @@ class Network:
             text = f"fits {report.hit} of the {meant} layers it has for this model{made_for}: {report.why()}; {_GO_ON}"
         if text:
             raise NoMatchError(self.file.path, text)
-
-    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
-        """Refuse a copy, and a pickle: it refers to the layers of one model.
-
-        Raises:
-            ArgumentError: always; the text says what to copy.
-        """
-        raise ArgumentError("a Network can be neither copied nor pickled; copy or pickle its report, or load it again")
 
     @property
     def embeddings(self) -> dict[str, dict[str, Tensor]]:

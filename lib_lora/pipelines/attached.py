@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from ..engine import Engine
-from ..errors import ActivationError, ArgumentError, ComponentError, StackError
+from ..errors import ActivationError, ArgumentError, ComponentError, StackError, check_type, shown
 from ..report import ActivationReport, NetworkReport
 from ..stack import Entry
-from ..values import check_type, shown
 from .sources import Source, name_of, path_of
 from .wishes import Wish, multiplier_of
 
@@ -36,18 +35,18 @@ class PipelineEngine(Engine):
     """An engine whose LoRA have names. `attach` makes one for a pipeline.
 
     Its stack has the LoRA in force. Others rest: they are loaded, and act again after `use`. All calls are all or
-    nothing: after an error the same LoRA are in force as before.
-
-    Args:
-        components: see `Engine`, as all options.
+    nothing: after an error the same LoRA are in force as before. A name, component, block or strength that there is
+    not raises StackError; the text has the nearest name. For `components` and options see `Engine`.
     """
 
     def __init__(self, components: Mapping[str, nn.Module], **options: Unpack[EngineOptions]) -> None:
         super().__init__(components, **options)
         self._resting: dict[str, Entry] = {}
         self._reports: dict[str, NetworkReport] = {}
-        self._folder: Path | None = None
-        self._written = 0
+        self.disabled: tuple[str, ...] | None = None
+        """The LoRA that were in force before `disable_lora`, see `calls.py`; None while they are enabled."""
+        self.fused: dict[str, Entry] = {}
+        """The name of each LoRA that `fuse_lora` fused -> its entry before."""
 
     def __repr__(self) -> str:
         in_force = ", ".join([shown(entry.name) for entry in self.stack]) or "no LoRA"
@@ -102,36 +101,29 @@ class PipelineEngine(Engine):
             if name in self.names and not replace:
                 text = f"a LoRA {shown(name)} is loaded already; give another name, or write replace=True"
                 raise StackError(text)
-            multiplier = multiplier_of(strength, self.components)
-            entry = Entry(path, multiplier, rank, alpha, scale, name)
-            return self._put(entry)
+            return self._put(Entry(path, multiplier_of(strength, self.components), rank, alpha, scale, name))
 
     def _put(self, entry: Entry) -> NetworkReport:
         """Put an entry in force, in the place of the one of its name, if there is any."""
-        entries = list(self.stack)
-        at = next((i for i, other in enumerate(entries) if other.name == entry.name), len(entries))
+        entries, name = list(self.stack), entry.name
+        at = next((i for i, other in enumerate(entries) if other.name == name), len(entries))
         entries[at : at + 1] = [entry]
         try:
-            report = self._change(entries).entries[at]
+            report = self._reports[name] = self._change(entries).entries[at]
         except ActivationError as error:
             if list(error.causes) == [at]:
                 raise error.causes[at] from error
             raise
-        self._resting.pop(entry.name, None)
-        self._reports[entry.name] = report
+        self._resting.pop(name, None)
         return report
 
     def _change(self, entries: list[Entry]) -> ActivationReport:
         return self.activate(replace(self.stack, entries=entries))
 
     def _own_file(self, name: str) -> Path:
-        """Return the path of a file for tensors that are in no file; the folder goes with the engine."""
-        if self._folder is None:
-            self._folder = Path(mkdtemp(prefix="lib_lora-"))
-            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-        self._written += 1
-        folder = self._folder / str(self._written)  # another file for each: the former may be in use
-        folder.mkdir()
+        """Return the path of a file for tensors that are in no file; its folder goes with the engine."""
+        folder = Path(mkdtemp(prefix="lib_lora-"))
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         return folder / f"{''.join([c if c.isalnum() or c in '-_. ' else '_' for c in name])[:80]}.safetensors"
 
     def set(self, name: str, strength: Wish) -> None:
@@ -143,28 +135,19 @@ class PipelineEngine(Engine):
                 `{"unet": {"down": 0.9, "mid": 1.0, "up": {"block_1": [0.4, 0.6]}}}`; a `Curve`, a `Region`, or a
                 `Strength` of all these. A component that the dict does not name is left alone. A block that it does
                 not name has the strength 1.
-
-        Raises:
-            StackError: no such LoRA, component, block or strength.
         """
         with self._lock:
             multiplier = multiplier_of(strength, self.components)
             if self._find(name) in self._resting:
                 self._resting[name] = replace(self._resting[name], multiplier=multiplier)
                 return
-            places = [i for i, entry in enumerate(self.stack) if entry.name == name]
-            if len(places) > 1:
-                raise StackError(
-                    f"{len(places)} entries are called {shown(name)}; write set_multiplier({places[0]}, 0.8)"
-                )
-            self.set_multiplier(places[0], multiplier)
+            at, *more = [i for i, entry in enumerate(self.stack) if entry.name == name]
+            if more:
+                raise StackError(f"{1 + len(more)} entries are called {shown(name)}; write set_multiplier({at}, 0.8)")
+            self.set_multiplier(at, multiplier)
 
     def unload(self, name: str, *more: str) -> None:
-        """Take LoRA off, and forget them.
-
-        Raises:
-            StackError: no such LoRA.
-        """
+        """Take LoRA off, and forget them."""
         with self._lock:
             gone = {self._find(one) for one in (name, *more)}
             kept = [entry for entry in self.stack if entry.name not in gone]
@@ -175,19 +158,11 @@ class PipelineEngine(Engine):
                 self._reports.pop(one, None)
 
     def use(self, *names: str) -> ActivationReport:
-        """Have these LoRA in force, in this order, and let all others rest; without a name, all rest.
-
-        Raises:
-            StackError: no such LoRA.
-        """
+        """Have these LoRA in force, in this order, and let all others rest; without a name, all rest."""
         return self.use_at(dict.fromkeys(map(self._find, names)))
 
     def use_at(self, strengths: Mapping[str, Wish | None]) -> ActivationReport:
-        """Have these LoRA in force, each at another strength unless that is None, and let all others rest.
-
-        Raises:
-            StackError: no such LoRA, component, block or strength.
-        """
+        """Have these LoRA in force, each at another strength unless that is None, and let all others rest."""
         check_type(strengths, Mapping, "strengths", "a dict, as {'style': 0.8}")
         with self._lock:
             entries, chosen = {**self._resting, **{entry.name: entry for entry in self.stack}}, list[Entry]()
@@ -201,11 +176,7 @@ class PipelineEngine(Engine):
 
     @contextmanager
     def only(self, *names: str) -> Iterator[ActivationReport]:
-        """Have these LoRA alone in force inside a `with` block; after it all are as they were before.
-
-        Raises:
-            StackError: no such LoRA.
-        """
+        """Have these LoRA alone in force inside a `with` block; after it all are as they were before."""
         former, resting = self.stack, dict(self._resting)
         report = self.use(*names)
         try:
@@ -237,6 +208,7 @@ class PipelineEngine(Engine):
             finally:
                 self._resting.clear()
                 self._reports.clear()
+                self.disabled, self.fused = None, {}
 
     def close(self) -> None:
         """Deactivate, and let `attach` make another engine for the pipeline."""

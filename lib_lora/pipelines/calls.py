@@ -5,15 +5,12 @@ Source of the names and of what they do: huggingface/diffusers src/diffusers/loa
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from os import PathLike
-from typing import TYPE_CHECKING, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
-from ..errors import ArgumentError, ComponentError, StackError
-from ..stack import Entry
-from ..values import check_type, shown, texts
+from ..errors import ArgumentError, ComponentError, StackError, check_type, shown, texts
 from .attached import PipelineEngine, attach
 from .sources import Source
 from .wishes import Wish, multiplier_of, scaled
@@ -24,24 +21,7 @@ if TYPE_CHECKING:
 P = TypeVar("P")
 
 _FUSED = " (fused)"
-
-
-@dataclass
-class _State:
-    """What diffusers keeps beside the adapters of a pipeline."""
-
-    before: tuple[str, ...] | None = None
-    """The adapters in force before `disable_lora`; None while they are enabled."""
-    fused: dict[str, Entry] = field(default_factory=dict)
-    """The name of each fused adapter -> the adapter as it was before."""
-
-
-_STATES: weakref.WeakKeyDictionary[PipelineEngine, _State] = weakref.WeakKeyDictionary()
-
-
-def _of(pipeline: object) -> tuple[PipelineEngine, _State]:
-    engine = attach(pipeline)
-    return engine, _STATES.setdefault(engine, _State())
+"""Behind the name of a LoRA that was unloaded while it was fused."""
 
 
 class LoadOptions(TypedDict, total=False):
@@ -85,7 +65,10 @@ def _check_options(given: Collection[str], known: type, call: str) -> None:
 
 
 class LoraCalls:
-    """diffusers' calls for LoRA, which Remora serves: put it before a class of pipelines."""
+    """diffusers' calls for LoRA, which Remora serves: put it before a class of pipelines.
+
+    They raise LoraError as `PipelineEngine` does; then nothing has changed.
+    """
 
     def load_lora_weights(
         self,
@@ -106,7 +89,7 @@ class LoraCalls:
         Raises:
             LoraError: see `PipelineEngine.load`.
         """
-        engine, state = _of(self)
+        engine = attach(self)
         _check_options(options, LoadOptions, "load_lora_weights")
         check_type(hotswap, bool, "hotswap", "True or False")
         check_type(adapter_name, (str, type(None)), "adapter_name", "a text")
@@ -125,8 +108,8 @@ class LoraCalls:
         strength = former[name].multiplier if hotswap and name in former else 1.0
         engine.load(source, name=name, strength=strength, weight_name=options.get("weight_name"), replace=hotswap)
         if not hotswap:
-            engine.use(*[one for one in engine.names if one in state.fused or one.endswith(_FUSED)], name)
-            state.before = None
+            engine.use(*_fused(engine), name)
+            engine.disabled = None
 
     def set_adapters(
         self,
@@ -142,71 +125,66 @@ class LoraCalls:
         Raises:
             LoraError: no such LoRA, or not as many strengths; nothing has changed.
         """
-        engine, state = _of(self)
-        names = [adapter_names] if isinstance(adapter_names, str) else list(texts(adapter_names, "adapter_names"))
-        weights: list[Wish | None] = [cast("Wish | None", adapter_weights)] * len(names)
+        engine = attach(self)
+        names = _names(adapter_names)
+        weights: list[Any] = [adapter_weights] * len(names)
         if isinstance(adapter_weights, list | tuple):
             weights = list(adapter_weights)
         if len(names) != len(weights):
             raise StackError(f"{len(names)} adapters and {len(weights)} weights; give as many, or one for all")
         wanted = [_whole(1.0 if weight is None else weight, engine) for weight in weights]
-        kept = [name for name in engine.names if (name in state.fused and name not in names) or name.endswith(_FUSED)]
-        engine.use_at({**dict.fromkeys(kept), **dict(zip(names, wanted, strict=True))})
-        state.before = None
+        engine.use_at({**dict.fromkeys(_fused(engine)), **dict(zip(names, wanted, strict=True))})
+        engine.disabled = None
 
     def get_active_adapters(self) -> list[str]:
         """Return the names of the LoRA in use."""
-        engine, state = _of(self)
-        names = [entry.name for entry in engine.stack] if state.before is None else list(state.before)
+        engine = attach(self)
+        names = [entry.name for entry in engine.stack] if engine.disabled is None else list(engine.disabled)
         return [name for name in names if not name.endswith(_FUSED)]
 
     def get_list_adapters(self) -> dict[str, list[str]]:
         """Return component -> the names of the LoRA that change it."""
-        engine, _ = _of(self)
+        engine = attach(self)
         found: dict[str, list[str]] = {}
         for name, report in engine.loaded.items():
-            for component in sorted(report.components) if not name.endswith(_FUSED) else ():
+            for component in sorted(report.components):
                 found.setdefault(component, []).append(name)
         return found
 
     def delete_adapters(self, adapter_names: Sequence[str] | str) -> None:
-        """Take LoRA off, and forget them.
-
-        Raises:
-            StackError: no such LoRA.
-        """
-        engine, state = _of(self)
-        names = [adapter_names] if isinstance(adapter_names, str) else texts(adapter_names, "adapter_names")
+        """Take LoRA off, and forget them."""
+        engine = attach(self)
+        names = _names(adapter_names)
         if names:
             engine.unload(*names)
         for name in names:
-            state.fused.pop(name, None)
+            engine.fused.pop(name, None)
 
     def unload_lora_weights(self) -> None:
         """Take all LoRA off but the fused ones, and forget them."""
-        engine, state = _of(self)
-        entries = {entry.name: entry for entry in engine.stack}
-        for name in [name for name in state.fused if name in entries]:
-            engine.activate(replace(engine.stack, entries=[_renamed(one, name) for one in engine.stack]))
+        engine = attach(self)
+        fused = {name: name if name.endswith(_FUSED) else f"{name}{_FUSED}" for name in _fused(engine)}
+        kept = [replace(entry, name=fused[entry.name]) for entry in engine.stack if entry.name in fused]
+        engine.activate(replace(engine.stack, entries=kept))
         gone = [name for name in engine.names if not name.endswith(_FUSED)]
         if gone:
             engine.unload(*gone)
-        state.fused, state.before = {}, None
+        engine.fused, engine.disabled = {}, None
 
     def disable_lora(self) -> None:
         """Use no LoRA until `enable_lora`; fused ones stay."""
-        engine, state = _of(self)
-        if state.before is None:
+        engine = attach(self)
+        if engine.disabled is None:
             before = tuple([entry.name for entry in engine.stack])
-            engine.use(*[name for name in before if name in state.fused or name.endswith(_FUSED)])
-            state.before = before
+            engine.use(*_fused(engine))
+            engine.disabled = before
 
     def enable_lora(self) -> None:
         """Use the LoRA again that were in use before `disable_lora`."""
-        engine, state = _of(self)
-        if state.before is not None:
-            engine.use(*[name for name in state.before if name in engine.names])
-            state.before = None
+        engine = attach(self)
+        if engine.disabled is not None:
+            engine.use(*[name for name in engine.disabled if name in engine.names])
+            engine.disabled = None
 
     def fuse_lora(
         self,
@@ -228,7 +206,7 @@ class LoraCalls:
         Raises:
             LoraError: no such LoRA or component, or the strength cannot be merged; nothing has changed.
         """
-        engine, state = _of(self)
+        engine = attach(self)
         _check_options(options, FuseOptions, "fuse_lora")
         names = [entry.name for entry in engine.stack if not entry.name.endswith(_FUSED)]
         names = names if adapter_names is None else list(texts(adapter_names, "adapter_names"))
@@ -239,14 +217,14 @@ class LoraCalls:
             if component not in engine.components:
                 raise ComponentError(f"there is no {component!r}; there are {', '.join(engine.components)}")
         engine.use(*dict.fromkeys([*[entry.name for entry in engine.stack], *names]))
-        entries, fused = list(engine.stack), dict(state.fused)
+        entries, fused = list(engine.stack), dict(engine.fused)
         for i, entry in enumerate(entries):
             if entry.name in names and entry.name not in fused:
                 fused[entry.name] = entry
                 multiplier = scaled(entry.multiplier, lora_scale, engine.components, chosen)
                 entries[i] = replace(entry, multiplier=multiplier)
         engine.activate(replace(engine.stack, entries=entries, mode="merged"))
-        state.fused = fused
+        engine.fused = fused
 
     def unfuse_lora(self, components: Sequence[str] | None = None, **options: Unpack[UnfuseOptions]) -> None:
         """Restore the weights of all components bit for bit; LoRA that are still loaded act beside them.
@@ -258,32 +236,35 @@ class LoraCalls:
         Raises:
             ArgumentError: diffusers has no such option.
         """
-        engine, state = _of(self)
+        engine = attach(self)
         _check_options(options, UnfuseOptions, "unfuse_lora")
-        kept = [state.fused.get(entry.name, entry) for entry in engine.stack if not entry.name.endswith(_FUSED)]
+        kept = [engine.fused.get(entry.name, entry) for entry in engine.stack if not entry.name.endswith(_FUSED)]
         engine.activate(replace(engine.stack, entries=kept, mode="live"))
-        state.fused = {}
+        engine.fused = {}
 
     @property
     def num_fused_loras(self) -> int:
         """Return how many LoRA are merged."""
-        engine, _ = _of(self)
+        engine = attach(self)
         return len(engine.stack) if engine.stack.mode == "merged" else 0
+
+
+def _names(adapter_names: Sequence[str] | str) -> list[str]:
+    return [adapter_names] if isinstance(adapter_names, str) else list(texts(adapter_names, "adapter_names"))
 
 
 def _whole(weight: Wish, engine: PipelineEngine) -> Wish:
     """Return a strength by component with the strength 1 for components that it does not name."""
     if not isinstance(weight, Mapping):
         return weight
-    check_keys = [name for name in weight if not isinstance(name, str)]
-    if check_keys:
-        raise ArgumentError(f"a component is named by a text, as 'unet', not by {shown(check_keys[0])}")
+    for name in weight:
+        check_type(name, str, "the name of a component", "a text, as 'unet'")
     return {**dict.fromkeys(engine.components, 1.0), **weight}
 
 
-def _renamed(entry: Entry, name: str) -> Entry:
-    """Return the fused entry of a name that is to be forgotten."""
-    return replace(entry, name=f"{name}{_FUSED}") if entry.name == name else entry
+def _fused(engine: PipelineEngine) -> list[str]:
+    """Return the names of the LoRA that stay in the weights until `unfuse_lora`."""
+    return [name for name in engine.names if name in engine.fused or name.endswith(_FUSED)]
 
 
 def replace_lora_calls(pipeline: P) -> P:

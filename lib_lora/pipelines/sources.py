@@ -13,8 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..errors import ArgumentError, FileError, printed
-from ..values import check_type, shown
+from ..errors import ArgumentError, FileError, check_type, printed, shown
 
 Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Tensor] | BinaryIO
 """What a LoRA may be loaded from."""
@@ -27,35 +26,28 @@ _EXAMPLE = "the path of a file or a folder, a state dict, or a file that is open
 
 
 def path_of(source: Source, weight_name: str | None, new_file: Callable[[], Path]) -> Path:
-    """Return the path of a file.
+    """Return the path of a file; `new_file` returns one to write, where the source is none yet.
 
-    Args:
-        source: what the user gives.
-        weight_name: the file in a folder; None for the usual names, or the only file.
-        new_file: returns the path of a file to write, where the source is none yet.
-
-    Raises:
-        ArgumentError: it is nothing that a LoRA can be loaded from.
-        FileError: there is no such file, or the folder has several; the text says what to write.
+    `weight_name` is the file in a folder; None stands for the usual names, or the only file.
     """
     if weight_name is not None:
         check_type(weight_name, str, "weight_name", "the name of a file in the folder")
-    if isinstance(source, str | os.PathLike):
-        written = os.fspath(source)
-        if not isinstance(written, str) or "\0" in written or not written:
-            raise ArgumentError(f"a LoRA is loaded from {_EXAMPLE}, not from {shown(written)}")
-        path = Path(written)
-        if "://" in written:
-            raise FileError(path, "it is a web address, and Remora downloads nothing; download it, and load the file")
-        try:
-            return _found(path, weight_name)
-        except OSError as error:
-            raise FileError(path, f"it cannot be read: {error.strerror or error}") from error
     if isinstance(source, Mapping):
         return _saved(source, new_file())
-    if callable(getattr(source, "read", None)):
-        return _copied(source, new_file())
-    raise ArgumentError(f"a LoRA is loaded from {_EXAMPLE}, not from {shown(source)}")
+    written = os.fspath(source) if isinstance(source, str | os.PathLike) else None
+    if written is None and callable(getattr(source, "read", None)):
+        return _copied(source, new_file())  # type: ignore[arg-type]
+    if not isinstance(written, str) or "\0" in written or not written:
+        raise ArgumentError(f"a LoRA is loaded from {_EXAMPLE}, not from {shown(source)}")
+    path = Path(written)
+    if "://" in written:
+        raise FileError(path, "it is a web address, and Remora downloads nothing; download it, and load the file")
+    try:
+        if path.exists() and not path.is_dir():
+            return path
+        return _in_folder(path if path.is_dir() else _in_hub_cache(path, weight_name), weight_name)
+    except OSError as error:
+        raise FileError(path, f"it cannot be read: {error.strerror or error}") from error
 
 
 def name_of(path: Path) -> str:
@@ -66,32 +58,28 @@ def name_of(path: Path) -> str:
     return path.absolute().parent.name if repository is None else repository.rpartition("--")[2]
 
 
-def _found(path: Path, weight_name: str | None) -> Path:
-    if path.is_dir():
-        return _in_folder(path, weight_name)
-    if path.exists():
-        return path
+def _in_hub_cache(path: Path, weight_name: str | None) -> Path:
+    """Return the folder to which huggingface_hub downloaded a repository, by its id."""
     name = path.as_posix()
     if not _HUB_ID.fullmatch(name) or path.suffix == ".safetensors":
         raise FileError(path, f"there is no such file or folder: {printed(str(path.absolute()))}")
-    repository = _hub_cache() / f"{_REPOSITORY}{name.replace('/', '--')}"
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+    repository = cache / f"{_REPOSITORY}{name.replace('/', '--')}"
     if not repository.is_dir():
         how = f"hf download {name}" + (f" {printed(weight_name)}" if weight_name else "")
         text = f"{name} is no file or folder here, and Remora downloads nothing; if it is on Hugging Face, run `{how}`"
         raise FileError(path, f"{text} once, then load it by the same name")
-    return _in_folder(repository, weight_name)
-
-
-def _hub_cache() -> Path:
-    """Return the folder that huggingface_hub downloads to."""
-    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
-    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+    return repository
 
 
 def _in_folder(folder: Path, weight_name: str | None) -> Path:
     """Return the file of a folder that PEFT or diffusers wrote, or of a hub's repository in its cache."""
     if (folder / "snapshots").is_dir() and folder.name.startswith(_REPOSITORY):
-        folder = _snapshot(folder)
+        snapshots, main = folder / "snapshots", folder / "refs" / "main"
+        latest = max(snapshots.iterdir(), key=lambda path: path.stat().st_mtime, default=snapshots)
+        wanted = snapshots / main.read_text("utf-8", "replace").strip() if main.is_file() else latest
+        folder = wanted if wanted.is_dir() else latest
     found = sorted(path.name for path in folder.glob("*.safetensors"))
     if weight_name is not None:
         if (folder / weight_name).is_file():
@@ -112,37 +100,25 @@ def _in_folder(folder: Path, weight_name: str | None) -> Path:
     raise FileError(folder, text)
 
 
-def _snapshot(repository: Path) -> Path:
-    """Return the folder of the files that `main` means in the hub's cache, or of the latest download."""
-    main = repository / "refs" / "main"
-    if main.is_file() and (snapshot := repository / "snapshots" / main.read_text("utf-8", "replace").strip()).is_dir():
-        return snapshot
-    snapshots = sorted((repository / "snapshots").iterdir(), key=lambda path: path.stat().st_mtime)
-    return snapshots[-1] if snapshots else repository / "snapshots"
-
-
 def _saved(tensors: Mapping[str, Tensor], own: Path) -> Path:
+    """Write a state dict to a file: dense tensors on the CPU, in memory of their own."""
     if not tensors:
         raise ArgumentError("a state dict without tensors is no LoRA; give the adapter's own, not the model's")
     copies = dict[str, Tensor]()
-    for key, tensor in tensors.items():
+    for key, value in tensors.items():
         check_type(key, str, "a key of a state dict", "a text")
-        check_type(tensor, (Tensor, int, float), f"{printed(key)} of a state dict", "a tensor")
-        copies[key] = _copy(key, tensor)
+        check_type(value, (Tensor, int, float), f"{printed(key)} of a state dict", "a tensor")
+        try:
+            tensor = torch.as_tensor(value).detach()
+            copies[key] = tensor.to("cpu", copy=True, memory_format=torch.contiguous_format).contiguous()
+        except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+            why = "it has no data, another layout than dense, or too many digits"
+            raise ArgumentError(f"{printed(key)} of a state dict cannot be copied: {why}") from error
     try:
         save_file(copies, own)
     except (OSError, ValueError, RuntimeError, KeyError) as error:  # the last two of dtypes that a file cannot have
         raise FileError(own, f"the state dict cannot be written to a file: {error}") from error
     return own
-
-
-def _copy(key: str, tensor: Tensor | float) -> Tensor:
-    """Return a tensor as a file has it: dense, on the CPU, in memory of its own."""
-    try:
-        return torch.as_tensor(tensor).detach().to("cpu", copy=True, memory_format=torch.contiguous_format).contiguous()
-    except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-        why = "it has no data, another layout than dense, or too many digits"
-        raise ArgumentError(f"{printed(key)} of a state dict cannot be copied: {why}") from error
 
 
 def _copied(source: BinaryIO, own: Path) -> Path:

@@ -18,9 +18,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..errors import StorageError
+from ..errors import StorageError, shown
 from ..tensors import TensorFields
-from ..values import shown
 
 RANK_BUCKETS = (8, 16, 32, 64, 128, 256, 512)
 """Sizes that lose little: files have ranks of powers of two, and a few zeros cost less than half of what they fill."""

@@ -21,9 +21,8 @@ from typing import ClassVar, Generic, Literal, TypeVar, cast, get_args
 import torch
 from torch import Tensor
 
-from ..errors import StorageError
+from ..errors import StorageError, check_choice
 from ..tensors import TensorFields
-from ..values import check_choice
 
 Storage = Literal["file", "bfloat16", "float8"]
 """`file` stores the dtype that is computed in: the layer's, or where effective weights are built, the file's."""

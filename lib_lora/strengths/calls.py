@@ -21,7 +21,6 @@ class CallStrengths:
 
     stack: StackStrengths
     values: Values
-    """For each variant, the strength of every group."""
     moment: Moment = field(default_factory=Moment)
     """Where its timestep is not known, all ranks act."""
     shown: int = 0
@@ -59,13 +58,11 @@ class OpenCall:
     """One call of a model that runs."""
 
     arguments: weakref.ref[CallArguments]
-    of: str
-    """The component."""
+    component: str
     is_inner: bool
     """Whether another model calls this one in its own call."""
     stack: StackStrengths | None = None
-    in_force: object | None = None
-    """See `StrengthTable.in_force`."""
+    in_force: object | None = None  # as the table's
     outer: CallStrengths | None = None
     """The strengths of the call around it."""
 
@@ -83,7 +80,7 @@ class CallLock:
         self._thread: threading.Thread | None = None
         self._calls: list[OpenCall] = []
 
-    def begin(self, arguments: CallArguments, of: str) -> OpenCall:
+    def begin(self, arguments: CallArguments, component: str) -> OpenCall:
         """Wait until no other thread calls a model, and note a call."""
         thread = threading.current_thread()
         with self._changed:
@@ -91,28 +88,27 @@ class CallLock:
                 self._changed.wait(_PATIENCE)
             if self._thread is not thread:
                 self._calls.clear()
-            again = [i for i, call in enumerate(self._calls) if call.of == of]
-            del self._calls[again[0] if again else len(self._calls) :]
+            again = next((i for i, call in enumerate(self._calls) if call.component == component), len(self._calls))
+            del self._calls[again:]
             is_inner = any(call.arguments() is not arguments for call in self._calls)
-            call = OpenCall(weakref.ref(arguments, self._forget), of, is_inner)
+            call = OpenCall(weakref.ref(arguments, self._forget), component, is_inner)
             self._thread = thread
             self._calls.append(call)
             return call
 
-    def present(self, of: str) -> OpenCall | None:
+    def present(self, component: str) -> OpenCall | None:
         """Return the call of the component that this thread has begun; None where it has not."""
         with self._changed:
             calls = self._calls if self._thread is threading.current_thread() else ()
-            return next((call for call in calls if call.of == of), None)
+            return next((call for call in calls if call.component == component), None)
 
     def end(self, call: OpenCall) -> None:
         """Forget a call and the ones inside it; behind the outermost, let other threads call a model."""
         with self._changed:
             if call in self._calls:
                 i, arguments = self._calls.index(call), call.arguments()
-                self._calls[i:] = [
-                    one for one in self._calls[i + 1 :] if one.arguments() is arguments
-                ]  # of other hooks
+                inside = self._calls[i + 1 :]
+                self._calls[i:] = [one for one in inside if one.arguments() is arguments]  # of other hooks
                 self._let_others()
 
     def is_held(self) -> bool:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..compiler import uncompiled
-from ..errors import ArgumentError, RegionError, RowsError
+from ..errors import ArgumentError, RegionError, RowsError, shown
 from ..files.components import is_denoiser
 from ..naming.architectures.base import (
     denoised_in,
@@ -31,11 +31,9 @@ from ..naming.architectures.base import (
     timestep_in,
 )
 from ..tensors import plain_mode
-from ..values import shown
 from .calls import CallArguments, CallLock, CallStrengths, OpenCall
 from .pipeline_rows import PipelineRows, Row
 from .regions import LatentGrid
-from .stack_strengths import StackStrengths
 from .strength import Clock, Moment
 from .table import StrengthTable
 
@@ -64,8 +62,7 @@ class ModelCall:
     @property
     def prompts(self) -> int | None:
         """Return the rows of a call of a text encoder, as its first tensor has them; None where it has none."""
-        tensors = (one for one in (*self.args, *self.kwargs.values()) if isinstance(one, Tensor) and one.ndim)
-        return next((len(one) for one in tensors), None)
+        return next((len(x) for x in (*self.args, *self.kwargs.values()) if isinstance(x, Tensor) and x.ndim), None)
 
     @property
     def timestep(self) -> float | None:
@@ -117,20 +114,50 @@ class CallSettings:
     """The host's settings of model calls: their moment, and the images and prompts of their rows."""
 
     clock: Clock | None = None
-    moment: Moment = field(default_factory=Moment)
-    """Without a clock."""
+    moment: Moment = field(default_factory=Moment)  # without a clock
     rows: Rows | None = None
     """None asks the pipeline of diffusers that calls, and without one stands for whole batches one after the other."""
     chosen: int | None = None
     """The variant of calls of text encoders; None where each of their rows is a prompt."""
     pipeline: PipelineRows = field(default_factory=PipelineRows)
     lock: CallLock = field(default_factory=CallLock)
+    hooks: list[CallHooks] = field(default_factory=list)
+    _served: tuple[StrengthTable | None, bool] = None, False
+    """The table that they serve, and whether they are on all components."""
+    _stops: ExitStack = field(default_factory=ExitStack)
+
+    def hook(self, components: Mapping[str, nn.Module], table: StrengthTable, has_flow: Callable[[str], bool]) -> None:
+        """Have hooks on components that set a strength table to each of their calls, while calls make a difference.
+
+        They are on denoisers, and where images have strengths of their own, on all others. Hooks that serve already
+        stay, as torch compiles a model again when hooks come or go. torch calls no hook after an exception that is no
+        `Exception`. `has_flow` tells whether the timesteps of a component are fractions of noise.
+        """
+        by_call, on_all = table.by_call, table.now.stack.images > 1
+        wanted = (table, on_all) if by_call else (None, False)
+        if wanted == self._served:
+            return
+        self._served = None, False
+        with self._stops.pop_all():  # last, or a call that begins meanwhile would have no hooks
+            if by_call:
+                for calls in self.hooks:  # of a call that is about to begin
+                    calls.table = table
+                self.hooks = []
+                for name, component in components.items():
+                    if on_all or is_denoiser(name):
+                        calls = CallHooks(name, table, self, is_denoiser(name) and has_flow(name))
+                        begin, end = hook_of(component, calls.begin), hook_of(component, calls.end)
+                        self._stops.callback(component.register_forward_pre_hook(begin, with_kwargs=True).remove)
+                        self._stops.callback(component.register_forward_hook(end, always_call=True).remove)
+                        self.hooks.append(calls)
+        self._served = wanted
+
+    def unhook(self) -> None:
+        self._served = None, False
+        self._stops.close()
 
     def moment_of(self, call: ModelCall, *, noise: bool, flow: bool) -> Moment:
-        """Return the moment of a call, with timestep and sigma if they are needed: reading waits for a device.
-
-        `flow` is whether the model's timesteps are fractions of noise.
-        """
+        """Return the moment of a call; with timestep and sigma where `noise` is needed: reading waits for a device."""
         now = self.moment if self.clock is None else self.clock(lambda: call.timestep)
         if not noise:
             return now
@@ -146,18 +173,17 @@ class CallSettings:
     ) -> tuple[tuple[int, ...], tuple[int | None, ...]]:
         """Return the variant of the stack, and the part of the prompt, of each row; for the stack's `images`.
 
-        Variants go image by image, and where halves differ the positive one is the first.
-
-        Raises:
-            RowsError: rows and images do not fit, or the halves are not known.
+        Variants go image by image, and where halves differ the positive one is the first. Raise RowsError where rows
+        and images do not fit, or the halves are not known.
         """
         count, halves = call.rows, halves_in(call.kwargs, call.rows)
         if count is None:
             raise RowsError(f"the rows of a model call are unknown, and the stack has {images} images")
         told = self.pipeline(count, images) if self.rows is None else self.rows(count)
-        if told is None and count % images:
-            raise RowsError(f"a model call of {count} rows holds no whole batches of the stack's {images} images")
-        told = [row % images for row in range(count)] if told is None else told
+        if told is None:
+            told = [row % images for row in range(count)]
+            if count % images:
+                raise RowsError(f"a model call of {count} rows holds no whole batches of the stack's {images} images")
         if len(told) != count:
             raise RowsError(f"a model call has {count} rows, and {len(told)} were told")
         if halved and halves is None and not all(isinstance(row, Row) for row in told):
@@ -169,20 +195,21 @@ class CallSettings:
             image = 0 if images == 1 else number  # all images have the same, whatever the host counts
             if not 0 <= image < images:
                 raise RowsError(f"a row is said to be of image {image}; the stack has {images}")
-            negative = negative if halves is None else halves[i]
-            variants.append(image * (1 + halved) + (halved and negative))
+            variants.append(image * (1 + halved) + (halved and (negative if halves is None else halves[i])))
             parts.append(part)
         return tuple(variants), tuple(parts)
 
     def prompts_of(self, call: ModelCall, name: str, now: CallStrengths) -> tuple[int, ...]:
-        """Return the variant of each row of a call of a text encoder, whose rows are prompts.
+        """Return the variant of each row of a call of a text encoder, whose rows are prompts; a single one is for all.
 
-        A single one is for all rows. An equal number of images is made from each prompt, one prompt after the other.
-
-        Raises:
-            RowsError: it is unknown which rows are of which image, or a row is of images with unlike strengths.
+        An equal number of images is made from each prompt, one prompt after the other. Raise RowsError where it is
+        unknown which rows are of which image, or a row is of images with unlike strengths.
         """
-        stack, own = now.stack, now.stack.of_images(name, now.values)
+        groups, halves = (
+            [i for i, group in enumerate(now.stack.groups) if group.component == name],
+            1 + now.stack.halved,
+        )
+        own = [tuple([numbers[i] for i in groups]) for numbers in now.values[::halves]]  # of the positive prompts
         if self.chosen is not None or len(set(own)) == 1:
             return (self.chosen or 0,)
         images, count = len(own), call.prompts
@@ -194,15 +221,11 @@ class CallSettings:
             if len(set(own[prompt * each : (prompt + 1) * each])) > 1:
                 text = f"{each} images of one prompt have strengths of their own for the {name}, which encodes it once"
                 raise RowsError(f"{text}; encode it for each of them by `use_image`")
-        return tuple(range(0, images * (1 + stack.halved), each * (1 + stack.halved)))
+        return tuple(range(0, images * halves, each * halves))
 
 
 class SchedulerClock:
-    """The clock from the scheduler of a diffusers pipeline.
-
-    Args:
-        scheduler: returns the present one, or None.
-    """
+    """The clock from the scheduler of a diffusers pipeline, which `scheduler` returns, or None."""
 
     def __init__(self, scheduler: Callable[[], Any]) -> None:
         if not callable(scheduler):
@@ -234,44 +257,18 @@ class SchedulerClock:
     def _index(self, timestep: Callable[[], float | None]) -> int:
         """Return the index of the call's timestep; of the first one if the call tells none."""
         now = timestep()
-        if now is None:
-            return self._first
-        return min(range(len(self._values)), key=lambda i: abs(self._values[i] - now))
+        return self._first if now is None else min(range(len(self._values)), key=lambda i: abs(self._values[i] - now))
 
 
 def repeats_per_row(layer: nn.Module, x: Tensor, rows: int, least: int, dim: int = 0) -> int:
     """Return how many rows of a layer's input make one row of the model's: windows, heads and frames follow the image.
 
-    Raises:
-        RowsError: along `dim` the input has no multiple of these rows, or it has less than `least` dimensions.
+    Raise RowsError where the input has no multiple of these rows along `dim`, or less than `least` dimensions.
     """
     if x.ndim < least or x.shape[dim] % rows:
         text = f"the images of the batch have LoRA of their own, and the input {tuple(x.shape)} of a"
         raise RowsError(f"{text} {type(layer).__name__} cannot be divided among {rows} rows")
     return x.shape[dim] // rows
-
-
-def hook_calls(
-    components: Mapping[str, nn.Module],
-    table: StrengthTable,
-    settings: CallSettings,
-    flow: Callable[[str], bool],
-    stops: ExitStack,
-) -> list[CallHooks]:
-    """Put hooks on the components that set a strength table to each of their calls, and return what they call.
-
-    They are on denoisers, and where images have strengths of their own, on all others. `flow` tells whether the
-    timesteps of a component are fractions of noise; `stops` gets what takes the hooks off. torch calls no hook after an
-    exception that is no `Exception`.
-    """
-    hooked = list[CallHooks]()
-    for name, component in components.items():
-        if is_denoiser(name) or table.now.stack.images > 1:
-            hooked.append(calls := CallHooks(name, table, settings, is_denoiser(name) and flow(name)))
-            begin, end = hook_of(component, calls.begin), hook_of(component, calls.end)
-            stops.callback(component.register_forward_pre_hook(begin, with_kwargs=True).remove)
-            stops.callback(component.register_forward_hook(end, always_call=True).remove)
-    return hooked
 
 
 @dataclass(eq=False)
@@ -287,10 +284,7 @@ class CallHooks:
     def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> object:
         """Set the strengths of a call; a forward pre-hook.
 
-        Raises:
-            RegionError: the call does not show where its tokens are.
-            RowsError: its rows do not fit the stack.
-            MomentError: it does not tell what a strength depends on.
+        Raise RegionError, RowsError or MomentError where the call does not tell what strengths depend on.
         """
         if kwargs is None:  # another thread is removing the hook, in two steps
             return None
@@ -301,21 +295,25 @@ class CallHooks:
             while not is_set:  # again if another thread writes another stack meanwhile
                 now = self.table.now
                 opened.stack, opened.outer = now.stack, now if opened.is_inner else None
-                of_call = self._of_denoiser if is_denoiser(self.component) else self._of_encoder
-                is_set = self.table.set_call(now.stack, **of_call(call, now, opened.outer))
+                is_set = self.table.set_call(now.stack, **self._setting(call, now, opened.outer))
         return args, held
 
-    def _of_encoder(self, call: ModelCall, now: CallStrengths, outer: CallStrengths | None) -> dict[str, Any]:
-        """Return what a call of a component that encodes prompts sets in the table."""
-        if outer is not None and outer.mixed and call.prompts == len(outer.rows):  # a part of the model that calls it
+    def _setting(self, call: ModelCall, now: CallStrengths, outer: CallStrengths | None) -> dict[str, Any]:
+        """Return what a call sets in the table; `outer` has the strengths of a call around it."""
+        if not is_denoiser(self.component):
+            if outer is None or not outer.mixed or call.prompts != len(outer.rows):
+                return {"rows": self.settings.prompts_of(call, self.component, now)}
+            # a part of the model that calls it
             return {"moment": outer.moment, "rows": outer.rows, "parts": outer.parts, "latents": outer.latents}
-        return {"rows": self.settings.prompts_of(call, self.component, now)}
-
-    def _of_denoiser(self, call: ModelCall, now: CallStrengths, _: CallStrengths | None) -> dict[str, Any]:
-        """Return what a call of a denoiser sets in the table."""
         scheduled, stack, setting = bool(self.table.scheduled), now.stack, dict[str, Any]()
         if stack.has_regions:
-            setting["latents"] = _latents(call, stack, "transformer" in self.component)
+            patch = patch_of(call.model) if "transformer" in self.component else 0
+            denoised = denoised_in(call.args, call.kwargs)
+            latents = LatentGrid.from_input(denoised, call.kwargs, patch, image_first=is_image_first(call.model))
+            if latents is None and stack.has_places:
+                text = f"a LoRA is for a part of the picture, and a call of this {type(call.model).__name__} does not"
+                raise RegionError(f"{text} show where its tokens lie in the picture; remove the region")
+            setting["latents"] = latents
         if scheduled or stack.varies:
             setting["moment"] = self.settings.moment_of(call, noise=scheduled or stack.by_noise, flow=self.flow)
         if stack.images > 1 or stack.halved or stack.has_parts:
@@ -343,21 +341,10 @@ class CallHooks:
         """Warn once where no layer in a whole call of a denoiser found the picture in its tokens."""
         with self.table.lock:  # or another thread writes other regions between the two
             now, is_placed = self.table.now, self.table.is_placed
+        if is_placed or self.warned or now.latents is None or not is_denoiser(self.component):
+            return
         # of another stack, layers may have been passed
-        is_whole = now.stack is opened.stack and opened.in_force is not None and opened.in_force is self.table.in_force
-        if is_denoiser(self.component) and now.latents is not None and not (is_placed or self.warned) and is_whole:
+        if now.stack is opened.stack and opened.in_force is not None and opened.in_force is self.table.in_force:
             self.warned = True
             text = "tokens that lie in the picture as expected; LoRA for a part of it act everywhere, by its share"
             logger.warning("no layer of this %s has %s", name, text)
-
-
-def _latents(call: ModelCall, stack: StackStrengths, is_transformer: bool) -> LatentGrid | None:
-    """Return the latents of a call of a denoiser; RegionError if it does not show them, and a region needs them."""
-    patch, x = patch_of(call.model) if is_transformer else 0, denoised_in(call.args, call.kwargs)
-    latents = LatentGrid.from_input(x, call.kwargs, patch, image_first=is_image_first(call.model))
-    if latents is None and stack.has_places:
-        text = (
-            f"a LoRA is for a part of the picture, and a call of this {type(call.model).__name__} does not show where"
-        )
-        raise RegionError(f"{text} its tokens lie in the picture; remove the region")
-    return latents

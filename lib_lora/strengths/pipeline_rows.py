@@ -42,36 +42,37 @@ class PipelineRows:
         self._calls = 0  # of one half each, in that step
 
     def __call__(self, rows: int, images: int) -> Sequence[int | Row] | None:
-        """Return the rows of the present call, for a stack with strengths of their own for so many images.
+        """Return the rows of the present call for a stack of so many images; None where no pipeline calls.
 
-        The image alone where the prompt is not known; None where no pipeline calls.
-
-        Raises:
-            RowsError: the rows or the images are no equal numbers of the pipeline's.
+        Where the prompt is not known, a row is its image alone. Raise RowsError where the pipeline makes other numbers.
         """
-        variables = _pipeline_that_calls()
+        frames = (frame for frame, _ in walk_stack(sys._getframe(1)) if frame.f_code.co_name == "__call__")
+        calls = (frame.f_locals for frame in frames)
+        # every pipeline registers its modules
+        variables = next((one for one in calls if hasattr(one.get("self"), "register_modules")), None)
         if variables is None:
             return None
-        made = next((len(variables[name]) for name in _LATENTS if _is_batch(variables.get(name))), 0)
+        found = [variables.get(name) for name in _LATENTS]
+        made = next((len(x) for x in found if (isinstance(x, Tensor) and x.ndim) or (isinstance(x, list) and x)), 0)
         if not made or rows % made or made % images:
             if images == 1:
                 return [0] * rows
             text = f"a pipeline that makes {made or 'an unknown number of'} images calls its model with {rows} rows"
             raise RowsError(f"{text}, and the stack has strengths of their own for {images} images")
         negative = self._negative(variables, rows // made)
-        found = [row % made * images // made for row in range(rows)]
-        return found if negative is None else [Row(image, negative[i // made]) for i, image in enumerate(found)]
+        image = [row % made * images // made for row in range(rows)]
+        return image if negative is None else [Row(image[i], negative[i // made]) for i in range(rows)]
 
     def _negative(self, variables: Mapping[str, Any], chunks: int) -> Sequence[bool] | None:
         """Return whether each chunk of a call, with a row for every image, is of the negative prompts."""
-        pipeline = variables["self"]
         if chunks == 1:
-            step, former = (variables.get("t"), variables.get("timesteps")), self._step
+            step = variables.get("t"), variables.get("timesteps")
             if step[0] is None:
                 return None
-            self._calls = self._calls + 1 if step[0] is former[0] and step[1] is former[1] else 0
-            self._step = step
+            is_again = step[0] is self._step[0] and step[1] is self._step[1]
+            self._calls, self._step = self._calls + 1 if is_again else 0, step
             return (self._calls == 1,)  # a third call, as with skipped layers, is of the positive prompts again
+        pipeline = variables["self"]
         names = [cls.__name__ for cls in type(pipeline).__mro__]
         is_perturbed = any("PAG" in name for name in names)
         guided = variables.get("do_classifier_free_guidance", getattr(pipeline, "do_classifier_free_guidance", None))
@@ -82,17 +83,3 @@ class PipelineRows:
         if any(name.startswith(_POSITIVE_FIRST) for name in names):
             return (False, *(True,) * (chunks - 1))
         return (True, *(False,) * (chunks - 1))  # perturbed attention has the positive prompts twice
-
-
-def _is_batch(value: object) -> bool:
-    return (isinstance(value, Tensor) and value.ndim > 0) or (isinstance(value, list) and len(value) > 0)
-
-
-def _pipeline_that_calls() -> Mapping[str, Any] | None:
-    """Return the variables of the pipeline's `__call__` that the present call of a model is made in."""
-    for frame, _ in walk_stack(sys._getframe(1)):
-        if frame.f_code.co_name == "__call__":
-            variables = frame.f_locals
-            if hasattr(variables.get("self"), "register_modules"):  # as every pipeline has
-                return variables
-    return None

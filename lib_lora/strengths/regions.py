@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from ..compiler import uncompiled
-from ..errors import StackError
+from ..errors import StackError, check_type, shown
 from ..naming.architectures.base import sizes_in_tokens
-from ..values import check_type, shown
 
 SIZE = 64
 """Cells along each side of a region that is made of numbers: as many tokens as most attention has along a side."""
@@ -37,9 +36,7 @@ _INVERTED = bytes(range(_FULL, -1, -1))
 class Region:
     """Weights on a grid over the picture, from 0 to 1.
 
-    Raises:
-        ArgumentError: the sizes are no whole numbers, or the cells no bytes.
-        StackError: no such size, or not as many cells.
+    A number, size or count of cells that is out of range raises StackError, another type ArgumentError.
     """
 
     width: int
@@ -61,20 +58,15 @@ class Region:
 
     @classmethod
     def rectangle(cls, left: float, top: float, right: float, bottom: float) -> Region:
-        """Return a rectangle, in shares of the picture; the weight of a cell is the part of it that is covered.
-
-        Raises:
-            StackError: a number is not between 0 and 1, or they are in the wrong order.
-        """
+        """Return a rectangle, in shares of the picture; the weight of a cell is the part of it that is covered."""
         edges = left, top, right, bottom
         for edge in edges:
             check_type(edge, Real, "an edge of a rectangle", "a number from 0 to 1, as Region.rectangle(0, 0, 0.5, 1)")
         if not all(0 <= edge <= 1 for edge in edges) or left >= right or top >= bottom:
             text = ", ".join(map(shown, edges))
             raise StackError(f"a rectangle is left, top, right and bottom, in shares of the picture, not {text}")
-        across, down = _covered(left, right), _covered(top, bottom)
-        rows = {part: bytes(round(part * other * _FULL) for other in across) for part in set(down)}
-        return Region(SIZE, SIZE, b"".join(map(rows.__getitem__, down)))
+        down, across = _covered(top, bottom), _covered(left, right)
+        return Region(SIZE, SIZE, bytes(round(part * other * _FULL) for part in down for other in across))
 
     @classmethod
     def _from_weights(cls, weights: Tensor) -> Region:
@@ -82,11 +74,7 @@ class Region:
         return cls(weights.shape[1], weights.shape[0], bytes(cells.flatten().tolist()))
 
     def weights(self, height: int, width: int) -> Tensor:
-        """Return the mean weight of each place of a picture, (height, width), in fp64.
-
-        Raises:
-            StackError: a size is no whole number from 1 to 16,384.
-        """
+        """Return the mean weight of each place of a picture, (height, width), in fp64."""
         for places in (height, width):
             if type(places) is not int or not 0 < places <= _MOST_PLACES:
                 raise StackError(f"a side of a picture has 1 to {_MOST_PLACES} places, not {shown(places)}")
@@ -99,23 +87,11 @@ class Region:
         return sum(self.cells) / (_FULL * len(self.cells))
 
     def feathered(self, width: float) -> Region:
-        """Return the region with edges that fade over a share of the picture; not at the picture's own edge.
-
-        Raises:
-            ArgumentError: the share is no number.
-            StackError: the share is not between 0 and 1.
-        """
+        """Return the region with edges that fade over a share of the picture; not at the picture's own edge."""
         check_type(width, Real, "the width of an edge", "a number from 0 to 1, as region.feathered(0.1)")
         if not 0 <= width <= 1:
             raise StackError(f"a region's edge can fade over 0 to 1 of the picture, not {shown(width)}")
-        return self._feathered(float(width))
-
-    @lru_cache(maxsize=256)  # noqa: B019  # a wide edge of a large region is slow, and prompts are read again
-    def _feathered(self, width: float) -> Region:
-        if width == 0:
-            return self
-        down, across = (_means(count, count, width) for count in (max(self.height, SIZE), max(self.width, SIZE)))
-        return Region._from_weights(down @ self.weights(len(down), len(across)) @ across.t())
+        return _feathered(self, float(width)) if width else self
 
     def __or__(self, other: Region) -> Region:
         """Return the union: the larger one of both weights."""
@@ -133,8 +109,10 @@ def _covered(start: float, stop: float) -> list[float]:
     return [max((min((cell + 1) / SIZE, stop) - max(cell / SIZE, start)) * SIZE, 0) for cell in range(SIZE)]
 
 
-def _edges(count: int) -> Tensor:
-    return torch.arange(count + 1, dtype=torch.float64, device="cpu") / count
+@lru_cache(maxsize=256)  # a wide edge of a large region is slow, and prompts are read again
+def _feathered(region: Region, width: float) -> Region:
+    down, across = (_means(count, count, width) for count in (max(region.height, SIZE), max(region.width, SIZE)))
+    return Region._from_weights(down @ region.weights(len(down), len(across)) @ across.t())
 
 
 def _means(places: int, cells: int, width: float = 0.0) -> Tensor:
@@ -142,7 +120,8 @@ def _means(places: int, cells: int, width: float = 0.0) -> Tensor:
 
     A mean is over a share of the side around the place, at least over the place; beyond the side its last cell goes on.
     """
-    pad, places_at, cells_at = max(width - 1 / places, 0) / 2, _edges(places), _edges(cells)
+    pad = max(width - 1 / places, 0) / 2
+    places_at, cells_at = (torch.arange(n + 1, dtype=torch.float64, device="cpu") / n for n in (places, cells))
     cells_at[0], cells_at[-1] = -1, 2
     stop = torch.minimum(places_at[1:, None] + pad, cells_at[None, 1:])
     start = torch.maximum(places_at[:-1, None] - pad, cells_at[None, :-1])
@@ -187,10 +166,10 @@ class LatentGrid:
     ) -> LatentGrid | None:
         """Return the grid of a call that denoises `x`; None where it does not tell its height and width."""
         if isinstance(x, list | tuple):  # a tensor (channels, frames, height, width) for each picture
-            rows, shapes = len(x), {tuple(one.shape) for one in x if isinstance(one, Tensor)}
-            x = x[0].unsqueeze(0) if len(shapes) == 1 else None
-        elif isinstance(x, Tensor) and x.ndim:
-            rows = x.shape[0]
+            shapes = {tuple(one.shape) for one in x if isinstance(one, Tensor)}
+            rows, x = len(x), x[0].unsqueeze(0) if len(shapes) == 1 else None
+        else:
+            rows = len(x) if isinstance(x, Tensor) and x.ndim else 0
         if not isinstance(x, Tensor):
             return None
         if x.ndim in (4, 5):
@@ -290,14 +269,13 @@ def weights_at(grid: TokenGrid | None, rows: RowRegions, counts: Sequence[int]) 
 
     Without a grid, there is a single place outside the picture.
     """
-    regions, weights = list(dict.fromkeys([region for row in rows for region in row])), []
-    for region in regions:
+    of_region = dict[Region | None, Tensor]()
+    for region in dict.fromkeys([region for row in rows for region in row]):
         share = 1.0 if region is None else region.share  # of places outside the picture
         places = 1 if grid is None else grid.before + grid.height * grid.width * grid.frames + grid.behind
-        of_region = torch.full((places,), share, dtype=torch.float64, device="cpu")
+        weights = of_region[region] = torch.full((places,), share, dtype=torch.float64, device="cpu")
         if region is not None and grid is not None:
             picture = region.weights(grid.height, grid.width).flatten().repeat(grid.frames)
-            of_region[grid.before : grid.before + picture.shape[0]] = picture
-        weights.append(of_region)
-    which = [[i for region, n in zip(row, counts, strict=True) for i in [regions.index(region)] * n] for row in rows]
-    return torch.stack(weights)[torch.tensor(which, device="cpu")]
+            weights[grid.before : grid.before + len(picture)] = picture
+    ranges = [[of_region[region] for region, n in zip(row, counts, strict=True) for _ in range(n)] for row in rows]
+    return torch.stack(list(map(torch.stack, ranges)))

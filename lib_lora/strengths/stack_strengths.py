@@ -53,15 +53,8 @@ def block_and_side(component: str, path: str) -> tuple[str, Side | None]:
 class StackStrengths:
     """The numbers that a stack means for the strength groups of a plan, at any moment.
 
-    Args:
-        wishes: the name and the multiplier of each entry.
-        images: how many images of a batch have strengths of their own.
-        halved: whether positive and negative prompts have.
-        groups: of the plan, in the order of their numbers.
-        model: its blocks.
-
-    Raises:
-        StackError: the model takes no list of block weights as long as an entry's.
+    `wishes` has the name and the multiplier of each entry. Raise StackError where `model` takes no list of block
+    weights as long as an entry's.
     """
 
     def __init__(
@@ -80,7 +73,7 @@ class StackStrengths:
         every = [(entry, one) for variant in self._variants for entry, one in enumerate(variant)]
         denoising = {group.entry for group in groups if group.side is not None}
         self._acted, self._moments = set[int](), 0  # groups that were other than 0 at one of so many moments
-        self._varying = {entry for entry, one in every if one.varies and entry in denoising}
+        self._varying = {entry for entry, one in every if entry in denoising and one.varies}
         self.varies = bool(self._varying)
         """Whether the moment makes a difference."""
         self.by_noise = self.varies and any(one.by_noise for _, one in every)
@@ -90,7 +83,7 @@ class StackStrengths:
         variants = self._variants if regional else ()
         self.regions = tuple([tuple([(one.region, one.part) for one in own]) for own in variants])
         """For each variant, the region of each entry and the part of the prompt that describes it; or nothing."""
-        numbered = enumerate(self.groups) if regional else ()
+        numbered = enumerate(groups) if regional else ()
         self.regional_groups = frozenset([i for i, group in numbered if group.side and group.entry in regional])
         """The groups that have a region, in any variant."""
         self.has_regions = bool(regional)
@@ -101,11 +94,7 @@ class StackStrengths:
         """Whether the part of the prompt that a row is of makes a difference."""
 
     def values(self, moment: Moment | None) -> Values:
-        """Return the strength of every group for each variant; without a moment, at the beginning.
-
-        Raises:
-            MomentError: the moment lacks what an entry's strength depends on.
-        """
+        """Return the strength of every group for each variant; without a moment, at the beginning."""
         found = list[tuple[float, ...]]()
         for variant, strengths in enumerate(self._variants):
             known, numbers = dict[tuple[int, str, Side | None], float](), list[float]()
@@ -126,11 +115,6 @@ class StackStrengths:
             self._acted |= {i for numbers in found for i, value in enumerate(numbers) if value}
         return tuple(found)
 
-    def of_images(self, component: str, values: Values) -> list[tuple[float, ...]]:
-        """Return the strengths of a component for each image; of the positive prompt, where halves differ."""
-        own = [i for i, group in enumerate(self.groups) if group.component == component]
-        return [tuple([numbers[i] for i in own]) for numbers in values[:: 1 + self.halved]]
-
     def effects(self) -> tuple[dict[int, str], dict[int, str], dict[int, str]]:
         """Return why entries had no effect so far, on which of their parts and why, and what does not limit them."""
         beginning = self.values(None)
@@ -142,8 +126,7 @@ class StackStrengths:
         strengths = [variant[entry] for variant in self._variants]
         groups = [i for i, group in enumerate(self.groups) if group.entry == entry]
         denoising = [i for i in groups if self.groups[i].side is not None]
-        regions = [one.region for one in strengths if one.region is not None]
-        is_outside = len(regions) == len(strengths) and not [region for region in regions if region.share]
+        is_outside = all(one.region is not None and not one.region.share for one in strengths)
         doubtful = denoising if is_outside or entry in self._varying else []
         acts = bool([i for i in groups if i not in doubtful for values in beginning if values[i]])
         wanted = [i for i in doubtful if self._is_wanted(i)]
@@ -157,7 +140,8 @@ class StackStrengths:
         if not acts and not wanted and entry not in self._varying:
             layers = f"its strength is 0 for all layers that it changes, which are in {self._components(groups)}"
             reason = layers if any(one.largest_amount for one in strengths) else ""
-        limits = ["region"] * bool(regions) + ["schedule"] * bool([one for one in strengths if one.varies])
+        limits = ["region"] * any(one.region is not None for one in strengths)
+        limits += ["schedule"] * any(one.varies for one in strengths)
         unlimited = ""
         if limits and not denoising and (acts or not reason):
             unlimited = f"no {' and '.join(limits)} limits it: all its layers are in {self._components(groups)}"
@@ -178,7 +162,6 @@ class StackStrengths:
         )
 
     def _weigh(self) -> list[list[float]]:
-        """Return the block weight of each group, for each variant."""
         found = []
         for strengths in self._variants:
             weights = []

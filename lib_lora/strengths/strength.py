@@ -11,15 +11,13 @@ from functools import lru_cache
 from numbers import Real
 from typing import Literal, TypeAlias, TypeGuard, TypeVar, get_args
 
-from ..errors import MomentError, StackError
+from ..errors import FrozenMapping, MomentError, OneLine, StackError, check_choice, check_type, frozen, listed, shown
 from ..naming.blocks import BlockWeights, Side
-from ..values import FrozenMapping, OneLine, check_choice, check_type, frozen, listed, shown
 from .regions import Region
 
 MOST = (2 - 2**-23) * 2.0**127
 """The largest number that float32 has; strengths are kept in it."""
 
-M = TypeVar("M")
 T = TypeVar("T")
 NoneType = type(None)
 Unit = Literal["step", "sigma", "timestep"]
@@ -100,8 +98,10 @@ class Curve(OneLine):
             return self.value(0.0 if self.unit == "step" else self.points[-1][0])
         if self.unit != "step":
             return self.value(_known(moment.sigma if self.unit == "sigma" else moment.timestep, self.unit))
-        by_fraction = self.points[-1][0] <= 1.0
-        return self.value(_fraction(moment) if by_fraction else float(_known(moment.step, "step")))
+        step = _known(moment.step, "step")
+        if self.points[-1][0] > 1.0:
+            return self.value(step)
+        return self.value(min(step / max(_known(moment.steps, "number of steps") - 1, 1), 1.0))
 
     def value(self, position: float) -> float:
         """Return the value at a position."""
@@ -193,8 +193,7 @@ class Window(OneLine):
     @property
     def by_noise(self) -> bool:
         """Return whether the noise makes a difference."""
-        own = (self.high, self.low) != (None, None)
-        return own or (self.within is not None and self.within.by_noise)
+        return (self.high, self.low) != (None, None) or (self.within is not None and self.within.by_noise)
 
 
 ALWAYS = Window()
@@ -202,16 +201,8 @@ ALWAYS = Window()
 
 def _reached(place: float, moment: Moment) -> bool:
     """Tell whether so many steps are done, or between 0 and 1 this part of the steps."""
-    done = _known(moment.step, "step")
-    if 0 < place < 1:
-        return done >= place * _known(moment.steps, "number of steps")
-    return done >= place
-
-
-def _fraction(moment: Moment) -> float:
-    """Return how far the pass is: 0 in its first step, 1 in the last."""
-    steps = _known(moment.steps, "number of steps")
-    return min(_known(moment.step, "step") / max(steps - 1, 1), 1.0)
+    steps = _known(moment.steps, "number of steps") if 0 < place < 1 else 1
+    return _known(moment.step, "step") >= place * steps
 
 
 def _known(value: float | None, what: str) -> float:
@@ -255,23 +246,11 @@ class Strength(OneLine):
     Layers that are given the prompt have the whole strength on the rows of that part, and none on other rows. Without a
     region, so have all layers of the denoiser.
     """
-    varies: bool = field(init=False, compare=False, repr=False)
-    """Whether it differs from moment to moment."""
 
     def __post_init__(self) -> None:
         if isinstance(self.of, Mapping):
-            object.__setattr__(self, "of", frozen(_by_component(self.of), "of"))
+            object.__setattr__(self, "of", _by_component(self.of))
         object.__setattr__(self, "sides", frozen(self.sides, "sides"))
-        self._check()
-        varies = self.during != ALWAYS
-        for amount in self.amounts:
-            if isinstance(amount, Curve):
-                varies = True
-            else:
-                _finite(amount, "a multiplier")
-        object.__setattr__(self, "varies", varies)
-
-    def _check(self) -> None:
         for side in self.sides:
             check_choice(side, get_args(Side), "a side of the model")
         check_type(self.during, Window, "during", "a Window, as Window(start=0.2)")
@@ -279,6 +258,14 @@ class Strength(OneLine):
         check_type(self.region, (Region, NoneType), "region", "a Region, as Region.rectangle(0, 0, 0.5, 1), or None")
         if self.part is not None and (type(self.part) is not int or self.part < 0):
             raise StackError(f"part must be a whole number from 0 up, or None, not {shown(self.part)}")
+        for amount in self.amounts:
+            if not isinstance(amount, Curve):
+                _finite(amount, "a multiplier")
+
+    @property
+    def varies(self) -> bool:
+        """Return whether it differs from moment to moment."""
+        return self.during != ALWAYS or bool([amount for amount in self.amounts if isinstance(amount, Curve)])
 
     @property
     def amounts(self) -> tuple[Amount, ...]:
@@ -302,7 +289,6 @@ class Strength(OneLine):
             MomentError: the moment lacks what the strength depends on.
         """
         amount = self.amount(component, side)
-        check_type(moment, (Moment, NoneType), "moment", "a Moment, or None")
         if moment is not None and not self.during.holds(moment):
             return 0.0
         return amount.at(moment) if isinstance(amount, Curve) else amount
@@ -310,8 +296,8 @@ class Strength(OneLine):
     @property
     def by_noise(self) -> bool:
         """Return whether the timestep or the noise makes a difference."""
-        curves = [amount for amount in self.amounts if isinstance(amount, Curve)]
-        return self.during.by_noise or any(curve.unit != "step" for curve in curves)
+        units = {amount.unit for amount in self.amounts if isinstance(amount, Curve)}
+        return self.during.by_noise or bool(units - {"step"})
 
     @property
     def largest_amount(self) -> float:
@@ -323,21 +309,20 @@ Multiplier: TypeAlias = float | Mapping[str, float] | Strength
 """One strength for everything; one per component, where one that is not named is left alone; or a function."""
 
 
-def _kept(multiplier: M) -> M | FrozenMapping[str, float]:
-    """Return a multiplier that nothing changes; the entry that it gets to checks its numbers."""
-    return frozen(multiplier, "a multiplier") if isinstance(multiplier, Mapping) else multiplier
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class Halves(OneLine):
-    """Multipliers for the rows of the positive and of the negative prompt; text encoders have the first."""
+    """Multipliers for the rows of the positive and of the negative prompt; text encoders have the first.
+
+    Raises:
+        StackError: a number is not finite.
+    """
 
     positive: Multiplier
     negative: Multiplier
 
     def __post_init__(self) -> None:
         for name in ("positive", "negative"):
-            object.__setattr__(self, name, _kept(getattr(self, name)))
+            object.__setattr__(self, name, _plain(getattr(self, name), f"{name}: multiplier"))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -346,33 +331,46 @@ class PerImage(OneLine):
 
     Raises:
         ArgumentError: they are no list.
-        StackError: there is none.
+        StackError: there is none, or a number is not finite.
     """
 
     multipliers: tuple[Multiplier | Halves, ...]
 
     def __post_init__(self) -> None:
         check_type(self.multipliers, Sequence, "multipliers", "a list with one for each image, as PerImage([1.0, 0.5])")
-        object.__setattr__(self, "multipliers", tuple(map(_kept, self.multipliers)))
-        if not self.multipliers:
+        each = enumerate(self.multipliers)
+        images = [checked(one) if isinstance(one, Halves) else _plain(one, f"image {i}: multiplier") for i, one in each]
+        object.__setattr__(self, "multipliers", tuple(images))
+        if not images:
             raise StackError("a multiplier per image of no image at all; write PerImage([1.0, 0.5])")
 
 
 AnyMultiplier: TypeAlias = Multiplier | Halves | PerImage
 
 
+def checked(multiplier: AnyMultiplier, what: str = "multiplier") -> AnyMultiplier:
+    """Return a multiplier that nothing changes; a plain one if it is the same for all images and both halves.
+
+    Raises:
+        StackError: a number is not finite.
+    """
+    if isinstance(multiplier, PerImage):
+        first = multiplier.multipliers[0]
+        return multiplier if any(one != first for one in multiplier.multipliers) else first
+    if isinstance(multiplier, Halves):
+        return multiplier if multiplier.positive != multiplier.negative else multiplier.positive
+    return _plain(multiplier, what)
+
+
+def _plain(multiplier: Multiplier, what: str) -> Multiplier:
+    if isinstance(multiplier, Strength):
+        return multiplier
+    if isinstance(multiplier, Mapping):
+        return frozen({name: _finite(x, f"{what} of {name}") for name, x in _by_component(multiplier).items()}, what)
+    return _finite(multiplier, what)
+
+
 _constant = lru_cache(maxsize=1024)(Strength)
-
-
-def _strength(multiplier: Multiplier) -> Strength:
-    if isinstance(multiplier, float):
-        return _constant(multiplier)
-    return multiplier if isinstance(multiplier, Strength) else Strength(multiplier)
-
-
-def _halves_by_image(multiplier: AnyMultiplier) -> list[tuple[Multiplier, ...]]:
-    images = multiplier.multipliers if isinstance(multiplier, PerImage) else (multiplier,)
-    return [(one.positive, one.negative) if isinstance(one, Halves) else (one,) for one in images]
 
 
 def strengths_by_image(multiplier: AnyMultiplier) -> list[list[Strength]]:
@@ -382,7 +380,9 @@ def strengths_by_image(multiplier: AnyMultiplier) -> list[list[Strength]]:
     """
     if isinstance(multiplier, float):
         return [[_constant(multiplier)]]
-    return [[_strength(one) for one in halves] for halves in _halves_by_image(multiplier)]
+    images = multiplier.multipliers if isinstance(multiplier, PerImage) else (multiplier,)
+    halves = [(one.positive, one.negative) if isinstance(one, Halves) else (one,) for one in images]
+    return [[one if isinstance(one, Strength) else Strength(one) for one in image] for image in halves]
 
 
 def all_strengths(multiplier: AnyMultiplier) -> list[Strength]:
@@ -401,36 +401,13 @@ def largest(multiplier: AnyMultiplier) -> float:
     return max(one.largest_amount * (1.0 if one.blocks is None else one.blocks.largest) for one in strengths)
 
 
-def check_multiplier(multiplier: AnyMultiplier, name: str) -> AnyMultiplier:
-    """Freeze the multiplier of an entry; return a plain one if it is the same for all images and both halves.
-
-    Raises:
-        StackError: a number is not finite.
-    """
-    images = list[Multiplier | Halves]()
-    for i, halves in enumerate(_halves_by_image(multiplier)):
-        what = f"{name}, image {i}" if isinstance(multiplier, PerImage) else name
-        frozen = [_frozen(one, what) for one in halves]
-        images.append(frozen[0] if frozen[0] == frozen[-1] else Halves(*frozen))
-    return images[0] if all(one == images[0] for one in images) else PerImage(tuple(images))
-
-
-def _frozen(multiplier: Multiplier, name: str) -> Multiplier:
-    if isinstance(multiplier, Strength):
-        return multiplier
-    if isinstance(multiplier, Mapping):
-        checked = _by_component(multiplier)
-        return frozen({part: _finite(x, f"{name}: multiplier of {part}") for part, x in checked.items()}, name)
-    return _finite(multiplier, f"{name}: multiplier")
-
-
 def _finite(value: object, what: str) -> float:
     if not is_number(value):
         raise StackError(f"{what} must be a finite number, of the range of float32, not {shown(value)}")
     return float(value)
 
 
-def _by_component(mapping: Mapping[str, T]) -> Mapping[str, T]:
+def _by_component(mapping: Mapping[str, T]) -> FrozenMapping[str, T]:
     for name in mapping:
         check_type(name, str, "the name of a component", "a text, as 'unet'")
-    return mapping
+    return frozen(mapping, "a multiplier")

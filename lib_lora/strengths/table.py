@@ -1,9 +1,8 @@
 """The strength table: the strengths of the active plan on the host, and one matrix of factors per device and dtype.
 
-Every rank component of every fused pair is multiplied by `strength * scale` in the forward. These factors of all layers
-are the columns of the matrix, and a layer has a view of its columns. A change of strength rewrites the matrix, one
-gather, one product and one copy per device, and touches no layer. Nothing is written before a layer reads it: a plain
-call takes its number from the host.
+The factors `strength * scale` of all rank components are the columns of the matrix, and a layer has a view
+of its columns. A change of strength rewrites the matrix, one gather, one product and one copy per device, and touches
+no layer. Nothing is written before a layer reads it: a plain call takes its number from the host.
 """
 
 from __future__ import annotations
@@ -30,10 +29,6 @@ from .strength import Moment
 
 ALIGNMENT = 16
 """Entries. Compiled code loads up to 16 bytes at once, and does not look again where a layer's factors begin."""
-KeepVector: TypeAlias = Callable[[str, Tensor], Tensor]
-"""Copies a vector into the memory that one of that name had before, and returns it."""
-
-
 FactorRanges: TypeAlias = tuple[tuple[int, Pair], ...]
 """For each binding of a layer the strength group of its factors, and their number, scale and schedule."""
 Columns: TypeAlias = tuple[int, int]
@@ -49,20 +44,16 @@ class LayerStrengths:
     spatial: int
     """Dimensions behind the channels, of convolutions."""
     columns: Sequence[Columns]
+    sources: Collection[tuple[int, float]]
+    """The group and scale of each component of the first vector, where a number may stand for it."""
     alike: tuple[Tensor, ...] = ()
     """For each vector (n, *ones), with a one for each spatial dimension, or (1,): where all rows and places agree."""
     rows: tuple[Tensor, ...] = ()
     """For each vector (rows, n), of the rows of the latest call whose rows are mixed."""
-
-    sources: Collection[tuple[int, float]] = ()
-    """The group and scale of each component of the first vector, where a number may stand for it."""
     known: tuple[Sequence[float] | None, float | None] = (None, None)
-    """The numbers of all groups that `number` was asked for last, and what it found. Both at once, as threads share
-    them.
-    """
+    """The numbers of all groups that `number` was asked for last, and its result; both at once for other threads."""
 
     def view(self, matrix: Tensor) -> None:
-        """Look at this layer's columns of the matrix."""
         first, rows = matrix[0], matrix[1:]
         alike = tuple(starmap(partial(first.narrow, 0), self.columns))
         # at once, as another thread may read it
@@ -83,7 +74,7 @@ class LayerStrengths:
         return self.alike[0]
 
     def present(self) -> tuple[CallStrengths, tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Return the strengths of the present call, `alike` and `rows`: another thread may replace them at any time."""
+        """Return the strengths of the present call, `alike` and `rows` at once, as other threads replace them."""
         table = self.table
         if not table.stale and compiling():  # a graph can take no lock
             return table.now, self.alike, self.rows
@@ -94,17 +85,15 @@ class LayerStrengths:
 
     def at(self, layout: TokenLayout, now: CallStrengths, factors: Sequence[Tensor], *, regional: bool) -> list[Tensor]:
         """Give strengths, (rows, n) each or `alike`, the rows and places of a tensor, with its dimensions."""
-        shaped_factors = []
-        for columns, of_layer in zip(self.columns, factors, strict=True):
-            if not of_layer.numel():
-                shaped_factors.append(of_layer)
-                continue
-            by_row = (of_layer if now.mixed else of_layer.view(1, -1)).unsqueeze(2 if layout.channels_first else 1)
-            if regional:
-                by_row = by_row * self.table.weights(now, columns, layout, by_row)
-            shaped = shaped_by_places(by_row, layout)
-            shaped_factors.append(_per_channel(shaped, self.spatial) if shaped.ndim == 1 else shaped)
-        return shaped_factors
+        found = []
+        for columns, one in zip(self.columns, factors, strict=True):
+            if one.numel():
+                one = (one if now.mixed else one.view(1, -1)).unsqueeze(2 if layout.channels_first else 1)
+                one = one * self.table.weights(now, columns, layout, one) if regional else one
+                one = shaped_by_places(one, layout)
+                one = _per_channel(one, self.spatial) if one.ndim == 1 else one
+            found.append(one)
+        return found
 
 
 def _per_channel(factors: Tensor, spatial: int) -> Tensor:
@@ -123,14 +112,13 @@ class StrengthTable:
     """The strengths of one plan: on each device and in each dtype in which a layer computes, rows x factors.
 
     The first row has the factors of the variant that is shown. In a call that is mixed, each row of the call has one
-    more row. A layer's columns begin at a multiple of `ALIGNMENT` entries. `kept` gives matrices on devices the
-    memory of the plan before; without it each plan has its own.
+    more row. A layer's columns begin at a multiple of `ALIGNMENT` entries. `kept` copies a vector into the memory that
+    one of its name had in the plan before; without it each plan has its own.
     """
 
-    def __init__(self, strengths: StackStrengths, kept: KeepVector | None = None) -> None:
+    def __init__(self, strengths: StackStrengths, kept: Callable[[str, Tensor], Tensor] | None = None) -> None:
         self._kept = kept
-        # a UI's thread writes strengths while the model's thread begins a call
-        self.lock = threading.RLock()
+        self.lock = threading.RLock()  # a UI's thread writes strengths while the model's thread begins a call
         self.now = CallStrengths(strengths, strengths.values(None))
         """Read once for a call of a layer, as another thread may activate meanwhile."""
         self.is_inside: Callable[[], bool] = bool
@@ -185,18 +173,16 @@ class StrengthTable:
     ) -> LayerStrengths:
         """Return the strengths of a layer, a vector for each of the columns; see `LayerStrengths`."""
         key = device, dtype
-        layer, ranges = LayerStrengths(self, key, spatial, columns), self._ranges[columns[0]]
-        if device.type != "mps":  # which compiles a graph for each new number
-            sources = set[tuple[int, float]]()
-            for group, pair in ranges:
-                if pair.schedule is not None:
-                    break
-                if pair.scale:
-                    sources.add((group, pair.scale))
-            else:
-                layer.sources = sources
+        sources, ranges = set[tuple[int, float]](), self._ranges[columns[0]]
+        for group, pair in ranges if device.type != "mps" else ():  # which compiles a graph for each new number
+            if pair.schedule is not None:
+                sources.clear()
+                break
+            if pair.scale:
+                sources.add((group, pair.scale))
+        layer = LayerStrengths(self, key, spatial, columns, sources)
         with self.lock:  # or a matrix that is replaced meanwhile would miss the layer
-            layer.view(self._matrix(key))
+            layer.view(self._matrix(key) if self.stale or key not in self._matrices else self._matrices[key])
             self._layers.add(layer)
         return layer
 
@@ -264,9 +250,7 @@ class StrengthTable:
         """Set the strengths to a model call; return False where another stack came since the arguments were read.
 
         Without a moment it stays. `rows` are variants, of which a single one is for all rows; without any, it stays.
-
-        Raises:
-            MomentError: the moment lacks what a strength depends on; all is as before then.
+        MomentError leaves all as before.
         """
         with self.lock:
             now, mixed = self.now, len(set(rows)) > 1
@@ -277,17 +261,12 @@ class StrengthTable:
                 self._weighed = latents
                 self._weights.clear()
             shown = rows[0] if rows and not mixed and rows[0] < len(values) else now.shown
-            rows = rows if mixed else now.rows
-            moment = moment or now.moment
+            rows, moment = rows if mixed else now.rows, moment or now.moment
             self._set(CallStrengths(stack, values, moment, shown, mixed, rows, parts, latents, is_unknown))
             return True
 
     def set_moment(self, moment: Moment) -> None:
-        """Have another moment in the present call, or in the next ones.
-
-        Raises:
-            MomentError: it lacks what a strength depends on; all is as before then.
-        """
+        """Have another moment in the present call, or in the next ones; MomentError leaves all as before."""
         with self.lock:
             self._set(replace(self.now, moment=moment, values=self._values_at(moment)))
 
@@ -298,7 +277,7 @@ class StrengthTable:
         return now.stack.values(moment) if now.stack.varies else now.values
 
     def rest(self, variant: int | None, is_busy: Callable[[], bool] | None = None) -> None:
-        """Have one variant in calls that set nothing; do nothing while a model call runs, if `is_busy` tells so.
+        """Have one variant in calls that set nothing, unless a model call runs, as `is_busy` tells.
 
         With None it is unknown for which image such calls are, if images have strengths of their own.
         """
@@ -309,12 +288,9 @@ class StrengthTable:
 
     @uncompiled
     def refuse_unknown(self, now: CallStrengths, groups: Collection[int]) -> None:
-        """Refuse a layer that other code calls by itself, outside of a call that tells the rows.
+        """Raise RowsError for a layer that other code calls by itself, if images have strengths of their own for it.
 
         A component's call that began before an activation has the strengths of the first image to its end.
-
-        Raises:
-            RowsError: the images have strengths of their own for the layer.
         """
         stack = now.stack
         variants = range(0, len(now.values), 1 + stack.halved)
@@ -362,9 +338,8 @@ class StrengthTable:
     def rewrite(self) -> None:
         """Write the latest strengths into the matrices, without waiting for a device."""
         with self.lock:
-            factors = self._host_factors() if self._matrices else None
+            factors = self._host_factors() if self._matrices else torch.empty(0, device="cpu")
             for key, former in list(self._matrices.items()):
-                assert factors is not None
                 matrix = self._write_matrix(key, factors)
                 for layer in list(self._layers) if matrix is not former else ():
                     if layer.device_dtype == key:
@@ -380,20 +355,17 @@ class StrengthTable:
             if self._kept is not None:
                 matrix = self._kept(f"{len(factors)} rows", matrix.flatten()).view(factors.shape)
             self._matrices[key] = matrix
-        if device.type == "cpu":
-            matrix.copy_(factors)
-        else:
-            matrix.copy_(page_locked(factors.shape, dtype, device).copy_(factors), non_blocking=True)
-        return matrix
+        if device.type != "cpu":
+            factors = page_locked(factors.shape, dtype, device).copy_(factors)
+        return matrix.copy_(factors, non_blocking=device.type != "cpu")
 
     def _host_factors(self) -> Tensor:
-        """Return all factors as the matrices have them, (rows, factors), in fp64."""
         if self._gather is None:
             groups = torch.tensor(self._groups, dtype=torch.int64, device="cpu")
             self._gather = groups, torch.tensor(self._scales, dtype=torch.float64, device="cpu")
-        now, (groups, scales) = self.now, self._gather
+        now = self.now
         values = torch.tensor(now.values, dtype=torch.float64, device="cpu")[[now.shown, *now.rows]]
-        factors = values.index_select(1, groups).mul_(scales)
+        factors = values.index_select(1, self._gather[0]).mul_(self._gather[1])
         for start, pair, schedule in self.scheduled:
             schedule.write(factors[:, start : start + pair.rank], now.moment, pair.per_rank)
         return factors

@@ -99,8 +99,11 @@ def test_a_file_that_nobody_read_is_read_after_registration(modules: dict[str, M
 
 
 DISTRIBUTION = """
-import warnings
+import sys, warnings
 warnings.simplefilter("error")
+from lib_lora.naming.architectures.base import known_architectures
+assert "lib_lora.plugins" not in sys.modules, "as in a host that registers nothing"
+assert "reef" in {one.name for one in known_architectures()}
 from tests.lib_lora.test_plugins import has_each
 assert has_each() == [True] * 5, has_each()
 """

@@ -546,7 +546,7 @@ class TestValues:
         for wrong in (np.float32("nan"), np.float32("-inf"), 10**400, True, "1"):
             with pytest.raises(StackError, match="a: multiplier must be a finite number"):
                 Entry("a", wrong)
-        with pytest.raises(StackError, match="a, image 1: multiplier must be a finite number"):
+        with pytest.raises(StackError, match="image 1: multiplier must be a finite number"):
             Entry("a", PerImage((1.0, float("nan"))))
         with pytest.raises(StackError, match="b: multipliers for 3 images, and an entry before has 2") as failed:
             Stack([Entry("x"), Entry("a", PerImage((0, 1))), Entry("b", PerImage((0, 1, 2)))])

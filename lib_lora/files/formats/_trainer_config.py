@@ -18,8 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from ...errors import FileError
-from ...values import check_type
+from ...errors import FileError, check_type
 from ..components import DENOISER, role
 from ..reading import read_object
 from ._header import BY_LAYER, TrainedLayer, arguments, by_layer, names_of_layer, parsed, plain_values, stale
