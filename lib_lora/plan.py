@@ -380,7 +380,7 @@ class PlanCache:
         """Keep all plans in the computer's memory alone, as a device ran out of memory."""
         for plan in list(self._plans.values()):  # the thread that calls the model may do this while one activates
             for executor in list(plan.executors.values()):
-                executor.leave_device()
+                executor.rest(lambda _: False)
 
     def _drop(self, key: PlanKey) -> None:
         for layer, executor in list(self._plans.pop(key).executors.items()):

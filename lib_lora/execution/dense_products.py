@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -66,7 +67,7 @@ class Sum:
         dtype, left = wide(base.dtype), len(self._others) + (fused is not None)
         start, stop = taken or (0, base.shape[0])
         total = original = base if base.dtype in SUMMED else base.to(dtype)
-        widened = original if original.dtype == dtype else None
+        widened = cache(lambda: original.to(dtype))
         in_out = write is None and out.dtype == dtype
         for part in self._others:
             left -= 1
@@ -74,14 +75,11 @@ class Sum:
             low, high = max(first, start), min(last, stop)
             if low >= high:
                 continue
-            window, weight, reads = slice(low - start, high - start), None, part.adapter.reads_base
-            if reads and self._in_order:
+            window, weight = slice(low - start, high - start), None
+            if part.adapter.reads_base and self._in_order:
                 weight = total[window].to(dtype)
-            elif reads and part.adapter.widens_base:
-                weight = original[window]
-            elif reads:
-                widened = original.to(dtype) if widened is None else widened
-                weight = widened[window]
+            elif part.adapter.reads_base:
+                weight = (original if part.adapter.widens_base else widened())[window]
             rows = None if taken is None else (low - first, high - first)
             delta, factor = _delta_of(part, At(base.device, dtype, part.multiplier, part.rank, rows, weight))
             if high - low == stop - start:

@@ -118,6 +118,11 @@ def _calling_executor(patch: Patch, base_forward: BaseForward) -> BaseForward:
         # only here are the failure and all that it held gone
         return executor.run_in_less_memory(self, base_forward, args, kwargs)
 
+    return _in_place_of(base_forward, cast(FunctionType, forward))
+
+
+def _in_place_of(base_forward: BaseForward, forward: FunctionType) -> BaseForward:
+    """Return a function that other code takes for a class's own forward."""
     # `torch.jit.script` reads the source behind `__wrapped__` and looks its names up in the globals of our function
     scope = getattr(base_forward, "__globals__", forward.__globals__)
     made: Any = FunctionType(forward.__code__, scope, forward.__name__, forward.__defaults__, forward.__closure__)

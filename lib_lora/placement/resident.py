@@ -202,12 +202,7 @@ class Resident(ABC, Generic[P]):
         if placed is None or placed.device.type == budget.UNLIMITED:
             return
         if self._static is not None or not (self._stays and has_headroom(placed.device)):
-            self.leave_device()
-
-    def leave_device(self) -> None:
-        """Drop what is placed on any device but the CPU; the tensors in the arena stay."""
-        if self._placed is not None and self._placed.device.type != budget.UNLIMITED:
-            self.evict("others need the room")
+            self.evict("others need the room")  # the tensors in the arena stay
 
     def evict(self, why: str = "the call is over") -> None:
         """Drop the placed tensors; the next call places them again. The trace tells why."""
