@@ -47,13 +47,14 @@ from .stack import Stack
 from .strengths.model_call import CallSettings, Rows, SchedulerClock
 from .strengths.stack_strengths import block_rules
 from .strengths.strength import AnyMultiplier, Clock, Moment, largest
-from .tensors import plain_mode
+from .tensors import every, plain_mode
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 logger = logging.getLogger(__name__)
 
+_TWICE = "a layer that was made from a merged weight, as in quantizing, has them twice: load the model again"
 _CPU = torch.device("cpu")
 
 
@@ -131,6 +132,8 @@ class Engine(NotCopied):
         follow = partial(_follow, weakref.ref(self))
         self._hooked, self._calls, self._watch = HookedLayers(), CallSettings(), Watch(follow, self._budget.make_way)
         self._model, self._stack = Model({}, self._sources), Stack()
+        self._twice = weakref.WeakSet[nn.Module]()
+        """Layers that other code may have made from weights with merged LoRA."""
         leave = ExitStack()  # in reverse
         for take_off in (self._hooked.close, partial(self._watch.end, {}), self._calls.unhook):
             leave.callback(take_off)
@@ -178,14 +181,15 @@ class Engine(NotCopied):
         with self._lock:
             plan = self._plan
             if plan is None:
-                return ActivationReport((), lost=self._lost)
-            gone = plan.lost(self._model.present)
+                return ActivationReport((), lost=_losses(self._lost, self._twice, self._model))
+            gone, _ = plan.lost(self._model.present)
             why = "other code has put another layer in its place since the last activation or call"
             uncalled = tuple([Uncalled(*place, why) for place in gone])
             places = {place: layer for place, layer in plan.places.items() if place not in gone}
             uncalled += self._watch.uncalled(self.components, places)
             strong, broken = _too_strong(self._stack, plan, self._watch.not_finite()), self._watch.broken()
-            return replace(plan.report, uncalled=uncalled, too_strong=strong, lost=self._lost, broken=broken)
+            lost = _losses(self._lost, self._twice, self._model)
+            return replace(plan.report, uncalled=uncalled, too_strong=strong, lost=lost, broken=broken)
 
     @property
     def silent(self) -> frozenset[str]:
@@ -223,6 +227,7 @@ class Engine(NotCopied):
                 if not stack.entries:
                     self._take_off(keep=True)
                     return ActivationReport(())
+                _look_for_twice(self._plan, self._twice, self._model)
                 components = self._model.present
                 if components != self.components:
                     self._take_off(keep=False, model=Model(components, self._sources, self._model.pipeline))
@@ -437,6 +442,7 @@ class Engine(NotCopied):
 
         Where `keep` is set, keep the plan for later if there is room for it.
         """
+        _look_for_twice(self._plan, self._twice, self._model)
         self._stack, plan, self._plan = Stack(), self._plan, None
         self._calls.chosen, self._lost = None, ""
         if plan is not None:
@@ -530,6 +536,22 @@ def _log_change(before: Plan, after: Plan | None) -> None:
     lost = [f"{new.report.name}: {new.report.why()}" for old, new in pairs if new.report.hit < old.report.hit]
     text = "the model has changed since its LoRA were put on, so they were put on it again"
     logger.log(logging.WARNING if lost else logging.INFO, "%s", "; ".join([text, *lost]))
+
+
+def _look_for_twice(plan: Plan | None, twice: weakref.WeakSet[nn.Module], model: Model) -> None:
+    """Add the layers that other code may have made from weights with merged LoRA."""
+    new = [] if plan is None else plan.made_of_merged(model.present)
+    if not twice.issuperset(new):
+        twice.update(new)
+        logger.warning("%s", _losses("", twice, model))
+
+
+def _losses(lost: str, twice: weakref.WeakSet[nn.Module], model: Model) -> str:
+    """Return which changes of the model the stack could not follow, and why."""
+    layers = {layer for module in model.present.values() for layer in every(module)} if twice else set()
+    count = len(layers & set(twice))
+    text = f"{count} layers are new since LoRA were merged into the weights of others; {_TWICE}" if count else ""
+    return "; ".join(filter(None, [lost, text]))
 
 
 def _too_strong(stack: Stack, plan: Plan, not_finite: Mapping[str, int]) -> dict[int, str]:

@@ -161,14 +161,25 @@ class Plan:
             watched is not None and (model.has_changed(name) or watched.changed() or hooked.has_other_forwards())
         )
 
-    def lost(self, components: Mapping[str, nn.Module]) -> list[tuple[str, str]]:
-        """Return component and path of each changed layer that has left its place."""
-        places = list[tuple[str, str]]()
+    def lost(self, components: Mapping[str, nn.Module]) -> tuple[list[tuple[str, str]], list[nn.Module]]:
+        """Return component and path of each changed layer that has left its place, and the layers that came since."""
+        places, new = list[tuple[str, str]](), list[nn.Module]()
         for index in self.key.indexes:
             name, module = index.component, components.get(index.component)
             if name in self.watched and module is not None and not index.holds(module):
-                places += [(name, path) for path in index.lost(module)]
-        return sorted(self.bound.intersection(places))
+                paths, layers = index.exchanged(module)
+                places += [(name, path) for path in paths]
+                new += layers
+        return sorted(self.bound.intersection(places)), new
+
+    def made_of_merged(self, components: Mapping[str, nn.Module]) -> list[nn.Module]:
+        """Return the new layers of components where merged ones are gone, whose weights other code may have read."""
+        if not self.key.why_live:
+            return []
+        places, new = self.lost(components)
+        indexes = {index.component: index for index in self.key.indexes}
+        live = {layer for layer, executor in list(self.executors.items()) if not executor.merges}
+        return new if any(indexes[name].layers[path]() not in live for name, path in places) else []
 
     def _merge_again(self) -> None:
         with ExitStack() as stack:  # which goes on where one fails
@@ -180,7 +191,8 @@ class Plan:
         """Notice changes of base weights from now on."""
         weights = defaultdict[str, list[tuple[nn.Module, str]]](list)
         for layer, executor in list(self.executors.items()):
-            weights[executor.component] += executor.weights(layer) if executor.weight_readers else ()
+            watched = executor.merges or executor.weight_readers
+            weights[executor.component] += executor.weights(layer) if watched else ()
         self.watched = {component: WeightWatch(watched) for component, watched in weights.items()}
 
     def drop_stale(self) -> None:

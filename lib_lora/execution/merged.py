@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -33,11 +33,15 @@ _spoiled: weakref.WeakKeyDictionary[nn.Module, dict[str, bytes]] = weakref.WeakK
 """Samples of the parameters that could not be restored; their layers are refused while they have these numbers."""
 
 
+_Memory: TypeAlias = tuple[torch.dtype, torch.Size, tuple[int, ...], torch.device, int]
+"""The dtype, shape, strides, device and address of a parameter."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Written:
     """A parameter with adapters, as it was written, or as the last conversion of its layer left it."""
 
-    memory: tuple[torch.dtype, tuple[int, ...], torch.device, int]
+    memory: _Memory
     version: int | None
     samples: bytes | None
     """Some of its numbers, by which other code may have moved it; None where a conversion changed them."""
@@ -47,7 +51,7 @@ class _Written:
     def converted(self, parameter: Tensor) -> _Written:
         """Return what is known after a conversion of the layer."""
         memory = _memory_of(parameter)
-        return _Written(memory, version_of(parameter), self.samples if memory[:2] == self.memory[:2] else None)
+        return _Written(memory, version_of(parameter), self.samples if memory[:3] == self.memory[:3] else None)
 
     def change_of(self, parameter: Tensor, *, waits: bool = True) -> str:
         """Return what other code did to the parameter; empty where it did nothing, or moved it.
@@ -61,12 +65,14 @@ class _Written:
             return "written to"
         if is_there and (self.samples is None or not waits):
             return ""
-        is_same = self.samples is not None and samples_of(parameter) == self.samples
+        is_same = (
+            parameter.shape == self.memory[1] and self.samples is not None and samples_of(parameter) == self.samples
+        )
         return "" if is_same else "written to" if is_there else "replaced"
 
 
-def _memory_of(parameter: Tensor) -> tuple[torch.dtype, tuple[int, ...], torch.device, int]:
-    return parameter.dtype, parameter.stride(), parameter.device, parameter.data_ptr()
+def _memory_of(parameter: Tensor) -> _Memory:
+    return parameter.dtype, parameter.shape, parameter.stride(), parameter.device, parameter.data_ptr()
 
 
 class MergedExecutor(DenseExecutor):

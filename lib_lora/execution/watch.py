@@ -102,7 +102,7 @@ class Watch:
         return {name: first for name, first in firsts.items() if first != _NEVER}
 
     def broken(self) -> str:
-        """Return the error by which the latest call of a component failed; empty if it did not."""
+        """Return the error by which a call failed since `begin`; empty if none did, or another call made up for it."""
         return next((calls.latest.broken for calls in self._watched.values() if calls.latest.broken), "")
 
     def uncalled(self, components: Mapping[str, nn.Module], layers: Layers) -> tuple[Uncalled, ...]:
@@ -126,7 +126,9 @@ class _Activation:
     number: int = 0
     first_not_finite: Tensor | None = None
     broken: str = ""
-    """The error of the latest call."""
+    """The error of a call."""
+    had_no_room: bool = False
+    """Whether that was for want of memory: the caller may try again."""
 
 
 class _Calls:
@@ -161,16 +163,20 @@ class _Calls:
             return
         activation = self.began.pop(get_ident(), None)
         error = sys.exc_info()[1] if output is None else None  # an outer one, where the component returns nothing
-        if is_out_of_memory(error):
+        had_no_room = is_out_of_memory(error)
+        if had_no_room:
             self.out_of_memory()
         if activation is None or not self._has(activation):
             return
         if error is not None:
-            if isinstance(error, Exception):  # any other ends a call on purpose
+            if isinstance(error, Exception) and not activation.broken:  # any other ends a call on purpose
                 text = f"{type(error).__name__}: {error}".partition("\n")[0]
                 activation.broken = f"a call of the {self.name} failed: {text[:_LONGEST]}"
+                activation.had_no_room = had_no_room
             return
-        activation.number, activation.broken = activation.number + 1, ""
+        activation.number += 1
+        if activation.had_no_room:
+            activation.broken, activation.had_no_room = "", False
         layers, activation.unseen = dict(activation.unseen or {}), None
         if layers and not is_compiled(component):
             uncalled = tuple(_uncalled_in(self.name, component, layers))

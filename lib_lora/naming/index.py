@@ -195,10 +195,13 @@ class LayerIndex:
         """Return whether `module` is built as it was when it was indexed; see `Structure.holds`."""
         return self.root() is module and self._structure.holds(quick=quick)
 
-    def lost(self, module: nn.Module) -> list[str]:
-        """Return the paths at which `module` has another layer now, or none."""
+    def exchanged(self, module: nn.Module) -> tuple[list[str], list[nn.Module]]:
+        """Return the paths at which `module` has another layer now, or none; and the layers that it did not have."""
         now = {path: layer for path, layer, _ in walk(module)}
-        return [path for path, ref in self.layers.items() if (layer := ref()) is None or now.get(path) is not layer]
+        former = {path: ref() for path, ref in self.layers.items()}
+        lost = [path for path, layer in former.items() if layer is None or now.get(path) is not layer]
+        known = set(former.values())
+        return lost, [layer for layer in now.values() if layer not in known]
 
     def serves(self, now: LayerIndex) -> bool:
         """Return whether the layers of a later index are the same, and follow its structure then."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import os
@@ -264,6 +265,19 @@ def test_a_merged_weight_that_was_written_to_is_said_at_the_call(files, caplog):
     started.pipeline.picture()
     assert "written to by other code" in caplog.text
     assert "written to by other code" in started.engine.report.silence
+
+
+def test_layers_that_were_made_from_merged_weights_are_said_to_have_their_lora_twice(files):
+    started = Started(files, mode="merged")
+    started.pipeline.unet.mix = copy.deepcopy(started.pipeline.unet.mix)
+    started.pipeline.picture()
+    assert "1 layers are new since LoRA were merged" in started.engine.report.silence
+    started.engine.activate(started.engine.stack)
+    assert "has them twice" in started.engine.report.silence
+    started.engine.deactivate()
+    assert "has them twice" in started.engine.report.silence
+    started.pipeline.unet.mix = nn.Linear(8, 8)
+    assert started.engine.report.silence == ""
 
 
 def test_another_class_gets_another_executor(files):
