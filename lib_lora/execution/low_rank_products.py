@@ -56,7 +56,8 @@ def pays(layer: nn.Module, base_forward: BaseForward, x: Tensor) -> bool:
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     ):
         return False
-    if torch._C._functorch.peek_interpreter_stack() is not None:  # a transform may have a batch of weights
+    # a transform may have a batch of weights; the compiler follows no such call
+    if not compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
         return False
     return not autocasts(x.device.type)
 
