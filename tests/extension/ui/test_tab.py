@@ -589,7 +589,7 @@ def test_where_copying_is_not_allowed_the_text_is_shown(tab: Tab) -> None:
 def test_what_became_of_each_is_told_at_its_row(tab: Tab, served: Served) -> None:
     tab.insert("zorp")
     make(tab, served, tab.prompt)
-    tab.row("zorp").get_by_text("✓ applied: 264 of 264 layers · 751 KB").wait_for(timeout=LONG)
+    tab.row("zorp").get_by_text("✓ applied: 264 of 264 layers · 752 KB").wait_for(timeout=LONG)
     tab.row("zorp").get_by_text("264 loha · rank 2 · kohya · for Stable Diffusion 1.x").wait_for()
     tab.write(f"<lora:stripes:1> {tab.prompt}")
     tab.row("stripes").wait_for()
