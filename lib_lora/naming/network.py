@@ -246,8 +246,9 @@ class Network(NotCopied):
         kind = place.windows[0].kind
         if kind not in recipe.kinds:
             return Unused("", "layer_kind", f"not defined for {kind} layers", f"{component}.{place.name}")
-        if kind == "embedding" and own is not None and own.shape[0] < place.shape[0]:
-            place = place.window(0, own.shape[0])  # it has got more tokens since, behind the ones it was trained with
+        tokens = own.shape[0] if kind == "embedding" and own is not None and own.shape else 0
+        if 0 < tokens < place.shape[0]:
+            place = place.window(0, tokens)  # it has got more since, behind the ones it was trained with
         try:
             try:
                 param = place.windows[0].param if kind == "experts" else ""

@@ -55,4 +55,12 @@ def test_parameters_of_any_shape_are_taken_or_refused(tmp_path, sample, pytestco
                 network = load_network(save(path, renamed, sample.metadata), {"unet": model})
                 assert len(network.report.unused) == (0 if network.bindings else len(renamed)), renamed
                 for one in network.bindings:
-                    assert network.delta_weight("unet", name).shape == one.target.shape
+                    shape = site if one.target.rows else one.target.shape  # of an embedding with fewer tokens
+                    assert network.delta_weight("unet", name).shape == shape
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 24)])
+def test_a_change_of_an_embedding_that_has_no_tokens_is_refused(tmp_path, shape):
+    path = save(tmp_path / "a.safetensors", {"lora_unet_layer.diff": torch.zeros(shape)})
+    network = load_network(path, {"unet": Model(torch.nn.Embedding(50, 24))})
+    assert [one.key for one in network.report.unused] == ["lora_unet_layer.diff"]
