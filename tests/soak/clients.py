@@ -547,8 +547,11 @@ class Client:
             with ledger.lock:
                 ledger.saved += len(data["images"])
         finished = not any("unfinished" in note for note in info["remora"]["notes"])
-        for image, infotext in zip(data["images"] if finished else (), info["infotexts"], strict=False):
+        for image, infotext in zip(data["images"], info["infotexts"], strict=False):
             picture = Image.open(io.BytesIO(base64.b64decode(image)))
+            if not finished:
+                ledger.note_unfinished(picture.tobytes())
+                continue
             if not compared:
                 with ledger.lock:
                     ledger.pictures += 1

@@ -119,6 +119,8 @@ class Ledger:
         self._faults: list[Fault] = []
         self._pictures: dict[str, str] = {}
         self._texts: dict[str, str] = {}
+        self._unfinished: set[str] = set()
+        """Digests of pictures that were interrupted; they have the parameters of finished ones."""
         self._interrupts: dict[str, deque[Write]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
         self.requests: Counter[str] = Counter()
         self.statuses: Counter[int] = Counter()
@@ -221,10 +223,16 @@ class Ledger:
             return None if known == digest else f"was {known[:12]} before, and is {digest[:12]} now: {infotext}"
 
     def is_known(self, infotext: str, pixels: bytes) -> bool | None:
-        """Tell whether these are the bits that came of these parameters; None where none came."""
+        """Tell whether these are the bits that came of these parameters; None where none came, or an unfinished one."""
+        digest = hashlib.sha256(pixels).hexdigest()
         with self.lock:
-            known = self._pictures.get(infotext)
-        return None if known is None else known == hashlib.sha256(pixels).hexdigest()
+            known = None if digest in self._unfinished else self._pictures.get(infotext)
+        return None if known is None else known == digest
+
+    def note_unfinished(self, pixels: bytes) -> None:
+        """Note a picture that was interrupted."""
+        with self.lock:
+            self._unfinished.add(hashlib.sha256(pixels).hexdigest())
 
     def parameters(self, request: str, infotext: str) -> str | None:
         """Note what a picture says of itself; return what is wrong where it said something else before."""
