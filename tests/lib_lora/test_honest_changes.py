@@ -66,7 +66,7 @@ class History:
         return f"{self.text}: {error:.1e} off, {lost} lost" if error > TOLERANCE or lost else ""
 
 
-@pytest.mark.parametrize("changes", [60, pytest.param(300, marks=pytest.mark.long)])
+@pytest.mark.parametrize("changes", [60, pytest.param(300, marks=pytest.mark.full)])
 def test_no_picture_is_wrong_in_silence(changes, tmp_path, caplog):
     some, files, wrong, made, right = random.Random(changes), write_files(tmp_path), list[str](), 0, 0
     while made < changes:
