@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator
@@ -12,6 +11,7 @@ import pytest
 from fastapi import HTTPException
 
 from extension.api import answers
+from tests.fakes.coroutines import completed
 
 
 class Sent:
@@ -26,6 +26,12 @@ class Sent:
             yield self.body[start : start + (1 << 14)]
 
 
+async def read(body: bytes) -> tuple[int, Any]:
+    """Return the thread of the event loop, and what it reads."""
+    sent: Any = Sent(body)
+    return threading.get_ident(), await answers.json_of(sent, 1 << 20, "a text")
+
+
 @pytest.mark.parametrize(("characters", "is_loops"), [(10, True), (1 << 17, False)])
 def test_a_long_body_is_parsed_beside_the_event_loop(
     monkeypatch: pytest.MonkeyPatch, characters: int, is_loops: bool
@@ -38,12 +44,12 @@ def test_a_long_body_is_parsed_beside_the_event_loop(
 
     monkeypatch.setattr(answers, "_parsed", noted)
     body = json.dumps({"text": "x" * characters}).encode()
-    read: Any = asyncio.run(answers.json_of(Sent(body), 1 << 20, "a text"))  # type: ignore[arg-type]
-    assert len(read["text"]) == characters
-    assert [one == threading.get_ident() for one in threads] == [is_loops]
+    loop, found = completed(read(body))
+    assert len(found["text"]) == characters
+    assert [one == loop for one in threads] == [is_loops]
 
 
 def test_a_body_is_read_no_further_than_it_may_be() -> None:
     with pytest.raises(HTTPException) as refused:
-        asyncio.run(answers.json_of(Sent(b"x" * (2 << 20)), 1 << 20, "a text"))  # type: ignore[arg-type]
+        completed(read(b"x" * (2 << 20)))
     assert refused.value.detail == "a text has no more than 1 MB"
