@@ -208,9 +208,9 @@ class Guest:
         """Add Remora's routes to the host's FastAPI application, and log what does not work beside it."""
         from .api import add_routes  # fastapi is imported where a host serves with it
 
-        for sentence in self._host.conflicts() if self.enabled else ():
-            logger.warning("remora: %s", sentence)
         add_routes(app, self._session)
+        for sentence in self._host.conflicts() if self.enabled else ():  # last: it reads what others have
+            logger.warning("remora: %s", sentence)
 
     def axes(self) -> Sequence[Axis]:
         """Return what X/Y/Z plots can vary."""

@@ -34,6 +34,7 @@ function say(text) {
     const known = new WeakMap(); // of nodes, what they said in English and what they say now
     let translated = (text) => text;
     const speak = (node) => {
+        if (!node.isConnected) return; // it came and went
         const field = node.nodeType === Node.TEXT_NODE ? "data" : "placeholder";
         const now = node[field], trimmed = now?.trim();
         if (!trimmed || node.parentElement.closest("textarea, script, style")) return;
@@ -47,7 +48,7 @@ function say(text) {
         if (root.nodeType !== Node.ELEMENT_NODE) return;
         const texts = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
         while (texts.nextNode()) speak(texts.currentNode);
-        for (const field of root.querySelectorAll("[placeholder]")) speak(field);
+        for (const field of [root, ...root.querySelectorAll("[placeholder]")]) speak(field);
     };
     const watch = new MutationObserver((changes) => {
         for (const { type, target, addedNodes } of changes)

@@ -179,20 +179,21 @@ class Tag:
 
     def unreached(self, steps: int) -> str:
         """Return what of its schedule lies beyond the last step of a first pass of so many; empty if nothing does."""
-        if self.passes and "base" not in self.passes:
+        if (self.passes and "base" not in self.passes) or self.during.why_empty:  # which the engine tells
             return ""
         windows = [self.during]
         while (outer := windows[-1].within) is not None:
             windows.append(outer)
-        start = max((one.start for one in windows if one.start is not None), default=0.0)
-        stop = min((one.stop for one in windows if one.stop is not None), default=0.0)
+        starts, stops = ([getattr(one, name) for one in windows] for name in ("start", "stop"))
+        start = max((_in_steps(one, steps) for one in starts if one is not None), default=0.0)
+        stop = min((_in_steps(one, steps) for one in stops if one is not None), default=0.0)
         curves = [one for one in (self.te, self.unet, *self.sides.values()) if isinstance(one, Curve)]
         last = max((one.points[-1][0] for one in curves if one.unit == "step"), default=0.0)
         has = f"the picture has {steps} step{'' if steps == 1 else 's'}"
-        if 0 < stop <= start:  # it never acts, which the engine tells
-            return ""
         if start > 1 and start >= steps:
             return f"acts in no step: it begins after step {start:g}, and {has}"
+        if 0 < stop <= start:  # windows within each other of which none is in the other
+            return ""
         if stop > max(steps, 1):
             return f"acts until the end: it is to stop at step {stop:g}, and {has}"
         if last > max(steps, 1):
@@ -223,3 +224,8 @@ def _numbers(of: Amount | Mapping[str, Amount]) -> float | Mapping[str, float] |
         numbers = {name: amount for name, amount in of.items() if not isinstance(amount, Curve)}
         return numbers if len(numbers) == len(of) else None
     return of
+
+
+def _in_steps(place: float, steps: int) -> float:
+    """Return a place of a schedule, which between 0 and 1 is a part of the steps, as a number of steps."""
+    return place * steps if 0 < place < 1 else place

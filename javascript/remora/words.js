@@ -101,7 +101,7 @@ export function pieces(key, ...values) {
  * @param {{[name: string]: unknown}} values
  */
 function filled(key, values) {
-    const parts = formOf(now.strings[key] ?? ENGLISH[key], Number(values.count)).split(/\{(\w+)\}/);
+    const parts = formOf(now.strings[key] ?? ENGLISH[key], Number(values.count)).split(PLACE);
     return parts.map((part, at) => {
         const value = at % 2 ? values[part] : part;
         return typeof value === "number" ? number(value) : value;
@@ -213,13 +213,11 @@ export function translated(said) {
  */
 function inside(said, depth) {
     if (depth > DEEPEST) return said;
-    return (
-        whole(said, depth)
-        ?? said
-            .split("; ")
-            .map((part) => whole(part, depth) ?? part)
-            .join(t("mark.semicolon"))
-    );
+    const found = whole(said, depth);
+    if (found !== null) return found;
+    const parts = said.split("; "),
+        spoken = parts.map((part) => whole(part, depth) ?? part);
+    return spoken.some((one, at) => one !== parts[at]) ? spoken.join(t("mark.semicolon")) : said;
 }
 
 /**

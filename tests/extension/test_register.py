@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,17 @@ def test_routes_are_added_beside_a_hosts_own(pipeline: object) -> None:
         assert client.get("/sdapi/v1/loras").json() == "the host's"
         assert client.get("/remora/v1/state").json()["loras"] == []
     assert [getattr(route, "path", "") for route in app.routes].count("/remora/v1/state") == 1
+
+
+def test_routes_are_there_where_the_search_for_conflicts_fails(
+    pipeline: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extension.register()
+    app = FastAPI()
+    monkeypatch.setattr(STANDALONE, "conflicts", lambda: 1 / 0)
+    with suppress(ZeroDivisionError):
+        STANDALONE.app_started(app)
+    assert "/remora/v1/state" in [getattr(route, "path", "") for route in app.routes]
 
 
 def test_a_failure_is_logged_with_its_traceback_and_the_host_goes_on(

@@ -174,6 +174,11 @@ test("an error of a tag that is always on, and a file that is no LoRA, are trans
     for (const [said, wanted] of cases) assert.equal(translated(said), wanted);
 });
 
+test("a text that has no translation keeps its marks", () => {
+    speak("ja", {"mark.semicolon": "。", "common.done": "完了"});
+    assert.equal(translated("a cat; a dog"), "a cat; a dog");
+});
+
 test("a sentence within sentences without end is read a few times", () => {
     speak("de", {"said.noEffectNow": "{name} wirkt nicht: {why}"});
     const said = `${"a has no effect: ".repeat(100)}b`;

@@ -71,6 +71,7 @@ def test_a_tag_keeps_the_meaning_that_it_had(written: str, want: list[float]) ->
         ("<lora:a:1:30-40>", 20, "acts in no step: it begins after step 30, and the picture has 20 steps"),
         ("<lora:a:1:start=20>", 20, "acts in no step: it begins after step 20, and the picture has 20 steps"),
         ("<lora:a:1:start=2>", 1, "acts in no step: it begins after step 2, and the picture has 1 step"),
+        ("<lora:a:1:start=25:stop=0.9>", 20, "acts in no step: it begins after step 25, and the picture has 20 steps"),
         ("[cat:<lora:a:1>:35]", 20, "acts in no step: it begins after step 35, and the picture has 20 steps"),
         ("[[<lora:a:1>:5]:35]", 20, "acts in no step: it begins after step 35, and the picture has 20 steps"),
         ("[<lora:a:1>::35]", 20, "acts until the end: it is to stop at step 35, and the picture has 20 steps"),

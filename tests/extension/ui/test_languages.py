@@ -134,6 +134,17 @@ def test_the_tab_speaks_the_language_that_is_chosen_and_follows_the_web_ui(page:
         assert page.locator("#progress").inner_text() == said["ready"]
         assert page.locator("#infotext label").first.inner_text() == said["parameters"]
         assert page.locator("#prompt textarea").get_attribute("placeholder") == said["describe"]
+        field = page.evaluate_handle(
+            """placeholder => {
+                const gone = document.createTextNode("Ready"), field = document.createElement("input");
+                document.body.append(gone);
+                gone.remove();
+                document.body.append(Object.assign(field, {placeholder}));
+                return field;
+            }""",
+            "Describe the picture. Write a LoRA as <lora:name:0.8>. Ctrl+Enter generates.",
+        )
+        page.wait_for_function("([field, said]) => field.placeholder === said", arg=[field, said["describe"]])
         page.evaluate("window.remoraTab.set({pane: 'library'})")
     # the settings of a web UI of A1111's family come late
     page.evaluate("window.opts = {}")
