@@ -68,15 +68,21 @@ __all__ += ["ActivationError", "ArgumentError", "ComponentError", "LoraError", "
 __all__ += ["RowsError", "StackError"]
 __all__ += ["FileError", "NoMatchError", "PickleError", "StorageError", "UnknownAdapterError", "UnknownFormatError"]
 
-_AT_FIRST_ACCESS = ["strengths.model_call", "placement.static", "naming.network", "engine", "plugins"]
-_AT_FIRST_ACCESS += ["pipelines.attached", "pipelines.calls"]
-"""The modules that have the other names, each behind what it imports."""
+_AT_FIRST_ACCESS = {
+    "engine": ("Engine",),
+    "naming.network": ("Network", "inspect_file", "load_network", "model_blocks", "model_family"),
+    "pipelines.attached": ("PipelineEngine", "attach"),
+    "pipelines.calls": ("LoraCalls", "replace_lora_calls"),
+    "placement.static": ("RANK_BUCKETS",),
+    "plugins": ("register", "unregister"),
+    "strengths.model_call": ("Rows", "SchedulerClock"),
+}
 
 
 def __getattr__(name: str) -> object:
-    for module in _AT_FIRST_ACCESS if name in __all__ else ():
-        value: object = getattr(import_module(f".{module}", __name__), name, None)
-        if value is not None:
+    for module, names in _AT_FIRST_ACCESS.items():
+        if name in names:
+            value: object = getattr(import_module(f".{module}", __name__), name)
             globals()[name] = value
             return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The errors of lib_lora, checks of arguments that raise them, and what public values have in common.
+"""The errors of lib_lora, checks of arguments that raise them, and the base classes of public values.
 
 The text of an error is one sentence for the user: the fault, its place, and the remedy.
 """
@@ -6,13 +6,13 @@ The text of an error is one sentence for the user: the fault, its place, and the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field, fields
 from decimal import Decimal
 from fractions import Fraction
 from itertools import islice
 from os import PathLike, fspath
 from pathlib import Path, PurePath
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -222,16 +222,17 @@ class OneLine:
     """A dataclass whose mappings do not change; its form of one line leaves out defaults and shortens what is long."""
 
     __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     def __post_init__(self) -> None:
-        for field in fields(self):  # type: ignore[arg-type]
+        for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Mapping) and not isinstance(value, FrozenMapping):
                 object.__setattr__(self, field.name, FrozenMapping(value))
 
     def __repr__(self) -> str:
         given = []
-        for field in fields(self):  # type: ignore[arg-type]
+        for field in fields(self):
             value = getattr(self, field.name)
             default = field.default if field.default_factory is MISSING else field.default_factory()
             if field.repr and (default is MISSING or value != default):

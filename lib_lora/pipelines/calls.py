@@ -165,7 +165,8 @@ class LoraCalls:
         engine = attach(self)
         fused = {name: name if name.endswith(_FUSED) else f"{name}{_FUSED}" for name in _fused(engine)}
         kept = [replace(entry, name=fused[entry.name]) for entry in engine.stack if entry.name in fused]
-        engine.activate(replace(engine.stack, entries=kept))
+        if engine.stack:
+            engine.activate(replace(engine.stack, entries=kept))
         gone = [name for name in engine.names if not name.endswith(_FUSED)]
         if gone:
             engine.unload(*gone)

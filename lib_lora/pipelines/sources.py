@@ -34,9 +34,9 @@ def path_of(source: Source, weight_name: str | None, new_file: Callable[[], Path
         check_type(weight_name, str, "weight_name", "the name of a file in the folder")
     if isinstance(source, Mapping):
         return _saved(source, new_file())
+    if not isinstance(source, str | os.PathLike) and callable(getattr(source, "read", None)):
+        return _copied(source, new_file())
     written = os.fspath(source) if isinstance(source, str | os.PathLike) else None
-    if written is None and callable(getattr(source, "read", None)):
-        return _copied(source, new_file())  # type: ignore[arg-type]
     if not isinstance(written, str) or "\0" in written or not written:
         raise ArgumentError(f"a LoRA is loaded from {_EXAMPLE}, not from {shown(source)}")
     path = Path(written)

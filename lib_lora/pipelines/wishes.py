@@ -62,8 +62,9 @@ def _elements(component: str, module: nn.Module, blocks: Blocks) -> Iterator[Ele
         if not any(start in path for path in paths):
             tops = ", ".join(dict.fromkeys([path.partition(".")[0] for path in paths if path]))
             raise StackError(f"{component} has no block {name!r}; its layers are in {tops}")
-        is_list = isinstance(wish, Sequence) and len(wish) == 1 and not isinstance(wish, str)
-        yield _element(wish[0] if is_list else wish, start)  # type: ignore[index]
+        if isinstance(wish, Sequence) and len(wish) == 1 and not isinstance(wish, str):
+            wish = wish[0]
+        yield _element(wish, start)
 
 
 def _of_side(name: str, wish: float | Sequence[float] | Blocks, paths: Sequence[str]) -> Iterator[Element]:
@@ -75,9 +76,10 @@ def _of_side(name: str, wish: float | Sequence[float] | Blocks, paths: Sequence[
     if not isinstance(wish, Mapping):
         yield _element(wish, side)
         return
-    for block, weight in wish.items():
+    for given, weight in wish.items():
+        block = f"block_{given}" if isinstance(given, str) and given.isdecimal() else given
         if block not in known:
-            raise StackError(f"there is no {shown(block)} in {name}; there are {', '.join(known)}")
+            raise StackError(f"there is no {shown(given)} in {name}; there are {', '.join(known)}")
         if not isinstance(weight, Sequence) or isinstance(weight, str):
             yield _element(weight, known[block])
             continue

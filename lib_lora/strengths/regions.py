@@ -66,7 +66,8 @@ class Region:
             text = ", ".join(map(shown, edges))
             raise StackError(f"a rectangle is left, top, right and bottom, in shares of the picture, not {text}")
         down, across = _covered(top, bottom), _covered(left, right)
-        return Region(SIZE, SIZE, bytes(round(part * other * _FULL) for part in down for other in across))
+        rows = {part: bytes(round(part * other * _FULL) for other in across) for part in set(down)}
+        return Region(SIZE, SIZE, b"".join(map(rows.__getitem__, down)))
 
     @classmethod
     def _from_weights(cls, weights: Tensor) -> Region:
@@ -277,5 +278,5 @@ def weights_at(grid: TokenGrid | None, rows: RowRegions, counts: Sequence[int]) 
         if region is not None and grid is not None:
             picture = region.weights(grid.height, grid.width).flatten().repeat(grid.frames)
             weights[grid.before : grid.before + len(picture)] = picture
-    ranges = [[of_region[region] for region, n in zip(row, counts, strict=True) for _ in range(n)] for row in rows]
-    return torch.stack(list(map(torch.stack, ranges)))
+    each = torch.stack([torch.stack(list(map(of_region.__getitem__, row))) for row in rows])
+    return each.repeat_interleave(torch.tensor(counts, device="cpu"), 1)

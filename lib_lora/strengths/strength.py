@@ -258,9 +258,10 @@ class Strength(OneLine):
         check_type(self.region, (Region, NoneType), "region", "a Region, as Region.rectangle(0, 0, 0.5, 1), or None")
         if self.part is not None and (type(self.part) is not int or self.part < 0):
             raise StackError(f"part must be a whole number from 0 up, or None, not {shown(self.part)}")
-        for amount in self.amounts:
+        named = self.of if isinstance(self.of, Mapping) else {"": self.of}
+        for name, amount in (*named.items(), *self.sides.items()):
             if not isinstance(amount, Curve):
-                _finite(amount, "a multiplier")
+                _finite(amount, f"a multiplier of {name}" if name else "a multiplier")
 
     @property
     def varies(self) -> bool:
@@ -378,11 +379,17 @@ def strengths_by_image(multiplier: AnyMultiplier) -> list[list[Strength]]:
 
     A single image stands for all that have the same.
     """
-    if isinstance(multiplier, float):
+    if isinstance(multiplier, float):  # most are
         return [[_constant(multiplier)]]
     images = multiplier.multipliers if isinstance(multiplier, PerImage) else (multiplier,)
     halves = [(one.positive, one.negative) if isinstance(one, Halves) else (one,) for one in images]
-    return [[one if isinstance(one, Strength) else Strength(one) for one in image] for image in halves]
+    return [[_strength(one) for one in image] for image in halves]
+
+
+def _strength(multiplier: Multiplier) -> Strength:
+    if isinstance(multiplier, Strength):
+        return multiplier
+    return _constant(multiplier) if isinstance(multiplier, float) else Strength(multiplier)
 
 
 def all_strengths(multiplier: AnyMultiplier) -> list[Strength]:

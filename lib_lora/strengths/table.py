@@ -182,7 +182,7 @@ class StrengthTable:
                 sources.add((group, pair.scale))
         layer = LayerStrengths(self, key, spatial, columns, sources)
         with self.lock:  # or a matrix that is replaced meanwhile would miss the layer
-            layer.view(self._matrix(key) if self.stale or key not in self._matrices else self._matrices[key])
+            layer.view(self._matrix(key))
             self._layers.add(layer)
         return layer
 
