@@ -309,6 +309,7 @@ class TestWishes:
             ({"mid": 0.25}, {"mid_block": 0.25}),
             ({"mid": [0.25], "up": 0}, {"mid_block": 0.25, "up_blocks": 0}),
             ({"up": {"block_1": 0.5}}, {"up_blocks.1": 0.5}),
+            ({"up": {"1": 0.5}}, {"up_blocks.1": 0.5}),
             (
                 {"up": {"block_1": [0.4, 0.6]}, "down": {"block_0": [0.1]}},
                 {
@@ -368,6 +369,7 @@ class TestWishes:
             (None, "a strength must be"),
             ([0.5], "a strength must be"),
             (float("nan"), "a strength must be"),
+            ({"unet": float("nan")}, "a multiplier of unet must be"),
         ],
     )
     def test_what_is_written_wrong(self, unet, wish, text):
