@@ -228,8 +228,7 @@ class Engine(NotCopied):
                     self._take_off(keep=True)
                     return ActivationReport(())
                 _look_for_twice(self._plan, self._twice, self._model)
-                components = self._model.present
-                if components != self.components:
+                if (components := self._model.present) != self.components:
                     self._take_off(keep=False, model=Model(components, self._sources, self._model.pipeline))
                 self._model.check_names(stack)
                 self._hooked.ensure_in_force()

@@ -18,7 +18,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ..errors import UnsupportedError
-from ..files.formats.base import Table, read_pattern
+from ..files.formats import Table, read_pattern
 from ..tensors import wide
 from ._operation import Operation
 from ._rows import number, placed, taken, unfit

@@ -46,7 +46,9 @@ class Network(NotCopied):
         self._indexes = {index.component: index for index in indexes}
         self._family = family_of_model(indexes)
         self._tiers: dict[str | None, tuple[list[tuple[str, ...]], int]] = {}
-        """Of a component in the file: those of the model that it may mean, and how many of the first it names."""
+        """Component in the file -> components of the model to search, the likeliest first; and how many of them tell
+        why a layer does not fit.
+        """
         for name in {group.component for group in parsed.groups}:
             tiers = candidates(name, list(self._indexes), parsed.experts)
             self._tiers[name] = tiers, int(name in self._indexes) if name in EXACT else len(tiers)
@@ -242,7 +244,7 @@ class Network(NotCopied):
         if isinstance(place, NumberingError):
             return Unused("", "no_module", place.reason, place.detail)
         if place is None:
-            return None if by_number else index.other_layer(group.module, flattened=group.flattened)
+            return index.other_layer(group.module, flattened=group.flattened)
         kind = place.windows[0].kind
         if kind not in recipe.kinds:
             return Unused("", "layer_kind", f"not defined for {kind} layers", f"{component}.{place.name}")

@@ -1,6 +1,6 @@
-"""The scale of a file's layers, alpha / rank: the one rule, and what a report says of it.
+"""What a report says of the scale of a file's layers, alpha / rank.
 
-`ParsedFile.adapter` applies the rule. The first that tells counts:
+`ParsedFile.adapter` decides it. The first that tells counts:
 
 1. the user: `Reading.scale`, else `Reading.alpha`;
 2. an `alpha` tensor of the layer;

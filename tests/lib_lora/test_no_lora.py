@@ -150,6 +150,19 @@ def test_siblings_of_the_kinds_are_named_too():
             assert found.name == kind, key
 
 
+def test_a_file_of_a_kind_without_a_name_is_not_called_a_kind_that_it_resembles():
+    """Parts of GLIGEN, SparseCtrl, a prompt of PEFT's, and a classifier."""
+    blocks = "down_blocks.0.{}.weight"
+    for shapes in (
+        {"position_net.linears.0.weight": (512, 1792), blocks.format("attentions.0.fuser.attn.to_q"): (320, 320)},
+        {"module.controlnet_cond_embedding.weight": (4,), blocks.format("motion_modules.0.norm"): (32,)},
+        {"prompt_embeddings": (20, 768)},
+        {"blocks.0.attn.qkv.weight": (2304, 768), "head.weight": (1000, 768)},
+    ):
+        found = stranger_of(shapes)
+        assert found is None or found.name == "controlnet", (shapes, found)
+
+
 def test_no_lora_is_taken_for_another_file(real_keys):
     """Real lists of keys: the LoRA match no kind, the models do."""
     found = {}

@@ -56,9 +56,10 @@ HEADERS = {
     "kohya's own of another state": ({"ss_network_alpha": "8", "ss_network_dim": "64"}, 1.0),
     "folded by musubi-tuner": ({"ss_network_alpha": "8", "ss_network_module": "networks.lora_wan"}, 1.0),
     "JSON of a script": ({"peft_config": json.dumps({"r": 4, "lora_alpha": 8, "alpha_pattern": {"layer": 2}})}, 0.5),
+    "beside a text that is empty": ({"adapter_config": "", "peft_config": json.dumps({"r": 4, "lora_alpha": 8})}, 2.0),
 }
 UNDOUBTED = {"LightX2V", "with its component", "of a component that the keys do not name", "JSON of a script"}
-UNDOUBTED |= {"rs-LoRA", "rs-LoRA in the arguments", "kohya's own alone"}
+UNDOUBTED |= {"rs-LoRA", "rs-LoRA in the arguments", "kohya's own alone", "beside a text that is empty"}
 
 
 @pytest.mark.parametrize("case", HEADERS)

@@ -161,7 +161,7 @@ def arguments(metadata: Mapping[str, str]) -> dict[str, object]:
 def parsed(text: str) -> object:
     """Return what a text is as JSON; None where it is none."""
     try:
-        return json.loads(text or "{}")
+        return json.loads(text)
     except (ValueError, RecursionError):
         return None
 

@@ -50,7 +50,7 @@ def names_of(
 
 
 def _chosen(shapes: Sequence[Shape | None], own: Mapping[str, Layer], targets: frozenset[str]) -> list[str]:
-    """Return the names of as many weights of a module as there are LoRA of these shapes, or raise NumberingError.
+    """Return the names of the weights that the LoRA are for, in the order of the module; there are as many as shapes.
 
     `targets` has PEFT's `target_parameters`, each the end of a name; none where no configuration tells.
     """

@@ -7,9 +7,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
-from ._peft_patterns import Table as Table
-from ._peft_patterns import read_pattern as read_pattern
-
 FILE_WIDE = "*"
 """`ParsedKey.module` of a parameter that all layers of a file share."""
 BUNDLED = "bundle_emb."
@@ -91,11 +88,11 @@ class Layers(Protocol):
 NamesOf: TypeAlias = Callable[
     [Layers, Mapping[str, tuple[int, ...] | None], str | None, Mapping[str, object]], Mapping[str, str | NumberingError]
 ]
-"""Returns the name of each layer of a file that has numbers, or whose keys do not name all, or what is wrong with it.
+"""Gives a name of the model to each layer of a file whose keys have numbers, or do not name all layers.
 
-It is given the model's layers; the weight that each layer's parameters were made for, None where they do not tell;
-what the header says under the name of the component; and the trainer's configuration. It raises NumberingError where
-the numbers mean nothing in the model.
+A NumberingError in place of a name says what is wrong with that layer alone. It is given the model's layers; the weight
+that each layer's parameters were made for, None where they do not tell; what the header says under the name of the
+component; and the trainer's configuration. It raises NumberingError where the numbers mean nothing in the model.
 """
 
 

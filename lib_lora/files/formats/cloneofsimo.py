@@ -30,7 +30,10 @@ _LAYERS = {
     "CrossAttention": _PROJECTION,
     "Attention": _PROJECTION,  # CrossAttention's later name
     "GEGLU": rf"{_ATTENTION}\.ff\.net\.0\.proj",
-    "CLIPAttention": r"text_model\.encoder\.layers\.\d+\.self_attn\.(q|k|v|out)_proj",
+    **dict.fromkeys(
+        ("CLIPAttention", "CLIPSdpaAttention", "CLIPFlashAttention2"),
+        r"text_model\.encoder\.layers\.\d+\.self_attn\.(q|k|v|out)_proj",
+    ),
 }
 _LINEAR_OF_RESNET = rf"{_RESNET}\.time_emb_proj"
 _ALL_OF_RESNET = rf"{_RESNET}\.(conv1|time_emb_proj|conv2|conv_shortcut)"
@@ -48,13 +51,15 @@ _NUMBERINGS = tuple(
     for block in (("attn1", "ff", "attn2"), ("attn1", "attn2", "ff"))
     for more in ({}, {"ResnetBlock2D": _LINEAR_OF_RESNET}, {"ResnetBlock2D": _ALL_OF_RESNET})
 )
-"""Each way in which the trainer may have counted: class of modules that are trained -> pattern of the layers below, by
-diffusers' names; and every step of those names that is no number, in the order in which the modules are registered.
+"""All ways in which the trainer may have counted.
+
+Each has the classes of modules that were trained, with a pattern for the names of the layers below them, and the parts
+of these names in the order in which a model registers them.
 """
 
 
 def numbered(names: Iterable[str], layers: Mapping[str, str], order: Sequence[str]) -> list[str]:
-    """Return those of diffusers' names that are counted in one way: the layer of number n is at n."""
+    """Return the names of the layers that the trainer counted, in the order of their numbers."""
     counted = [name for name in names if any(re.fullmatch(pattern, name) for pattern in layers.values())]
     places = {step: i for i, step in enumerate(order)}
     return sorted(counted, key=lambda name: [places[step] if step in places else int(step) for step in name.split(".")])

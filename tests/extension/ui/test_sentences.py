@@ -175,5 +175,5 @@ def untranslated(texts: list[str]) -> list[list[str]]:
         encoding="utf-8",
     )
     assert done.returncode == 0, done.stderr
-    found = [[part.strip() for part in text.split("\n")] for text in json.loads(done.stdout)]
+    found = [[part.strip() for part in re.split("\n|; ", text)] for text in json.loads(done.stdout)]
     return [[part for part in parts if part and part not in ("✓", VALUE)] for parts in found]

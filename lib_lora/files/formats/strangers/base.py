@@ -1,4 +1,4 @@
-"""What a kind of stranger is, and how a file is recognised as one: by its keys, shapes, metadata, name or first bytes.
+"""What a kind of stranger is, and how a file is recognised as one: by its keys, shapes, name or first bytes.
 
 Nothing of a pickle is run: the names in it are read as text.
 """

@@ -52,7 +52,7 @@ MOTION_MODULE = Stranger(
     "an AnimateDiff motion module",
     _ANIMATE,
     r"^key:[^:]*(motion_modules\.\d+\.|temporal_transformer\.)",
-    never=r"^key:[^:]*lora",
+    never=r"^key:([^:]*lora|(module\.)?controlnet_)",  # SparseCtrl has motion modules, too
     general=1,
 )
 IP_ADAPTER = Stranger(
@@ -128,7 +128,7 @@ TOKEN = Stranger(
     "a textual inversion embedding",
     _EMBEDDINGS,
     r"^key:[^.:]+:(\d+x)?(768|1024|1280|2048|2304|2560|3584|4096|5120)$",
-    never=r"^key:[^:]*[._](weight|bias|alpha|lora_?\w*|diff\w*|scale)(:|\.)",
+    never=r"^key:([^:]*[._](weight|bias|alpha|lora_?\w*|diff\w*|scale)(:|\.)|prompt_embeddings:)",
     most=4,
     general=1,
 )

@@ -13,7 +13,8 @@ CHECKPOINT = Stranger(
     r"^key:(model\.diffusion_model\.|model_ema\.|diffusion_model\.[^:]*\.(weight|bias):|img_in\.weight:|x_embedder\.weight:"
     r"|(net\.)?(double_blocks|joint_blocks|transformer_blocks|single_blocks|blocks|layers|down_blocks|input_blocks)\.\d+"
     r"\.[^:]*(attn|attention|emb_layers|resnets|proj_in)[^:]*\.(weight|bias):)",
-    never=_NO_LORA,
+    # GLIGEN's part of a model, and a classifier
+    never=rf"{_NO_LORA}|^key:(position_net\.|[^:]*\.fuser\.|(head|classifier)\.weight:\d{{4,5}}x\d+$)",
     general=2,
 )
 QUANTIZED = Stranger(
@@ -91,7 +92,7 @@ SAM_LORA = Stranger(
 )
 LANGUAGE_LORA = Stranger(
     "language_lora",
-    "a LoRA of a model that makes no pictures, such as Llama, Qwen, BERT and Whisper",
+    "a LoRA of a model that makes no pictures, such as Llama, Qwen and BERT",
     "it changes nothing in an image model; load it with PEFT into the model it was made for",
     r"^key:base_model\.model\.(((model|language_model)\.)+layers\.\d+\.(self_attn|mlp)\."
     r"|(model\.)?(visual|vision_tower|multi_modal_projector)\.|(model\.)?decoder\.(layers|block)\.\d+\."
