@@ -185,7 +185,7 @@ class NetworkReport(OneLine):
         hit = f"{self.hit} of {self.layers} layers" if self.resolved else f"{self.layers} layers"
         if self.noise:
             hit += f", in {self.noise} noise only"
-        line = f"{self.name}: {hit} ({kinds}{rank}; {self.format}, {self.architecture or 'unknown architecture'})"
+        line = f"{self.name}: {hit} ({kinds}{rank}, {self.format}, {self.architecture or 'unknown architecture'})"
         unused = f"{_keys(len(self.unused))} unused: {self.why()}" if self.unused else ""
         return "; ".join(filter(None, [line, self.doubt, *self.notes, unused]))
 

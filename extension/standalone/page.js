@@ -57,6 +57,8 @@ function say(text) {
     document.addEventListener("remora:language", ({ detail }) => {
         translated = detail.translated;
         document.documentElement.lang = detail.language;
+        const here = JSON.stringify(translated("The picture will be here."));
+        document.documentElement.style.setProperty("--remora-picture-here", here); // page.css writes it
         speakIn(document.body);
         watch.observe(document.body, { childList: true, characterData: true, subtree: true });
     });

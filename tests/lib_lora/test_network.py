@@ -235,7 +235,7 @@ def test_report_as_text_and_json(tmp_path, components):
     tensors |= pair("lora_unet_gone", (6, 4), 8)
     network = load_network(save(tmp_path / "style.safetensors", tensors, {"ss_network_dim": "4"}), components)
     assert network.report.summary() == (
-        "style: 2 of 3 layers (3 lora, rank 2 to 8; kohya, unknown architecture); "
+        "style: 2 of 3 layers (3 lora, rank 2 to 8, kohya, unknown architecture); "
         "2 keys unused: no module of that name in unet (2 keys)"
     )
     data = json.loads(json.dumps(network.report.to_json()))

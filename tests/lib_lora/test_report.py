@@ -144,7 +144,7 @@ def test_a_file_for_another_family_is_told_in_one_sentence(tmp_path):
     sentence = "made for Stable Diffusion XL, the loaded model is Stable Diffusion 1.x: 1 of 2 layers fit"
     assert report.warning == sentence
     unused = "2 keys unused: no module of that name in unet (2 keys)"
-    assert report.summary() == f"style: 1 of 2 layers (2 lora, rank 1; kohya, sdxl); {sentence}; {unused}"
+    assert report.summary() == f"style: 1 of 2 layers (2 lora, rank 1, kohya, sdxl); {sentence}; {unused}"
     data = report.to_json()
     assert (data["warning"], data["base_model"]) == (sentence, "sd_xl_base_1.0.safetensors (sdxl_base_v1-0)")
     assert data["family"] == {"name": "sdxl", "title": "Stable Diffusion XL", "sure": True}

@@ -629,6 +629,8 @@ export const ENGLISH = /** @type {const} */ ({
     "said.goOn":
         "if it is meant for this model, allow files that fit in part (Reading(fragments=True), or the setting)",
     "said.notFinite": "has numbers that are NaN or infinite in every layer that fits the loaded model",
+    "said.summary": "{name}: {count} of {layers} layers ({facts})",
+    "said.summaryNoise": "{name}: {count} of {layers} layers, in {noise} noise only ({facts})",
     "said.layersFit": {
         one: "{count} of {layers} layers fits this model",
         other: "{count} of {layers} layers fit this model",
@@ -1114,6 +1116,7 @@ export const ENGLISH = /** @type {const} */ ({
     "said.page.ready": "Ready",
     "said.page.cancelled": "Cancelled",
     "said.page.older": "The picture and its parameters are from an earlier generation.",
+    "said.page.pictureHere": "The picture will be here.",
     "said.page.seeRows": "No picture was made: see {what} of LoRA.",
     "said.page.inStack": "{name} in the stack",
     "said.page.lost": "The server does not answer. Start it again; this page goes on by itself.",

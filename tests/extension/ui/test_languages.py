@@ -89,6 +89,8 @@ CHINESE = {
     "parameters": "生成参数",
     "steps": "迭代步数",
     "ready": "就绪",
+    "here": "图片会显示在这里。",
+    "outcome": r"zorp.\d+ / \d+ 层.\d",
     "describe": "描述图片内容。LoRA 写作 <lora:名称:0.8>。按 Ctrl+Enter 生成。",
 }
 GERMAN = {
@@ -100,6 +102,8 @@ GERMAN = {
     "parameters": "Parameter",
     "steps": "Schritte",
     "ready": "Bereit",
+    "here": "Hier kommt das Bild hin.",
+    "outcome": r"zorp: \d+ von \d+ Schichten \(",
     "describe": "Das Bild beschreiben. Eine LoRA als <lora:name:0.8> schreiben. Strg+Enter generiert.",
 }
 
@@ -133,6 +137,9 @@ def test_the_tab_speaks_the_language_that_is_chosen_and_follows_the_web_ui(page:
         assert page.locator("#steps label").first.inner_text() == said["steps"]
         assert page.locator("#progress").inner_text() == said["ready"]
         assert page.locator("#infotext label").first.inner_text() == said["parameters"]
+        assert re.search(said["outcome"], page.locator("#outcome").inner_text())
+        here = "getComputedStyle(document.documentElement).getPropertyValue('--remora-picture-here')"
+        assert page.evaluate(here) == f'"{said["here"]}"'
         assert page.locator("#prompt textarea").get_attribute("placeholder") == said["describe"]
         field = page.evaluate_handle(
             """placeholder => {
