@@ -33,7 +33,7 @@ from extension.hosts import current_host, known_hosts
 from lib_lora import adapters, load_network
 from lib_lora.adapters.base import Adapter, At, Origin, Site
 from lib_lora.files import formats
-from lib_lora.naming.architectures.base import Architecture, fact, recognise
+from lib_lora.naming.architectures.base import Architecture, fact, ranked
 from lib_lora.weights.readers.base import WeightReader
 from lib_lora.files.formats.base import KeyFormat
 from lib_lora.adapters.base import Alpha
@@ -74,7 +74,7 @@ network = load_network("my_tide.safetensors", {"transformer": nn.ModuleDict({"a"
 assert (network.delta_weight("transformer", "a") - 3.0 * (low @ high).T).abs().max() < 1e-5
 
 known = discover(architectures, Architecture)
-assert recognise(known.values(), [fact("transformer", "reef_blocks.0.attn.qkv", 3072)]) is known["reef"]
+assert ranked(known.values(), [fact("transformer", "reef_blocks.0.attn.qkv", 3072)])[0][0] is known["reef"]
 split = nn.Module()
 for part in "qkv":
     split.add_module(f"to_{part}", nn.Linear(4, 4))

@@ -381,6 +381,8 @@ class Adapter(TensorFields, ABC):
     """The parameters it reads."""
     shared: ClassVar[frozenset[str]] = frozenset()
     """Parameters it reads that all layers of a file share."""
+    scaled: ClassVar[bool] = False
+    """Whether the change is multiplied by alpha / rank. Then a report says what tells the scale."""
     kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "conv", "attention"})
     """The kinds of layer it is defined for."""
 

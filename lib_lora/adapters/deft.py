@@ -26,6 +26,7 @@ class DEFT(Adapter):
     scale: float  # s
 
     name = "deft"
+    scaled = True
     params = Params(frozenset({"deft_P"}), frozenset({"deft_R", "alpha"}))
     shaped_by = ("deft_P", "deft_R")
     kinds = frozenset({"linear", "attention"})

@@ -17,6 +17,7 @@ _LEAST = 1e-4  # PEFT's, of a norm
 
 class DeLoRA(LoRA):
     name = "delora"
+    scaled = False
     params = Params(frozenset({"delora_A", "delora_B", "delora_lambda", "delora_w_norm"}))
     shaped_by = ("delora_B", "delora_A")
     kinds = frozenset({"linear", "attention"})

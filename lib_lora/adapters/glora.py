@@ -36,6 +36,7 @@ class GLoRA(Adapter):
     scale: float
 
     name = "glora"
+    scaled = True
     params = Params(required=frozenset(_NEW), optional=frozenset({_CORE, "alpha"}))
     row_fields = ("lora",)
     reads_base = by_rows = True

@@ -30,6 +30,7 @@ class LoHa(Built):
     shape: tuple[int, ...]
 
     name = "loha"
+    scaled = True
     params = Params(
         frozenset({"hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"}), _CORES | {"alpha"}, together=_CORES
     )

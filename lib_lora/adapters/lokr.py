@@ -97,6 +97,7 @@ class LoKr(Built):
     """Windows of the product's rows; all if not given."""
 
     name = "lokr"
+    scaled = True
     params = Params(required=frozenset(), optional=frozenset({"lokr_w1", "lokr_w2", "lokr_t2", "alpha"}) | _W1 | _W2)
     shared = frozenset({"lokr_factor"})
 

@@ -49,6 +49,7 @@ class LoRA(LowRank):
     schedule: RankSchedule | None = None
 
     name = "lora"
+    scaled = True
     params = Params(
         required=frozenset({"lora_up.weight", "lora_down.weight"}),
         optional=frozenset({"lora_mid.weight", "lora_up.bias", "alpha", "reshape_weight"}),

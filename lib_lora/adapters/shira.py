@@ -79,6 +79,7 @@ class Supertuning(Proportional):
     scale: float = 1.0
 
     name = "supertuning"
+    scaled = True
     params = Params(frozenset({"supertuning_values"}), frozenset({"supertuning_indices", _A, _B, "alpha"}))
     shaped_by = (_B, _A)
     row_fields = ("entries", "up")

@@ -50,6 +50,7 @@ class TLoRA(LowRank):
     """The share of the other triplets that is larger."""
 
     name = "tlora"
+    scaled = True
     params = Params(frozenset({"q_layer.weight", "p_layer.weight", "lambda_layer"}), _BASE | {"alpha"}, together=_BASE)
     row_fields = ("now", "begun", "shape")
     shaped_by = ("p_layer.weight", "q_layer.weight")

@@ -19,6 +19,7 @@ _B = ("unilora_indices_B", "unilora_scales_B")
 
 class UniLoRA(LoRA):
     name = "unilora"
+    scaled = False
     params = Params(frozenset({*_A, *_B}))
     shaped_by = (_B[0], _A[0])
     shared = frozenset({"unilora_theta_d"})

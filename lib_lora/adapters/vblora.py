@@ -23,6 +23,7 @@ _SAVED = frozenset({f"{name}_topk_{part}" for name in _LOGITS for part in ("indi
 
 class VBLoRA(LoRA):
     name = "vblora"
+    scaled = False
     params = Params(frozenset(), _LOGITS | _SAVED)
     shared = frozenset({"vblora_vector_bank"})
     kinds = frozenset({"linear", "attention"})

@@ -128,6 +128,10 @@ class Adapters(TensorFields):
     all: tuple[Adapter, ...]
 
 
+_ANY = torch.float32
+"""Adapters are placed in the dtypes of their files, so the dtype of a placement makes no difference."""
+
+
 class DenseExecutor(Resident[Placement[Adapters]]):
     """Bindings of one layer that need an effective weight.
 
@@ -135,6 +139,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
     """
 
     name = "dense"
+    _dtypes = _ANY, _ANY
 
     def __init__(
         self,
@@ -375,10 +380,6 @@ class DenseExecutor(Resident[Placement[Adapters]]):
 
     def _placement(self, content: Adapters, device: torch.device, dtypes: Dtypes) -> Placement[Adapters]:
         return Placement(device, _ANY, _ANY, content, self._storage != "file" and is_packed(content))
-
-
-_ANY = torch.float32
-"""Adapters are placed in the dtypes of their files, so the dtype of a placement makes no difference."""
 
 
 def with_parameters(layer: nn.Module, params: Mapping[str, Tensor]) -> nn.Module | None:

@@ -34,7 +34,7 @@ from ..tensors import LARGEST
 from .architectures._checkpoint import family_of_checkpoint
 from .architectures._diagnosis import BROKEN
 from .architectures.base import experts_named, fact, family_of
-from .scale import NO_SCALE, SCALED, UNUSED_SCALE, ScaleSource, doubt_of, rank_of, source_of
+from .scale import NO_SCALE, UNUSED_SCALE, ScaleSource, doubt_of, rank_of, source_of
 
 _NOTHING: Mapping[str, object] = {}
 _UNTRAINED = "of a layer before the training, beside the trained one"
@@ -248,10 +248,10 @@ class ParsedFile:
         """Return what a configuration of the file must agree with."""
         found = list[TrainedLayer]()
         for group in self.groups:
-            kind = "set_weight" if group.recipe is None else group.recipe.kind.name
-            if kind != "set_weight":
-                lacks_alpha = kind in SCALED and "alpha" not in group.keys
-                found.append(TrainedLayer(group.module, kind, group.rank, group.flattened, lacks_alpha))
+            kind = None if group.recipe is None else group.recipe.kind
+            if kind is not None and kind.name != "set_weight":
+                lacks_alpha = kind.scaled and "alpha" not in group.keys
+                found.append(TrainedLayer(group.module, kind.name, group.rank, group.flattened, lacks_alpha))
         return found
 
     def _grouped(self) -> list[Group]:
@@ -347,7 +347,7 @@ class ParsedFile:
         """Return what tells the scales of its layers."""
         known, cases = key_formats(), set[tuple[bool, bool, tuple[str | None, str] | None]]()
         for group in self.groups:
-            if group.recipe is not None and group.recipe.kind.name in SCALED:
+            if group.recipe is not None and group.recipe.kind.scaled:
                 where = None if self.config.empty else (group.component, group.module)
                 cases.add(("alpha" in group.keys, known[group.format].configured, where))
         if cases and (reading.alpha is not None or reading.scale is not None):

@@ -24,13 +24,6 @@ from ..files.file import AdapterFile
 ScaleSource = Literal["user", "tensors", "file", "convention", "guess"]
 """What tells the scale of a file: `file` is its header or its configuration."""
 
-SCALED = frozenset({"lora", "lora_embedding", "moslora", "loraxs", "adalora", "tlora", "loha", "lokr"}) | {
-    "glora",
-    "gralora",
-    "deft",
-    "supertuning",
-}
-"""Algorithms whose change is multiplied by alpha / rank."""
 NO_SCALE = (
     "its scale is unknown and taken as 1, as neither its tensors nor its header nor an adapter_config.json of its own "
     "has an alpha; if it is too strong or too weak, give its alpha"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import starmap
 from operator import attrgetter
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +67,8 @@ class Resident(ABC, Generic[P]):
     """As the log has it."""
     merges = False
     """Whether it writes into the base weight."""
+    _dtypes: ClassVar[Dtypes | None] = None
+    """The dtypes of each placement, if they do not depend on the layer's."""
     _in_order = False
     """Whether each adapter acts on what the ones before it left; none then depends on the base weight alone."""
 
@@ -267,7 +269,7 @@ class Resident(ABC, Generic[P]):
 
     def _piece_for(self, layer: nn.Module, device: torch.device, dtypes: Dtypes) -> Piece[Any] | None:
         """Have the tensors for a device in the arena; return None where they are made on it, of the base weight."""
-        piece = self._piece
+        piece, dtypes = self._piece, self._dtypes or dtypes
         if piece is not None and piece.dtypes == dtypes:
             return piece
         self._piece, self.account.host = None, 0

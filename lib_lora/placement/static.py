@@ -38,9 +38,7 @@ def check_buckets(buckets: Sequence[int]) -> tuple[int, ...]:
 
 
 def padded_rank(rank: int, buckets: Sequence[int]) -> int:
-    """Return the least size that holds a rank: above the largest, a multiple of it; without sizes, the rank."""
-    if not buckets:
-        return rank
+    """Return the least size that holds a rank: above the largest, a multiple of it."""
     largest = buckets[-1]
     return next((size for size in buckets if size >= rank), -(-rank // largest) * largest)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lib_lora import load_network
 from lib_lora.inspection.skeleton import skeleton
-from lib_lora.naming.architectures.base import fact, known_architectures, recognise
+from lib_lora.naming.architectures.base import fact, known_architectures, ranked
 from lib_lora.naming.binding import Binding
 from lib_lora.naming.index import LayerIndex, alias_table
 from lib_lora.naming.network import Network
@@ -160,8 +160,7 @@ def test_the_names_of_a_model_tell_its_family(name):
     if family.native is not None:
         trees.append({key.removesuffix(".weight"): shape for key, shape in weights(family).items()})
     for tree in trees:
-        found = recognise(known_architectures(), [fact(family.component, *one) for one in widths(tree)])
-        assert found is not None
+        (found, _), *_ = ranked(known_architectures(), [fact(family.component, *one) for one in widths(tree)])
         assert found.name == family.known_as
 
 
@@ -241,8 +240,7 @@ def test_a_model_is_recognised_by_its_own_names(name):
     trees = [model(name)] + ([] if family.native is None else [skeleton(family.native())])
     for tree in trees:
         facts = [fact(family.component, layer, shape[1]) for layer, shape in layers_in(tree).items()]
-        found = recognise(known_architectures(), facts)
-        assert found is not None
+        (found, _), *_ = ranked(known_architectures(), facts)
         assert found.name == family.known_as
 
 

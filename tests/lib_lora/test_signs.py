@@ -11,7 +11,7 @@ from torch import nn
 
 from lib_lora import load_network
 from lib_lora.naming.architectures import others
-from lib_lora.naming.architectures.base import fact, family_of, known_architectures, recognise
+from lib_lora.naming.architectures.base import fact, family_of, known_architectures, ranked
 from lib_lora.report import Family as Told
 from tests.conftest import TORCH
 from tests.covering import some_of
@@ -39,7 +39,7 @@ STRANGERS = [
 def families_of(component: str, one: str, *metadata: str) -> str | None:
     module, _, width = one.rpartition(":")
     facts = [f"{component}:{module.replace('.', '_')}:{width}", *metadata]
-    found = recognise(known_architectures(), facts)
+    found, _ = next(iter(ranked(known_architectures(), facts)), (None, 0))
     return None if found is None else found.name
 
 
@@ -92,7 +92,7 @@ def test_metadata_of_families_that_are_not_known(key, words):
     "line", ["meta:ss_base_model_version:hunyuan_video_1_5", "meta:modelspec_architecture:hunyuan-video-1.5/lora"]
 )
 def test_other_versions_are_other_families(line):
-    found = recognise(known_architectures(), [line])
+    found, _ = next(iter(ranked(known_architectures(), [line])), (None, 0))
     assert found is None or found.name != "hunyuan_video"
 
 
@@ -101,8 +101,7 @@ def test_flux_blocks_of_hunyuan_video_are_not_flux():
     lines = [f"denoiser:double_blocks_{i}_img_attn_qkv:3072" for i in range(20)]
     lines += [f"denoiser:single_blocks_{i}_linear1:3072" for i in range(40)]
     lines += [f"denoiser:single_blocks_{i}_linear2:15360" for i in range(40)]
-    found = recognise(known_architectures(), lines)
-    assert found is not None
+    (found, _), *_ = ranked(known_architectures(), lines)
     assert found.name == "hunyuan_video"
 
 

@@ -246,11 +246,6 @@ def ranked(architectures: Iterable[Architecture], facts: Iterable[str]) -> list[
     return sorted(scores, key=itemgetter(1), reverse=True)
 
 
-def recognise(architectures: Iterable[Architecture], facts: Iterable[str]) -> Architecture | None:
-    """Return the family most facts speak for, the earlier where two are level; None when nothing speaks."""
-    return next((architecture for architecture, _ in ranked(architectures, facts)), None)
-
-
 def clear(scores: Sequence[tuple[Architecture, int]]) -> tuple[Architecture, ...]:
     """Return the families that facts clearly speak for: the best of `ranked`, and those as good but for a hint."""
     most = scores[0][1] if scores else 0

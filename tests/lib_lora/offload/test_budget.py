@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, FileError, Stack
 from lib_lora.execution.hooks import slot_of
+from lib_lora.placement.arena import Arena, Piece
 from lib_lora.placement.budget import Account, Budget
 from lib_lora.placement.resident import Resident
 from tests.fakes.accelerator import OutOfMemoryError, device, short_of_memory
@@ -418,3 +420,27 @@ class TestOutOfMemory:
         with short_of_memory(1):
             Engine({"unet": unet}).activate(expected.stack)
         assert emptied == [True]
+
+
+@torch.no_grad()
+def test_a_dense_layer_in_half_precision_goes_to_the_arena_once(
+    tmp_path: Path, accelerator: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tensors are in the file's dtype, whatever dtype the layer and its calls have."""
+    added, add = list[object](), Arena.add
+
+    def noting(self: Arena, *args: Any) -> Piece[Any]:
+        added.append(args[0])
+        return add(self, *args)
+
+    monkeypatch.setattr(Arena, "add", noting)
+    layer = nn.Linear(8, 8).half().requires_grad_(False).to(accelerator)
+    tensors = {f"lora_unet_0.hada_{name}": torch.randn(8, 8) for name in ("w1_a", "w1_b", "w2_a", "w2_b")}
+    model = nn.Sequential(layer)
+    engine = Engine({"unet": model}, device_budget=0)
+    engine.activate(Stack([Entry(save(tmp_path / "loha.safetensors", tensors))]))
+    x = torch.randn(4, 8).half().to(accelerator)
+    outputs = [model(x).to(CPU) for _ in range(2)]
+    assert torch.equal(*outputs)
+    assert residents(model)["0"].name == "dense"
+    assert len(added) == 1
