@@ -59,6 +59,40 @@ def test_parameters_of_any_shape_are_taken_or_refused(tmp_path, sample, pytestco
                     assert network.delta_weight("unet", name).shape == shape
 
 
+OF_LENGTH_1 = {
+    "as many factors as it likes": {"boft", "boft bounded and rescaled", "boft of peft, two factors"}
+    | {"boft of peft, three factors", "hra", "hra in pairs", "hra, orthogonal", "deft of removal alone"},
+    "as many entries as it likes": {"fourierft", "waveft", "waveft, no wavelets"},
+    "a block that all inputs or outputs share": {"miss", "bone, r no divisor", "miss, mini", "glora of peft"}
+    | {"oft of peft", "oft of peft, shared", "oft of peft, exact", "oft of peft, constrained"}
+    | {"oft of onetrainer", "oft of onetrainer, scaled and shared"},
+}
+"""Reason -> samples of which a parameter may have the length 1 in place of another, all else being equal."""
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
+def test_a_length_of_1_is_not_spread_over_a_layer(tmp_path, sample):
+    """As torch would do it. Of embeddings, a file may change a few tokens."""
+    if sample.config is not None:
+        (tmp_path / "adapter_config.json").write_text(json.dumps(sample.config))
+    path, taken, kinds = tmp_path / "adapter_model.safetensors", [], set()
+    for layer, (kind, make, _) in LAYERS.items():
+        if not {kind, layer} & sample.layers or kind in kinds | {"embedding"}:
+            continue
+        kinds.add(kind)
+        model, name = Model(make()), NAMES.get(layer, "layer")
+        prefix = sample.prefix.replace("layer", name if "." in sample.prefix[:-1] else name.replace(".", "_"))
+        own = sample.tensors(tuple(weight_of(model, layer).shape))
+        tensors = {key.replace(sample.prefix, prefix): tensor for key, tensor in own.items()}
+        for key, tensor in tensors.items():
+            for dim in [dim for dim, length in enumerate(tensor.shape) if length > 1]:
+                other = {**tensors, key: tensor.narrow(dim, 0, 1).contiguous()}
+                with suppress(LoraError):
+                    if load_network(save(path, other, sample.metadata), {"unet": model}).bindings:
+                        taken.append((layer, key, tuple(tensor.shape), dim))
+    assert bool(taken) == any(sample.name in names for names in OF_LENGTH_1.values()), taken
+
+
 @pytest.mark.parametrize("shape", [(), (0,), (0, 24)])
 def test_a_change_of_an_embedding_that_has_no_tokens_is_refused(tmp_path, shape):
     path = save(tmp_path / "a.safetensors", {"lora_unet_layer.diff": torch.zeros(shape)})
