@@ -63,6 +63,8 @@ PARAMS = "|".join(
 """Parameters of kohya, LyCORIS and ComfyUI whose name alone tells them from a checkpoint's."""
 
 _START = re.compile(rf"{START}(?P<rest>.+)")
+_DEEPEST = 8
+"""Parts of a parameter's name at most; a hostile key has thousands."""
 _INSIDE = frozenset({"base_layer", "in_proj", "out_proj"})
 """Layers inside another layer that has adapters of its own."""
 
@@ -76,7 +78,7 @@ def layers_above(key: str) -> Iterator[tuple[str | None, str, str]]:
     if match is None:
         return
     component, steps = match["component"], match["rest"].split(".")
-    for length in range(len(steps) - 1, 0, -1):
+    for length in range(len(steps) - 1, max(0, len(steps) - 1 - _DEEPEST), -1):
         if steps[length].isdecimal() or steps[length] in _INSIDE:
             return
         named = None if component is None else COMPONENTS.get(component, component)

@@ -14,7 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 from fastapi import HTTPException
+from torch import nn
 
 from extension.addresses import host_name
 from extension.api.answers import _parsed
@@ -26,7 +28,8 @@ from extension.library.facts import _frequencies
 from extension.text import block_weights, grammar, infotext, prompt_edit, regions, spelling
 from extension.text.known import ANY, Known
 from extension.text.prompt import parse, parse_arguments
-from lib_lora import Region
+from lib_lora import Region, inspect_file, load_network
+from tests.fakes.files import pair, save
 
 SIZES = [1 << power for power in range(8, 21, 2)]
 """Characters; four times as many each time."""
@@ -51,15 +54,19 @@ def seconds(read: Read, text: str) -> float:
 
 
 def growth(read: Read, before: str, run: str, after: str) -> float:
-    """Return how many times as long a text of 16 times as many characters takes at most."""
+    """Return how many times as long a text of 16 times as many characters takes at most.
+
+    What a text without the run takes is subtracted, such as the time to write a file.
+    """
+    idle = min([seconds(read, before + after) for _ in range(3)])
     times: list[float] = []
     most = 0.0
     for size in SIZES:
         text = before + run * (size // len(run)) + after
         limit = MOST * max(FLOOR, times[-2] if len(times) > 1 else ENOUGH)
-        taken = seconds(read, text)
+        taken = seconds(read, text) - idle
         for _ in range(3):  # other threads of the process may have asked for the lock of the interpreter
-            taken = min(taken, seconds(read, text)) if taken > limit else taken
+            taken = min(taken, seconds(read, text) - idle) if taken > limit else taken
         most = max(most, MOST * taken / limit)
         times.append(taken)
         if taken > ENOUGH:
@@ -194,6 +201,32 @@ def test_the_time_of_a_sidecar_grows_with_the_text(tmp_path: Path, end: str, sha
         return read_notes(beside(file).notes)
 
     assert growth(read, *shape) < MOST
+
+
+IN_KEYS = (".", "_", "0.", "a.", "a_0_", "to_q.", "lora_unet_", "blocks.0.", "experts.0.", "-", "A")
+
+
+@pytest.mark.parametrize("start", ["", "lora_unet_", "diffusion_model.", "base_model.model.", "text_encoder."])
+@pytest.mark.quick
+def test_the_time_of_a_key_grows_with_the_text(tmp_path: Path, start: str) -> None:
+    path, model = tmp_path / "a.safetensors", {"unet": nn.ModuleDict({"blocks": nn.ModuleList([nn.Linear(4, 4)])})}
+    other = pair("lora_unet_blocks_0", (4, 4), 2)
+
+    def read(text: str) -> object:
+        save(path, {text: torch.zeros(4, 4), **other})
+        return inspect_file(path), load_network(path, model).report.summary()
+
+    for run in IN_KEYS:
+        for end in ("", ".lora_up.weight"):
+            assert growth(read, start, run, end) < MOST, (run, end)
+
+
+@pytest.mark.parametrize("key", ["ss_base_model_version", "ss_network_args", "modelspec.architecture", "anything"])
+@pytest.mark.quick
+def test_the_time_of_metadata_grows_with_the_text(tmp_path: Path, key: str) -> None:
+    path, tensors = tmp_path / "a.safetensors", pair("lora_unet_blocks_0", (4, 4), 2)
+    for shape in [*IN_TEXTS, ("", "sdxl_", ""), ("", "a=1,", ""), ("", "conv_dim=", "")]:
+        assert growth(lambda text: inspect_file(save(path, tensors, {key: text})), *shape) < MOST, shape
 
 
 def test_a_pattern_that_grows_with_the_square_is_seen() -> None:
