@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ..tensors import wide
 from ._modifier import Modifier
 from .base import Adapter, Form, Origin, OutputEffect, Params, Site, Tensors, bias_for
 from .set_weight import WithoutBias, minus_one
@@ -47,10 +48,15 @@ class WholeBias(Bias):
     def form(self, rank: int | None = None) -> Form | None:
         return self.form_on_output(rank)
 
+    def delta_bias(self) -> Tensor:
+        """Return the bias as the inner adapter changes it, which was trained with this one and not with the layer's."""
+        bias = self.bias.to(wide(self.bias.dtype))
+        change = self.inner.change_of_bias(bias)
+        return bias if change is None else bias + change
+
     @property
     def bias_excess(self) -> Tensor:
-        inner, excess = self.inner.bias_excess, minus_one(self.bias)
-        return excess if inner is None else excess + inner.to(excess)
+        return minus_one(self.bias)
 
     def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
         return WithoutBias(self.output_effect_of_inner(device, dtype))

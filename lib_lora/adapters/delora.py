@@ -30,5 +30,5 @@ class DeLoRA(LoRA):
             raise unfit(f"A (r, {site.inside}), B ({out}, r) and delora_w_norm ({site.inside},)", a, b, widths)
         assert strength is not None
         down, up, widths = (one.to(wide(a.dtype)) for one in (a, b, widths))
-        lengths = down.norm(dim=1).clamp_min(_LEAST) * up.norm(dim=0).clamp_min(_LEAST)
-        return cls(down * widths / lengths.unsqueeze(1), b, strength / rank, site.shape)
+        down, up = down / down.norm(dim=1, keepdim=True).clamp_min(_LEAST), up / up.norm(dim=0).clamp_min(_LEAST)
+        return cls(down * widths, up, strength / rank, site.shape)

@@ -25,8 +25,7 @@ from ..tensors import wide
 from ._product import LowRankInput
 from ._rotation import pointwise
 from ._rows import placed, unfit
-from .base import Adapter, At, Form, InputEffect, Origin, Pair, Params, Site, Tensors
-from .lora import LoRA
+from .base import Adapter, At, Factors, Form, InputEffect, Origin, Pair, Params, Site, Tensors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +36,7 @@ class HRA(Adapter):
     orthogonal: bool
     shape: tuple[int, ...]
     core: Tensor | None = None  # K (r, r)
+    products: Tensor | None = None  # W B K (out, r), of a convolution once the weight is known
 
     name = "hra"
     params = Params(frozenset({"hra_u"}))
@@ -82,8 +82,12 @@ class HRA(Adapter):
             return self
         weight = read()
         basis, core = self._solved(weight.device, weight.dtype)
-        up, down = weight.flatten(1).to(basis.dtype) @ basis @ core, basis.T.reshape(-1, *self.shape[1:])
-        return LoRA(down.cpu(), up.cpu(), 1.0, self.shape)
+        products = weight.flatten(1).to(basis.dtype) @ basis @ core
+        return replace(self, vectors=basis.cpu(), core=core.cpu(), products=products.cpu())
+
+    def factors(self, rank: int | None = None) -> Factors:
+        assert self.products is not None  # once `on` has seen the base weight
+        return Factors(self.vectors.T.reshape(-1, *self.shape[1:]), self.products)
 
     def input_effect(self, device: torch.device, dtype: torch.dtype) -> InputEffect:
         basis, core = self._solved(device, dtype)

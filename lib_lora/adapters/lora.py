@@ -74,7 +74,7 @@ class LoRA(LowRank):
         if mid is not None or down.shape != (rank, *site.shape[1:]):
             down = _down(down, mid, rank, site)
         scale, schedule = lora_scale_and_schedule(origin, params["lora_down.weight"].shape[0], up)
-        bias = None if bias is None else bias_for(site, "a bias", bias * scale)
+        bias = None if bias is None else bias_for(site, "a bias", bias.to(wide(bias.dtype)) * scale)
         return cls(down, up, scale, site.shape, bias, schedule)
 
     @classmethod

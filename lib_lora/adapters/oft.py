@@ -59,7 +59,7 @@ class SplitOFT(OutputRotation):
 
     @classmethod
     def from_params(cls, params: Tensors, site: Site, origin: Origin) -> Adapter:
-        names = _names(sum(name.startswith("oft_blocks.") for name in params))  # a modifier's are there, too
+        names = _names(sum(name.startswith("oft_blocks.") for name in params))
         slices, alpha = [params[name] for name in names], number(params, "alpha")
         widths = [blocks.shape[0] * blocks.shape[1] for blocks in slices]
         if sum(widths) != site.shape[0]:

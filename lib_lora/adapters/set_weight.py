@@ -38,17 +38,13 @@ def minus_one(bias: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class WithoutBias(OutputEffect):
-    """The layer's bias taken away, as another is added in its place, and the change by an inner effect."""
+    """The layer's bias taken away, as another is added in its place, and the change by an inner effect without it."""
 
     inner: OutputEffect | None
 
     @property
     def reads_output(self) -> bool:
         return self.inner is not None and self.inner.reads_output
-
-    @property
-    def reads_bias(self) -> bool:
-        return self.inner is not None and self.inner.reads_bias
 
     def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
         bias = op.bias(multiplier)

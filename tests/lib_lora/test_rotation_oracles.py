@@ -181,3 +181,19 @@ def test_forward_of_peft_with_several_butterfly_factors(tmp_path, monkeypatch, f
     with torch.no_grad():
         want = made(x)
     check(base, x, tmp_path / "adapter_model.safetensors", want)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("mode", ["live", "merged"])
+@pytest.mark.parametrize("name", ["linear", "conv 1x1", "conv"])
+def test_a_rank_limit_leaves_a_chain_of_reflections_whole(tmp_path, name, mode):
+    make, size = LAYERS[name]
+    model, x = Model(make()), torch.randn(size)
+    inside = model.layer.weight[0].numel()
+    path = save(tmp_path / "a.safetensors", {"base_model.model.layer.hra_u": torch.randn(inside, 4)})
+    outputs = []
+    for rank in (None, 2):
+        with Engine({"unet": model}) as engine:
+            engine.activate(Stack([Entry(path, rank=rank)], mode=mode))
+            outputs.append(model(x))
+    assert torch.equal(*outputs)

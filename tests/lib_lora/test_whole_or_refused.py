@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lib_lora import Engine, Entry, Stack, load_network, register, unregister
+from lib_lora import Engine, Entry, Stack, inspect_file, load_network, register, unregister
 from lib_lora.adapters.base import Params
 from lib_lora.adapters.lora import LoRA
 from lib_lora.errors import UnknownAdapterError
@@ -238,3 +238,30 @@ def test_a_bias_in_fp8_takes_the_place_of_the_layers(tmp_path):
     with Engine({"unet": model}) as engine:
         engine.activate(Stack([Entry(path)], mode="merged"))
         assert (model.layer(torch.ones(1, 2)) - plain - torch.arange(4.0)).abs().max() < 1e-6
+
+
+def test_a_bias_in_fp8_of_the_up_side_is_applied(tmp_path):
+    bias = torch.arange(4.0).to(torch.float8_e4m3fn)
+    tensors = {**pair("lora_unet_layer", (4, 2), 1), "lora_unet_layer.lora_up.bias": bias}
+    path, model, x = save(tmp_path / "a.safetensors", tensors), Model(nn.Linear(2, 4)), torch.zeros(1, 2)
+    inspect_file(path)
+    plain = model(x)
+    with Engine({"unet": model}) as engine:
+        engine.activate(Stack([Entry(path)]))
+        assert (model(x) - plain - torch.arange(4.0)).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("mode", ["live", "merged"])
+def test_a_delora_that_was_not_trained_is_finite_in_half_precision(tmp_path, mode):
+    """PEFT begins with zeros on one side, whose length it divides by."""
+    key, model, x = "base_model.model.layer.delora_", Model(nn.Linear(32, 8).half()), torch.ones(1, 32).half()
+    tensors = {
+        f"{key}A": torch.randn(4, 32) * 0.01,
+        f"{key}B": torch.zeros(8, 4),
+        f"{key}w_norm": torch.full((32,), 30.0),
+    }
+    path = save(tmp_path / "adapter_model.safetensors", {**tensors, f"{key}lambda": torch.tensor([15.0])})
+    plain = model(x)
+    with Engine({"unet": model}) as engine:
+        engine.activate(Stack([Entry(path)], mode=mode))
+        assert torch.equal(model(x), plain)

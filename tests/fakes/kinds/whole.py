@@ -1,9 +1,12 @@
-"""Whole biases and norms that PEFT saves, alone and beside a LoRA."""
+"""Whole biases and norms that PEFT saves, alone and beside adapters."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
+from . import ia3, miss, miss_bat, peanut, peft_glora, road
 from .base import PEFT, Sample, Shape, Tensors, randn
 from .moslora import effective, make
 
@@ -18,7 +21,37 @@ def _make_beside(shape: Shape, generator: torch.Generator) -> Tensors:
     return {**made, "bias": randn(generator, shape[0])}
 
 
+def _trained_with(own: Tensors, inner: Sample) -> torch.Tensor:
+    """Return the bias that PEFT computes with: the whole one, as the adapter changes it."""
+    bias = own["bias"]
+    if inner.recipe == "road":
+        return road._turn(own, len(bias)) @ bias
+    changed = bias if inner.bias_factor is None else bias * inner.bias_factor(own, 1.0)
+    return changed if inner.bias is None else changed + inner.bias(own, 1.0)
+
+
+def _beside(inner: Sample) -> Sample:
+    return replace(
+        inner,
+        name=f"{inner.name}, beside a whole bias",
+        recipe=f"{inner.recipe}+whole_bias",
+        make=lambda shape, generator: {**inner.make(shape, generator), "bias": randn(generator, shape[0])},
+        effective=lambda own, weight, m: inner.effective(_without_bias(own), weight, m),
+        layers=frozenset({"linear"}),
+        bias=lambda own, m: m * _trained_with(own, inner),
+        bias_factor=_factor,
+        additive=False,
+    )
+
+
+def _without_bias(own: Tensors) -> Tensors:
+    return {name: tensor for name, tensor in own.items() if name != "bias"}
+
+
+_INNER = (*miss.SAMPLES, *miss_bat.SAMPLES, *peanut.SAMPLES, *peft_glora.SAMPLES, *ia3.SAMPLES, *road.SAMPLES)
+_ONE_OF_EACH = {sample.recipe: sample for sample in reversed(_INNER) if sample.prefix == PEFT}
 SAMPLES = (
+    *map(_beside, _ONE_OF_EACH.values()),
     Sample(
         "whole bias alone",
         "set_weight",
