@@ -67,7 +67,7 @@ function say(text) {
 // A parameters text that is pasted, dropped or typed into the prompt is read: the prompt, the settings and the seed
 // of its picture take the place of the page's. A text that looks like one is sent to the server, which reads it.
 {
-    const looksLikeOne = (text) => /^(?:.*\n)*\s*Steps: ?\d+, .*\w: ?/.test(text);
+    const looksLikeOne = (text) => /(?:^|\n)[^\S\n]*Steps: ?\d+, .*\w: ?/.test(text);
     const inPrompt = (event) => event.target.matches?.("#prompt textarea");
     const understand = () => setTimeout(() => document.getElementById("understand")?.click(), 50); // gradio reads it first
     document.addEventListener("input", (event) => {

@@ -2,6 +2,7 @@
 // tests/extension/text/test_growth.py holds the same for its twins.
 
 import assert from "node:assert/strict";
+import {readFileSync} from "node:fs";
 import {test} from "node:test";
 
 import {readAmount} from "../../javascript/remora/curve.js";
@@ -95,7 +96,12 @@ const BODIES = {
     "a name of a region": (text) => regionProblem(text, []),
 };
 speak("de", {}); // whose strings are English, and read all the same
-const SENTENCES = {"what the server says": translated};
+const page = readFileSync(new URL("../../extension/standalone/page.js", import.meta.url), "utf8");
+const parameters = new RegExp(/looksLikeOne = .*?\/(.*)\/\.test/.exec(page)?.[1] ?? "");
+const SENTENCES = {
+    "what the server says": translated,
+    "a parameters text": (/** @type {string} */ text) => parameters.test(text),
+};
 /** @type {[string, string, string][]} */
 const IN_SENTENCES = [
     ["", "made for ", "!"],
@@ -104,7 +110,15 @@ const IN_SENTENCES = [
     ["it is truncated, or not a safetensors file (header claims ", " bytes of ", "!"],
     ["", "; ", "x"],
     ["", "a", ""],
+    ["", "\n", "x"],
+    ["", " ", "x"],
+    ["", "Steps: 1, ", ""],
 ];
+
+test("a parameters text is known", () => {
+    assert.ok(parameters.test("a cat\nNegative prompt: b\nSteps: 20, Sampler: Euler"));
+    assert.ok(!parameters.test("Steps: many, Sampler: Euler") && !parameters.test("a cat, Steps: 20, Sampler: Euler"));
+});
 /** @type {[string, string, string][]} */
 const IN_PROMPTS = [
     ["a <lora:a:", " ", "-1>"],

@@ -21,7 +21,7 @@ from .client import PATIENCE
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 THEMES = ("light", "dark")
 """What the browser says the user prefers; a web UI may have a theme of its own."""
-_OPENED = 90_000  # milliseconds; the page of a web UI with many extensions takes long
+_OPENED = 240_000  # milliseconds; the page of a web UI with many extensions takes long
 _SOON = 15_000  # milliseconds
 _SMALLEST = 10  # pixels of a letter's height that can be read
 _OPENERS = "button[role=tab], .tab-nav button, button"

@@ -28,7 +28,7 @@ def names_of(
     found: dict[str, str | NumberingError] = {module: module for module in shapes if model.find(module) is not None}
     nested: dict[str, list[str]] = {}
     for module in sorted(shapes.keys() - found.keys(), key=len, reverse=True):  # the innermost first
-        nested.setdefault(re.sub(r"(\.base_layer)+$", "", module), []).append(module)
+        nested.setdefault(re.sub(r"(?<!\.base_layer)(\.base_layer)+$", "", module), []).append(module)
     said = config.get("target_parameters") if nested else None
     targets = frozenset(map(str, said)) if isinstance(said, list) else frozenset[str]()  # once, as a file may list many
     parameters: dict[str, dict[str, Layer]] = {}

@@ -168,3 +168,13 @@ def test_a_file_of_ones_own_that_is_no_text_is_not_written_over(tmp_path: Path) 
     assert presets.problem == ""
     assert (tmp_path / "block_presets.txt.damaged-1").read_bytes() == b"A:1,1\n\xff\n"
     assert presets.own == {"B"}
+
+
+def test_no_more_are_kept_than_a_list_can_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("extension.kept.block_presets._MOST", 2)
+    presets = kept(tmp_path)
+    presets.put("A", "1,0"), presets.put("B", "1,0")
+    with pytest.raises(BlockWeightsError, match="2 presets"):
+        presets.put("C", "1,0")
+    presets.put("B", "0,1")
+    assert kept(tmp_path).own == {"A", "B"}

@@ -177,3 +177,15 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         return
     for preset in presets:
         assert read_text(preset.to_text())[0].text == preset.text
+
+
+def test_no_more_are_kept_than_a_page_can_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("extension.kept.presets._MAX_PRESETS", 2)
+    presets = kept(tmp_path)
+    presets.put("a", TEXT), presets.put("b", TEXT)
+    with pytest.raises(PresetError, match="there are 2 presets already"):
+        presets.put("c", TEXT)
+    with pytest.raises(PresetError, match="the text has 3 presets; at most 2 are kept"):
+        presets.add_text("\n".join(f"# Remora preset 1: {name}\n<lora:x:1>" for name in "xyz"))
+    presets.put("b", "<lora:y:1>")
+    assert [preset.name for preset in kept(tmp_path).all] == ["a", "b"]

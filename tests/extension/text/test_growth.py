@@ -203,7 +203,21 @@ def test_the_time_of_a_sidecar_grows_with_the_text(tmp_path: Path, end: str, sha
     assert growth(read, *shape) < MOST
 
 
-IN_KEYS = (".", "_", "0.", "a.", "a_0_", "to_q.", "lora_unet_", "blocks.0.", "experts.0.", "-", "A")
+IN_KEYS = (
+    ".",
+    "_",
+    "0.",
+    "a.",
+    "a_0_",
+    "to_q.",
+    "lora_unet_",
+    "blocks.0.",
+    "experts.0.",
+    ".base_layer",
+    "oft_R.",
+    "-",
+    "A",
+)
 
 
 @pytest.mark.parametrize("start", ["", "lora_unet_", "diffusion_model.", "base_model.model.", "text_encoder."])

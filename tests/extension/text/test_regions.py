@@ -6,6 +6,8 @@ import base64
 import io
 import logging
 import re
+import tracemalloc
+import zlib
 from pathlib import Path
 
 import pytest
@@ -231,3 +233,25 @@ def test_a_picture_as_text(start: str) -> None:
     assert from_text(start + base64.b64encode(b"abc").decode()) == b"abc"
     with pytest.raises(RegionTextError, match="must be base64"):
         from_text(start + "é")
+
+
+def test_a_text_that_unpacks_to_far_more_takes_no_memory() -> None:
+    bomb = base64.urlsafe_b64encode(zlib.compress(bytes(200 << 20), 9)).decode().rstrip("=")
+    tracemalloc.start()
+    try:
+        assert read_parameter(f"big: 8x8-{bomb}") == {}
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_no_more_regions_are_kept_than_a_list_can_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("extension.kept.region_files._MOST", 2)
+    files = RegionFiles(lambda: tmp_path)
+    stream = io.BytesIO()
+    Image.new("L", (8, 8), 255).save(stream, "PNG")
+    files.put("a", stream.getvalue()), files.put("b", stream.getvalue())
+    with pytest.raises(RegionTextError, match="there are 2 regions already"):
+        files.put("c", stream.getvalue())
+    files.put("b", stream.getvalue())
+    assert set(files.all) == {"a", "b"}
