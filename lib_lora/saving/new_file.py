@@ -1,0 +1,250 @@
+"""A file of changes: which rank each layer has, its tensors, and the error that is found where it is read back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..errors import FileError, LoraError, OneLine
+from ..tensors import plain_mode
+from .changes import Changed, Changes, reading
+from .difference import Difference, Limits, chosen_ranks
+from .spelling import PARAMETERS, KeyNames, Spelling, diffusers_header
+from .writing import Planned, check_place, check_room, header_of, unfinished, write_tensors
+
+ROUNDING = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+"""Dtypes of a file -> the error that rounding to it may make, as a share of the change."""
+_CPU = torch.device("cpu")
+_DIGITS = 60  # bytes of a header that the shapes and places of a tensor may differ by
+_TABLES = 3  # of names, as long as the first, in the header that diffusers reads
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SavedLayer(OneLine):
+    """One layer of a saved file."""
+
+    component: str | None
+    name: str
+    rank: int | None
+    """None where the file has the whole difference; 0 where it leaves the layer out."""
+    error: float
+    """The size of the error as a share of the size of the layer's change, both as roots of sums of squares."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SavedFile(OneLine):
+    """A file that was saved, as it was read back."""
+
+    path: Path
+    nbytes: int
+    layers: tuple[SavedLayer, ...]
+    error: float
+    """Of all layers together, likewise."""
+    notes: tuple[str, ...] = ()
+    """One sentence for each thing about the sources that the user should know."""
+
+    def summary(self, *, layers: bool = False) -> str:
+        """Return lines for people, with one for each layer if wanted."""
+        ranks = [one.rank for one in self.layers if one.rank]
+        whole, left = [
+            len([one for one in self.layers if one.rank == rank or (rank is None and one.rank is None)])
+            for rank in (None, 0)
+        ]
+        parts = [f"{len(ranks)} layers of rank {min(ranks)} to {max(ranks)}"] if ranks else []
+        parts += [f"{whole} whole differences"] if whole else []
+        parts += [f"{left} layers left out"] if left else []
+        lines = [f"{self.path}: {self.nbytes:,} bytes, {', '.join(parts)}, error {self.error:.2e} in all", *self.notes]
+        worst = max(self.layers, key=lambda one: one.error, default=None)
+        if worst is not None:
+            lines.append(f"largest error of a layer: {worst.error:.2e}, {worst.name}")
+        each = [f"{one.error:.2e}  rank {'-' if one.rank is None else one.rank:>4}  {one.name}" for one in self.layers]
+        return "\n".join([*lines, *(each if layers else ())])
+
+
+@dataclass(frozen=True, slots=True)
+class FileChoices:
+    """What a file is to be like."""
+
+    spelling: Spelling = "kohya"
+    dtype: torch.dtype = torch.float32
+    limits: Limits = field(default_factory=Limits)
+    replace: bool = False
+
+    def to_json(self) -> dict[str, object]:
+        """Return plain data for the header: what makes a difference to the file."""
+        limits = {"rank": self.limits.rank, "size": self.limits.size, "error": self.limits.error}
+        return {"spelling": self.spelling, "dtype": str(self.dtype).removeprefix("torch."), **limits}
+
+
+@dataclass(slots=True)
+class _Layer:
+    """A layer of the file that is written."""
+
+    weight: Changed
+    prefix: str
+    """Of its keys."""
+    shape: tuple[int, ...]
+    rank: int | None
+    """None where the weight's change is written whole, or does not change."""
+    has_weight: bool
+    has_bias: bool
+    values: Tensor | None = None
+    """The singular values, where the change is approximated."""
+
+    @property
+    def cost(self) -> int:
+        """Return how many numbers a component has."""
+        return self.shape[0] + math.prod(self.shape[1:])
+
+    def planned(self, choices: FileChoices) -> dict[str, Planned]:
+        """Return its tensors by their keys, without alpha."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        names = PARAMETERS[choices.spelling]
+        if self.rank:
+            shapes[names["down"]] = (self.rank, *self.shape[1:])
+            shapes[names["up"]] = (self.shape[0], self.rank, *(1,) * (len(self.shape) - 2))
+        elif self.rank is None and self.has_weight:
+            shapes["diff"] = self.shape
+        if self.has_bias:
+            shapes["diff_b"] = self.shape[:1]
+        return {f"{self.prefix}.{name}": Planned(choices.dtype, shape) for name, shape in shapes.items()}
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield the numbers of `planned`, in fp64."""
+        found = self.weight.difference()
+        if self.rank:
+            pair = (found if self.values is None else found.cut(self.rank)).joined()
+            yield from (pair.down, pair.up)
+        elif self.rank is None and self.has_weight:
+            yield found.dense()
+        if found.bias is not None:
+            yield found.bias
+
+
+def write_changes(
+    path: Path, changes: Changes, choices: FileChoices, names: KeyNames, metadata: Callable[[], Mapping[str, str]]
+) -> SavedFile:
+    """Write what changes to a file, read it back by the ordinary reader, compare, and put it in its place.
+
+    `metadata` returns what the header says.
+
+    Raises:
+        FileError: a source has changed, the disk is full, the name is taken, numbers are too large for the dtype, or a
+            limit cannot be met. Nothing is written then.
+    """
+    path = check_place(path, replace=choices.replace)
+    with unfinished(path, replace=choices.replace) as (stream, there), reading(changes.files), plain_mode(_CPU):
+        said = metadata()
+        layers, dropped = _layers(path, changes, choices, names, said)
+        tensors, ranks = _planned(layers, choices), {layer.prefix: layer.rank for layer in layers if layer.rank}
+        header = header_of(tensors, {**said, **(diffusers_header(ranks) if choices.spelling == "diffusers" else {})})
+        nbytes = len(header) + sum([one.nbytes for one in tensors.values()])
+        check_room(path, nbytes)
+        write_tensors(stream, header, _numbers(path, layers, tensors))
+        saved, error = _read_back(path, there, changes, layers)
+        if not error <= dropped + ROUNDING[choices.dtype]:  # NaN is no more and no less
+            raise FileError(path, f"it was not written: read back, it differs from what was meant by {error:.2e}")
+        wanted = choices.limits.error
+        if wanted is not None and error > wanted * (1 + 1e-6):
+            text = f"its error would be {error:.2e}, not {wanted:g}"
+            raise FileError(path, f"{text}; allow a larger rank or size, or write the dtype float32")
+    return SavedFile(path, nbytes, tuple(saved), error, tuple(changes.notes))
+
+
+def _layers(
+    path: Path, changes: Changes, choices: FileChoices, names: KeyNames, metadata: Mapping[str, str]
+) -> tuple[list[_Layer], float]:
+    """Return the layers of a file, and what of the change they leave out, as a share of its size."""
+    layers, squares = list[_Layer](), 0.0
+    for weight in changes.weights:
+        if weight.kind == "experts":
+            raise FileError(
+                path, f"{weight.place.name} has the weights of experts, which no file of this kind can have"
+            )
+        found = weight.difference()
+        if found.is_zero:
+            continue
+        has_weight = bool(found.pairs) or found.rest is not None
+        layer = _Layer(weight, names.prefix(weight.place), found.shape, None, has_weight, found.bias is not None)
+        if not math.isfinite(size := found.size()):
+            raise FileError(path, f"it was not written: the change of {weight.place.name} has numbers that are NaN or infinite")
+        squares += size**2
+        if choices.limits.approximates and has_weight and found.is_matrix:
+            layer.values = found.singular_values()
+        else:
+            layer.rank = found.rank_of_pair
+        layers.append(layer)
+    if not layers:
+        raise FileError(path, "it was not written: what would be in it changes nothing")
+    dropped = _choose(path, layers, choices, metadata)
+    return layers, math.sqrt(dropped / squares)
+
+
+def _choose(path: Path, layers: Sequence[_Layer], choices: FileChoices, metadata: Mapping[str, str]) -> float:
+    """Choose the rank of each layer that is approximated; return the sum of the squares that are left out."""
+    own = [layer for layer in layers if layer.values is not None]
+    values, nbytes = [layer.values for layer in own if layer.values is not None], choices.dtype.itemsize
+    for layer in own:
+        layer.rank = 1  # for the length of the header
+    fixed, room = [layer for layer in layers if layer.values is None], None
+    if choices.limits.size is not None:
+        tensors = _planned(layers, choices)
+        least = len(header_of(tensors, metadata)) + _DIGITS * len(tensors)
+        if choices.spelling == "diffusers":
+            least += len(str(diffusers_header(dict.fromkeys([layer.prefix for layer in own], 1)))) * _TABLES
+        least += sum([one.nbytes for one in _planned(fixed, choices).values()])
+        least += sum([layer.shape[0] * nbytes for layer in own if layer.has_bias]) + 4 * len(own)
+        if (room := choices.limits.size - least) < 0:
+            raise FileError(path, f"it takes {least:,} bytes at least; allow a larger size")
+    ranks = chosen_ranks(values, [layer.cost * nbytes for layer in own], choices.limits, room)
+    for layer, rank in zip(own, ranks, strict=True):
+        layer.rank = rank
+    return sum([one[rank:].square().sum().item() for one, rank in zip(values, ranks, strict=True)])
+
+
+def _planned(layers: Sequence[_Layer], choices: FileChoices) -> dict[str, Planned]:
+    """Return all tensors by their keys, in the order in which they are written."""
+    ranked = [layer.prefix for layer in layers if layer.rank and choices.spelling != "diffusers"]
+    alphas = {f"{prefix}.alpha": Planned(torch.float32, ()) for prefix in ranked}
+    return alphas | {key: one for layer in layers for key, one in layer.planned(choices).items()}
+
+
+def _numbers(path: Path, layers: Sequence[_Layer], tensors: Mapping[str, Planned]) -> Iterator[Tensor]:
+    """Yield the tensors that are written; an alpha is the rank, as the strengths are in the factors."""
+    ranks = [layer.rank for layer in layers if layer.rank and f"{layer.prefix}.alpha" in tensors]
+    yield from map(torch.tensor, map(float, ranks))
+    planned = iter([(key, one) for key, one in tensors.items() if not key.endswith(".alpha")])
+    for layer in layers:
+        for numbers, (key, one) in zip(layer.tensors(), planned, strict=False):
+            tensor = numbers.to(one.dtype).reshape(one.shape)
+            if not bool(tensor.isfinite().all()):
+                name = str(one.dtype).removeprefix("torch.")
+                raise FileError(path, f"{key} has numbers that {name} cannot hold; write the dtype bfloat16 or float32")
+            yield tensor
+
+
+def _read_back(path: Path, there: Path, changes: Changes, layers: Sequence[_Layer]) -> tuple[list[SavedLayer], float]:
+    """Compare the file that lies `there` with what it was meant to be; return the errors, by layer and in all."""
+    kept = {layer.prefix: layer.weight for layer in layers if layer.rank != 0 or layer.has_bias}
+    try:
+        found = changes.read_back(there, kept) if kept else {}
+    except LoraError as error:
+        text = "it was not written: read back, it is not what was meant"
+        raise FileError(path, f"{text}: {error}") from error
+    if strange := kept.keys() ^ found.keys():
+        text = "is not found under its name" if min(strange) in kept else "is changed, too"
+        raise FileError(path, f"it was not written: read back, {min(strange)} {text}; another spelling may do")
+    saved, errors, sizes = list[SavedLayer](), 0.0, 0.0
+    for layer in layers:
+        wanted = layer.weight.difference()
+        got = found[layer.prefix].difference() if layer.prefix in found else Difference(wanted.shape)
+        error, size = wanted.minus(got).size(), wanted.size()
+        errors, sizes = errors + error**2, sizes + size**2
+        component, name = layer.weight.place
+        saved.append(SavedLayer(component, name, layer.rank, error / size))
+    return saved, math.sqrt(errors / sizes)

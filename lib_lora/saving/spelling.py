@@ -1,0 +1,126 @@
+"""How a written file spells its keys: as kohya's scripts, as diffusers and PEFT, or as ComfyUI."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from ..errors import StackError
+from ..files.components import TEXT_ENCODER, is_denoiser
+from ..naming.index import LayerIndex
+from .changes import Place
+
+Spelling = Literal["kohya", "diffusers", "comfy"]
+"""`kohya` is read by most programs, `diffusers` has PEFT's names, and `comfy` ComfyUI's names of layers."""
+
+_FACTORS = {"down": "lora_down.weight", "up": "lora_up.weight"}
+PARAMETERS: Mapping[Spelling, Mapping[str, str]] = {
+    "kohya": _FACTORS,
+    "diffusers": {"down": "lora_A.weight", "up": "lora_B.weight"},
+    "comfy": _FACTORS,
+}
+"""Of the factors; `diff` and `diff_b` are the same in all, and so is `alpha` but for diffusers, which has it in the header:
+it refuses a file with a key in which there is no `lora`.
+"""
+_TRANSFORMER = ("transformer_blocks", "single_transformer_blocks")
+"""Lists of blocks in diffusers' own transformers, which ComfyUI looks for under OneTrainer's prefix."""
+_LDM = ("input_blocks.", "middle_block.", "output_blocks.", "time_embed.", "label_emb.", "out.")
+"""How the layers of a UNet begin in ComfyUI."""
+_T5 = "encoder.block."
+
+
+@dataclass(frozen=True, slots=True)
+class KeyNames:
+    """The names of the layers of one file.
+
+    Args:
+        spelling: of the keys.
+        components: all that the file may be for.
+        indexes: the layers of the model, by component; empty without a model.
+    """
+
+    spelling: Spelling
+    components: Collection[str | None]
+    indexes: Mapping[str, LayerIndex]
+
+    def prefix(self, place: Place) -> str:
+        """Return what comes before the parameter in the keys of a layer.
+
+        Raises:
+            StackError: the spelling has no name for the component, or the layer has no dotted name.
+        """
+        component = place.component
+        if component is None:
+            raise StackError(f"nothing tells which component {place.name} is of; give the model")
+        known = f"text_model.{place.name}"  # where transformers has flattened the tree since
+        index = self.indexes.get(component) if component.startswith(TEXT_ENCODER) else None
+        is_flat = index is not None and known in index.dotted and index.dotted[known] == index.find(place.name)
+        name = _WRITERS[self.spelling](self, component, known if is_flat else place.name)
+        if name is None:
+            text = f"the spelling {self.spelling!r} has no name for the component {component}"
+            raise StackError(f"{text}; write the spelling 'diffusers'")
+        return name
+
+    def _kohya(self, component: str, name: str) -> str | None:
+        if component == "prior":
+            prefix = "lora_prior_unet"
+        elif is_denoiser(component):
+            is_own = component.startswith("transformer") and name.startswith(_TRANSFORMER)
+            prefix = "" if component == "transformer_2" else "lora_transformer" if is_own else "lora_unet"
+        else:
+            several = sum([one is not None and one.startswith(TEXT_ENCODER) for one in self.components]) > 1
+            number = component.removeprefix(TEXT_ENCODER).lstrip("_")
+            is_known = component.startswith(TEXT_ENCODER) and number in ("", "2", "3", "4")
+            prefix = f"lora_te{number or ('1' if several else '')}" if is_known else ""
+        return f"{prefix}_{name.replace('.', '_')}" if prefix else None
+
+    def _diffusers(self, component: str, name: str) -> str:
+        self._check_dotted(name)
+        return f"{component}.{name}"
+
+    def _comfy(self, component: str, name: str) -> str | None:
+        self._check_dotted(name)
+        if is_denoiser(component):
+            return f"diffusion_model.{self._native(component, name)}"
+        if name.startswith(_T5):
+            return f"text_encoders.t5xxl.transformer.{name}"
+        encoder = {TEXT_ENCODER: "clip_l", f"{TEXT_ENCODER}_2": "clip_g"}.get(component)
+        return None if encoder is None else f"text_encoders.{encoder}.transformer.{name}"
+
+    def _native(self, component: str, name: str) -> str:
+        """Return the name of a layer in ComfyUI's own UNets; its name here where it has none there."""
+        index = self.indexes.get(component)
+        place = None if index is None or component != "unet" else index.find(name)
+        if index is None or place is None:
+            return name
+        names = index.names.get(place.windows[0].path, ())
+        return next((one for one in names if one.startswith(_LDM) and index.dotted[one] == place), name)
+
+    def _check_dotted(self, name: str) -> None:
+        if not self.indexes and "." not in name and "_" in name:
+            text = f"nothing tells where {name} has dots, which this spelling of keys needs"
+            raise StackError(f"{text}; give the model that the file is for, or write the spelling 'kohya'")
+
+
+_Writer: TypeAlias = Callable[[KeyNames, str, str], "str | None"]
+_WRITERS: Mapping[Spelling, _Writer] = {
+    "kohya": KeyNames._kohya,
+    "diffusers": KeyNames._diffusers,
+    "comfy": KeyNames._comfy,
+}
+
+
+def diffusers_header(ranks: Mapping[str, int]) -> dict[str, str]:
+    """Return the header by which diffusers and PEFT know rank and alpha of each layer, by the begin of its keys."""
+    found: dict[str, object] = {}
+    parts = [(*prefix.partition(".")[::2], rank) for prefix, rank in ranks.items()]
+    for component in dict.fromkeys([one[0] for one in parts]):
+        own = {name: rank for other, name, rank in parts if other == component}
+        usual = Counter(own.values()).most_common(1)[0][0]
+        others = {name: rank for name, rank in own.items() if rank != usual}
+        said = {"r": usual, "lora_alpha": usual, "rank_pattern": others, "alpha_pattern": others, "target_modules": [*own]}
+        found |= {f"{component}.{name}": value for name, value in said.items()}
+    return {"format": "pt", "lora_adapter_metadata": json.dumps(found, sort_keys=True)}
