@@ -1,9 +1,10 @@
 """Stacks and files of LoRA as one new file.
 
-`save_stack` writes what an engine applies, `save_again` what a saved file says of its making, and `convert_file` another
-form of one file. The core imports nothing of this room.
+`save_stack` writes what an engine applies, `save_again` a saved file once more, and `convert_file` another form of one
+file. The core imports nothing of this room.
 """
 
+from .conversion import convert_file as convert_file
 from .new_file import SavedFile as SavedFile
 from .new_file import SavedLayer as SavedLayer
 from .stack_file import SaveOptions as SaveOptions

@@ -1,4 +1,4 @@
-"""One file in another form: cut to a rank, a size or some blocks, in another spelling or dtype, with a strength in it."""
+"""One file in another form: cut to a rank, a size or some blocks, in another spelling or dtype, at another strength."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from .stack_file import SaveOptions
 
 TextEncoders = Literal["keep", "drop", "only"]
-_JOINED = re.compile(r"_(?=\d)|(?<=\d)_")
-"""Where a name that has `_` for every dot had a dot, as blocks are numbered."""
+_JOINED = re.compile(r"_(?=\d)|(?<=\d)_|(?<=mid_block)_|(?<=embedding)_")
+"""Where a name that has `_` for every dot had a dot, as far as blocks depend on it."""
 
 
 def convert_file(

@@ -1,4 +1,4 @@
-"""How a saved file was made, as its header says it: the sources, the strengths and the choices; enough to make it again.
+"""How a saved file was made, as its header says it: sources, strengths and choices, enough to make it again.
 
 Strengths are the constant ones of the moment and the image that were saved.
 """
@@ -23,7 +23,7 @@ from ..files.reading import Reading, with_sidecar
 from ..naming.blocks import BlockWeights, Element
 from ..stack import Entry, Stack
 from ..strengths.regions import ALL_PLACES
-from ..strengths.strength import Moment, Side, Strength, strengths_by_image
+from ..strengths.strength import Moment, Strength, strengths_by_image
 
 HEADER = "remora_saved"
 """The name under which a header has it."""
@@ -39,7 +39,6 @@ _SAME = (
     "modelspec.prediction_type",
 )
 """What a file has of its sources where all say the same."""
-_PARTS: tuple[Side, ...] = ("in", "mid", "out")
 
 
 def settled(

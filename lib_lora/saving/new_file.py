@@ -172,7 +172,9 @@ def _layers(
         has_weight = bool(found.pairs) or found.rest is not None
         layer = _Layer(weight, names.prefix(weight.place), found.shape, None, has_weight, found.bias is not None)
         if not math.isfinite(size := found.size()):
-            raise FileError(path, f"it was not written: the change of {weight.place.name} has numbers that are NaN or infinite")
+            raise FileError(
+                path, f"it was not written: the change of {weight.place.name} has numbers that are NaN or infinite"
+            )
         squares += size**2
         if choices.limits.approximates and has_weight and found.is_matrix:
             layer.values = found.singular_values()
@@ -243,8 +245,8 @@ def _read_back(path: Path, there: Path, changes: Changes, layers: Sequence[_Laye
     for layer in layers:
         wanted = layer.weight.difference()
         got = found[layer.prefix].difference() if layer.prefix in found else Difference(wanted.shape)
-        error, size = wanted.minus(got).size(), wanted.size()
-        errors, sizes = errors + error**2, sizes + size**2
+        missed, size = wanted.minus(got).size(), wanted.size()
+        errors, sizes = errors + missed**2, sizes + size**2
         component, name = layer.weight.place
-        saved.append(SavedLayer(component, name, layer.rank, error / size))
+        saved.append(SavedLayer(component, name, layer.rank, missed / size))
     return saved, math.sqrt(errors / sizes)

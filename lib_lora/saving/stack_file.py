@@ -61,8 +61,8 @@ def save_stack(
         moment: of a stack whose strengths differ from step to step.
         image: its number, where the images of the stack have strengths of their own.
         negative: whether the strengths of the negative prompt are meant, where they differ.
-        options: `spelling` of the keys: `kohya`, `diffusers` or `comfy`; `dtype` of the numbers; the largest `rank` of a
-            layer; the largest `size` of the file in bytes; the largest relative `error` of all layers; `replace`,
+        options: `spelling` of the keys: `kohya`, `diffusers` or `comfy`; `dtype` of the numbers; the largest `rank` of
+            a layer; the largest `size` of the file in bytes; the largest relative `error` of all layers; `replace`,
             whether the file may take the place of another one.
 
     Raises:

@@ -50,7 +50,7 @@ def write_tensors(stream: BinaryIO, header: bytes, tensors: Iterable[Tensor]) ->
     """Write a file up to its end, and wait until the disk has it."""
     stream.write(header)
     for tensor in tensors:
-        stream.write(memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()))
+        stream.write(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     stream.flush()
     os.fsync(stream.fileno())
 

@@ -74,9 +74,7 @@ def error_of(path, served, net):
 
 def test_without_a_limit_factors_lie_beside_each_other(served, net, tmp_path):
     saved = save_stack(served, tmp_path / "all.safetensors")
-    assert [layer.rank for layer in saved.layers] == [12, None, 12], (
-        "where 12 ranks are more than the matrix, it is that"
-    )
+    assert [layer.rank for layer in saved.layers] == [12, 12, 12]
     assert saved.error < 1e-7
     assert error_of(saved.path, served, net) == pytest.approx(saved.error, rel=0.2)
     assert saved.nbytes == saved.path.stat().st_size
@@ -160,7 +158,9 @@ def test_peft_has_the_same(tmp_path, kind, rank):
         model = nn.Sequential(nn.Linear(24, 48), nn.Linear(48, 16)).requires_grad_(False)
         config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["0", "1"], init_lora_weights=False)
         made = peft.get_peft_model(model, config, adapter_name="first")
-        made.add_adapter("second", peft.LoraConfig(r=6, lora_alpha=3, target_modules=["0", "1"], init_lora_weights=False))
+        made.add_adapter(
+            "second", peft.LoraConfig(r=6, lora_alpha=3, target_modules=["0", "1"], init_lora_weights=False)
+        )
         files = []
         for name in ("first", "second"):
             made.save_pretrained(tmp_path, selected_adapters=[name])

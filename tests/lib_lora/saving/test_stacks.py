@@ -111,14 +111,16 @@ def test_the_names_that_other_programs_look_for(parts, files, tmp_path):
 
 
 @pytest.mark.parametrize("spelling", ["kohya", "diffusers"])
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:The following alpha_pattern keys:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_diffusers_reads_the_file_as_it_was_meant(tmp_path, spelling):
     pytest.importorskip("peft")
     pipe = tiny_pipeline(0)
     path = kohya_lora(tmp_path / "a.safetensors", {"unet": pipe.unet}, seed=1)
     other = kohya_lora(tmp_path / "b.safetensors", {"unet": pipe.unet}, rank=2, seed=2)
     engine = Engine({"unet": pipe.unet})
-    engine.activate(Stack([Entry(path, 0.7), Entry(other, Strength(blocks=BlockWeights(None, (Element(("OUT",), (), 0.0),))))]))
+    # diffusers passes over the alphas of kohya's keys where ranks differ, and warns
+    part = Strength(blocks=BlockWeights(None, (Element(("OUT",), (), 0.0 if spelling == "diffusers" else 0.5),)))
+    engine.activate(Stack([Entry(path, 0.7), Entry(other, part)]))
     wanted = pipe.unet(**unet_inputs(0))[0]
     saved = save_stack(engine, tmp_path / "saved.safetensors", spelling=spelling)
     engine.close()
@@ -172,7 +174,7 @@ def test_a_region_is_refused(parts, files, tmp_path):
 
 def test_ranks_that_act_by_the_noise_need_the_moment(tmp_path):
     sample = next(one for one in SAMPLES if one.recipe == "tlora")
-    base, x = make("linear")
+    base, _ = make("linear")
     path, _ = sample.write(tmp_path, (48, 24))
     engine = Engine({"unet": base})
     engine.activate(Stack([Entry(path)]))
@@ -187,7 +189,7 @@ def test_ranks_that_act_by_the_noise_need_the_moment(tmp_path):
 
 def test_a_merged_stack_is_saved_from_the_weights_without_it(tmp_path):
     sample = next(one for one in SAMPLES if one.name == "dora by rows")
-    base, x = make("linear")
+    base, _ = make("linear")
     path, _ = sample.write(tmp_path, (48, 24))
     engine, files = Engine({"unet": base}), []
     for mode in ("live", "merged"):
@@ -237,7 +239,9 @@ def test_the_header_has_what_users_know_of_the_sources(tmp_path):
     engine = Engine({"unet": model})
     engine.activate(Stack([Entry(path) for path in files]))
     moment = Moment(step=0, steps=1, timestep=0.0)
-    header = load_network(save_stack(engine, tmp_path / "both.safetensors", moment=moment).path, {"unet": model}).file.metadata
+    header = load_network(
+        save_stack(engine, tmp_path / "both.safetensors", moment=moment).path, {"unet": model}
+    ).file.metadata
     assert header["modelspec.trigger_phrase"] == "ink drawing, night"
     assert header["modelspec.license"] == "a.safetensors: CC0; b.safetensors: MIT"
     assert header["modelspec.merged_from"] == "a.safetensors, b.safetensors"
@@ -246,13 +250,17 @@ def test_the_header_has_what_users_know_of_the_sources(tmp_path):
     made = json.loads(header[HEADER])
     assert [entry["file"] for entry in made["entries"]] == ["a.safetensors", "b.safetensors"]
     engine.activate(Stack([Entry(files[1])]))
-    header = load_network(save_stack(engine, tmp_path / "one.safetensors", moment=moment).path, {"unet": model}).file.metadata
+    header = load_network(
+        save_stack(engine, tmp_path / "one.safetensors", moment=moment).path, {"unet": model}
+    ).file.metadata
     assert (header["ss_tag_frequency"], header["modelspec.license"]) == ("{}", "MIT")
     assert "ss_network_dim" not in header
     engine.close()
 
 
-@pytest.mark.parametrize("options", [{}, {"error": 0.2, "dtype": torch.float16, "spelling": "diffusers"}, {"size": 200_000}])
+@pytest.mark.parametrize(
+    "options", [{}, {"error": 0.2, "dtype": torch.float16, "spelling": "diffusers"}, {"size": 200_000}]
+)
 def test_a_saved_file_is_made_again_bit_for_bit(parts, files, tmp_path, options):
     blocks = BlockWeights(None, (Element(("OUT",), (), 0.3), Element(("IN01",), ("attn1",), -0.5, not_words=True)))
     falling = Strength({"unet": Curve([(0, 1 / 3), (10, 0.1)])}, sides={"in": 0.7}, blocks=blocks)
@@ -278,7 +286,7 @@ def test_a_file_cannot_be_made_again_of_other_sources(parts, files, tmp_path):
     engine.activate(Stack([Entry(copy)]))
     saved = save_stack(engine, tmp_path / "saved.safetensors").path
     engine.close()
-    with pytest.raises(FileError, match="its source '?1.safetensors'? is missing: it is not in"):
+    with pytest.raises(FileError, match=r"its source 1\.safetensors is missing: it is not in"):
         save_again(saved, tmp_path / "again.safetensors", parts, [tmp_path / "nowhere"])
     copy.write_bytes(files[1].read_bytes())
     with pytest.raises(FileError, match="is another file by now"):
