@@ -12,18 +12,16 @@ from typing import TYPE_CHECKING, Literal, get_args
 import torch
 from torch import nn
 
-from ..errors import check_choice, check_path, texts
-from ..files.components import TEXT_ENCODER, role
+from ..errors import ComponentError, FileError, StackError, check_choice, check_path, texts
+from ..files.components import DENOISER, TEXT_ENCODER, role
 from ..files.file import AdapterFile
-from ..files.reading import USUAL, with_sidecar
-from ..naming.blocks import BlockNames, BlockWeights, Element, block_of
+from ..inspection.skeleton import skeleton
+from ..naming.blocks import BlockWeights, Element
 from ..naming.parsed import ParsedFile
 from ..stack import Entry, Stack
 from ..strengths.strength import Strength, checked
-from .changes import FileChanges, Place
-from .making import carried
-from .new_file import ROUNDING, SavedFile, write_changes
-from .spelling import KeyNames
+from .making import settled
+from .new_file import ROUNDING, SavedFile
 from .stack_file import choices_of, save_constant
 
 if TYPE_CHECKING:
@@ -34,6 +32,7 @@ if TYPE_CHECKING:
 TextEncoders = Literal["keep", "drop", "only"]
 _JOINED = re.compile(r"_(?=\d)|(?<=\d)_|(?<=mid_block)_|(?<=embedding)_")
 """Where a name that has `_` for every dot had a dot, as far as blocks depend on it."""
+_UNET = re.compile(r"(down|up|mid|input|output|middle)_blocks?[._]")
 
 
 def convert_file(
@@ -62,45 +61,51 @@ def convert_file(
     Raises:
         FileError: a file cannot be read or written, the name is taken, a limit cannot be met, or the model is needed.
         StackError: the strength is no finite number, or the spelling has no name for a layer.
+        MomentError: what acts of the file differs from step to step.
         ArgumentError: an argument is of another type.
     """
     for one in (source, path):
         check_path(one, "convert_file('large.safetensors', 'small.safetensors', rank=16)")
     check_choice(text_encoders, get_args(TextEncoders), "text_encoders")
-    source, target = Path(source), Path(path)
-    choices, file = choices_of(options), AdapterFile.open(source)
+    checked(strength, "strength")
+    file, choices = AdapterFile.open(source), choices_of(options)
     if "dtype" not in options:
         own = {info.dtype for info in file.infos.values() if len(info.shape) > 1} & ROUNDING.keys()
-        choices = replace(
-            choices, dtype=max(own, key=lambda dtype: (dtype.itemsize, -ROUNDING[dtype]), default=torch.float32)
-        )
+        choices = replace(choices, dtype=min(own, key=ROUNDING.__getitem__, default=torch.float32))
+    model = _own_model(file, needs_dots=choices.spelling != "kohya") if components is None else components
+    wanted = {name: strength * _is_kept(name, text_encoders) for name in model}
     rules = (Element((), (), 0.0), Element(texts(blocks, "blocks"), (), 1.0)) if blocks else ()
-    weights = BlockWeights(None, rules)
-    checked(strength, "strength")
-    if components is not None:
-        of = {name: strength * _kept(name, text_encoders) for name in components}
-        reading = with_sidecar(source, USUAL)
-        entry = Entry(source, Strength(of, blocks=weights), alpha=reading.alpha, scale=reading.scale)
-        return save_constant(Stack([entry]), components, path, choices)
-    groups = ParsedFile(file).groups
-    known = BlockNames(tuple(sorted({_block(Place(one.component, one.module)) for one in groups} - {""})))
-
-    def of_place(place: Place) -> float:
-        block = _block(place)
-        matching = [rule.unweighted for rule in rules if rule.suits(block, [place.name], known)]
-        return strength * _kept(place.component, text_encoders) * weights.weight(block, matching, known)
-
-    changes = FileChanges(source, of_place)
-    names = KeyNames(choices.spelling, {one.component for one in groups}, {})
-    return write_changes(target, changes, choices, names, lambda: carried([file], target.stem))
+    entry = Entry(source, Strength(wanted, blocks=BlockWeights(None, rules) if rules else None))
+    try:
+        return save_constant(settled(Stack([entry]), model, None, None, None), model, path, choices)
+    except ComponentError as error:
+        if components is not None:
+            raise
+        raise FileError(
+            file.path, f"it changes weights by their own numbers, so that it needs the model: {error}"
+        ) from error
 
 
-def _kept(component: str | None, text_encoders: TextEncoders) -> float:
-    is_encoder = component is not None and role(component) == TEXT_ENCODER
-    return 1.0 if text_encoders == "keep" or is_encoder == (text_encoders == "only") else 0.0
+def _is_kept(component: str, text_encoders: TextEncoders) -> bool:
+    return text_encoders == "keep" or (role(component) == TEXT_ENCODER) == (text_encoders == "only")
 
 
-def _block(place: Place) -> str:
-    """Return the block of a layer of a file."""
-    component = place.component or "unet"
-    return block_of(component, _JOINED.sub(".", place.name) if "." not in place.name else place.name)
+def _own_model(file: AdapterFile, *, needs_dots: bool) -> dict[str, nn.Module]:
+    """Return layers on meta of the shapes and names that a file was made for.
+
+    Raises:
+        FileError: it does not tell them.
+    """
+    shapes: dict[str, dict[str, tuple[int, ...]]] = {}
+    groups = [group for group in ParsedFile(file).groups if group.recipe is not None]
+    denoiser = "unet" if any(_UNET.match(group.module) for group in groups) else "transformer"
+    for group in groups:
+        lacks = "" if group.component else "the component"
+        lacks = lacks or ("" if group.own_site else "the shape of its weight")
+        lacks = lacks or ("where its name has dots" if group.flattened and needs_dots else "")
+        if lacks or group.component is None or group.own_site is None:
+            raise FileError(file.path, f"nothing tells {lacks} of {group.module}, so that it needs the model")
+        name = _JOINED.sub(".", group.module) if group.flattened else group.module
+        component = denoiser if group.component == DENOISER else group.component
+        shapes.setdefault(component, {})[f"{name}.weight"] = group.own_site.shape
+    return {component: skeleton(own) for component, own in shapes.items()}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import FileError, LoraError, OneLine
 from ..tensors import plain_mode
-from .changes import Changed, Changes, reading
+from .changes import StackChanges, StackWeight, reading
 from .difference import Difference, Limits, chosen_ranks
 from .spelling import PARAMETERS, KeyNames, Spelling, diffusers_header
 from .writing import Planned, check_place, check_room, header_of, unfinished, write_tensors
@@ -28,7 +28,7 @@ _TABLES = 3  # of names, as long as the first, in the header that diffusers read
 class SavedLayer(OneLine):
     """One layer of a saved file."""
 
-    component: str | None
+    component: str
     name: str
     rank: int | None
     """None where the file has the whole difference; 0 where it leaves the layer out."""
@@ -85,7 +85,7 @@ class FileChoices:
 class _Layer:
     """A layer of the file that is written."""
 
-    weight: Changed
+    weight: StackWeight
     prefix: str
     """Of its keys."""
     shape: tuple[int, ...]
@@ -127,7 +127,7 @@ class _Layer:
 
 
 def write_changes(
-    path: Path, changes: Changes, choices: FileChoices, names: KeyNames, metadata: Callable[[], Mapping[str, str]]
+    path: Path, changes: StackChanges, choices: FileChoices, names: KeyNames, metadata: Callable[[], Mapping[str, str]]
 ) -> SavedFile:
     """Write what changes to a file, read it back by the ordinary reader, compare, and put it in its place.
 
@@ -157,23 +157,23 @@ def write_changes(
 
 
 def _layers(
-    path: Path, changes: Changes, choices: FileChoices, names: KeyNames, metadata: Mapping[str, str]
+    path: Path, changes: StackChanges, choices: FileChoices, names: KeyNames, metadata: Mapping[str, str]
 ) -> tuple[list[_Layer], float]:
     """Return the layers of a file, and what of the change they leave out, as a share of its size."""
     layers, squares = list[_Layer](), 0.0
     for weight in changes.weights:
-        if weight.kind == "experts":
+        if weight.target.kind == "experts":
             raise FileError(
-                path, f"{weight.place.name} has the weights of experts, which no file of this kind can have"
+                path, f"{weight.target.name} has the weights of experts, which no file of this kind can have"
             )
         found = weight.difference()
         if found.is_zero:
             continue
         has_weight = bool(found.pairs) or found.rest is not None
-        layer = _Layer(weight, names.prefix(weight.place), found.shape, None, has_weight, found.bias is not None)
+        layer = _Layer(weight, names.prefix(*weight.place), found.shape, None, has_weight, found.bias is not None)
         if not math.isfinite(size := found.size()):
             raise FileError(
-                path, f"it was not written: the change of {weight.place.name} has numbers that are NaN or infinite"
+                path, f"it was not written: the change of {weight.target.name} has numbers that are NaN or infinite"
             )
         squares += size**2
         if choices.limits.approximates and has_weight and found.is_matrix:
@@ -230,23 +230,25 @@ def _numbers(path: Path, layers: Sequence[_Layer], tensors: Mapping[str, Planned
             yield tensor
 
 
-def _read_back(path: Path, there: Path, changes: Changes, layers: Sequence[_Layer]) -> tuple[list[SavedLayer], float]:
+def _read_back(
+    path: Path, there: Path, changes: StackChanges, layers: Sequence[_Layer]
+) -> tuple[list[SavedLayer], float]:
     """Compare the file that lies `there` with what it was meant to be; return the errors, by layer and in all."""
-    kept = {layer.prefix: layer.weight for layer in layers if layer.rank != 0 or layer.has_bias}
+    kept = {layer.weight.place for layer in layers if layer.rank != 0 or layer.has_bias}
     try:
-        found = changes.read_back(there, kept) if kept else {}
+        found = changes.read_back(there) if kept else {}
     except LoraError as error:
         text = "it was not written: read back, it is not what was meant"
         raise FileError(path, f"{text}: {error}") from error
-    if strange := kept.keys() ^ found.keys():
+    if strange := kept ^ found.keys():
         text = "is not found under its name" if min(strange) in kept else "is changed, too"
-        raise FileError(path, f"it was not written: read back, {min(strange)} {text}; another spelling may do")
+        name = ".".join(min(strange))
+        raise FileError(path, f"it was not written: read back, {name} {text}; another spelling may do")
     saved, errors, sizes = list[SavedLayer](), 0.0, 0.0
     for layer in layers:
         wanted = layer.weight.difference()
-        got = found[layer.prefix].difference() if layer.prefix in found else Difference(wanted.shape)
+        got = found[place].difference() if (place := layer.weight.place) in found else Difference(wanted.shape)
         missed, size = wanted.minus(got).size(), wanted.size()
         errors, sizes = errors + missed**2, sizes + size**2
-        component, name = layer.weight.place
-        saved.append(SavedLayer(component, name, layer.rank, missed / size))
+        saved.append(SavedLayer(*place, layer.rank, missed / size))
     return saved, math.sqrt(errors / sizes)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from ..errors import StackError
 from ..files.components import TEXT_ENCODER, is_denoiser
 from ..naming.index import LayerIndex
-from .changes import Place
 
 Spelling = Literal["kohya", "diffusers", "comfy"]
 """`kohya` is read by most programs, `diffusers` has PEFT's names, and `comfy` ComfyUI's names of layers."""
@@ -38,31 +37,22 @@ class KeyNames:
 
     Args:
         spelling: of the keys.
-        components: all that the file may be for.
-        indexes: the layers of the model, by component; empty without a model.
+        indexes: the layers of the model, by component.
     """
 
     spelling: Spelling
-    components: Collection[str | None]
     indexes: Mapping[str, LayerIndex]
 
-    def prefix(self, place: Place) -> str:
-        """Return what comes before the parameter in the keys of a layer.
-
-        Raises:
-            StackError: the spelling has no name for the component, or the layer has no dotted name.
-        """
-        component = place.component
-        if component is None:
-            raise StackError(f"nothing tells which component {place.name} is of; give the model")
-        known = f"text_model.{place.name}"  # where transformers has flattened the tree since
-        index = self.indexes.get(component) if component.startswith(TEXT_ENCODER) else None
-        is_flat = index is not None and known in index.dotted and index.dotted[known] == index.find(place.name)
-        name = _WRITERS[self.spelling](self, component, known if is_flat else place.name)
-        if name is None:
+    def prefix(self, component: str, name: str) -> str:
+        """Return what comes before the parameter in the keys of a layer; raise StackError if it has no such name."""
+        dotted = self.indexes[component].dotted
+        known = f"text_model.{name}"  # where transformers has flattened the tree since
+        is_flat = component.startswith(TEXT_ENCODER) and known in dotted and dotted[known] == dotted[name]
+        found = _WRITERS[self.spelling](self, component, known if is_flat else name)
+        if found is None:
             text = f"the spelling {self.spelling!r} has no name for the component {component}"
             raise StackError(f"{text}; write the spelling 'diffusers'")
-        return name
+        return found
 
     def _kohya(self, component: str, name: str) -> str | None:
         if component == "prior":
@@ -71,18 +61,16 @@ class KeyNames:
             is_own = component.startswith("transformer") and name.startswith(_TRANSFORMER)
             prefix = "" if component == "transformer_2" else "lora_transformer" if is_own else "lora_unet"
         else:
-            several = sum([one is not None and one.startswith(TEXT_ENCODER) for one in self.components]) > 1
+            several = sum([one.startswith(TEXT_ENCODER) for one in self.indexes]) > 1
             number = component.removeprefix(TEXT_ENCODER).lstrip("_")
             is_known = component.startswith(TEXT_ENCODER) and number in ("", "2", "3", "4")
             prefix = f"lora_te{number or ('1' if several else '')}" if is_known else ""
         return f"{prefix}_{name.replace('.', '_')}" if prefix else None
 
     def _diffusers(self, component: str, name: str) -> str:
-        self._check_dotted(name)
         return f"{component}.{name}"
 
     def _comfy(self, component: str, name: str) -> str | None:
-        self._check_dotted(name)
         if is_denoiser(component):
             return f"diffusion_model.{self._native(component, name)}"
         if name.startswith(_T5):
@@ -92,17 +80,10 @@ class KeyNames:
 
     def _native(self, component: str, name: str) -> str:
         """Return the name of a layer in ComfyUI's own UNets; its name here where it has none there."""
-        index = self.indexes.get(component)
-        place = None if index is None or component != "unet" else index.find(name)
-        if index is None or place is None:
-            return name
-        names = index.names.get(place.windows[0].path, ())
+        index = self.indexes[component]
+        place = index.dotted[name]
+        names = index.names[place.windows[0].path] if component == "unet" else ()
         return next((one for one in names if one.startswith(_LDM) and index.dotted[one] == place), name)
-
-    def _check_dotted(self, name: str) -> None:
-        if not self.indexes and "." not in name and "_" in name:
-            text = f"nothing tells where {name} has dots, which this spelling of keys needs"
-            raise StackError(f"{text}; give the model that the file is for, or write the spelling 'kohya'")
 
 
 _Writer: TypeAlias = Callable[[KeyNames, str, str], "str | None"]

@@ -122,7 +122,7 @@ def save_constant(
     check_named(components, "save_again(saved, path, {}, folders)")
     check_path(path, _EXAMPLE)
     changes = StackChanges(stack, components, moment)
-    names = KeyNames(choices.spelling, list(components), changes.indexes)
+    names = KeyNames(choices.spelling, changes.indexes)
 
     def metadata() -> dict[str, str]:
         own = carried(changes.files, Path(path).stem)
