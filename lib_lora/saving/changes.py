@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..adapters import PartOf
-from ..adapters.base import Adapter, At, Factors, HeadSchedule, at_strength
+from ..adapters.base import Adapter, At, Factors, HeadSchedule, RankSchedule, at_strength
 from ..errors import ComponentError, MomentError, printed
 from ..files.file import AdapterFile
 from ..naming.binding import Binding
@@ -31,8 +31,8 @@ _CPU, _EXACT = torch.device("cpu"), torch.float64
 
 
 @contextmanager
-def reading(files: Sequence[AdapterFile]) -> Iterator[None]:
-    """Read files that must be the same at the end as at the beginning."""
+def unchanged(files: Sequence[AdapterFile]) -> Iterator[None]:
+    """Read files inside a `with` block; raise FileError where one has changed since it was opened."""
     with ExitStack() as opened:
         for file in files:
             opened.enter_context(file.reading())
@@ -42,7 +42,7 @@ def reading(files: Sequence[AdapterFile]) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Acting:
+class ActingAdapter:
     """An adapter on a weight, or on some rows of it, at a strength."""
 
     binding: Binding
@@ -55,7 +55,7 @@ class Acting:
         schedule = self.binding.adapter.schedule_of_parts
         if schedule is None:
             return self.binding.rank
-        if self.moment is None:
+        if self.moment is None or (isinstance(schedule, RankSchedule) and self.moment.timestep is None):
             text = "it acts otherwise at each step; give the moment, as Moment(step=0, steps=20, timestep=999)"
             raise MomentError(f"{printed(self.binding.file.path.stem)}: {text}")
         schedule.check(self.moment)
@@ -76,7 +76,7 @@ class StackWeight:
 
     index: LayerIndex
     target: Target
-    acting: tuple[Acting, ...]
+    acting: tuple[ActingAdapter, ...]
     in_order: bool
 
     @property
@@ -117,7 +117,7 @@ class StackWeight:
         start = target.first - self.target.first
         return slice(start, start + target.shape[0])
 
-    def _known(self, one: Acting, *, in_order: bool) -> Adapter:
+    def _known(self, one: ActingAdapter, *, in_order: bool) -> Adapter:
         """Return an adapter that has what it needs of the base weight beside the weight itself."""
         binding = one.binding
         if binding.whole is not None and isinstance(binding.adapter, PartOf):
@@ -166,7 +166,7 @@ class StackChanges:
         self.indexes = by_name = {index.component: index for index in indexes}
         self.weights = list[StackWeight]()
         for component, _, bound in layers:
-            acting = [Acting(one, values[one.group], moment) for one in bound if values[one.group]]
+            acting = [ActingAdapter(one, values[one.group], moment) for one in bound if values[one.group]]
             for target, own in _by_weight(by_name[component], acting):
                 self.weights.append(StackWeight(by_name[component], target, tuple(own), stack.in_order))
 
@@ -178,16 +178,16 @@ class StackChanges:
 def _notes(network: Network) -> list[str]:
     """Return what a user should know of a file whose changes are saved."""
     report, embeddings = network.report, ", ".join(network.parsed.embeddings)
-    left = f"keys that act on nothing are left out: {report.why()}" if report.unused else ""
+    left = f"keys without effect are left out: {report.why()}" if report.unused else ""
     bundled = f"its textual inversions are left out: {embeddings}" if embeddings else ""
-    return [text for text in (report.warning, *report.notes, left, bundled) if text]
+    return [text for text in (report.doubt, *report.notes, left, bundled) if text]
 
 
-def _by_weight(index: LayerIndex, acting: Sequence[Acting]) -> Iterator[tuple[Target, list[Acting]]]:
+def _by_weight(index: LayerIndex, acting: Sequence[ActingAdapter]) -> Iterator[tuple[Target, list[ActingAdapter]]]:
     """Yield each changed weight of a layer with its adapters; windows by themselves where they have names and no rows
     in common.
     """
-    by_param: dict[str, dict[Target, list[Acting]]] = {}
+    by_param: dict[str, dict[Target, list[ActingAdapter]]] = {}
     for one in acting:
         target = one.binding.target
         by_param.setdefault(target.param, {}).setdefault(target, []).append(one)

@@ -17,13 +17,12 @@ from ..inspection.skeleton import model_skeleton
 from ..naming.index import LayerIndex, alias_table, parameter_of
 from ..stack import Entry, Stack
 from .conversion import TextEncoders, convert_file
-from .making import settled
-from .new_file import ROUNDING, SavedFile
+from .new_file import DTYPES, SavedFile
+from .provenance import constant_stack
 from .spelling import Spelling
 from .stack_file import SaveOptions, choices_of, save_again, save_constant
 
 _UNITS = {"": 1, "K": 1_000, "M": 1_000_000, "G": 1_000_000_000}
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in ROUNDING}
 
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -53,7 +52,7 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         share.add_argument(
             "--energy", type=_error, dest="error", metavar="S", help="the same as the kept energy, as 0.99"
         )
-        command.add_argument("--dtype", choices=_DTYPES, help="of the numbers in the file")
+        command.add_argument("--dtype", choices=DTYPES, help="of the numbers in the file")
         command.add_argument("--spelling", choices=get_args(Spelling), default="kohya", help="of the keys")
         command.add_argument("--replace", action="store_true", help="replace a file of that name")
         command.add_argument("--layers", action="store_true", help="show the error of each layer")
@@ -68,7 +67,7 @@ def run(options: argparse.Namespace) -> str:
     choices = SaveOptions(spelling=options.spelling, rank=options.rank, size=options.size, error=options.error)
     choices["replace"] = options.replace
     if options.dtype is not None:
-        choices["dtype"] = _DTYPES[options.dtype]
+        choices["dtype"] = DTYPES[options.dtype]
     model = None if options.model is None else model_on_disk(options.model)
     if options.command == "save":
         assert model is not None  # the parser asks for it
@@ -88,7 +87,7 @@ def run(options: argparse.Namespace) -> str:
 def _save(options: argparse.Namespace, model: dict[str, nn.Module], choices: SaveOptions) -> SavedFile:
     if options.again is not None:
         return save_again(options.again, options.out, model, options.files or ["."], replace=options.replace)
-    stack = settled(Stack([_entry(text) for text in options.files]), model, None, None, None)
+    stack = constant_stack(Stack([_entry(text) for text in options.files]), model, None, None, None)
     return save_constant(stack, model, options.out, choices_of(choices))
 
 

@@ -6,13 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import nn
 
-from ..errors import ComponentError, FileError, StackError, check_choice, check_path, texts
+from ..errors import ComponentError, FileError, check_choice, check_path, texts
 from ..files.components import DENOISER, TEXT_ENCODER, role
 from ..files.file import AdapterFile
 from ..inspection.skeleton import skeleton
@@ -20,8 +19,8 @@ from ..naming.blocks import BlockWeights, Element
 from ..naming.parsed import ParsedFile
 from ..stack import Entry, Stack
 from ..strengths.strength import Strength, checked
-from .making import settled
 from .new_file import ROUNDING, SavedFile
+from .provenance import constant_stack
 from .stack_file import choices_of, save_constant
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def convert_file(
     rules = (Element((), (), 0.0), Element(texts(blocks, "blocks"), (), 1.0)) if blocks else ()
     entry = Entry(source, Strength(wanted, blocks=BlockWeights(None, rules) if rules else None))
     try:
-        return save_constant(settled(Stack([entry]), model, None, None, None), model, path, choices)
+        return save_constant(constant_stack(Stack([entry]), model, None, None, None), model, path, choices)
     except ComponentError as error:
         if components is not None:
             raise

@@ -54,11 +54,15 @@ class Difference:
         return None if self.rest is not None or not self.pairs else min(self.rank, self.shape[0], self.inside)
 
     @property
+    def parts(self) -> float:
+        """Return the sum of the sizes of its parts, of which some may cancel each other."""
+        dense = sum([one.norm().item() for one in (self.rest, self.bias) if one is not None])
+        return dense + sum([pair.up.norm().item() * pair.down.norm().item() for pair in self.pairs])
+
+    @property
     def is_zero(self) -> bool:
-        dense = [one for one in (self.rest, self.bias) if one is not None]
-        return not any(bool(pair.up.any()) and bool(pair.down.any()) for pair in self.pairs) and not any(
-            bool(one.any()) for one in dense
-        )
+        """Return whether it is nothing but rounding, or not even that."""
+        return self.size() <= NOISE * self.parts
 
     def factors(self) -> tuple[Tensor, Tensor]:
         """Return all pairs as one: (out, r) and (r, in * kernel)."""

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from ..errors import FileError, LoraError, OneLine
 from ..tensors import plain_mode
-from .changes import StackChanges, StackWeight, reading
+from .changes import StackChanges, StackWeight, unchanged
 from .difference import Difference, Limits, chosen_ranks
 from .spelling import PARAMETERS, KeyNames, Spelling, diffusers_header
-from .writing import Planned, check_place, check_room, header_of, unfinished, write_tensors
+from .writing import PlannedTensor, check_place, check_room, header_of, unfinished, write_tensors
 
 ROUNDING = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """Dtypes of a file -> the error that rounding to it may make, as a share of the change."""
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in ROUNDING}
 _CPU = torch.device("cpu")
 _DIGITS = 60  # bytes of a header that the shapes and places of a tensor may differ by
 _TABLES = 3  # of names, as long as the first, in the header that diffusers reads
@@ -51,10 +52,7 @@ class SavedFile(OneLine):
     def summary(self, *, layers: bool = False) -> str:
         """Return lines for people, with one for each layer if wanted."""
         ranks = [one.rank for one in self.layers if one.rank]
-        whole, left = [
-            len([one for one in self.layers if one.rank == rank or (rank is None and one.rank is None)])
-            for rank in (None, 0)
-        ]
+        whole, left = (len([one for one in self.layers if one.rank == rank]) for rank in (None, 0))
         parts = [f"{len(ranks)} layers of rank {min(ranks)} to {max(ranks)}"] if ranks else []
         parts += [f"{whole} whole differences"] if whole else []
         parts += [f"{left} layers left out"] if left else []
@@ -93,6 +91,8 @@ class _Layer:
     """None where the weight's change is written whole, or does not change."""
     has_weight: bool
     has_bias: bool
+    parts: float
+    """As `Difference.parts`."""
     values: Tensor | None = None
     """The singular values, where the change is approximated."""
 
@@ -101,7 +101,7 @@ class _Layer:
         """Return how many numbers a component has."""
         return self.shape[0] + math.prod(self.shape[1:])
 
-    def planned(self, choices: FileChoices) -> dict[str, Planned]:
+    def planned(self, choices: FileChoices) -> dict[str, PlannedTensor]:
         """Return its tensors by their keys, without alpha."""
         shapes: dict[str, tuple[int, ...]] = {}
         names = PARAMETERS[choices.spelling]
@@ -112,7 +112,7 @@ class _Layer:
             shapes["diff"] = self.shape
         if self.has_bias:
             shapes["diff_b"] = self.shape[:1]
-        return {f"{self.prefix}.{name}": Planned(choices.dtype, shape) for name, shape in shapes.items()}
+        return {f"{self.prefix}.{name}": PlannedTensor(choices.dtype, shape) for name, shape in shapes.items()}
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield the numbers of `planned`, in fp64."""
@@ -129,7 +129,7 @@ class _Layer:
 def write_changes(
     path: Path, changes: StackChanges, choices: FileChoices, names: KeyNames, metadata: Callable[[], Mapping[str, str]]
 ) -> SavedFile:
-    """Write what changes to a file, read it back by the ordinary reader, compare, and put it in its place.
+    """Write a file, read it back by the ordinary reader, compare, and put it in its place.
 
     `metadata` returns what the header says.
 
@@ -138,7 +138,7 @@ def write_changes(
             limit cannot be met. Nothing is written then.
     """
     path = check_place(path, replace=choices.replace)
-    with unfinished(path, replace=choices.replace) as (stream, there), reading(changes.files), plain_mode(_CPU):
+    with unfinished(path, replace=choices.replace) as (stream, there), unchanged(changes.files), plain_mode(_CPU):
         said = metadata()
         layers, dropped = _layers(path, changes, choices, names, said)
         tensors, ranks = _planned(layers, choices), {layer.prefix: layer.rank for layer in layers if layer.rank}
@@ -146,8 +146,9 @@ def write_changes(
         nbytes = len(header) + sum([one.nbytes for one in tensors.values()])
         check_room(path, nbytes)
         write_tensors(stream, header, _numbers(path, layers, tensors))
-        saved, error = _read_back(path, there, changes, layers)
-        if not error <= dropped + ROUNDING[choices.dtype]:  # NaN is no more and no less
+        saved, error, size = _read_back(path, there, changes, layers)
+        rounding = ROUNDING[choices.dtype] * max(sum([layer.parts for layer in layers]) / size, 1.0)
+        if not error <= dropped + rounding:  # NaN is no more and no less
             raise FileError(path, f"it was not written: read back, it differs from what was meant by {error:.2e}")
         wanted = choices.limits.error
         if wanted is not None and error > wanted * (1 + 1e-6):
@@ -163,18 +164,16 @@ def _layers(
     layers, squares = list[_Layer](), 0.0
     for weight in changes.weights:
         if weight.target.kind == "experts":
-            raise FileError(
-                path, f"{weight.target.name} has the weights of experts, which no file of this kind can have"
-            )
+            raise FileError(path, f"it was not written: {weight.target.name} is of experts, which cannot be saved")
         found = weight.difference()
         if found.is_zero:
             continue
-        has_weight = bool(found.pairs) or found.rest is not None
-        layer = _Layer(weight, names.prefix(*weight.place), found.shape, None, has_weight, found.bias is not None)
+        has_weight, has_bias = bool(found.pairs) or found.rest is not None, found.bias is not None
+        prefix = names.prefix(*weight.place)
+        layer = _Layer(weight, prefix, found.shape, None, has_weight, has_bias, found.parts)
         if not math.isfinite(size := found.size()):
-            raise FileError(
-                path, f"it was not written: the change of {weight.target.name} has numbers that are NaN or infinite"
-            )
+            text = "has numbers that are NaN or infinite"
+            raise FileError(path, f"it was not written: the change of {weight.target.name} {text}")
         squares += size**2
         if choices.limits.approximates and has_weight and found.is_matrix:
             layer.values = found.singular_values()
@@ -209,14 +208,14 @@ def _choose(path: Path, layers: Sequence[_Layer], choices: FileChoices, metadata
     return sum([one[rank:].square().sum().item() for one, rank in zip(values, ranks, strict=True)])
 
 
-def _planned(layers: Sequence[_Layer], choices: FileChoices) -> dict[str, Planned]:
+def _planned(layers: Sequence[_Layer], choices: FileChoices) -> dict[str, PlannedTensor]:
     """Return all tensors by their keys, in the order in which they are written."""
     ranked = [layer.prefix for layer in layers if layer.rank and choices.spelling != "diffusers"]
-    alphas = {f"{prefix}.alpha": Planned(torch.float32, ()) for prefix in ranked}
+    alphas = {f"{prefix}.alpha": PlannedTensor(torch.float32, ()) for prefix in ranked}
     return alphas | {key: one for layer in layers for key, one in layer.planned(choices).items()}
 
 
-def _numbers(path: Path, layers: Sequence[_Layer], tensors: Mapping[str, Planned]) -> Iterator[Tensor]:
+def _numbers(path: Path, layers: Sequence[_Layer], tensors: Mapping[str, PlannedTensor]) -> Iterator[Tensor]:
     """Yield the tensors that are written; an alpha is the rank, as the strengths are in the factors."""
     ranks = [layer.rank for layer in layers if layer.rank and f"{layer.prefix}.alpha" in tensors]
     yield from map(torch.tensor, map(float, ranks))
@@ -232,8 +231,8 @@ def _numbers(path: Path, layers: Sequence[_Layer], tensors: Mapping[str, Planned
 
 def _read_back(
     path: Path, there: Path, changes: StackChanges, layers: Sequence[_Layer]
-) -> tuple[list[SavedLayer], float]:
-    """Compare the file that lies `there` with what it was meant to be; return the errors, by layer and in all."""
+) -> tuple[list[SavedLayer], float, float]:
+    """Compare the file that lies `there` with what was meant; return the layers, the error and the size of them all."""
     kept = {layer.weight.place for layer in layers if layer.rank != 0 or layer.has_bias}
     try:
         found = changes.read_back(there) if kept else {}
@@ -251,4 +250,4 @@ def _read_back(
         missed, size = wanted.minus(got).size(), wanted.size()
         errors, sizes = errors + missed**2, sizes + size**2
         saved.append(SavedLayer(*place, layer.rank, missed / size))
-    return saved, math.sqrt(errors / sizes)
+    return saved, math.sqrt(errors / sizes), math.sqrt(sizes)

@@ -21,8 +21,8 @@ PARAMETERS: Mapping[Spelling, Mapping[str, str]] = {
     "diffusers": {"down": "lora_A.weight", "up": "lora_B.weight"},
     "comfy": _FACTORS,
 }
-"""Of the factors; `diff` and `diff_b` are the same in all. So is `alpha`, which for diffusers is in the header: it refuses a
-file with a key in which there is no `lora`.
+"""Of the factors; `diff` and `diff_b` are the same in all. diffusers' files have `alpha` in the header, as a key
+without `lora` makes them unreadable there.
 """
 _TRANSFORMER = ("transformer_blocks", "single_transformer_blocks")
 """Lists of blocks in diffusers' own transformers, which ComfyUI looks for under OneTrainer's prefix."""
@@ -102,12 +102,7 @@ def diffusers_header(ranks: Mapping[str, int]) -> dict[str, str]:
         own = {name: rank for other, name, rank in parts if other == component}
         usual = Counter(own.values()).most_common(1)[0][0]
         others = {name: rank for name, rank in own.items() if rank != usual}
-        said = {
-            "r": usual,
-            "lora_alpha": usual,
-            "rank_pattern": others,
-            "alpha_pattern": others,
-            "target_modules": [*own],
-        }
+        said = {"r": usual, "lora_alpha": usual, "rank_pattern": others, "alpha_pattern": others}
         found |= {f"{component}.{name}": value for name, value in said.items()}
+        found[f"{component}.target_modules"] = list(own)
     return {"format": "pt", "lora_adapter_metadata": json.dumps(found, sort_keys=True)}

@@ -19,8 +19,8 @@ from ..stack import Stack
 from ..strengths.strength import Moment
 from .changes import StackChanges
 from .difference import Limits
-from .making import HEADER, carried, made_of, settled, stack_again
-from .new_file import ROUNDING, FileChoices, SavedFile, write_changes
+from .new_file import DTYPES, ROUNDING, FileChoices, SavedFile, write_changes
+from .provenance import HEADER, carried, constant_stack, recipe_of, stack_again
 from .spelling import KeyNames, Spelling
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def save_stack(
     check_type(engine, Engine, "engine", f"an Engine, as in {_EXAMPLE}")
     choices = choices_of(options)
     former, components = engine.stack, engine.components
-    stack = settled(former, components, moment, image, negative)
+    stack = constant_stack(former, components, moment, image, negative)
     with engine.active(replace(former, mode="live")) if former.mode == "merged" else nullcontext():
         return save_constant(stack, components, path, choices, moment)
 
@@ -104,11 +104,9 @@ def save_again(
     for one in (saved, *folders):
         check_path(one, "save_again('mine.safetensors', 'again.safetensors', components, ['loras'])")
     stack, moment, said = stack_again(Path(saved), [Path(one) for one in folders])
-    options = SaveOptions(
-        spelling=said["spelling"], dtype=getattr(torch, str(said["dtype"]), torch.int8), replace=replace
-    )
+    options = SaveOptions(spelling=said["spelling"], dtype=DTYPES.get(said["dtype"], torch.int8), replace=replace)
     options |= SaveOptions(rank=said["rank"], size=said["size"], error=said["error"])
-    return save_constant(stack, components, path, choices_of(options), moment)
+    return save_constant(stack, components, path, choices_of(options), moment, said["title"])
 
 
 def save_constant(
@@ -117,16 +115,18 @@ def save_constant(
     path: str | PathLike[str],
     choices: FileChoices,
     moment: Moment | None = None,
+    title: str | None = None,
 ) -> SavedFile:
-    """Write a stack of constant strengths as one file; raise as `save_stack`."""
+    """Write a stack of constant strengths as one file, which calls itself by its title; raise as `save_stack`."""
     check_named(components, "save_again(saved, path, {}, folders)")
     check_path(path, _EXAMPLE)
     changes = StackChanges(stack, components, moment)
     names = KeyNames(choices.spelling, changes.indexes)
 
     def metadata() -> dict[str, str]:
-        own = carried(changes.files, Path(path).stem)
-        return own | {HEADER: made_of(stack, moment, choices.to_json())}
+        name = title or Path(path).stem
+        recipe = recipe_of(stack, moment, {"title": name, **choices.to_json()})
+        return carried(changes.files, name) | {HEADER: recipe}
 
     return write_changes(Path(path), changes, choices, names, metadata)
 

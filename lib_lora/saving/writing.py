@@ -23,7 +23,7 @@ _OPEN = Path("/proc/self/fd")
 _SPARE = 1 << 20  # bytes of the disk that are left
 
 
-class Planned(NamedTuple):
+class PlannedTensor(NamedTuple):
     """A tensor that is to be written."""
 
     dtype: torch.dtype
@@ -34,7 +34,7 @@ class Planned(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def header_of(tensors: Mapping[str, Planned], metadata: Mapping[str, str]) -> bytes:
+def header_of(tensors: Mapping[str, PlannedTensor], metadata: Mapping[str, str]) -> bytes:
     """Return what a safetensors file has before its tensors, which follow in this order without gaps."""
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
@@ -99,7 +99,7 @@ def unfinished(path: Path, *, replace: bool) -> Iterator[tuple[BinaryIO, Path]]:
             stream, is_named = _opened(path.parent, part)
             yield stream, part if is_named else _OPEN / str(stream.fileno())
             if not is_named:
-                _name(stream.fileno(), part if replace else path)
+                _give_name(stream.fileno(), part if replace else path)
             stream.close()
             if replace:
                 part.replace(path)
@@ -114,7 +114,7 @@ def unfinished(path: Path, *, replace: bool) -> Iterator[tuple[BinaryIO, Path]]:
         raise FileError(path, "another program has made a file of that name meanwhile; nothing was written") from error
     except OSError as error:
         raise FileError(path, f"it cannot be written, and nothing was: {error.strerror or error}") from error
-    _settle(path.parent)
+    _flush_folder(path.parent)
 
 
 def _opened(folder: Path, part: Path) -> tuple[BinaryIO, bool]:
@@ -125,7 +125,7 @@ def _opened(folder: Path, part: Path) -> tuple[BinaryIO, bool]:
     return part.open("x+b"), True
 
 
-def _name(descriptor: int, path: Path) -> None:
+def _give_name(descriptor: int, path: Path) -> None:
     """Give an open file a name, which must be free."""
     folder = os.open(_OPEN, os.O_RDONLY)
     try:  # Python follows the link to the file only where a folder is given by its number
@@ -146,7 +146,7 @@ def _rename(part: Path, path: Path) -> None:
         part.rename(path)
 
 
-def _settle(folder: Path) -> None:
+def _flush_folder(folder: Path) -> None:
     """Wait until the disk has the name of a file, where the system can tell."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)

@@ -176,3 +176,17 @@ def test_peft_has_the_same(tmp_path, kind, rank):
         got = network.delta_weight("transformer", str(i), torch.float64)
         assert (got - want).norm() / want.norm() < 1e-5
     engine.close()
+
+
+@pytest.mark.parametrize("strength", [-1.0, -0.999])
+def test_what_cancels_is_no_layer_and_no_error(served, net, tmp_path, strength):
+    """A file at opposite strengths leaves rounding, or a small part of large factors."""
+    path, other = (entry.path for entry in served.stack)
+    served.activate(Stack([Entry(path), Entry(path, strength), Entry(other, {"unet": 0.0})]))
+    out = tmp_path / "saved.safetensors"
+    if strength == -1.0:
+        with pytest.raises(FileError, match="changes nothing"):
+            save_stack(served, out)
+        return
+    assert save_stack(served, out).error < 1e-3
+    assert save_stack(served, out, rank=8, replace=True).error < 1e-6

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -25,23 +26,17 @@ from ..stack import Entry, Stack
 from ..strengths.regions import ALL_PLACES
 from ..strengths.strength import Moment, Strength, strengths_by_image
 
-HEADER = "remora_saved"
+HEADER = "remora_recipe"
 """The name under which a header has it."""
 _TRIGGERS = ("modelspec.trigger_phrase", "trigger_words", "trigger_word", "ss_trigger_words")
 _LICENCES = ("modelspec.license", "license", "licence")
 _KEPT = re.compile(r"ss_(?!network_|lora_|rs_|use_rslora|scaling_|output_name).*|modelspec\.(?!hash).*")
 """What a file of one source has of its header: nothing that tells how to read the former tensors."""
-_SAME = (
-    "ss_base_model_version",
-    "ss_sd_model_name",
-    "ss_base_model",
-    "modelspec.architecture",
-    "modelspec.prediction_type",
-)
+_SAME = ("ss_base_model_version", "ss_sd_model_name", "ss_base_model", "modelspec.architecture")
 """What a file has of its sources where all say the same."""
 
 
-def settled(
+def constant_stack(
     stack: Stack, components: Iterable[str], moment: Moment | None, image: int | None, negative: bool | None
 ) -> Stack:
     """Return a stack with the constant strengths that another one has at a moment, for an image and a prompt.
@@ -83,8 +78,8 @@ def _constant(entry: Entry, strength: Strength, components: Iterable[str], momen
     return Strength(of, sides=sides, blocks=strength.blocks)
 
 
-def made_of(stack: Stack, moment: Moment | None, choices: Mapping[str, object]) -> str:
-    """Return the making of a file, for its header."""
+def recipe_of(stack: Stack, moment: Moment | None, choices: Mapping[str, object]) -> str:
+    """Return by which sources, strengths and choices a file is made, for its header."""
     entries = []
     for entry in stack:
         assert isinstance(entry.multiplier, Strength)
@@ -115,12 +110,10 @@ def stack_again(path: Path, folders: Sequence[Path]) -> tuple[Stack, Moment | No
     """
     try:
         made = json.loads(AdapterFile.open(path).metadata[HEADER])
-        entries = [
-            _entry_again(one, lambda name, sha256: _found(path, folders, name, sha256)) for one in made["entries"]
-        ]
+        entries = [_entry_again(one, _found(path, folders, one["file"], one["sha256"])) for one in made["entries"]]
         reading = Reading(**made["reading"])
         moment = None if made["moment"] is None else Moment(**made["moment"])
-        choices = {name: made[name] for name in ("spelling", "dtype", "rank", "size", "error")}
+        choices = {name: made[name] for name in ("title", "spelling", "dtype", "rank", "size", "error")}
         return Stack(entries, in_order=made["in_order"], reading=reading), moment, choices
     except FileError:
         raise
@@ -128,13 +121,12 @@ def stack_again(path: Path, folders: Sequence[Path]) -> tuple[Stack, Moment | No
         raise FileError(path, "its header does not say how it was made, so that it cannot be made again") from error
 
 
-def _entry_again(said: Mapping[str, Any], find: Callable[[str, str], Path]) -> Entry:
+def _entry_again(said: Mapping[str, Any], path: Path) -> Entry:
     blocks = said["blocks"]
     if blocks is not None:
         elements = [Element(**{**one, "blocks": tuple(one["blocks"])}) for one in blocks["elements"]]
         blocks = BlockWeights(blocks["values"], tuple(elements))
     strength = Strength(said["of"], sides=said["sides"], blocks=blocks)
-    path = find(said["file"], said["sha256"])
     return Entry(path, strength, said["rank"], said["alpha"], said["scale"], said["name"])
 
 
@@ -168,21 +160,24 @@ def carried(sources: Sequence[AdapterFile], name: str) -> dict[str, str]:
     triggers = [header[key] for header in headers for key in _TRIGGERS if header.get(key)]
     if triggers:
         found["modelspec.trigger_phrase"] = ", ".join(dict.fromkeys(triggers))
-    licences = {
-        s.path.name: header[key]
-        for s, header in zip(sources, headers, strict=True)
-        for key in _LICENCES
-        if key in header
-    }
-    if licences:
-        same = len(set(licences.values())) == 1 and len(licences) == len(sources)
-        each = "; ".join(f"{file}: {licence}" for file, licence in licences.items())
-        found["modelspec.license"] = next(iter(licences.values())) if same else each
+    said = [(one.path.name, one.metadata[key]) for one in sources for key in _LICENCES if key in one.metadata]
+    if said:
+        found["modelspec.license"] = said[0][1] if len(sources) == 1 else "; ".join(map(": ".join, said))
     for key in _SAME:
         values = {header.get(key, "") for header in headers}
         if len(values) == 1 and (value := values.pop()):
             found[key] = value
-    models = {base_model(header) or "" for header in headers}
-    if len(models) > 1 or "" not in models:
-        found["remora_base_models"] = "; ".join(sorted(filter(None, models)))
-    return found
+    models = dict.fromkeys(filter(None, map(base_model, headers)))
+    if len(models) > 1:
+        found["remora_base_models"] = "; ".join(models)
+    return found | _tags(sources)
+
+
+def _tags(sources: Sequence[AdapterFile]) -> dict[str, str]:
+    """Return how often each tag was in the pictures of all sources, by source and folder, as kohya's trainer says it."""
+    found: dict[str, object] = {}
+    for source in sources if len(sources) > 1 else ():
+        with suppress(ValueError, RecursionError, AttributeError):  # what is no object says nothing
+            counts = json.loads(source.metadata.get("ss_tag_frequency", "")).items()
+            found |= {f"{source.path.stem}: {folder}": tags for folder, tags in counts}
+    return {"ss_tag_frequency": json.dumps(found, ensure_ascii=False)} if found else {}
