@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
@@ -67,14 +68,14 @@ def convert_file(
         check_path(one, "convert_file('large.safetensors', 'small.safetensors', rank=16)")
     check_choice(text_encoders, get_args(TextEncoders), "text_encoders")
     checked(strength, "strength")
-    file, choices = AdapterFile.open(source), choices_of(options)
+    file, choices = AdapterFile.open(Path(source)), choices_of(options)
     if "dtype" not in options:
         own = {info.dtype for info in file.infos.values() if len(info.shape) > 1} & ROUNDING.keys()
         choices = replace(choices, dtype=min(own, key=ROUNDING.__getitem__, default=torch.float32))
     model = _own_model(file, needs_dots=choices.spelling != "kohya") if components is None else components
     wanted = {name: strength * _is_kept(name, text_encoders) for name in model}
     rules = (Element((), (), 0.0), Element(texts(blocks, "blocks"), (), 1.0)) if blocks else ()
-    entry = Entry(source, Strength(wanted, blocks=BlockWeights(None, rules) if rules else None))
+    entry = Entry(file.path, Strength(wanted, blocks=BlockWeights(None, rules) if rules else None))
     try:
         return save_constant(constant_stack(Stack([entry]), model, None, None, None), model, path, choices)
     except ComponentError as error:

@@ -56,8 +56,8 @@ class Difference:
     @property
     def parts(self) -> float:
         """Return the sum of the sizes of its parts, of which some may cancel each other."""
-        dense = sum([one.norm().item() for one in (self.rest, self.bias) if one is not None])
-        return dense + sum([pair.up.norm().item() * pair.down.norm().item() for pair in self.pairs])
+        sizes = [float(one.norm()) for one in (self.rest, self.bias) if one is not None]
+        return sum([*sizes, *[float(pair.up.norm()) * float(pair.down.norm()) for pair in self.pairs]])
 
     @property
     def is_zero(self) -> bool:

@@ -174,7 +174,7 @@ def carried(sources: Sequence[AdapterFile], name: str) -> dict[str, str]:
 
 
 def _tags(sources: Sequence[AdapterFile]) -> dict[str, str]:
-    """Return how often each tag was in the pictures of all sources, by source and folder, as kohya's trainer says it."""
+    """Return how often each tag was in the pictures of the sources, by source and folder, as kohya says it."""
     found: dict[str, object] = {}
     for source in sources if len(sources) > 1 else ():
         with suppress(ValueError, RecursionError, AttributeError):  # what is no object says nothing
