@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import torch
 from torch import nn
 
-from ..errors import ComponentError, FileError, check_choice, check_path, texts
+from ..errors import ComponentError, FileError, NoMatchError, check_choice, check_path, texts
 from ..files.components import DENOISER, TEXT_ENCODER, role
 from ..files.file import AdapterFile
 from ..inspection.skeleton import skeleton
@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from .stack_file import SaveOptions
 
 TextEncoders = Literal["keep", "drop", "only"]
+_MODEL = "give the model that the file is for"
 _JOINED = re.compile(r"_(?=\d)|(?<=\d)_|(?<=mid_block)_|(?<=embedding)_")
 """Where a name that has `_` for every dot had a dot, as far as blocks depend on it."""
+_ENCODER = re.compile(r"text_model[._]")
 _UNET = re.compile(r"(down|up|mid|input|output|middle)_blocks?[._]")
 
 
@@ -78,12 +80,11 @@ def convert_file(
     entry = Entry(file.path, Strength(wanted, blocks=BlockWeights(None, rules) if rules else None))
     try:
         return save_constant(constant_stack(Stack([entry]), model, None, None, None), model, path, choices)
-    except ComponentError as error:
+    except (ComponentError, NoMatchError) as error:
         if components is not None:
             raise
-        raise FileError(
-            file.path, f"it changes weights by their own numbers, so that it needs the model: {error}"
-        ) from error
+        why = error.reason if isinstance(error, NoMatchError) else str(error)
+        raise FileError(file.path, f"{why}; {_MODEL}") from error
 
 
 def _is_kept(component: str, text_encoders: TextEncoders) -> bool:
@@ -100,12 +101,15 @@ def _own_model(file: AdapterFile, *, needs_dots: bool) -> dict[str, nn.Module]:
     groups = [group for group in ParsedFile(file).groups if group.recipe is not None]
     denoiser = "unet" if any(_UNET.match(group.module) for group in groups) else "transformer"
     for group in groups:
-        lacks = "" if group.component else "the component"
-        lacks = lacks or ("" if group.own_site else "the shape of its weight")
-        lacks = lacks or ("where its name has dots" if group.flattened and needs_dots else "")
-        if lacks or group.component is None or group.own_site is None:
-            raise FileError(file.path, f"nothing tells {lacks} of {group.module}, so that it needs the model")
-        name = _JOINED.sub(".", group.module) if group.flattened else group.module
         component = denoiser if group.component == DENOISER else group.component
+        if component is None and _ENCODER.match(group.module):
+            component = TEXT_ENCODER
+        elif component is None and _UNET.match(group.module):
+            component = denoiser
+        lacks = "where its name has dots" if group.flattened and needs_dots else ""
+        lacks = lacks or ("" if group.own_site else "the shape of its weight")
+        if lacks or component is None or group.own_site is None:
+            raise FileError(file.path, f"nothing tells {lacks or 'the component'} of {group.module}; {_MODEL}")
+        name = _JOINED.sub(".", group.module) if group.flattened else group.module
         shapes.setdefault(component, {})[f"{name}.weight"] = group.own_site.shape
     return {component: skeleton(own) for component, own in shapes.items()}
