@@ -59,11 +59,6 @@ class Difference:
         sizes = [float(one.norm()) for one in (self.rest, self.bias) if one is not None]
         return sum([*sizes, *[float(pair.up.norm()) * float(pair.down.norm()) for pair in self.pairs]])
 
-    @property
-    def is_zero(self) -> bool:
-        """Return whether it is nothing but rounding, or not even that."""
-        return self.size() <= NOISE * self.parts
-
     def factors(self) -> tuple[Tensor, Tensor]:
         """Return all pairs as one: (out, r) and (r, in * kernel)."""
         ups = [pair.up for pair in self.pairs] or [torch.zeros(self.shape[0], 0, dtype=torch.float64)]
@@ -87,25 +82,32 @@ class Difference:
             up, down = (ones, whole) if is_wide else (whole, ones)
         return balanced(up, down, (0, *self.shape[1:]))
 
-    def core(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return Q1, R1 R2^T and Q2 of its product; None where the matrix itself is smaller, or no product."""
-        if self.rest is not None or self.rank >= min(self.shape[0], self.inside):
-            return None
+    @property
+    def _is_small(self) -> bool:
+        """Return whether it is a product that is smaller than its matrix."""
+        return self.rest is None and self.rank < min(self.shape[0], self.inside)
+
+    def _core(self) -> Tensor:
+        """Return a matrix that has its singular values, as small as there is one at hand."""
+        if not self._is_small:
+            return self.dense().flatten(1)
         up, down = self.factors()
-        (left, first), (right, second) = torch.linalg.qr(up), torch.linalg.qr(down.T)
-        return left, first @ second.T, right
+        first, second = (torch.linalg.qr(one, mode="r").R for one in (up, down.T))
+        return first @ second.T
 
     def singular_values(self) -> Tensor:
         """Return its singular values in falling order, without those that are rounding."""
-        core = self.core()
-        return _counted(torch.linalg.svdvals(self.dense().flatten(1) if core is None else core[1]))
+        return _counted(torch.linalg.svdvals(self._core()))
 
     def triplets(self) -> Triplets:
         """Return its singular triplets, without those that are rounding."""
-        core = self.core()
-        u, values, v = torch.linalg.svd(self.dense().flatten(1) if core is None else core[1], full_matrices=False)
-        if core is not None:
-            u, v = core[0] @ u, v @ core[2].T
+        if self._is_small:
+            up, down = self.factors()
+            (left, first), (right, second) = torch.linalg.qr(up), torch.linalg.qr(down.T)
+            u, values, v = torch.linalg.svd(first @ second.T)
+            u, v = left @ u, v @ right.T
+        else:
+            u, values, v = torch.linalg.svd(self.dense().flatten(1), full_matrices=False)
         count = len(_counted(values))
         return u[:, :count], values[:count], v[:count]
 
@@ -118,9 +120,8 @@ class Difference:
 
     def size(self) -> float:
         """Return the root of the sum of the squares of all entries, of the weight and the bias."""
-        squares = 0.0 if self.bias is None else self.bias.square().sum().item()
-        core = self.core() if self.is_matrix else None
-        return math.sqrt(squares + (self.dense() if core is None else core[1]).square().sum().item())
+        of_bias = 0.0 if self.bias is None else float(self.bias.norm())
+        return math.hypot(of_bias, float((self._core() if self.is_matrix else self.dense()).norm()))
 
     def minus(self, other: Difference) -> Difference:
         """Return what is to be added to another change to make this one."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..errors import FileError, LoraError, OneLine
 from ..tensors import plain_mode
 from .changes import StackChanges, StackWeight, unchanged
-from .difference import Difference, Limits, chosen_ranks
+from .difference import NOISE, Difference, Limits, chosen_ranks
 from .spelling import PARAMETERS, KeyNames, Spelling, diffusers_header
 from .writing import PlannedTensor, check_place, check_room, header_of, unfinished, write_tensors
 
@@ -93,6 +93,7 @@ class _Layer:
     has_bias: bool
     parts: float
     """As `Difference.parts`."""
+    size: float
     values: Tensor | None = None
     """The singular values, where the change is approximated."""
 
@@ -166,14 +167,15 @@ def _layers(
         if weight.target.kind == "experts":
             raise FileError(path, f"it was not written: {weight.target.name} is of experts, which cannot be saved")
         found = weight.difference()
-        if found.is_zero:
+        size = found.size()
+        if size <= NOISE * found.parts:  # nothing, or what is left where parts cancel each other
             continue
-        has_weight, has_bias = bool(found.pairs) or found.rest is not None, found.bias is not None
-        prefix = names.prefix(*weight.place)
-        layer = _Layer(weight, prefix, found.shape, None, has_weight, has_bias, found.parts)
-        if not math.isfinite(size := found.size()):
+        if not math.isfinite(size):
             text = "has numbers that are NaN or infinite"
             raise FileError(path, f"it was not written: the change of {weight.target.name} {text}")
+        has_weight, has_bias = bool(found.pairs) or found.rest is not None, found.bias is not None
+        prefix = names.prefix(*weight.place)
+        layer = _Layer(weight, prefix, found.shape, None, has_weight, has_bias, found.parts, size)
         squares += size**2
         if choices.limits.approximates and has_weight and found.is_matrix:
             layer.values = found.singular_values()
@@ -247,7 +249,7 @@ def _read_back(
     for layer in layers:
         wanted = layer.weight.difference()
         got = found[place].difference() if (place := layer.weight.place) in found else Difference(wanted.shape)
-        missed, size = wanted.minus(got).size(), wanted.size()
-        errors, sizes = errors + missed**2, sizes + size**2
-        saved.append(SavedLayer(*place, layer.rank, missed / size))
+        missed = wanted.minus(got).size()
+        errors, sizes = errors + missed**2, sizes + layer.size**2
+        saved.append(SavedLayer(*place, layer.rank, missed / layer.size))
     return saved, math.sqrt(errors / sizes), math.sqrt(sizes)
