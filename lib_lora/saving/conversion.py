@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -47,11 +47,11 @@ def convert_file(
     components: Mapping[str, nn.Module] | None = None,
     **options: Unpack[SaveOptions],
 ) -> SavedFile:
-    """Write another form of one file. Layers that change nothing are left out.
+    """Write another form of one file, without layers that change nothing.
 
     Args:
-        source: the path of the file.
-        path: of the new file.
+        source: the file.
+        path: of the new one.
         strength: which the new file has at strength 1.
         text_encoders: whether layers of text encoders are kept, dropped, or the only ones that are kept.
         blocks: names or ranges of the blocks that are kept, as `IN04-OUT05`; all where none is given. `BASE` stands for
@@ -69,15 +69,12 @@ def convert_file(
     for one in (source, path):
         check_path(one, "convert_file('large.safetensors', 'small.safetensors', rank=16)")
     check_choice(text_encoders, get_args(TextEncoders), "text_encoders")
-    checked(strength, "strength")
+    checked(strength)
     file, choices = AdapterFile.open(Path(source)), choices_of(options)
     if "dtype" not in options:
-        own = {info.dtype for info in file.infos.values() if len(info.shape) > 1} & ROUNDING.keys()
-        choices = replace(choices, dtype=min(own, key=ROUNDING.__getitem__, default=torch.float32))
+        choices = replace(choices, dtype=_dtype_of(file))
     model = _own_model(file, needs_dots=choices.spelling != "kohya") if components is None else components
-    wanted = {name: strength * _is_kept(name, text_encoders) for name in model}
-    rules = (Element((), (), 0.0), Element(texts(blocks, "blocks"), (), 1.0)) if blocks else ()
-    entry = Entry(file.path, Strength(wanted, blocks=BlockWeights(None, rules) if rules else None))
+    entry = Entry(file.path, _strength(strength, model, text_encoders, texts(blocks, "blocks")))
     try:
         return save_constant(constant_stack(Stack([entry]), model, None, None, None), model, path, choices)
     except (ComponentError, NoMatchError) as error:
@@ -87,8 +84,18 @@ def convert_file(
         raise FileError(file.path, f"{why}; {_MODEL}") from error
 
 
-def _is_kept(component: str, text_encoders: TextEncoders) -> bool:
-    return text_encoders == "keep" or (role(component) == TEXT_ENCODER) == (text_encoders == "only")
+def _strength(number: float, model: Collection[str], text_encoders: TextEncoders, blocks: Sequence[str]) -> Strength:
+    """Return a strength that is 0 for all that is not kept."""
+    alone = {"keep": model, "drop": [one for one in model if role(one) != TEXT_ENCODER]}
+    kept = alone.get(text_encoders, [one for one in model if role(one) == TEXT_ENCODER])
+    rules = (Element((), (), 0.0), Element(tuple(blocks), (), 1.0))
+    return Strength(dict.fromkeys(kept, number), blocks=BlockWeights(None, rules) if blocks else None)
+
+
+def _dtype_of(file: AdapterFile) -> torch.dtype:
+    """Return the widest dtype of its matrices that a new file may have."""
+    own = {info.dtype for info in file.infos.values() if len(info.shape) > 1} & ROUNDING.keys()
+    return min(own, key=ROUNDING.__getitem__, default=torch.float32)
 
 
 def _own_model(file: AdapterFile, *, needs_dots: bool) -> dict[str, nn.Module]:

@@ -29,6 +29,8 @@ _TRANSFORMER = ("transformer_blocks", "single_transformer_blocks")
 _LDM = ("input_blocks.", "middle_block.", "output_blocks.", "time_embed.", "label_emb.", "out.")
 """How the layers of a UNet begin in ComfyUI."""
 _T5 = "encoder.block."
+_FLAT_CLIP = ("encoder.layers.", "embeddings.", "final_layer_norm")
+"""Layers of CLIP where transformers has flattened its tree; files keep the name of the tree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +47,8 @@ class KeyNames:
 
     def prefix(self, component: str, name: str) -> str:
         """Return what comes before the parameter in the keys of a layer; raise StackError if it has no such name."""
-        dotted = self.indexes[component].dotted
-        known = f"text_model.{name}"  # where transformers has flattened the tree since
-        is_flat = component.startswith(TEXT_ENCODER) and known in dotted and dotted[known] == dotted[name]
-        found = _WRITERS[self.spelling](self, component, known if is_flat else name)
+        is_flat = component.startswith(TEXT_ENCODER) and name.startswith(_FLAT_CLIP)
+        found = _WRITERS[self.spelling](self, component, f"text_model.{name}" if is_flat else name)
         if found is None:
             text = f"the spelling {self.spelling!r} has no name for the component {component}"
             raise StackError(f"{text}; write the spelling 'diffusers'")

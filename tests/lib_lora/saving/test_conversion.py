@@ -106,7 +106,9 @@ def test_precision_and_layers_of_zeros(lora, tmp_path):
 
 @pytest.mark.parametrize("spelling", ["diffusers", "comfy"])
 def test_there_and_back_between_the_spellings(lora, parts, tmp_path, spelling):
-    with pytest.raises(FileError, match=r"nothing tells where its name has dots of .*; give the model that the file is for"):
+    with pytest.raises(
+        FileError, match=r"nothing tells where its name has dots of .*; give the model that the file is for"
+    ):
         convert_file(lora, tmp_path / "there.safetensors", spelling=spelling)
     there = convert_file(lora, tmp_path / "there.safetensors", spelling=spelling, components=parts)
     check_same(there.path, lora, parts)
@@ -207,3 +209,23 @@ def test_a_model_on_disk_gives_the_weights_that_are_needed(parts, model, tmp_pat
     assert torch.equal(loaded.get_submodule(layer).bias, parts["unet"].get_submodule(layer).bias)
     engine.activate(Stack([Entry(out)]))
     engine.close()
+
+
+def test_a_checkpoint_in_one_file_gives_the_weights_too(tmp_path):
+    layer = "input_blocks.1.1.transformer_blocks.0.attn1.to_q"
+    generator = torch.Generator().manual_seed(0)
+    shapes = {f"{layer}.weight": (32, 32), "input_blocks.0.0.weight": (32, 4, 3, 3), "time_embed.0.weight": (64, 32)}
+    weights = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    checkpoint = save(
+        tmp_path / "model.safetensors", {f"model.diffusion_model.{key}": one for key, one in weights.items()}
+    )
+    name = f"lora_unet_{layer.replace('.', '_')}"
+    tensors = pair(name, (32, 32), 4, alpha=4.0) | {f"{name}.dora_scale": torch.full((32, 1), 2.0)}
+    path, out = save(tmp_path / "dora.safetensors", tensors), tmp_path / "out.safetensors"
+    assert main(["convert", str(path), str(out), "--model", str(checkpoint)]) == 0
+    base = weights[f"{layer}.weight"].double()
+    whole = base + tensors[f"{name}.lora_up.weight"].double() @ tensors[f"{name}.lora_down.weight"].double()
+    wanted = whole * (2.0 / whole.norm(dim=1, keepdim=True)) - base
+    (found,) = load_file(out).items()
+    assert found[0] == f"{name}.diff"
+    assert (found[1] - wanted).norm() < 1e-6 * wanted.norm()

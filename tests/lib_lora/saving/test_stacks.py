@@ -33,9 +33,14 @@ from lib_lora import (
     save_again,
     save_stack,
 )
+from lib_lora.naming.index import LayerIndex, alias_table
+from lib_lora.saving.changes import StackChanges
 from lib_lora.saving.provenance import HEADER
+from lib_lora.saving.spelling import KeyNames
+from lib_lora.saving.stack_file import choices_of, save_constant
 from tests.fakes.contract import run, worst
 from tests.fakes.files import pair, save
+from tests.fakes.fused import Blocks
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.layers import Model, make
 from tests.fakes.models import kohya_lora, tiny_pipeline, tiny_text_encoder, tiny_unet, unet_inputs
@@ -305,3 +310,47 @@ def test_the_engine_of_a_pipeline_saves_what_it_applies(tmp_path):
     assert "layers of rank 2 to 2, error " in lines[0]
     assert len(lines) == len(saved.layers) + 2
     engine.close()
+
+
+def test_names_of_components(tmp_path):
+    """Two text encoders have numbers in kohya's spelling, diffusers' transformers a prefix that ComfyUI looks for."""
+    parts = {
+        "transformer": Blocks({"transformer_blocks.0.attn.to_q": 24, "x_embedder": 24}),
+        "transformer_2": Blocks({"transformer_blocks.0.attn.to_q": 24}),
+        "text_encoder": Blocks({"text_model.encoder.layers.0.mlp.fc1": 24}),
+        "text_encoder_2": Blocks({"encoder.block.0.layer.0.SelfAttention.q": 24}),
+    }
+    indexes = {name: LayerIndex(name, part, alias_table()) for name, part in parts.items()}
+    names = {one: KeyNames(one, indexes) for one in SPELLINGS}
+    query, gate = "transformer_blocks.0.attn.to_q", "encoder.block.0.layer.0.SelfAttention.q"
+    assert names["kohya"].prefix("transformer", query) == "lora_transformer_transformer_blocks_0_attn_to_q"
+    assert names["kohya"].prefix("transformer", "x_embedder") == "lora_unet_x_embedder"
+    assert (
+        names["kohya"].prefix("text_encoder", "text_model.encoder.layers.0.mlp.fc1").startswith("lora_te1_text_model_")
+    )
+    assert names["kohya"].prefix("text_encoder_2", gate) == f"lora_te2_{gate.replace('.', '_')}"
+    assert names["comfy"].prefix("text_encoder_2", gate) == f"text_encoders.t5xxl.transformer.{gate}"
+    assert names["diffusers"].prefix("transformer_2", query) == f"transformer_2.{query}"
+    with pytest.raises(StackError, match="the spelling 'kohya' has no name for the component transformer_2"):
+        names["kohya"].prefix("transformer_2", query)
+
+
+def test_weights_of_experts_are_refused(tmp_path):
+    class Experts(nn.Module):
+        """Two experts in one parameter."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate_up_proj = nn.Parameter(torch.randn(2, 12, 8), requires_grad=False)
+
+    model = nn.ModuleDict({"mlp": nn.ModuleDict({"experts": Experts()})})
+    key, shape = "base_model.model.mlp.experts", (2 * 3, 8)
+    tensors = {f"{key}.lora_A.weight": torch.randn(shape), f"{key}.lora_B.weight": torch.randn(12, 2 * 3)}
+    path = save(tmp_path / "adapter_model.safetensors", tensors)
+    config = {"peft_type": "LORA", "r": 3, "lora_alpha": 3, "target_parameters": ["mlp.experts.gate_up_proj"]}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"peft_version": "0.19.0"}))
+    stack = Stack([Entry(path, Strength({"transformer": 1.0}))])
+    changes = StackChanges(stack, {"transformer": model})
+    assert [weight.target.kind for weight in changes.weights] == ["experts"]
+    with pytest.raises(FileError, match="is of experts, which cannot be saved"):
+        save_constant(stack, {"transformer": model}, tmp_path / "out.safetensors", choices_of({}))
