@@ -93,7 +93,8 @@ class Difference:
             return self.dense().flatten(1)
         up, down = self.factors()
         first, second = (torch.linalg.qr(one, mode="r").R for one in (up, down.T))
-        return first @ second.T
+        core: Tensor = first @ second.T
+        return core
 
     def singular_values(self) -> Tensor:
         """Return its singular values in falling order, without those that are rounding."""

@@ -22,7 +22,7 @@ ROUNDING = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in ROUNDING}
 _CPU = torch.device("cpu")
 _DIGITS = 60  # bytes of a header that the shapes and places of a tensor may differ by
-_TABLES = 3  # of names, as long as the first, in the header that diffusers reads
+_TABLES = 2  # of the names of layers of other ranks, in the header that diffusers reads
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -142,10 +142,8 @@ def write_changes(
     with unfinished(path, replace=choices.replace) as (stream, there), unchanged(changes.files), plain_mode(_CPU):
         said = metadata()
         layers, dropped = _layers(path, changes, choices, names, said)
-        tensors, ranks = _planned(layers, choices), {layer.prefix: layer.rank for layer in layers if layer.rank}
-        header = header_of(tensors, {**said, **(diffusers_header(ranks) if choices.spelling == "diffusers" else {})})
-        nbytes = len(header) + sum([one.nbytes for one in tensors.values()])
-        check_room(path, nbytes)
+        header, tensors = _planned(layers, choices, said)
+        check_room(path, nbytes := len(header) + sum([one.nbytes for one in tensors.values()]))
         write_tensors(stream, header, _numbers(path, layers, tensors))
         saved, error, size = _read_back(path, there, changes, layers)
         rounding = ROUNDING[choices.dtype] * max(sum([layer.parts for layer in layers]) / size, 1.0)
@@ -194,14 +192,13 @@ def _choose(path: Path, layers: Sequence[_Layer], choices: FileChoices, metadata
     values, nbytes = [layer.values for layer in own if layer.values is not None], choices.dtype.itemsize
     for layer in own:
         layer.rank = 1  # for the length of the header
-    fixed, room = [layer for layer in layers if layer.values is None], None
+    room = None
     if choices.limits.size is not None:
-        tensors = _planned(layers, choices)
-        least = len(header_of(tensors, metadata)) + _DIGITS * len(tensors)
+        header, tensors = _planned(layers, choices, metadata)
+        least = len(header) + sum([_DIGITS + one.nbytes for one in tensors.values()])
         if choices.spelling == "diffusers":
-            least += len(str(diffusers_header(dict.fromkeys([layer.prefix for layer in own], 1)))) * _TABLES
-        least += sum([one.nbytes for one in _planned(fixed, choices).values()])
-        least += sum([layer.shape[0] * nbytes for layer in own if layer.has_bias]) + 4 * len(own)
+            least += _TABLES * sum([len(layer.prefix) + _DIGITS for layer in own])
+        least -= sum([layer.cost * nbytes for layer in own])
         if (room := choices.limits.size - least) < 0:
             raise FileError(path, f"it takes {least:,} bytes at least; allow a larger size")
     ranks = chosen_ranks(values, [layer.cost * nbytes for layer in own], choices.limits, room)
@@ -210,11 +207,17 @@ def _choose(path: Path, layers: Sequence[_Layer], choices: FileChoices, metadata
     return sum([one[rank:].square().sum().item() for one, rank in zip(values, ranks, strict=True)])
 
 
-def _planned(layers: Sequence[_Layer], choices: FileChoices) -> dict[str, PlannedTensor]:
-    """Return all tensors by their keys, in the order in which they are written."""
-    ranked = [layer.prefix for layer in layers if layer.rank and choices.spelling != "diffusers"]
-    alphas = {f"{prefix}.alpha": PlannedTensor(torch.float32, ()) for prefix in ranked}
-    return alphas | {key: one for layer in layers for key, one in layer.planned(choices).items()}
+def _planned(
+    layers: Sequence[_Layer], choices: FileChoices, metadata: Mapping[str, str]
+) -> tuple[bytes, dict[str, PlannedTensor]]:
+    """Return what is before the tensors, and all tensors by their keys, in the order in which they are written."""
+    tensors = {key: one for layer in layers for key, one in layer.planned(choices).items()}
+    ranks = {layer.prefix: layer.rank for layer in layers if layer.rank}
+    if choices.spelling == "diffusers":
+        metadata = {**metadata, **diffusers_header(ranks)}
+    else:
+        tensors = {f"{prefix}.alpha": PlannedTensor(torch.float32, ()) for prefix in ranks} | tensors
+    return header_of(tensors, metadata), tensors
 
 
 def _numbers(path: Path, layers: Sequence[_Layer], tensors: Mapping[str, PlannedTensor]) -> Iterator[Tensor]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from ..errors import StackError
 from ..files.components import TEXT_ENCODER, is_denoiser
@@ -47,8 +47,11 @@ class KeyNames:
 
     def prefix(self, component: str, name: str) -> str:
         """Return what comes before the parameter in the keys of a layer; raise StackError if it has no such name."""
-        is_flat = component.startswith(TEXT_ENCODER) and name.startswith(_FLAT_CLIP)
-        found = _WRITERS[self.spelling](self, component, f"text_model.{name}" if is_flat else name)
+        if component.startswith(TEXT_ENCODER) and name.startswith(_FLAT_CLIP):
+            name = f"text_model.{name}"
+        if self.spelling == "diffusers":
+            return f"{component}.{name}"
+        found = self._kohya(component, name) if self.spelling == "kohya" else self._comfy(component, name)
         if found is None:
             text = f"the spelling {self.spelling!r} has no name for the component {component}"
             raise StackError(f"{text}; write the spelling 'diffusers'")
@@ -67,9 +70,6 @@ class KeyNames:
             prefix = f"lora_te{number or ('1' if several else '')}" if is_known else ""
         return f"{prefix}_{name.replace('.', '_')}" if prefix else None
 
-    def _diffusers(self, component: str, name: str) -> str:
-        return f"{component}.{name}"
-
     def _comfy(self, component: str, name: str) -> str | None:
         if is_denoiser(component):
             return f"diffusion_model.{self._native(component, name)}"
@@ -84,14 +84,6 @@ class KeyNames:
         place = index.dotted[name]
         names = index.names[place.windows[0].path] if component == "unet" else ()
         return next((one for one in names if one.startswith(_LDM) and index.dotted[one] == place), name)
-
-
-_Writer: TypeAlias = Callable[[KeyNames, str, str], "str | None"]
-_WRITERS: Mapping[Spelling, _Writer] = {
-    "kohya": KeyNames._kohya,
-    "diffusers": KeyNames._diffusers,
-    "comfy": KeyNames._comfy,
-}
 
 
 def diffusers_header(ranks: Mapping[str, int]) -> dict[str, str]:

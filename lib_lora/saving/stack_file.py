@@ -51,9 +51,9 @@ def save_stack(
 ) -> SavedFile:
     """Write the LoRA that are in force as one file, with their strengths, block weights and ranks in it.
 
-    It is exact where it may be as large as it must: the factors of all LoRA lie beside each other, and what is no
-    product of small factors is written as it is. With a rank, a size or an error it is the nearest product, with the
-    ranks where they matter most over all layers. The file is read back and compared before it takes its place.
+    Without a limit it is exact: the factors of all LoRA lie beside each other, and what has no factors is written
+    whole. With a rank, a size or an error it is the nearest LoRA, whose ranks are where they matter most over all
+    layers. The file is read back and compared before it takes its place.
 
     Args:
         engine: whose stack is saved, also while it is merged.

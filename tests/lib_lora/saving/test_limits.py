@@ -109,11 +109,14 @@ def test_an_error_takes_the_fewest_bytes_over_all_layers(served, net, tmp_path):
     assert saved.nbytes < enough.nbytes
 
 
+@pytest.mark.parametrize("spelling", ["kohya", "diffusers"])
 @pytest.mark.parametrize("size", [4_000, 6_000, 9_000])
-def test_a_size_is_kept_and_used(served, net, tmp_path, size):
-    saved = save_stack(served, tmp_path / "size.safetensors", size=size)
-    assert size - 900 < saved.path.stat().st_size <= size
-    smaller = [save_stack(served, tmp_path / f"rank {rank}.safetensors", rank=rank) for rank in range(1, 12)]
+def test_a_size_is_kept_and_used(served, net, tmp_path, size, spelling):
+    saved = save_stack(served, tmp_path / "size.safetensors", size=size, spelling=spelling)
+    assert size - 1200 < saved.path.stat().st_size <= size
+    smaller = [
+        save_stack(served, tmp_path / f"rank {rank}.safetensors", rank=rank, spelling=spelling) for rank in range(1, 12)
+    ]
     fitting = [one.error for one in smaller if one.nbytes <= saved.nbytes]
     assert all(saved.error <= error for error in fitting), "no better than one rank for all"
 
