@@ -28,6 +28,7 @@ CAPTIONS = {
     "lib_lora.__main__": "command line",
     "lib_lora.inspection": "files and models on disk",
     "lib_lora.pipelines": "LoRA of a pipeline, by name",
+    "lib_lora.saving": "stacks and files as new files",
     "lib_lora.engine": "activates a stack",
     "lib_lora.plan": "layer -> executor",
     "lib_lora.execution": "hooks and executors",

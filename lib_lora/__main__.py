@@ -19,6 +19,7 @@ from .inspection.zeros import changes_nothing
 from .naming.architectures.base import known_architectures
 from .naming.parsed import ParsedFile
 from .report import Family, NetworkReport
+from .saving import command
 
 _KEYS_SHOWN = 5
 
@@ -29,6 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command == "families":
             print(_scores(options.file))
+            return 0
+        if options.command != "inspect":
+            print(command.run(options))
             return 0
         model = None if options.model is None else model_skeleton(options.model)
         file = AdapterFile.open(options.file)
@@ -50,20 +54,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    made = argparse.ArgumentParser(prog="python -m lib_lora", description="Show what a LoRA file is; changes nothing.")
+    made = argparse.ArgumentParser(
+        prog="python -m lib_lora", description="Show what a LoRA file is, or write a new one."
+    )
     commands = made.add_subparsers(required=True, dest="command", title="commands", metavar="COMMAND")
     texts = {
         "inspect": "show the kinds and layers of a LoRA file, and which of them fit a model",
         "families": "show the score of each model family for a LoRA file, and the signs that it has",
     }
     inspect, families = [commands.add_parser(name, help=text) for name, text in texts.items()]
-    for command in (inspect, families):
-        command.add_argument("file", type=Path, metavar="FILE", help="a LoRA in a safetensors file")
+    for one in (inspect, families):
+        one.add_argument("file", type=Path, metavar="FILE", help="a LoRA in a safetensors file")
     text = "a diffusers folder, the folder of a component, or a checkpoint: show which layers fit it"
     inspect.add_argument("--model", type=Path, metavar="PATH", help=text)
     inspect.add_argument("--json", action="store_true", help="print JSON")
     text = "write keys, shapes and the metadata that name the format, for an issue: no weights, no paths"
     inspect.add_argument("--report", type=Path, metavar="FILE.json", help=text)
+    command.add_commands(commands)
     return made
 
 

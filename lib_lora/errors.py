@@ -38,7 +38,7 @@ class ArgumentError(LoraError, TypeError):
 
 
 class FileError(LoraError, ValueError):
-    """An adapter file at `path` cannot be read, for a `reason` that does not name the file."""
+    """An adapter file at `path` cannot be read or written, for a `reason` that does not name the file."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(path, reason)  # by which it is pickled

@@ -235,7 +235,7 @@ def _strengths_of(stack: Stack, groups: Sequence[StrengthGroup], blocks: BlockNa
 def make_plan(key: PlanKey, stack: Stack, model: Model, policy: PlacementPolicy) -> Plan:
     """Choose an executor for every layer that a stack changes. `key` is the stack's on the model."""
     blocks, components, groups = blocks_of(key.indexes), model.components, dict[StrengthGroup, int]()
-    bindings = _bindings(key, blocks, groups)
+    bindings = layer_bindings(key, blocks, groups)
     refuse_spoiled([layer for _, layer, _ in bindings])
     static, arena = policy.static, Arena()  # only compiled components need memory that stays in place
     compiled = [name for name, module in components.items() if static is not None and is_compiled(module)]
@@ -290,7 +290,7 @@ def _lends_copies(module: nn.Module) -> bool:
     return not schemes.stays(module) or hasattr(module, "reshard") or "_fsdp_wrapped_module" in module._modules
 
 
-def _bindings(key: PlanKey, blocks: BlockNames, groups: dict[StrengthGroup, int]) -> list[LayerBindings]:
+def layer_bindings(key: PlanKey, blocks: BlockNames, groups: dict[StrengthGroup, int]) -> list[LayerBindings]:
     """List the adapters of each layer in the order of the model, which compiled models depend on; number the groups."""
     indexes = {index.component: index for index in key.indexes}
     # by module: a layer that has two names is one layer

@@ -37,6 +37,8 @@ RUN_BY = {  # command, or its beginning -> file and function of the test that ru
     "python install.py docs": "tests/test_install.py::test_docs",
     "python -m lib_lora inspect FILE": "tests/test_commands.py::test_files_are_inspected",
     "python -m lib_lora families FILE": "tests/test_commands.py::test_files_are_inspected",
+    "python -m lib_lora save": "tests/test_commands.py::test_files_are_saved_and_converted",
+    "python -m lib_lora convert": "tests/test_commands.py::test_files_are_saved_and_converted",
     "curl": "tests/extension/standalone/test_sdapi.py::test_the_requests_in_the_documents_are_answered",
     "python benchmarks/count.py --kinds": "tests/test_benchmarks.py::test_the_page_of_pefts_kinds_has_their_cost",
     "python install.py gpu": "tests/gpu/test_gpu.py::test_small_models_on_the_cpu",
@@ -130,11 +132,27 @@ def test_the_library_is_installed_by_itself(tmp_path: Path) -> None:
 
 def test_files_are_inspected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = {"FILE": str(LORAS / "stripes.safetensors"), "PATH": str(MODEL), "FILE.json": str(tmp_path / "a.json")}
-    written = {command for command in commands() if command.startswith("python -m lib_lora ")}
+    written = {command for command in commands() if re.match("python -m lib_lora (inspect|families)", command)}
     for command in sorted(written | {"python -m lib_lora inspect FILE --json --report FILE.json"}):
         assert main([words.get(word, word) for word in shlex.split(command)[3:]]) == 0, command
         assert ("278" if " inspect " in command else "Stable Diffusion 1.x") in capsys.readouterr().out
     assert json.loads((tmp_path / "a.json").read_text())
+
+
+def test_files_are_saved_and_converted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("stripes", "night", "large", "style", "lokr"):
+        shutil.copy(LORAS / f"{name if name == 'night' else 'stripes'}.safetensors", f"{name}.safetensors")
+    words = {"MODEL": str(MODEL), "PATH": str(MODEL), "FILE": "style.safetensors", "FILE=0.8": "style.safetensors=0.8"}
+    words |= {"OUT": "out.safetensors", "FOLDER": ".", "SAVED": "mine.safetensors"}
+    written = [command for command in commands() if re.match("python -m lib_lora (save|convert)", command)]
+    assert len(written) > 8
+    for command in sorted(written, key=lambda one: "--again" in one):
+        assert main([*[words.get(word, word) for word in shlex.split(command)[3:]], "--replace"]) == 0, command
+        assert "layers of rank" in capsys.readouterr().out
+    assert Path("again.safetensors").read_bytes() == Path("mine.safetensors").read_bytes()
 
 
 @contextmanager

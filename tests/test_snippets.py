@@ -114,3 +114,20 @@ def test_the_package_is_the_library_whole_and_typed(tmp_path: Path, monkeypatch:
         "typing-extensions>=4.1",
     ]
     assert "\nName: remora-lora\n" in told
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_page_of_saving(
+    loaded: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "demo").symlink_to(ROOT / "demo")
+    monkeypatch.chdir(tmp_path)
+    space: dict[str, Any] = {}
+    for code in blocks("saving.md"):
+        exec(code, space)
+    space["engine"].close()
+    written = {path.stem: path.stat().st_size for path in tmp_path.glob("*.safetensors")}
+    assert written.keys() == {"mine", "rank", "size", "error", "small"}
+    assert max(written.values()) == written["mine"]
+    assert written["size"] <= 200_000
+    assert "layers of rank" in capsys.readouterr().out

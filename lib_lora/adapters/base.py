@@ -537,6 +537,21 @@ class Adapter(TensorFields, ABC):
         """
         raise TypeError(f"{self.name} has no low-rank form")
 
+    def as_factors(self, read: Callable[[], Tensor], rank: int | None = None) -> Factors | None:
+        """Return the whole change at multiplier 1 as a pair in fp64, with the scale in `up`; None where it is no pair.
+
+        Files are made of it. Called after `on`; the change is in proportion to the multiplier.
+
+        Args:
+            read: gives the base weight.
+            rank: how many rank components are used, if not all.
+        """
+        form = self.form(rank)
+        if form is None or form.pair is None or form.on_input or form.on_output:
+            return None
+        factors = self.factors(rank)
+        return Factors(factors.down.double(), factors.up.double() * form.pair.scale)
+
     def input_effect(self, device: torch.device, dtype: torch.dtype) -> InputEffect:
         """Return the change of the input on a device; only if `form` has one."""
         if isinstance(self, InputEffect):

@@ -5,6 +5,7 @@ layer without a bias gets one. Beside its layer it is a bias that is added, and 
 Alone it is a `set_weight`. Source: huggingface/peft utils/save_and_load.py, `get_peft_model_state_dict`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from ..tensors import wide
 from ._modifier import Modifier
-from .base import Adapter, Form, Origin, OutputEffect, Params, Site, Tensors, bias_for
+from .base import Adapter, Factors, Form, Origin, OutputEffect, Params, Site, Tensors, bias_for
 from .set_weight import WithoutBias, minus_one
 
 
@@ -37,6 +38,9 @@ class Bias(Modifier):
 
     def delta_bias(self) -> Tensor:
         return self.bias + self.inner.delta_bias() if self.inner.has_bias else self.bias
+
+    def as_factors(self, read: Callable[[], Tensor], rank: int | None = None) -> Factors | None:
+        return self.inner.as_factors(read, rank)  # which leaves out the bias
 
 
 class WholeBias(Bias):

@@ -10,6 +10,7 @@ The name is the `glora` of LyCORIS. PEFT's method of that name is another one.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -69,6 +70,15 @@ class GLoRA(Adapter):
 
     def factors(self, rank: int | None = None) -> Factors:
         return self.lora.factors()
+
+    def as_factors(self, read: Callable[[], Tensor], rank: int | None = None) -> Factors | None:
+        own, weight = self.lora.as_factors(read), read().double()
+        assert own is not None  # of a LoRA
+        weight = weight.flatten(2) if weight.ndim > 2 else weight.unsqueeze(2)
+        places = torch.eye(weight.shape[2], dtype=weight.dtype, device=weight.device)  # of the kernel, one pair each
+        up = torch.einsum("oik,ir->ork", weight, self.up.to(weight)).flatten(1) * self.scale
+        down = torch.einsum("rj,kl->rkjl", self.down.to(weight), places)
+        return Factors(torch.cat([own.down, down.reshape(-1, *own.down.shape[1:])]), torch.cat([own.up, up], 1))
 
     def input_effect(self, device: torch.device, dtype: torch.dtype) -> InputEffect:
         exact = wide(self.up.dtype)

@@ -16,7 +16,7 @@ split the flattened in * kernel where no channel ends, so that there is no such 
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -154,6 +154,12 @@ class LoKr(Built):
         up = _kron(l1, l2)
         return balanced(up if self.rows is None else taken(up, self.rows), _kron(r1, r2), self.shape)
 
+    def as_factors(self, read: Callable[[], Tensor], rank: int | None = None) -> Factors | None:
+        if self._pair_cost >= self.shape[0] * self._inside:
+            return None
+        factors = self.factors()
+        return Factors(factors.down.double(), factors.up.double() * self.scale)
+
     def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
         if not self._aligned:
             return super(LoKr, self).output_effect(device, dtype)
@@ -195,12 +201,14 @@ class LoKr(Built):
     @property
     def _pair(self) -> Pair | None:
         """Return the pair if it is cheaper or the only form."""
-        rank, out = self.first.rank * self.second.rank, self.shape[0]
-        cost = rank * (out + self._inside)
-        limit = out * self._inside
+        limit = self.shape[0] * self._inside
         if self._aligned:
             limit = min(limit, _PAIR_RATE * self._plan[1])
-        return Pair(rank, self.scale) if cost < limit else None
+        return Pair(self.first.rank * self.second.rank, self.scale) if self._pair_cost < limit else None
+
+    @property
+    def _pair_cost(self) -> int:
+        return self.first.rank * self.second.rank * (self.shape[0] + self._inside)
 
 
 def _scale(params: Tensors, origin: Origin) -> float:

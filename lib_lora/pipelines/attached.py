@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ..engine import EngineOptions
+    from ..saving import SavedFile, SaveOptions
+    from ..strengths.strength import Moment
 
 _LOAD = "write engine.load('style.safetensors', name='style')"
 
@@ -195,6 +198,20 @@ class PipelineEngine(Engine):
         """Restore the merged weights bit for bit, and compute the LoRA beside them."""
         with self._lock:
             return self.activate(replace(self.stack, mode="live"))
+
+    def save(
+        self,
+        path: str | PathLike[str],
+        *,
+        moment: Moment | None = None,
+        image: int | None = None,
+        negative: bool | None = None,
+        **options: Unpack[SaveOptions],
+    ) -> SavedFile:
+        """Write the LoRA in force as one file, with their strengths; for arguments and errors see `save_stack`."""
+        from ..saving import save_stack  # which no other call needs
+
+        return save_stack(self, path, moment=moment, image=image, negative=negative, **options)
 
     def deactivate(self) -> None:
         """Take everything off, and forget all LoRA: the model is as if nothing had ever been applied.

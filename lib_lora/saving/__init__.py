@@ -1,0 +1,12 @@
+"""Stacks and files of LoRA as one new file.
+
+`save_stack` writes what an engine applies, `save_again` a saved file once more, and `convert_file` another form of one
+file. The core imports nothing of this room.
+"""
+
+from .conversion import convert_file as convert_file
+from .new_file import SavedFile as SavedFile
+from .new_file import SavedLayer as SavedLayer
+from .stack_file import SaveOptions as SaveOptions
+from .stack_file import save_again as save_again
+from .stack_file import save_stack as save_stack

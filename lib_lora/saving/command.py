@@ -1,0 +1,155 @@
+"""`save` and `convert` of the command line, and the model on disk that they may need."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+from torch import nn
+
+from ..errors import StackError, printed
+from ..files.file import AdapterFile
+from ..inspection.skeleton import model_skeleton
+from ..naming.index import LayerIndex, alias_table, parameter_of
+from ..stack import Entry, Stack
+from .conversion import TextEncoders, convert_file
+from .new_file import DTYPES, SavedFile
+from .provenance import constant_stack
+from .spelling import Spelling
+from .stack_file import SaveOptions, choices_of, save_again, save_constant
+
+_UNITS = {"": 1, "K": 1_000, "M": 1_000_000, "G": 1_000_000_000}
+
+
+def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `save` and `convert` to the commands of a parser."""
+    save = commands.add_parser("save", help="write several LoRA files as one")
+    save.add_argument("out", type=Path, metavar="OUT", help="the file to write")
+    save.add_argument("files", nargs="*", metavar="FILE[=STRENGTH]", help="a LoRA, at the strength 1 or another one")
+    text = "a diffusers folder, the folder of a component, or a checkpoint: the model that the LoRA are for"
+    save.add_argument("--model", type=Path, metavar="PATH", required=True, help=text)
+    text = "make a saved file again as its header says; FILE are then the folders of its sources"
+    save.add_argument("--again", type=Path, metavar="SAVED", help=text)
+    convert = commands.add_parser("convert", aliases=["resize"], help="write one LoRA file in another form")
+    convert.add_argument("file", type=Path, metavar="FILE", help="a LoRA in a safetensors file")
+    convert.add_argument("out", type=Path, metavar="OUT", help="the file to write")
+    convert.add_argument("--strength", type=float, default=1.0, metavar="X", help="fold a strength in")
+    text = "keep the layers of text encoders, drop them, or keep no others"
+    convert.add_argument("--text-encoders", choices=get_args(TextEncoders), default="keep", help=text)
+    text = "keep these blocks alone, as IN04-OUT05; BASE is the text encoders"
+    convert.add_argument("--blocks", nargs="+", default=(), metavar="BLOCK", help=text)
+    text = "the model that the LoRA is for; DoRA and the like need it, and names with dots"
+    convert.add_argument("--model", type=Path, metavar="PATH", help=text)
+    for command in (save, convert):
+        command.add_argument("--rank", type=int, metavar="N", help="the largest rank of a layer")
+        command.add_argument("--size", type=_bytes, metavar="SIZE", help="the largest size of the file, as 150M")
+        share = command.add_mutually_exclusive_group()
+        share.add_argument("--error", type=float, metavar="E", help="the largest error of all layers, as 0.05")
+        share.add_argument(
+            "--energy", type=_error, dest="error", metavar="S", help="the same as the kept energy, as 0.99"
+        )
+        command.add_argument("--dtype", choices=DTYPES, help="of the numbers in the file")
+        command.add_argument("--spelling", choices=get_args(Spelling), default="kohya", help="of the keys")
+        command.add_argument("--replace", action="store_true", help="replace a file of that name")
+        command.add_argument("--layers", action="store_true", help="show the error of each layer")
+
+
+def run(options: argparse.Namespace) -> str:
+    """Run `save` or `convert`, and return what to show.
+
+    Raises:
+        LoraError: a file or the model cannot be used.
+    """
+    choices = SaveOptions(spelling=options.spelling, rank=options.rank, size=options.size, error=options.error)
+    choices["replace"] = options.replace
+    if options.dtype is not None:
+        choices["dtype"] = DTYPES[options.dtype]
+    model = None if options.model is None else model_on_disk(options.model)
+    if options.command == "save":
+        assert model is not None  # the parser asks for it
+        return _save(options, model, choices).summary(layers=options.layers)
+    saved = convert_file(
+        options.file,
+        options.out,
+        strength=options.strength,
+        text_encoders=options.text_encoders,
+        blocks=options.blocks,
+        components=model,
+        **choices,
+    )
+    return saved.summary(layers=options.layers)
+
+
+def _save(options: argparse.Namespace, model: dict[str, nn.Module], choices: SaveOptions) -> SavedFile:
+    if options.again is not None:
+        return save_again(options.again, options.out, model, options.files or ["."], replace=options.replace)
+    stack = constant_stack(Stack([_entry(text) for text in options.files]), model, None, None, None)
+    return save_constant(stack, model, options.out, choices_of(choices))
+
+
+def _entry(text: str) -> Entry:
+    path, _, number = text.rpartition("=")
+    if not path or Path(text).is_file():
+        return Entry(text)
+    try:
+        return Entry(path, float(number))
+    except ValueError as error:
+        raise StackError(f"{printed(text)}: what is behind = is no number; write FILE=0.8") from error
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"([\d.]+)([KMG]?)B?", text.upper())
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 150M, or a number of bytes")
+    return int(float(found[1]) * _UNITS[found[2]])
+
+
+def _error(text: str) -> float:
+    """Return the error that is left where so much of the energy is kept, the sum of the squares of all numbers."""
+    energy = float(text)
+    if not 0 < energy < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share between 0 and 1")
+    return math.sqrt(1 - energy)
+
+
+def model_on_disk(path: Path) -> dict[str, nn.Module]:
+    """Return the layers of a model on disk, with the weights mapped, of which only those are read that are needed.
+
+    Quantized weights stay on meta.
+
+    Raises:
+        FileError: a weight file cannot be read.
+        ComponentError: there is no component in `path`.
+    """
+    found = model_skeleton(path)
+    for name, module in found.items():
+        index = LayerIndex(name, module, alias_table())
+        for file in _files(path, name):
+            _map_weights(AdapterFile.open(file), index)
+        for layer in module.modules():
+            weight, bias = (layer._parameters.get(one) for one in ("weight", "bias"))
+            if weight is not None and bias is not None and bias.is_meta and not weight.is_meta:
+                layer._parameters["bias"] = None  # the model has none
+    return found
+
+
+def _files(path: Path, component: str) -> Sequence[Path]:
+    if path.is_file():
+        return [path]
+    folder = path / component if (path / component).is_dir() else path
+    files = sorted(folder.glob("*.safetensors"))
+    return [file for file in files if not file.stem.endswith(".fp16")] or files
+
+
+def _map_weights(file: AdapterFile, index: LayerIndex) -> None:
+    for key, info in file.infos.items():
+        place = parameter_of(index, key) if info.dtype.itemsize > 1 and info.dtype.is_floating_point else None
+        if place is not None:
+            layer, param = index.module(place[0]), place[1]
+            former = layer._parameters.get(param)
+            if former is not None and tuple(former.shape) == info.shape:
+                layer._parameters[param] = nn.Parameter(file.tensor(key), requires_grad=False)

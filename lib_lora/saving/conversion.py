@@ -1,0 +1,122 @@
+"""One file in another form: cut to a rank, a size or some blocks, in another spelling or dtype, at another strength."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+import torch
+from torch import nn
+
+from ..errors import ComponentError, FileError, NoMatchError, check_choice, check_path, texts
+from ..files.components import DENOISER, TEXT_ENCODER, role
+from ..files.file import AdapterFile
+from ..inspection.skeleton import skeleton
+from ..naming.blocks import BlockWeights, Element
+from ..naming.parsed import ParsedFile
+from ..stack import Entry, Stack
+from ..strengths.strength import Strength, checked
+from .new_file import ROUNDING, SavedFile
+from .provenance import constant_stack
+from .stack_file import choices_of, save_constant
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .stack_file import SaveOptions
+
+TextEncoders = Literal["keep", "drop", "only"]
+_MODEL = "give the model that the file is for"
+_JOINED = re.compile(r"_(?=\d)|(?<=\d)_|(?<=mid_block)_|(?<=embedding)_")
+"""Where a name that has `_` for every dot had a dot, as far as blocks depend on it."""
+_ENCODER = re.compile(r"text_model[._]")
+_UNET = re.compile(r"(down|up|mid|input|output|middle)_blocks?[._]")
+
+
+def convert_file(
+    source: str | PathLike[str],
+    path: str | PathLike[str],
+    *,
+    strength: float = 1.0,
+    text_encoders: TextEncoders = "keep",
+    blocks: Sequence[str] = (),
+    components: Mapping[str, nn.Module] | None = None,
+    **options: Unpack[SaveOptions],
+) -> SavedFile:
+    """Write another form of one file, without layers that change nothing.
+
+    Args:
+        source: the file.
+        path: of the new one.
+        strength: which the new file has at strength 1.
+        text_encoders: whether layers of text encoders are kept, dropped, or the only ones that are kept.
+        blocks: names or ranges of the blocks that are kept, as `IN04-OUT05`; all where none is given. `BASE` stands for
+            the text encoders.
+        components: of the model, as of `Engine`, for files that change weights by their own numbers, as DoRA does, and
+            for spellings that need the names of its layers.
+        options: see `save_stack`; without a `dtype` the file's own is kept.
+
+    Raises:
+        FileError: a file cannot be read or written, the name is taken, a limit cannot be met, or the model is needed.
+        StackError: the strength is no finite number, or the spelling has no name for a layer.
+        MomentError: what acts of the file differs from step to step.
+        ArgumentError: an argument is of another type.
+    """
+    for one in (source, path):
+        check_path(one, "convert_file('large.safetensors', 'small.safetensors', rank=16)")
+    check_choice(text_encoders, get_args(TextEncoders), "text_encoders")
+    checked(strength)
+    file, choices = AdapterFile.open(Path(source)), choices_of(options)
+    if "dtype" not in options:
+        choices = replace(choices, dtype=_dtype_of(file))
+    model = _own_model(file, needs_dots=choices.spelling != "kohya") if components is None else components
+    entry = Entry(file.path, _strength(strength, model, text_encoders, texts(blocks, "blocks")))
+    try:
+        return save_constant(constant_stack(Stack([entry]), model, None, None, None), model, path, choices)
+    except (ComponentError, NoMatchError) as error:
+        if components is not None:
+            raise
+        why = error.reason if isinstance(error, NoMatchError) else str(error)
+        raise FileError(file.path, f"{why}; {_MODEL}") from error
+
+
+def _strength(number: float, model: Collection[str], text_encoders: TextEncoders, blocks: Sequence[str]) -> Strength:
+    """Return a strength that is 0 for all that is not kept."""
+    alone = {"keep": model, "drop": [one for one in model if role(one) != TEXT_ENCODER]}
+    kept = alone.get(text_encoders, [one for one in model if role(one) == TEXT_ENCODER])
+    rules = (Element((), (), 0.0), Element(tuple(blocks), (), 1.0))
+    return Strength(dict.fromkeys(kept, number), blocks=BlockWeights(None, rules) if blocks else None)
+
+
+def _dtype_of(file: AdapterFile) -> torch.dtype:
+    """Return the widest dtype of its matrices that a new file may have."""
+    own = {info.dtype for info in file.infos.values() if len(info.shape) > 1} & ROUNDING.keys()
+    return min(own, key=ROUNDING.__getitem__, default=torch.float32)
+
+
+def _own_model(file: AdapterFile, *, needs_dots: bool) -> dict[str, nn.Module]:
+    """Return layers on meta of the shapes and names that a file was made for.
+
+    Raises:
+        FileError: it does not tell them.
+    """
+    shapes: dict[str, dict[str, tuple[int, ...]]] = {}
+    groups = [group for group in ParsedFile(file).groups if group.recipe is not None]
+    denoiser = "unet" if any(_UNET.match(group.module) for group in groups) else "transformer"
+    for group in groups:
+        component = denoiser if group.component == DENOISER else group.component
+        if component is None and _ENCODER.match(group.module):
+            component = TEXT_ENCODER
+        elif component is None and _UNET.match(group.module):
+            component = denoiser
+        lacks = "where its name has dots" if group.flattened and needs_dots else ""
+        lacks = lacks or ("" if group.own_site else "the shape of its weight")
+        if lacks or component is None or group.own_site is None:
+            raise FileError(file.path, f"nothing tells {lacks or 'the component'} of {group.module}; {_MODEL}")
+        name = _JOINED.sub(".", group.module) if group.flattened else group.module
+        shapes.setdefault(component, {})[f"{name}.weight"] = group.own_site.shape
+    return {component: skeleton(own) for component, own in shapes.items()}

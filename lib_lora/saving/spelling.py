@@ -1,0 +1,100 @@
+"""How a written file spells its keys: as kohya's scripts, as diffusers and PEFT, or as ComfyUI."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ..errors import StackError
+from ..files.components import TEXT_ENCODER, is_denoiser
+from ..naming.index import LayerIndex
+
+Spelling = Literal["kohya", "diffusers", "comfy"]
+"""`kohya` is read by most programs, `diffusers` has PEFT's names, and `comfy` ComfyUI's names of layers."""
+
+_FACTORS = {"down": "lora_down.weight", "up": "lora_up.weight"}
+PARAMETERS: Mapping[Spelling, Mapping[str, str]] = {
+    "kohya": _FACTORS,
+    "diffusers": {"down": "lora_A.weight", "up": "lora_B.weight"},
+    "comfy": _FACTORS,
+}
+"""Of the factors; `diff` and `diff_b` are the same in all. diffusers' files have `alpha` in the header, as a key
+without `lora` makes them unreadable there.
+"""
+_TRANSFORMER = ("transformer_blocks", "single_transformer_blocks")
+"""Lists of blocks in diffusers' own transformers, which ComfyUI looks for under OneTrainer's prefix."""
+_LDM = ("input_blocks.", "middle_block.", "output_blocks.", "time_embed.", "label_emb.", "out.")
+"""How the layers of a UNet begin in ComfyUI."""
+_T5 = "encoder.block."
+_FLAT_CLIP = ("encoder.layers.", "embeddings.", "final_layer_norm")
+"""Layers of CLIP where transformers has flattened its tree; files keep the name of the tree."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyNames:
+    """The names of the layers of one file.
+
+    Args:
+        spelling: of the keys.
+        indexes: the layers of the model, by component.
+    """
+
+    spelling: Spelling
+    indexes: Mapping[str, LayerIndex]
+
+    def prefix(self, component: str, name: str) -> str:
+        """Return what comes before the parameter in the keys of a layer; raise StackError if it has no such name."""
+        if component.startswith(TEXT_ENCODER) and name.startswith(_FLAT_CLIP):
+            name = f"text_model.{name}"
+        if self.spelling == "diffusers":
+            return f"{component}.{name}"
+        found = self._kohya(component, name) if self.spelling == "kohya" else self._comfy(component, name)
+        if found is None:
+            text = f"the spelling {self.spelling!r} has no name for the component {component}"
+            raise StackError(f"{text}; write the spelling 'diffusers'")
+        return found
+
+    def _kohya(self, component: str, name: str) -> str | None:
+        if component == "prior":
+            prefix = "lora_prior_unet"
+        elif is_denoiser(component):
+            is_own = component.startswith("transformer") and name.startswith(_TRANSFORMER)
+            prefix = "" if component == "transformer_2" else "lora_transformer" if is_own else "lora_unet"
+        else:
+            several = sum([one.startswith(TEXT_ENCODER) for one in self.indexes]) > 1
+            number = component.removeprefix(TEXT_ENCODER).lstrip("_")
+            is_known = component.startswith(TEXT_ENCODER) and number in ("", "2", "3", "4")
+            prefix = f"lora_te{number or ('1' if several else '')}" if is_known else ""
+        return f"{prefix}_{name.replace('.', '_')}" if prefix else None
+
+    def _comfy(self, component: str, name: str) -> str | None:
+        if is_denoiser(component):
+            return f"diffusion_model.{self._native(component, name)}"
+        if name.startswith(_T5):
+            return f"text_encoders.t5xxl.transformer.{name}"
+        encoder = {TEXT_ENCODER: "clip_l", f"{TEXT_ENCODER}_2": "clip_g"}.get(component)
+        return None if encoder is None else f"text_encoders.{encoder}.transformer.{name}"
+
+    def _native(self, component: str, name: str) -> str:
+        """Return the name of a layer in ComfyUI's own UNets; its name here where it has none there."""
+        index = self.indexes[component]
+        place = index.dotted[name]
+        names = index.names[place.windows[0].path] if component == "unet" else ()
+        return next((one for one in names if one.startswith(_LDM) and index.dotted[one] == place), name)
+
+
+def diffusers_header(ranks: Mapping[str, int]) -> dict[str, str]:
+    """Return the header by which diffusers and PEFT know rank and alpha of each layer, by the begin of its keys."""
+    found: dict[str, object] = {}
+    parts = [(*prefix.partition(".")[::2], rank) for prefix, rank in ranks.items()]
+    for component in dict.fromkeys([one[0] for one in parts]):
+        own = {name: rank for other, name, rank in parts if other == component}
+        usual = Counter(own.values()).most_common(1)[0][0]
+        others = {name: rank for name, rank in own.items() if rank != usual}
+        said = {"r": usual, "lora_alpha": usual, "rank_pattern": others, "alpha_pattern": others}
+        found |= {f"{component}.{name}": value for name, value in said.items()}
+        found[f"{component}.target_modules"] = list(own)
+    return {"format": "pt", "lora_adapter_metadata": json.dumps(found, sort_keys=True)}

@@ -1,0 +1,151 @@
+"""A stack, as it is at a moment, as one LoRA file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict, get_args
+
+import torch
+from torch import nn
+
+from ..engine import Engine
+from ..errors import ArgumentError, check_choice, check_path, check_type, shown
+from ..naming.index import check_named
+from ..stack import Stack
+from ..strengths.strength import Moment
+from .changes import StackChanges
+from .difference import Limits
+from .new_file import DTYPES, ROUNDING, FileChoices, SavedFile, write_changes
+from .provenance import HEADER, carried, constant_stack, recipe_of, stack_again
+from .spelling import KeyNames, Spelling
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_EXAMPLE = "save_stack(engine, 'mine.safetensors')"
+
+
+class SaveOptions(TypedDict, total=False):
+    """The options of a file that is saved; see `save_stack`."""
+
+    spelling: Spelling
+    dtype: torch.dtype
+    rank: int | None
+    size: int | None
+    error: float | None
+    replace: bool
+
+
+def save_stack(
+    engine: Engine,
+    path: str | PathLike[str],
+    *,
+    moment: Moment | None = None,
+    image: int | None = None,
+    negative: bool | None = None,
+    **options: Unpack[SaveOptions],
+) -> SavedFile:
+    """Write the LoRA that are in force as one file, with their strengths, block weights and ranks in it.
+
+    Without a limit it is exact: the factors of all LoRA lie beside each other, and what has no factors is written
+    whole. With a rank, a size or an error it is the nearest LoRA, whose ranks are where they matter most over all
+    layers. The file is read back and compared before it takes its place.
+
+    Args:
+        engine: whose stack is saved, also while it is merged.
+        path: of the file.
+        moment: of a stack whose strengths differ from step to step.
+        image: its number, where the images of the stack have strengths of their own.
+        negative: whether the strengths of the negative prompt are meant, where they differ.
+        options: `spelling` of the keys: `kohya`, `diffusers` or `comfy`; `dtype` of the numbers; the largest `rank` of
+            a layer; the largest `size` of the file in bytes; the largest relative `error` of all layers; `replace`,
+            whether the file may take the place of another one.
+
+    Raises:
+        StackError: no LoRA is in force, or a strength depends on something that is not given.
+        MomentError: the moment lacks what a strength depends on.
+        FileError: a source or the file cannot be read or written, the name is taken, or a limit cannot be met.
+        ComponentError: a base weight that is needed cannot be read.
+        ArgumentError: an argument is of another type.
+    """
+    check_type(engine, Engine, "engine", f"an Engine, as in {_EXAMPLE}")
+    choices = choices_of(options)
+    former, components = engine.stack, engine.components
+    stack = constant_stack(former, components, moment, image, negative)
+    with engine.active(replace(former, mode="live")) if former.mode == "merged" else nullcontext():
+        return save_constant(stack, components, path, choices, moment)
+
+
+def save_again(
+    saved: str | PathLike[str],
+    path: str | PathLike[str],
+    components: Mapping[str, nn.Module],
+    folders: Sequence[str | PathLike[str]],
+    *,
+    replace: bool = False,
+) -> SavedFile:
+    """Make a file again that was saved, bit for bit, from what its header says.
+
+    Args:
+        saved: a file that `save_stack` wrote.
+        path: of the new file.
+        components: of the model, as of `Engine`, in the state that it was saved in.
+        folders: where the sources are.
+        replace: whether the file may take the place of another one.
+
+    Raises:
+        FileError: a source is missing or is another one by now; also as `save_stack`.
+        ArgumentError: an argument is of another type.
+    """
+    for one in (saved, *folders):
+        check_path(one, "save_again('mine.safetensors', 'again.safetensors', components, ['loras'])")
+    stack, moment, said = stack_again(Path(saved), [Path(one) for one in folders])
+    options = SaveOptions(spelling=said["spelling"], dtype=DTYPES.get(said["dtype"], torch.int8), replace=replace)
+    options |= SaveOptions(rank=said["rank"], size=said["size"], error=said["error"])
+    return save_constant(stack, components, path, choices_of(options), moment, said["title"])
+
+
+def save_constant(
+    stack: Stack,
+    components: Mapping[str, nn.Module],
+    path: str | PathLike[str],
+    choices: FileChoices,
+    moment: Moment | None = None,
+    title: str | None = None,
+) -> SavedFile:
+    """Write a stack of constant strengths as one file, which calls itself by its title; raise as `save_stack`."""
+    check_named(components, "save_again(saved, path, {}, folders)")
+    check_path(path, _EXAMPLE)
+    changes = StackChanges(stack, components, moment)
+    names = KeyNames(choices.spelling, changes.indexes)
+
+    def metadata() -> dict[str, str]:
+        name = title or Path(path).stem
+        recipe = recipe_of(stack, moment, {"title": name, **choices.to_json()})
+        return carried(changes.files, name) | {HEADER: recipe}
+
+    return write_changes(Path(path), changes, choices, names, metadata)
+
+
+def choices_of(options: SaveOptions) -> FileChoices:
+    """Check the options that a user gives."""
+    known = SaveOptions.__annotations__
+    if strange := options.keys() - known:
+        raise ArgumentError(f"there is no option {min(strange)}; there are {', '.join(known)}")
+    spelling, dtype = options.get("spelling", "kohya"), options.get("dtype", torch.float32)
+    check_choice(spelling, get_args(Spelling), "spelling")
+    if dtype not in ROUNDING:
+        raise ArgumentError(f"dtype must be torch.float32, torch.float16 or torch.bfloat16, not {shown(dtype)}")
+    rank, size, error = options.get("rank"), options.get("size"), options.get("error")
+    for name, value in (("rank", rank), ("size", size)):
+        if value is not None and (type(value) is not int or value < 1):
+            raise ArgumentError(f"{name} must be a whole number from 1 up, or None, not {shown(value)}")
+    if error is not None and (type(error) is not float or not 0 < error < 1):
+        raise ArgumentError(f"error must be a number between 0 and 1, or None, not {shown(error)}")
+    replaces = options.get("replace", False)
+    check_type(replaces, bool, "replace", "True or False")
+    return FileChoices(spelling, dtype, Limits(rank, size, error), replaces)

@@ -1,0 +1,156 @@
+"""A safetensors file written beside its place, and put there once it is whole and was read back."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import FileError
+
+_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"}
+_OPEN = Path("/proc/self/fd")
+"""Where Linux has the files that are open by number, also those without a name."""
+_SPARE = 1 << 20  # bytes of the disk that are left
+
+
+class PlannedTensor(NamedTuple):
+    """A tensor that is to be written."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def header_of(tensors: Mapping[str, PlannedTensor], metadata: Mapping[str, str]) -> bytes:
+    """Return what a safetensors file has before its tensors, which follow in this order without gaps."""
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for key, one in tensors.items():
+        start, end = end, end + one.nbytes
+        header[key] = {"dtype": _NAMES[one.dtype], "shape": list(one.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def write_tensors(stream: BinaryIO, header: bytes, tensors: Iterable[Tensor]) -> None:
+    """Write a file up to its end, and wait until the disk has it."""
+    stream.write(header)
+    for tensor in tensors:
+        stream.write(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    stream.flush()
+    os.fsync(stream.fileno())
+
+
+def check_place(path: Path, *, replace: bool) -> Path:
+    """Return the absolute path of a file that may be written.
+
+    Raises:
+        FileError: the name is taken, the folder is not there, or the name is none of a safetensors file.
+    """
+    path = path.absolute()
+    if path.suffix.lower() != ".safetensors":
+        raise FileError(path, "the name of a file that is written ends in .safetensors")
+    if os.path.lexists(path) and (not replace or path.is_dir()):
+        raise FileError(path, "there is a file of that name; give another one, or say that it is to be replaced")
+    if not path.parent.is_dir():
+        raise FileError(path, f"there is no folder {path.parent}; make it first")
+    return path.resolve() if path.is_symlink() else path
+
+
+def check_room(path: Path, nbytes: int) -> None:
+    """Raise FileError where the disk has no room for a file."""
+    try:
+        free = shutil.disk_usage(path.parent).free
+    except OSError:  # some network drives do not tell
+        return
+    if nbytes + _SPARE > free:
+        raise FileError(
+            path, f"it takes {nbytes:,} bytes, and the disk has {free:,} left; choose a smaller size or dtype"
+        )
+
+
+@contextmanager
+def unfinished(path: Path, *, replace: bool) -> Iterator[tuple[BinaryIO, Path]]:
+    """Yield an open file and a path to read it by; behind the `with` block it is at `path`, and after an error gone.
+
+    On Linux the file has no name before, so that nothing remains even if the process is killed.
+
+    Raises:
+        FileError: the file cannot be written, or the name was taken meanwhile.
+    """
+    part = path.with_name(f".{path.name[:100]}.{secrets.token_hex(6)}.part")
+    stream: BinaryIO | None = None
+    try:
+        try:
+            stream, is_named = _opened(path.parent, part)
+            yield stream, part if is_named else _OPEN / str(stream.fileno())
+            if not is_named:
+                _give_name(stream.fileno(), part if replace else path)
+            stream.close()
+            if replace:
+                part.replace(path)
+            elif is_named:
+                _rename(part, path)
+        finally:
+            if stream is not None:
+                stream.close()
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+    except FileExistsError as error:
+        raise FileError(path, "another program has made a file of that name meanwhile; nothing was written") from error
+    except OSError as error:
+        raise FileError(path, f"it cannot be written, and nothing was: {error.strerror or error}") from error
+    _flush_folder(path.parent)
+
+
+def _opened(folder: Path, part: Path) -> tuple[BinaryIO, bool]:
+    """Open a file in a folder, without a name where the system can; else with the one of `part`."""
+    if hasattr(os, "O_TMPFILE") and _OPEN.is_dir():
+        with suppress(OSError):  # of file systems without it
+            return os.fdopen(os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o666), "w+b"), False
+    return part.open("x+b"), True
+
+
+def _give_name(descriptor: int, path: Path) -> None:
+    """Give an open file a name, which must be free."""
+    folder = os.open(_OPEN, os.O_RDONLY)
+    try:  # Python follows the link to the file only where a folder is given by its number
+        os.link(str(descriptor), path, src_dir_fd=folder, follow_symlinks=True)
+    finally:
+        os.close(folder)
+
+
+def _rename(part: Path, path: Path) -> None:
+    """Rename a file to a name that must be free."""
+    try:
+        os.link(part, path)
+    except FileExistsError:
+        raise
+    except OSError:  # of file systems without links
+        if os.path.lexists(path):
+            raise FileExistsError(str(path)) from None
+        part.rename(path)
+
+
+def _flush_folder(folder: Path) -> None:
+    """Wait until the disk has the name of a file, where the system can tell."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
