@@ -54,7 +54,8 @@ def read(prompt: str, *, on: bool, parts: bool = False, negative: bool = False) 
     written, prompt = prompt, plain(prompt)
     reader = _PromptReader(prompt, Limits(negative=negative), parts=parts and not negative)
     meant = _wanted([one.text for one in reader.tags], on)
-    found = [(one.kind, one.placed(number, meant=meant)) for number, one in enumerate(reader.tags)]
+    count = reader.part if parts and not negative else None
+    found = [(one.kind, one.placed(number, meant=meant, parts=count)) for number, one in enumerate(reader.tags)]
     cuts = reader.cuts if meant else []
     whole = sorted((one.start, one.end) for one in reader.tags if not one.is_open)
     if negative and not meant:
@@ -86,9 +87,11 @@ class _WrittenTag:
     part: int
     limits: Limits = NO_LIMITS
 
-    def placed(self, number: int, *, meant: bool) -> PlacedTag:
+    def placed(self, number: int, *, meant: bool, parts: int | None) -> PlacedTag:
         start = self.start + len(f"<{self.kind}:")
-        return PlacedTag(self.text, self.limits, meant=meant, start=start, number=number, is_open=self.is_open)
+        return PlacedTag(
+            self.text, self.limits, meant=meant, start=start, number=number, is_open=self.is_open, parts=parts
+        )
 
 
 @dataclass(eq=False, slots=True)
@@ -173,7 +176,7 @@ class _PromptReader:
         """The brackets that are left empty."""
         self._open: list[_Bracket] = []
         self._deep: list[str] = []  # open brackets beyond the deepest
-        self._part = 1
+        self.part = 1
         self._at = 0  # behind the latest token
         for match in _TOKEN.finditer(prompt):
             self._words(match.start())
@@ -181,7 +184,7 @@ class _PromptReader:
             self._at = match.end()
         self._close_none(0)
         for one in self.tags:
-            part = self._of_all if self._part == 1 else self._of_all & Limits(part=one.part)
+            part = self._of_all if self.part == 1 else self._of_all & Limits(part=one.part)
             one.limits = part if one.section is None else part & one.section.limits
 
     def _words(self, until: int) -> None:
@@ -209,7 +212,7 @@ class _PromptReader:
         elif token == "AND" and self._parts:
             self._close_none(0)
             self._deep.clear()
-            self._part += 1
+            self.part += 1
         else:
             self._fill()
 
@@ -221,7 +224,7 @@ class _PromptReader:
         if section is not None:
             section.bracket.has_tag = True
         kind, text, is_open = match[1].lower(), match[2], not match[3]
-        self.tags.append(_WrittenTag(kind, text, match.start(), match.end(), is_open, section, self._part))
+        self.tags.append(_WrittenTag(kind, text, match.start(), match.end(), is_open, section, self.part))
 
     def _begin(self, kind: str, start: int) -> None:
         if len(self._open) < _DEEPEST and not self._deep:

@@ -105,6 +105,8 @@ class PlacedTag(str):
     """Of the tag in its prompt, from 0."""
     is_open: bool
     """Whether `>` is missing."""
+    parts: int | None
+    """How many parts the prompt has; None where AND does not divide it."""
     written: str
     """The text as it is in the prompt; of a tag that is not closed, its first line."""
 
@@ -117,9 +119,11 @@ class PlacedTag(str):
         start: int = 0,
         number: int = 0,
         is_open: bool = False,
+        parts: int | None = None,
     ) -> PlacedTag:
         made = super().__new__(cls, text)
         made.limits, made.meant, made.start, made.number, made.is_open = limits, meant, start, number, is_open
+        made.parts = parts
         made.written = text.partition("\n")[0] if is_open else text
         return made
 
@@ -132,7 +136,13 @@ class PlacedTag(str):
         """Return the tag with more fields, or with other limits, at the same place."""
         kept = self.limits if limits is None else limits
         made = PlacedTag(
-            f"{self}{fields}", kept, meant=self.meant, start=self.start, number=self.number, is_open=self.is_open
+            f"{self}{fields}",
+            kept,
+            meant=self.meant,
+            start=self.start,
+            number=self.number,
+            is_open=self.is_open,
+            parts=self.parts,
         )
         made.written = self.written
         return made
@@ -142,6 +152,14 @@ class PlacedTag(str):
         """Return where it is written, and what that does not do."""
         where: Where = "negative" if self.limits.negative else "prompt"
         return Place(where, self.number, self.written, "" if self.is_open else self.unread)
+
+    def place_of(self, tag: Tag) -> Place:
+        """Return the place of the tag that was read, which may name a part that the prompt does not have."""
+        place, part = self.place, tag.mask.part
+        if place.note or self.parts is None or part is None or part <= self.parts:
+            return place
+        what = f"{self.name} is for part {part} of the prompt, whose last part is {self.parts}"
+        return replace(place, note=f"{what}; join the parts with AND, or change part= in the tag")
 
     @property
     def name(self) -> str:

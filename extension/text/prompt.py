@@ -133,7 +133,7 @@ def parse_placed(
     if one.is_open:
         raise PromptError(before + one.written, one.start - len(before), NOT_CLOSED + cut)
     tag = _TagReader(f"{before}{one}>", one, one.start or len(before), default, names).tag()
-    return replace(one.limits.applied(tag) if one.meant else tag, place=one.place)
+    return replace(one.limits.applied(tag) if one.meant else tag, place=one.place_of(tag))
 
 
 def parse_arguments(arguments: str, default: float = 1.0, names: Known = BUILT_IN) -> Tag:

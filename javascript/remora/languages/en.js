@@ -801,6 +801,8 @@ export const ENGLISH = /** @type {const} */ ({
 
     // about brackets and schedules
     "said.neverActs": "{name} never acts at its place in the prompt",
+    "said.partBeyond": "{name} is for part {number} of the prompt, whose last part is {count}",
+    "said.joinParts": "join the parts with AND, or change part= in the tag",
     "said.actsAnyway": "{name} acts {how}: its place in the prompt ({words}) does not count for tags",
     "said.notApplied": "{name} is not applied: it stands in the negative prompt, where tags are read as words",
     "said.inAllSteps": "in all steps",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from extension.text import placed
 from extension.text.grammar import read
-from extension.text.prompt import PromptError, parse
+from extension.text.prompt import PromptError, parse, parse_placed
 from extension.text.steps import TurnByHost
 from extension.text.tag import Tag
 from lib_lora import Window
@@ -119,3 +119,19 @@ def test_a_long_prompt_takes_linear_time(before: str, unit: str, after: str) -> 
 
     short, long = (min(seconds(length) for _ in range(2)) for length in (25_000, 100_000))
     assert long < 12 * short + 0.05  # four times as long; 16 times the time if it were quadratic
+
+
+@pytest.mark.parametrize(
+    ("prompt", "note"),
+    [
+        ("a <lora:x:1:mask=left:part=9>", "x is for part 9 of the prompt, whose last part is 1"),
+        ("a AND b <lora:x:1:mask=left:part=3>", "x is for part 3 of the prompt, whose last part is 2"),
+        ("a AND b <lora:x:1:mask=left:part=1>", ""),
+        ("a AND b <lora:x:1:mask=left>", ""),
+    ],
+)
+def test_a_part_that_the_prompt_does_not_have_is_said(prompt: str, note: str) -> None:
+    ((_, one),) = read(prompt, on=True, parts=True).tags
+    assert parse_placed(one).place.note.partition(";")[0] == note
+    ((_, whole),) = read(prompt, on=True).tags
+    assert parse_placed(whole).place.note == "", "where AND divides no prompt, nothing tells"
