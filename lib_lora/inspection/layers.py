@@ -24,6 +24,8 @@ from ..report import NetworkReport
 from ..weights.readers.base import read_base_weight
 from .deltas import Delta, delta_of
 
+UNKNOWN = "unknown"
+"""The component of a layer of which neither the file nor a model tells it."""
 _NUMBER = re.compile(r"(?:(?<=mid_block)|(?<=middle_block))_|_(?=\d+(?:_|$))|(?<=_\d)_|(?<=_\d\d)_")
 """The underscores of a flattened name that stand around numbers, and behind the middle block."""
 
@@ -82,9 +84,9 @@ class FileLayer:
     @property
     def block(self) -> str:
         """Return the name that block weights have for its block; empty for a layer in no block."""
-        if self.weight is not None or "." in self.name:
-            return block_of(self.component, self.name)
-        return block_of(self.component, _NUMBER.sub(".", self.name))
+        component = DENOISER if self.component == UNKNOWN else self.component
+        is_flat = self.weight is None and "." not in self.name
+        return block_of(component, _NUMBER.sub(".", self.name) if is_flat else self.name)
 
     def delta(self) -> Delta | None:
         """Return the change of the weight; None where it depends on a base weight that cannot be read.
@@ -143,7 +145,7 @@ def layers_of(
     layers, names = list[FileLayer](), {id(group) for group in sound}
     for group, adapter in parsed.by_themselves(reading)[0]:
         if group.own_site is not None and id(group) in names:
-            component = group.component or DENOISER
+            component = group.component or UNKNOWN
             layers.append(FileLayer(file, component, group.module, adapter, group.own_site.shape, group.reads))
     shapeless = tuple([group for group in sound if group.own_site is None])
     return FileLayers(parsed, parsed.report(reading=reading), tuple(layers), shapeless, tuple(sorted(bad)))

@@ -35,10 +35,11 @@ class Variant:
         return None if len(self.sources) == len(other.sources) or max(self.largest, other.largest) > 0.9 else False
 
 
-def write_variants(folder: Path, seed: int) -> list[Variant]:
-    """Write the originals, their variants and merges of two."""
+def write_variants(folder: Path, seed: int, every: int = 1) -> list[Variant]:
+    """Write the originals, their variants and merges of two, with all layers or one of a few."""
     generator = torch.Generator().manual_seed(seed)
-    originals = {name: load_file(LORAS / f"{name}.safetensors") for name in NAMES}
+    whole = {name: load_file(LORAS / f"{name}.safetensors") for name in NAMES}
+    originals = {name: every_of(tensors, every) for name, tensors in whole.items()}
     made: list[tuple[tuple[str, ...], str, spoiled.Tensors]] = []
     largest: dict[int, float] = {}
 
@@ -82,6 +83,12 @@ def write_variants(folder: Path, seed: int) -> list[Variant]:
     for i, (sources, how, tensors) in enumerate(made):
         found.append(Variant(save(folder / f"{i}.safetensors", tensors), sources, how, largest.get(i, 0.0)))
     return found
+
+
+def every_of(tensors: spoiled.Tensors, every: int) -> spoiled.Tensors:
+    """Return one layer of a few."""
+    kept = set(spoiled.layers(tensors)[::every])
+    return {key: value for key, value in tensors.items() if key.partition(".")[0] in kept}
 
 
 def norm_of(tensors: spoiled.Tensors) -> float:
