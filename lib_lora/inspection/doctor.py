@@ -33,7 +33,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     text = "a diffusers folder, the folder of a component, or a checkpoint: compare norms with its weights"
     command.add_argument("--model", type=Path, metavar="PATH", help=text)
     text = "the strength of each file in a stack; 1 if not given"
-    command.add_argument("--strength", type=float, nargs="+", metavar="NUMBER", default=[], help=text)
+    command.add_argument("--strengths", type=float, nargs="+", metavar="NUMBER", default=[], help=text)
     command.add_argument("--json", action="store_true", help="print JSON, with all measures of all layers")
 
 
@@ -44,7 +44,7 @@ def report(options: argparse.Namespace) -> str:
         LoraError: a file or the model cannot be used, or the number of strengths is not that of the files.
     """
     files: list[Path] = options.files
-    strengths = options.strength or [1.0] * len(files)
+    strengths = options.strengths or [1.0] * len(files)
     if len(strengths) != len(files):
         raise LoraError(f"{len(strengths)} strengths for {len(files)} files")
     model = None if options.model is None else mapped_model(options.model)

@@ -67,7 +67,7 @@ def test_a_stack_and_a_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         "both": spoiled.merged([(0.5, night), (1.0, stripes)], 12),
     }
     paths = [save(tmp_path / f"{name}.safetensors", tensors) for name, tensors in files.items()]
-    out = run(capsys, *paths[:3], "--strength", 0.8, 1, 0.5)
+    out = run(capsys, *paths[:3], "--strengths", 0.8, 1, 0.5)
     assert "together    night 0.8, stripes 1, weaker 0.5: norm " in out
     assert "pair        night + weaker: reinforce, cosine +1.000 to +1.000" in out
     assert "denoiser IN07: reinforce; cosine +1.000 (±0.00" in out
@@ -109,7 +109,7 @@ def test_what_cannot_be_done_is_one_line_on_stderr(tmp_path: Path, capsys: pytes
     path = save(tmp_path / "a.safetensors", pair(FIRST, (12, 8), 2))
     for arguments, text in (
         ([str(tmp_path / "none.safetensors")], "error: none.safetensors: it cannot be read"),
-        ([str(path), "--strength", "1", "2"], "error: 2 strengths for 1 files"),
+        ([str(path), "--strengths", "1", "2"], "error: 2 strengths for 1 files"),
         ([str(path), "--model", str(tmp_path)], "no unet, transformer or text encoder"),
     ):
         assert main(["doctor", *arguments]) == 1
