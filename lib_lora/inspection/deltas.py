@@ -46,10 +46,6 @@ class Delta(ABC):
         """Multiply by a matrix (columns, n)."""
 
     @abstractmethod
-    def transposed_times(self, left: Tensor) -> Tensor:
-        """Multiply the transposed change by a matrix (rows, n)."""
-
-    @abstractmethod
     def singular_values(self) -> Tensor:
         """Return the singular values, the largest first."""
 
@@ -86,9 +82,6 @@ class LowRankDelta(Delta):
     def times(self, right: Tensor) -> Tensor:
         return self.up @ (self.down @ right)
 
-    def transposed_times(self, left: Tensor) -> Tensor:
-        return self.down.T @ (self.up.T @ left)
-
     def singular_values(self) -> Tensor:
         (_, left), (_, right) = torch.linalg.qr(self.up, mode="r"), torch.linalg.qr(self.down.T, mode="r")
         values: Tensor = torch.linalg.svdvals(left @ right.T)
@@ -120,10 +113,8 @@ class KroneckerDelta(Delta):
         return self.first.shape == other.first.shape and self.second.shape == other.second.shape
 
     def times(self, right: Tensor) -> Tensor:
-        return _kronecker_times(self.first, self.second, right)
-
-    def transposed_times(self, left: Tensor) -> Tensor:
-        return _kronecker_times(self.first.T, self.second.T, left)
+        split = right.reshape(self.first.shape[1], self.second.shape[1], -1)
+        return torch.einsum("ab,cd,bdn->acn", self.first, self.second, split).flatten(0, 1)
 
     def singular_values(self) -> Tensor:
         products = torch.outer(torch.linalg.svdvals(self.first), torch.linalg.svdvals(self.second))
@@ -141,11 +132,6 @@ class KroneckerDelta(Delta):
         return torch.kron(self.first.contiguous(), self.second.contiguous())
 
 
-def _kronecker_times(first: Tensor, second: Tensor, right: Tensor) -> Tensor:
-    split = right.reshape(first.shape[1], second.shape[1], -1)
-    return torch.einsum("ab,cd,bdn->acn", first, second, split).flatten(0, 1)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseDelta(Delta):
     """A matrix that has no factors."""
@@ -160,16 +146,13 @@ class DenseDelta(Delta):
     def times(self, right: Tensor) -> Tensor:
         return self.matrix @ right
 
-    def transposed_times(self, left: Tensor) -> Tensor:
-        return self.matrix.T @ left
-
     def singular_values(self) -> Tensor:
         squares: Tensor = torch.linalg.eigvalsh(self._gram())
         return squares.clamp_min(0.0).sqrt().flip(0)
 
     def singular_vectors(self, count: int) -> tuple[Tensor, Tensor]:
         vectors = torch.linalg.eigh(self._gram())[1].flip(1)[:, :count]
-        others = self.transposed_times(vectors) if self._is_flat else self.times(vectors)
+        others = (self.matrix.T if self._is_flat else self.matrix) @ vectors
         others = others / others.norm(dim=0).clamp_min(torch.finfo(_EXACT).tiny)
         return (vectors, others) if self._is_flat else (others, vectors)
 

@@ -26,6 +26,8 @@ from .deltas import Delta, DenseDelta
 from .layers import FileLayers
 
 NUMBERS = 256
+_LONGEST = 1 << 18
+"""The most rows or columns of a layer that is counted; no weight of a model has more."""
 _SAME = 0.998
 """The cosine from which two files are the same change, up to the rounding of float8."""
 _NEAR = 0.8
@@ -106,6 +108,8 @@ def _reads_base(adapter: Adapter) -> bool:
 
 def _numbers(delta: Delta) -> Tensor:
     rows, columns = delta.shape
+    if max(delta.shape) > _LONGEST:
+        return torch.zeros(NUMBERS, dtype=torch.float64)
     left, right = _signs(rows, 0).double(), _signs(columns, 1).double()
     return (left * delta.times(right)).sum(0) / math.sqrt(NUMBERS)
 

@@ -127,6 +127,16 @@ def test_a_sum_of_two_files_is_found_with_its_strengths(tmp_path: Path) -> None:
     assert merge.left < 1e-3
 
 
+def test_a_set_with_files_that_change_nothing_or_too_much(tmp_path: Path) -> None:
+    tensors = pair("lora_unet_a", (12, 8), 2)
+    dead = {key: value * 0 for key, value in tensors.items()}
+    large = pair("lora_unet_a", ((1 << 18) + 1, 2), 1)
+    found = [of(tmp_path / f"{i}.safetensors", one) for i, one in enumerate((tensors, dead, dead, large))]
+    assert [one.numbers.norm().item() > 0 for one in found] == [True, False, False, False]
+    assert compare(found) == ([], [])
+    assert compare(found[:1]) == ([], [])
+
+
 def test_with_a_model_the_sketch_is_of_the_change_of_its_weights(tmp_path: Path) -> None:
     """OFT at another strength is the same change then, and DoRA's magnitude is a part of it."""
     model = mapped_model(MODEL)

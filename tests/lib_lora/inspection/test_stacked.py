@@ -47,7 +47,6 @@ def test_products_and_singular_vectors_are_those_of_the_matrix(name: str) -> Non
     dense = one.dense()
     assert dense.shape == one.shape
     assert (one.times(randn(11, 40, 3)) - dense @ randn(11, 40, 3)).abs().max() < 1e-10
-    assert (one.transposed_times(randn(12, 24, 3)) - dense.T @ randn(12, 24, 3)).abs().max() < 1e-10
     u, s, vh = torch.linalg.svd(dense)
     left, right = one.singular_vectors(2)
     assert (one.singular_values()[:2] - s[:2]).abs().max() < 1e-9
