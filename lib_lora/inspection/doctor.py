@@ -50,8 +50,10 @@ def report(options: argparse.Namespace) -> str:
     model = None if options.model is None else mapped_model(options.model)
     opened = [layers_of(path, model) for path in files]
     measured = [measure(one) for one in opened]
-    stack = measure_stack(opened) if len(files) > 1 else None
-    alike, merged = compare([sketch(one) for one in opened])
+    stack, alike, merged = None, list[Likeness](), list[Merge]()
+    if len(files) > 1:
+        stack = measure_stack(opened)
+        alike, merged = compare([sketch(one) for one in opened])
     if options.json:
         return _json(measured, stack, strengths, alike, merged)
     parts = [_file_text(one) for one in measured]

@@ -67,12 +67,22 @@ class FileLayer:
     @property
     def kind(self) -> str:
         """Return the names of its algorithm and of the modifiers around it, as `lora+dora`."""
-        names = list[str]()
-        adapter: object = self.adapter
-        while isinstance(adapter, Adapter):
-            names.append(getattr(adapter, "name", ""))  # some rows of an adapter have none
-            adapter = getattr(adapter, "inner", None)
+        names = [getattr(one, "name", "") for one in self._nested]  # some rows of an adapter have none
         return "+".join(filter(None, reversed(names)))
+
+    @property
+    def scale(self) -> float | None:
+        """Return the file's factor on the change, alpha / rank; None where its algorithm has none."""
+        scales = [getattr(one, "scale", None) for one in self._nested]
+        return next((float(scale) for scale in scales if isinstance(scale, int | float)), None)
+
+    @property
+    def _nested(self) -> list[Adapter]:
+        """Return its adapter, the one inside it, and so on."""
+        found = [self.adapter]
+        while isinstance(inner := getattr(found[-1], "inner", None), Adapter):  # VeRA's is a tensor
+            found.append(inner)
+        return found
 
     @property
     def place(self) -> tuple[str, str]:
@@ -142,9 +152,9 @@ def layers_of(
     if components is not None:
         report, layers = _on_model(parsed, components, reading)
         return FileLayers(parsed, report, tuple(layers), (), tuple(sorted(bad)))
-    layers, names = list[FileLayer](), {id(group) for group in sound}
+    layers, usable = list[FileLayer](), {id(group) for group in sound}
     for group, adapter in parsed.by_themselves(reading)[0]:
-        if group.own_site is not None and id(group) in names:
+        if group.own_site is not None and id(group) in usable:
             component = group.component or UNKNOWN
             layers.append(FileLayer(file, component, group.module, adapter, group.own_site.shape, group.reads))
     shapeless = tuple([group for group in sound if group.own_site is None])

@@ -84,7 +84,7 @@ class LayerMeasures:
             "block": layer.block,
             "kind": layer.kind,
             "rank": layer.adapter.rank,
-            "scale": getattr(layer.adapter, "scale", None),
+            "scale": layer.scale,
             "norm": self.norm,
             "relative_norm": self.relative,
             "spectral_norm": self.spectral,
@@ -164,8 +164,7 @@ class FileMeasures:
     @property
     def scales(self) -> tuple[float, ...]:
         """Return the different scales, alpha / rank, of its layers."""
-        scales = [getattr(one.layer.adapter, "scale", None) for one in self.layers]
-        return tuple(sorted({float(scale) for scale in scales if isinstance(scale, int | float)}))
+        return tuple(sorted({scale for one in self.layers if (scale := one.layer.scale) is not None}))
 
     def _shares(self, name_of: Callable[[LayerMeasures], str]) -> dict[str, float]:
         found = dict[str, float]()
@@ -228,7 +227,7 @@ _TRAINING: Mapping[str, tuple[str, ...]] = {
     "pictures": ("ss_num_train_images",),
     "learning rate": ("ss_learning_rate",),
     "optimizer": ("ss_optimizer",),
-    "prediction": ("modelspec.prediction_type", "ss_v_parameterization"),
+    "prediction": ("modelspec.prediction_type",),
     "noise offset": ("ss_noise_offset",),
     "limit of norms": ("ss_scale_weight_norms",),
 }

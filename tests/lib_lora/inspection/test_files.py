@@ -83,6 +83,13 @@ def test_zeros_limits_and_nan_are_counted(tmp_path: Path) -> None:
     assert not measured(tmp_path / "b.safetensors", pair(sound, (12, 8), 2, size=1e5)).clipped, "fp32 holds more"
 
 
+def test_the_scale_is_told_through_a_magnitude(tmp_path: Path) -> None:
+    tensors = pair(ATTENTION, (12, 8), 4, alpha=1) | {f"{ATTENTION}.dora_scale": torch.ones(12, 1)}
+    found = measured(tmp_path / "a.safetensors", tensors)
+    assert found.scales == (0.25,)
+    assert [one.layer.kind for one in found.layers] == ["lora+dora"]
+
+
 def test_the_header_tells_of_the_training() -> None:
     said = {"ss_network_dim": "8", "ss_max_train_steps": "700", "ss_steps": "None", "ss_tag_frequency": "{}"}
     assert trained(said) == {"rank": "8", "steps": "700"}
