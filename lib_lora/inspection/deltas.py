@@ -20,6 +20,7 @@ from ..adapters.base import Adapter, At
 from ..adapters.lokr import LoKr
 
 _EXACT = torch.float64
+_ROUNDED = 1e-12
 _CPU = torch.device("cpu")
 
 
@@ -50,8 +51,11 @@ class Delta(ABC):
         """Return the singular values, the largest first."""
 
     @abstractmethod
-    def singular_vectors(self, count: int) -> tuple[Tensor, Tensor]:
-        """Return the first singular vectors, (rows, count) and (columns, count)."""
+    def principal(self, share: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Return all singular values, and the vectors of the largest that have a share of the energy.
+
+        The vectors are (rows, n) and (columns, n).
+        """
 
     @abstractmethod
     def dense(self) -> Tensor:
@@ -87,10 +91,11 @@ class LowRankDelta(Delta):
         values: Tensor = torch.linalg.svdvals(left @ right.T)
         return values
 
-    def singular_vectors(self, count: int) -> tuple[Tensor, Tensor]:
+    def principal(self, share: float) -> tuple[Tensor, Tensor, Tensor]:
         (left, upper), (right, lower) = torch.linalg.qr(self.up), torch.linalg.qr(self.down.T)
-        u, _, vh = torch.linalg.svd(upper @ lower.T, full_matrices=False)
-        return left @ u[:, :count], right @ vh[:count].T
+        u, values, vh = torch.linalg.svd(upper @ lower.T, full_matrices=False)
+        count = count_of(values, share)
+        return values, left @ u[:, :count], right @ vh[:count].T
 
     def dense(self) -> Tensor:
         return self.up @ self.down
@@ -120,13 +125,14 @@ class KroneckerDelta(Delta):
         products = torch.outer(torch.linalg.svdvals(self.first), torch.linalg.svdvals(self.second))
         return products.flatten().sort(descending=True).values
 
-    def singular_vectors(self, count: int) -> tuple[Tensor, Tensor]:
+    def principal(self, share: float) -> tuple[Tensor, Tensor, Tensor]:
         (u1, s1, v1), (u2, s2, v2) = (torch.linalg.svd(one, full_matrices=False) for one in (self.first, self.second))
-        largest = torch.outer(s1, s2).flatten().topk(min(count, len(s1) * len(s2))).indices
+        values, order = torch.outer(s1, s2).flatten().sort(descending=True)
+        largest = order[: count_of(values, share)]
         i, j = largest // len(s2), largest % len(s2)
         left = u1[:, i].unsqueeze(1) * u2[:, j].unsqueeze(0)
         right = v1[i].T.unsqueeze(1) * v2[j].T.unsqueeze(0)
-        return left.flatten(0, 1), right.flatten(0, 1)
+        return values, left.flatten(0, 1), right.flatten(0, 1)
 
     def dense(self) -> Tensor:
         return torch.kron(self.first.contiguous(), self.second.contiguous())
@@ -150,11 +156,13 @@ class DenseDelta(Delta):
         squares: Tensor = torch.linalg.eigvalsh(self._gram())
         return squares.clamp_min(0.0).sqrt().flip(0)
 
-    def singular_vectors(self, count: int) -> tuple[Tensor, Tensor]:
-        vectors = torch.linalg.eigh(self._gram())[1].flip(1)[:, :count]
+    def principal(self, share: float) -> tuple[Tensor, Tensor, Tensor]:
+        squares, vectors = torch.linalg.eigh(self._gram())
+        values = squares.clamp_min(0.0).sqrt().flip(0)
+        vectors = vectors.flip(1)[:, : count_of(values, share)]
         others = (self.matrix.T if self._is_flat else self.matrix) @ vectors
         others = others / others.norm(dim=0).clamp_min(torch.finfo(_EXACT).tiny)
-        return (vectors, others) if self._is_flat else (others, vectors)
+        return (values, vectors, others) if self._is_flat else (values, others, vectors)
 
     def dense(self) -> Tensor:
         return self.matrix
@@ -165,6 +173,12 @@ class DenseDelta(Delta):
 
     def _gram(self) -> Tensor:
         return self.matrix @ self.matrix.T if self._is_flat else self.matrix.T @ self.matrix
+
+
+def count_of(values: Tensor, share: float) -> int:
+    """Return how many of the singular values, the largest first, have a share of the energy; one of zeros."""
+    total = values.square().cumsum(0)
+    return int((total < share * (1 - _ROUNDED) * total[-1]).sum()) + 1
 
 
 def delta_of(adapter: Adapter, base: Base | None = None, *, stacked: bool = False) -> Delta | None:

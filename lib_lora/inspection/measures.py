@@ -14,6 +14,7 @@ from torch import Tensor
 from ..files.components import TEXT_ENCODER, role
 from ..naming.parsed import Group
 from ..tensors import LARGEST
+from .deltas import count_of
 from .layers import FileLayer, FileLayers
 
 _SHOWN = 4
@@ -57,8 +58,7 @@ class LayerMeasures:
 
     def effective_rank(self, share: float) -> int:
         """Return how many singular values have this share of the energy; 0 of nothing."""
-        total = self.squares.cumsum(0)
-        return int((total < share * total[-1] * (1 - 1e-12)).sum()) + 1 if len(total) else 0
+        return count_of(self.squares.sqrt(), share) if len(self.squares) else 0
 
     @property
     def relative(self) -> float | None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..adapters import Modifier
 from ..adapters.base import Adapter
-from .deltas import Delta, DenseDelta
+from .deltas import Delta, DenseDelta, LowRankDelta
 from .layers import FileLayers
 
 NUMBERS = 256
@@ -110,8 +110,11 @@ def _numbers(delta: Delta) -> Tensor:
     rows, columns = delta.shape
     if max(delta.shape) > _LONGEST:
         return torch.zeros(NUMBERS, dtype=torch.float64)
-    left, right = _signs(rows, 0).double(), _signs(columns, 1).double()
-    return (left * delta.times(right)).sum(0) / math.sqrt(NUMBERS)
+    left, right = _signs(rows, 0), _signs(columns, 1)
+    if isinstance(delta, LowRankDelta):  # without a matrix of all rows, and in fp32, which is exact enough
+        products = (left.T @ delta.up.float()) * (delta.down.float() @ right).T
+        return products.sum(1).double() / math.sqrt(NUMBERS)
+    return (left.double() * delta.times(right.double())).sum(0) / math.sqrt(NUMBERS)
 
 
 @lru_cache(maxsize=64)
@@ -124,7 +127,7 @@ def _signs(size: int, side: int) -> Tensor:
     mixed = (mixed ^ (mixed >> 30)) * -4658895280553007687
     mixed = (mixed ^ (mixed >> 27)) * -7723592293110705685
     signs = ((mixed ^ (mixed >> 31)) & 1) * 2 - 1
-    return signs.to(torch.int8).reshape(size, NUMBERS)
+    return signs.float().reshape(size, NUMBERS)
 
 
 def compare(sketches: Sequence[Sketch]) -> tuple[list[Likeness], list[Merge]]:

@@ -142,10 +142,8 @@ class _Space:
 
     @classmethod
     def of(cls, delta: Delta) -> _Space:
-        squares = delta.singular_values().square()
-        total = squares.cumsum(0)
-        count = int((total < _SHARE * total[-1]).sum()) + 1
-        return cls(float(total[-1]), delta.singular_vectors(count))
+        values, left, right = delta.principal(_SHARE)
+        return cls(float(values.square().sum()), (left, right))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -48,8 +48,10 @@ def test_products_and_singular_vectors_are_those_of_the_matrix(name: str) -> Non
     assert dense.shape == one.shape
     assert (one.times(randn(11, 40, 3)) - dense @ randn(11, 40, 3)).abs().max() < 1e-10
     u, s, vh = torch.linalg.svd(dense)
-    left, right = one.singular_vectors(2)
-    assert (one.singular_values()[:2] - s[:2]).abs().max() < 1e-9
+    share = float(s[:2].square().sum() / s.square().sum())
+    values, left, right = one.principal(share)
+    assert (one.singular_values()[:3] - s[:3]).abs().max() < 1e-9
+    assert (values[:3] - s[:3]).abs().max() < 1e-9
     assert ((left.T @ u[:, :2]).abs() - torch.eye(2)).abs().max() < 1e-7
     assert ((right.T @ vh[:2].T).abs() - torch.eye(2)).abs().max() < 1e-7
 
