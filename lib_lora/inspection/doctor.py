@@ -90,6 +90,7 @@ def _file_text(one: FileMeasures) -> str:
     rows = [
         ("file", str(found.path)),
         ("kinds", ", ".join(f"{kind} x {count}" for kind, count in found.kinds.items())),
+        ("layers", f"{found.hit} of {found.layers} fit the model" if found.resolved else str(found.layers)),
         ("trained", ", ".join(f"{name} {value}" for name, value in trained(found.metadata).items()) or "unknown"),
         ("norm", f"{one.norm:.4g}{relative}"),
         ("energy", ", ".join(f"{name} {share:.1%}" for name, share in one.by_component().items())),
@@ -97,7 +98,8 @@ def _file_text(one: FileMeasures) -> str:
         ("kept", ", ".join(f"rank {rank}: {share:.1%}" for rank, share in one.kept().items())),
         *[("unmeasured", f"{count} x {kind}: give --model") for kind, count in one.unmeasured.items()],
     ]
-    lines = [f"{name:<11} {value}" for name, value in rows]
+    lines = [f"WARNING: {found.warning}"] if found.warning else []
+    lines += [f"{name:<11} {value}" for name, value in rows]
     blocks = one.by_block()
     longest = max(blocks.values(), default=1.0) or 1.0
     lines += [f"  {name:<16} {share:>6.1%} {'#' * round(_BAR * share / longest)}" for name, share in blocks.items()]

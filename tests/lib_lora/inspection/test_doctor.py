@@ -29,6 +29,7 @@ def test_a_file_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     out = run(capsys, save(tmp_path / "a.safetensors", tensors, said))
     for line in (
         "kinds       lora x 2",
+        "layers      2",
         "trained     rank 2, steps 700",
         "energy      denoiser 100.0%",
         "scale       1",
@@ -53,6 +54,15 @@ def test_a_kind_that_depends_on_base_weights_asks_for_the_model(capsys: pytest.C
     out = run(capsys, path, "--model", MODEL)
     assert "unmeasured" not in out
     assert "of the base weights'" in out
+
+
+def test_layers_that_do_not_fit_the_model_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stripes = load_file(LORAS / "stripes.safetensors")
+    some = {key: value for key, value in stripes.items() if "mid_block_attentions_0_transformer_blocks_0_attn" in key}
+    path = save(tmp_path / "a.safetensors", some | pair("lora_unet_mid_block_nowhere", (12, 8), 2))
+    lines = run(capsys, path, "--model", MODEL).split("\n")
+    assert lines[0].startswith("WARNING: 1 of 9 layers is left out, such as lora_unet_mid_block_nowhere.")
+    assert "layers      8 of 9 fit the model" in lines
 
 
 def test_a_stack_and_a_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
