@@ -12,6 +12,7 @@ from pathlib import Path
 
 from .errors import LoraError
 from .files.file import AdapterFile
+from .inspection import doctor
 from .inspection.key_list import key_list
 from .inspection.renames import Rename, load_with_renames
 from .inspection.skeleton import model_skeleton
@@ -30,6 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command == "families":
             print(_scores(options.file))
+            return 0
+        if options.command == "doctor":
+            print(doctor.report(options))
             return 0
         if options.command != "inspect":
             print(command.run(options))
@@ -63,6 +67,7 @@ def parser() -> argparse.ArgumentParser:
         "families": "show the score of each model family for a LoRA file, and the signs that it has",
     }
     inspect, families = [commands.add_parser(name, help=text) for name, text in texts.items()]
+    doctor.add_options(commands.add_parser("doctor", help="measure LoRA files, alone and together; give hints"))
     for one in (inspect, families):
         one.add_argument("file", type=Path, metavar="FILE", help="a LoRA in a safetensors file")
     text = "a diffusers folder, the folder of a component, or a checkpoint: show which layers fit it"

@@ -39,6 +39,7 @@ RUN_BY = {  # command, or its beginning -> file and function of the test that ru
     "python -m lib_lora families FILE": "tests/test_commands.py::test_files_are_inspected",
     "python -m lib_lora save": "tests/test_commands.py::test_files_are_saved_and_converted",
     "python -m lib_lora convert": "tests/test_commands.py::test_files_are_saved_and_converted",
+    "python -m lib_lora doctor FILE": "tests/test_commands.py::test_files_are_inspected",
     "curl": "tests/extension/standalone/test_sdapi.py::test_the_requests_in_the_documents_are_answered",
     "python benchmarks/count.py --kinds": "tests/test_benchmarks.py::test_the_page_of_pefts_kinds_has_their_cost",
     "python install.py gpu": "tests/gpu/test_gpu.py::test_small_models_on_the_cpu",
@@ -132,10 +133,10 @@ def test_the_library_is_installed_by_itself(tmp_path: Path) -> None:
 
 def test_files_are_inspected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = {"FILE": str(LORAS / "stripes.safetensors"), "PATH": str(MODEL), "FILE.json": str(tmp_path / "a.json")}
-    written = {command for command in commands() if re.match("python -m lib_lora (inspect|families)", command)}
+    written = {command for command in commands() if re.match("python -m lib_lora (inspect|families|doctor)", command)}
     for command in sorted(written | {"python -m lib_lora inspect FILE --json --report FILE.json"}):
         assert main([words.get(word, word) for word in shlex.split(command)[3:]]) == 0, command
-        assert ("278" if " inspect " in command else "Stable Diffusion 1.x") in capsys.readouterr().out
+        assert ("Stable Diffusion 1.x" if " families " in command else "278") in capsys.readouterr().out
     assert json.loads((tmp_path / "a.json").read_text())
 
 

@@ -14,9 +14,11 @@ from torch import nn
 
 from ..errors import ComponentError
 from ..files.file import AdapterFile
-from ..naming.index import components_of
+from ..naming.index import LayerIndex, alias_table, components_of, parameter_of
 
 _COMPONENT_FOLDER = re.compile(r"unet|transformer(_\d)?|text_encoder(_\d)?|prior|decoder|llm_adapter|connectors")
+_WEIGHTS = frozenset({"weight", "in_proj_weight", "scale_weight", "weight_scale"})
+"""Parameters that are read: weights, and the scales of those in float8."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -33,6 +35,30 @@ def model_skeleton(path: str | Path) -> dict[str, nn.Module]:
     if not found:
         raise ComponentError(f"{path}: no unet, transformer or text encoder with safetensors weights there")
     return {component: skeleton(shapes) for component, shapes in found.items()}
+
+
+def mapped_model(path: str | Path) -> dict[str, nn.Module]:
+    """Build the same with the weights of the layers, which are read from the disk where a program reads them.
+
+    A weight that is under another key, as of a text encoder in ComfyUI's files, stays on meta.
+
+    Raises:
+        FileError: a weight file cannot be read.
+        ComponentError: there is no component in `path`.
+    """
+    path, components = Path(path), model_skeleton(path)
+    for name, module in components.items():
+        index = LayerIndex(name, module, alias_table())
+        own = path / name if (path / name).is_dir() else path
+        for file in map(AdapterFile.open, [path] if path.is_file() else _weight_files(own)):
+            for key, info in file.infos.items():
+                place = parameter_of(index, key)
+                if place is not None and place[1] in _WEIGHTS:
+                    layer, param = index.module(place[0]), place[1]
+                    known = layer._parameters.get(param)
+                    if known is None or known.shape == info.shape:
+                        layer._parameters[param] = nn.Parameter(file.tensor(key), requires_grad=False)
+    return components
 
 
 def skeleton(shapes: Shapes) -> nn.Module:
@@ -56,9 +82,12 @@ def _folder(path: Path) -> dict[str, dict[str, tuple[int, ...]]]:
 
 
 def _weights(folder: Path) -> dict[str, tuple[int, ...]]:
+    return {key: shape for file in _weight_files(folder) for key, shape in _shapes(file).items()}
+
+
+def _weight_files(folder: Path) -> list[Path]:
     files = sorted(folder.glob("*.safetensors"), key=lambda file: (file.name.count("."), file.name))
-    plain = [file for file in files if not file.stem.endswith(".fp16")] or files
-    return {key: shape for file in plain for key, shape in _shapes(file).items()}
+    return [file for file in files if not file.stem.endswith(".fp16")] or files
 
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:

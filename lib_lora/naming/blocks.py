@@ -17,8 +17,9 @@ from ..errors import OneLine, StackError, check_type, shown, texts
 from ..files.components import TEXT_ENCODER, role
 from .architectures._block import BASE as BASE
 from .architectures._block import Side as Side
-from .architectures._block import block_lists, block_order, is_unet
+from .architectures._block import block_lists, is_unet
 from .architectures._block import block_of as block_of
+from .architectures._block import block_order as block_order
 from .architectures._block import side_of as side_of
 from .architectures._ldm_unet import UNET_BLOCKS
 

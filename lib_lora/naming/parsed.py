@@ -221,7 +221,7 @@ class ParsedFile:
 
         Without a model, all layers count that fit the weights that they were made for.
         """
-        used, unfit = self._by_themselves(reading) if acting is None else (acting, [])
+        used, unfit = self.by_themselves(reading) if acting is None else (acting, [])
         sources = self._sources(reading)
         told = [*[group.rank for group in self.groups], *[one.rank for group, one in used if group.rank is None]]
         ranks = [rank for rank in told if rank is not None]
@@ -330,7 +330,7 @@ class ParsedFile:
             text = self.stranger or "it contains adapters of an unsupported kind"
             raise UnknownAdapterError(self.file.path, f"{text}, with the parameters {params} (keys {seen}, …)")
 
-    def _by_themselves(self, reading: Reading) -> tuple[list[tuple[Group, Adapter]], list[Unused]]:
+    def by_themselves(self, reading: Reading) -> tuple[list[tuple[Group, Adapter]], list[Unused]]:
         """Return the layers on the weights that they were made for, and the keys that do not fit these."""
         used, unused = list[tuple[Group, Adapter]](), list[Unused]()
         for group in self.groups:

@@ -1,0 +1,143 @@
+"""The report of `python -m lib_lora doctor`: files by themselves, on one model together, and as a set."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from ..errors import LoraError
+from .layers import layers_of
+from .measures import FileMeasures, measure, trained
+from .skeleton import mapped_model
+from .sketches import Likeness, Merge, compare, sketch
+from .stacked import PairMeasures, StackMeasures, measure_stack
+from .verdicts import verdicts
+
+_BAR = 40  # characters
+_ALIKE = {
+    "same": "has the same change, up to rounding, as",
+    "precision": "is, in another precision,",
+    "rank": "has the same change, with other factors, as",
+    "scaled": "is a multiple of",
+    "resized": "is, resized or converted,",
+    "near": "is close to, as another epoch of one training,",
+}
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    command.add_argument("files", type=Path, nargs="+", metavar="FILE", help="a LoRA in a safetensors file")
+    text = "a diffusers folder, the folder of a component, or a checkpoint: compare norms with its weights"
+    command.add_argument("--model", type=Path, metavar="PATH", help=text)
+    text = "the strength of each file in a stack; 1 if not given"
+    command.add_argument("--strengths", type=float, nargs="+", metavar="NUMBER", default=[], help=text)
+    command.add_argument("--json", action="store_true", help="print JSON, with all measures of all layers")
+
+
+def report(options: argparse.Namespace) -> str:
+    """Return what the command prints.
+
+    Raises:
+        LoraError: a file or the model cannot be used, or the number of strengths is not that of the files.
+    """
+    files: list[Path] = options.files
+    strengths = options.strengths or [1.0] * len(files)
+    if len(strengths) != len(files):
+        raise LoraError(f"{len(strengths)} strengths for {len(files)} files")
+    model = None if options.model is None else mapped_model(options.model)
+    opened = [layers_of(path, model) for path in files]
+    measured = [measure(one) for one in opened]
+    stack, alike, merged = None, list[Likeness](), list[Merge]()
+    if len(files) > 1:
+        stack = measure_stack(opened)
+        alike, merged = compare([sketch(one) for one in opened])
+    if options.json:
+        return _json(measured, stack, strengths, alike, merged)
+    parts = [_file_text(one) for one in measured]
+    names = [path.stem for path in files]
+    parts += [_stack_text(names, stack, strengths)] if stack is not None else []
+    parts += [_set_text(names, alike, merged)] if stack is not None else []
+    return "\n\n".join(parts)
+
+
+def _json(
+    measured: Sequence[FileMeasures],
+    stack: StackMeasures | None,
+    strengths: Sequence[float],
+    alike: Sequence[Likeness],
+    merged: Sequence[Merge],
+) -> str:
+    files = [{**one.to_json(), "verdicts": [verdict.to_json() for verdict in verdicts(one)]} for one in measured]
+    data: dict[str, object] = {"files": files}
+    if stack is not None:
+        pairs = [pair.to_json() for pair in stack.pairs]
+        data["stack"] = {
+            "strengths": list(strengths),
+            "norm": stack.norm(strengths),
+            "factor": stack.factor(strengths),
+            "pairs": pairs,
+        }
+        data["alike"], data["merged"] = [asdict(one) for one in alike], [asdict(one) for one in merged]
+    return json.dumps(data, indent=2, ensure_ascii=False)
+
+
+def _file_text(one: FileMeasures) -> str:
+    found = one.file.report
+    relative = "" if one.relative is None else f", {one.relative:.1%} of the base weights'"
+    rows = [
+        ("file", str(found.path)),
+        ("kinds", ", ".join(f"{kind} x {count}" for kind, count in found.kinds.items())),
+        ("layers", f"{found.hit} of {found.layers} fit the model" if found.resolved else str(found.layers)),
+        ("trained", ", ".join(f"{name} {value}" for name, value in trained(found.metadata).items()) or "unknown"),
+        ("norm", f"{one.norm:.4g}{relative}"),
+        ("energy", ", ".join(f"{name} {share:.1%}" for name, share in one.by_component().items())),
+        ("scale", ", ".join(f"{scale:.4g}" for scale in one.scales) or "none"),
+        ("kept", ", ".join(f"rank {rank}: {share:.1%}" for rank, share in one.kept().items())),
+        *[("unmeasured", f"{count} x {kind}: give --model") for kind, count in one.unmeasured.items()],
+    ]
+    lines = [f"WARNING: {found.warning}"] if found.warning else []
+    lines += [f"{name:<11} {value}" for name, value in rows]
+    blocks = one.by_block()
+    longest = max(blocks.values(), default=1.0) or 1.0
+    lines += [f"  {name:<16} {share:>6.1%} {'#' * round(_BAR * share / longest)}" for name, share in blocks.items()]
+    judged = [str(verdict) for verdict in verdicts(one)] or ["nothing is wrong by these measures"]
+    return "\n".join([*lines, *[f"verdict     {text}" for text in judged]])
+
+
+def _stack_text(names: Sequence[str], stack: StackMeasures, strengths: Sequence[float]) -> str:
+    given = ", ".join(f"{name} {strength:g}" for name, strength in zip(names, strengths, strict=True))
+    factor = stack.factor(strengths)
+    lines = [
+        f"together    {given}: norm {stack.norm(strengths):.4g}",
+        f"            times {factor:.3g}, the sum has the norm of the strongest file alone",
+    ]
+    for files in dict.fromkeys([pair.files for pair in stack.pairs]):
+        bands = [pair for pair in stack.pairs if pair.files == files]
+        cosines = sorted([pair.cosine for pair in bands])
+        relations = sorted({pair.relation for pair in bands})
+        text = f"{' and '.join(relations)}, cosine {cosines[0]:+.3f} to {cosines[-1]:+.3f}"
+        lines.append(f"pair        {' + '.join(names[i] for i in files)}: {text}")
+        lines += [_band_text(pair) for pair in bands if pair.relation != "independent"]
+    return "\n".join(lines if stack.pairs else [*lines, "            no two files change the same layer"])
+
+
+def _band_text(pair: PairMeasures) -> str:
+    where = pair.band if pair.band == pair.component else f"{pair.component} {pair.band}"
+    (outputs, by_chance, _), (inputs, also, _) = pair.overlap(0), pair.overlap(1)
+    shared = f"shared outputs {outputs:.0%} ({by_chance:.0%} by chance), inputs {inputs:.0%} ({also:.0%} by chance)"
+    return f"  {where}: {pair.relation}; cosine {pair.cosine:+.3f} (±{pair.cosine_by_chance:.3f} by chance); {shared}"
+
+
+def _set_text(names: Sequence[str], alike: Sequence[Likeness], merged: Sequence[Merge]) -> str:
+    lines = []
+    for one in alike:
+        first, second = (names[i] for i in one.files)
+        factor = f", times {one.factor:.3g}" if one.alike == "scaled" else ""
+        lines.append(f"alike       {second} {_ALIKE[one.alike]} {first} (cosine {one.cosine:.4f}{factor})")
+    for merge in merged:
+        parts = [f"{strength:.2g} x {names[i]}" for i, strength in zip(merge.parents, merge.strengths, strict=True)]
+        lines.append(f"merged      {names[merge.file]} is {' + '.join(parts)}, but for {merge.left:.1%} of its energy")
+    return "\n".join(lines or ["alike       no two files are the same change"])

@@ -1,0 +1,246 @@
+"""The measures of a file: norms, singular values and ranks of each layer, block and component."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ..files.components import TEXT_ENCODER, role
+from ..naming.parsed import Group
+from ..tensors import LARGEST
+from .deltas import count_of
+from .layers import FileLayer, FileLayers
+
+_SHOWN = 4
+"""Singular values that a layer's JSON has."""
+_NOTHING = 1e-14
+"""The share of a layer's energy below which a singular value's square is an error of rounding."""
+RANKS = (1, 2, 4, 8, 16, 32, 64, 128)
+"""The ranks of the table of what a lower rank keeps."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerMeasures:
+    """The measures of one layer's change of its weight, at strength 1."""
+
+    layer: FileLayer
+    squares: Tensor
+    """Squares of the singular values, the largest first, without those that are errors of rounding; fp64."""
+    base_norm: float | None
+    """Frobenius norm of the base weight; None where it is not known."""
+    has_bias: bool
+
+    @property
+    def energy(self) -> float:
+        """Return the sum of the squares of all entries, which is that of the singular values."""
+        return float(self.squares.sum())
+
+    @property
+    def norm(self) -> float:
+        """Return the Frobenius norm."""
+        return math.sqrt(self.energy)
+
+    @property
+    def spectral(self) -> float:
+        """Return the largest singular value."""
+        return math.sqrt(float(self.squares[0])) if len(self.squares) else 0.0
+
+    @property
+    def stable_rank(self) -> float:
+        """Return the energy divided by the largest singular value's square; 0 of nothing."""
+        return self.energy / float(self.squares[0]) if len(self.squares) else 0.0
+
+    def effective_rank(self, share: float) -> int:
+        """Return how many singular values have this share of the energy; 0 of nothing."""
+        return count_of(self.squares.sqrt(), share) if len(self.squares) else 0
+
+    @property
+    def relative(self) -> float | None:
+        """Return the norm divided by the base weight's."""
+        return self.norm / self.base_norm if self.base_norm else None
+
+    @property
+    def first_share(self) -> float:
+        """Return the share of the largest singular value in the energy; 0 of nothing."""
+        return 1 / self.stable_rank if len(self.squares) else 0.0
+
+    @property
+    def is_dead(self) -> bool:
+        """Return whether it changes nothing."""
+        return not len(self.squares) and not self.has_bias
+
+    def to_json(self) -> dict[str, object]:
+        """Return plain data for `json.dumps`."""
+        layer = self.layer
+        return {
+            "component": layer.component,
+            "layer": layer.name,
+            "block": layer.block,
+            "kind": layer.kind,
+            "rank": layer.adapter.rank,
+            "scale": layer.scale,
+            "norm": self.norm,
+            "relative_norm": self.relative,
+            "spectral_norm": self.spectral,
+            "singular_values": self.squares[:_SHOWN].sqrt().tolist(),
+            "stable_rank": self.stable_rank,
+            "effective_rank_90": self.effective_rank(0.9),
+            "effective_rank_99": self.effective_rank(0.99),
+        }
+
+
+@dataclass(frozen=True)
+class FileMeasures:
+    """The measures of a file."""
+
+    file: FileLayers
+    layers: tuple[LayerMeasures, ...]
+    unmeasured: Mapping[str, int]
+    """Kind -> how many layers depend on base weights that are not known."""
+
+    @cached_property
+    def energy(self) -> float:
+        """Return the energy of all layers."""
+        return sum([one.energy for one in self.layers])
+
+    @property
+    def norm(self) -> float:
+        """Return the Frobenius norm of all layers together."""
+        return math.sqrt(self.energy)
+
+    @property
+    def relative(self) -> float | None:
+        """Return the norm divided by that of the base weights of the same layers; None where none is known."""
+        known = [one for one in self.layers if one.base_norm]
+        base = sum([one.base_norm**2 for one in known if one.base_norm])
+        return math.sqrt(sum([one.energy for one in known]) / base) if base else None
+
+    @property
+    def text_encoder_share(self) -> float:
+        """Return the share of the text encoders in the energy."""
+        return sum([share for name, share in self.by_component().items() if role(name) == TEXT_ENCODER])
+
+    def by_component(self) -> dict[str, float]:
+        """Return component -> its share of the energy."""
+        return self._shares(lambda one: one.layer.component)
+
+    def by_block(self) -> dict[str, float]:
+        """Return block -> its share of the energy, in the order of the file."""
+        return self._shares(lambda one: one.layer.block or one.layer.component)
+
+    def by_layer(self) -> dict[str, float]:
+        """Return layer -> its share of the energy."""
+        return self._shares(lambda one: one.layer.name)
+
+    def kept(self) -> dict[int, float]:
+        """Return rank -> the share of the energy that no layer loses at this rank, up to the first that keeps all."""
+        most = max([len(one.squares) for one in self.layers], default=0)
+        ranks = [rank for rank in RANKS if rank < most]
+        found = {}
+        for rank in (*ranks, most) if most else ():
+            found[rank] = sum([float(one.squares[:rank].sum()) for one in self.layers]) / self.energy
+        return found
+
+    def rank_for(self, share: float) -> int:
+        """Return the least rank of all layers at which each keeps this share of its energy; 0 of nothing."""
+        return max([one.effective_rank(share) for one in self.layers], default=0)
+
+    @cached_property
+    def clipped(self) -> tuple[str, ...]:
+        """Return the keys of tensors whose largest number is the largest of their dtype."""
+        file = self.file.parsed.file
+        infos = [(key, file.infos[key].dtype) for key in file.magnitudes]
+        narrow = [
+            (key, torch.finfo(dtype).max) for key, dtype in infos if dtype.is_floating_point and dtype.itemsize < 4
+        ]
+        return tuple([key for key, largest in narrow if largest <= file.magnitudes[key] <= LARGEST])
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        """Return the different scales, alpha / rank, of its layers."""
+        return tuple(sorted({scale for one in self.layers if (scale := one.layer.scale) is not None}))
+
+    def _shares(self, name_of: Callable[[LayerMeasures], str]) -> dict[str, float]:
+        found = dict[str, float]()
+        for one in self.layers:
+            found[name_of(one)] = found.get(name_of(one), 0.0) + one.energy
+        return {name: energy / (self.energy or 1.0) for name, energy in found.items()}
+
+    def to_json(self) -> dict[str, object]:
+        """Return plain data for `json.dumps`."""
+        report = self.file.report
+        return {
+            "file": str(report.path),
+            "kinds": dict(report.kinds),
+            "ranks": None if report.ranks is None else list(report.ranks),
+            "trained": trained(report.metadata),
+            "norm": self.norm,
+            "relative_norm": self.relative,
+            "components": self.by_component(),
+            "blocks": self.by_block(),
+            "text_encoder_share": self.text_encoder_share,
+            "kept": self.kept(),
+            "scales": list(self.scales),
+            "clipped": list(self.clipped),
+            "not_finite": list(self.file.not_finite),
+            "unmeasured": dict(self.unmeasured),
+            "layers": [one.to_json() for one in self.layers],
+        }
+
+
+def measure(file: FileLayers) -> FileMeasures:
+    """Measure a file layer by layer; one layer's tensors are in memory at a time.
+
+    Raises:
+        FileError: the file changed on disk.
+    """
+    measured, unmeasured = list[LayerMeasures](), Counter([_kind(group) for group in file.shapeless])
+    with file.parsed.file.reading():
+        for layer in file.layers:
+            delta = layer.delta()
+            if delta is None:
+                unmeasured[layer.kind] += 1
+                continue
+            squares = delta.singular_values().square()
+            squares = squares[squares > _NOTHING * squares.sum()]
+            measured.append(LayerMeasures(layer, squares, layer.base_norm(), layer.adapter.has_bias))
+    return FileMeasures(file, tuple(measured), unmeasured)
+
+
+def _kind(group: Group) -> str:
+    return "" if group.recipe is None else group.recipe.name
+
+
+_TRAINING: Mapping[str, tuple[str, ...]] = {
+    "with": ("ss_network_module", "modelspec.implementation"),
+    "options": ("ss_network_args",),
+    "rank": ("ss_network_dim",),
+    "alpha": ("ss_network_alpha",),
+    "steps": ("ss_steps", "ss_max_train_steps"),
+    "epoch": ("ss_epoch",),
+    "pictures": ("ss_num_train_images",),
+    "learning rate": ("ss_learning_rate",),
+    "optimizer": ("ss_optimizer",),
+    "prediction": ("modelspec.prediction_type",),
+    "noise offset": ("ss_noise_offset",),
+    "limit of norms": ("ss_scale_weight_norms",),
+}
+"""What of the training a report shows -> the metadata of kohya's trainer and of ModelSpec that have it."""
+_LONGEST = 200
+
+
+def trained(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Return what the metadata say of the training, by the names for people."""
+    found = {name: _first(metadata, keys) for name, keys in _TRAINING.items()}
+    return {name: value[:_LONGEST] for name, value in found.items() if value}
+
+
+def _first(metadata: Mapping[str, str], keys: Iterable[str]) -> str:
+    values = [metadata.get(key, "").strip() for key in keys]
+    return next((value for value in values if value not in ("", "None")), "")

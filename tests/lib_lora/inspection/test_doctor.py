@@ -1,0 +1,128 @@
+"""`python -m lib_lora doctor`: one file, a stack, a set; as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lib_lora.__main__ import main
+from tests.fakes import spoiled
+from tests.fakes.files import pair, save
+from tests.lib_lora.inspection.test_files import LORAS, MODEL
+
+FIRST, SECOND = (f"lora_unet_down_blocks_{i}_attentions_0_proj_in" for i in (0, 1))
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    assert main(["doctor", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_file_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tensors = pair(FIRST, (12, 8), 2, alpha=2) | pair(SECOND, (12, 8), 2, alpha=2)
+    tensors[f"{SECOND}.lora_up.weight"].zero_()
+    said = {"ss_network_dim": "2", "ss_steps": "700"}
+    out = run(capsys, save(tmp_path / "a.safetensors", tensors, said))
+    for line in (
+        "kinds       lora x 2",
+        "layers      2",
+        "trained     rank 2, steps 700",
+        "energy      denoiser 100.0%",
+        "scale       1",
+        f"  IN01             100.0% {'#' * 40}",
+        "  IN04               0.0% ",
+        "verdict     layers that change nothing: 1 of 2 (down_blocks_1_attentions_0_proj_in). "
+        "These layers were not trained.",
+    ):
+        assert line in out.split("\n")
+    assert "together" not in out
+    assert "alike" not in out
+
+
+def test_a_sound_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(capsys, save(tmp_path / "a.safetensors", pair(FIRST, (12, 8), 2)))
+    assert "verdict     nothing is wrong by these measures" in out
+
+
+def test_a_kind_that_depends_on_base_weights_asks_for_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    path = LORAS / "stars.safetensors"
+    assert "unmeasured  18 x diag_oft: give --model" in run(capsys, path)
+    out = run(capsys, path, "--model", MODEL)
+    assert "unmeasured" not in out
+    assert "of the base weights'" in out
+
+
+def test_layers_that_do_not_fit_the_model_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stripes = load_file(LORAS / "stripes.safetensors")
+    some = {key: value for key, value in stripes.items() if "mid_block_attentions_0_transformer_blocks_0_attn" in key}
+    path = save(tmp_path / "a.safetensors", some | pair("lora_unet_mid_block_nowhere", (12, 8), 2))
+    lines = run(capsys, path, "--model", MODEL).split("\n")
+    assert lines[0].startswith("WARNING: 1 of 9 layers is left out, such as lora_unet_mid_block_nowhere.")
+    assert "layers      8 of 9 fit the model" in lines
+
+
+def test_a_stack_and_a_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    night, stripes = (
+        {key: value for key, value in load_file(LORAS / f"{name}.safetensors").items() if "down_blocks_2" in key}
+        for name in ("night", "stripes")
+    )
+    files = {
+        "night": night,
+        "stripes": stripes,
+        "weaker": spoiled.with_alpha(night, 0.5),
+        "both": spoiled.merged([(0.5, night), (1.0, stripes)], 12),
+    }
+    paths = [save(tmp_path / f"{name}.safetensors", tensors) for name, tensors in files.items()]
+    out = run(capsys, *paths[:3], "--strengths", 0.8, 1, 0.5)
+    assert "together    night 0.8, stripes 1, weaker 0.5: norm " in out
+    assert "pair        night + weaker: reinforce, cosine +1.000 to +1.000" in out
+    assert "denoiser IN07: reinforce; cosine +1.000 (±0.00" in out
+    assert "pair        night + stripes: " in out
+    assert "alike       weaker is a multiple of night (cosine 1.0000, times 0.5)" in out
+    data = json.loads(run(capsys, *paths, "--json"))
+    assert [Path(one["file"]).stem for one in data["files"]] == list(files)
+    assert data["stack"]["strengths"] == [1.0] * 4
+    assert {pair["relation"] for pair in data["stack"]["pairs"] if pair["files"] == [0, 2]} == {"reinforce"}
+    assert [one["files"] for one in data["alike"]] == [[0, 2]]
+    (merge,) = data["merged"]
+    assert merge["file"] == 3
+    assert set(merge["parents"]) in ({0, 1}, {2, 1})
+    assert "merged      both is " in run(capsys, *paths)
+
+
+def test_json_of_a_file_has_the_measures_of_each_layer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tensors = pair(FIRST, (12, 8), 2, size=1.0, alpha=1)
+    (file,) = json.loads(run(capsys, save(tmp_path / "a.safetensors", tensors), "--json"))["files"]
+    values = torch.linalg.svdvals(spoiled.delta(tensors, FIRST))[:2]
+    (layer,) = file["layers"]
+    assert layer["block"] == "IN01"
+    assert layer["scale"] == 0.5
+    assert layer["singular_values"] == pytest.approx(values.tolist(), rel=1e-5)
+    assert layer["spectral_norm"] == pytest.approx(values[0].item(), rel=1e-5)
+    assert layer["norm"] == pytest.approx(values.norm().item(), rel=1e-5)
+    assert file["verdicts"] == []
+    assert list(file["kept"]) == ["1", "2"]
+
+
+def test_files_without_a_common_layer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [save(tmp_path / f"{i}.safetensors", pair(name, (12, 8), 2)) for i, name in enumerate((FIRST, SECOND))]
+    out = run(capsys, *paths)
+    assert "no two files change the same layer" in out
+    assert "alike" in out
+
+
+def test_what_cannot_be_done_is_one_line_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = save(tmp_path / "a.safetensors", pair(FIRST, (12, 8), 2))
+    for arguments, text in (
+        ([str(tmp_path / "none.safetensors")], "error: none.safetensors: it cannot be read"),
+        ([str(path), "--strengths", "1", "2"], "error: 2 strengths for 1 files"),
+        ([str(path), "--model", str(tmp_path)], "no unet, transformer or text encoder"),
+    ):
+        assert main(["doctor", *arguments]) == 1
+        printed = capsys.readouterr()
+        assert text in printed.err
+        assert printed.out == ""

@@ -1,0 +1,172 @@
+"""Sketches: their definition, what they do not depend on, and which of a hundred variants they find."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lib_lora.inspection.layers import layers_of
+from lib_lora.inspection.skeleton import mapped_model
+from lib_lora.inspection.sketches import NUMBERS, Sketch, _signs, compare, sketch
+from lib_lora.inspection.stacked import measure_stack
+from tests.fakes import spoiled
+from tests.fakes.files import pair, save
+from tests.lib_lora.inspection.test_files import LORAS, MODEL
+from tests.lib_lora.inspection.variants import NAMES, write_variants
+
+LEAST = 0.98
+
+
+def part(name: str) -> spoiled.Tensors:
+    """Return a few layers of a LoRA of the demo."""
+    tensors = load_file(LORAS / f"{name}.safetensors")
+    return {key: value for key, value in tensors.items() if "down_blocks_2_attentions_0" in key}
+
+
+def of(path: Path, tensors: spoiled.Tensors) -> Sketch:
+    return sketch(layers_of(save(path, tensors)))
+
+
+def test_a_sketch_is_its_definition(tmp_path: Path) -> None:
+    tensors = pair("lora_unet_a", (12, 8), 2, size=1.0) | pair("lora_unet_b", (12, 4, 3, 3), 2, size=1.0, seed=1)
+    want = torch.zeros(NUMBERS, dtype=torch.float64)
+    for name in ("lora_unet_a", "lora_unet_b"):
+        up, down = (tensors[f"{name}.lora_{side}.weight"].double().flatten(1) for side in ("up", "down"))
+        dense = up @ down
+        left, right = _signs(dense.shape[0], 0).double(), _signs(dense.shape[1], 1).double()
+        want += torch.stack([left[:, k] @ dense @ right[:, k] for k in range(NUMBERS)]) / math.sqrt(NUMBERS)
+    assert (of(tmp_path / "a.safetensors", tensors).numbers - want).abs().max() < 1e-5
+
+
+def test_signs_are_even_independent_and_the_same_everywhere() -> None:
+    signs = _signs(640, 0).double()
+    assert set(signs.unique().tolist()) == {-1.0, 1.0}
+    assert signs.mean().abs() < 4 / math.sqrt(signs.numel())
+    products = signs.T @ signs / 640 - torch.eye(NUMBERS)
+    assert products.square().mean().sqrt() == pytest.approx(1 / math.sqrt(640), rel=0.05)
+    assert ((_signs(640, 1).double() * signs).mean().abs()) < 4 / math.sqrt(signs.numel())
+    assert _signs(3, 0)[:, :8].tolist() == FIRST
+
+
+FIRST = [[-1, -1, 1, -1, -1, -1, 1, 1], [1, 1, -1, 1, -1, 1, 1, -1], [1, 1, -1, -1, -1, -1, 1, 1]]
+
+
+def test_names_precision_and_factors_make_no_difference(tmp_path: Path) -> None:
+    night = part("night")
+    generator = torch.Generator().manual_seed(0)
+    own = of(tmp_path / "own.safetensors", night).numbers
+    changes = {
+        "turned": spoiled.turned(night, generator),
+        "padded": spoiled.padded(night, 3),
+        "spelled": spoiled.spelled(night),
+        "bf16": spoiled.cast(night, torch.bfloat16),
+    }
+    for name, tensors in changes.items():
+        found = of(tmp_path / f"{name}.safetensors", tensors).numbers
+        assert (found - own).norm() < (3e-3 if name == "bf16" else 1e-5) * own.norm(), name
+    twice = of(tmp_path / "twice.safetensors", spoiled.with_alpha(night, 2.0)).numbers
+    assert (twice - 2 * own).norm() < 1e-6 * own.norm(), "it is linear"
+
+
+def test_cosines_of_sketches_are_near_those_of_the_changes() -> None:
+    """Layers of one shape are added up, so cosines of files of many layers are only near each other."""
+    files = [layers_of(LORAS / f"{name}.safetensors") for name in NAMES]
+    numbers = torch.stack([sketch(file).numbers for file in files])
+    norms = numbers.norm(dim=1)
+    found, gram = numbers @ numbers.T / torch.outer(norms, norms), measure_stack(files).gram
+    sizes = gram.diagonal().clamp_min(1e-30).sqrt()
+    assert ((found - gram / torch.outer(sizes, sizes)).fill_diagonal_(0).abs() < 4 / math.sqrt(NUMBERS)).all()
+
+
+@pytest.mark.parametrize(
+    ("how", "alike", "factor"),
+    [
+        ("same", "same", 1.0),
+        ("bf16", "precision", 1.0),
+        ("padded", "rank", 1.0),
+        ("alpha", "scaled", 0.25),
+        ("rank 1", "resized", 1.0),
+        ("noise", "near", 1.0),
+        ("other", None, 0.0),
+    ],
+)
+def test_how_two_files_are_alike(how: str, alike: str | None, factor: float, tmp_path: Path) -> None:
+    stripes, generator = part("stripes"), torch.Generator().manual_seed(0)
+    other = {
+        "same": stripes,
+        "bf16": spoiled.cast(stripes, torch.bfloat16),
+        "padded": spoiled.padded(stripes, 2),
+        "alpha": spoiled.with_alpha(stripes, 0.25),
+        "rank 1": spoiled.cast(spoiled.resized(stripes, 1), torch.float16),
+        "noise": spoiled.noisy(stripes, 0.2, generator),
+        "other": part("night"),
+    }[how]
+    sketches = [of(tmp_path / "a.safetensors", stripes), of(tmp_path / "b.safetensors", other)]
+    found, merges = compare(sketches)
+    assert merges == []
+    if alike is None:
+        assert found == []
+        return
+    (one,) = found
+    assert (one.files, one.alike) == ((0, 1), alike)
+    assert one.factor == pytest.approx(factor, rel=0.1)
+
+
+def test_a_sum_of_two_files_is_found_with_its_strengths(tmp_path: Path) -> None:
+    night, stripes, neon = map(part, ("night", "stripes", "neon"))
+    merged = spoiled.merged([(0.7, night), (0.9, stripes)], 12)
+    found = [of(tmp_path / f"{i}.safetensors", one) for i, one in enumerate((neon, night, merged, stripes))]
+    alike, (merge,) = compare(found)
+    assert alike == [], "not like its larger part"
+    assert (merge.file, merge.parents) == (2, (1, 3))
+    assert merge.strengths == pytest.approx((0.7, 0.9), rel=0.01)
+    assert merge.left < 1e-3
+
+
+def test_a_set_with_files_that_change_nothing_or_too_much(tmp_path: Path) -> None:
+    tensors = pair("lora_unet_a", (12, 8), 2)
+    dead = {key: value * 0 for key, value in tensors.items()}
+    large = pair("lora_unet_a", ((1 << 18) + 1, 2), 1)
+    found = [of(tmp_path / f"{i}.safetensors", one) for i, one in enumerate((tensors, dead, dead, large))]
+    assert [one.numbers.norm().item() > 0 for one in found] == [True, False, False, False]
+    assert compare(found) == ([], [])
+    assert compare(found[:1]) == ([], [])
+
+
+def test_with_a_model_the_sketch_is_of_the_change_of_its_weights(tmp_path: Path) -> None:
+    """OFT at another strength is the same change then, and DoRA's magnitude is a part of it."""
+    model = mapped_model(MODEL)
+    for name in ("stars", "outline"):
+        path = LORAS / f"{name}.safetensors"
+        with_model, alone = sketch(layers_of(path, model)), sketch(layers_of(path))
+        assert with_model.numbers.norm() > 0
+        assert (with_model.numbers - alone.numbers).norm() > 0.1 * alone.numbers.norm()
+        again = layers_of(save(tmp_path / f"{name}.safetensors", spoiled.cast(load_file(path), torch.bfloat16)), model)
+        ((found,), _) = compare([with_model, sketch(again)])
+        assert found.alike == "precision"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", [1, 2])
+def test_variants_of_six_files(seed: int, tmp_path: Path) -> None:
+    """The thresholds were set with seed 0. docs/doctor.md has the figures of whole files."""
+    variants = write_variants(tmp_path, seed, every=6)
+    assert len(variants) > 100
+    alike, merges = compare([sketch(layers_of(one.path)) for one in variants])
+    truth = {(i, j): one.is_like(variants[j]) for i, one in enumerate(variants) for j in range(i + 1, len(variants))}
+    right = {pair for pair, is_like in truth.items() if is_like}
+    found = {one.files for one in alike if truth[one.files] is not None}
+    assert len(found & right) >= LEAST * len(right) > 500, "recall"
+    assert len(found & right) >= LEAST * len(found), "precision"
+    sums = {i for i, one in enumerate(variants) if len(one.sources) == 2}
+    for merge in merges:
+        assert merge.file in sums
+        assert tuple(source for i in merge.parents for source in variants[i].sources) in (
+            variants[merge.file].sources,
+            variants[merge.file].sources[::-1],
+        )
+    assert len(merges) >= 0.9 * len(sums)
