@@ -45,12 +45,15 @@ class Recipe:
         Raises:
             ValueError: the tensors do not fit each other or the site; the text says want and got.
         """
-        shapes = {name: tuple(value.shape) for name, value in params.items()}
-        theirs = {name for modifier in self.modifiers for name in modifier.takes(shapes)}
-        own = {name: value for name, value in params.items() if name not in theirs}
+        own = params
+        if self.modifiers:
+            shapes = {name: tuple(value.shape) for name, value in params.items()}
+            theirs = {name for modifier in self.modifiers for name in modifier.takes(shapes)}
+            own = {name: value for name, value in params.items() if name not in theirs}
         names = self.kind.params.required | self.kind.params.optional
-        if any(not value.numel() and name in names for name, value in own.items()):  # a scale is divided by it
-            raise UnsupportedError("of rank 0, which changes nothing")
+        for name, value in own.items():
+            if not value.numel() and name in names:  # a scale is divided by it
+                raise UnsupportedError("of rank 0, which changes nothing")
         least = 1 if site.kind == "norm" and "norm" in self.kinds else 2
         if len(site.shape) < least or 0 in site.shape:  # a file may make itself out to be for such a weight
             raise ValueError(f"want the parameters of a weight, got parameters of the shape {site.shape}")
