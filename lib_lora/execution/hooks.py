@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import torch
 from torch import nn
 
-from ..compiler import compiling, forget_compiled, is_in_compiled, misses_changes
+from ..compiler import compiling, forget_compiled, is_in_compiled
 from ..errors import ArgumentError, ComponentError, listed, shown
 from ..placement import schemes
 from ..placement.budget import is_out_of_memory
@@ -445,7 +445,6 @@ class HookedLayers:
             from ..placement.resident import place_together  # with the engine, not when a host starts
 
             place_together(new, resting() if new else ())
-            _show_to_compiler([*leaving, *new])
         except BaseException:
             self._restore(before)
             raise
@@ -462,10 +461,8 @@ class HookedLayers:
         Raises:
             LoraError: the weights of a layer cannot be restored; all others are.
         """
-        executors = self._executors()
         with ExitStack() as stack:
-            stack.callback(_show_to_compiler, executors)
-            for layer, executor in executors.items():
+            for layer, executor in self._executors().items():
                 if executor.merges:
                     stack.callback(self._take_off, layer)
                 else:
@@ -535,12 +532,6 @@ class HookedLayers:
                     delattr(layer, SLOT)
                 slot.executor = None
                 _withdraw(layer, slot)
-
-
-def _show_to_compiler(layers: Iterable[nn.Module]) -> None:
-    """Have torch compile the models of layers again, where it would miss that their executors changed."""
-    if misses_changes():
-        forget_compiled(set(map(type, layers)))
 
 
 def move_to_layer(executor: Executor, layer: nn.Module, *, now: bool = False) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..compiler import compiling, is_compiled, may_have_compiled, missed_changes, tracing
+from ..compiler import compiling, is_compiled, may_have_compiled, tracing
 from ..files.components import TEXT_ENCODER, is_denoiser, role
 from ..placement.budget import is_out_of_memory
 from ..report import ActivationReport, Uncalled

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from lib_lora import ComponentError, Engine, Entry, PerImage, Region, Stack, Strength, install, uninstall
-from lib_lora import compiler
+from lib_lora import ComponentError, Engine, Entry, PerImage, Region, Stack, Strength, compiler, install, uninstall
 from lib_lora.adapters import Operation
 from lib_lora.compiler import compiling, uncompiled
 from tests.conftest import TORCH
@@ -74,8 +73,9 @@ def no_guards_of_modules(monkeypatch):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("taken_off", ["deactivate", "an empty stack"])
 @pytest.mark.parametrize("how", ["torch.compile(model)", "model.compile()", "a block", "a function"])
-def test_a_torch_that_skips_guards_is_refused_and_reported(tmp_path, no_guards_of_modules, how):
+def test_a_torch_that_skips_guards_is_refused_and_reported(tmp_path, no_guards_of_modules, how, taken_off):
     torch._dynamo.reset()
     install()
     model = nn.Sequential(Feed(nn.Linear)).requires_grad_(False)
@@ -95,7 +95,7 @@ def test_a_torch_that_skips_guards_is_refused_and_reported(tmp_path, no_guards_o
     tensors = pair("lora_unet_0_up", (12, 8), 4) | pair("lora_unet_0_down", (8, 12), 4)
     stack = Stack([Entry(save(tmp_path / "a.safetensors", tensors), 0.5)])
     engine = Engine({"unet": served})
-    with pytest.raises(ComponentError, match="misses every change of its model .* use Python 3.13.1 or newer"):
+    with pytest.raises(ComponentError, match="misses every change of its model"):
         engine.activate(stack)
     assert torch.equal(call(x), plain)
     assert engine.stack == Stack()
@@ -107,9 +107,13 @@ def test_a_torch_that_skips_guards_is_refused_and_reported(tmp_path, no_guards_o
     assert not engine.report.silence
     torch._dynamo.config.use_recursive_dict_tags_for_guards = True
     torch._dynamo.reset()
-    torch.testing.assert_close(call(x), got)
+    for _ in range(3):
+        torch.testing.assert_close(call(x), got)
     assert "misses every change of its model" in engine.report.silence, "it was compiled after the activation"
-    engine.deactivate()
+    if taken_off == "deactivate":
+        engine.deactivate()
+    else:
+        engine.activate(Stack())
     assert torch.equal(call(x), plain)
 
 
