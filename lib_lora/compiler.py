@@ -23,6 +23,8 @@ tracing: Callable[[], bool] = torch.jit.is_tracing  # type: ignore[attr-defined]
 
 _CAN_FORGET_PART = hasattr(getattr(torch._C._dynamo.eval_frame, "_CacheEntry", None), "guard_manager")
 """Whether compiled code shows its guards, as since torch 2.6."""
+_REPORTS_NO_ATTRIBUTES = sys.version_info[:3] == (3, 13, 0)
+"""Whether who watches the dictionary of an object is not told that an attribute was set (python/cpython#125608)."""
 
 
 def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
@@ -44,6 +46,28 @@ def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
         skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
         frames.set_code_exec_strategy(made.__code__, skip)
     return call
+
+
+def misses_changes() -> bool:
+    """Tell whether compiled code misses changes of its modules, even `eval()`, as torch 2.9 to 2.11 on Python 3.13.0.
+
+    That Python does not report that an attribute was set, so torch does not watch the dictionaries of modules there.
+    These versions take what they do not watch for unchanged, and check no guard of a module.
+    """
+    config = sys.modules.get("torch._dynamo.config")
+    return _REPORTS_NO_ATTRIBUTES and bool(getattr(config, "use_recursive_dict_tags_for_guards", False))
+
+
+def missed_changes(component: nn.Module) -> str:
+    """Return why compiled code of a component may lack its adapters, and what to do; empty where it has them."""
+    if not (misses_changes() and may_have_compiled(component)):
+        return ""
+    python = ".".join(map(str, sys.version_info[:3]))
+    return (
+        f"compiled code misses every change of its model with torch {torch.__version__} on Python {python}; use"
+        " Python 3.13.1 or newer, or set torch._dynamo.config.use_recursive_dict_tags_for_guards to False before"
+        " torch.compile"
+    )
 
 
 def forget_compiled(classes: Collection[type[nn.Module]]) -> None:
@@ -106,3 +130,8 @@ def is_compiled(component: nn.Module) -> bool:
     """Tell whether torch compiles the component, or a block of it."""
     marks = "_orig_mod", "_compiled_call_impl"
     return any(getattr(module, mark, None) is not None for module in every(component) for mark in marks)
+
+
+def may_have_compiled(component: nn.Module) -> bool:
+    """Tell whether there may be compiled code of a component or of a block of it."""
+    return has_compiled() and (is_compiled(component) or is_in_compiled(type(component)))

@@ -18,9 +18,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from .compiler import missed_changes
 from .errors import (
     ActivationError,
     ArgumentError,
+    ComponentError,
     LoraError,
     NotCopied,
     RowsError,
@@ -189,6 +191,7 @@ class Engine(NotCopied):
             uncalled += self._watch.uncalled(self.components, places)
             strong, broken = _too_strong(self._stack, plan, self._watch.not_finite()), self._watch.broken()
             lost = _losses(self._lost, self._twice, self._model)
+            lost = "; ".join(filter(None, [lost, _missed(plan, self.components)]))  # compiled since the activation
             return replace(plan.report, uncalled=uncalled, too_strong=strong, lost=lost, broken=broken)
 
     @property
@@ -217,7 +220,8 @@ class Engine(NotCopied):
             ActivationError: files of entries cannot be used; it has all the causes. The former stack stays in force,
                 unless the pipeline has other modules now: then none is.
             StackError: a multiplier names no component.
-            ComponentError: a component was unloaded, or another engine serves one of its layers.
+            ComponentError: a component was unloaded, another engine serves one of its layers, or it was compiled by a
+                torch that would not notice the stack.
         """
         if not isinstance(stack, Stack):
             example = "engine.activate(Stack([Entry(path, 0.8)]))"
@@ -268,6 +272,8 @@ class Engine(NotCopied):
         if former is not None:
             former.strengths.in_force = None
         try:
+            if why := _missed(plan, self.components):
+                raise ComponentError(why)
             self._hooked.swap(plan.executors, reset, resting, headroom)
         except BaseException:
             self._watch.begin(self.components, {} if former is None else former.places)
@@ -551,6 +557,12 @@ def _losses(lost: str, twice: weakref.WeakSet[nn.Module], model: Model) -> str:
     count = len(layers & set(twice))
     text = f"{count} layers are new since LoRA were merged into the weights of others; {_TWICE}" if count else ""
     return "; ".join(filter(None, [lost, text]))
+
+
+def _missed(plan: Plan, components: Mapping[str, nn.Module]) -> str:
+    """Return why compiled code of a component with adapters may lack them; empty where it has them."""
+    names = sorted({name for name, _ in plan.places} & components.keys())
+    return next(filter(None, [missed_changes(components[name]) for name in names]), "")
 
 
 def _too_strong(stack: Stack, plan: Plan, not_finite: Mapping[str, int]) -> dict[int, str]:

@@ -25,6 +25,7 @@ os.environ.update(
 import pytest
 import torch
 
+from lib_lora.compiler import misses_changes
 from tests.selection import (
     pytest_addoption,
     pytest_configure,
@@ -182,6 +183,8 @@ def seed() -> None:
     frames = sys.modules.get("torch._dynamo.convert_frame")
     if frames is not None and TORCH < (2, 2):  # a reset of the compiler leaves the count as it is
         frames.FRAME_COUNTER = 0
+    if misses_changes():  # of torch 2.9 to 2.11 on Python 3.13.0; Remora asks its users to set this, too
+        torch._dynamo.config.use_recursive_dict_tags_for_guards = False
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..compiler import compiling, has_compiled, is_compiled, is_in_compiled, tracing
+from ..compiler import compiling, is_compiled, may_have_compiled, tracing
 from ..files.components import TEXT_ENCODER, is_denoiser, role
 from ..placement.budget import is_out_of_memory
 from ..report import ActivationReport, Uncalled
@@ -65,7 +65,7 @@ class Watch:
             layers: report after the first call which of these were not called; None keeps the layers as they were.
         """
         for name, component in components.items():
-            if name not in self._watched and not _has_compiled(component):
+            if name not in self._watched and not may_have_compiled(component):
                 self._watched[name] = _Calls(name, component, self._before_call, self._out_of_memory)
         self.pause()
         for layer in () if layers is None else layers.values():
@@ -88,7 +88,7 @@ class Watch:
         """Stop watching; the hooks of components that were compiled meanwhile stay."""
         for name, calls in list(self._watched.items()):
             calls.in_force = False
-            if name not in components or not _has_compiled(components[name]):
+            if name not in components or not may_have_compiled(components[name]):
                 self._watched.pop(name).unhook.close()
 
     def called(self) -> set[str]:
@@ -194,11 +194,6 @@ class _Calls:
     def _has(self, activation: _Activation) -> bool:
         """Tell whether an activation is in force, with all its layers."""
         return self.in_force and activation is self.latest
-
-
-def _has_compiled(component: nn.Module) -> bool:
-    """Tell whether there may be compiled code of a component, which its hooks would make torch compile again."""
-    return has_compiled() and (is_compiled(component) or is_in_compiled(type(component)))
 
 
 def _reached(layers: Layers) -> set[str]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from lib_lora import Engine, Entry, PerImage, Region, Stack, Strength, install, uninstall
+from lib_lora import ComponentError, Engine, Entry, PerImage, Region, Stack, Strength, compiler, install, uninstall
 from lib_lora.adapters import Operation
 from lib_lora.compiler import compiling, uncompiled
 from tests.conftest import TORCH
@@ -56,6 +56,65 @@ def test_strengths_removal_and_swap_are_seen_by_compiled_code(tmp_path):
     engine.deactivate()
     assert torch.equal(same(), plain)
     assert counter.frame_count == 2, "neither strength, nor swap, nor removal compiled again"
+
+
+@pytest.fixture
+def no_guards_of_modules(monkeypatch):
+    """Have torch skip the guards of modules, as torch 2.9 to 2.11 do on Python 3.13.0."""
+    from torch._dynamo.guards import GuardBuilder
+
+    name, watched = "use_recursive_dict_tags_for_guards", "_get_generic_dict_manager_example_value"
+    if not (hasattr(torch._dynamo.config, name) and hasattr(GuardBuilder, watched)):
+        pytest.skip("this torch checks all guards")
+    monkeypatch.setattr(GuardBuilder, watched, staticmethod(lambda _: None))  # a dictionary that is not watched
+    monkeypatch.setattr(compiler, "_REPORTS_NO_ATTRIBUTES", True)
+    with torch._dynamo.config.patch({name: True}):
+        yield
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("taken_off", ["deactivate", "an empty stack"])
+@pytest.mark.parametrize("how", ["torch.compile(model)", "model.compile()", "a block", "a function"])
+def test_a_torch_that_skips_guards_is_refused_and_reported(tmp_path, no_guards_of_modules, how, taken_off):
+    torch._dynamo.reset()
+    install()
+    model = nn.Sequential(Feed(nn.Linear)).requires_grad_(False)
+    served, call = model, model
+    x = torch.randn(3, 8)
+    plain = model(x)
+    match how:
+        case "torch.compile(model)":
+            served = call = torch.compile(model, backend="eager")
+        case "model.compile()":
+            model.compile(backend="eager")
+        case "a block":
+            model[0].compile(backend="eager")
+        case "a function":
+            call = torch.compile(lambda x: model(x), backend="eager")
+    assert torch.equal(call(x), plain)
+    tensors = pair("lora_unet_0_up", (12, 8), 4) | pair("lora_unet_0_down", (8, 12), 4)
+    stack = Stack([Entry(save(tmp_path / "a.safetensors", tensors), 0.5)])
+    engine = Engine({"unet": served})
+    with pytest.raises(ComponentError, match="misses every change of its model"):
+        engine.activate(stack)
+    assert torch.equal(call(x), plain)
+    assert engine.stack == Stack()
+    torch._dynamo.config.use_recursive_dict_tags_for_guards = False  # as the sentence says, and compiled again
+    torch._dynamo.reset()
+    engine.activate(stack)
+    got = call(x)
+    assert not torch.equal(got, plain)
+    assert not engine.report.silence
+    torch._dynamo.config.use_recursive_dict_tags_for_guards = True
+    torch._dynamo.reset()
+    for _ in range(3):
+        torch.testing.assert_close(call(x), got)
+    assert "misses every change of its model" in engine.report.silence, "it was compiled after the activation"
+    if taken_off == "deactivate":
+        engine.deactivate()
+    else:
+        engine.activate(Stack())
+    assert torch.equal(call(x), plain)
 
 
 class Scaled(nn.Linear):
