@@ -59,8 +59,11 @@ def misses_changes() -> bool:
 
 
 def missed_changes(component: nn.Module) -> str:
-    """Return why compiled code of a component may lack its adapters, and what to do; empty where it has them."""
-    if not (misses_changes() and may_have_compiled(component)):
+    """Return why compiled code of a component may lack its adapters, and what to do; empty where it has none.
+
+    Asked only where `misses_changes`.
+    """
+    if not may_have_compiled(component):
         return ""
     python = ".".join(map(str, sys.version_info[:3]))
     return (

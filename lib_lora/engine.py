@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from .compiler import missed_changes
+from .compiler import missed_changes, misses_changes
 from .errors import (
     ActivationError,
     ArgumentError,
@@ -561,6 +561,8 @@ def _losses(lost: str, twice: weakref.WeakSet[nn.Module], model: Model) -> str:
 
 def _missed(plan: Plan, components: Mapping[str, nn.Module]) -> str:
     """Return why compiled code of a component with adapters may lack them; empty where it has them."""
+    if not misses_changes():  # first: to name the components takes as long as a layer
+        return ""
     names = sorted({name for name, _ in plan.places} & components.keys())
     return next(filter(None, [missed_changes(components[name]) for name in names]), "")
 
