@@ -63,7 +63,8 @@ class Measuring(page.Browser):
     def picture(self, page: Any, name: str) -> None:
         super().picture(page, name)
         if name == "generated":
-            self.sizes = [page.locator(f"#{one} input[type=number]").input_value() for one in ("width", "height", "steps")]
+            fields = [page.locator(f"#{one} input[type=number]") for one in ("width", "height", "steps")]
+            self.sizes = [one.input_value() for one in fields]
 
 
 class Leaking(page.Browser):
