@@ -55,6 +55,18 @@ _WRITTEN = """
 tag => [...document.querySelectorAll("textarea, input")].find(box => box.value.includes(tag))?.closest("[id]")?.id
 """
 """Id of the prompt that has a tag, or nothing."""
+_SET = """
+([start, fields]) => {
+    for (const [name, value] of Object.entries(fields)) {
+        const input = document.querySelector(`#${start}${name} input[type=number]`);
+        if (!input) continue;
+        input.value = value;
+        for (const kind of ["input", "change"]) input.dispatchEvent(new Event(kind, {bubbles: true}));
+    }
+}
+"""
+"""Writes numbers into the controls of a prompt, whose ids begin with `start`."""
+_SIZE = ("width", "height", "steps")
 
 
 @dataclass
@@ -172,9 +184,10 @@ def writes(trial: Trial, browser: Browser) -> str:
             box = page.wait_for_function(_WRITTEN, arg=f"<lora:{trial.a}:", timeout=_SOON).json_value()
         except LateError:
             raise FailedError("the tag is not in the prompt of the page") from None
-        its_own = (
-            f"#{box.removesuffix('_prompt')}_generate"  # SD.Next has a prompt and a button for each way to make one
-        )
+        start = box.removesuffix("prompt")  # SD.Next has a prompt and a button for each way to make one
+        its_own = f"#{start}generate"
+        # at the size of a page that is just opened, a picture on a CPU takes minutes, and all memory in Forge Neo
+        page.evaluate(_SET, [start, {name: trial.fields[name] for name in _SIZE if name in trial.fields}])
         button = next((page.locator(one).first for one in (its_own, *_GENERATE) if page.locator(one).count()), None)
         if button is None:
             raise FailedError("the page has no button Generate")

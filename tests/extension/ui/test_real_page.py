@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,11 @@ LORAS = ("zorp", "night", "neon")
 def test_the_checks_of_the_page_pass_and_find_faults(
     served: Served, browser: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    opened_by = Measuring(browser, served.url, tmp_path)
+
     @contextmanager
     def running(url: str, pictures: Path | None) -> Iterator[page.Browser]:
-        yield page.Browser(browser, url, pictures)
+        yield opened_by
 
     monkeypatch.setattr(page, "browser", running)
     names = [check.__name__ for check in page.CHECKS.values()]
@@ -34,6 +36,7 @@ def test_the_checks_of_the_page_pass_and_find_faults(
     lines = capsys.readouterr().out.splitlines()[2:]
     assert [line.split(" | ")[1].split()[0] for line in lines] == ["yes"] * len(names)
     assert status == 0
+    assert opened_by.sizes == ["64", "64", "1"]  # not those of a page that is just opened
     assert {"tab-light.png", "tab-dark.png", "generated.png"} == {path.name for path in tmp_path.iterdir()}
 
     monkeypatch.setattr(page, "_SMALLEST", 40)
@@ -50,6 +53,18 @@ def test_the_checks_of_the_page_pass_and_find_faults(
 
 def trial(served: Served) -> Trial:
     return Trial(WebUI(served.url), LORAS, {})
+
+
+class Measuring(page.Browser):
+    """A browser that notes width, height and steps of the picture that is made in the page."""
+
+    sizes: Sequence[str] = ()
+
+    def picture(self, page: Any, name: str) -> None:
+        super().picture(page, name)
+        if name == "generated":
+            fields = [page.locator(f"#{one} input[type=number]") for one in ("width", "height", "steps")]
+            self.sizes = [one.input_value() for one in fields]
 
 
 class Leaking(page.Browser):
