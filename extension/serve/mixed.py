@@ -8,7 +8,7 @@ only by the size of the matrices, which are summed in another order.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -121,7 +121,10 @@ def render_mixed(studio: Studio, requests: Sequence[Txt2Img], watches: Sequence[
 def _alone(studio: Studio, request: Txt2Img, watch: Watch) -> Result | Exception:
     try:
         return render(studio, request, watch)
-    except Exception as error:  # it costs its own request, and its client is told
+    except (RequestError, LoraError) as error:  # it costs its own request
+        return error
+    except Exception as error:
+        logger.exception("remora: a request failed")
         return error
 
 

@@ -1,4 +1,4 @@
-"""Requests that share a batch: each has the result of its single run, within the bound that batching has without LoRA."""
+"""Requests that share a batch: each has its single run's result, within the bound that batching has without LoRA."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from extension.standalone.studio import Studio
 
 PLAIN = Txt2Img("two red circles", "green", steps=4, width=64, height=64)
 BOUND = 1e-3
-"""Of the last latents, which batching alone moves by up to 4e-4: a matrix of another size is summed in another order."""
+"""Of the last latents. Batching alone moves them by up to 4e-4, as other matrices are summed in another order."""
 PROMPTS = [
     ("two red circles <lora:stripes:1>", "green"),
     ("a blue star <lora:stars:0.5:0.9> <lora:neon:-0.6>", ""),
