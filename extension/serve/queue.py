@@ -12,6 +12,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from lib_lora import LoraError
+
 from ..hosts.txt2img import RequestError, Result, Txt2Img
 from ..standalone.jobs import Job, Runner
 from .mixed import Mixed, batch_key, render_mixed
@@ -152,6 +154,8 @@ class BatchRunner(Runner):
         self._lock = threading.Lock()
         self._gather, self._report = gather, report
         self._is_busy = False
+        self.failures = 0
+        """Batches one after the other of which none was made, by a fault of the program or the device."""
 
     def submit(self, request: Txt2Img, save: bool = False, user: str = "", seconds: float = math.inf) -> Job:
         """Queue a job; its pictures are never saved.
@@ -209,6 +213,8 @@ class BatchRunner(Runner):
         except Exception as error:
             logger.exception("remora: a batch failed")
             made = Mixed((error,) * len(batch))
+        broken = [not isinstance(result, (Result, RequestError, LoraError)) for result in made.results]
+        self.failures = self.failures + 1 if all(broken) else 0
         for one, result in zip(batch, made.results, strict=True):
             one.end(result)
         pictures = sum(one.request.count for one in batch)

@@ -25,7 +25,10 @@ def waiting(names: str, users: str = "", count: int = 1) -> list[Waiting]:
     """Return requests of which each has a letter as its prompt and its key; a key of `-` is None."""
     own = users or "u" * len(names)
     request = replace(SMALL, batch_size=count)
-    return [Waiting(replace(request, prompt=one), one if one != "-" else None, user) for one, user in zip(names, own, strict=True)]
+    return [
+        Waiting(replace(request, prompt=one), one if one != "-" else None, user)
+        for one, user in zip(names, own, strict=True)
+    ]
 
 
 def batches(queue: BatchQueue) -> list[str]:
@@ -135,8 +138,10 @@ def test_a_fault_of_the_program_leaves_nobody_waiting(
     for job in waiting:
         with pytest.raises(ZeroDivisionError):
             job.result(60)
+    assert runner.failures == 1
     monkeypatch.undo()
     assert runner.submit(SMALL).result(60).pictures
+    assert runner.failures == 0
     assert "a batch failed" in caplog.text
 
 
