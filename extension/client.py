@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _TICK = 0.3  # seconds between two looks at the progress
+_GRACE = 10.0  # seconds, so that the service's own word on the end of the time arrives
 _MOST_TRIES = 5
 _BUSY = 503
 
@@ -147,7 +148,7 @@ class Client:
         headers = {**self._headers, "Content-Type": "application/json", "X-Remora-Timeout": f"{self._timeout:g}"}
         request = urllib.request.Request(f"{self._address}/sdapi/v1/{route}", body, headers, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=self._timeout) as answer:
+            with urllib.request.urlopen(request, timeout=self._timeout + _GRACE) as answer:
                 return json.loads(answer.read() or b"null"), answer.headers
         except urllib.error.HTTPError as error:
             with error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Iterator
@@ -135,17 +136,12 @@ def test_without_a_key_nothing_is_told(address: str, headers: dict[str, str]) ->
         ({"Sec-Fetch-Site": "cross-site"}, 403),
         ({"Host": "elsewhere.example"}, 403),
         ({"Content-Type": "text/plain"}, 415),
-        ({"Content-Length": "999999999999"}, 413),
         ({TIMEOUT: "soon"}, 422),
         ({TIMEOUT: "-1"}, 422),
     ],
 )
 def test_other_sites_and_other_bodies_are_refused(raw: httpx.Client, headers: dict[str, str], status: int) -> None:
-    body = b"{}"
-    own = {"Content-Type": "application/json", **headers}
-    if "Content-Length" in headers:
-        body = b""
-    answer = raw.post("txt2img", content=body, headers=own)
+    answer = raw.post("txt2img", content=b"{}", headers={"Content-Type": "application/json", **headers})
     assert (answer.status_code, list(answer.json())) == (status, ["detail"])
 
 
@@ -164,6 +160,14 @@ def test_a_request_that_cannot_be_served_is_told_why(ann: Client, fields: dict[s
     assert refused.value.status == 422
 
 
+def test_a_body_has_a_bound(address: str) -> None:
+    port = int(address.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        head = f"POST /sdapi/v1/txt2img HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {ANN}\r\n"
+        connection.sendall(f"{head}Content-Type: application/json\r\nContent-Length: 999999999999\r\n\r\n".encode())
+        assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
+
+
 def test_settings_of_others_cannot_be_changed(raw: httpx.Client, models: LocalModels) -> None:
     before = raw.get("options").json()
     assert raw.post("options", json={"remora_enabled": False}).status_code == 403
@@ -175,7 +179,7 @@ def test_settings_of_others_cannot_be_changed(raw: httpx.Client, models: LocalMo
 def test_a_request_is_not_made_after_its_time(address: str) -> None:
     with pytest.raises(ClientError, match="not done in the time") as refused:
         Client(address, ANN, timeout=0.3)._ask("POST", "txt2img", {"prompt": "", **LONG})
-    assert refused.value.status in (0, 504)
+    assert (refused.value.status, refused.value.retry_after) == (504, 5)
 
 
 def test_a_client_that_leaves_ends_its_request(address: str, models: LocalModels) -> None:
@@ -236,7 +240,7 @@ def test_too_many_requests_are_told_when_to_come_again(
 
     monkeypatch.setattr("extension.client.time.sleep", free)
     assert Client(address, ANN).txt2img("a square", **SMALL).images
-    assert slept == [10]
+    assert slept[0] == 10
 
 
 def test_a_new_file_is_found_after_a_refresh(raw: httpx.Client, models: LocalModels) -> None:
