@@ -490,7 +490,9 @@ class TestPins:
     def test_every_line_is_one_exact_public_version(self) -> None:
         pins = [pin for pins in self.pins().values() for pin in pins]
         read = {pin: Requirement(pin) for pin in pins}
-        assert [pin for pin in pins if not re.match(r"[a-z0-9.-]+(\[[a-z]+\])?==[0-9.]+((post|b)\d+)?(; |$)", pin)] == []
+        assert [
+            pin for pin in pins if not re.match(r"[a-z0-9.-]+(\[[a-z]+\])?==[0-9.]+((post|b)\d+)?(; |$)", pin)
+        ] == []
         assert [pin for pin, one in read.items() if one.extras or one.url or len(one.specifier) != 1] == []
 
     def test_what_is_named_is_not_among_what_it_brings(self) -> None:

@@ -179,7 +179,10 @@ async def _first_of(
     made: asyncio.Future[dict[str, Any]], running: _Running, request: Request, payload: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the answer, or one without pictures once the request is interrupted; a client that leaves cancels it."""
-    others = [asyncio.ensure_future(running.interrupted.wait()), asyncio.ensure_future(_left(request))]
+    others: list[asyncio.Future[Any]] = [
+        asyncio.ensure_future(running.interrupted.wait()),
+        asyncio.ensure_future(_left(request)),
+    ]
     try:
         await asyncio.wait([made, *others], return_when=asyncio.FIRST_COMPLETED)
         if made.done():

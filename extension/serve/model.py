@@ -96,7 +96,8 @@ class Model:
         try:
             if names_model(payload):
                 await hashed(self.studio.model)
-            asked, job = await asyncio.to_thread(self._submitted, payload, from_images, user, seconds)
+            asked, submitted = await asyncio.to_thread(self._submitted, payload, from_images, user, seconds)
+            job = submitted
             over = job.over()
             while not job.done:
                 if not job.progress.waiting:

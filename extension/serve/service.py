@@ -32,6 +32,7 @@ NAME = "remora"
 """Of the application."""
 MOST_WAITING = 200
 """Requests that wait for a replica at one time, at each ingress."""
+_MOST_OPEN = 1000  # requests at one ingress
 _AT_ONCE = 4
 """Batches that each replica is sent ahead, so that it has what to choose from."""
 _KEPT = 512
@@ -65,7 +66,6 @@ class _Metrics:
             self.seconds.observe(seconds, {"phase": "queue"})
 
 
-@serve.deployment(max_queued_requests=MOST_WAITING, health_check_period_s=5, graceful_shutdown_timeout_s=60)
 class ModelReplica:
     """A replica of the model."""
 
@@ -103,7 +103,7 @@ class ModelReplica:
         if fresh:
             self._metrics.seconds.observe(time.monotonic() - began, {"phase": "read"})
 
-    @serve.multiplexed(max_num_models_per_replica=_KEPT)
+    @serve.multiplexed(max_num_models_per_replica=_KEPT)  # type: ignore[untyped-decorator]
     async def _read(self, name: str) -> tuple[int, float]:
         return await asyncio.to_thread(self._model.read_ahead, name), time.monotonic()
 
@@ -121,7 +121,8 @@ class ModelReplica:
             raise RuntimeError(f"the last {self._model.runner.failures} batches failed")
 
     def __del__(self) -> None:
-        self._model.close()
+        if hasattr(self, "_model"):  # it was loaded
+            self._model.close()
 
 
 class RayModels:
@@ -151,10 +152,11 @@ class RayModels:
                     yield "refused", (503, detail, {"Retry-After": LATER})
                     return
                 yield "retried", None
+            except (asyncio.CancelledError, GeneratorExit):  # the client left
+                stream.cancel()
+                raise
             else:
                 return
-            finally:
-                stream.cancel()  # without effect on one that ended
 
     async def listing(self, name: str) -> Any:
         """Return a list of one of the replicas, which all have the same."""
@@ -165,7 +167,6 @@ class RayModels:
         await self._handle.broadcast("refresh").results_async()
 
 
-@serve.deployment(max_ongoing_requests=1000)
 @serve.ingress()
 class IngressReplica:
     """The routes."""
@@ -193,10 +194,15 @@ def build(arguments: Mapping[str, Any]) -> Application:
         "ray_actor_options": actor,
         "max_ongoing_requests": _AT_ONCE * settings.most_pictures,
         "max_queued_requests": int(arguments.get("waiting", MOST_WAITING)),
+        "health_check_period_s": 5,
+        "graceful_shutdown_timeout_s": 60,
     }
     if autoscaling := arguments.get("autoscaling"):
         options["autoscaling_config"] = dict(autoscaling)
     else:
         options["num_replicas"] = int(arguments.get("replicas", 1))
-    replicas = ModelReplica.options(**options).bind(model)
-    return IngressReplica.options(ray_actor_options={"num_cpus": 0}).bind(replicas, ingress)
+    replicas = serve.deployment(ModelReplica).options(**options).bind(model)
+    routes = serve.deployment(IngressReplica).options(
+        max_ongoing_requests=_MOST_OPEN, ray_actor_options={"num_cpus": 0}
+    )
+    return routes.bind(replicas, ingress)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import socket
 import sys
 import threading
@@ -53,7 +54,7 @@ def address() -> Iterator[str]:
             port = probe.getsockname()[1]
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
         logins = [f"ann:{ANN}", f"bob:{BOB}"]
-        model = {"gather": 0.2, "most_pictures": 4}
+        model = {"gather": 0.2, "most_pictures": 2}
         application = build({"replicas": 2, "ingress": {"logins": logins}, "model": model, "waiting": 8})
         serve.run(application, name=NAME, route_prefix="/")
         yield f"http://127.0.0.1:{port}"
@@ -126,7 +127,7 @@ def test_a_full_queue_is_told(ann: Client, address: str) -> None:
 
     def ask(i: int) -> None:
         try:
-            answers.append(once.txt2img("a square", seed=i, **{**SMALL, "steps": 30}))
+            answers.append(once.txt2img("a square", seed=i, **{**SMALL, "steps": 60}))
         except ClientError as error:
             answers.append((error.status, error.retry_after))
 
@@ -150,6 +151,20 @@ def test_a_client_that_leaves_frees_the_replica(ann: Client, address: str) -> No
     began = time.monotonic()
     assert ann.txt2img("a square", **SMALL).images
     assert time.monotonic() - began < 30
+
+
+def test_prometheus_is_told_of_batches_their_lora_and_the_cache(ann: Client) -> None:
+    import httpx
+    import ray
+
+    wanted = ("requests", "queue", "batch_requests", "batch_pictures", "batch_loras", "seconds", "lora_cache")
+    text, end = "", time.monotonic() + 60
+    while not all(f"ray_remora_{name}" in text for name in wanted) and time.monotonic() < end:
+        ann.txt2img("a square <lora:stars:1>", **SMALL)
+        ports = [node["MetricsExportPort"] for node in ray.nodes() if node["Alive"]]
+        text = "".join(httpx.get(f"http://127.0.0.1:{port}/metrics").text for port in ports)
+    assert [name for name in wanted if f"ray_remora_{name}" not in text] == []
+    assert {'phase="queue"', 'phase="batch"', 'result="miss"', 'status="200"'} <= set(re.findall(r'\w+="\w+"', text))
 
 
 def test_other_sites_and_unknown_users_are_refused(address: str) -> None:
