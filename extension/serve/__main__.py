@@ -64,6 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(arguments: argparse.Namespace, model: str, logins: Sequence[str]) -> int:
+    joins = bool(os.environ.get("RAY_ADDRESS"))
+    if not joins:  # or Ray takes the address of this machine in a network, and its ports are open there
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     import ray
     from ray import serve
 
@@ -71,7 +74,7 @@ def _serve(arguments: argparse.Namespace, model: str, logins: Sequence[str]) -> 
 
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     environment = {"env_vars": {"PYTHONPATH": path}}
-    if os.environ.get("RAY_ADDRESS"):
+    if joins:
         ray.init(runtime_env=environment, log_to_driver=False)
     else:
         logger.info("starting Ray on this machine")
