@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ..addresses import is_loopback
 from ..standalone.layout import find_model
@@ -73,46 +74,38 @@ def _serve(arguments: argparse.Namespace, model: str, logins: Sequence[str]) -> 
     from .service import NAME, build
 
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    environment = {"env_vars": {"PYTHONPATH": path}}
-    if joins:
-        ray.init(runtime_env=environment, log_to_driver=False)
-    else:
-        logger.info("starting Ray on this machine")
-        ray.init(
-            _node_ip_address="127.0.0.1",
-            include_dashboard=False,
-            object_store_memory=_MEMORY,
-            runtime_env=environment,
-            log_to_driver=False,
-        )
+    own: dict[str, Any] = {"_node_ip_address": "127.0.0.1", "include_dashboard": False, "object_store_memory": _MEMORY}
+    ray.init(runtime_env={"env_vars": {"PYTHONPATH": path}}, log_to_driver=False, **({} if joins else own))
     serve.start(proxy_location="EveryNode", http_options={"host": arguments.host, "port": arguments.port})
-    folders = [str(Path(folder).expanduser().resolve()) for folder in arguments.lora_dir]
-    application = build(
-        {
-            "model": {
-                "model": model,
-                "lora_dirs": folders,
-                "device": arguments.device,
-                "dtype": arguments.dtype,
-                "most_pictures": arguments.batch,
-            },
-            "ingress": {"address": arguments.host, "logins": list(logins), "seconds": arguments.timeout},
-            "replicas": arguments.replicas,
-            "resources": {"num_cpus": 1, "num_gpus": arguments.gpus},
-            "waiting": arguments.waiting,
-        }
-    )
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
     try:
-        serve.run(application, name=NAME, route_prefix="/")
+        serve.run(build(_settings(arguments, model, logins)), name=NAME, route_prefix="/")
         logger.info("serving on http://%s:%d/sdapi/v1", arguments.host, arguments.port)
         ended.wait()
     finally:
         serve.delete(NAME)
         ray.shutdown()
     return 0
+
+
+def _settings(arguments: argparse.Namespace, model: str, logins: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments of `service.build`."""
+    folders = [str(Path(folder).expanduser().resolve()) for folder in arguments.lora_dir]
+    return {
+        "model": {
+            "model": model,
+            "lora_dirs": folders,
+            "device": arguments.device,
+            "dtype": arguments.dtype,
+            "most_pictures": arguments.batch,
+        },
+        "ingress": {"address": arguments.host, "logins": list(logins), "seconds": arguments.timeout},
+        "replicas": arguments.replicas,
+        "resources": {"num_cpus": 1, "num_gpus": arguments.gpus},
+        "waiting": arguments.waiting,
+    }
 
 
 if __name__ == "__main__":
