@@ -38,7 +38,7 @@ class ClientError(Exception):
 
 
 @dataclass(frozen=True)
-class Pictures:
+class Generated:
     """The answer to a request for pictures."""
 
     images: tuple[bytes, ...]
@@ -65,7 +65,7 @@ class Client:
         self._address, self._timeout, self._tries = address.rstrip("/"), timeout, tries
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
-    def txt2img(self, prompt: str, *, progress: Callable[[float], object] | None = None, **fields: Any) -> Pictures:
+    def txt2img(self, prompt: str, *, progress: Callable[[float], object] | None = None, **fields: Any) -> Generated:
         """Make pictures from a text.
 
         Args:
@@ -80,14 +80,14 @@ class Client:
 
     def img2img(
         self, prompt: str, images: list[bytes], *, progress: Callable[[float], object] | None = None, **fields: Any
-    ) -> Pictures:
+    ) -> Generated:
         """Make pictures from pictures, see `txt2img`."""
         sent = [base64.b64encode(image).decode() for image in images]
         return self._pictures("img2img", {"prompt": prompt, "init_images": sent, **fields}, progress)
 
     async def txt2img_async(
         self, prompt: str, *, progress: Callable[[float], object] | None = None, **fields: Any
-    ) -> Pictures:
+    ) -> Generated:
         """Make pictures from a text, see `txt2img`; a task that is cancelled ends the request."""
         task = uuid.uuid4().hex
         asked = {"prompt": prompt, "force_task_id": task, **fields}
@@ -110,7 +110,7 @@ class Client:
         """End the user's request of this task, or the oldest one."""
         self._ask("POST", f"interrupt?id_task={task}", {})
 
-    def _pictures(self, route: str, fields: dict[str, Any], progress: Callable[[float], object] | None) -> Pictures:
+    def _pictures(self, route: str, fields: dict[str, Any], progress: Callable[[float], object] | None) -> Generated:
         asked = {"force_task_id": uuid.uuid4().hex, **fields}
         over = threading.Event()
         watcher = threading.Thread(target=self._watch, args=(str(asked["force_task_id"]), progress, over), daemon=True)
@@ -123,7 +123,7 @@ class Client:
             if progress is not None:
                 watcher.join()
         images = tuple(map(base64.b64decode, made["images"]))
-        return Pictures(images, json.loads(made["info"]), headers.get("X-Remora-Retried") == "1")
+        return Generated(images, json.loads(made["info"]), headers.get("X-Remora-Retried") == "1")
 
     def _watch(self, task: str, progress: Callable[[float], object] | None, over: threading.Event) -> None:
         last = None

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from extension.client import Client, ClientError, Pictures
+from extension.client import Client, ClientError, Generated
 
 ROOT = Path(__file__).resolve().parents[3]
 pytestmark = [
@@ -80,7 +80,7 @@ def replicas() -> list[Any]:
     return [ray.get_actor(one["name"], one["namespace"]) for one in named if "ModelReplica" in one["name"]]
 
 
-def together(*asked: Callable[[], Pictures]) -> list[Pictures]:
+def together(*asked: Callable[[], Generated]) -> list[Generated]:
     with ThreadPoolExecutor(len(asked)) as pool:
         return [one.result() for one in [pool.submit(ask) for ask in asked]]
 
@@ -106,7 +106,7 @@ def test_a_request_of_a_replica_that_is_killed_is_made_again_and_told(ann: Clien
     import ray
 
     seen: list[float] = []
-    made: list[Pictures] = []
+    made: list[Generated] = []
     fields = {**SMALL, "steps": 150}
     ask = threading.Thread(target=lambda: made.append(ann.txt2img("a square", seed=1, progress=seen.append, **fields)))
     ask.start()
@@ -136,7 +136,7 @@ def test_a_full_queue_is_told(ann: Client, address: str) -> None:
         thread.start()
     for thread in threads:
         thread.join(240)
-    refused = [answer for answer in answers if not isinstance(answer, Pictures)]
+    refused = [answer for answer in answers if not isinstance(answer, Generated)]
     assert set(refused) == {(503, 5.0)}
     assert 0 < len(refused) < 60
     assert ann.txt2img("a square", **SMALL).images
