@@ -4,6 +4,7 @@ usage: python install.py [COMMAND [ARGUMENTS]]
 
   (none)   check what a web UI lacks, and install nothing; a web UI calls this at every start
   demo     open the embedded web UI with the demo's small model; ARGUMENTS go to it
+  serve    serve the API of the embedded web UI to many users, by Ray Serve; ARGUMENTS go to it
   test     run a selection of the tests in minutes, with --ci more, with --all every case; ARGUMENTS go to pytest
   bench    run every program in benchmarks/, and write a report in runs/benchmarks; ARGUMENTS go to each
   fuzz     search for inputs that break Remora: files, prompts, requests, pictures; ARGUMENTS go to it
@@ -40,6 +41,7 @@ PYTHON_FLOOR = (3, 10)
 HOST_FLOORS = {"torch": (2, 1), "safetensors": (0, 0), "filelock": (0, 0)}  # what a web UI must bring
 GROUPS = {  # files in requirements/, in order
     "run": ("torch", "run", "data"),
+    "serve": ("serve",),
     "test": ("test",),
     "bench": ("bench",),
     "fuzz": ("fuzz",),
@@ -48,7 +50,17 @@ GROUPS = {  # files in requirements/, in order
     "docs": ("docs",),
     "pin": ("pin",),
 }
-GIGABYTES = {"run": 1.6, "test": 0.6, "bench": 0.2, "fuzz": 0.1, "gpu": 0.3, "train": 0.2, "docs": 0.2, "pin": 0.1}
+GIGABYTES = {
+    "run": 1.6,
+    "serve": 0.5,
+    "test": 0.6,
+    "bench": 0.2,
+    "fuzz": 0.1,
+    "gpu": 0.3,
+    "train": 0.2,
+    "docs": 0.2,
+    "pin": 0.1,
+}
 """On disk, with torch for CPUs."""
 EXTRA_FLAGS = {"data": ("--no-deps", "--use-pep517")}
 MOST_PROCESSES = 4  # for tests; each takes two gigabytes
@@ -261,6 +273,17 @@ def demo(environment: Environment, arguments: list[str]) -> int:
     return become([str(environment.python), "-m", "extension.standalone", "--demo", *arguments])
 
 
+def serve(environment: Environment, arguments: list[str]) -> int:
+    """Serve the API of the embedded web UI to many users, whose requests share batches, by Ray Serve.
+
+    usage: python install.py serve [OPTIONS]
+    """
+    if HELP & set(arguments):  # the options are told without anything installed
+        return call([sys.executable, "-m", "extension.serve", "--help"])
+    environment.ensure("run", "serve")
+    return become([str(environment.python), "-m", "extension.serve", *arguments])
+
+
 def test(environment: Environment, arguments: list[str]) -> int:
     """Run a selection of the tests, in about four minutes on two cores.
 
@@ -415,8 +438,8 @@ def pin(environment: Environment, arguments: list[str]) -> int:
 
 
 def package(pin: str) -> str:
-    """Return the name in a requirement."""
-    return re.split("[=<>; ]", pin)[0]
+    """Return the name in a requirement, without its extras."""
+    return re.split(r"[\[=<>; ]", pin)[0]
 
 
 def as_written(pin: str) -> str:
@@ -450,6 +473,7 @@ def docs(environment: Environment, arguments: list[str]) -> int:
 
 COMMANDS = {
     "demo": demo,
+    "serve": serve,
     "test": test,
     "bench": bench,
     "fuzz": fuzz,
@@ -474,7 +498,7 @@ def main(arguments: list[str]) -> int:
     if arguments[0] not in COMMANDS:
         print(f"unknown command {arguments[0]!r}\n\n{(__doc__ or '').strip()}", file=sys.stderr)
         return 2
-    if HELP & set(arguments) and arguments[0] != "demo":
+    if HELP & set(arguments) and arguments[0] not in ("demo", "serve"):
         print(inspect.getdoc(COMMANDS[arguments[0]]))
         return 0
     try:

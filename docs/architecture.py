@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "architecture.svg"
 
 CAPTIONS = {
+    "extension.serve": "its API for many users",
     "extension.standalone": "the embedded web UI",
     "extension.guest": "Remora as a web UI calls it",
     "extension.api": "HTTP routes",

@@ -34,6 +34,7 @@ RUN_BY = {  # command, or its beginning -> file and function of the test that ru
     "git pull": "tests/test_commands.py::test_remora_is_installed_by_hand_and_upgraded",
     "pip install .": "tests/test_commands.py::test_the_library_is_installed_by_itself",
     "python install.py demo": "tests/test_commands.py::test_the_demo_starts_as_it_is_written",
+    "python install.py serve": "tests/test_install.py::test_serve",
     "python install.py docs": "tests/test_install.py::test_docs",
     "python -m lib_lora inspect FILE": "tests/test_commands.py::test_files_are_inspected",
     "python -m lib_lora families FILE": "tests/test_commands.py::test_files_are_inspected",

@@ -53,6 +53,8 @@ def test_every_import_is_allowed() -> None:
         ("extension/generation/session.py", "from modules import shared", "A host's own modules"),
         ("extension/generation/session.py", "import gradio as gr", "gradio, diffusers"),
         ("extension/library/catalog.py", "from fastapi import FastAPI", "fastapi belongs"),
+        ("extension/standalone/jobs.py", "import ray", "ray belongs"),
+        ("extension/serve/queue.py", "from ray import serve", "ray belongs"),
     ],
 )
 def test_a_violation_is_found(path: str, source: str, contract: str, copy: Path) -> None:

@@ -20,6 +20,7 @@ import yaml
 from packaging.requirements import Requirement
 
 import install
+from extension.serve.__main__ import parser as serve_parser
 from extension.standalone.__main__ import _parser
 from install import Environment, InstallError
 
@@ -390,6 +391,11 @@ class TestCommands:
         assert self.ensured == ["docs", "docs"]
         assert self.calls == [["-m", "mkdocs", "serve"], ["-m", "mkdocs", "build", "--strict"]]
 
+    def test_serve(self) -> None:
+        assert install.main(["serve", "--replicas", "2"]) == 0
+        assert self.ensured == ["run", "serve"]
+        assert self.calls == [["-m", "extension.serve", "--replicas", "2"]]
+
     def test_fuzz(self) -> None:
         self.codes = {"tests.fuzz": 1}
         assert install.main(["fuzz", "--minutes", "1", "--target", "prompts"]) == 1
@@ -453,8 +459,9 @@ class TestCommands:
     ) -> None:
         assert install.main([command, flag]) == 0
         assert not self.ensured
-        if command == "demo":
-            assert self.calls == [["-m", "extension.standalone", "--demo", "--help"]]
+        if command in ("demo", "serve"):
+            own = {"demo": ["extension.standalone", "--demo"], "serve": ["extension.serve"]}
+            assert self.calls == [["-m", *own[command], "--help"]]
         else:
             assert f"usage: python install.py {command}" in capsys.readouterr().out
             assert not self.calls
@@ -483,8 +490,12 @@ class TestPins:
     def test_every_line_is_one_exact_public_version(self) -> None:
         pins = [pin for pins in self.pins().values() for pin in pins]
         read = {pin: Requirement(pin) for pin in pins}
-        assert [pin for pin in pins if not re.match(r"[a-z0-9.-]+==[0-9.]+(post\d+)?(; |$)", pin)] == []
-        assert [pin for pin, one in read.items() if one.extras or one.url or len(one.specifier) != 1] == []
+        assert [
+            pin for pin in pins if not re.match(r"[a-z0-9.-]+(\[[a-z]+\])?==[0-9.]+((post|b)\d+)?(; |$)", pin)
+        ] == []
+        assert [
+            pin for pin, one in read.items() if (one.extras and one.name != "ray") or one.url or len(one.specifier) != 1
+        ] == []
 
     def test_what_is_named_is_not_among_what_it_brings(self) -> None:
         others = self.pins()
@@ -546,9 +557,11 @@ def test_a_command_of_the_documents_is_one(line: str) -> None:
     if command == "demo":
         known = vars(_parser().parse_args(["--demo", *arguments]))
         assert known["demo"]
+    if command == "serve":
+        assert serve_parser().parse_args(arguments).waiting
     text = inspect.getdoc(install.COMMANDS[command]) or ""
     told = re.findall(r"--[a-z-]+", text)
-    if command not in ("demo", "test", "docs"):
+    if command not in ("demo", "serve", "test", "docs"):
         assert [word for word in arguments if word.startswith("--") and word not in told] == []
 
 

@@ -16,18 +16,9 @@ from pathlib import Path
 from ..addresses import is_loopback
 from .demo import DEMO_PROMPT, DEMO_SEED, find_demo
 from .layout import find_model
+from .offline import OFFLINE
 
-# Nothing is fetched and nothing reported, whatever a library would do by itself; set before they are imported.
-for _name, _value in {
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "TRANSFORMERS_VERBOSITY": "error",  # it warns of image processors, which are not used
-    "DIFFUSERS_VERBOSITY": "error",  # it warns of quantization libraries, which are not used
-    **({} if sys.stderr.isatty() else {"TQDM_DISABLE": "1"}),
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "GRADIO_ANALYTICS_ENABLED": "False",
-    "DO_NOT_TRACK": "1",
-}.items():
+for _name, _value in OFFLINE.items():  # before the libraries are imported that read them
     os.environ.setdefault(_name, _value)
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,6 +18,8 @@ from ..api import SAFE, address_of, refuse_guesses, refuse_other_sites, refused
 from ..brake import Brake
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _FORBIDDEN, _UNAUTHORIZED, _LENGTH_REQUIRED, _TOO_LARGE = 403, 401, 411, 413
@@ -33,13 +35,19 @@ class Guard:
     Args:
         app: the other one.
         address: the address it is served on.
-        login: `user:password`; empty demands none.
+        logins: each as `user:password`; without any, none is demanded. The state of a request has its `user`.
+        tokens: whether a password alone suffices, as a bearer token.
     """
 
-    def __init__(self, app: ASGIApp, address: str, login: str = "") -> None:
+    def __init__(self, app: ASGIApp, address: str, logins: Sequence[str] = (), *, tokens: bool = False) -> None:
         self._app = app
         self._local = is_loopback(address)
-        self._login = base64.b64encode(login.encode()) if login else b""
+        self._logins: dict[tuple[str, bytes], str] = {}
+        for login in logins:
+            user, _, password = login.partition(":")
+            self._logins["basic", base64.b64encode(login.encode())] = user
+            if tokens:
+                self._logins["bearer", password.encode()] = user
         self._brake = Brake()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,7 +55,10 @@ class Guard:
         if scope["type"] == "websocket":  # nothing here uses them, and browsers open them to any site
             await send({"type": "websocket.close", "code": 1008})
             return
-        refusal = self._refusal(Request(scope)) if scope["type"] == "http" else None
+        refusal = None
+        if scope["type"] == "http":
+            scope["state"] = {**scope.get("state", {}), "user": ""}
+            refusal = self._refusal(Request(scope))
         await (self._app if refusal is None else refusal)(scope, receive, _unframed(send))
 
     def _refusal(self, request: Request) -> Response | None:
@@ -57,21 +68,28 @@ class Guard:
             return refused(_FORBIDDEN, f"this web UI serves this machine only: open it as localhost, not as {host:.80}")
         try:
             refuse_other_sites(request)
-            if self._login:
+            if self._logins:
                 refuse_guesses(request, self._brake)
         except HTTPException as error:
             return refused(error.status_code, error.detail, error.headers)
         given = request.headers.get("authorization", "")
-        if self._login and not self._knows(given):
+        user = self._user(given)
+        if self._logins and user is None:
             if given:
                 self._brake.add(address_of(request))
             headers = {"WWW-Authenticate": 'Basic realm="Remora", charset="UTF-8"'}
             return refused(_UNAUTHORIZED, "the user and password of this web UI are needed", headers)
+        request.state.user = user or ""
         return _without_bound(request)
 
-    def _knows(self, authorization: str) -> bool:
+    def _user(self, authorization: str) -> str | None:
+        """Return whose login this is; looks at all of them, so that the time it takes tells nothing."""
         scheme, _, given = authorization.partition(" ")
-        return scheme.lower() == "basic" and secrets.compare_digest(given.strip().encode(), self._login)
+        sent, found = given.strip().encode(), None
+        for (kind, login), user in self._logins.items():
+            if secrets.compare_digest(sent, login) and scheme.lower() == kind:
+                found = user
+        return found
 
 
 def _without_bound(request: Request) -> Response | None:

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ..hosts.txt2img import Progress, RequestError, Result, Txt2Img
 from .pnginfo import save_picture
@@ -28,7 +27,6 @@ MOST_PIXELS_WAITING = 500_000_000
 """Of the pictures that they start from."""
 
 T = TypeVar("T")
-Work: TypeAlias = Callable[[Txt2Img, Watch], Result]
 
 
 class BusyError(RequestError):
@@ -38,12 +36,12 @@ class BusyError(RequestError):
 class Job:
     """One text-to-image job, from waiting to done."""
 
-    def __init__(self, request: Txt2Img, start: Callable[[Callable[[], Result]], Future[Result]], work: Work) -> None:
+    def __init__(self, request: Txt2Img, start: Callable[[Job], Future[Result]]) -> None:
         self.request = request
         self._progress = Progress(waiting=True)
         self._started: float | None = None
         self._cancel, self._interrupt, self._skip = threading.Event(), threading.Event(), threading.Event()
-        self._future = start(lambda: self._run(work))
+        self._future = start(self)
 
     @property
     def progress(self) -> Progress:
@@ -111,10 +109,11 @@ class Job:
         except CancelledError:  # it never began
             return Result((), self.request.seed, cancelled=True)
 
-    def _run(self, work: Work) -> Result:
+    def begin(self) -> Watch:
+        """Note that it waits no more; return what its work has to watch."""
         self._progress, self._started = Progress(), time.monotonic()
         asked = self._cancel.is_set, self._interrupt.is_set, self._skip.is_set
-        return work(self.request, Watch(self._report, *asked, batch_begins=self._skip.clear))
+        return Watch(self._report, *asked, batch_begins=self._skip.clear)
 
     def _report(self, progress: Progress) -> None:
         if progress.preview is None and self._progress.preview is not None:
@@ -148,11 +147,15 @@ class Runner:
             BusyError: too many jobs are waiting.
             LoraError: a LoRA tag cannot be parsed, and the setting is to fail.
         """
-        check(self.studio, request)
-        self.refuse_if_busy(0 if request.source is None else request.source.pixels)
-        job = Job(request, self._worker.submit, partial(_work, self.studio, save))
+        self.admit(request)
+        job = Job(request, lambda job: self._worker.submit(_work, self.studio, save, job))
         self._jobs.append(job)
         return job
+
+    def admit(self, request: Txt2Img) -> None:
+        """Check a job before it waits for its turn; raises as `submit`."""
+        check(self.studio, request)
+        self.refuse_if_busy(0 if request.source is None else request.source.pixels)
 
     def refuse_if_busy(self, pixels: int = 0) -> None:
         """Refuse another job while too many wait, or while they keep too many pixels in memory.
@@ -178,8 +181,8 @@ class Runner:
         self._worker.shutdown(wait=True)
 
 
-def _work(studio: Studio, save: bool, request: Txt2Img, watch: Watch) -> Result:
-    result = render(studio, request, watch)
+def _work(studio: Studio, save: bool, job: Job) -> Result:
+    result = render(studio, job.request, job.begin())
     folder = studio.output_dir
     if not save or folder is None:
         return result

@@ -50,7 +50,13 @@ class Pass:
 
 
 def text_to_image(
-    studio: Studio, run: Pass, size: tuple[int, int], seeds: Sequence[int], on_step: OnStep, output: str
+    studio: Studio,
+    run: Pass,
+    size: tuple[int, int],
+    seeds: Sequence[int],
+    on_step: OnStep,
+    output: str,
+    prompts: Sequence[tuple[str, str]] = (),
 ) -> Any:
     """Make pictures of this width and height from noise.
 
@@ -61,10 +67,11 @@ def text_to_image(
         seeds: of the pictures.
         on_step: called after each step.
         output: `pil`, or `latent`.
+        prompts: the prompt and the negative prompt of each picture; without any, all have these of `run`.
     """
     pipeline = studio.model.pipeline
     pipeline.scheduler = run.sampling.make(pipeline.scheduler.config)
-    arguments = _arguments(studio, run, seeds)
+    arguments = _arguments(studio, run, seeds, prompts)
     width, height = size
     if studio.model.family == "sdxl-refiner":  # has no text-to-image: start from an empty picture, all noise
         shape = len(seeds), pipeline.unet.config.in_channels, height // LATENT, width // LATENT
@@ -149,7 +156,9 @@ def _generators(seeds: Sequence[int]) -> list[torch.Generator]:
     return [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
 
 
-def _arguments(studio: Studio, run: Pass, seeds: Sequence[int]) -> dict[str, Any]:
+def _arguments(
+    studio: Studio, run: Pass, seeds: Sequence[int], prompts: Sequence[tuple[str, str]] = ()
+) -> dict[str, Any]:
     prompt, negative = (studio.inversions.spell(parsed.text) for parsed in (run.prompt, run.negative))
     arguments: dict[str, Any] = {
         "num_inference_steps": run.levels,
@@ -158,10 +167,11 @@ def _arguments(studio: Studio, run: Pass, seeds: Sequence[int]) -> dict[str, Any
     }
     pipeline, is_sd = studio.model.pipeline, studio.model.family == "sd"
     clip_skip = run.clip_skip if is_sd else 1  # XL always takes the last layer but one
-    if len(set(studio.session.last.text_keys)) > 1:
+    if not prompts and len(set(studio.session.last.text_keys)) > 1:
         use_images = [partial(studio.session.use_image, image) for image in range(len(seeds))]
         return arguments | encode_each(pipeline, prompt, negative, clip_skip, use_images)
-    texts = {"prompt": [prompt] * len(seeds), "negative_prompt": [negative] * len(seeds)}
+    positives, negatives = zip(*prompts, strict=True) if prompts else ((prompt,) * len(seeds), (negative,) * len(seeds))
+    texts = {"prompt": list(positives), "negative_prompt": list(negatives)}
     if clip_skip > 1:
         encoded = {f"{name}_embeds": encode_skipping(pipeline, text, clip_skip) for name, text in texts.items()}
         return arguments | encoded

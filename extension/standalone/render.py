@@ -90,7 +90,7 @@ class _Told:
 
 
 @dataclass(frozen=True)
-class _Rendering:
+class Rendering:
     """A checked job."""
 
     request: Txt2Img
@@ -110,7 +110,7 @@ def check(studio: Studio, request: Txt2Img) -> None:
         RequestError: a value is out of bounds, or the sampler is unknown.
         LoraError: a LoRA tag cannot be parsed, and the setting is to fail.
     """
-    plan, values = _plan(studio, request), Overridden(studio.host, request.settings)
+    plan, values = plan_of(studio, request), Overridden(studio.host, request.settings)
     if enabled(values):
         _, bad, _ = read_tags([tag for run in plan.passes for tag in run.written], studio.session.names)
         if not settings(values).skip_bad:
@@ -126,7 +126,7 @@ def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
         RequestError: as `check`.
         LoraError: a LoRA tag, name or file failed, and the setting is to fail.
     """
-    plan = _plan(studio, request)
+    plan = plan_of(studio, request)
     told = _Told()
     pictures: list[Picture] = []  # a job that fails has none
     try:
@@ -148,10 +148,10 @@ def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
     return Result(tuple(pictures), plan.seed, cancelled, lines, states, notes, warnings)
 
 
-def _pictures(studio: Studio, plan: _Rendering, told: _Told, watch: Watch) -> tuple[list[Picture], bool]:
+def _pictures(studio: Studio, plan: Rendering, told: _Told, watch: Watch) -> tuple[list[Picture], bool]:
     """Make the pictures; tell whether the user wants no more."""
     pictures: list[Picture] = []
-    tags = _tags(studio, plan)
+    tags = tags_of(studio, plan)
     for batch in range(plan.request.n_iter):
         watch.batch_begins()
         if watch.cancelled() or (pictures and watch.interrupted()):  # who interrupts gets a picture
@@ -165,7 +165,12 @@ def _pictures(studio: Studio, plan: _Rendering, told: _Told, watch: Watch) -> tu
     return pictures, False
 
 
-def _plan(studio: Studio, request: Txt2Img) -> _Rendering:
+def plan_of(studio: Studio, request: Txt2Img) -> Rendering:
+    """Return a checked job.
+
+    Raises:
+        RequestError: as `check`.
+    """
     request.check()
     seed = secrets.randbelow(2**32) if request.seed == -1 else request.seed
     on = grammar_wanted(Overridden(studio.host, request.settings))
@@ -180,14 +185,18 @@ def _plan(studio: Studio, request: Txt2Img) -> _Rendering:
         negative = read(hires.negative_prompt, on=on, negative=True) if hires.negative_prompt else negative
         sampling = find_sampling(hires.sampler or request.sampler, hires.schedule or request.schedule)
         second = Pass("hires", prompt, negative, sampling, hires.steps, hires.levels, *usual)
-    plan = _Rendering(request, first, second, seed)
+    plan = Rendering(request, first, second, seed)
     if (count := max(len(run.written) for run in plan.passes)) > MAX_TAGS:
         raise RequestError(f"the prompts have {count:,} LoRA tags; at most {MAX_TAGS:,} are allowed")
     return plan
 
 
-def _tags(studio: Studio, plan: _Rendering) -> tuple[PassTags, ...]:
-    """Return the tags of each pass."""
+def tags_of(studio: Studio, plan: Rendering) -> tuple[PassTags, ...]:
+    """Return the tags of each pass.
+
+    Raises:
+        LoraError: a tag cannot be parsed, and the setting is to fail.
+    """
     values = Overridden(studio.host, plan.request.settings)
     if not enabled(values):
         left = ([TagOutcome(tag.place, tag.name, "none", *_OFF) for tag in run.written] for run in plan.passes)
@@ -205,7 +214,7 @@ def _tags(studio: Studio, plan: _Rendering) -> tuple[PassTags, ...]:
     return tuple(passes)
 
 
-def _begin(studio: Studio, plan: _Rendering, run: Pass, tags: PassTags, seeds: list[int], told: _Told) -> Activation:
+def _begin(studio: Studio, plan: Rendering, run: Pass, tags: PassTags, seeds: list[int], told: _Told) -> Activation:
     """Activate the LoRA of a pass, and take up what the user is told."""
     wanted = settings(Overridden(studio.host, plan.request.settings))
     session = studio.session
@@ -214,21 +223,22 @@ def _begin(studio: Studio, plan: _Rendering, run: Pass, tags: PassTags, seeds: l
         told.batches.append(session.passes)
     far_off = activation.far_off(run.levels, run.cfg_scale)
     sentences = (*activation.skipped, *activation.notes, *far_off)
-    told.notes |= dict.fromkeys((*sentences, *_notes(studio, plan, run)))
+    told.notes |= dict.fromkeys((*sentences, *notes_on(studio, plan, run)))
     return activation
 
 
 def _batch(
-    studio: Studio, plan: _Rendering, tags: Sequence[PassTags], batch: int, told: _Told, watch: Watch
+    studio: Studio, plan: Rendering, tags: Sequence[PassTags], batch: int, told: _Told, watch: Watch
 ) -> list[Picture]:
     made = _Batch(studio, plan, tags, batch, told, watch)
     images = made.images()
     parameters = parameters_of(studio, plan.request, plan.first.sampling, tags, made.begun)
     parameters |= Outcome(warnings=studio.session.warnings).parameters
-    return [_picture(plan.request, image, seed, parameters) for image, seed in zip(images, made.seeds, strict=True)]
+    return [picture_of(plan.request, image, seed, parameters) for image, seed in zip(images, made.seeds, strict=True)]
 
 
-def _picture(request: Txt2Img, image: Image, seed: int, parameters: Mapping[str, str]) -> Picture:
+def picture_of(request: Txt2Img, image: Image, seed: int, parameters: Mapping[str, str]) -> Picture:
+    """Return a finished picture with its parameters text."""
     parameters = {name: str(seed) if name == "Seed" else value for name, value in parameters.items()}
     return Picture(image, seed, format_infotext(Infotext(request.prompt, request.negative_prompt, parameters)))
 
@@ -237,7 +247,7 @@ class _Batch:
     """The passes of one batch, and their steps."""
 
     def __init__(
-        self, studio: Studio, plan: _Rendering, tags: Sequence[PassTags], batch: int, told: _Told, watch: Watch
+        self, studio: Studio, plan: Rendering, tags: Sequence[PassTags], batch: int, told: _Told, watch: Watch
     ) -> None:
         self._studio, self._plan, self._tags = studio, plan, tags
         self._number, self._told, self._watch = batch, told, watch
@@ -317,7 +327,8 @@ class _Batch:
         return tensors
 
 
-def _notes(studio: Studio, plan: _Rendering, run: Pass) -> list[str]:
+def notes_on(studio: Studio, plan: Rendering, run: Pass) -> list[str]:
+    """Return a sentence for each thing in the prompts or the mask of a pass that has no effect."""
     notes = []
     source = plan.request.source
     if source is not None and has_empty_mask(source):

@@ -111,9 +111,9 @@ class SdApi:
         if names_model(payload):
             await hashed(self._runner.studio.model)
         submit = partial(self._submitted, payload, from_images=from_images)
-        asked, job = await (self._with_pictures(submit) if from_images else run_in_threadpool(_tried, submit))
+        asked, job = await (self._with_pictures(submit) if from_images else run_in_threadpool(tried, submit))
         await job.over().wait()  # without a thread: waiting jobs must leave some to other requests
-        return await run_in_threadpool(self._answered, payload, asked, job)
+        return await run_in_threadpool(self.answered, payload, asked, job)
 
     async def _with_pictures(self, work: Callable[[], T]) -> T:
         """Return what a function makes of a request's pictures; only a few requests have their turn at once."""
@@ -123,21 +123,26 @@ class SdApi:
         self._waiting += 1
         try:
             async with self._few:
-                return await run_in_threadpool(_tried, work)
+                return await run_in_threadpool(tried, work)
         finally:
             self._waiting -= 1
 
     def _submitted(self, payload: dict[str, Any], *, from_images: bool) -> tuple[Asked, Job]:
         self._runner.refuse_if_busy()  # before pictures are decoded
-        asked = read_request(payload, self._clip_skip, self._is_current, from_images=from_images)
+        asked = read_request(payload, self._clip_skip, self.is_current, from_images=from_images)
         stays = not read_flag(payload, "override_settings_restore_afterwards", True)
         job = self._runner.submit(asked.request, save=asked.save_images)
         if stays and (overrides := payload.get("override_settings")):
             self._set_options({key: value for key, value in overrides.items() if key in (_CLIP_SKIP, *OWN)})
         return asked, job
 
-    def _answered(self, payload: dict[str, Any], asked: Asked, job: Job) -> dict[str, Any]:
-        result = _tried(job.result)
+    def answered(self, payload: dict[str, Any], asked: Asked, job: Job) -> dict[str, Any]:
+        """Return the answer to a request whose job is done.
+
+        Raises:
+            HTTPException: the job failed.
+        """
+        result = tried(job.result)
         self._interrupted = result.cancelled
         told = info(asked.request, result, self._runner.studio.model)
         told["remora"]["notes"] += asked.notes
@@ -212,7 +217,7 @@ class SdApi:
         known = {_MODEL, _CLIP_SKIP, _HASH, *_FIXED, *OWN}
         if unknown := sorted(values.keys() - known):
             raise HTTPException(_UNPROCESSABLE, f"unknown settings: {', '.join(unknown):.200}")
-        if _MODEL in values and not self._is_current(values[_MODEL]):
+        if _MODEL in values and not self.is_current(values[_MODEL]):
             raise HTTPException(_UNPROCESSABLE, "the model is chosen when the program starts, by --model")
         for key in fixed.keys() & values.keys():
             if values[key] != fixed[key]:
@@ -227,7 +232,8 @@ class SdApi:
         for key, value in own.items():
             self._runner.studio.host.set_option(key, value)
 
-    def _is_current(self, name: object) -> bool:
+    def is_current(self, name: object) -> bool:
+        """Tell whether a name means the loaded model."""
         model = self._runner.studio.model
         return name in (title(model), model.name, model.path.name, str(model.path), model.shorthash)
 
@@ -261,8 +267,12 @@ def _nothing() -> None:
     """Do nothing, as there is nothing to do."""
 
 
-def _tried(work: Callable[[], T]) -> T:
-    """Return what a function returns; a request that cannot be served has one sentence as its answer."""
+def tried(work: Callable[[], T]) -> T:
+    """Return what a function returns; a request that cannot be served has one sentence as its answer.
+
+    Raises:
+        HTTPException: the request cannot be served.
+    """
     try:
         return work()
     except BusyError as error:

@@ -90,7 +90,7 @@ def make_api(runner: Runner, address: str = "127.0.0.1", login: str = "") -> Fas
     """
     app = FastAPI(title="Remora", docs_url=None, redoc_url=None)  # these pages load scripts of other sites
     app.add_middleware(GZipMiddleware, minimum_size=_COMPRESSED, compresslevel=1)
-    app.add_middleware(Guard, address=address, login=login)
+    app.add_middleware(Guard, address=address, logins=[login] if login else [])
     SdApi(runner).add_routes(app)
     runner.studio.host.painter = RunnerPainter(runner)
     runner.studio.host.app_started(app)
