@@ -17,6 +17,7 @@ from ..files.components import DENOISER, TEXT_ENCODER, role
 from ..files.file import AdapterFile
 from ..inspection.skeleton import skeleton
 from ..naming.blocks import BlockWeights, Element
+from ..naming.index import check_named
 from ..naming.parsed import ParsedFile
 from ..stack import Entry, Stack
 from ..strengths.strength import Strength, checked
@@ -68,6 +69,8 @@ def convert_file(
     """
     for one in (source, path):
         check_path(one, "convert_file('large.safetensors', 'small.safetensors', rank=16)")
+    if components is not None:
+        check_named(components, "convert_file(source, path, components={})")
     check_choice(text_encoders, get_args(TextEncoders), "text_encoders")
     checked(strength)
     file, choices = AdapterFile.open(Path(source)), choices_of(options)

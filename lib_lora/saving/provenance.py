@@ -12,11 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import torch
 
-from ..errors import FileError, MomentError, StackError, printed
+from ..errors import FileError, MomentError, StackError, check_count, check_type, printed
 from ..files.components import is_denoiser
 from ..files.file import AdapterFile
 from ..files.formats import base_model
@@ -42,14 +43,19 @@ def constant_stack(
     """Return a stack with the constant strengths that another one has at a moment, for an image and a prompt.
 
     Raises:
+        ArgumentError: an argument is of another type.
         StackError: a strength depends on something that is not given, or on the place in the picture.
         MomentError: the moment lacks what a strength depends on.
     """
+    check_type(moment, (Moment, NoneType), "moment", "a Moment, as Moment(step=0, steps=20), or None")
+    check_type(negative, (bool, NoneType), "negative", "True, False or None")
+    if image is not None:
+        check_count(image, "image")
     if not stack.entries:
         raise StackError("no LoRA is in force, so that there is nothing to save")
     if stack.images > 1 and image is None:
         raise StackError(f"the {stack.images} images of the stack have strengths of their own; give one, as image=0")
-    if image is not None and image not in range(max(stack.images, 1)):
+    if image is not None and image >= max(stack.images, 1):
         raise StackError(f"there is no image {image}; the stack has {stack.images}")
     if stack.halved and negative is None:
         raise StackError("positive and negative prompts have strengths of their own; give negative=True or False")

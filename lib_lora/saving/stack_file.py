@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ..engine import Engine
-from ..errors import ArgumentError, check_choice, check_path, check_type, shown
+from ..errors import ArgumentError, check_choice, check_path, check_type, listed, shown
 from ..naming.index import check_named
 from ..stack import Stack
 from ..strengths.strength import Moment
@@ -101,9 +101,12 @@ def save_again(
         FileError: a source is missing or is another one by now; also as `save_stack`.
         ArgumentError: an argument is of another type.
     """
-    for one in (saved, *folders):
-        check_path(one, "save_again('mine.safetensors', 'again.safetensors', components, ['loras'])")
-    stack, moment, said = stack_again(Path(saved), [Path(one) for one in folders])
+    example = "save_again('mine.safetensors', 'again.safetensors', components, ['loras'])"
+    if isinstance(folders, str | PathLike):  # a text is a list of texts, too
+        folders = [folders]
+    for one in (saved, *(known := listed(folders, "folders", "a list of folders, as ['loras']"))):
+        check_path(one, example)
+    stack, moment, said = stack_again(Path(saved), [Path(one) for one in known])
     options = SaveOptions(spelling=said["spelling"], dtype=DTYPES.get(said["dtype"], torch.int8), replace=replace)
     options |= SaveOptions(rank=said["rank"], size=said["size"], error=said["error"])
     return save_constant(stack, components, path, choices_of(options), moment, said["title"])

@@ -39,6 +39,8 @@ from lib_lora import (
     Reading,
     Region,
     Row,
+    SavedFile,
+    SavedLayer,
     StackError,
     Strength,
     Uncalled,
@@ -80,6 +82,7 @@ VALUES = [
     ActivationReport((REPORT,) * 9, live={"why": 2}, uncalled=(Uncalled("unet", "a.b", "why"),), idle={0: "why"}),
     MemoryReport({"cuda:0": 5}, 0, 0, 0, 0, 0),
     Glance({"a": "b"}, b"c"),
+    SavedFile(Path("/a.safetensors"), 99, (SavedLayer("unet", "a.b", 4, 0.5),) * 500, 0.5, ("note",)),
 ]
 
 
@@ -100,7 +103,15 @@ def test_a_value_is_pickled_copied_hashed_compared_and_printed_in_a_line(value):
 def test_all_public_values_are_tried():
     tried = {
         type(value)
-        for value in [*VALUES, REPORT.family, *REPORT.unused, Uncalled("", "", ""), Window(), *RULES.elements]
+        for value in [
+            *VALUES,
+            REPORT.family,
+            *REPORT.unused,
+            SavedLayer("unet", "a.b", None, 0.0),
+            Uncalled("", "", ""),
+            Window(),
+            *RULES.elements,
+        ]
     }
     public = {getattr(lib_lora, name) for name in lib_lora.__all__}
     assert {one for one in public if inspect.isclass(one) and is_dataclass(one)} <= tried

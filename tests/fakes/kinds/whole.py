@@ -37,7 +37,6 @@ def _beside(inner: Sample) -> Sample:
         recipe=f"{inner.recipe}+whole_bias",
         make=lambda shape, generator: {**inner.make(shape, generator), "bias": randn(generator, shape[0])},
         effective=lambda own, weight, m: inner.effective(_without_bias(own), weight, m),
-        layers=frozenset({"linear"}),
         bias=lambda own, m: m * _trained_with(own, inner),
         bias_factor=_factor,
         additive=False,
