@@ -47,6 +47,8 @@ class _Written:
     """Some of its numbers, by which other code may have moved it; None where a conversion changed them."""
     change: str = ""
     """What other code did to it before a conversion of the layer."""
+    unfinished: bool = False
+    """Whether it is being written, which an interruption may end: then the original is written, whatever is there."""
 
     def converted(self, parameter: Tensor) -> _Written:
         """Return what is known after a conversion of the layer."""
@@ -59,7 +61,7 @@ class _Written:
         A write that its version does not count, through `data` or in inference mode, is seen only if this `waits`.
         """
         is_there = _memory_of(parameter) == self.memory
-        if self.change:
+        if self.change or self.unfinished:
             return self.change
         if is_there and version_of(parameter) != self.version:
             return "written to"
@@ -177,6 +179,11 @@ class MergedExecutor(DenseExecutor):
         """
         try:
             self._put_back(layer)
+        except LoraError:
+            raise
+        except BaseException:  # an interruption, after which nothing else would restore the rest
+            self._put_back(layer)
+            raise
         finally:
             self._originals.clear()
             super().release(layer)
@@ -184,8 +191,7 @@ class MergedExecutor(DenseExecutor):
     def _put_back(self, layer: nn.Module) -> None:
         """Restore every parameter, and keep the originals for the next strengths."""
         failed, self._values = list[LoraError](), {}
-        while self._written:
-            param, written = self._written.popitem()
+        for param, written in list(self._written.items()):
             try:
                 self._restore(layer, param, written)
             except (FileError, ComponentError) as error:  # the other parameters are restored all the same
@@ -193,6 +199,7 @@ class MergedExecutor(DenseExecutor):
                 samples = None if parameter is None else samples_of(parameter)
                 _spoiled.setdefault(layer, {})[param] = samples or b""
                 failed.append(error)
+            self._written.pop(param, None)
         if failed:
             raise failed[0]
 
@@ -203,9 +210,10 @@ class MergedExecutor(DenseExecutor):
         change, original = written.change_of(parameter), self._originals[param]
         if not change:
             value = original.read()
+            self._written[param] = replace(written, unfinished=True)
             _fill(parameter, value, original)
             if value.dtype != parameter.dtype:
-                del self._originals[param]
+                del self._written[param], self._originals[param]
                 self._known = None  # computed from the weight before it was cast
             again = with_numbers(layer, param)
             change = "" if again is not None and again.data_ptr() == parameter.data_ptr() else "moved to a disk"
@@ -226,6 +234,7 @@ class MergedExecutor(DenseExecutor):
             if original is None and self._checkpoint is not None:
                 original = self._checkpoint.find(path, param, parameter)
             self._originals[param] = original = original or kept(parameter)
+            self._written[param] = _Written(_memory_of(parameter), None, None, unfinished=True)
             _fill(parameter, total.to(parameter.dtype), original)
             self._written[param] = _Written(_memory_of(parameter), version_of(parameter), samples_of(parameter))
 

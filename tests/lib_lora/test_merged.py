@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lib_lora import ComponentError, Engine, Entry, FileError, Stack, StackError, load_network
 from lib_lora.execution import hooks
+from lib_lora.execution import merged as merged_module
 from lib_lora.execution.hooks import slot_of
 from lib_lora.execution.merged import MergedExecutor
 from lib_lora.weights.rounding import generator_for, round_stochastically
@@ -163,6 +164,44 @@ def test_a_failure_leaves_what_was_in_force(file, tmp_path, monkeypatch):
     assert bits(model) == held
     engine.set_multiplier(0, 0.0)
     engine.deactivate()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("when", ["before", "behind"])
+@pytest.mark.parametrize("name", ["samples_of", "_fill", "kept", "_memory_of", "with_numbers", "_Written"])
+def test_an_interruption_at_any_place_leaves_no_lora_in_a_weight(file, monkeypatch, name, when, dtype):
+    """As Ctrl-C does: it comes between any two lines, also while weights are restored."""
+    model, original, count = Model(dtype), getattr(merged_module, name), 0
+    before = bits(model)
+
+    def interrupted(*args: object, **kwargs: object) -> object:
+        nonlocal count
+        count -= 1
+        if when == "before" and count == 0:
+            raise KeyboardInterrupt
+        result = original(*args, **kwargs)
+        if count == 0:
+            raise KeyboardInterrupt
+        return result
+
+    for number in range(1, 40):
+        engine, done = Engine({"unet": model}), False
+        with monkeypatch.context() as context:
+            context.setattr(merged_module, name, interrupted)
+            count = number
+            try:
+                engine.activate(merged([Entry(file)]))
+                engine.activate(merged([Entry(file, 0.5)]))
+                engine.deactivate()
+                done = True
+            except KeyboardInterrupt:
+                pass
+        engine.close()
+        assert bits(model) == before, number
+        if done:
+            break
+    assert done
+    assert number > 1
 
 
 @pytest.mark.parametrize("assign", [False, True])
