@@ -464,10 +464,10 @@ class HookedLayers:
         with ExitStack() as stack:
             for layer, executor in self._executors().items():
                 if executor.merges:
-                    stack.callback(self._take_off, layer)
+                    stack.callback(self._release, layer, executor)
                 else:
                     self._take_off(layer)
-                stack.callback(executor.release, layer)
+                    stack.callback(executor.release, layer)
 
     def close(self) -> None:
         """Detach all layers; where no engine is left, restore the classes."""
@@ -479,6 +479,13 @@ class HookedLayers:
                 for patch in () if _stays_installed or len(_engines) else _all_patches():
                     if not is_in_compiled(patch.cls):  # or that code would be compiled again
                         patch.undo()
+
+    def _release(self, layer: nn.Module, executor: Executor) -> None:
+        """Give a merged layer its weight back, and take the slot off; an interruption does both or neither."""
+        try:
+            executor.release(layer)
+        finally:
+            self._take_off(layer)
 
     def _restore(self, executors: Mapping[nn.Module, Executor]) -> None:
         for layer, executor in self._executors().items():

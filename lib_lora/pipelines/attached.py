@@ -136,7 +136,7 @@ class PipelineEngine(Engine):
             name: of the LoRA.
             strength: a number; a dict by component, in which one may have a dict by block, as
                 `{"unet": {"down": 0.9, "mid": 1.0, "up": {"block_1": [0.4, 0.6]}}}`; a `Curve`, a `Region`, or a
-                `Strength` of all these. A component that the dict does not name is left alone. A block that it does
+                `Strength` of all these. A component that the dict does not name has 0. A block that it does
                 not name has the strength 1.
         """
         with self._lock:

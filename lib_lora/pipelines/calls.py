@@ -103,6 +103,9 @@ class LoraCalls:
         default = next(f"default_{i}" for i in range(len(names) + 1) if f"default_{i}" not in names)
         if hotswap and adapter_name not in names:
             raise StackError(f"hotswap replaces a LoRA, and none is called {shown(adapter_name)}")
+        if not hotswap and adapter_name in names:
+            text = f"a LoRA {shown(adapter_name)} is loaded already"
+            raise StackError(f"{text}; give another adapter_name, or write hotswap=True")
         former = {entry.name: entry for entry in engine.stack}
         name = adapter_name or default
         strength = former[name].multiplier if hotswap and name in former else 1.0
@@ -274,13 +277,16 @@ def replace_lora_calls(pipeline: P) -> P:
     The pipeline gets a class of the same name that has `LoraCalls` before its own class.
 
     Raises:
-        ComponentError: it is no pipeline.
+        ComponentError: it is no pipeline, or has LoRA that diffusers loaded, which no call would take off any more.
         ArgumentError: its class cannot be changed.
     """
-    attach(pipeline)
+    components = attach(pipeline).components
     own = type(pipeline)
     if issubclass(own, LoraCalls):
         return pipeline
+    if loaded := [name for name, module in components.items() if getattr(module, "peft_config", None)]:
+        text = f"{', '.join(loaded)} of this pipeline has LoRA that diffusers loaded"
+        raise ComponentError(f"{text}; call pipe.unload_lora_weights() first")
     made = type(own.__name__, (LoraCalls, own), {"__module__": own.__module__, "__qualname__": own.__qualname__})
     try:
         pipeline.__class__ = made

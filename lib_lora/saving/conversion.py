@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
@@ -69,14 +68,11 @@ def convert_file(
     """
     for one in (source, path):
         check_path(one, "convert_file('large.safetensors', 'small.safetensors', rank=16)")
-    if components is not None:
-        check_named(components, "convert_file(source, path, components={})")
     check_choice(text_encoders, get_args(TextEncoders), "text_encoders")
     checked(strength)
-    file, choices = AdapterFile.open(Path(source)), choices_of(options)
-    if "dtype" not in options:
-        choices = replace(choices, dtype=_dtype_of(file))
-    model = _own_model(file, needs_dots=choices.spelling != "kohya") if components is None else components
+    file = AdapterFile.open(Path(source))
+    choices = choices_of({"dtype": _dtype_of(file), **options})
+    model = _model(components, file, needs_dots=choices.spelling != "kohya")
     entry = Entry(file.path, _strength(strength, model, text_encoders, texts(blocks, "blocks")))
     try:
         return save_constant(constant_stack(Stack([entry]), model, None, None, None), model, path, choices)
@@ -101,12 +97,17 @@ def _dtype_of(file: AdapterFile) -> torch.dtype:
     return min(own, key=ROUNDING.__getitem__, default=torch.float32)
 
 
-def _own_model(file: AdapterFile, *, needs_dots: bool) -> dict[str, nn.Module]:
-    """Return layers on meta of the shapes and names that a file was made for.
+def _model(
+    components: Mapping[str, nn.Module] | None, file: AdapterFile, *, needs_dots: bool
+) -> Mapping[str, nn.Module]:
+    """Return the model that the user gives, else layers on meta of the shapes and names that a file was made for.
 
     Raises:
         FileError: it does not tell them.
     """
+    if components is not None:
+        check_named(components, "convert_file(source, path, components={})")
+        return components
     shapes: dict[str, dict[str, tuple[int, ...]]] = {}
     groups = [group for group in ParsedFile(file).groups if group.recipe is not None]
     denoiser = "unet" if any(_UNET.match(group.module) for group in groups) else "transformer"

@@ -15,7 +15,7 @@ from diffusers import StableDiffusionPipeline
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from lib_lora import attach, replace_lora_calls
+from lib_lora import ComponentError, StackError, attach, replace_lora_calls
 from tests.fakes.checkpoints import tiny_pipeline
 from tests.fakes.models import exact_arithmetic, kohya_lora
 
@@ -132,3 +132,20 @@ def test_there_are_ten_scripts():
         changed = [line for line in SCRIPTS[title].splitlines() if line[0] == "+"]
         assert len(changed) <= 5, title
     assert attach
+
+
+def test_lora_that_diffusers_loaded_come_off_first(folder):
+    """The calls that Remora serves know nothing of them."""
+    pipe = pipeline()
+    path = sorted(folder.glob("*.safetensors"))[0]
+    pipe.load_lora_weights(path, adapter_name="theirs")
+    with pytest.raises(ComponentError, match=r"has LoRA that diffusers loaded; call pipe\.unload_lora_weights"):
+        replace_lora_calls(pipe)
+    assert pipe.get_list_adapters()
+    pipe.unload_lora_weights()
+    replace_lora_calls(pipe).load_lora_weights(path, adapter_name="ours")
+    with pytest.raises(
+        StackError, match="a LoRA 'ours' is loaded already; give another adapter_name, or write hotswap"
+    ):
+        pipe.load_lora_weights(path, adapter_name="ours")
+    assert pipe.get_list_adapters()

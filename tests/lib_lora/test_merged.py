@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
 import accelerate
@@ -202,6 +203,29 @@ def test_an_interruption_at_any_place_leaves_no_lora_in_a_weight(file, monkeypat
             break
     assert done
     assert number > 1
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_an_interruption_between_two_layers_leaves_no_lora_in_either(file, monkeypatch, number):
+    model, count = Model(), 0
+
+    class Interrupted(ExitStack):
+        def callback(self, *args, **kwargs):
+            nonlocal count
+            count += 1
+            super().callback(*args, **kwargs)
+            if count == number:
+                raise KeyboardInterrupt
+
+    before, engine = bits(model), Engine({"unet": model})
+    engine.activate(merged([Entry(file)]))
+    monkeypatch.setattr(hooks, "ExitStack", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.deactivate()
+    engine.close()
+    assert bits(model) == before
+    assert slot_of(model.one) is None
+    assert slot_of(model.two) is None
 
 
 @pytest.mark.parametrize("assign", [False, True])
