@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from io import BufferedReader
 from itertools import count
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -382,15 +383,31 @@ def read_bytes(path: Path, at_most: int) -> bytes:
         OSError: the file cannot be read, or is no regular file.
         ValueError: the file has more bytes.
     """
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise _irregular(path)
     content = bytearray()
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         while chunk := stream.read(_CHUNK):
             content += chunk
             if len(content) > at_most:
                 raise _too_large(path, at_most)
     return bytes(content)
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a regular file without waiting: another program may put a pipe in its place at any time.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    if stat.S_ISREG(path.stat().st_mode):
+        stream = open(path, "rb", opener=_without_waiting)  # noqa: SIM115  # it is returned
+        if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            return stream
+        stream.close()
+    raise _irregular(path)
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _too_large(path: Path, at_most: int) -> ValueError:

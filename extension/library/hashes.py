@@ -13,6 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
+from ..store import open_regular
 from .index import Index, Row
 from .walk import CatalogFile
 
@@ -211,7 +212,7 @@ def _end_of_header(path: Path) -> int:
     Raises:
         OSError: the file cannot be read, or nothing follows its header.
     """
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         end = 8 + int.from_bytes(stream.read(8), "little")
         if end > os.fstat(stream.fileno()).st_size:
             raise OSError(errno.EINVAL, "it is shorter than its header says that the header is", str(path))
@@ -220,7 +221,7 @@ def _end_of_header(path: Path) -> int:
 
 def _hash_from(path: Path, start: int, stop: Stop) -> str:
     digest = hashlib.sha256()
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         stream.seek(start)
         while chunk := stream.read(_CHUNK):
             digest.update(chunk)

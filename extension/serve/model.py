@@ -20,6 +20,7 @@ from ..standalone.jobs import Job
 from ..standalone.sdapi import SdApi, tried
 from ..standalone.sdapi_lists import SdLists, hashed
 from ..standalone.txt2img_fields import Asked, names_model, read_request
+from ..store import open_regular
 from .queue import MOST_PICTURES, BatchReport, BatchRunner, DeadlineError
 
 Kind: TypeAlias = Literal["progress", "answer", "refused", "retried"]
@@ -147,7 +148,7 @@ class Model:
     def read_ahead(self, name: str) -> int:
         """Read the file of a LoRA into the system's cache while a batch runs; return its bytes, 0 if there is none."""
         size = 0
-        with suppress(LoraError, OSError), self.studio.session.catalog.find(name).path.open("rb") as stream:
+        with suppress(LoraError, OSError), open_regular(self.studio.session.catalog.find(name).path) as stream:
             while chunk := stream.read(1 << 20):
                 size += len(chunk)
         return size

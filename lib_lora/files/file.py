@@ -215,7 +215,7 @@ class AdapterFile:
     def _mapped(self) -> mmap.mmap:
         self.verify()
         try:
-            with self.path.open("rb") as stream:
+            with open_regular(self.path) as stream:
                 self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
             self._address = torch.frombuffer(self._map, dtype=torch.uint8).data_ptr()
         except (OSError, ValueError) as error:
@@ -295,7 +295,7 @@ class Reader:
         try:
             if self._stream is None:
                 self._file.verify()
-                self._stream = self._file.path.open("rb")
+                self._stream = open_regular(self._file.path)
             is_whole = True
             for start, content in parts:
                 self._stream.seek(start)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from io import BufferedReader
@@ -111,7 +112,20 @@ def read_object(path: Path) -> dict[str, object]:
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a regular file. A pipe would block for ever, and a device may have no end."""
-    if not S_ISREG(path.stat().st_mode):
-        raise OSError(errno.EINVAL, "it is a folder, a pipe or a device, not a regular file", str(path))
-    return path.open("rb")
+    """Open a regular file. A pipe would block for ever, and a device may have no end.
+
+    Another program may put a pipe in its place at any time, so that it is opened without waiting, and looked at again.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    if S_ISREG(path.stat().st_mode):
+        stream = open(path, "rb", opener=_without_waiting)  # noqa: SIM115  # it is returned
+        if S_ISREG(os.fstat(stream.fileno()).st_mode):
+            return stream
+        stream.close()
+    raise OSError(errno.EINVAL, "it is a folder, a pipe or a device, not a regular file", str(path))
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))

@@ -21,7 +21,7 @@ from ..errors import FileError, MomentError, StackError, check_count, check_type
 from ..files.components import is_denoiser
 from ..files.file import AdapterFile
 from ..files.formats import base_model
-from ..files.reading import Reading, with_sidecar
+from ..files.reading import Reading, open_regular, with_sidecar
 from ..naming.blocks import BlockWeights, Element
 from ..stack import Entry, Stack
 from ..strengths.regions import ALL_PLACES
@@ -149,7 +149,7 @@ def digest(path: Path) -> str:
     """Return the SHA-256 of a file."""
     found = hashlib.sha256()
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             while block := stream.read(1 << 20):
                 found.update(block)
     except OSError as error:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import FileError
 from ..files.file import AdapterFile, stamp_of
+from ..files.reading import open_regular
 from .readers.base import is_wrapper, stored
 
 
@@ -53,7 +54,7 @@ class Checkpoint:
         self._places: dict[tuple[str, str], tuple[AdapterFile, BinaryIO, str]] = {}
         for path in paths:
             # kept open: a file that is replaced or deleted keeps its bytes while it is open and mapped
-            file, stream = AdapterFile.open(path), path.open("rb")
+            file, stream = AdapterFile.open(path), open_regular(path)
             weakref.finalize(self, stream.close)
             for key in file.infos:
                 if (place := parameter_of(key)) is not None:

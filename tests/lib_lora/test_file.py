@@ -20,9 +20,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 
+from extension import store
+from extension.library import hashes
 from lib_lora import Engine, Entry, Stack
 from lib_lora.errors import FileError, PickleError
 from lib_lora.files import file as file_module
+from lib_lora.files import reading
 from lib_lora.files.file import AdapterFile, Reader, glance
 from lib_lora.files.reading import read_object
 from lib_lora.tensors import TensorFields
@@ -383,13 +386,15 @@ def test_a_file_is_opened_as_often_whatever_the_number_of_its_layers(tmp_path, m
     model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(layers)])
     made = {name: merged([pair(f"lora_unet_{i}", (4, 4), 2) for i in range(layers)]) for name in "ab"}
     files = [save(tmp_path / f"{name}.safetensors", tensors) for name, tensors in made.items()]
-    opened, path_open = [], Path.open
+    opened, os_open = [], os.open
     with Engine({"unet": model}) as engine:
         engine.activate(Stack([Entry(files[0])]))
         with monkeypatch.context() as context:
-            context.setattr(Path, "open", lambda self, *args, **kw: opened.append(self) or path_open(self, *args, **kw))
+            context.setattr(os, "open", lambda path, *args, **kw: opened.append(path) or os_open(path, *args, **kw))
             engine.activate(Stack([Entry(files[1])]))
-        assert sum(path == files[1] for path in opened) == 4, "the header, the map, the check of the numbers, the copy"
+        assert sum(path == str(files[1]) for path in opened) == 4, (
+            "the header, the map, the check of the numbers, the copy"
+        )
 
 
 @pytest.mark.parametrize("change", ["truncated", "overwritten"])
@@ -418,3 +423,21 @@ def test_a_file_that_changes_while_layers_get_its_tensors_changes_no_layer(tmp_p
             engine.activate(Stack([Entry(files[1])]))
         monkeypatch.undo()
         assert torch.equal(model(x), want)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+@pytest.mark.parametrize("opened", [reading.open_regular, store.open_regular])
+def test_a_pipe_that_takes_the_place_of_a_file_makes_nobody_wait(tmp_path, monkeypatch, opened):
+    """It comes between the look at the file and its opening; nobody writes to it."""
+    regular, path = tmp_path / "regular", tmp_path / "a.safetensors"
+    regular.write_bytes(b"x")
+    os.mkfifo(path)
+    stat = regular.stat()
+    monkeypatch.setattr(Path, "stat", lambda self, **_: stat)
+    with pytest.raises(OSError, match="not a regular file"):
+        opened(path)
+    with opened(regular) as stream:
+        assert stream.read() == b"x"
+    for read in (hashes._end_of_header, lambda path: hashes._hash_from(path, 0, bool)):
+        with pytest.raises(OSError, match="not a regular file"):
+            read(path)

@@ -204,11 +204,13 @@ def test_a_file_that_could_not_be_opened_is_read_again_at_the_next_start(
 ) -> None:
     path = lora(folder / "a.safetensors")
 
-    def away(self: Path, *more: Any, **options: Any) -> Any:
-        raise OSError(5, "Input/output error")
+    def away(opened: Any, *more: Any, os_open: Any = os.open, **options: Any) -> Any:
+        if str(opened) == str(path):
+            raise OSError(5, "Input/output error")
+        return os_open(opened, *more, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", away)
+        patch.setattr(os, "open", away)
         facts = FactsReader().read(path)
     assert facts.problem == "it cannot be read: Input/output error"
     assert facts.passing

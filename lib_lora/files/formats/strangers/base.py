@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from ....registry import cached, discover
+from ...reading import open_regular
 from .. import strangers as folder
 
 _READ = 8_000_000
@@ -109,7 +110,7 @@ def _names_in(path: Path) -> Iterator[str]:
                     return
             yield from archive.namelist()
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, ValueError):  # no archive, or damaged
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             yield from _texts(stream.read(_READ))
 
 
