@@ -21,6 +21,7 @@ from extension.client import Client, ClientError
 from extension.serve.ingress import RETRIED, TIMEOUT, Ingress, IngressSettings
 from extension.serve.keys import read_keys
 from extension.serve.model import Message, Model, ModelSettings, first_lora
+from tests.fakes.coroutines import completed
 
 ANN, BOB = "0123456789abcdef", "fedcba9876543210"
 SMALL: dict[str, Any] = {"steps": 2, "width": 64, "height": 64, "seed": 1}
@@ -216,7 +217,7 @@ def test_a_task_that_is_cancelled_ends_its_request(ann: Client, models: LocalMod
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    asyncio.run(begin_and_cancel())
+    completed(begin_and_cancel())
     wait_until(lambda: models.ended == ended + 1)
 
 

@@ -63,7 +63,7 @@ def growth(read: Read, before: str, run: str, after: str) -> float:
     most = 0.0
     for size in SIZES:
         text = before + run * (size // len(run)) + after
-        limit = MOST * max(FLOOR, idle / 10, times[-2] if len(times) > 1 else ENOUGH)
+        limit = MOST * max(FLOOR, idle / 4, times[-2] if len(times) > 1 else ENOUGH)
         taken = seconds(read, text) - idle
         for _ in range(3):  # other threads of the process may have asked for the lock of the interpreter
             taken = min(taken, seconds(read, text) - idle) if taken > limit else taken
