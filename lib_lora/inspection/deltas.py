@@ -208,11 +208,10 @@ def delta_of(adapter: Adapter, base: Base | None = None, *, stacked: bool = Fals
     if isinstance(adapter, LoKr) and adapter.rows is None:
         first, second = (half.dense(_CPU, _EXACT) for half in (adapter.first, adapter.second))
         return KroneckerDelta(first * adapter.scale, second)
-    form = adapter.form()
-    if form is not None and form.pair is not None and not (form.on_input or form.on_output):
-        factors = adapter.factors()
-        up, down = factors.up.to(_CPU, _EXACT) * form.pair.scale, factors.down.to(_CPU, _EXACT).flatten(1)
-        return LowRankDelta(up, down) if up.shape[1] < min(up.shape[0], down.shape[1]) else DenseDelta(up @ down)
     at = At(_CPU, _EXACT, weight=None if weight is None else weight.to(_CPU, _EXACT))
+    factors = adapter.as_factors(lambda: at.base)
+    if factors is not None:
+        up, down = factors.up, factors.down.flatten(1)
+        return LowRankDelta(up, down) if up.shape[1] < min(up.shape[0], down.shape[1]) else DenseDelta(up @ down)
     matrix = adapter.delta_weight(at)
     return DenseDelta(matrix.reshape(-1, matrix.shape[-1]) if stacked else matrix.reshape(matrix.shape[0], -1))

@@ -1,7 +1,7 @@
 """The change of one weight, apart from any adapter or file: products of factors, a dense rest, a change of the bias.
 
-All numbers are fp64. A product is never multiplied out where its QR factors are smaller: of U D with U = Q1 R1 and
-D^T = Q2 R2, the singular values are those of R1 R2^T, which is as small as the rank.
+All numbers are fp64. A product is never multiplied out where its QR factors are smaller. If U = Q1 R1 and D^T = Q2 R2,
+the product U D has the singular values of R1 R2^T, a matrix with as many rows and columns as the rank.
 """
 
 from __future__ import annotations
