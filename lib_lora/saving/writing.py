@@ -87,7 +87,8 @@ def check_room(path: Path, nbytes: int) -> None:
 def unfinished(path: Path, *, replace: bool) -> Iterator[tuple[BinaryIO, Path]]:
     """Yield an open file and a path to read it by; behind the `with` block it is at `path`, and after an error gone.
 
-    On Linux the file has no name before, so that nothing remains even if the process is killed.
+    On Linux the file has no name before, so that nothing remains even if the process is killed. Where it replaces
+    another file, it has a name of its own for a moment, as no system gives a file the name of another one at once.
 
     Raises:
         FileError: the file cannot be written, or the name was taken meanwhile.

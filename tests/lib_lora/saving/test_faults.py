@@ -184,7 +184,7 @@ import os, random, signal, sys
 import torch
 from pathlib import Path
 from torch import nn
-from lib_lora import Engine, Entry, Stack, save_stack
+from lib_lora import Engine, Entry, Stack, load_network, save_stack
 torch.set_num_threads(1)
 folder = Path(sys.argv[1])
 model = nn.ModuleDict({"layer": nn.Linear(1200, 1200).requires_grad_(False)})
@@ -202,8 +202,37 @@ for turn in range(30):
     random.random()
     _, status = os.waitpid(child, 0)
     ends.append("killed" if os.WIFSIGNALED(status) else "saved")
+    for replacing in folder.glob(".new.safetensors.*.part"):  # killed in the moment in which it replaces the former
+        assert (folder / "new.safetensors").is_file()
+        whole = replacing.replace(folder / "whole.safetensors")
+        assert load_network(whole, {"unet": model}).report.hit == 1
+        whole.unlink()
     print(ends[-1], *sorted(path.name for path in folder.iterdir()))
 """
+
+
+AT_THE_END = """
+import os, sys
+from pathlib import Path
+from torch import nn
+from lib_lora import Engine, Entry, Stack, save_stack
+folder = Path(sys.argv[1])
+engine = Engine({"unet": nn.ModuleDict({"layer": nn.Linear(12, 12).requires_grad_(False)})})
+engine.activate(Stack([Entry(folder / "source.safetensors")]))
+Path.replace = lambda *_: os._exit(9)
+save_stack(engine, folder / "new.safetensors", replace=True)
+"""
+
+
+def test_a_process_that_is_killed_as_it_replaces_a_file_leaves_both_whole(tmp_path):
+    save(tmp_path / "source.safetensors", pair("lora_unet_layer", (12, 12), 4))
+    former = tmp_path / "new.safetensors"
+    former.write_bytes(b"former")
+    assert subprocess.run([sys.executable, "-c", AT_THE_END, tmp_path], cwd=ROOT, check=False).returncode == 9
+    assert former.read_bytes() == b"former"
+    (left,) = tmp_path.glob(".new.safetensors.*.part")
+    whole = left.rename(tmp_path / "whole.safetensors")
+    Engine({"unet": nn.ModuleDict({"layer": nn.Linear(12, 12)})}).activate(Stack([Entry(whole)]))
 
 
 @pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="elsewhere an unfinished file has a name")
