@@ -217,7 +217,8 @@ from pathlib import Path
 from torch import nn
 from lib_lora import Engine, Entry, Stack, save_stack
 folder = Path(sys.argv[1])
-engine = Engine({"unet": nn.ModuleDict({"layer": nn.Linear(12, 12).requires_grad_(False)})})
+model = nn.ModuleDict({"layer": nn.Linear(12, 12).requires_grad_(False)})
+engine = Engine({"unet": model})
 engine.activate(Stack([Entry(folder / "source.safetensors")]))
 Path.replace = lambda *_: os._exit(9)
 save_stack(engine, folder / "new.safetensors", replace=True)
@@ -231,8 +232,8 @@ def test_a_process_that_is_killed_as_it_replaces_a_file_leaves_both_whole(tmp_pa
     assert subprocess.run([sys.executable, "-c", AT_THE_END, tmp_path], cwd=ROOT, check=False).returncode == 9
     assert former.read_bytes() == b"former"
     (left,) = tmp_path.glob(".new.safetensors.*.part")
-    whole = left.rename(tmp_path / "whole.safetensors")
-    Engine({"unet": nn.ModuleDict({"layer": nn.Linear(12, 12)})}).activate(Stack([Entry(whole)]))
+    model = nn.ModuleDict({"layer": nn.Linear(12, 12)})
+    Engine({"unet": model}).activate(Stack([Entry(left.rename(tmp_path / "whole.safetensors"))]))
 
 
 @pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="elsewhere an unfinished file has a name")
