@@ -216,6 +216,18 @@ def test_sequences_of_a_jagged_tensor_have_no_strengths_of_their_own(tmp_path):
         model(x)
 
 
+def test_jagged_output_that_is_not_finite_is_told(tmp_path):
+    if not hasattr(torch.nested, "nested_tensor_from_jagged"):
+        pytest.skip("this torch makes no jagged tensors of values")
+    model = Model(nn.Linear(8, 8))
+    first, _ = two(tmp_path)
+    engine = Engine({"unet": model})
+    engine.activate(Stack([replace(first, multiplier=1e38)]))
+    x = torch.nested.nested_tensor([torch.randn(4, 8), torch.randn(2, 8)], layout=torch.jagged)
+    assert not model(x).values().isfinite().all()
+    assert "is not finite from call 1 on" in engine.report.summary()
+
+
 # ScriptModules, Conv1D ------------------------------------------------------------------------------------------------
 
 
