@@ -82,7 +82,7 @@ parts were made one by one, in two hours and a quarter together on two cores. Th
 minutes, and had the same tensors to the bit. Counting takes 17 to 28 minutes more.
 
 Then all large matrices are rounded to few values each, as `training/rounded.py` says, so that a clone is small. The
-figures above were counted before this.
+figures above were counted after this.
 
 The denoiser predicts noise with SD 1.5's schedule and min-SNR weights (arXiv:2303.09556). A tenth of the captions are
 empty. The optimizers are Muon for matrices and AdamW for the rest. PEFT made LoRA and DoRA; LyCORIS made LoCon, LoHa,
