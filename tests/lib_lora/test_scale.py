@@ -28,9 +28,9 @@ def model(layer: nn.Module | None = None) -> dict[str, nn.Module]:
     return {"unet": Model(layer or nn.Linear(SHAPE[1], SHAPE[0]))}
 
 
-def scale_of(network: Network, product: Tensor) -> float:
+def scale_of(network: Network, product: Tensor, component: str = "unet") -> float:
     """Return the factor of a product in the change of the layer, which is nothing else."""
-    delta, product = network.delta_weight("unet", "layer", torch.float64), product.double().reshape(-1)
+    delta, product = network.delta_weight(component, "layer", torch.float64), product.double().reshape(-1)
     factor = (delta.reshape(-1) @ product / product.square().sum()).item()
     assert (delta.reshape(-1) - factor * product).abs().max() < 1e-6 * delta.abs().max()
     return factor
@@ -89,6 +89,24 @@ def test_a_layer_has_the_alpha_of_its_name(tmp_path, alphas):
     network = load_network(save(tmp_path / "a.safetensors", tensors, said), model(nn.Linear(8, 8)))
     down, up = tensors.values()
     assert scale_of(network, up @ down) == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(
+    ("component", "prefix", "others"),
+    [
+        ("text_encoder", "lora_te1", "lora_te2"),
+        ("text_encoder", "lora_te", "lora_tee"),
+        ("text_encoder_2", "lora_te2", "lora_te1"),
+    ],
+)
+def test_a_layer_of_a_text_encoder_has_the_alpha_of_its_own_encoder(tmp_path, component, prefix, others):
+    tensors = pair("lora_te2_layer" if component == "text_encoder_2" else "lora_te1_layer", (8, 8), 2)
+    alphas = f"{others}_lay.*=1,{prefix}_lay.*=6"
+    said = {"ss_network_alpha": "4", "ss_network_dim": "2", "network_reg_alphas": alphas}
+    path = save(tmp_path / "a.safetensors", tensors, said)
+    network = load_network(path, {name: Model(nn.Linear(8, 8)) for name in ("unet", "text_encoder", "text_encoder_2")})
+    down, up = tensors.values()
+    assert scale_of(network, up @ down, component) == pytest.approx(3.0)
 
 
 NEIGHBOURS = {
