@@ -5,7 +5,7 @@ r"""LoRA tags in a prompt; pure text. The grammar is the union of what web UIs a
     <lora:name:0@0,1@0.3,0@1:hr=0.6>   <lora:name:1@14,0@1:by=sigma:curve=cosine>
     <lora:name:1:lbw=OUTALL:lbwe=ATTNDEEPON:step=2-12>   <lora:name:1:0,0,0,1,…>   <lora:name:1:OUTALL:0.7>
     <lora:name:1:5-15>   <lora:name:1:start=0:end=0.25>
-    <lora:name:1:sigma=14-1:pass=base,hires:half=pos:rows=1,3>   <lora:name:1:mask=left:feather=0.1>
+    <lora:name:1:sigma=14-1:pass=base,hires:half=pos:rows=1,3>   <lora:name:1:mask=left:feather=0.1:outside=0>
     <lora:name:1:alpha=8>   <lora:name:1:scale=0.0625>
     <lora:name with \: in it:1:grammar=1>
 
@@ -16,8 +16,8 @@ the second number would and is none are block weights. A range without a name, a
 
 Sources: AUTOMATIC1111/stable-diffusion-webui extensions-builtin/Lora/extra_networks_lora.py; vladmandic/sdnext
 modules/lora/extra_networks_lora.py; cheald/sd-webui-loractl loractl/lib/utils.py; hako-mikan/sd-webui-lora-block-weight
-scripts/lora_block_weight.py. `by`, `curve`, `sigma`, `pass`, `half`, `rows`, `mask`, `feather`, `part`, `alpha`,
-`scale` and `grammar` are Remora's own; `grammar` is read for the whole prompt.
+scripts/lora_block_weight.py. `by`, `curve`, `sigma`, `pass`, `half`, `rows`, `mask`, `feather`, `outside`, `part`,
+`alpha`, `scale` and `grammar` are Remora's own; `grammar` is read for the whole prompt.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _MOST_PARTS = 999
 _SETTINGS = (
     *("te", "unet", "dyn", "hr", "hrte", "hrunet", *SIDES, "module"),
     *("lbw", "w", "lbwe", "x", "start", "stop", "end", "step", "sigma", "by", "curve", "pass", "half", "rows"),
-    *("mask", "feather", "part", "alpha", "scale", "grammar"),
+    *("mask", "feather", "outside", "part", "alpha", "scale", "grammar"),
 )
 ALIASES = {"w": "lbw", "end": "stop"}
 """Other names of settings."""
@@ -193,6 +193,8 @@ def _named(tag: Tag) -> Iterator[tuple[str, str]]:
         yield "mask", tag.mask.written
     if tag.mask.feather:
         yield "feather", number(tag.mask.feather)
+    if tag.mask.outside != 1:
+        yield "outside", number(tag.mask.outside)
     if tag.mask.part is not None:
         yield "part", str(tag.mask.part)
     yield from ((n, number(v)) for n, v in (("alpha", tag.alpha), ("scale", tag.scale)) if v is not None)
@@ -451,18 +453,21 @@ class _TagReader:
 
     def _mask(self) -> Mask:
         if "mask" not in self._fields:
-            for name in ("feather", "part"):
+            for name in ("feather", "outside", "part"):
                 if name in self._fields:
                     self._fail(self._fields[name], f"{name!r} needs a region, such as mask=left")
             return NO_MASK
         field, feather = self._fields["mask"], self._read("feather", self._to_number, 0.0)
         if not 0 <= feather <= 1:
             self._fail(self._fields["feather"], f"{feather:g} is not a soft edge; write a number from 0 to 1")
+        outside = self._read("outside", self._to_number, 1.0)
+        if not 0 <= outside <= 1:
+            self._fail(self._fields["outside"], f"{outside:g} is not a share of the effect; write a number from 0 to 1")
         try:
             mask = read_mask(field.value, feather, self._names.regions)
         except RegionTextError as error:
             raise PromptError(self._text, field.place + error.place, str(error)) from error
-        return replace(mask, part=self._read("part", self._to_part, None))
+        return replace(mask, outside=outside, part=self._read("part", self._to_part, None))
 
     def _to_part(self, field: _Field) -> int:
         return self._to_count(

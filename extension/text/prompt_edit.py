@@ -244,7 +244,7 @@ def _changed(prompt: str, name: str, change: Callable[[str, str], str], before: 
 
 
 def _readable(arguments: str) -> bool:
-    for named in ("lbw", "lbwe", "mask", "feather", "part"):  # their names are checked elsewhere
+    for named in ("lbw", "lbwe", "mask", "feather", "outside", "part"):  # their names are checked elsewhere
         arguments = set_field(arguments, named, "")
     try:
         parse_arguments(arguments)

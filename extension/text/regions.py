@@ -1,6 +1,6 @@
 """Parts of the picture as prompts write them: by name, by edges, joined and inverted; pure.
 
-    mask=left     mask=0,0,0.5,1     mask=face+0,0.8,1,1     mask=!face     mask=face:feather=0.1
+    mask=left     mask=0,0,0.5,1     mask=face+0,0.8,1,1     mask=!face     mask=face:feather=0.1:outside=0
 
 Edges are left, top, right and bottom, in shares of the picture. A name is one of those that come along or one of the
 user's own. `!` is all but what follows, and binds closer than `+`.
@@ -74,6 +74,8 @@ class Mask:
     """The region."""
     own: Mapping[str, Region] = field(default_factory=dict)
     """The user's own regions that it uses."""
+    outside: float = 1.0
+    """How much of the effect stays outside of the region."""
     part: int | None = None
     """Of a prompt whose parts are joined by AND, the part that describes the region, from 1; None without one."""
 

@@ -114,7 +114,7 @@ class Tag:
             if plain is not None:
                 return plain
         sides = {} if self.module else {side: amount_by_host(one) for side, one in self.sides.items()}
-        return Strength(of, sides, window_by_host(self.during), blocks, region, part)
+        return Strength(of, sides, window_by_host(self.during), blocks, region, part, self.mask.outside)
 
     def _of(self, te: Amount, unet: Amount) -> Amount | Mapping[str, Amount]:
         """Return the amount of each component; a single one if all are equal."""

@@ -92,8 +92,11 @@ const isRange = (text) => {
     return wrong(t("tag.notARange", {text, example: meant || t("tag.aRange")}), ...[meant].filter(Boolean));
 };
 /** @type {Check} */
-const isSoftEdge = (text) =>
-    isNumber(text) ?? (Number(text) < 0 || Number(text) > 1 ? wrong(t("tag.notASoftEdge", {text})) : null);
+const isSoftEdge = (text) => isNumber(text) ?? (isShare(text) ? null : wrong(t("tag.notASoftEdge", {text})));
+/** @type {Check} */
+const isRest = (text) => isNumber(text) ?? (isShare(text) ? null : wrong(t("tag.notARest", {text})));
+/** @param {string} text */
+const isShare = (text) => Number(text) >= 0 && Number(text) <= 1;
 /** @type {(check: Check) => Check} */
 const each = (check) => (text) => {
     const parts = text.split(/([,+])/); // with the marks between them
@@ -139,6 +142,7 @@ const CHECKS = new Map([
         part: isCount(3, "tag.notAPart"),
         grammar: isOneOf("0", "1"),
         feather: isSoftEdge,
+        outside: isRest,
         rows: each(isCount(3, "tag.notAnImage")),
     }),
 ]);
@@ -321,7 +325,7 @@ function fixesOfKey(name, fields, field) {
  * @returns {[Field | undefined, string]}
  */
 function lostField(fields) {
-    const fading = fields.find(({key}) => ["feather", "part"].includes(key));
+    const fading = fields.find(({key}) => ["feather", "outside", "part"].includes(key));
     if (fading && !fields.some(({key}) => key === "mask")) return [fading, t("tag.needsRegion", {key: fading.key})];
     const shape = fields.find(({key}) => ["by", "curve"].includes(key));
     return shape && !hasCurve(fields) ? [shape, t("tag.needsSchedule", {key: shape.key})] : [undefined, ""];

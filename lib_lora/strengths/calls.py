@@ -21,6 +21,7 @@ class CallStrengths:
 
     stack: StackStrengths
     values: Values
+    """The strength of every group; 0 of those that a prediction lacks."""
     moment: Moment = field(default_factory=Moment)
     """Where its timestep is not known, all ranks act."""
     shown: int = 0
@@ -65,6 +66,10 @@ class OpenCall:
     in_force: object | None = None  # as the table's
     outer: CallStrengths | None = None
     """The strengths of the call around it."""
+    setting: dict[str, Any] = field(default_factory=dict)
+    """What it set in the table."""
+    again: tuple[Any, Any] | None = None
+    """Arguments for further predictions; None where there are none."""
 
 
 class CallLock:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from threading import get_ident
 from typing import Any, TypeAlias
 
 import torch
@@ -32,8 +33,10 @@ from ..naming.architectures.base import (
 )
 from ..tensors import plain_mode
 from .calls import CallArguments, CallLock, CallStrengths, OpenCall
+from .outside import Join, kept, refuse_graph
 from .pipeline_rows import PipelineRows, Row
 from .regions import LatentGrid
+from .stack_strengths import Confined, StackStrengths
 from .strength import Clock, Moment
 from .table import StrengthTable
 
@@ -148,7 +151,8 @@ class CallSettings:
                         calls = CallHooks(name, table, self, is_denoiser(name) and has_flow(name))
                         begin, end = hook_of(component, calls.begin), hook_of(component, calls.end)
                         self._stops.callback(component.register_forward_pre_hook(begin, with_kwargs=True).remove)
-                        self._stops.callback(component.register_forward_hook(end, always_call=True).remove)
+                        ended = component.register_forward_hook(end, with_kwargs=True, always_call=True)
+                        self._stops.callback(ended.remove)
                         self.hooks.append(calls)
         self._served = wanted
 
@@ -280,6 +284,8 @@ class CallHooks:
     settings: CallSettings
     flow: bool
     warned: bool = False
+    _further: dict[int, tuple[StackStrengths, dict[str, Any]]] = field(default_factory=dict)
+    """Thread -> the stack, and what the next call sets, if that is a further prediction of a call that has ended."""
 
     def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> object:
         """Set the strengths of a call; a forward pre-hook.
@@ -289,13 +295,19 @@ class CallHooks:
         if kwargs is None:  # another thread is removing the hook, in two steps
             return None
         held = kwargs if isinstance(kwargs, CallArguments) else CallArguments(kwargs)  # one for all hooks of a call
+        further = self._further.pop(get_ident(), None)
         opened, is_set, call = self.settings.lock.begin(held, self.component), False, ModelCall(args, held, model)
         opened.in_force = self.table.in_force
         with plain_mode(_CPU):
             while not is_set:  # again if another thread writes another stack meanwhile
                 now = self.table.now
                 opened.stack, opened.outer = now.stack, now if opened.is_inner else None
-                is_set = self.table.set_call(now.stack, **self._setting(call, now, opened.outer))
+                own = further[1] if further is not None and further[0] is now.stack else None
+                opened.setting = self._setting(call, now, opened.outer) if own is None else own
+                is_set = self.table.set_call(now.stack, **opened.setting)
+        if further is None and "prediction" in opened.setting:
+            refuse_graph()
+            opened.again = kept(args), kept(dict(held))
         return args, held
 
     def _setting(self, call: ModelCall, now: CallStrengths, outer: CallStrengths | None) -> dict[str, Any]:
@@ -322,13 +334,47 @@ class CallHooks:
                 text = "regions by attention repeat the rows of a call, and its images have LoRA of their own"
                 raise RowsError(f"{text}; make them in batches of one")
             setting["rows"] = variants
+        if stack.predictions > 1:
+            setting["prediction"] = 0
         return setting
 
-    def end(self, model: nn.Module, *_: object) -> None:
-        """Set the table back: to the call around this one, or to rest; a forward hook."""
-        opened = self.settings.lock.present(self.component)
+    def end(self, model: nn.Module, _: tuple[Any, ...], *rest: Any) -> Any:
+        """Set the table back: to the call around this one, or to rest; a forward hook.
+
+        Where LoRA keep to their regions, return the output of all predictions together. Raise RegionError where it
+        does not show its places.
+        """
+        opened, output = self.settings.lock.present(self.component), rest[-1]
         if opened is None:
-            return
+            return None
+        now, values = self.table.now, self.table.values
+        self._close(model, opened)
+        if opened.again is None or output is None or now.stack is not opened.stack or now.latents is None:
+            return None
+        stack, others = now.stack, list[tuple[Any, list[Confined | None]]]()
+        for number in range(1, stack.predictions):
+            if stack.of_prediction(values, number) == now.values:
+                continue  # at this moment, its strength is 0
+            setting = {**opened.setting, "prediction": number}
+            made = self._predict(model, opened.again, stack, setting)
+            if self.table.now.stack is not stack:
+                return None
+            others.append((made, stack.confined_rows(number, now.rows if now.mixed else (now.shown,))))
+        return Join(self.table, now.latents)(output, others) if others else None
+
+    def _predict(
+        self, model: nn.Module, again: tuple[Any, Any], stack: StackStrengths, setting: dict[str, Any]
+    ) -> object:
+        """Call the model once more, with other strengths; all hooks of other code see a call as any other."""
+        args, kwargs = kept(again)
+        self._further[get_ident()] = stack, setting
+        try:
+            return model(*args, **kwargs)
+        finally:
+            self._further.pop(get_ident(), None)
+
+    def _close(self, model: nn.Module, opened: OpenCall) -> None:
+        """End a call, and let the table rest or go on with the call around it."""
         self._warn_of_lost_regions(opened, type(model).__name__)
         with plain_mode(_CPU):
             if opened.outer is None:

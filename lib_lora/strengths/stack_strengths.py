@@ -7,7 +7,7 @@ negative prompts have strengths of their own. The table has a number for each va
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from itertools import groupby
 from operator import attrgetter, mul
@@ -16,8 +16,8 @@ from typing import NamedTuple, TypeAlias
 from ..errors import MomentError, StackError
 from ..files.components import DENOISER, role
 from ..naming.blocks import BlockNames, Element, Side, block_of, side_of
-from .regions import ALL_PLACES, RegionPart
-from .strength import AnyMultiplier, Moment, all_strengths, largest_of, strengths_by_image
+from .regions import ALL_PLACES, Region, RegionPart
+from .strength import AnyMultiplier, Moment, Strength, all_strengths, largest_of, strengths_by_image
 
 Values: TypeAlias = tuple[tuple[float, ...], ...]
 """For each variant, the strength of every group."""
@@ -41,6 +41,24 @@ class StrengthGroup(NamedTuple):
     """Of the denoiser; None for layers that are not called at each step."""
     rules: tuple[Element, ...]
     """The entry's `block_rules` that match these layers."""
+
+
+class Confined(NamedTuple):
+    """Entries that keep to one region."""
+
+    region: Region
+    outside: float
+    """How much of their effect stays outside of it."""
+    entries: tuple[int, ...]
+
+
+def _confined(strengths: Sequence[Strength], regional: Collection[int]) -> tuple[Confined, ...]:
+    """Return the entries that keep to their regions, with those of one region together."""
+    found = dict[tuple[Region, float], list[int]]()
+    for entry, one in enumerate(strengths):
+        if entry in regional and one.region is not None and one.outside < 1:
+            found.setdefault((one.region, one.outside), []).append(entry)
+    return tuple([Confined(region, outside, tuple(entries)) for (region, outside), entries in found.items()])
 
 
 @lru_cache(maxsize=16384)
@@ -90,6 +108,10 @@ class StackStrengths:
         """Whether there are any; a graph knows nothing else of regions."""
         self.has_places = bool([own for own in self.regions for place, _ in own if place is not None])
         """Whether the place in the picture makes a difference."""
+        self.confined = tuple([_confined(own, regional) for own in variants])
+        """For each variant, the entries that keep to their regions; or nothing."""
+        self.predictions = 1 + max(map(len, self.confined), default=0)
+        """How often a call of the denoiser computes it."""
         self.has_parts = bool([part for own in self.regions for _, part in own if part is not None])
         """Whether the part of the prompt that a row is of makes a difference."""
 
@@ -114,6 +136,23 @@ class StackStrengths:
             self._moments += 1
             self._acted |= {i for numbers in found for i, value in enumerate(numbers) if value}
         return tuple(found)
+
+    def of_prediction(self, values: Values, number: int) -> Values:
+        """Return values for one prediction: without the entries that keep to regions, but the group of that number."""
+        found = []
+        for own, confined in zip(values, self.confined, strict=True):
+            absent = {entry for i, one in enumerate(confined, 1) if i != number for entry in one.entries}
+            numbers = [
+                0.0 if group.side and group.entry in absent else one
+                for group, one in zip(self.groups, own, strict=True)
+            ]
+            found.append(tuple(numbers))
+        return tuple(found)
+
+    def confined_rows(self, number: int, variants: Sequence[int]) -> list[Confined | None]:
+        """Return what keeps to its region in a prediction, for rows of these variants; None where nothing does."""
+        own = [self.confined[variant] for variant in variants]
+        return [one[number - 1] if number <= len(one) else None for one in own]
 
     def effects(self) -> tuple[dict[int, str], dict[int, str], dict[int, str]]:
         """Return why entries had no effect so far, on which of their parts and why, and what does not limit them."""

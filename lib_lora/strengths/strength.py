@@ -246,6 +246,9 @@ class Strength(OneLine):
     Layers that are given the prompt have the whole strength on the rows of that part, and none on other rows. Without a
     region, so have all layers of the denoiser.
     """
+    outside: float = 1.0
+    """How much of its effect stays outside of its region, from 0 to 1. Attention carries the effect of a region to the
+    rest of the picture. Below 1, each call of the denoiser becomes two, one of them without it, which are joined."""
 
     def __post_init__(self) -> None:
         if isinstance(self.of, Mapping):
@@ -258,6 +261,10 @@ class Strength(OneLine):
         check_type(self.region, (Region, NoneType), "region", "a Region, as Region.rectangle(0, 0, 0.5, 1), or None")
         if self.part is not None and (type(self.part) is not int or self.part < 0):
             raise StackError(f"part must be a whole number from 0 up, or None, not {shown(self.part)}")
+        if not (is_number(self.outside) and 0 <= self.outside <= 1):
+            raise StackError(f"outside must be a number from 0 to 1, not {shown(self.outside)}")
+        if self.outside < 1 and self.region is None:
+            raise StackError(f"outside={self.outside:g} needs a region, as Strength(1.0, region=region, outside=0)")
         named = self.of if isinstance(self.of, Mapping) else {"": self.of}
         for name, amount in (*named.items(), *self.sides.items()):
             if not isinstance(amount, Curve):

@@ -119,7 +119,9 @@ class StrengthTable:
     def __init__(self, strengths: StackStrengths, kept: Callable[[str, Tensor], Tensor] | None = None) -> None:
         self._kept = kept
         self.lock = threading.RLock()  # a UI's thread writes strengths while the model's thread begins a call
-        self.now = CallStrengths(strengths, strengths.values(None))
+        self.values = strengths.values(None)
+        """Of all groups, also of those that the present prediction lacks."""
+        self.now = CallStrengths(strengths, self.values)
         """Read once for a call of a layer, as another thread may activate meanwhile."""
         self.is_inside: Callable[[], bool] = bool
         """Whether this thread is in a call of a component."""
@@ -229,7 +231,7 @@ class StrengthTable:
         """Write every group. Where the number of variants changes, the first is shown."""
         values = strengths.values(None)
         with self.lock:
-            now = self.now
+            now, self.values = self.now, values
             if strengths.regions != now.stack.regions:
                 self._weights.clear()
             if len(values) == len(now.values):
@@ -246,17 +248,19 @@ class StrengthTable:
         parts: tuple[int | None, ...] = (),
         latents: LatentGrid | None = None,
         is_unknown: bool = False,
+        prediction: int | None = None,
     ) -> bool:
         """Set the strengths to a model call; return False where another stack came since the arguments were read.
 
         Without a moment it stays. `rows` are variants, of which a single one is for all rows; without any, it stays.
-        MomentError leaves all as before.
+        MomentError leaves all as before. `prediction` leaves out what others have, see `outside`.
         """
         with self.lock:
             now, mixed = self.now, len(set(rows)) > 1
             if stack is not now.stack:
                 return False
-            values = now.values if moment is None else self._values_at(moment)
+            values = self.values if moment is None else self._values_at(moment)
+            values = values if prediction is None else stack.of_prediction(values, prediction)
             if latents not in (None, self._weighed):
                 self._weighed = latents
                 self._weights.clear()
@@ -273,8 +277,9 @@ class StrengthTable:
     def _values_at(self, moment: Moment) -> Values:
         for *_, schedule in self.scheduled:
             schedule.check(moment)
-        now = self.now
-        return now.stack.values(moment) if now.stack.varies else now.values
+        stack = self.now.stack
+        self.values = stack.values(moment) if stack.varies else self.values
+        return self.values
 
     def rest(self, variant: int | None, is_busy: Callable[[], bool] | None = None) -> None:
         """Have one variant in calls that set nothing, unless a model call runs, as `is_busy` tells.

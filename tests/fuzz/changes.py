@@ -52,6 +52,7 @@ _TOKENS = (
         "by=",
     ),
     *("sigma=", "curve=cosine", "pass=base,hires", "half=pos", "rows=1,3", "mask=left", "feather=0.1", "part=1"),
+    "outside=0",
     *("0", "1", "-1", ".5", "1e308", "1e309", "1e-320", "0@0,1@1", "99999999999999999999", "0" * 400, "nan", "inf"),
     *("R", "U", "X", "X+0.2", "OUTALL", "ATTNDEEPON", "NOT", "high", "low", "left", "0,0,0.5,1", "BREAK", "AND"),
     *("Negative prompt: ", "Steps: 1, ", "Lora hashes: ", "Remora stack: ", "# Remora preset 1: ", "null", "{}", "[]"),

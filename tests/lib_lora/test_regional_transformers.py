@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -287,3 +288,26 @@ def test_every_layer_of_the_picture_has_its_places(tmp_path, make):
     assert len(seen) > 10
     engine.deactivate()
     assert torch.equal(model(**arguments).sample, plain)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("make", PLACES, ids=lambda make: make.__name__)
+def test_what_keeps_to_its_region_changes_nothing_outside_of_it(tmp_path, make):
+    torch.manual_seed(0)
+    model, arguments = make()
+    model.requires_grad_(False)
+    path = kohya_lora(tmp_path / "all.safetensors", {"unet": model})
+    engine = Engine({"transformer": model})
+    plain = model(**arguments).sample
+    engine.activate(Stack([Entry(path, LEFT)]))
+    whole = model(**arguments).sample
+    engine.activate(Stack([Entry(path, replace(LEFT, outside=0.0))]))
+    got = model(**arguments).sample
+    if plain.ndim == 3:  # tokens
+        plain, whole, got = (
+            y[:, -HEIGHT * WIDTH :].unflatten(1, (HEIGHT, WIDTH)).movedim(-1, 1) for y in (plain, whole, got)
+        )
+    half = plain.shape[-1] // 2
+    assert torch.equal(got[..., half:], plain[..., half:])
+    assert torch.allclose(got[..., :half], whole[..., :half], atol=1e-5)
+    assert not torch.allclose(got[..., :half], plain[..., :half], atol=1e-3)

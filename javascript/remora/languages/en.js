@@ -434,6 +434,10 @@ export const ENGLISH = /** @type {const} */ ({
     "regions.softEdge": "Soft edge",
     "regions.softEdgeOf": "Soft edge of the region of {name}",
     "regions.ofPicture": "{percent} % of the picture",
+    "regions.outside": "Effect outside",
+    "regions.outsideOf": "Effect of {name} outside of its region",
+    "regions.ofEffect": "{percent} % of the effect",
+    "regions.outsideHint": "The model is called once more for each such region, at every step.",
     "regions.stronger": "In a part of the picture, a LoRA often needs a higher strength, such as {strength}.",
     "regions.setStrength": "Set {strength}",
     "regions.missing": "the region is missing; write, for example, left or 0,0,0.5,1",
@@ -574,6 +578,7 @@ export const ENGLISH = /** @type {const} */ ({
     "tag.notARange": "“{text}” is not a range; write {example}",
     "tag.aRange": "a range, such as 2-10",
     "tag.notASoftEdge": "{text} is not a soft edge; write a number from 0 to 1",
+    "tag.notARest": "{text} is not a share of the effect; write a number from 0 to 1",
     "tag.numberOrWeights": "“{text}” is not a number; write {example}, or for block weights lbw={text}",
     "tag.notARank": "“{text}” is not a rank; write a whole number from 1, such as 16",
     "tag.notAPart": "“{text}” is not a part of a prompt; the parts between AND are numbered from 1",
@@ -753,6 +758,7 @@ export const ENGLISH = /** @type {const} */ ({
     "said.notARange": "{text} is not a range",
     "said.notARangeSuch": "{text} is not a range, such as {example}",
     "said.notASoftEdge": "{text} is not a soft edge",
+    "said.notAShare": "{text} is not a share of the effect",
     "said.writeShare": "write a number from 0 to 1",
 
     // about block weights

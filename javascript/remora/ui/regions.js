@@ -47,9 +47,9 @@ export function Regions({tab, entry}) {
     const [part, ...others] = readMask(text);
     const base = others.length ? "" : part.name; // the region that is chosen, or all but it
     const own = regions?.find((one) => one.own && one.name === base);
-    // without a region, nothing can fade
+    // without a region, nothing can fade, and nothing is outside
     const write = (/** @type {string} */ value, what = "") =>
-        entry.edit((body) => setField(value ? body : setField(body, "feather", ""), "mask", value), what);
+        entry.edit((body) => setField(value ? body : withoutRegion(body), "mask", value), what);
     const save = async (/** @type {string} */ name, /** @type {string} */ picture) => {
         const former = regions?.find((one) => one.own && one.name === name);
         await tab.kept.saveRegion(name, picture);
@@ -158,6 +158,9 @@ function Shown({entry, text, feather, known}) {
             (body) => setField(body, "feather", event.target.valueAsNumber ? written(event.target.valueAsNumber) : ""),
             "feather",
         );
+    const keep = (/** @type {FieldEvent} */ event) =>
+        entry.edit((body) => setField(body, "outside", restOf(event.target.valueAsNumber)), "outside");
+    const rest = Number(entry.values.outside ?? 1);
     const {unet, unetCurve, teText, unetText} = entry;
     const stronger = () => entry.setStrength(teText === unetText ? STRONGER : teText, STRONGER);
     return html`<div class="rt-region">
@@ -165,6 +168,10 @@ function Shown({entry, text, feather, known}) {
         <label class="rt-field"><span>${t("regions.softEdge")}</span>
             <input type="range" min="0" max=${MOST_FEATHER} step="0.01" value=${feather} aria-label=${t("regions.softEdgeOf", {name: entry.name})}
                 aria-valuetext=${t("regions.ofPicture", {percent: Math.round(feather * 100)})} onInput=${fade} /></label>
+        <label class="rt-field"><span>${t("regions.outside")}</span>
+            <input type="range" min="0" max="1" step="0.05" value=${rest} aria-label=${t("regions.outsideOf", {name: entry.name})}
+                aria-valuetext=${t("regions.ofEffect", {percent: Math.round(rest * 100)})} onInput=${keep} /></label>
+        ${rest < 1 && html`<p class="rt-hint">${t("regions.outsideHint")}</p>`}
         ${
             Number(percent(weights)) <= SMALL
             && html`<p class="rt-hint rt-line">${t("regions.stronger", {strength: STRONGER})}
@@ -176,3 +183,9 @@ function Shown({entry, text, feather, known}) {
         }
     </div>`;
 }
+
+/** @param {string} body */
+const withoutRegion = (body) => ["feather", "outside"].reduce((left, key) => setField(left, key, ""), body);
+
+/** @param {number} rest */
+const restOf = (rest) => (rest < 1 ? written(rest) : "");

@@ -79,7 +79,8 @@ def masks(draw: st.DrawFn) -> Mask:
     if not written:
         return NO_MASK
     mask = read_mask(written, draw(st.sampled_from([0.0, 0.1, 0.25, 1.0])), {})
-    return replace(mask, part=draw(st.none() | st.integers(1, 9)))
+    outside = draw(st.sampled_from([0.0, 0.5, 1.0]))
+    return replace(mask, outside=outside, part=draw(st.none() | st.integers(1, 9)))
 
 
 TAGS = tags()
@@ -338,6 +339,8 @@ def test_tags_are_cut_out_and_everything_else_stays() -> None:
         ("a <lora:x:1:mask=left+0,0,1>", "0,0,1", "'0,0,1' is not a rectangle"),
         ("a <lora:x:1:mask=!0,0,1,1>", "!0,0", "has no place in the picture"),
         ("a <lora:x:1:mask=left:feather=2>", "2>", "2 is not a soft edge"),
+        ("a <lora:x:1:mask=left:outside=2>", "2>", "2 is not a share of the effect; write a number from 0 to 1"),
+        ("a <lora:x:1:outside=0.2>", "0.2", "'outside' needs a region"),
         ("a <lora:x:1:mask=left:part=0>", "0>", "'0' is not a part of a prompt"),
         ("a <lora:x:1:part=1>", "1>", "'part' needs a region"),
         ("a <lora:x:1:feather=0.2>", "0.2", "'feather' needs a region"),

@@ -73,6 +73,8 @@ def test_what_is_written_is_a_part_of_the_picture(written: str, want: Region) ->
 def test_a_tag_is_for_its_region_alone() -> None:
     (tag,) = parse("<lora:a:0.8:mask=face:feather=0.1>", Known(regions=OWN)).tags
     assert tag.multiplier == Strength(0.8, region=FACE.feathered(0.1))
+    (kept,) = parse("<lora:a:0.8:mask=face:outside=0.25>", Known(regions=OWN)).tags
+    assert kept.multiplier == Strength(0.8, region=FACE, outside=0.25)
     assert format_tag(tag) == "<lora:a:0.8:mask=face:feather=0.1>"
     assert tag.mask.own == {"face": FACE}
     assert parse("<lora:a>").tags[0].mask == NO_MASK

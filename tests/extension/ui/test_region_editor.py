@@ -80,6 +80,25 @@ def test_a_region_is_chosen_softened_and_taken_off(tab: Tab) -> None:
     row.get_by_role("button", name="Set 1.5").wait_for(state="hidden")
 
 
+def test_what_stays_outside_is_chosen_and_its_cost_said(tab: Tab) -> None:
+    tab.write("a <lora:zorp:0.5:mask=left> fox")
+    row = tab.more("zorp", "Region")
+    outside = row.get_by_role("slider", name="Effect of zorp outside of its region")
+    cost = row.get_by_text("The model is called once more for each such region, at every step.")
+    assert outside.input_value() == "1"
+    assert not cost.is_visible()
+    outside.fill("0.2")
+    tab.prompt_is("a <lora:zorp:0.5:mask=left:outside=0.2> fox")
+    cost.wait_for()
+    outside.fill("0")
+    tab.prompt_is("a <lora:zorp:0.5:mask=left:outside=0> fox")
+    outside.fill("1")
+    tab.prompt_is("a <lora:zorp:0.5:mask=left> fox")
+    outside.fill("0.5")
+    choice(row, "The whole picture").click()
+    tab.prompt_is("a <lora:zorp:0.5> fox")
+
+
 def test_a_region_is_written(tab: Tab) -> None:
     tab.write("<lora:zorp:1:mask=left>")
     row = tab.more("zorp", "Region")
