@@ -25,6 +25,7 @@ STRENGTHS = {
     "numbers": (0.8, -0.5),
     "schedule": (Strength(RAMP), 0.5),
     "region": (Strength(0.8, region=HALF), 0.3),
+    "outside": (Strength(0.8, region=HALF, outside=0.3), 0.3),
     "images": (PerImage((0.2, 0.9)), PerImage((0.0, 0.4))),
     "halves": (Halves(0.9, 0.0), 0.3),
     "all": (PerImage((Strength(RAMP, region=HALF), Halves(0.9, 0.1))), Halves(Strength(RAMP), 0.2)),
