@@ -203,6 +203,15 @@ def test_a_file_that_has_come_since_is_found(setup: Setup, demo: Demo) -> None:
     assert "later" in setup.batch("later").problems[0]
 
 
+def test_the_bytes_that_will_be_placed_are_those_of_the_active_files(setup: Setup) -> None:
+    assert setup.guest.bytes_to_place() == 0, "nothing was ever active"
+    setup.batch("zorp stripes:0.5")
+    sizes = [(setup.folder / f"{name}.safetensors").stat().st_size for name in ("zorp", "stripes")]
+    assert setup.guest.bytes_to_place() == sum(sizes)
+    setup.batch("zorp")
+    assert setup.guest.bytes_to_place() == sizes[0]
+
+
 def test_a_file_that_was_overwritten_is_another_one(setup: Setup, demo: Demo) -> None:
     """The encoded prompts and hashes of what it was before are not its own."""
     path = setup.folder / "zorp.safetensors"

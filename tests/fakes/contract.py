@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Stack
-from tests.covering import chosen
+from tests.covering import chosen, covering, identity
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.kinds.base import Sample, Tensors
 from tests.fakes.layers import LAYERS, NAMES, Model, bias_of, exact, make, weight_of
@@ -29,6 +31,17 @@ CASES = [
 
 EACH = chosen(CASES)
 """Every sample and every layer at least once."""
+
+
+def by_recipe(cases: Iterable[Any], *axes: Iterable[Any]) -> list[Any]:
+    """Return cases with every recipe, every layer and every value of other axes, for what no parameter changes.
+
+    Samples of one recipe are computed alike; they differ in their parameters. `EACH` has every sample.
+    """
+    all_cases = chosen(cases, *axes, strength=len(axes) + 2)
+    keys = [(case.values[0].recipe, *map(identity, case.values[1:])) for case in all_cases]
+    return [all_cases[place] for place in covering(keys, 1)]
+
 
 LIVE = re.compile("no bias to merge into|its ranks or heads change from step to step")
 """Why a layer may stay live where merging is asked for."""

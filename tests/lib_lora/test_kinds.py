@@ -15,8 +15,7 @@ from lib_lora.execution.dense import DenseExecutor
 from lib_lora.execution.hooks import slot_of
 from lib_lora.execution.low_rank import LowRankExecutor
 from lib_lora.naming.parsed import ParsedFile
-from tests.covering import some_of
-from tests.fakes.contract import BOUNDS, CASES, EACH, FILE, change_bias, reference, run, worst, write
+from tests.fakes.contract import BOUNDS, CASES, EACH, FILE, by_recipe, change_bias, reference, run, worst, write
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.layers import LAYERS, NAMES, bias_of, exact, make, weight_of
 
@@ -56,7 +55,7 @@ def test_without_a_plain_weight_it_is_beside_the_layer(tmp_path, sample, layer, 
     assert worst(run(base, x), want) < max(BOUNDS[dtype], FILE)
 
 
-@some_of(("sample", "layer", "dtype"), CASES, [torch.float16, torch.bfloat16], strength=1)
+@pytest.mark.parametrize(("sample", "layer", "dtype"), by_recipe(CASES, [torch.float16, torch.bfloat16]))
 def test_a_file_in_half_precision(tmp_path, sample, layer, dtype):
     base, x = make(layer)
     path, tensors = write(tmp_path, sample, layer, tuple(weight_of(base, layer).shape))
@@ -89,7 +88,7 @@ def test_the_shape_that_parameters_were_made_for(tmp_path, sample, layer):
         assert shape in (None, tuple(weight.shape), (len(weight), weight[0].numel()), tuple(weight.shape[:2]))
 
 
-@pytest.mark.parametrize(("sample", "layer"), EACH)
+@pytest.mark.parametrize(("sample", "layer"), by_recipe(CASES))
 def test_a_network_tells_the_dense_delta(tmp_path, sample, layer):
     base, _ = make(layer)
     weight = weight_of(base, layer)
@@ -101,10 +100,8 @@ def test_a_network_tells_the_dense_delta(tmp_path, sample, layer):
     assert worst(delta, want) < FILE
 
 
-@some_of(
-    ("sample", "layer"),
-    [case for case in CASES if case.values[1] in ("linear", "conv 3x3, stride")],
-    strength=1,
+@pytest.mark.parametrize(
+    ("sample", "layer"), by_recipe([case for case in CASES if case.values[1] in ("linear", "conv 3x3, stride")])
 )
 def test_entries_add_up_in_any_order(tmp_path, sample, layer):
     base, x = make(layer)
@@ -136,7 +133,8 @@ def test_every_kind_of_the_registry_has_a_sample():
 
 
 @pytest.mark.parametrize(
-    ("sample", "layer"), [case for case in CASES if case.values[1] in ("linear", "conv 3x5, same, dilation, no bias")]
+    ("sample", "layer"),
+    by_recipe([case for case in CASES if case.values[1] in ("linear", "conv 3x5, same, dilation, no bias")]),
 )
 def test_a_part_of_a_delta_is_that_part_of_it(tmp_path, sample, layer):
     base, _ = make(layer)

@@ -447,8 +447,12 @@ class TestCheckpoint:
 class TestOrder:
     """Stacking in order is what AUTOMATIC1111 bakes; adding up is what it is by default."""
 
-    @pytest.mark.parametrize("mode", ["live", "merged"])
-    @pytest.mark.parametrize("first", [one for one in SAMPLES if not one.additive and "linear" in one.layers])
+    @some_of(
+        ("first", "mode"),
+        [one for one in SAMPLES if not one.additive and "linear" in one.layers],
+        ["live", "merged"],
+        strength=1,
+    )
     def test_each_entry_acts_on_what_the_ones_before_left(self, tmp_path, first, mode):
         last = next(one for one in SAMPLES if one.name == "set weight")
         model = nn.ModuleDict({"layer": nn.Linear(24, 24)}).requires_grad_(False)

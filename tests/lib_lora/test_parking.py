@@ -19,16 +19,15 @@ from lib_lora.execution.low_rank import LowRankExecutor
 from lib_lora.placement import resident
 from lib_lora.placement.budget import Budget
 from lib_lora.placement.resident import Resident
-from tests.covering import chosen
 from tests.fakes.accelerator import device, simulated
-from tests.fakes.contract import CASES, write
+from tests.fakes.contract import CASES, by_recipe, write
 from tests.fakes.files import pair, save
 from tests.fakes.kinds.base import Sample
 from tests.fakes.layers import Model, make, weight_of
 from tests.fakes.models import kohya_lora, tiny_unet, unet_inputs
 
 ON = ("linear", "linear, many tokens", "conv 3x3, stride", "attention q")
-OF_EACH = chosen([case for case in CASES if case.values[1] in ON])
+OF_EACH = by_recipe([case for case in CASES if case.values[1] in ON])
 WIDTH = 16
 BYTES = 2 * 2 * WIDTH * 4 * 4
 """Of one file, placed in fp32 beside two layers."""

@@ -29,8 +29,7 @@ from lib_lora import (
 from lib_lora.execution.dense import DenseExecutor
 from lib_lora.naming.architectures._arguments import is_of_text
 from lib_lora.strengths.regions import LatentGrid, TokenGrid
-from tests.covering import chosen
-from tests.fakes.contract import CASES, worst, write
+from tests.fakes.contract import CASES, by_recipe, worst, write
 from tests.fakes.files import pair, save
 from tests.fakes.layers import make, weight_of
 from tests.fakes.models import kohya_lora, tiny_unet, unet_inputs
@@ -122,7 +121,7 @@ def way(request, monkeypatch):
     return request.param
 
 
-@pytest.mark.parametrize(("sample", "layer"), chosen(PLACED))
+@pytest.mark.parametrize(("sample", "layer"), by_recipe(PLACED))
 def test_each_side_has_its_own_lora(tmp_path, sample, layer, way):
     base, _ = make(layer)
     shape = tuple(weight_of(base, layer).shape)
@@ -132,7 +131,7 @@ def test_each_side_has_its_own_lora(tmp_path, sample, layer, way):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("sample", "layer"), [case for case in PLACED if case.values[1] == "conv 1x1"])
+@pytest.mark.parametrize(("sample", "layer"), by_recipe([case for case in PLACED if case.values[1] == "conv 1x1"]))
 def test_a_map_may_be_of_one_place(tmp_path, sample, layer):
     """As that of the innermost layers is for a picture of 64 pixels."""
     base, _ = make(layer)

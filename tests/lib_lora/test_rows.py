@@ -18,8 +18,8 @@ from lib_lora import Engine, Entry, Halves, PerImage, RowsError, Stack, StackErr
 from lib_lora.execution.dense import DenseExecutor
 from lib_lora.execution.hooks import slot_of
 from lib_lora.strengths.model_call import CallSettings, ModelCall, Row
-from tests.covering import chosen, some_of
-from tests.fakes.contract import CASES, EACH, FILE, worst, write
+from tests.covering import some_of
+from tests.fakes.contract import CASES, FILE, by_recipe, worst, write
 from tests.fakes.files import pair, save
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.layers import LAYERS, Model, make, weight_of
@@ -99,12 +99,12 @@ def check_rows(
     assert torch.equal(model(x), plain)
 
 
-ONE_OF_EACH = chosen(
+ONE_OF_EACH = by_recipe(
     [case for case in CASES if case.values[1] in ("linear", "conv 3x3, stride", "group norm", "attention q")]
 )
 
 
-@some_of(("sample", "layer", "dtype"), CASES, [torch.float64, torch.float32], strength=1)
+@pytest.mark.parametrize(("sample", "layer", "dtype"), by_recipe(CASES, [torch.float64, torch.float32]))
 def test_a_row_is_its_image_alone(tmp_path, sample, layer, dtype):
     base, _ = make(layer, dtype)
     shape = tuple(weight_of(base, layer).shape)
@@ -747,7 +747,7 @@ def halves(rows: int) -> list[Row]:
     return [Row(row % (rows // 2), row < rows // 2) for row in range(rows)]
 
 
-@pytest.mark.parametrize(("sample", "layer"), EACH)
+@pytest.mark.parametrize(("sample", "layer"), by_recipe(CASES))
 def test_the_halves_of_a_call_have_strengths_of_their_own(tmp_path, sample, layer):
     """Row by row what each is at its strength alone, for every kind on every layer."""
     base, _ = make(layer, torch.float32)

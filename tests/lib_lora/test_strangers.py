@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lib_lora import ActivationError, Engine, Entry, Stack, model_family
 from lib_lora.files.components import DENOISER, role
 from lib_lora.naming.architectures.base import Alias, Architecture, known_architectures
+from tests.covering import some_of
 from tests.fakes.files import pair, save
 
 WIDTH = 12
@@ -62,8 +63,7 @@ def every(shapes: dict[str, tuple[int, int]], kohya: bool) -> dict[str, Tensor]:
     return {key: tensor for path, shape in shapes.items() for key, tensor in tensors(path, shape, kohya).items()}
 
 
-@pytest.mark.parametrize("kohya", [True, False])
-@pytest.mark.parametrize("family", [name for name, one in FAMILIES.items() if native(one)])
+@some_of(("family", "kohya"), [name for name, one in FAMILIES.items() if native(one)], [True, False], strength=1)
 def test_on_an_unknown_model_a_file_in_its_own_names_is_applied_as_it_stands(tmp_path, family, kohya):
     """No halves are swapped and nothing is taken apart, whatever a known family means by such a name."""
     known = native(FAMILIES[family])
@@ -82,8 +82,7 @@ def test_on_an_unknown_model_a_file_in_its_own_names_is_applied_as_it_stands(tmp
             assert (model.get_submodule(path)(x) - want).abs().max() < 1e-4 * want.abs().max(), path
 
 
-@pytest.mark.parametrize("kohya", [True, False])
-@pytest.mark.parametrize("family", [name for name, one in FAMILIES.items() if native(one)])
+@some_of(("family", "kohya"), [name for name, one in FAMILIES.items() if native(one)], [True, False], strength=1)
 def test_on_an_unknown_model_names_of_a_known_family_do_not_fit_by_accident(tmp_path, family, kohya):
     """The model has diffusers' names; layers that are fused or swapped in the file fit none of them."""
     meant = {path: alias for path, alias in native(FAMILIES[family]).items() if not alias.only_names}

@@ -29,8 +29,7 @@ from lib_lora import (
 from lib_lora.execution.dense import DenseExecutor
 from lib_lora.execution.hooks import slot_of
 from lib_lora.strengths.model_call import ModelCall
-from tests.covering import some_of
-from tests.fakes.contract import reference, worst
+from tests.fakes.contract import by_recipe, reference, worst
 from tests.fakes.files import pair, save
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.kinds.base import Sample
@@ -80,7 +79,7 @@ PLACES = {"input_blocks.4": "IN04", "middle_block": "M00", "output_blocks.1": "O
 GIVEN = {"IN04": 0.5, "M00": -0.7, "OUT01": 0.0}
 
 
-@some_of(("sample", "layer", "way"), CASES, ["chosen", "transient", "merged"], strength=1)
+@pytest.mark.parametrize(("sample", "layer", "way"), by_recipe(CASES, ["chosen", "transient", "merged"]))
 def test_a_blocks_weight_multiplies_its_layers_whatever_the_kind(
     tmp_path, monkeypatch, sample: Sample, layer: str, way
 ):

@@ -11,6 +11,7 @@ from torch import nn
 from lib_lora import load_network
 from lib_lora.inspection.skeleton import skeleton
 from lib_lora.naming.index import LayerIndex, alias_table
+from tests.covering import some_of
 from tests.fakes.families import diffusers_unet
 from tests.fakes.files import adapters_of
 from tests.fakes.kinds import SAMPLES
@@ -81,8 +82,7 @@ EITHER = [one for one in SAMPLES if {"linear", "conv"} <= one.layers and "onetra
 """OneTrainer's OFT turns the other way round on a convolution, and its file is the same for both."""
 
 
-@pytest.mark.parametrize("saved", ["linear", "conv"])
-@pytest.mark.parametrize("sample", EITHER, ids=lambda one: one.name)
+@some_of(("sample", "saved"), EITHER, ["linear", "conv"], strength=1)
 def test_a_linear_layer_and_a_1x1_convolution_are_one(tmp_path, sample, saved):
     """SD 1's proj_in is a convolution, SD 2's is not, and trainers save either as the other."""
     shapes = {"linear": (48, 24), "conv": (48, 24, 1, 1)}

@@ -21,8 +21,9 @@ from transformers.pytorch_utils import Conv1D
 
 from lib_lora import Engine, Entry, PerImage, RowsError, Stack
 from lib_lora.execution.hooks import slot_of
+from tests.covering import some_of
 from tests.fakes import wrappers
-from tests.fakes.contract import CASES, EACH, FILE, worst, write
+from tests.fakes.contract import CASES, FILE, by_recipe, worst, write
 from tests.fakes.files import save
 from tests.fakes.layers import Model, make, weight_of
 from tests.fakes.wrappers import STRENGTH, WRAPPERS, defined, differences, one_of_each
@@ -72,7 +73,7 @@ def test_the_table_of_kinds_by_wrapper_is_that_of_the_tests():
 # Gradients ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("sample", "layer"), EACH)
+@pytest.mark.parametrize(("sample", "layer"), by_recipe(CASES))
 def test_gradients_of_input_and_base_weights_are_those_of_the_definition(tmp_path, sample, layer):
     model, x = make(layer)
     path, tensors = write(tmp_path, sample, layer, tuple(weight_of(model, layer).shape))
@@ -89,8 +90,7 @@ def test_gradients_of_input_and_base_weights_are_those_of_the_definition(tmp_pat
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize(("sample", "layer"), ON_LINEAR)
-@pytest.mark.parametrize("first", ["stack", "peft"])
+@some_of(("sample", "layer", "first"), ON_LINEAR, ["stack", "peft"], strength=1)
 def test_a_lora_is_trained_on_top_of_an_active_stack(tmp_path, sample, layer, first):
     """As it is on a model that has the changed weight, with gradient checkpointing, by an optimizer."""
     losses = []
@@ -249,11 +249,7 @@ def test_script_modules_in_a_model_are_left_alone(tmp_path, compiled):
     assert torch.equal(torch.jit.script(model)(x), before)
 
 
-@pytest.mark.parametrize(
-    ("sample", "layer"),
-    [case for case in CASES if case.values[1] == "linear"],
-    ids=lambda one: getattr(one, "name", ""),
-)
+@pytest.mark.parametrize(("sample", "layer"), ON_LINEAR)
 def test_a_conv1d_of_transformers_is_a_linear_layer(tmp_path, sample, layer):
     linear, x = make(layer)
     model = Model(Conv1D(48, 24).double())

@@ -180,10 +180,13 @@ def test_what_changes_a_picture_is_in_its_parameters_where_it_is_not_the_default
     }
 
 
-@pytest.mark.parametrize("merge", [NEVER, ALWAYS])
-@pytest.mark.parametrize("storage", ["file", "bfloat16", "float8"])
-@pytest.mark.parametrize("order", [False, True])
-@pytest.mark.parametrize(("split", "dylora"), [(False, False), (True, False), (False, True)])
+@some_of(
+    ("merge", "storage", "order", "split", "dylora"),
+    [NEVER, ALWAYS],
+    ["file", "bfloat16", "float8"],
+    [False, True],
+    [pytest.param(False, False), pytest.param(True, False), pytest.param(False, True)],
+)
 def test_parameters_say_how_it_was_set(
     host: StandaloneHost, merge: str, storage: str, order: bool, split: bool, dylora: bool
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,13 @@ def test_the_demos_files(demo: Demo) -> None:
     assert training.settings["trained with"] == "lycoris.kohya"
     assert training.settings["steps"] == "700"
     assert training.tags[0][0] == "zorp"
+
+
+def test_facts_cannot_be_changed_as_rows_and_threads_share_them(demo: Demo) -> None:
+    facts = FactsReader().read(demo.loras / "zorp.safetensors")
+    for value, name in ((facts, "alias"), (facts.structure, "layers")):
+        with pytest.raises(FrozenInstanceError):
+            setattr(value, name, None)
 
 
 def test_a_file_of_known_structure_is_not_taken_apart_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lib_lora.inspection.layers import layers_of
 from lib_lora.inspection.measures import LayerMeasures, measure
-from tests.fakes.contract import EACH, write
+from tests.fakes.contract import CASES, by_recipe, write
 from tests.fakes.files import save
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.kinds.base import Sample
@@ -37,7 +37,7 @@ def check(one: LayerMeasures, delta: Tensor) -> None:
     assert (found - values[: len(found)]).abs().max().item() < BOUND * spectral
 
 
-@pytest.mark.parametrize(("sample", "layer"), EACH)
+@pytest.mark.parametrize(("sample", "layer"), by_recipe(CASES))
 def test_measures_on_a_model(sample: Sample, layer: str, tmp_path: Path) -> None:
     base, _ = make(layer)
     weight = weight_of(base, layer)
