@@ -14,6 +14,7 @@ from torch import nn
 from lib_lora import load_network
 from lib_lora.files.components import EXPERTS, REFERENCE, candidates, role
 from lib_lora.naming.architectures.wan import experts_named
+from tests.covering import some_of
 from tests.fakes.files import adapters_of, pair, save
 
 HIGH, LOW = (("transformer",), ("transformer_2",))
@@ -141,16 +142,17 @@ def keys(prefix: str, part: str = "q") -> dict[str, torch.Tensor]:
     return pair(prefix + (name.replace(".", "_") if "lora_unet" in prefix else name), (WIDTH, WIDTH), 2)
 
 
-@pytest.mark.parametrize("prefix", ["", "diffusion_model.", "transformer.", "lora_unet_", "lora_unet__", "lycoris_"])
-@pytest.mark.parametrize(
-    ("stem", "metadata", "wanted"),
+@some_of(
+    ("prefix", "stem", "metadata", "wanted"),
+    ["", "diffusion_model.", "transformer.", "lora_unet_", "lora_unet__", "lycoris_"],
     [
-        ("style_high_noise", {}, HIGH),
-        ("style_low_noise", {}, LOW),
-        ("style", {}, EXPERTS),
-        ("renamed", {"ss_output_name": "style_low_noise"}, LOW),
-        ("style_high_noise", {"ss_output_name": "style_low_noise"}, HIGH),
+        pytest.param("style_high_noise", {}, HIGH),
+        pytest.param("style_low_noise", {}, LOW),
+        pytest.param("style", {}, EXPERTS),
+        pytest.param("renamed", {"ss_output_name": "style_low_noise"}, LOW),
+        pytest.param("style_high_noise", {"ss_output_name": "style_low_noise"}, HIGH),
     ],
+    strength=1,
 )
 def test_a_file_goes_to_the_expert_it_is_named_after(prefix, stem, metadata, wanted, tmp_path):
     """Whatever its keys call the denoiser, with the trainer's metadata and without."""

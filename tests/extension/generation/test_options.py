@@ -33,6 +33,7 @@ from extension.generation.options import (
 from extension.generation.request import Memory, Settings
 from extension.hosts.standalone import StandaloneHost
 from lib_lora import Reading
+from tests.covering import some_of
 
 MB = 1024 * 1024
 
