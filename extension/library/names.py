@@ -86,8 +86,10 @@ class Names:
         wanted = name.strip().replace("\\", "/")
         if candidates := names.at(wanted):
             return self._one_of(name, candidates)
-        if not names.are_of_files(wanted):  # a name may begin as a drive does: `a: b`
-            _check_inside(name, wanted)
+        if not names.are_of_files(wanted) and _is_outside(wanted):  # a name may begin as a drive does: `a: b`
+            close = self._similar(names, wanted) if suggest else []
+            hint = f"did you mean {' or '.join(close)}?" if close else "write a name from the list of LoRA"
+            raise CatalogError(name, f"is outside the LoRA folders; {hint}", close)
         for candidates in self._lookups(names, wanted):
             if candidates:
                 return self._one_of(name, candidates)
@@ -132,7 +134,7 @@ class Names:
 
     def _similar(self, names: NameTables, wanted: str) -> list[str]:
         """Return up to three names for an unknown one: in other folders, then similar ones."""
-        own = wanted.rpartition("/")[2]
+        own = wanted.rpartition("/")[2].removesuffix(".safetensors")
         files = names.folded(own) if own != wanted else []
         if len(names.written) < _COMPARED_AT_MOST:
             written = {_fold(one) for one in names.written}
@@ -325,10 +327,9 @@ def _table(named: Iterable[tuple[CatalogFile, Collection[str]]]) -> dict[str, li
     return table
 
 
-def _check_inside(name: str, wanted: str) -> None:
-    """Reject a name that leaves the folders."""
-    if PurePosixPath(wanted).is_absolute() or PureWindowsPath(wanted).drive or ".." in wanted.split("/"):
-        raise CatalogError(name, "is outside the LoRA folders; write a name from the list of LoRA")
+def _is_outside(wanted: str) -> bool:
+    """Tell whether a name leaves the folders."""
+    return PurePosixPath(wanted).is_absolute() or bool(PureWindowsPath(wanted).drive) or ".." in wanted.split("/")
 
 
 def _same_text(name: str) -> str:

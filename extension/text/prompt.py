@@ -27,6 +27,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
+from pathlib import PureWindowsPath
 from typing import Any, NoReturn, TypeVar, get_args
 
 from lib_lora import Amount, Curve, Element, LoraError, Shape, Unit, Window
@@ -357,6 +358,9 @@ class _TagReader:
 
     def _to_number(self, field: _Field) -> float:
         if not is_number(field.text):
+            if field.text[:1] in ("/", "\\"):
+                name = PureWindowsPath(field.text).stem
+                self._fail(field, f"{field.value!r} is a path; write the name alone, {name}")
             large = _NUMBER.fullmatch(field.text) is not None
             wanted = number_meant(field.text) or "a number, such as 0.8"
             self._fail(field, f"{field.value!r} is {'too large' if large else 'not'} a number; write {wanted}")

@@ -18,6 +18,8 @@ _COMPARED = 200  # names
 _FARTHEST = 3  # letters that differ
 _BEGINNING = 3  # letters of a name that stand for all of it
 _PERCENT = 100
+_BEHIND = re.compile(r"([^a-z]*[0-9])[a-z.]{1,2}", re.IGNORECASE | re.ASCII)
+"""A number with letters or points behind it, as 0.7f."""
 _DASHES = re.compile("[\u2010-\u2015\u2212]")
 """Dashes and the minus sign, which keyboards of phones and texts from the web have for a hyphen."""
 
@@ -60,6 +62,8 @@ def number_meant(text: str) -> str:
     plain = _plain(text)
     if plain.endswith("%") and is_number(plain[:-1].strip()):
         return f"{float(plain[:-1]) / _PERCENT:.12g}"
+    if (behind := _BEHIND.fullmatch(plain)) and is_number(behind[1]):
+        return behind[1]
     return plain if plain != text.strip() and is_number(plain) else ""
 
 

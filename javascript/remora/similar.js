@@ -11,6 +11,7 @@ const FARTHEST = 3; // letters that differ
 const BEGINNING = 3; // letters of a name that stand for all of it
 // dashes and the minus sign, which keyboards of phones and texts from the web have for a hyphen
 const DASHES = /[\u2010-\u2015\u2212]/g;
+const BEHIND = /^([^a-z]*[0-9])[a-z.]{1,2}$/i; // a number with letters or points behind it, as 0.7f
 const WIDE = /[\uff01-\uff5e]/g; // full-width letters, digits and marks
 const NARROWER = 0xfee0; // from their codes to those in ASCII
 
@@ -71,6 +72,8 @@ export function numberMeant(text) {
     const plain = rangeMeant(text);
     if (plain.endsWith("%") && isFiniteNumber(plain.slice(0, -1)))
         return String(Number((Number(plain.slice(0, -1)) / 100).toPrecision(12)));
+    const behind = BEHIND.exec(plain)?.[1] ?? "";
+    if (isFiniteNumber(behind)) return behind;
     return plain !== text.trim() && isFiniteNumber(plain) ? plain : "";
 }
 

@@ -569,6 +569,7 @@ export const ENGLISH = /** @type {const} */ ({
     "tag.notClosed": "this tag is not closed: “>” is missing",
     "tag.notASchedule": "“{text}” is not a schedule; write, for example, 0@0,1@0.5",
     "tag.notANumber": "“{text}” is not a number; write {example}",
+    "tag.aPath": "“{text}” is a path; write the name alone, {name}",
     "tag.tooLarge": "“{text}” is too large a number; write {example}",
     "tag.aNumber": "a number, such as 0.8",
     "tag.belowZero": "“{text}” is below 0; write a number from 0",
@@ -760,6 +761,8 @@ export const ENGLISH = /** @type {const} */ ({
     "said.notASoftEdge": "{text} is not a soft edge",
     "said.notAShare": "{text} is not a share of the effect",
     "said.writeShare": "write a number from 0 to 1",
+    "said.aPath": "{text} is a path",
+    "said.writeNameAlone": "write the name alone, {name}",
 
     // about block weights
     "said.singleNumber": "{text} is a single number",

@@ -231,6 +231,10 @@ def test_names_are_resolved(ask: Checked, copy: Path) -> None:
     assert meant["copied.safetensors"]["name"] == "copied"
     assert meant["zorpp"]["candidates"] == ["zorp"]
     assert "is outside the LoRA folders" in meant["../x"]["problem"]
+    path = r"C:\models\loras\copied.safetensors"
+    told = ask("POST", "/resolve", json={"names": [path]})["names"][path]
+    assert told["candidates"] == ["copied"]
+    assert told["problem"].endswith("is outside the LoRA folders; did you mean copied?")
     assert "no more than 50 texts" in ask("POST", "/resolve", 422, json={"names": [f"n{i}" for i in range(51)]})
 
 

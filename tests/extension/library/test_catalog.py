@@ -209,8 +209,10 @@ def test_an_absolute_path_means_a_file_of_the_folders_and_no_other(folder: Path)
     for name in (inside.as_posix(), inside.with_suffix("").as_posix()):
         assert found.find(name).path == inside
     for name in (outside.as_posix(), (folder / "styles" / ".." / ".." / "fox").as_posix()):
-        with pytest.raises(CatalogError, match="is outside the LoRA folders; write a name from the list of LoRA"):
+        with pytest.raises(CatalogError, match=r"is outside the LoRA folders; did you mean fox\?"):
             found.find(name)
+    with pytest.raises(CatalogError, match="is outside the LoRA folders; write a name from the list of LoRA"):
+        found.find("/etc/passwd")
 
 
 def test_a_file_outside_is_unknown_by_any_spelling(folder: Path) -> None:

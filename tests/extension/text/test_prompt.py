@@ -284,6 +284,8 @@ def test_tags_are_cut_out_and_everything_else_stays() -> None:
     [
         ("a <lora:x:1.1.>", "1.1.", "'1.1.' is not a number"),
         ("a <lora:x:0,7>", "0,7", "'0,7' is not a number; write 0.7"),
+        ("a <lora:x:0.7f>", "0.7f", "'0.7f' is not a number; write 0.7"),
+        ("a <lora:x:1:hr=/models/zorp>", "/models", "is a path; write the name alone, zorp"),
         ("a <lora:x:>", ">", "'' is not a number"),
         ("a <lora:x:unet=nan>", "nan", "'nan' is not a number"),
         ("a <lora:x:1:nan>", "nan", "'nan' is neither a number nor block weights; presets of block weights there are"),
@@ -363,6 +365,11 @@ def test_an_error_shows_the_text_and_the_place(prompt: str, place: str, reason: 
     assert error.text in str(error)
     assert error.text in prompt
     assert isinstance(error, LoraError)
+
+
+def test_a_path_of_windows_is_said_to_be_one() -> None:
+    with pytest.raises(PromptError, match=r"is a path; write the name alone, zorp$"):
+        parse(r"a <lora:C:\models\zorp.safetensors:1>")
 
 
 def test_one_number_stays_one_and_two_name_the_components() -> None:
