@@ -291,6 +291,7 @@ export const ENGLISH = /** @type {const} */ ({
     "summary.by": "by {unit}",
     "summary.sigma": "sigma {range}",
     "summary.region": "region {name}",
+    "summary.outside": "outside {amount}",
     "summary.images": "images {numbers}",
     "summary.module": "module {name}",
     "summary.rank": "rank {number}",

@@ -45,6 +45,7 @@ export function summary({values, flags, teCurve, unetCurve}) {
         values.sigma && t("summary.sigma", {range: values.sigma}),
         passes(values.pass),
         values.mask && t("summary.region", {name: values.mask}),
+        values.outside && Number(values.outside) < 1 && t("summary.outside", {amount: values.outside}),
         half && t(half),
         values.rows && t("summary.images", {numbers: values.rows}),
         values.module && t("summary.module", {name: values.module}),

@@ -90,6 +90,7 @@ def test_what_stays_outside_is_chosen_and_its_cost_said(tab: Tab) -> None:
     outside.fill("0.2")
     tab.prompt_is("a <lora:zorp:0.5:mask=left:outside=0.2> fox")
     cost.wait_for()
+    row.get_by_text("outside 0.2", exact=True).wait_for()
     outside.fill("0")
     tab.prompt_is("a <lora:zorp:0.5:mask=left:outside=0> fox")
     outside.fill("1")
