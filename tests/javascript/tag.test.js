@@ -98,7 +98,7 @@ test("the problem of a tag is one sentence", () => {
         ["", "the name is missing; write, for example, <lora:name:0.8>"],
         [" :1", "the name is missing; write, for example, <lora:name:0.8>"],
         ["a:", "“” is not a number; write a number, such as 0.8"],
-        ["a:1.1.", "“1.1.” is not a number; write a number, such as 0.8"],
+        ["a:1.1.", "“1.1.” is not a number; write 1.1"],
         ["a:0,7", "“0,7” is not a number; write 0.7"],
         ["a:0.7f", "“0.7f” is not a number; write 0.7"],
         ["C:\\models\\zorp.safetensors:1", "“\\models\\zorp.safetensors” is a path; write the name alone, zorp"],
