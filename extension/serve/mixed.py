@@ -93,7 +93,7 @@ def render_mixed(studio: Studio, requests: Sequence[Txt2Img], watches: Sequence[
 
     A request that is cancelled gets no pictures; the batch ends early once all are. A request whose LoRA fails, or
     whose LoRA bring embeddings for the tokenizer, is made alone after the others: it has the error, or the pictures,
-    that it would have without them.
+    that it would have without them. After any other error, each request is made alone.
 
     Args:
         studio: the model.
@@ -107,8 +107,10 @@ def render_mixed(studio: Studio, requests: Sequence[Txt2Img], watches: Sequence[
             together.make()
     except Cancelled:
         return Mixed(tuple(Result((), max(one.seed, 0), cancelled=True) for one in requests), len(requests))
-    except (LoraError, RequestError, torch.cuda.OutOfMemoryError) as error:
-        logger.info("remora: a batch of %d requests is made one by one: %s", len(requests), type(error).__name__)
+    except Exception as error:
+        known = isinstance(error, LoraError | RequestError | torch.cuda.OutOfMemoryError)
+        text = "remora: a batch of %d requests is made one by one: %s"
+        logger.log(logging.INFO if known else logging.ERROR, text, len(requests), error, exc_info=not known)
         together = None
     made = {} if together is None else together.results
     results = tuple(

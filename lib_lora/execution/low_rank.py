@@ -41,6 +41,7 @@ from .low_rank_products import (
     PackedPair,
     Plain,
     add_pair,
+    add_pair_by_row,
     effective_linear,
     is_fresh,
     pays,
@@ -203,7 +204,11 @@ class LowRankExecutor(Resident[Placed]):
             y, is_new = y + (F.embedding(own, parts.pair.up) * of_pair) @ parts.pair.down, True
         elif parts.pair is not None:
             fresh = (is_new and not y.requires_grad) or is_fresh(layer, y, base_forward, held=2)
-            y, is_new = add_pair(layer, own, y, parts.pair, of_pair, fresh=fresh), True
+            by_row = None if alike else self._by_row(placed, own, y)
+            if by_row is None:
+                y, is_new = add_pair(layer, own, y, parts.pair, of_pair, fresh=fresh), True
+            else:
+                y, is_new = add_pair_by_row(own, y, parts.pair, *by_row, fresh=fresh), True
         for delta, window in deltas:
             if y.requires_grad or not (is_new or is_fresh(layer, y, base_forward, held=2)):
                 y = y.clone()
@@ -220,6 +225,19 @@ class LowRankExecutor(Resident[Placed]):
             return None
         numbers = self._strengths.now.numbers
         return None if numbers is None or capturing(placed.device) else placed.strengths.number(numbers)
+
+    def _by_row(self, placed: Placed, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return the strengths of the rows of a call, and the ranks that act on each; None where many act on each.
+
+        None also in compiled code, which guards no rows, in a graph, which would keep them, and for gradients.
+        """
+        if self._kind != "linear" or compiling() or tracing() or x.requires_grad or y.requires_grad:
+            return None
+        now, _, factors = placed.strengths.present()
+        if not now.mixed or self._is_regional(now) or capturing(placed.device):
+            return None
+        ranks = self._strengths.ranks_of_rows(now, self._columns[0], placed.device)
+        return None if ranks is None else (factors[0], ranks)
 
     def _live(self, layer: nn.Module, strengths: LayerStrengths, x: Tensor, changed: Tensor) -> Sequence[Tensor]:
         """Return the strengths of the changes of `changed`, by row of the batch and by place where these differ.

@@ -138,6 +138,23 @@ def add_pair(
     return torch.addmm(y.reshape(-1, out), h, up, alpha=strength).view(y.shape)
 
 
+def add_pair_by_row(x: Tensor, y: Tensor, pair: Factors, strengths: Tensor, ranks: Tensor, *, fresh: bool) -> Tensor:
+    """Compute y + up (strengths * (down x)) of a linear layer, each row with its own ranks, in place if `y` is `fresh`.
+
+    A batch of n pictures with a LoRA each costs every picture one LoRA, not n. `strengths` is (rows, all ranks) and
+    `ranks` (rows, R); `x` and `y` have a multiple of these rows.
+    """
+    rows, rank = ranks.shape
+    flat, (out, inside) = ranks.flatten(), (pair.up.shape[0], pair.down.shape[1])
+    down = pair.down.index_select(0, flat).view(rows, rank, inside)
+    up = pair.up.index_select(1, flat).view(out, rows, rank)
+    h = torch.bmm(x.reshape(rows, -1, inside), down.transpose(1, 2)) * strengths.gather(1, ranks).unsqueeze(1)
+    if fresh and y.is_contiguous():
+        y.view(rows, -1, out).baddbmm_(h, up.permute(1, 2, 0))
+        return y
+    return torch.baddbmm(y.reshape(rows, -1, out), h, up.permute(1, 2, 0)).view(y.shape)
+
+
 _casts = threading.local()
 
 

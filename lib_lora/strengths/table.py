@@ -29,6 +29,8 @@ from .strength import Moment
 
 ALIGNMENT = 16
 """Entries. Compiled code loads up to 16 bytes at once, and does not look again where a layer's factors begin."""
+FEW = 3
+"""A row that at most one of so many ranks acts on has a product of its own ranks; measured on a CPU."""
 FactorRanges: TypeAlias = tuple[tuple[int, Pair], ...]
 """For each binding of a layer the strength group of its factors, and their number, scale and schedule."""
 Columns: TypeAlias = tuple[int, int]
@@ -129,6 +131,8 @@ class StrengthTable:
         """Another object for each time for which layers have the plan's executors; None while any lacks its own."""
         self._weights: dict[tuple[object, ...], Tensor] = {}  # see `region_weights`
         self._weighed: LatentGrid | None = None  # the latents that these are for
+        self._ranks: dict[tuple[Columns, torch.device], tuple[Values, tuple[int, ...], Tensor | None]] = {}
+        """By the columns of a layer, for the latest call; see `ranks_of_rows`."""
         self._columns: dict[FactorRanges, Columns] = {}
         self._ranges: dict[Columns, FactorRanges] = {}
         self._groups: list[int] = []  # of each column
@@ -202,6 +206,30 @@ class StrengthTable:
         if self.stale:
             self.rewrite()
         return self._matrices[key]
+
+    def ranks_of_rows(self, now: CallStrengths, columns: Columns, device: torch.device) -> Tensor | None:
+        """Return which ranks of a layer act on each row of a mixed call, (rows, R); None where many act on each.
+
+        Rows with fewer than R have others in addition, whose factors are 0 there.
+        """
+        values, rows, found = self._ranks.get((columns, device), ((), (), None))
+        if values is now.values and rows == now.rows:
+            return found
+        own, ranges = dict[int, tuple[list[int], list[int]]](), self._ranges[columns]
+        for variant in dict.fromkeys(now.rows):
+            own[variant], first = ([], []), 0
+            for group, pair in ranges:
+                own[variant][not now.values[variant][group]].extend(range(first, first + pair.rank))
+                first += pair.rank
+        most, found = max(len(acting) for acting, _ in own.values()), None
+        if 0 < most * FEW <= columns[1]:
+            places = [acting + idle[: most - len(acting)] for acting, idle in map(own.__getitem__, now.rows)]
+            host = torch.tensor(places, device="cpu")
+            if device.type != "cpu":
+                host = page_locked(host.shape, host.dtype, device).copy_(host)
+            found = host.to(device, non_blocking=True)
+        self._ranks[columns, device] = now.values, now.rows, found
+        return found
 
     # a graph must not guard rows, regions or cached weights
     @uncompiled

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from lib_lora import Engine, Entry, Halves, PerImage, RowsError, Stack, StackError, plan
 from lib_lora.execution.dense import DenseExecutor
@@ -97,6 +99,51 @@ def check_rows(
             assert worst(got[image], plain[image]) > 1e-3, "the adapters must show"
     engine.deactivate()
     assert torch.equal(model(x), plain)
+
+
+class Windows(nn.Module):
+    """A layer that is called with several rows for each row of the model."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, sample: Tensor) -> Tensor:
+        rows, _, width = sample.shape
+        windows: Tensor = self.layer(sample.reshape(2 * rows, -1, width))
+        return windows.reshape(rows, -1, windows.shape[-1])
+
+
+def of_eight(folder: Path) -> list[Entry]:
+    """Return eight LoRA for eight images: image 7 has none, image 6 two; ranks differ."""
+    files = [save(folder / f"{i}.safetensors", pair("lora_unet_layer", (40, 48), 3 + i % 3, seed=i)) for i in range(8)]
+    own = [[float(image == i) * (0.5 + i / 8) for image in range(8)] for i in range(8)]
+    own[7], own[6][6] = [float(image == 6) for image in range(8)], -0.5
+    return [Entry(path, PerImage(strengths)) for path, strengths in zip(files, own, strict=True)]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("wrap", [Batched, Windows])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_a_row_is_charged_for_its_own_lora_alone(tmp_path, wrap, dtype):
+    layer = nn.Linear(48, 40).to(dtype)
+    model, x = wrap(layer), torch.randn(16, 12, 48, dtype=dtype)
+    entries, bound = of_eight(tmp_path), {torch.bfloat16: 3e-2}.get(dtype, BOUNDS.get(dtype, 0.0))
+    engine, want = Engine({"unet": model}), []
+    for row in range(16):
+        want.append(alone(engine, model, x[row : row + 1], entries, row % 8))
+    with FlopCounterMode(display=False) as plain:
+        engine.activate(Stack([Entry(entries[2].path, 0.8)]))
+        model(x)
+    engine.activate(Stack(entries))
+    for _ in range(2):
+        with FlopCounterMode(display=False) as mixed:
+            got = model(x)
+        same(got, torch.cat(want), bound)
+    assert mixed.get_total_flops() < 1.3 * plain.get_total_flops()
+    swapped = [replace(one, multiplier=PerImage(one.multiplier.multipliers[::-1])) for one in entries]
+    engine.activate(Stack(swapped))
+    same(model(x.flip(0)).flip(0), torch.cat(want), bound)
 
 
 ONE_OF_EACH = by_recipe(

@@ -204,16 +204,22 @@ def test_a_batch_ends_once_all_are_cancelled(studio: Studio) -> None:
     assert not studio.session.model.engine or not studio.session.model.engine.stack.entries
 
 
-def test_without_memory_for_the_batch_each_is_made_alone(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("error", "logged"), [(torch.cuda.OutOfMemoryError("no room"), 0), (ValueError("odd"), 1)])
+def test_after_an_error_of_the_batch_each_is_made_alone(
+    studio: Studio, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, logged: int
+) -> None:
     pipeline = studio.model.pipeline
     original = pipeline.unet.forward
 
-    def scarce(sample: Tensor, *more: Any, **named: Any) -> Any:
+    def fails(sample: Tensor, *more: Any, **named: Any) -> Any:
         if len(sample) > 2:
-            raise torch.cuda.OutOfMemoryError("out of memory")
+            raise error
         return original(sample, *more, **named)
 
-    monkeypatch.setattr(pipeline.unet, "forward", scarce)
+    monkeypatch.setattr(pipeline.unet, "forward", fails)
     made = mixed(studio, REQUESTS[:2])
     assert made.together == 1
     assert all(result_of(one).pictures for one in made.results)
+    records = [one for one in caplog.records if one.levelname == "ERROR"]
+    assert len(records) == logged, "with its traceback, as nobody knows it"
+    assert all(one.exc_info for one in records)
