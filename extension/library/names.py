@@ -18,7 +18,7 @@ from .hashes import HASH_LENGTH, Hashes, Rows
 from .index import Index, Row
 from .walk import CatalogFile, Choice, Found
 
-_SEPARATORS = dict.fromkeys(map(ord, "\\¥₩／＼∕∖"), "/")
+_SEPARATORS = dict.fromkeys(map(ord, "\\¥₩\uff0f\uff3c"), "/")
 """What separates the names in a path: also as a Japanese and a Korean Windows show it, and in full width."""
 _QUOTES = " \"'“”"
 """What stands around a path where Windows copies it."""

@@ -225,7 +225,7 @@ def test_a_path_suggests_the_file_that_it_names_however_it_is_written(folder: Pa
         "/models/zorp.v2.ckpt",
         r'"C:\loras\zorp.v2.safetensors"',
         "loras¥zorp.v2",
-        "loras＼ZORP.V2.safetensors",
+        "loras\uff3cZORP.V2.safetensors",
         "zorp.v2.bin",
     ):
         with pytest.raises(CatalogError) as caught:
