@@ -18,6 +18,10 @@ from .hashes import HASH_LENGTH, Hashes, Rows
 from .index import Index, Row
 from .walk import CatalogFile, Choice, Found
 
+_SEPARATORS = dict.fromkeys(map(ord, "\\¥₩\uff0f\uff3c"), "/")
+"""What separates the names in a path: also as a Japanese and a Korean Windows show it, and in full width."""
+_QUOTES = " \"'“”"
+"""What stands around a path where Windows copies it."""
 _HASH = re.compile(r"[0-9a-fA-F]{8,64}")
 _SHORTEST_HASH = 8
 _HASH_OF_NOTHING = hashlib.sha256().hexdigest()[:HASH_LENGTH]  # what ai-toolkit stores in every file
@@ -134,11 +138,12 @@ class Names:
 
     def _similar(self, names: NameTables, wanted: str) -> list[str]:
         """Return up to three names for an unknown one: in other folders, then similar ones."""
-        own = wanted.rpartition("/")[2].removesuffix(".safetensors")
-        files = names.folded(own) if own != wanted else []
+        last = wanted.translate(_SEPARATORS).rpartition("/")[2].strip(_QUOTES)
+        own = last.rpartition(".")[0] or last
+        files = [file for name in dict.fromkeys((last, own)) if name != wanted for file in names.folded(name)]
         if len(names.written) < _COMPARED_AT_MOST:
             written = {_fold(one) for one in names.written}
-            for sought in dict.fromkeys((wanted, own)):
+            for sought in dict.fromkeys((wanted, last, own)):
                 for one in difflib.get_close_matches(_fold(sought[:200]), written, n=3):
                     files += names.folded(one)
         return list(dict.fromkeys(map(self.name_of, files)))[:3]

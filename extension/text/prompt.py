@@ -358,8 +358,8 @@ class _TagReader:
 
     def _to_number(self, field: _Field) -> float:
         if not is_number(field.text):
-            if field.text[:1] in ("/", "\\"):
-                name = PureWindowsPath(field.text).stem
+            if field.text.startswith("/") or "\\" in field.text:
+                name = PureWindowsPath(field.text.strip(" \"'")).stem
                 self._fail(field, f"{field.value!r} is a path; write the name alone, {name}")
             large = _NUMBER.fullmatch(field.text) is not None
             wanted = number_meant(field.text) or "a number, such as 0.8"

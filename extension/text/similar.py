@@ -18,8 +18,10 @@ _COMPARED = 200  # names
 _FARTHEST = 3  # letters that differ
 _BEGINNING = 3  # letters of a name that stand for all of it
 _PERCENT = 100
-_BEHIND = re.compile(r"([^a-z]*[0-9])[a-z.]{1,2}", re.IGNORECASE | re.ASCII)
-"""A number with letters or points behind it, as 0.7f."""
+_AROUND = re.compile(
+    r"(?:x|[^0-9a-z.+ -]){0,2} *([+-]?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)) *([^0-9 ]{0,2})", re.IGNORECASE | re.ASCII
+)
+"""A number with marks before it, and with marks or letters behind it, as (0.7), x0.7 and 0.7f; IN02 is a block."""
 _DASHES = re.compile("[\u2010-\u2015\u2212]")
 """Dashes and the minus sign, which keyboards of phones and texts from the web have for a hyphen."""
 
@@ -60,11 +62,12 @@ def _distance(word: str, name: str, most: int) -> int:
 def number_meant(text: str) -> str:
     """Return the number that a text may mean which is none, such as 0,7; empty if there is none."""
     plain = _plain(text)
-    if plain.endswith("%") and is_number(plain[:-1].strip()):
-        return f"{float(plain[:-1]) / _PERCENT:.12g}"
-    if (behind := _BEHIND.fullmatch(plain)) and is_number(behind[1]):
-        return behind[1]
-    return plain if plain != text.strip() and is_number(plain) else ""
+    if is_number(plain):
+        return "" if plain == text.strip() else plain
+    around = _AROUND.fullmatch(plain)
+    if around is None or not is_number(around[1]):
+        return ""
+    return f"{float(around[1]) / _PERCENT:.12g}" if "%" in around[2] else around[1]
 
 
 def range_meant(text: str) -> str:

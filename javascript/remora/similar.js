@@ -11,7 +11,8 @@ const FARTHEST = 3; // letters that differ
 const BEGINNING = 3; // letters of a name that stand for all of it
 // dashes and the minus sign, which keyboards of phones and texts from the web have for a hyphen
 const DASHES = /[\u2010-\u2015\u2212]/g;
-const BEHIND = /^([^a-z]*[0-9])[a-z.]{1,2}$/i; // a number with letters or points behind it, as 0.7f
+// a number with marks before it, and with marks or letters behind it, as (0.7), x0.7 and 0.7f; IN02 is a block
+const AROUND = /^(?:x|[^0-9a-z.+ -]){0,2} *([+-]?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)) *([^0-9 ]{0,2})$/i;
 const WIDE = /[\uff01-\uff5e]/g; // full-width letters, digits and marks
 const NARROWER = 0xfee0; // from their codes to those in ASCII
 
@@ -70,11 +71,10 @@ function distance(word, name, most) {
  */
 export function numberMeant(text) {
     const plain = rangeMeant(text);
-    if (plain.endsWith("%") && isFiniteNumber(plain.slice(0, -1)))
-        return String(Number((Number(plain.slice(0, -1)) / 100).toPrecision(12)));
-    const behind = BEHIND.exec(plain)?.[1] ?? "";
-    if (isFiniteNumber(behind)) return behind;
-    return plain !== text.trim() && isFiniteNumber(plain) ? plain : "";
+    if (isFiniteNumber(plain)) return plain === text.trim() ? "" : plain;
+    const [, number = "", behind = ""] = AROUND.exec(plain) ?? [];
+    if (!isFiniteNumber(number)) return "";
+    return behind.includes("%") ? String(Number((Number(number) / 100).toPrecision(12))) : number;
 }
 
 /**

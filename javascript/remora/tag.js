@@ -61,7 +61,7 @@ const isAmount = (text) =>
 /** @type {Check} */
 const isNumber = (text) => {
     if (isFiniteNumber(text)) return null;
-    if (/^[\\/]/.test(text)) return wrong(t("tag.aPath", {text, name: stem(text)}));
+    if (/^\/|\\/.test(text)) return wrong(t("tag.aPath", {text, name: stem(text)}));
     const meant = numberMeant(text);
     const key = NUMBER.test(text) ? "tag.tooLarge" : "tag.notANumber";
     return wrong(t(key, {text, example: meant || t("tag.aNumber")}), ...[meant].filter(Boolean));
@@ -70,7 +70,7 @@ const isNumber = (text) => {
  * Return the name of a file in a path, without its ending.
  * @param {string} path
  */
-const stem = (path) => (path.split(/[\\/]/).pop() ?? "").replace(/(.)\.[^.]*$/, "$1");
+const stem = (path) => (path.split(/[\\/]/).pop() ?? "").replace(/["' ]+$/, "").replace(/(.)\.[^.]*$/, "$1");
 /** @type {Check} */
 const isPlace = (text) => isNumber(text) ?? (Number(text) < 0 ? wrong(t("tag.belowZero", {text})) : null);
 /** @type {Check} */

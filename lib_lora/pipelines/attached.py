@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
@@ -18,9 +19,9 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from ..engine import Engine
-from ..errors import ActivationError, ArgumentError, ComponentError, StackError, check_type, shown
+from ..errors import ActivationError, ArgumentError, ComponentError, FileError, StackError, check_type, shown
 from ..report import ActivationReport, NetworkReport
-from ..stack import Entry
+from ..stack import Entry, Stack
 from .sources import Source, name_of, path_of
 from .wishes import Wish, multiplier_of
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from ..saving import SavedFile, SaveOptions
     from ..strengths.strength import Moment
 
+logger = logging.getLogger(__name__)
 _LOAD = "write engine.load('style.safetensors', name='style')"
 
 
@@ -38,14 +40,18 @@ class PipelineEngine(Engine):
     """An engine whose LoRA have names. `attach` makes one for a pipeline.
 
     Its stack has the LoRA in force. Others rest: they are loaded, and act again after `use`. All calls are all or
-    nothing: after an error the same LoRA are in force as before. A name, component, block or strength that there is
-    not raises StackError; the text has the nearest name. For `components` and options see `Engine`.
+    nothing: after an error the same LoRA are in force as before. A LoRA whose file can no longer be read rests from the
+    next call on that has to read it, with a warning in the log; other LoRA are not affected. A name, component, block
+    or strength that there is not raises StackError; the text has the nearest name. For `components` and options see
+    `Engine`.
     """
 
     def __init__(self, components: Mapping[str, nn.Module], **options: Unpack[EngineOptions]) -> None:
         super().__init__(components, **options)
         self._resting: dict[str, Entry] = {}
         self._reports: dict[str, NetworkReport] = {}
+        self._own_files: dict[Path, weakref.finalize[..., PipelineEngine]] = {}
+        """The file of each LoRA that came as tensors -> what deletes its folder, at the latest with the engine."""
         self.disabled: tuple[str, ...] | None = None
         """The LoRA that were in force before `disable_lora`, see `calls.py`; None while they are enabled."""
         self.fused: dict[str, Entry] = {}
@@ -63,7 +69,7 @@ class PipelineEngine(Engine):
 
     @property
     def loaded(self) -> dict[str, NetworkReport]:
-        """Return the name of each LoRA -> the report on its file, when it was loaded."""
+        """Return the name of each LoRA -> the latest report on its file."""
         return {name: self._reports[name] for name in self.names if name in self._reports}
 
     def load(
@@ -99,12 +105,15 @@ class PipelineEngine(Engine):
         check_type(replace, bool, "replace", "True or False")
         check_type(name, (str, type(None)), "name", "a text")
         with self._lock:
-            path = path_of(source, weight_name, partial(self._own_file, name or "lora"))
-            name = name or name_of(path)
-            if name in self.names and not replace:
-                text = f"a LoRA {shown(name)} is loaded already; give another name, or write replace=True"
-                raise StackError(text)
-            return self._put(Entry(path, multiplier_of(strength, self.components), rank, alpha, scale, name))
+            try:
+                path = path_of(source, weight_name, partial(self._own_file, name or "lora"))
+                name = name or name_of(path)
+                if name in self.names and not replace:
+                    text = f"a LoRA {shown(name)} is loaded already; give another name, or write replace=True"
+                    raise StackError(text)
+                return self._put(Entry(path, multiplier_of(strength, self.components), rank, alpha, scale, name))
+            finally:
+                self._delete_own_files()
 
     def _put(self, entry: Entry) -> NetworkReport:
         """Put an entry in force, in the place of the one of its name, if there is any."""
@@ -112,22 +121,50 @@ class PipelineEngine(Engine):
         at = next((i for i, other in enumerate(entries) if other.name == name), len(entries))
         entries[at : at + 1] = [entry]
         try:
-            report = self._reports[name] = self._change(entries).entries[at]
+            self._change(replace(self.stack, entries=entries), {name})
         except ActivationError as error:
-            if list(error.causes) == [at]:
+            if at in error.causes:
                 raise error.causes[at] from error
             raise
-        self._resting.pop(name, None)
-        return report
+        return self._reports[name]
 
-    def _change(self, entries: list[Entry]) -> ActivationReport:
-        return self.activate(replace(self.stack, entries=entries))
+    def activate(self, stack: Stack) -> ActivationReport:
+        """Put `stack` in force in place of the former one; see `Engine.activate`."""
+        with self._lock:
+            known = self.loaded
+            report = super().activate(stack)
+            new = {entry.name: one for entry, one in zip(self.stack, report.entries, strict=True)}
+            self._reports = known | new
+            self._resting = {name: entry for name, entry in self._resting.items() if name not in new}
+            return report
+
+    def _change(self, stack: Stack, asked: Container[str] = ()) -> ActivationReport:
+        """Put a stack in force; entries whose file can no longer be read rest, unless their names were asked for."""
+        with self._lock:
+            try:
+                return self.activate(stack)
+            except ActivationError as error:
+                lost = {stack.entries[i].name: cause for i, cause in error.causes.items()}
+                if any(name in asked or not isinstance(cause, FileError) for name, cause in lost.items()):
+                    raise
+            report = self.activate(replace(stack, entries=[one for one in stack.entries if one.name not in lost]))
+            self._resting |= self._missing(stack.entries)
+            for name, cause in lost.items():
+                logger.warning("%s is not applied any more: %s; load it again with replace=True", shown(name), cause)
+            return report
 
     def _own_file(self, name: str) -> Path:
-        """Return the path of a file for tensors that are in no file; its folder goes with the engine."""
+        """Return the path of a file for tensors that are in no file; its folder goes with the LoRA."""
         folder = Path(mkdtemp(prefix="lib_lora-"))
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        return folder / f"{''.join([c if c.isalnum() or c in '-_. ' else '_' for c in name])[:80]}.safetensors"
+        path = folder / f"{''.join([c if c.isalnum() or c in '-_. ' else '_' for c in name])[:80]}.safetensors"
+        self._own_files[path] = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return path
+
+    def _delete_own_files(self) -> None:
+        """Delete the files of LoRA that came as tensors and are not loaded any more."""
+        entries = (*self.stack, *self._resting.values(), *self.fused.values())
+        for path in self._own_files.keys() - {Path(entry.path) for entry in entries}:
+            self._own_files.pop(path)()
 
     def set(self, name: str, strength: Wish) -> None:
         """Set the strength of a LoRA; writes numbers only, unless it names other blocks.
@@ -147,7 +184,12 @@ class PipelineEngine(Engine):
             at, *more = [i for i, entry in enumerate(self.stack) if entry.name == name]
             if more:
                 raise StackError(f"{1 + len(more)} entries are called {shown(name)}; write set_multiplier({at}, 0.8)")
-            self.set_multiplier(at, multiplier)
+            try:
+                self.set_multiplier(at, multiplier)
+            except ActivationError:  # it names other blocks, and the file of another LoRA can no longer be read
+                entries = list(self.stack)
+                entries[at] = replace(entries[at], multiplier=multiplier)
+                self._change(replace(self.stack, entries=entries), {name})
 
     def unload(self, name: str, *more: str) -> None:
         """Take LoRA off, and forget them."""
@@ -155,10 +197,11 @@ class PipelineEngine(Engine):
             gone = {self._find(one) for one in (name, *more)}
             kept = [entry for entry in self.stack if entry.name not in gone]
             if len(kept) < len(self.stack):
-                self._change(kept)
+                self._change(replace(self.stack, entries=kept))
             for one in gone:
                 self._resting.pop(one, None)
                 self._reports.pop(one, None)
+            self._delete_own_files()
 
     def use(self, *names: str) -> ActivationReport:
         """Have these LoRA in force, in this order, and let all others rest; without a name, all rest."""
@@ -167,15 +210,27 @@ class PipelineEngine(Engine):
     def use_at(self, strengths: Mapping[str, Wish | None]) -> ActivationReport:
         """Have these LoRA in force, each at another strength unless that is None, and let all others rest."""
         check_type(strengths, Mapping, "strengths", "a dict, as {'style': 0.8}")
+        return self._use(strengths, strengths)
+
+    def _use(self, strengths: Mapping[str, Wish | None], asked: Container[str]) -> ActivationReport:
         with self._lock:
             entries, chosen = {**self._resting, **{entry.name: entry for entry in self.stack}}, list[Entry]()
             for name, strength in strengths.items():
                 entry = entries.pop(self._find(name))
                 new = entry.multiplier if strength is None else multiplier_of(strength, self.components)
                 chosen.append(replace(entry, multiplier=new))
-            report = self._change(chosen)
-            self._resting = entries
+            report = self._change(replace(self.stack, entries=chosen), asked)
+            self._resting = entries | self._missing(chosen)
             return report
+
+    def _use_again(self, names: Iterable[str]) -> ActivationReport:
+        """Have LoRA in force that were before; see `use`. One whose file can no longer be read rests."""
+        return self._use(dict.fromkeys(names), ())
+
+    def _missing(self, entries: Iterable[Entry]) -> dict[str, Entry]:
+        """Return the entries that are not in force, by their names."""
+        in_force = {entry.name for entry in self.stack}
+        return {entry.name: entry for entry in entries if entry.name not in in_force}
 
     @contextmanager
     def only(self, *names: str) -> Iterator[ActivationReport]:
@@ -186,18 +241,18 @@ class PipelineEngine(Engine):
             yield report
         finally:
             with self._lock:
-                self.activate(former)
-                self._resting = resting
+                self._change(former)
+                self._resting = resting | self._missing(former.entries)
 
     def merge(self) -> ActivationReport:
         """Write the LoRA into the weights that can be restored bit for bit; the others are computed as before."""
         with self._lock:
-            return self.activate(replace(self.stack, mode="merged"))
+            return self._change(replace(self.stack, mode="merged"))
 
     def unmerge(self) -> ActivationReport:
         """Restore the merged weights bit for bit, and compute the LoRA beside them."""
         with self._lock:
-            return self.activate(replace(self.stack, mode="live"))
+            return self._change(replace(self.stack, mode="live"))
 
     def save(
         self,
@@ -226,6 +281,7 @@ class PipelineEngine(Engine):
                 self._resting.clear()
                 self._reports.clear()
                 self.disabled, self.fused = None, {}
+                self._delete_own_files()
 
     def close(self) -> None:
         """Deactivate, and let `attach` make another engine for the pipeline."""

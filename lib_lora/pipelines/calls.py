@@ -169,7 +169,7 @@ class LoraCalls:
         fused = {name: name if name.endswith(_FUSED) else f"{name}{_FUSED}" for name in _fused(engine)}
         kept = [replace(entry, name=fused[entry.name]) for entry in engine.stack if entry.name in fused]
         if engine.stack:
-            engine.activate(replace(engine.stack, entries=kept))
+            engine._change(replace(engine.stack, entries=kept))
         gone = [name for name in engine.names if not name.endswith(_FUSED)]
         if gone:
             engine.unload(*gone)
@@ -187,7 +187,7 @@ class LoraCalls:
         """Use the LoRA again that were in use before `disable_lora`."""
         engine = attach(self)
         if engine.disabled is not None:
-            engine.use(*[name for name in engine.disabled if name in engine.names])
+            engine._use_again([name for name in engine.disabled if name in engine.names])
             engine.disabled = None
 
     def fuse_lora(
@@ -243,7 +243,7 @@ class LoraCalls:
         engine = attach(self)
         _check_options(options, UnfuseOptions, "unfuse_lora")
         kept = [engine.fused.get(entry.name, entry) for entry in engine.stack if not entry.name.endswith(_FUSED)]
-        engine.activate(replace(engine.stack, entries=kept, mode="live"))
+        engine._change(replace(engine.stack, entries=kept, mode="live"))
         engine.fused = {}
 
     @property

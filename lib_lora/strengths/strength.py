@@ -416,9 +416,9 @@ def largest(multiplier: AnyMultiplier) -> float:
 
 
 def _finite(value: object, what: str) -> float:
-    if isinstance(value, Strength | Curve):
-        text = "must be a number; write the numbers and curves of components into one Strength"
-        raise StackError(f"{what} {text}, as Strength({{'unet': 0.8, 'text_encoder': 0.5}})")
+    if isinstance(value, Curve | Strength | Halves | PerImage):
+        how = "write one Strength of all components, as Strength({'unet': 0.8, 'text_encoder': 0.5}, during=window)"
+        raise StackError(f"{what} must be a number, not a {type(value).__name__}; {how}")
     if not is_number(value):
         raise StackError(f"{what} must be a finite number, of the range of float32, not {shown(value)}")
     return float(value)

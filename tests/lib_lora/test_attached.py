@@ -30,6 +30,7 @@ from lib_lora import (
     Region,
     Stack,
     StackError,
+    Strength,
     attach,
     replace_lora_calls,
 )
@@ -361,6 +362,7 @@ class TestWishes:
             ({"unet": {"down": {"block_7": 1.0}}}, "no 'block_7' in down; there are block_0, block_1"),
             ({"unet": {"up": {"block_1": [1, 2, 3]}}}, "up.block_1 takes 2 numbers, or one, not 3"),
             ({"unet": {"sideways": 1.0}}, "unet has no block 'sideways'; its layers are in .*down_blocks"),
+            ({"unet": Strength(0.5)}, "of unet must be a number, not a Strength; write one Strength of all components"),
             ({"unet": {"down": "much"}}, "strength of down_blocks must be a finite number, not 'much'"),
             ({"down": 0.5}, r"down is a block; write it in its component, as {'unet': {'down': 0.5}}"),
             ({"text_encoder": {"layers.0": 1.0}}, "'text_encoder' takes one number"),

@@ -28,7 +28,6 @@ from lib_lora import (
     NoMatchError,
     Stack,
     StackError,
-    Strength,
     load_network,
     model_blocks,
     model_family,
@@ -176,11 +175,6 @@ def test_a_strength_that_is_no_finite_number_is_refused(net, both, bad):
     with pytest.raises(StackError, match="finite number"):
         engine.set_multiplier(0, bad)
     assert engine.stack.entries[0].multiplier == 1.0
-
-
-def test_a_strength_inside_a_mapping_says_what_to_write(both):
-    with pytest.raises(StackError, match=r"multiplier of unet must be a number; write .* into one Strength"):
-        Entry(both, {"unet": Strength(0.8)})
 
 
 @pytest.mark.parametrize("rank", [0, -1, 1.5, True])

@@ -215,6 +215,24 @@ def test_an_absolute_path_means_a_file_of_the_folders_and_no_other(folder: Path)
         found.find("/etc/passwd")
 
 
+def test_a_path_suggests_the_file_that_it_names_however_it_is_written(folder: Path) -> None:
+    put(folder / "styles" / "zorp.v2.safetensors")
+    put(folder / "fox.safetensors")
+    found = catalog(folder)
+    for path in (
+        r"C:\models\loras\zorp.v2",
+        r"models\loras\zorp.v2.pt",
+        "/models/zorp.v2.ckpt",
+        r'"C:\loras\zorp.v2.safetensors"',
+        "loras¥zorp.v2",
+        "loras\uff3cZORP.V2.safetensors",
+        "zorp.v2.bin",
+    ):
+        with pytest.raises(CatalogError) as caught:
+            found.find(path)
+        assert list(caught.value.candidates) == ["zorp.v2"], path
+
+
 def test_a_file_outside_is_unknown_by_any_spelling(folder: Path) -> None:
     outside = put(folder.parent / "secret.safetensors")
     for name in ("secret", str(outside).lstrip("/"), outside.name):

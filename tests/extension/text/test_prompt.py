@@ -368,8 +368,9 @@ def test_an_error_shows_the_text_and_the_place(prompt: str, place: str, reason: 
 
 
 def test_a_path_of_windows_is_said_to_be_one() -> None:
-    with pytest.raises(PromptError, match=r"is a path; write the name alone, zorp$"):
-        parse(r"a <lora:C:\models\zorp.safetensors:1>")
+    for path in (r"C:\models\zorp.safetensors", r"D:models\zorp", r'"C:\models\zorp.pt"'):
+        with pytest.raises(PromptError, match=r"is a path; write the name alone, zorp$"):
+            parse(f"a <lora:{path}:1>")
 
 
 def test_one_number_stays_one_and_two_name_the_components() -> None:
