@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 _MEMORY = 200 << 20  # bytes of Ray's store of objects
 _NODE = {"num_cpus": 2, "node_ip_address": "127.0.0.1", "object_store_memory": _MEMORY}
 _SAMPLE = re.compile(r"^(ray_remora_\w+?)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
-_LABEL = re.compile(r'(phase|result|status)="(\w*)"')
+_LABEL = re.compile(r'(phase|result|status|kind)="(\w*)"')
 
 
 class Service:
@@ -48,22 +48,19 @@ class Service:
             port = probe.getsockname()[1]
         self.address = f"http://127.0.0.1:{port}"
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+        self._arguments = dict(arguments)
         with mock.patch.object(service, "ModelReplica", WAYS[way]):
-            self._application = service.build(arguments)
-        self.run()
-
-    def run(self) -> None:
-        """Start the application."""
-        from ray import serve
-
-        serve.run(self._application, name="remora", route_prefix="/")
+            serve.run(service.build(self._arguments), name="remora", route_prefix="/")
 
     def restart(self) -> None:
-        """End the application, and start it again."""
+        """Deploy the application with other settings: Ray starts each of its processes again."""
         from ray import serve
 
-        serve.delete("remora")
-        self.run()
+        from extension.serve import service
+
+        self._arguments["model"] = {**self._arguments["model"], "gather": 0.021}
+        self._arguments["ingress"] = {"seconds": 590.0}
+        serve.run(service.build(self._arguments), name="remora", route_prefix="/")
 
     def kill_replica(self) -> None:
         """Kill one replica of the model."""
@@ -78,7 +75,7 @@ class Service:
         self._second = self._cluster.add_node(**_NODE)
 
     def metrics(self) -> Counter[str]:
-        """Return the sum of each metric over all nodes, by its name and its phase, result or status."""
+        """Return the sum of each metric over all nodes, by its name and its phase, result, status or kind."""
         import ray
 
         found: Counter[str] = Counter()

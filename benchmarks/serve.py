@@ -152,20 +152,20 @@ def _rate(options: argparse.Namespace, service: Any, path: Path, distinct: int) 
 
 def _measured(added: Counter[str]) -> Record:
     """Return what the metrics say of a row: means of batches, the share of hits, and seconds by phase."""
-    batches = max(added["batch_requests_count"], 1)
+    batches = max(added["done_total batch"], 1)
     looked = max(added["lora_cache_total hit"] + added["lora_cache_total miss"], 1)
-    phases = ("queue", "batch", "read", "request")
+    requests = max(added["done_total request"], 1)
+    counts = {"batch": batches, "read": max(added["lora_cache_total miss"], 1)}
     return {
         "batches": batches,
-        "batch_pictures": added["batch_pictures_sum"] / batches,
-        "batch_loras": added["batch_loras_sum"] / batches,
+        "batch_pictures": added["done_total picture"] / batches,
+        "batch_loras": added["done_total lora"] / batches,
         "hits": added["lora_cache_total hit"] / looked,
-        **{f"{phase}_s": _mean(added, phase) for phase in phases},
+        **{
+            f"{phase}_s": added[f"spent_seconds_total {phase}"] / counts.get(phase, requests)
+            for phase in ("queue", "batch", "read", "request")
+        },
     }
-
-
-def _mean(added: Counter[str], phase: str) -> float:
-    return added[f"seconds_sum {phase}"] / max(added[f"seconds_count {phase}"], 1)
 
 
 def _phases(row: Record) -> str:
@@ -306,7 +306,7 @@ def _happening(events: Mapping[str, Callable[[], object]], seconds: float, began
     return told
 
 
-def _filled(address: str, fields: Mapping[str, Any], count: int = 200) -> dict[str, int]:
+def _filled(address: str, fields: Mapping[str, Any], count: int = 130) -> dict[str, int]:
     """Send many requests at one time; return how many had each status, and whether it had Retry-After."""
     from extension.client import Client, ClientError
 
@@ -335,6 +335,8 @@ def _print_stay(lines: Sequence[Record], told: list[Record], memory: _Memory) ->
     print(f"the largest difference from the request alone is {max(line['differs'] for line in lines)} of 255")
     for said, count in Counter(f"{line['status']}: {line['said'][:120]}" for line in lost).most_common(10):
         print(f"lost, {count} times: {said}")
+    for line in lost[:10]:
+        print(f"lost: began at {line['began'] - lines[0]['began']:.0f} s, took {line['seconds']:.1f} s")
     growth = memory.growth()
     for one in growth:
         minutes, sizes = one["seconds"] / 60, f"{one['first'] >> 20} to {one['last'] >> 20} MB"
