@@ -42,7 +42,7 @@ class Load:
         self.wishes: list[dict[str, Any]] = told["wishes"]
         self._chances = list(itertools.accumulate(wish["chance"] for wish in self.wishes))
         self.references = np.load(told["references"]) if told["references"] else {}
-        self.out = Path(told["out"]).open("a", encoding="utf-8", buffering=1)
+        self.out = Path(told["out"]).open("a", encoding="utf-8", buffering=1)  # noqa: SIM115  # open to the end
 
     def draw(self) -> int:
         """Return the number of a wish."""
