@@ -84,7 +84,7 @@ class Service:
                 text = answer.read().decode()
             for name, labels, value in _SAMPLE.findall(text):
                 label = _LABEL.search(labels)
-                found[f"{name.removeprefix('ray_remora_')} {label[2] if label else ''}".strip()] += float(value)
+                found[f"{name.removeprefix('ray_remora_')} {label[2] if label else ''}".strip()] += float(value)  # type: ignore[assignment]  # counts of seconds
         return found
 
     @staticmethod

@@ -57,7 +57,7 @@ class Load:
         return int(np.abs(pixels - self.references[str(number)]).max())
 
 
-class Visitor(User):
+class Visitor(User):  # type: ignore[misc]  # Locust is not read by mypy
     """One user."""
 
     wait_time = constant(0)
@@ -69,7 +69,7 @@ class Visitor(User):
             Visitor.load = Load(Path(os.environ["REMORA_LOAD"]))
         self._client = Client(self.load.address, timeout=120, tries=30)
 
-    @task
+    @task  # type: ignore[untyped-decorator]
     def picture(self) -> None:
         """Ask for a picture, and note what came."""
         number = self.load.draw()

@@ -31,7 +31,7 @@ class Grouped(ModelReplica):
     """A batch has requests of the same LoRA and strength only, as most servers of pictures do."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        queue.batch_key = _grouped_key
+        vars(queue)["batch_key"] = _grouped_key  # in this process only
         super().__init__(settings)
 
 
@@ -46,10 +46,9 @@ class _OneByOne(ModelReplica):
     def __init__(self, settings: Mapping[str, Any]) -> None:
         super().__init__(settings)
         self.folder = Path(settings["lora_dirs"][0])
-        self.pipeline = load_model(find_demo().model, torch.float32, torch.device("cpu")).pipeline
+        self.pipeline = load_model(find_demo().model, torch.float32).pipeline
         self.pipeline.set_progress_bar_config(disable=True)
-        queue.batch_key = lambda studio, request: None
-        queue.render_mixed = self._made
+        vars(queue).update(batch_key=lambda studio, request: None, render_mixed=self._made)
 
     def use(self, name: str, strength: float) -> None:
         """Apply one LoRA."""
