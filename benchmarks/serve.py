@@ -68,11 +68,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "fit":
         return _fit(options.files)
     with TemporaryDirectory() as folder:
-        rows = _rates(options, Path(folder)) if options.command == "rate" else [_stay(options, Path(folder))]
+        if options.command == "rate":
+            _rates(options, Path(folder))
+        else:
+            _write(options, [_stay(options, Path(folder))])
+    return 0
+
+
+def _write(options: argparse.Namespace, rows: Sequence[Record]) -> None:
+    """Write the figures so far, so that a run that is stopped has left its rows."""
     if options.json:
         settings = {key: value for key, value in vars(options).items() if key != "json"}
         options.json.write_text(json.dumps({"benchmark": "serve", "settings": settings, "rows": rows}, indent=1))
-    return 0
 
 
 def _arguments(options: argparse.Namespace, folder: Path, most: int = 8, waiting: int = 200) -> dict[str, Any]:
@@ -98,21 +105,21 @@ def _lines(config: Path) -> list[Record]:
 # The rate
 
 
-def _rates(options: argparse.Namespace, folder: Path) -> list[Record]:
+def _rates(options: argparse.Namespace, folder: Path) -> None:
     from _serve_cluster import serving
 
     loras = folder / "loras"
     loras.mkdir()
     write_files(loras, max(options.distinct), options.sources)
-    rows = []
+    rows: list[Record] = []
     for way in options.ways:
         alone = way in ("set_adapters", "hotswap")
         with serving(_arguments(options, loras, 1 if alone else 8), way) as service:
             for distinct in options.distinct:
                 rows.append({"way": way, **_rate(options, service, folder / f"{way}{distinct}.json", distinct)})
                 print(_phases(rows[-1]), flush=True)
+                _write(options, rows)
     _print_rates(rows)
-    return rows
 
 
 def _rate(options: argparse.Namespace, service: Any, path: Path, distinct: int) -> Record:
