@@ -79,7 +79,8 @@ def common(load) -> ModuleType:
 
 
 def test_all_programs_are_known() -> None:
-    assert {file.stem for file in FOLDER.glob("[!_]*.py")} == set(PROGRAMS)
+    served = {"serve"}  # tests/extension/serve/test_load.py
+    assert {file.stem for file in FOLDER.glob("[!_]*.py")} - served == set(PROGRAMS)
 
 
 def more_work_for_more_loras(rows: list[dict[str, Any]]) -> None:

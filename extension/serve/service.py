@@ -39,6 +39,10 @@ _KEPT = 512
 """LoRA by which a replica is known."""
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 _COUNTS = (1, 2, 4, 8, 16, 32)
+_HEAD = {"node:__internal_head__": 0.001}
+"""Ray's resource of the head node; what needs a little of it runs there."""
+_DRAIN = 60.0
+"""Seconds that what ends has for its open requests."""
 _FAILURES = 3
 """Batches that may fail one after the other."""
 _LOST = (RayActorError, ReplicaUnavailableError)
@@ -55,15 +59,28 @@ class _Metrics:
         self.loras = Histogram("remora_batch_loras", "Different LoRA of a batch.", boundaries=_COUNTS)
         self.seconds = Histogram("remora_seconds", "Seconds by phase.", boundaries=_SECONDS, tag_keys=("phase",))
         self.cache = Counter("remora_lora_cache", "First LoRA of requests, by hit or miss.", tag_keys=("result",))
+        # Ray takes a histogram's sum from the middles of its buckets; these are exact, for means
+        self.spent = Counter("remora_spent_seconds", "Sum of the seconds by phase.", tag_keys=("phase",))
+        self.done = Counter("remora_done", "Batches, with their requests, pictures and LoRA.", tag_keys=("kind",))
 
     def batch(self, report: BatchReport) -> None:
         """Count a batch."""
         self.shared.observe(report.requests)
         self.pictures.observe(report.pictures)
         self.loras.observe(report.loras)
-        self.seconds.observe(report.seconds, {"phase": "batch"})
+        self.took("batch", report.seconds)
         for seconds in report.waited:
-            self.seconds.observe(seconds, {"phase": "queue"})
+            self.took("queue", seconds)
+        done = {"batch": 1, "request": len(report.waited), "picture": report.pictures, "lora": report.loras}
+        for kind, count in done.items():
+            if count:  # Ray refuses to add nothing
+                self.done.inc(count, {"kind": kind})
+
+    def took(self, phase: str, seconds: float) -> None:
+        """Count the seconds of a phase."""
+        self.seconds.observe(seconds, {"phase": phase})
+        if seconds > 0:
+            self.spent.inc(seconds, {"phase": phase})
 
 
 class ModelReplica:
@@ -93,7 +110,7 @@ class ModelReplica:
             if reading is not None:
                 await reading
             self._metrics.answers.inc(tags={"status": str(status)})
-            self._metrics.seconds.observe(time.monotonic() - began, {"phase": "request"})
+            self._metrics.took("request", time.monotonic() - began)
 
     async def _lora(self, name: str) -> None:
         began = time.monotonic()
@@ -101,7 +118,7 @@ class ModelReplica:
         fresh = read[1] >= began
         self._metrics.cache.inc(tags={"result": "miss" if fresh else "hit"})
         if fresh:
-            self._metrics.seconds.observe(time.monotonic() - began, {"phase": "read"})
+            self._metrics.took("read", time.monotonic() - began)
 
     @serve.multiplexed(max_num_models_per_replica=_KEPT)  # type: ignore[untyped-decorator]
     async def _read(self, name: str) -> tuple[int, float]:
@@ -195,14 +212,17 @@ def build(arguments: Mapping[str, Any]) -> Application:
         "max_ongoing_requests": _AT_ONCE * settings.most_pictures,
         "max_queued_requests": int(arguments.get("waiting", MOST_WAITING)),
         "health_check_period_s": 5,
-        "graceful_shutdown_timeout_s": 60,
+        "graceful_shutdown_timeout_s": _DRAIN,
     }
     if autoscaling := arguments.get("autoscaling"):
         options["autoscaling_config"] = dict(autoscaling)
     else:
         options["num_replicas"] = int(arguments.get("replicas", 1))
     replicas = serve.deployment(ModelReplica).options(**options).bind(model)
+    # on the head node, without which there is no cluster: the loss of another node must not cost what is open
     routes = serve.deployment(IngressReplica).options(
-        max_ongoing_requests=_MOST_OPEN, ray_actor_options={"num_cpus": 0}
+        max_ongoing_requests=_MOST_OPEN,
+        ray_actor_options={"num_cpus": 0, "resources": dict(_HEAD)},
+        graceful_shutdown_timeout_s=_DRAIN,
     )
     return routes.bind(replicas, ingress)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import json
 import socket
 import threading
 import time
@@ -23,6 +24,7 @@ from extension.serve.keys import read_keys
 from extension.serve.model import Message, Model, ModelSettings, first_lora
 from tests.fakes.coroutines import completed
 
+DEMO = Path(__file__).resolve().parents[3] / "demo" / "loras"
 ANN, BOB = "0123456789abcdef", "fedcba9876543210"
 SMALL: dict[str, Any] = {"steps": 2, "width": 64, "height": 64, "seed": 1}
 LONG = {**SMALL, "steps": 150}
@@ -58,8 +60,23 @@ class LocalModels:
 
 
 @pytest.fixture(scope="module")
-def models() -> Iterator[LocalModels]:
-    model = Model(ModelSettings.of({"gather": 0.0}))
+def loras(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of LoRA that nobody should use."""
+    folder = tmp_path_factory.mktemp("loras")
+    whole = (DEMO / "night.safetensors").read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    (folder / "half.safetensors").write_bytes(whole[: len(whole) // 2])
+    (folder / "pickled.pt").write_bytes(b"\x80\x04cposix\nsystem\n(S'true'\ntR.")
+    (folder / "renamed.safetensors").write_bytes(b"\x80\x04cposix\nsystem\n(S'true'\ntR.")
+    (folder / "long.safetensors").write_bytes((1 << 62).to_bytes(8, "little") + whole[8:])
+    (folder / "endless.safetensors").write_bytes(whole[: 8 + length] + b"\xff" * (len(whole) - 8 - length))
+    (folder / "out.safetensors").symlink_to("/proc/self/environ")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def models(loras: Path) -> Iterator[LocalModels]:
+    model = Model(ModelSettings.of({"gather": 0.0, "lora_dirs": [str(loras)]}))
     yield LocalModels(model)
     model.close()
 
@@ -161,6 +178,78 @@ def test_a_request_that_cannot_be_served_is_told_why(ann: Client, fields: dict[s
     assert refused.value.status == 422
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("half", "pickled", "renamed", "long", "endless", "out"),
+        *("../half", "..\\half", "/etc/passwd", str(DEMO.parent / "judge"), "a\0b", "x" * 100_000),
+    ],
+)
+def test_a_lora_that_must_not_be_read_costs_its_own_request(ann: Client, loras: Path, name: str) -> None:
+    with pytest.raises(ClientError) as refused:
+        ann.txt2img(f"a square <lora:{name}:1>", **SMALL)
+    assert refused.value.status == 422
+    assert str(loras) not in str(refused.value)
+    assert len(str(refused.value)) < 2000
+    assert ann.txt2img("a square <lora:night:1>", **SMALL).images
+
+
+def bomb() -> str:
+    """Return a small file of a large picture."""
+    stream = io.BytesIO()
+    Image.new("1", (30_000, 30_000)).save(stream, "PNG")
+    return base64.b64encode(stream.getvalue()).decode()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"batch_size": 10**9},
+        {"n_iter": 10**9},
+        {"width": 10**6, "height": 10**6},
+        {"steps": 10**9},
+        {"cfg_scale": float("nan")},
+        {"seed": 10**40},
+        {"width": "64; rm -rf"},
+        {"sampler_name": {"a": 1}},
+        {"script_name": "x", "script_args": ["import os"]},
+        {"override_settings": {"remora_folder": "/etc"}},
+        {"init_images": ["/etc/passwd"]},
+        {"init_images": ["http://127.0.0.1:1/x.png"]},
+        {"init_images": bomb},
+    ],
+)
+def test_a_request_that_asks_for_too_much_is_refused(raw: httpx.Client, fields: dict[str, Any]) -> None:
+    fields = {key: [value()] if callable(value) else value for key, value in fields.items()}
+    route = "img2img" if "init_images" in fields else "txt2img"
+    body = json.dumps({"prompt": "a", **SMALL, **fields})
+    answer = raw.post(route, content=body, headers={"Content-Type": "application/json"})
+    assert (answer.status_code, list(answer.json())) == (422, ["detail"])
+    assert "Traceback" not in answer.text
+    assert len(answer.text) < 2000
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b"[]", b"null", b"\xff\xfe", b'{"prompt":'])
+def test_a_body_that_is_no_request_is_refused(raw: httpx.Client, body: bytes) -> None:
+    answer = raw.post("txt2img", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code in (400, 422)
+    assert list(answer.json()) == ["detail"]
+
+
+def test_after_ten_wrong_keys_no_key_is_looked_at(models: LocalModels) -> None:
+    """The right one neither, so that who guesses is not told when it is found."""
+    app = Ingress(models, IngressSettings(logins=(f"ann:{ANN}",))).app()
+
+    async def statuses() -> list[int]:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            keys = [*(f"guess{i}" for i in range(10)), ANN]
+            url = "/sdapi/v1/samplers"
+            return [(await client.get(url, headers={"Authorization": f"Bearer {key}"})).status_code for key in keys]
+
+    assert completed(statuses()) == [401] * 10 + [429]
+
+
 def test_a_body_has_a_bound(address: str) -> None:
     port = int(address.rpartition(":")[2])
     with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
@@ -247,6 +336,17 @@ def test_too_many_requests_are_told_when_to_come_again(
 def test_a_new_file_is_found_after_a_refresh(raw: httpx.Client, models: LocalModels) -> None:
     assert raw.post("refresh-loras").status_code == 200
     assert models.refreshed == 1
+
+
+def test_a_new_file_is_used_though_nobody_tells_of_it(ann: Client, models: LocalModels, loras: Path) -> None:
+    """As on a network drive, where the system reports no changes."""
+    catalog = models.model.studio.session.catalog
+    catalog.close()
+    (loras / "fresh.safetensors").write_bytes((DEMO / "night.safetensors").read_bytes())
+    try:
+        assert ann.txt2img("a square <lora:fresh:1>", **SMALL).info["remora"]["loras"][0].startswith("fresh")
+    finally:
+        catalog.start()
 
 
 def test_prompts_are_not_in_the_log(ann: Client, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,3 +47,20 @@ def test_the_file_for_a_cluster_has_known_settings() -> None:
     assert IngressSettings(**{**given["ingress"], "logins": ()}) == IngressSettings()
     with pytest.raises(TypeError):
         ModelSettings.of({"modle": "x"})
+
+
+SUFFIXES = {"Counter": {"_total"}, "Gauge": {""}, "Histogram": {"_bucket", "_sum", "_count"}}
+
+
+def test_the_dashboard_asks_for_metrics_that_exist_and_shows_them_all() -> None:
+    source = (ROOT / "extension/serve/service.py").read_text("utf-8")
+    made = re.findall(r'(Counter|Gauge|Histogram)\(\s*"(\w+)"', source)
+    known = {f"ray_{name}{suffix}": name for kind, name in made for suffix in SUFFIXES[kind]}
+    dashboard = json.loads((ROOT / "extension/serve/grafana.json").read_text("utf-8"))
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    names = {name for expression in asked for name in re.findall(r"ray_\w+", expression)}
+    assert names <= set(known)
+    assert {known[name] for name in names} == {name for _, name in made}
+    labels = set(re.findall(r"(\w+)=\"|by \((\w+)\)", " ".join(asked)))
+    told = set(re.findall(r'tag_keys=\("(\w+)",\)', source)) | {"le", "instance"}
+    assert {one or other for one, other in labels} <= told

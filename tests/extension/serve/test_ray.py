@@ -176,3 +176,13 @@ def test_other_sites_and_unknown_users_are_refused(address: str) -> None:
     assert httpx.post(url, json={}, headers={**key, "Origin": "https://elsewhere.example"}).status_code == 403
     assert httpx.post(url, json={}, headers={**key, "Host": "elsewhere.example"}).status_code == 403
     assert httpx.post(url, content=b"{}", headers={**key, "Content-Type": "text/plain"}).status_code == 415
+
+
+def test_the_routes_are_on_the_head_node(address: str) -> None:
+    """As the loss of any other node would cost the requests that are open there."""
+    import ray
+
+    actors = [one for one in ray._private.state.actors().values() if one["State"] == "ALIVE"]
+    routes = [one["Address"]["NodeID"] for one in actors if "IngressReplica" in one["ActorClassName"]]
+    heads = [node["NodeID"] for node in ray.nodes() if "node:__internal_head__" in node["Resources"]]
+    assert routes == heads
