@@ -9,12 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
-from lib_lora import ActivationError, ActivationReport, Engine, Entry, LoraError, Moment, NoMatchError, Row, Stack
+from lib_lora import (
+    ActivationError,
+    ActivationReport,
+    Engine,
+    Entry,
+    LoraError,
+    Moment,
+    NetworkReport,
+    NoMatchError,
+    Row,
+    Stack,
+)
 
 KEY = "remora"
 """Of Remora's wrappers, callbacks and attachments."""
@@ -38,7 +50,11 @@ def denoiser_of(patcher: Any) -> dict[str, nn.Module]:
 
 def text_encoders_of(model: nn.Module) -> dict[str, nn.Module]:
     """Return the text encoders of a CLIP by their names in diffusers."""
-    parts = {name: part.transformer for name, part in model.named_children() if isinstance(_own(part), nn.Module)}
+    parts: dict[str, nn.Module] = {}
+    for name, part in model.named_children():
+        transformer = getattr(part, "transformer", None)
+        if isinstance(transformer, nn.Module):
+            parts[name] = transformer
     names = [name for name in _ENCODERS if name in parts]
     names += [name for name in parts if name not in names]
     first = 2 if names[:1] == ["clip_g"] else 1  # SDXL's refiner has the second one alone
@@ -48,12 +64,8 @@ def text_encoders_of(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def _own(part: nn.Module) -> object:
-    return getattr(part, "transformer", None)
-
-
 class AppliedStack:
-    """The stack of one clone. Copies of a clone share it."""
+    """The stack of one clone. Clones of the clone share it."""
 
     def __init__(self, engine: Engine, entries: Sequence[Entry]) -> None:
         self.engine, self.entries, self.report = engine, tuple(entries), ActivationReport(())
@@ -95,13 +107,18 @@ class AppliedStack:
         finally:
             self._is_active = False
 
+    def summary(self) -> list[str]:
+        """Return a line for each entry, without keys that are for the other part of the model."""
+        entries = list[NetworkReport]()
+        for entry in self.report.entries:
+            entries.append(replace(entry, unused=tuple(one for one in entry.unused if one.cause != "no_component")))
+        lines = replace(self.report, entries=tuple(entries)).summary().splitlines()
+        return lines + [f"{self.entries[i].name}: nothing in it is for this part of the model" for i in self.elsewhere]
+
     def free(self, *_: object) -> None:
         """Give up the memory of former stacks, as ComfyUI unloads the model."""
         if not self._is_active:
             self.engine.deactivate()
-
-    def __deepcopy__(self, memo: object) -> AppliedStack:
-        return self
 
 
 class SamplerCalls:

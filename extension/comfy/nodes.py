@@ -131,12 +131,12 @@ class RemoraFromPrompt:
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:  # noqa: N802
         """Return the inputs."""
-        text = "The prompt, with tags such as <lora:name:0.8> or <lora:name:1:start=0.2:mask=left>."
+        tooltip = "The prompt, with tags such as <lora:name:0.8> or <lora:name:1:start=0.2:mask=left>."
         return {
             "required": {
                 "model": ("MODEL", _MODEL),
                 "clip": ("CLIP", _CLIP),
-                "text": ("STRING", {"multiline": True, "dynamicPrompts": True, "tooltip": text}),
+                "text": ("STRING", {"multiline": True, "dynamicPrompts": True, "tooltip": tooltip}),
             }
         }
 
@@ -159,8 +159,10 @@ class RemoraFromPrompt:
         return model, clip, clip.encode_from_tokens_scheduled(clip.tokenize(plain)), plain
 
     @classmethod
-    def IS_CHANGED(cls, text: str = "", **_: object) -> str:  # noqa: N802
-        """Return what changes with the content of the files."""
+    def IS_CHANGED(cls, text: str | None = None, **_: object) -> str:  # noqa: N802
+        """Return what changes with the content of the files; all count where another node makes the text."""
+        if text is None:
+            return "\n".join(map(_version, map(_path, _names())))
         _, entries = read_prompt(text, _names(), _path)
         return "\n".join(_version(Path(entry.path)) for entry in entries)
 
@@ -188,10 +190,7 @@ class RemoraReport:
         for what, part in (("model", model), ("text encoders", clip)):
             applied = None if part is None else applied_of(part)
             if applied is not None:
-                lines += [f"{what}: {line}" for line in applied.report.summary().splitlines() if line]
-                lines += [
-                    f"{what}: {applied.entries[i].name}: nothing in it is for this part" for i in applied.elsewhere
-                ]
+                lines += [f"{what}: {line}" for line in applied.summary()]
         text = "\n".join(lines) or "no LoRA"
         return {"ui": {"text": [text]}, "result": (text,)}
 
