@@ -163,7 +163,7 @@ class RemoraFromPrompt:
         """Return what changes with the content of the files; all count where another node makes the text."""
         if text is None:
             return "\n".join(map(_version, map(_path, _names())))
-        _, entries = read_prompt(text, _names(), _path)
+        entries = read_prompt(text, _names(), _path)[1]
         return "\n".join(_version(Path(entry.path)) for entry in entries)
 
 

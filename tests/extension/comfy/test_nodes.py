@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from lib_lora import Entry, FileError, LoraError, Region, Strength
 from tests.extension.comfy.conftest import TEXT, UNET, CallbacksMP, Clip, Patcher, lora
 
 ROOT = Path(__file__).resolve().parents[3]
+SOCKETS = ("MODEL", "CLIP", "LATENT", "MASK", "REMORA_STACK")
 SIGMAS = torch.tensor([9.0, 6.0, 3.0, 1.0, 0.0])
 X = torch.randn(2, 8, 4, 4, generator=torch.Generator().manual_seed(3))
 
@@ -132,7 +134,7 @@ def test_text_encoders_have_the_stack_of_their_clone(nodes: Any, model: Patcher,
 
 def test_a_prompt_names_its_lora(nodes: Any, model: Patcher, clip: Clip) -> None:
     with_lora, encoder, conditioning, text = nodes.RemoraFromPrompt().apply(model, clip, "a cat <lora:a:0.5>")
-    same, same_clip = applied(nodes, model, "a.safetensors", strength=0.5, clip=clip)
+    same, _ = applied(nodes, model, "a.safetensors", strength=0.5, clip=clip)
     assert text == "a cat "
     assert torch.equal(with_lora.sample(X, SIGMAS)[0], same.sample(X, SIGMAS)[0])
     assert torch.equal(conditioning[0][0], encoder.encode_from_tokens(clip.tokenize(text)))
@@ -237,6 +239,27 @@ def test_every_input_and_output_has_a_tooltip(nodes: Any) -> None:
         assert len(node.OUTPUT_TOOLTIPS) == len(node.RETURN_TYPES)
         assert node.CATEGORY == "Remora"
         assert callable(getattr(node, node.FUNCTION))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "example_workflows").iterdir()), ids=lambda path: path.stem)
+def test_a_workflow_fits_the_nodes(path: Path, nodes: Any) -> None:
+    workflow = json.loads(path.read_text("utf-8"))
+    links = {link[0]: link for link in workflow["links"]}
+    by_id = {node["id"]: node for node in workflow["nodes"]}
+    for number, origin, slot, target, place, kind in links.values():
+        assert number in by_id[origin]["outputs"][slot]["links"]
+        assert by_id[target]["inputs"][place]["link"] == number
+        assert by_id[target]["inputs"][place]["type"] == by_id[origin]["outputs"][slot]["type"] == kind
+    ours = [node for node in workflow["nodes"] if node["type"].startswith("Remora")]
+    assert len(ours) >= 2
+    for node in ours:
+        given, kind = nodes.NODE_CLASS_MAPPINGS[node["type"]], nodes.NODE_CLASS_MAPPINGS[node["type"]].INPUT_TYPES()
+        inputs = {**kind.get("required", {}), **kind.get("optional", {})}
+        kinds = {name: one[0] for name, one in inputs.items()}
+        sockets = {name: one for name, one in kinds.items() if one in SOCKETS}
+        assert {one["name"]: one["type"] for one in node["inputs"]} == sockets
+        assert tuple(one["type"] for one in node["outputs"]) == given.RETURN_TYPES
+        assert len(node["widgets_values"]) == len(inputs) - len(sockets)
 
 
 def test_the_entry_does_nothing_outside_of_comfyui() -> None:
