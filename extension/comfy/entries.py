@@ -9,15 +9,18 @@ from pathlib import Path, PurePath
 import torch
 from torch import Tensor
 
-from lib_lora import Entry, LoraError, Region
+from lib_lora import BlockNames, BlockWeights, Element, Entry, Halves, LoraError, Region, Strength
 
-from ..text.prompt import parse, parse_arguments
+from ..text.prompt import PromptError, parse, parse_arguments
 from ..text.regions import Mask
 from ..text.similar import did_you_mean, similar
 from ..text.tag import Tag
 
 _LARGEST_SIDE = 1024
 """Of a region, in cells."""
+
+_TEXT_ENCODERS = "BASE"
+"""Their name in lists of block weights."""
 
 
 class NodeError(LoraError, ValueError):
@@ -55,8 +58,7 @@ def entry_of(
         mask: the part of the picture in which it acts.
 
     Raises:
-        NodeError: the schedule is empty, or the mask cannot be used.
-        PromptError: the block weights are none.
+        NodeError: the schedule is empty, the block weights are none, or the mask cannot be used.
     """
     if start >= stop:
         raise NodeError(
@@ -66,7 +68,10 @@ def entry_of(
     fields += [f"start={start!r}"] if start > 0 else []
     fields += [f"stop={stop!r}"] if stop < 1 else []
     fields += [f"lbw={blocks.strip()}"] if blocks.strip() else []
-    tag = parse_arguments(":".join(fields))
+    try:
+        tag = parse_arguments(":".join(fields))
+    except PromptError as error:  # its position is one in a text that the user has not written
+        raise NodeError(f"blocks: {error.reason}") from error
     if mask is not None:
         tag = replace(tag, mask=Mask("mask", region=region_of(mask)))
     return _entry(path, tag)
@@ -86,6 +91,20 @@ def read_prompt(text: str, names: Iterable[str], path_of: Callable[[str], Path])
     """
     parsed, files = parse(text), list(names)
     return parsed.text, [_entry(path_of(_file_named(tag.name, files)), tag) for tag in parsed.tags]
+
+
+def for_text_encoders(entry: Entry, blocks: BlockNames) -> Entry:
+    """Return an entry for text encoders alone: a list of block weights is read as the denoiser's `blocks` take it."""
+    multiplier = entry.multiplier
+    if isinstance(multiplier, Halves):
+        multiplier = multiplier.positive  # as text encoders have it
+    if not isinstance(multiplier, Strength) or multiplier.blocks is None or multiplier.blocks.values is None:
+        return entry
+    values = multiplier.blocks.values
+    weights = next((dict(zip(names, values, strict=True)) for names in blocks.lists() if len(names) == len(values)), {})
+    rule = Element((_TEXT_ENCODERS,), (), weights.get(_TEXT_ENCODERS, 1.0))
+    of_encoders = BlockWeights(None, (rule, *multiplier.blocks.elements))
+    return replace(entry, multiplier=replace(multiplier, blocks=of_encoders))
 
 
 def _file_named(name: str, files: list[str]) -> str:

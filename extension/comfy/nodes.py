@@ -10,7 +10,7 @@ from comfy.patcher_extension import CallbacksMP, WrappersMP
 
 from lib_lora import Entry
 
-from .applied import applied_of, apply_to_clip, apply_to_model, refuse_useless
+from .applied import applied_of, apply_to_clip, apply_to_model, denoiser_of, refuse_useless
 from .entries import entry_of, read_prompt
 
 CATEGORY = "Remora"
@@ -47,7 +47,7 @@ def _apply(model: Any, clip: Any | None, entries: tuple[Entry, ...]) -> tuple[An
     if clip is None:
         refuse_useless([on_model])
         return with_stack, None
-    clip_with_stack, on_clip = apply_to_clip(clip, entries)
+    clip_with_stack, on_clip = apply_to_clip(clip, entries, denoiser_of(model))
     refuse_useless([on_model, on_clip])
     return with_stack, clip_with_stack
 

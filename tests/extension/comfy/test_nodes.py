@@ -172,6 +172,8 @@ def test_a_prompt_at_fault_is_one_sentence(
 def test_inputs_at_fault_are_refused(nodes: Any, model: Patcher, tmp_path: Path) -> None:
     with pytest.raises(LoraError, match="would act in no step"):
         rows(nodes, "a.safetensors", start_percent=0.5, stop_percent=0.5)
+    with pytest.raises(LoraError, match=r"^blocks: 'NOSUCH' is neither a number nor block weights"):
+        rows(nodes, "a.safetensors", blocks="NOSUCH")
     with pytest.raises(LoraError, match="mask: it is empty"):
         rows(nodes, "a.safetensors", mask=torch.zeros(1, 8, 8))
     with pytest.raises(LoraError, match="mask: a MASK has"):
@@ -179,6 +181,18 @@ def test_inputs_at_fault_are_refused(nodes: Any, model: Patcher, tmp_path: Path)
     lora(tmp_path / "text.safetensors", layers=[TEXT])
     with pytest.raises(FileError):
         applied(nodes, model, "text.safetensors")
+
+
+@pytest.mark.parametrize("base", [0.0, 0.5])
+def test_a_list_of_block_weights_reaches_the_text_encoders(base: float, nodes: Any, model: Patcher, clip: Clip) -> None:
+    blocks = f"{base},1"  # of the text encoders and of the only block
+    _, plain = applied(nodes, model, "a.safetensors", clip=clip, strength=1.0)
+    tokens = clip.tokenize("abc")
+    before, full = clip.encode_from_tokens(tokens), plain.encode_from_tokens(tokens)
+    with_lora, encoder = applied(nodes, model, "a.safetensors", clip=clip, blocks=blocks)
+    torch.testing.assert_close(encoder.encode_from_tokens(tokens), before + base * (full - before))
+    same, _ = applied(nodes, model, "a.safetensors")
+    torch.testing.assert_close(with_lora.sample(X, SIGMAS), same.sample(X, SIGMAS))
 
 
 def test_a_large_mask_is_scaled_down(nodes: Any) -> None:
