@@ -16,6 +16,7 @@ PICTURE = ROOT / "docs" / "architecture.svg"
 CAPTIONS = {
     "extension.serve": "its API for many users",
     "extension.standalone": "the embedded web UI",
+    "extension.comfy": "nodes for ComfyUI",
     "extension.guest": "Remora as a web UI calls it",
     "extension.api": "HTTP routes",
     "extension.tab": "the tab's element",

@@ -47,4 +47,5 @@ for package_name in PACKAGES:
     refuse_if_taken(package_name)
 for package_name in PACKAGES:
     load(package_name)
-sys.modules["remora"].register()
+if __name__ != "remora_packages":  # ComfyUI's entry needs the packages alone
+    sys.modules["remora"].register()

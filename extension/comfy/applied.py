@@ -1,0 +1,241 @@
+"""A stack on a clone of a model of ComfyUI: in force while that clone is sampled or encodes, and at no other time.
+
+Clones share one module, so an engine belongs to the module, and a stack to the clone. Wrappers and the class of a CLIP
+object go along when other nodes clone the clone. Source: comfy/model_patcher.py, comfy/patcher_extension.py,
+comfy/samplers.py and comfy/sd.py of Comfy-Org/ComfyUI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, nn
+
+from lib_lora import (
+    ActivationError,
+    ActivationReport,
+    Engine,
+    Entry,
+    LoraError,
+    Moment,
+    NetworkReport,
+    NoMatchError,
+    Row,
+    Stack,
+    model_blocks,
+)
+
+from .entries import for_text_encoders
+
+KEY = "remora"
+"""Of Remora's wrappers, callbacks and attachments."""
+_ENCODERS = ("clip_l", "clip_g")
+"""Of a text encoder, in diffusers' order; others follow."""
+_engines: WeakKeyDictionary[nn.Module, Engine] = WeakKeyDictionary()
+
+
+def engine_of(module: nn.Module, components: Mapping[str, nn.Module]) -> Engine:
+    """Return the engine of a model, which lives as long as the model."""
+    if module not in _engines:
+        _engines[module] = Engine(components)
+    return _engines[module]
+
+
+def denoiser_of(patcher: Any) -> dict[str, nn.Module]:
+    """Return the denoiser of a MODEL by its name in diffusers."""
+    denoiser = patcher.model.diffusion_model
+    return {"unet" if hasattr(denoiser, "input_blocks") else "transformer": denoiser}
+
+
+def text_encoders_of(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the text encoders of a CLIP by their names in diffusers."""
+    parts: dict[str, nn.Module] = {}
+    for name, part in model.named_children():
+        transformer = getattr(part, "transformer", None)
+        if isinstance(transformer, nn.Module):
+            parts[name] = transformer
+    names = [name for name in _ENCODERS if name in parts]
+    names += [name for name in parts if name not in names]
+    first = 2 if names[:1] == ["clip_g"] else 1  # SDXL's refiner has the second one alone
+    numbered = {name: number for number, name in enumerate(names, first)}
+    return {
+        f"text_encoder_{number}" if number > 1 else "text_encoder": parts[name] for name, number in numbered.items()
+    }
+
+
+class AppliedStack:
+    """The stack of one clone. Clones of the clone share it."""
+
+    def __init__(self, engine: Engine, entries: Sequence[Entry]) -> None:
+        self.engine, self.entries, self.report = engine, tuple(entries), ActivationReport(())
+        self.elsewhere: dict[int, LoraError] = {}
+        """Positions of entries of which nothing fits this part of the model, and why."""
+        self._is_active = False
+        self._check()
+
+    def _check(self) -> None:
+        """Activate the stack once, so that a file at fault is told on the node that names it."""
+        try:
+            with self.engine.active(Stack(self.entries)) as self.report:
+                return
+        except ActivationError as error:
+            if not all(isinstance(cause, NoMatchError) for cause in error.causes.values()):
+                raise
+            self.elsewhere = dict(error.causes)
+        with self.engine.active(self.stack) as self.report:
+            return
+
+    @property
+    def stack(self) -> Stack:
+        """Return the entries that fit this part of the model."""
+        return Stack([entry for i, entry in enumerate(self.entries) if i not in self.elsewhere])
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Have the stack in force inside a `with` block; note what it did, also after an interruption."""
+        if self._is_active:
+            yield
+            return
+        self._is_active = True
+        try:
+            with self.engine.active(self.stack):
+                try:
+                    yield
+                finally:
+                    self.report = self.engine.report
+        finally:
+            self._is_active = False
+
+    def summary(self) -> list[str]:
+        """Return a line for each entry, without keys that are for the other part of the model."""
+        entries = list[NetworkReport]()
+        for entry in self.report.entries:
+            entries.append(replace(entry, unused=tuple(one for one in entry.unused if one.cause != "no_component")))
+        lines = replace(self.report, entries=tuple(entries)).summary().splitlines()
+        return lines + [f"{self.entries[i].name}: nothing in it is for this part of the model" for i in self.elsewhere]
+
+    def free(self, *_: object) -> None:
+        """Give up the memory of former stacks, as ComfyUI unloads the model."""
+        if not self._is_active:
+            self.engine.deactivate()
+
+
+class SamplerCalls:
+    """The model calls of one run of a sampler: their step, noise and rows."""
+
+    def __init__(self, sigmas: Tensor) -> None:
+        self._sigmas = sigmas.tolist()
+        self._now: Mapping[str, Any] = {}
+
+    def begin(self, options: Mapping[str, Any]) -> None:
+        """Note the `transformer_options` of a call that begins."""
+        self._now = options
+
+    def moment(self, _: Callable[[], float | None]) -> Moment:
+        """Return the moment of the call; reads the noise off the device, and is asked only if a strength needs it."""
+        steps, sigmas = max(len(self._sigmas) - 1, 1), self._now.get("sigmas")
+        if sigmas is None:
+            return Moment(steps=steps)
+        sigma = float(sigmas.flatten()[0])
+        passed = sum(1 for one in self._sigmas[1:-1] if one >= sigma * (1 - 1e-6))
+        return Moment(step=passed, steps=steps, sigma=sigma)
+
+    def rows(self, count: int) -> list[Row] | None:
+        """Return the image and the prompt of each row: a batch for each conditioning, one after the other."""
+        chunks = self._now.get("cond_or_uncond")
+        if not chunks or count % len(chunks):
+            return None
+        batch = count // len(chunks)
+        return [Row(image, negative=chunk == 1) for chunk in chunks for image in range(batch)]
+
+
+def apply_to_model(patcher: Any, entries: Sequence[Entry], wrappers: Any, callbacks: Any) -> tuple[Any, AppliedStack]:
+    """Return a clone of a MODEL with a stack, in place of the one it may have.
+
+    Args:
+        patcher: ComfyUI's MODEL.
+        entries: of the stack.
+        wrappers: `comfy.patcher_extension.WrappersMP`.
+        callbacks: `comfy.patcher_extension.CallbacksMP`.
+    """
+    components = denoiser_of(patcher)
+    applied = AppliedStack(engine_of(next(iter(components.values())), components), entries)
+    clone, engine = patcher.clone(), applied.engine
+    current: list[SamplerCalls] = []
+
+    def sample(executor: Any, guider: Any, sigmas: Tensor, *args: Any, **kwargs: Any) -> Any:
+        calls = SamplerCalls(sigmas)
+        current.append(calls)
+        try:
+            with applied.active():
+                engine.set_clock(calls.moment)
+                engine.set_rows(calls.rows)
+                return executor(guider, sigmas, *args, **kwargs)
+        finally:
+            current.pop()
+
+    def apply_model(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        options = kwargs.get("transformer_options", args[5] if len(args) > 5 else {})
+        if current:
+            current[-1].begin(options)
+        return executor(*args, **kwargs)
+
+    for kind, wrapper in ((wrappers.SAMPLER_SAMPLE, sample), (wrappers.APPLY_MODEL, apply_model)):
+        clone.remove_wrappers_with_key(kind, KEY)
+        clone.add_wrapper_with_key(kind, KEY, wrapper)
+    clone.remove_callbacks_with_key(callbacks.ON_DETACH, KEY)
+    clone.add_callback_with_key(callbacks.ON_DETACH, KEY, applied.free)
+    clone.set_attachments(KEY, applied)
+    return clone, applied
+
+
+def apply_to_clip(clip: Any, entries: Sequence[Entry], denoiser: Mapping[str, nn.Module]) -> tuple[Any, AppliedStack]:
+    """Return a clone of a CLIP with a stack, in place of the one it may have; block weights are of this denoiser."""
+    model, blocks = clip.cond_stage_model, model_blocks(denoiser)
+    entries = [for_text_encoders(entry, blocks) for entry in entries]
+    applied, clone = AppliedStack(engine_of(model, text_encoders_of(model)), entries), clip.clone()
+    former = getattr(type(clip), "remora_base", None) or type(clip)
+    clone.__class__ = _with_stack(former)
+    clone.remora_applied = applied
+    return clone, applied
+
+
+def applied_of(part: Any) -> AppliedStack | None:
+    """Return the stack of a MODEL or CLIP."""
+    own = getattr(part, "remora_applied", None)
+    if own is None and hasattr(part, "get_attachment"):
+        own = part.get_attachment(KEY)
+    return own if isinstance(own, AppliedStack) else None
+
+
+def _with_stack(base: Any) -> Any:
+    """Return a subclass of a CLIP class that encodes with the stack of its instance."""
+
+    class ClipWithStack(base):  # type: ignore[misc]
+        remora_base = base
+
+        def clone(self, *args: Any, **kwargs: Any) -> Any:
+            clone = super().clone(*args, **kwargs)
+            clone.__class__, clone.remora_applied = type(self), self.remora_applied
+            return clone
+
+        def encode_from_tokens(self, *args: Any, **kwargs: Any) -> Any:
+            with self.remora_applied.active():
+                return super().encode_from_tokens(*args, **kwargs)
+
+        def encode_from_tokens_scheduled(self, *args: Any, **kwargs: Any) -> Any:
+            with self.remora_applied.active():
+                return super().encode_from_tokens_scheduled(*args, **kwargs)
+
+    return ClipWithStack
+
+
+def refuse_useless(stacks: Sequence[AppliedStack]) -> None:
+    """Raise the error of the first entry of which nothing fits any part of the model."""
+    for i in range(len(stacks[0].entries) if stacks else 0):
+        if all(i in stack.elsewhere for stack in stacks):
+            raise stacks[0].elsewhere[i]

@@ -1,0 +1,128 @@
+"""Entries of a stack from the inputs of a node or the tags of a prompt; no model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path, PurePath
+
+import torch
+from torch import Tensor
+
+from lib_lora import BlockNames, BlockWeights, Element, Entry, Halves, LoraError, Region, Strength
+
+from ..text.prompt import PromptError, parse, parse_arguments
+from ..text.regions import Mask
+from ..text.similar import did_you_mean, similar
+from ..text.tag import Tag
+
+_LARGEST_SIDE = 1024
+"""Of a region, in cells."""
+
+_TEXT_ENCODERS = "BASE"
+"""Their name in lists of block weights."""
+
+
+class NodeError(LoraError, ValueError):
+    """An input of a node cannot be used."""
+
+
+def region_of(mask: Tensor) -> Region:
+    """Return a mask of ComfyUI, (batch, height, width) or (height, width), as a region; of a batch, the first.
+
+    Raises:
+        NodeError: it is empty, or no mask.
+    """
+    if mask.ndim not in (2, 3) or not mask.numel():
+        raise NodeError(f"mask: a MASK has a batch, a height and a width, not the shape {tuple(mask.shape)}")
+    first = mask.detach().to("cpu", torch.float32).reshape(-1, *mask.shape[-2:])[:1]
+    height, width = (min(side, _LARGEST_SIDE) for side in first.shape[-2:])
+    cells = torch.nn.functional.interpolate(first[None], (height, width), mode="area")[0, 0]
+    if not cells.max() > 0:
+        raise NodeError("mask: it is empty, so the LoRA would act nowhere; paint something or disconnect it")
+    return Region(width, height, bytes((cells * 255).round().clamp(0, 255).to(torch.uint8).flatten().tolist()))
+
+
+def entry_of(
+    path: Path, model: float, clip: float, start: float, stop: float, blocks: str, mask: Tensor | None
+) -> Entry:
+    """Return the entry of one file.
+
+    Args:
+        path: the file.
+        model: the strength of the denoiser.
+        clip: the strength of the text encoders.
+        start: the part of the steps after which it begins, from 0 to 1.
+        stop: the part of the steps in which it acts.
+        blocks: block weights, as `lbw=` in a tag takes them; empty for none.
+        mask: the part of the picture in which it acts.
+
+    Raises:
+        NodeError: the schedule is empty, the block weights are none, or the mask cannot be used.
+    """
+    if start >= stop:
+        raise NodeError(
+            f"start_percent {start:g} is not before stop_percent {stop:g}, so the LoRA would act in no step"
+        )
+    fields = ["file", f"te={clip!r}", f"unet={model!r}"]
+    fields += [f"start={start!r}"] if start > 0 else []
+    fields += [f"stop={stop!r}"] if stop < 1 else []
+    fields += [f"lbw={blocks.strip()}"] if blocks.strip() else []
+    try:
+        tag = parse_arguments(":".join(fields))
+    except PromptError as error:  # its position is one in a text that the user has not written
+        raise NodeError(f"blocks: {error.reason}") from error
+    if mask is not None:
+        tag = replace(tag, mask=Mask("mask", region=region_of(mask)))
+    return _entry(path, tag)
+
+
+def read_prompt(text: str, names: Iterable[str], path_of: Callable[[str], Path]) -> tuple[str, list[Entry]]:
+    """Return a prompt without its LoRA tags, and their entries.
+
+    Args:
+        text: the prompt.
+        names: the LoRA files, relative to their folders.
+        path_of: from one of these names to its file.
+
+    Raises:
+        NodeError: no file has the name of a tag, or several have, or a setting has no meaning in ComfyUI.
+        PromptError: a tag cannot be parsed.
+    """
+    parsed, files = parse(text), list(names)
+    return parsed.text, [_entry(path_of(_file_named(tag.name, files)), tag) for tag in parsed.tags]
+
+
+def for_text_encoders(entry: Entry, blocks: BlockNames) -> Entry:
+    """Return an entry for text encoders alone: a list of block weights is read as the denoiser's `blocks` take it."""
+    multiplier = entry.multiplier
+    if isinstance(multiplier, Halves):
+        multiplier = multiplier.positive  # as text encoders have it
+    if not isinstance(multiplier, Strength) or multiplier.blocks is None or multiplier.blocks.values is None:
+        return entry
+    values = multiplier.blocks.values
+    weights = next((dict(zip(names, values, strict=True)) for names in blocks.lists() if len(names) == len(values)), {})
+    rule = Element((_TEXT_ENCODERS,), (), weights.get(_TEXT_ENCODERS, 1.0))
+    of_encoders = BlockWeights(None, (rule, *multiplier.blocks.elements))
+    return replace(entry, multiplier=replace(multiplier, blocks=of_encoders))
+
+
+def _file_named(name: str, files: list[str]) -> str:
+    stems = {file: PurePath(file.replace("\\", "/")).with_suffix("").as_posix() for file in files}
+    wanted = name.replace("\\", "/")
+    found = [file for file, stem in stems.items() if wanted in (stem, file.replace("\\", "/"))]
+    found = found or [file for file, stem in stems.items() if stem.rpartition("/")[2] == wanted]
+    if len(found) > 1:
+        raise NodeError(f"{name}: {len(found)} files have this name; write one of {', '.join(found[:3])}")
+    if not found:
+        meant = did_you_mean(similar(name, stems.values())) or "put it into ComfyUI's folder of LoRA files"
+        raise NodeError(f"{name}: there is no such LoRA file; {meant}")
+    return found[0]
+
+
+def _entry(path: Path, tag: Tag) -> Entry:
+    if tag.rows:
+        raise NodeError(f"{tag.name}: rows= is not available in ComfyUI; leave it out")
+    if tag.mask.part is not None or tag.part is not None:
+        raise NodeError(f"{tag.name}: part= is not available in ComfyUI, whose prompts have no AND; leave it out")
+    return Entry(path, tag.multiplier, rank=tag.rank, alpha=tag.alpha, scale=tag.scale)

@@ -1,0 +1,214 @@
+"""Remora's nodes, in ComfyUI's interface of classes with INPUT_TYPES, which its versions of 2023 to 2026 read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import folder_paths
+from comfy.patcher_extension import CallbacksMP, WrappersMP
+
+from lib_lora import Entry
+
+from .applied import applied_of, apply_to_clip, apply_to_model, denoiser_of, refuse_useless
+from .entries import entry_of, read_prompt
+
+CATEGORY = "Remora"
+_STACK = "REMORA_STACK"
+_LIMIT = 100.0
+_MODEL = {"tooltip": "The model that the LoRA act on. Its weights stay as they are."}
+_CLIP = {"tooltip": "The text encoders that the LoRA act on. Without them, the LoRA act on the model alone."}
+
+
+def _path(name: str) -> Path:
+    return Path(folder_paths.get_full_path_or_raise("loras", name))
+
+
+def _names() -> list[str]:
+    return [str(name) for name in folder_paths.get_filename_list("loras")]
+
+
+def _version(path: Path) -> str:
+    """Return what changes when other content is saved in a file."""
+    stat = path.stat()
+    return f"{path} {stat.st_mtime_ns} {stat.st_size}"
+
+
+def _part(default: float, tooltip: str) -> tuple[str, dict[str, object]]:
+    return "FLOAT", {"default": default, "min": 0.0, "max": 1.0, "step": 0.01, "tooltip": tooltip}
+
+
+def _strength(tooltip: str) -> tuple[str, dict[str, object]]:
+    return "FLOAT", {"default": 1.0, "min": -_LIMIT, "max": _LIMIT, "step": 0.01, "tooltip": tooltip}
+
+
+def _apply(model: Any, clip: Any | None, entries: tuple[Entry, ...]) -> tuple[Any, Any | None]:
+    with_stack, on_model = apply_to_model(model, entries, WrappersMP, CallbacksMP)
+    if clip is None:
+        refuse_useless([on_model])
+        return with_stack, None
+    clip_with_stack, on_clip = apply_to_clip(clip, entries, denoiser_of(model))
+    refuse_useless([on_model, on_clip])
+    return with_stack, clip_with_stack
+
+
+class RemoraLora:
+    """Adds one file to a stack."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:  # noqa: N802
+        """Return the inputs."""
+        blocks = "Block weights: a list such as 1,0,0,0,1,1,1,1,1,1,1,1,0,0,0,0,0, or a preset such as OUTALL."
+        return {
+            "required": {
+                "lora_name": (_names(), {"tooltip": "The LoRA file."}),
+                "strength_model": _strength("The strength on the model. 0 is as without the LoRA."),
+                "strength_clip": _strength("The strength on the text encoders."),
+                "start_percent": _part(0.0, "The part of the steps after which the LoRA begins to act."),
+                "stop_percent": _part(1.0, "The part of the steps after which the LoRA stops."),
+                "blocks": ("STRING", {"default": "", "tooltip": blocks}),
+            },
+            "optional": {
+                "stack": (_STACK, {"tooltip": "The LoRA before this one."}),
+                "mask": ("MASK", {"tooltip": "The part of the picture in which the LoRA acts."}),
+            },
+        }
+
+    RETURN_TYPES = (_STACK,)
+    RETURN_NAMES = ("stack",)
+    OUTPUT_TOOLTIPS = ("The LoRA before this one, and this one.",)
+    FUNCTION = "add"
+    CATEGORY = CATEGORY
+    DESCRIPTION = "Adds a LoRA to a stack. Connect the stack to the next LoRA, or to Remora Apply."
+
+    def add(
+        self,
+        lora_name: str,
+        strength_model: float,
+        strength_clip: float,
+        start_percent: float,
+        stop_percent: float,
+        blocks: str,
+        stack: tuple[Entry, ...] = (),
+        mask: Any = None,
+    ) -> tuple[Any]:
+        """Return the longer stack."""
+        path = _path(lora_name)
+        return ((*stack, entry_of(path, strength_model, strength_clip, start_percent, stop_percent, blocks, mask)),)
+
+    @classmethod
+    def IS_CHANGED(cls, lora_name: str, **_: object) -> str:  # noqa: N802
+        """Return what changes with the content of the file."""
+        return _version(_path(lora_name))
+
+
+class RemoraApply:
+    """Puts a stack on a model and its text encoders."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:  # noqa: N802
+        """Return the inputs."""
+        stack = {"tooltip": "The LoRA, from Remora LoRA."}
+        return {
+            "required": {"model": ("MODEL", _MODEL), "stack": (_STACK, stack)},
+            "optional": {"clip": ("CLIP", _CLIP)},
+        }
+
+    RETURN_TYPES = ("MODEL", "CLIP")
+    OUTPUT_TOOLTIPS = ("The model with the LoRA.", "The text encoders with the LoRA.")
+    FUNCTION = "apply"
+    CATEGORY = CATEGORY
+    DESCRIPTION = "Applies a stack of LoRA while the model is sampled and texts are encoded. Replaces a former stack."
+
+    def apply(self, model: Any, stack: tuple[Entry, ...], clip: Any | None = None) -> tuple[Any, Any | None]:
+        """Return clones with the stack."""
+        return _apply(model, clip, stack)
+
+
+class RemoraFromPrompt:
+    """Applies the LoRA that a prompt names, and encodes the rest of the prompt."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:  # noqa: N802
+        """Return the inputs."""
+        tooltip = "The prompt, with tags such as <lora:name:0.8> or <lora:name:1:start=0.2:mask=left>."
+        return {
+            "required": {
+                "model": ("MODEL", _MODEL),
+                "clip": ("CLIP", _CLIP),
+                "text": ("STRING", {"multiline": True, "dynamicPrompts": True, "tooltip": tooltip}),
+            }
+        }
+
+    RETURN_TYPES = ("MODEL", "CLIP", "CONDITIONING", "STRING")
+    RETURN_NAMES = ("MODEL", "CLIP", "CONDITIONING", "text")
+    OUTPUT_TOOLTIPS = (
+        "The model with the LoRA.",
+        "The text encoders with the LoRA, for the negative prompt.",
+        "The encoded prompt.",
+        "The prompt without its tags.",
+    )
+    FUNCTION = "apply"
+    CATEGORY = CATEGORY
+    DESCRIPTION = "Applies the LoRA of a prompt's <lora:...> tags, and encodes the prompt without them."
+
+    def apply(self, model: Any, clip: Any, text: str) -> tuple[Any, Any, Any, str]:
+        """Return clones with the stack, the conditioning and the text."""
+        plain, entries = read_prompt(text, _names(), _path)
+        model, clip = _apply(model, clip, tuple(entries))
+        return model, clip, clip.encode_from_tokens_scheduled(clip.tokenize(plain)), plain
+
+    @classmethod
+    def IS_CHANGED(cls, text: str | None = None, **_: object) -> str:  # noqa: N802
+        """Return what changes with the content of the files; all count where another node makes the text."""
+        if text is None:
+            return "\n".join(map(_version, map(_path, _names())))
+        entries = read_prompt(text, _names(), _path)[1]
+        return "\n".join(_version(Path(entry.path)) for entry in entries)
+
+
+class RemoraReport:
+    """Tells what the LoRA of a model did."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:  # noqa: N802
+        """Return the inputs."""
+        after = {"tooltip": "The sampled latent, so that the report tells which layers were called."}
+        return {"optional": {"model": ("MODEL", _MODEL), "clip": ("CLIP", _CLIP), "after": ("LATENT", after)}}
+
+    RETURN_TYPES = ("STRING",)
+    RETURN_NAMES = ("report",)
+    OUTPUT_TOOLTIPS = ("A line for each LoRA.",)
+    FUNCTION = "tell"
+    CATEGORY = CATEGORY
+    OUTPUT_NODE = True
+    DESCRIPTION = "Tells which layers the LoRA act on, which keys of the files are unused, and why."
+
+    def tell(self, model: Any = None, clip: Any = None, after: Any = None) -> dict[str, Any]:
+        """Return the report as text."""
+        lines = []
+        for what, part in (("model", model), ("text encoders", clip)):
+            applied = None if part is None else applied_of(part)
+            if applied is not None:
+                lines += [f"{what}: {line}" for line in applied.summary()]
+        text = "\n".join(lines) or "no LoRA"
+        return {"ui": {"text": [text]}, "result": (text,)}
+
+    @classmethod
+    def IS_CHANGED(cls, **_: object) -> float:  # noqa: N802
+        """Return a number that equals none, as each run has another report."""
+        return float("nan")
+
+
+NODE_CLASS_MAPPINGS: dict[str, type] = {
+    "RemoraLora": RemoraLora,
+    "RemoraApply": RemoraApply,
+    "RemoraFromPrompt": RemoraFromPrompt,
+    "RemoraReport": RemoraReport,
+}
+NODE_DISPLAY_NAME_MAPPINGS: dict[str, str] = {
+    "RemoraLora": "Remora LoRA",
+    "RemoraApply": "Remora Apply",
+    "RemoraFromPrompt": "Remora From Prompt",
+    "RemoraReport": "Remora Report",
+}

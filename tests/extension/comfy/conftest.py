@@ -1,0 +1,214 @@
+"""Stand-ins of ComfyUI: what Remora's nodes use of its MODEL, CLIP, wrappers and folders, and no more.
+
+Source: comfy/model_patcher.py, comfy/patcher_extension.py, comfy/sd.py, comfy/samplers.py of Comfy-Org/ComfyUI.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.fakes.files import save
+
+
+class WrappersMP:
+    SAMPLER_SAMPLE = "sampler_sample"
+    APPLY_MODEL = "apply_model"
+
+
+class CallbacksMP:
+    ON_DETACH = "on_detach_after"
+
+
+class Executor:
+    """Calls one wrapper after the other, and the original last."""
+
+    def __init__(self, original: Callable[..., Any], wrappers: Sequence[Callable[..., Any]]) -> None:
+        self.original, self.wrappers = original, list(wrappers)
+
+    def __call__(self, *args: Any) -> Any:
+        if not self.wrappers:
+            return self.original(*args)
+        return self.wrappers[0](Executor(self.original, self.wrappers[1:]), *args)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn1 = nn.ModuleDict({"to_q": nn.Linear(8, 8, bias=False)})
+        self.attn2 = nn.ModuleDict({"to_k": nn.Linear(8, 8, bias=False)})
+
+
+class Denoiser(nn.Module):
+    """One attention layer of an ldm UNet by name, which changes the rows of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        attention = nn.ModuleDict({"transformer_blocks": nn.ModuleList([Block()])})
+        self.input_blocks = nn.ModuleList([nn.Module(), nn.ModuleList([nn.Module(), attention])])
+
+    def forward(self, x: Tensor, timesteps: Tensor, context: Tensor | None = None) -> Tensor:
+        rows, channels, height, width = x.shape
+        tokens = x.flatten(2).transpose(1, 2)
+        out = self.input_blocks[1][1]["transformer_blocks"][0].attn1["to_q"](tokens)
+        return out.transpose(1, 2).reshape(rows, channels, height, width)
+
+
+class BaseModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.diffusion_model = Denoiser()
+
+
+class Patcher:
+    """A MODEL: its clones share the module."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.wrappers: dict[str, dict[str, list[Any]]] = {}
+        self.callbacks: dict[str, dict[str, list[Any]]] = {}
+        self.attachments: dict[str, Any] = {}
+
+    def clone(self) -> Patcher:
+        clone = Patcher(self.model)
+        clone.wrappers = {kind: {key: list(one) for key, one in own.items()} for kind, own in self.wrappers.items()}
+        clone.callbacks = {kind: {key: list(one) for key, one in own.items()} for kind, own in self.callbacks.items()}
+        clone.attachments = dict(self.attachments)
+        return clone
+
+    def add_wrapper_with_key(self, kind: str, key: str, wrapper: Any) -> None:
+        self.wrappers.setdefault(kind, {}).setdefault(key, []).append(wrapper)
+
+    def remove_wrappers_with_key(self, kind: str, key: str) -> None:
+        self.wrappers.get(kind, {}).pop(key, None)
+
+    def add_callback_with_key(self, kind: str, key: str, callback: Any) -> None:
+        self.callbacks.setdefault(kind, {}).setdefault(key, []).append(callback)
+
+    def remove_callbacks_with_key(self, kind: str, key: str) -> None:
+        self.callbacks.get(kind, {}).pop(key, None)
+
+    def set_attachments(self, key: str, attachment: Any) -> None:
+        self.attachments[key] = attachment
+
+    def get_attachment(self, key: str) -> Any:
+        return self.attachments.get(key)
+
+    def all_wrappers(self, kind: str) -> list[Any]:
+        return [one for own in self.wrappers.get(kind, {}).values() for one in own]
+
+    def detach(self) -> None:
+        for own in self.callbacks.get(CallbacksMP.ON_DETACH, {}).values():
+            for callback in own:
+                callback(self, True)
+
+    def sample(self, x: Tensor, sigmas: Tensor, chunks: Sequence[int] = (0, 1)) -> list[Tensor]:
+        """Return the output of the denoiser at each sigma but the last, for a batch of each chunk."""
+        # ComfyUI deep-copies the options, and the wrappers in them
+        wrappers = copy.deepcopy(self.all_wrappers(WrappersMP.APPLY_MODEL))
+
+        def call(x: Tensor, t: Tensor, concat: Any, context: Any, control: Any, options: dict[str, Any]) -> Tensor:
+            return self.model.diffusion_model(x, t)
+
+        def sampler(guider: Any, sigmas: Tensor, extra: Any) -> list[Tensor]:
+            out = []
+            for sigma in sigmas[:-1]:
+                options = {"cond_or_uncond": list(chunks), "sigmas": sigma.reshape(1)}
+                t = sigma.repeat(len(x) * len(chunks))
+                out.append(Executor(call, wrappers)(torch.cat([x] * len(chunks)), t, None, None, None, options))
+            return out
+
+        return Executor(sampler, self.all_wrappers(WrappersMP.SAMPLER_SAMPLE))(None, sigmas, {})
+
+
+class TextModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.ModuleDict({"self_attn": nn.ModuleDict({"q_proj": nn.Linear(8, 8, bias=False)})})
+        self.text_model = nn.ModuleDict({"encoder": nn.ModuleDict({"layers": nn.ModuleList([layer])})})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.text_model["encoder"]["layers"][0]["self_attn"]["q_proj"](x)
+
+
+class ClipPart(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.transformer = TextModel()
+
+
+class CondStage(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.clip_l = ClipPart()
+
+
+class Clip:
+    def __init__(self, model: nn.Module) -> None:
+        self.cond_stage_model = model
+
+    def clone(self) -> Clip:
+        return Clip(self.cond_stage_model)
+
+    def tokenize(self, text: str) -> Tensor:
+        return torch.full((1, 8), float(len(text)))
+
+    def encode_from_tokens(self, tokens: Tensor) -> Tensor:
+        return self.cond_stage_model.clip_l.transformer(tokens)
+
+    def encode_from_tokens_scheduled(self, tokens: Tensor) -> list[list[Any]]:
+        return [[self.encode_from_tokens(tokens), {}]]
+
+
+UNET, TEXT = (
+    "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q",
+    "lora_te_text_model_encoder_layers_0_self_attn_q_proj",
+)
+
+
+def lora(path: Path, seed: int = 0, layers: Sequence[str] = (UNET, TEXT)) -> Path:
+    """Save a LoRA of rank 2 for these layers."""
+    draw, tensors = torch.Generator().manual_seed(seed), {}
+    for layer in layers:
+        tensors[f"{layer}.lora_down.weight"] = torch.randn(2, 8, generator=draw)
+        tensors[f"{layer}.lora_up.weight"] = torch.randn(8, 2, generator=draw)
+        tensors[f"{layer}.alpha"] = torch.tensor(2.0)
+    return save(path, tensors)
+
+
+@pytest.fixture
+def model() -> Patcher:
+    torch.manual_seed(0)
+    return Patcher(BaseModel())
+
+
+@pytest.fixture
+def clip() -> Clip:
+    torch.manual_seed(1)
+    return Clip(CondStage())
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Import the nodes with the stand-ins in the place of ComfyUI; `tmp_path` has the LoRA files."""
+    import importlib
+
+    lora(tmp_path / "a.safetensors")
+    lora(tmp_path / "b.safetensors", 1)
+    folders, comfy, extension = ModuleType("folder_paths"), ModuleType("comfy"), ModuleType("comfy.patcher_extension")
+    folders.get_filename_list = lambda kind: sorted(path.name for path in tmp_path.iterdir())  # type: ignore[attr-defined]
+    folders.get_full_path_or_raise = lambda kind, name: str(tmp_path / name)  # type: ignore[attr-defined]
+    extension.WrappersMP, extension.CallbacksMP = WrappersMP, CallbacksMP  # type: ignore[attr-defined]
+    for module in (folders, comfy, extension):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    for name in ("extension.comfy", "extension.comfy.nodes"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return importlib.import_module("extension.comfy.nodes")

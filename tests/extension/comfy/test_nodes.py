@@ -1,0 +1,305 @@
+"""Remora's nodes for ComfyUI, on stand-ins of its MODEL and CLIP (tests/extension/comfy/conftest.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from lib_lora import Entry, FileError, LoraError, Region, Strength
+from tests.extension.comfy.conftest import TEXT, UNET, CallbacksMP, Clip, Patcher, lora
+
+ROOT = Path(__file__).resolve().parents[3]
+SOCKETS = ("MODEL", "CLIP", "LATENT", "MASK", "REMORA_STACK")
+SIGMAS = torch.tensor([9.0, 6.0, 3.0, 1.0, 0.0])
+X = torch.randn(2, 8, 4, 4, generator=torch.Generator().manual_seed(3))
+
+
+def rows(nodes: Any, name: str, strength: float = 1.0, clip: float = 1.0, **inputs: Any) -> tuple[Entry, ...]:
+    given = {"start_percent": 0.0, "stop_percent": 1.0, "blocks": "", **inputs}
+    (stack,) = nodes.RemoraLora().add(name, strength, clip, **given)
+    return stack
+
+
+def applied(
+    nodes: Any, model: Patcher, *names: str, strength: float = 1.0, clip: Clip | None = None, **inputs: Any
+) -> Any:
+    stack: tuple[Entry, ...] = ()
+    for name in names:
+        stack = rows(nodes, name, strength, stack=stack, **inputs)
+    return nodes.RemoraApply().apply(model, stack, clip)
+
+
+def expected(model: Patcher, x: Tensor, files: dict[Path, float]) -> Tensor:
+    """Return the output of the denoiser in fp64, by the definition."""
+    weight = model.model.diffusion_model.input_blocks[1][1]["transformer_blocks"][0].attn1["to_q"].weight.double()
+    for file, strength in files.items():
+        tensors = load_file(file)
+        weight = (
+            weight
+            + strength * tensors[f"{UNET}.lora_up.weight"].double() @ tensors[f"{UNET}.lora_down.weight"].double()
+        )
+    return torch.einsum("oi,bihw->bohw", weight, x.double())
+
+
+def test_a_stack_acts_while_its_clone_is_sampled(nodes: Any, model: Patcher, tmp_path: Path) -> None:
+    before = model.sample(X, SIGMAS)
+    with_lora, _ = applied(nodes, model, "a.safetensors", "b.safetensors", strength=0.5)
+    want = expected(model, torch.cat([X, X]), {tmp_path / "a.safetensors": 0.5, tmp_path / "b.safetensors": 0.5})
+    for out in with_lora.sample(X, SIGMAS):
+        torch.testing.assert_close(out.double(), want, rtol=1e-5, atol=1e-5)
+    assert all(map(torch.equal, model.sample(X, SIGMAS), before))
+
+
+def test_two_branches_have_their_own_stacks(nodes: Any, model: Patcher) -> None:
+    (one, _), (two, _) = applied(nodes, model, "a.safetensors"), applied(nodes, model, "b.safetensors")
+    first, second = one.sample(X, SIGMAS)[0], two.sample(X, SIGMAS)[0]
+    assert not torch.equal(first, second)
+    assert torch.equal(one.sample(X, SIGMAS)[0], first)
+    assert torch.equal(two.clone().sample(X, SIGMAS)[0], second)
+
+
+def test_a_stack_replaces_the_former_one(nodes: Any, model: Patcher) -> None:
+    alone, _ = applied(nodes, model, "b.safetensors")
+    one, _ = applied(nodes, model, "a.safetensors")
+    two, _ = applied(nodes, one, "b.safetensors")
+    assert torch.equal(two.sample(X, SIGMAS)[0], alone.sample(X, SIGMAS)[0])
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_nothing_is_left_after_an_interruption(nodes: Any, model: Patcher, error: type[BaseException]) -> None:
+    before = model.sample(X, SIGMAS)[0]
+    with_lora, _ = applied(nodes, model, "a.safetensors")
+
+    def interrupt(*_: object) -> None:
+        raise error
+
+    stopped = with_lora.clone()
+    stopped.add_wrapper_with_key("apply_model", "other", interrupt)
+    with pytest.raises(error):
+        stopped.sample(X, SIGMAS)
+    assert torch.equal(model.sample(X, SIGMAS)[0], before)
+    assert not torch.equal(with_lora.sample(X, SIGMAS)[0][:2], before[:2])
+
+
+def test_a_schedule_knows_the_step(nodes: Any, model: Patcher) -> None:
+    before, (full, _) = model.sample(X, SIGMAS), applied(nodes, model, "a.safetensors")
+    late, _ = applied(nodes, model, "a.safetensors", start_percent=0.5)
+    outs, whole = late.sample(X, SIGMAS), full.sample(X, SIGMAS)
+    assert [torch.equal(out, one) for out, one in zip(outs, before, strict=True)] == [True, True, False, False]
+    assert [torch.allclose(out, one, atol=1e-6) for out, one in zip(outs, whole, strict=True)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+
+
+def test_a_half_of_the_prompt_is_told_by_the_conditioning(nodes: Any, model: Patcher, clip: Clip) -> None:
+    before = model.sample(X, SIGMAS, chunks=(1, 0))[0]
+    with_lora, *_ = nodes.RemoraFromPrompt().apply(model, clip, "a cat <lora:a:1:half=pos>")
+    out = with_lora.sample(X, SIGMAS, chunks=(1, 0))[0]
+    torch.testing.assert_close(out[:2], before[:2])
+    assert not torch.allclose(out[2:], before[2:])
+
+
+def test_a_mask_limits_a_lora_to_a_region(nodes: Any, model: Patcher) -> None:
+    mask = torch.zeros(1, 64, 64)
+    mask[:, :, :32] = 1
+    before, (full, _) = model.sample(X, SIGMAS)[0], applied(nodes, model, "a.safetensors")
+    left, _ = applied(nodes, model, "a.safetensors", mask=mask)
+    out = left.sample(X, SIGMAS)[0]
+    torch.testing.assert_close(out[..., 2:], before[..., 2:])
+    torch.testing.assert_close(out[..., :2], full.sample(X, SIGMAS)[0][..., :2])
+
+
+def test_text_encoders_have_the_stack_of_their_clone(nodes: Any, model: Patcher, clip: Clip) -> None:
+    before = clip.encode_from_tokens(clip.tokenize("abc"))
+    _, with_lora = applied(nodes, model, "a.safetensors", clip=clip)
+    out = with_lora.clone().encode_from_tokens_scheduled(clip.tokenize("abc"))[0][0]
+    assert not torch.equal(out, before)
+    assert torch.equal(clip.encode_from_tokens(clip.tokenize("abc")), before)
+    assert torch.equal(
+        applied(nodes, model, "a.safetensors", clip=with_lora)[1].encode_from_tokens(clip.tokenize("abc")), out
+    )
+
+
+def test_a_prompt_names_its_lora(nodes: Any, model: Patcher, clip: Clip) -> None:
+    with_lora, encoder, conditioning, text = nodes.RemoraFromPrompt().apply(model, clip, "a cat <lora:a:0.5>")
+    same, _ = applied(nodes, model, "a.safetensors", strength=0.5, clip=clip)
+    assert text == "a cat "
+    assert torch.equal(with_lora.sample(X, SIGMAS)[0], same.sample(X, SIGMAS)[0])
+    assert torch.equal(conditioning[0][0], encoder.encode_from_tokens(clip.tokenize(text)))
+
+
+def test_a_file_for_one_part_leaves_the_other_alone(nodes: Any, model: Patcher, clip: Clip, tmp_path: Path) -> None:
+    lora(tmp_path / "model.safetensors", layers=[UNET])
+    before = clip.encode_from_tokens(clip.tokenize("abc"))
+    _, encoder = applied(nodes, model, "model.safetensors", "a.safetensors", clip=clip)
+    assert not torch.equal(encoder.encode_from_tokens(clip.tokenize("abc")), before)
+    report = nodes.RemoraReport().tell(clip=encoder)["result"][0]
+    assert "model: nothing in it is for this part" in report
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("<lora:aa:1>", "aa: there is no such LoRA file; did you mean a"),
+        ("<lora:a:1:rows=2>", "rows= is not available in ComfyUI"),
+        ("<lora:a:1:mask=left:part=2>", "part= is not available in ComfyUI"),
+        ("<lora:a:1:wrong=2>", "is not a setting of a LoRA tag"),
+        ("<lora:broken:1>", "broken"),
+    ],
+)
+def test_a_prompt_at_fault_is_one_sentence(
+    text: str, reason: str, nodes: Any, model: Patcher, clip: Clip, tmp_path: Path
+) -> None:
+    (tmp_path / "broken.safetensors").write_bytes(b"no file")
+    with pytest.raises(LoraError) as caught:
+        nodes.RemoraFromPrompt().apply(model, clip, text)
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_inputs_at_fault_are_refused(nodes: Any, model: Patcher, tmp_path: Path) -> None:
+    with pytest.raises(LoraError, match="would act in no step"):
+        rows(nodes, "a.safetensors", start_percent=0.5, stop_percent=0.5)
+    with pytest.raises(LoraError, match=r"^blocks: 'NOSUCH' is neither a number nor block weights"):
+        rows(nodes, "a.safetensors", blocks="NOSUCH")
+    with pytest.raises(LoraError, match="mask: it is empty"):
+        rows(nodes, "a.safetensors", mask=torch.zeros(1, 8, 8))
+    with pytest.raises(LoraError, match="mask: a MASK has"):
+        rows(nodes, "a.safetensors", mask=torch.zeros(8))
+    lora(tmp_path / "text.safetensors", layers=[TEXT])
+    with pytest.raises(FileError):
+        applied(nodes, model, "text.safetensors")
+
+
+@pytest.mark.parametrize("base", [0.0, 0.5])
+def test_a_list_of_block_weights_reaches_the_text_encoders(base: float, nodes: Any, model: Patcher, clip: Clip) -> None:
+    blocks = f"{base},1"  # of the text encoders and of the only block
+    _, plain = applied(nodes, model, "a.safetensors", clip=clip, strength=1.0)
+    tokens = clip.tokenize("abc")
+    before, full = clip.encode_from_tokens(tokens), plain.encode_from_tokens(tokens)
+    with_lora, encoder = applied(nodes, model, "a.safetensors", clip=clip, blocks=blocks)
+    torch.testing.assert_close(encoder.encode_from_tokens(tokens), before + base * (full - before))
+    same, _ = applied(nodes, model, "a.safetensors")
+    torch.testing.assert_close(with_lora.sample(X, SIGMAS), same.sample(X, SIGMAS))
+
+
+def test_a_large_mask_is_scaled_down(nodes: Any) -> None:
+    (entry,) = rows(nodes, "a.safetensors", mask=torch.ones(2, 3000, 16))
+    assert isinstance(entry.multiplier, Strength)
+    assert entry.multiplier.region == Region(16, 1024, b"\xff" * 16 * 1024)
+
+
+def test_a_changed_file_runs_again_and_a_changed_strength_reads_nothing(
+    nodes: Any, model: Patcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "a.safetensors"
+    version = nodes.RemoraLora.IS_CHANGED("a.safetensors")
+    assert nodes.RemoraLora.IS_CHANGED("a.safetensors", strength_model=0.5) == version
+    first, _ = applied(nodes, model, "a.safetensors")
+    one = first.sample(X, SIGMAS)[0]
+    opened = list[object]()
+    monkeypatch.setattr("lib_lora.naming.network.Network.__init__", lambda *_, **__: opened.append(_))
+    second, _ = applied(nodes, model, "a.safetensors", strength=0.5)
+    assert not torch.equal(second.sample(X, SIGMAS)[0], one)
+    assert not opened
+    monkeypatch.undo()
+    lora(file, 7)
+    os.utime(file, ns=(1, 1))
+    assert nodes.RemoraLora.IS_CHANGED("a.safetensors") != version
+    linked = nodes.RemoraFromPrompt.IS_CHANGED(text=None)
+    assert nodes.RemoraLora.IS_CHANGED("a.safetensors") in linked.splitlines()
+    assert nodes.RemoraFromPrompt.IS_CHANGED(text="<lora:a:1>") != nodes.RemoraFromPrompt.IS_CHANGED(text="<lora:b:1>")
+
+
+def test_unloading_a_model_frees_former_stacks(nodes: Any, model: Patcher) -> None:
+    with_lora, _ = applied(nodes, model, "a.safetensors")
+    out, engine = with_lora.sample(X, SIGMAS)[0], with_lora.get_attachment("remora").engine
+    assert engine.memory().parked > 0
+    with_lora.detach()
+    assert engine.memory().parked == 0
+    assert CallbacksMP.ON_DETACH in with_lora.callbacks
+    assert torch.equal(with_lora.sample(X, SIGMAS)[0], out)
+
+
+def test_the_report_tells_what_acted(nodes: Any, model: Patcher, clip: Clip) -> None:
+    assert nodes.RemoraReport().tell(model)["result"] == ("no LoRA",)
+    with_lora, encoder = applied(nodes, model, "a.safetensors", clip=clip)
+    with_lora.sample(X, SIGMAS)
+    answer = nodes.RemoraReport().tell(with_lora, encoder)
+    assert answer["ui"]["text"] == list(answer["result"])
+    assert answer["result"][0].startswith("model: a: ")
+    assert "text encoders: a: " in answer["result"][0]
+    assert "unused" not in answer["result"][0]
+    assert nodes.RemoraReport.IS_CHANGED() != nodes.RemoraReport.IS_CHANGED()
+
+
+def test_every_input_and_output_has_a_tooltip(nodes: Any) -> None:
+    assert nodes.NODE_CLASS_MAPPINGS.keys() == nodes.NODE_DISPLAY_NAME_MAPPINGS.keys()
+    for node in nodes.NODE_CLASS_MAPPINGS.values():
+        for inputs in node.INPUT_TYPES().values():
+            assert all(len(one) == 2 and one[1]["tooltip"].endswith(".") for one in inputs.values())
+        assert len(node.OUTPUT_TOOLTIPS) == len(node.RETURN_TYPES)
+        assert node.CATEGORY == "Remora"
+        assert callable(getattr(node, node.FUNCTION))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "example_workflows").iterdir()), ids=lambda path: path.stem)
+def test_a_workflow_fits_the_nodes(path: Path, nodes: Any) -> None:
+    workflow = json.loads(path.read_text("utf-8"))
+    links = {link[0]: link for link in workflow["links"]}
+    by_id = {node["id"]: node for node in workflow["nodes"]}
+    for number, origin, slot, target, place, kind in links.values():
+        assert number in by_id[origin]["outputs"][slot]["links"]
+        assert by_id[target]["inputs"][place]["link"] == number
+        assert by_id[target]["inputs"][place]["type"] == by_id[origin]["outputs"][slot]["type"] == kind
+    ours = [node for node in workflow["nodes"] if node["type"].startswith("Remora")]
+    assert len(ours) >= 2
+    for node in ours:
+        given, kind = nodes.NODE_CLASS_MAPPINGS[node["type"]], nodes.NODE_CLASS_MAPPINGS[node["type"]].INPUT_TYPES()
+        inputs = {**kind.get("required", {}), **kind.get("optional", {})}
+        kinds = {name: one[0] for name, one in inputs.items()}
+        sockets = {name: one for name, one in kinds.items() if one in SOCKETS}
+        assert {one["name"]: one["type"] for one in node["inputs"]} == sockets
+        assert tuple(one["type"] for one in node["outputs"]) == given.RETURN_TYPES
+        assert len(node["widgets_values"]) == len(inputs) - len(sockets)
+
+
+def test_the_entry_does_nothing_outside_of_comfyui() -> None:
+    code = f"""
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("node", {str(ROOT / "__init__.py")!r})
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+assert module.NODE_CLASS_MAPPINGS == {{}}, module.NODE_CLASS_MAPPINGS
+assert not {{"torch", "remora", "lib_lora"}} & sys.modules.keys()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_entry_gives_comfyui_the_nodes(tmp_path: Path) -> None:
+    code = f"""
+import importlib.util, sys
+from types import ModuleType
+for name in ("comfy", "comfy.sd", "comfy.patcher_extension", "folder_paths"):
+    sys.modules[name] = ModuleType(name)
+sys.modules["comfy.patcher_extension"].WrappersMP = sys.modules["comfy.patcher_extension"].CallbacksMP = object
+name = "/custom_nodes/remora"  # as ComfyUI names it
+spec = importlib.util.spec_from_file_location(name, {str(ROOT / "__init__.py")!r})
+module = sys.modules[name] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+assert sorted(module.NODE_CLASS_MAPPINGS) == ["RemoraApply", "RemoraFromPrompt", "RemoraLora", "RemoraReport"]
+assert sys.modules["remora"]._session is None
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
