@@ -103,7 +103,7 @@ test("the problem of a tag is one sentence", () => {
         ["a:0.7f", "“0.7f” is not a number; write 0.7"],
         ["C:\\models\\zorp.safetensors:1", "“\\models\\zorp.safetensors” is a path; write the name alone, zorp"],
         ["D:models\\zorp:1", "“models\\zorp” is a path; write the name alone, zorp"],
-        ['"C:\\zorp.pt":1', "“\\zorp.pt\"” is a path; write the name alone, zorp"],
+        ['"C:\\zorp.pt":1', '“\\zorp.pt"” is a path; write the name alone, zorp'],
         ["a:1:hr=/models/zorp", "“/models/zorp” is a path; write the name alone, zorp"],
         ["a:1e999", "“1e999” is too large a number; write a number, such as 0.8"],
         ["a:-1e39", "“-1e39” is too large a number; write a number, such as 0.8"],
