@@ -287,7 +287,7 @@ function Always({tab, state, of}) {
         <label class="rt-check"><input type="checkbox" checked=${always.on}
             onChange=${(event) => tab.edits.changeAlways({...always, on: event.target.checked})} />
             <h4>${t("common.alwaysOn")}</h4></label>
-        <p class="rt-hint">${t("stack.alwaysHint")}</p>
+        ${state.server?.enabled !== false && html`<p class="rt-hint">${t("stack.alwaysHint")}</p>`}
         <${Rows} rows=${rows} label=${t("common.alwaysOn")} move=${move} draw=${(
             /** @type {AlwaysRow} */ row,
             /** @type {Handle} */ handle,

@@ -54,9 +54,14 @@ def damaged(served: Served) -> Iterator[Path]:
 @pytest.mark.full
 def test_while_remora_is_off_the_tab_says_what_applies_the_tags(tab: Tab, served: Served) -> None:
     notices = tab.root.locator(".rt-notices")
+    promise = tab.root.get_by_text("Remora applies these LoRA to every picture", exact=False)
+    entry = "{name: 'zorp', on: true, unet: 1, text_encoder: 1, more: ''}"
+    tab.page.evaluate(f"window.remoraTab.set({{pane: 'stack', always: {{on: true, entries: [{entry}]}}}})")
+    promise.wait_for()
     try:
         httpx.post(f"{served.url}/sdapi/v1/options", json={ENABLED: False}).raise_for_status()
         notices.get_by_text("No LoRA is applied").wait_for(timeout=LONG)
+        assert not promise.is_visible(), "it applies none"
         assert "applies the tags" not in notices.inner_text()
         tab.page.evaluate("window.remoraTab.set({server: {...window.remoraTab.state.server, own_lora: true}})")
         notices.get_by_text("The web UI applies the tags itself").wait_for()
