@@ -51,7 +51,8 @@ def fit(rows: Sequence[Mapping[str, Any]]) -> Costs:
 def chances(distinct: int, exponent: float) -> list[float]:
     """Return the chance of each LoRA, the most popular one first."""
     weights = [(rank + 1) ** -exponent for rank in range(distinct)]
-    return [weight / sum(weights) for weight in weights]
+    total = sum(weights)
+    return [weight / total for weight in weights]
 
 
 def hits(popularity: Sequence[float], kept: int) -> float:

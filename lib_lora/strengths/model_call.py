@@ -347,7 +347,8 @@ class CallHooks:
         opened, output = self.settings.lock.present(self.component), rest[-1]
         if opened is None:
             return None
-        now, values = self.table.now, self.table.values
+        with self.table.lock:  # or another thread writes another stack between the two
+            now, values = self.table.now, self.table.values
         self._close(model, opened)
         if opened.again is None or output is None or now.stack is not opened.stack or now.latents is None:
             return None

@@ -1,9 +1,9 @@
 """Several predictions in one call of a denoiser, for LoRA that keep to their regions.
 
-Attention carries a change from one place to all others. So prediction 0 lacks all LoRA whose `Strength.outside` is
-below 1, and those of one region have another prediction of their own, in which they act as in any other call. The
-result is prediction 0 plus, place by place, the difference of each other one, times the weight of its region. Outside
-of the region the weight is `Strength.outside`. ComfyUI's hooks with a mask join predictions likewise.
+Attention carries a change from one place to all others. So prediction 0 lacks every LoRA whose `Strength.outside` is
+below 1. Each region adds a prediction that has its LoRA, too. The result is prediction 0 plus, place by place, the
+difference of each other prediction times the weight of its region. Outside of the region the weight is
+`Strength.outside`. ComfyUI's hooks with a mask join predictions likewise.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Confined(NamedTuple):
 
 
 def _confined(strengths: Sequence[Strength], regional: Collection[int]) -> tuple[Confined, ...]:
-    """Return the entries that keep to their regions, with those of one region together."""
+    """Return the entries that keep to their regions, grouped by region."""
     found = dict[tuple[Region, float], list[int]]()
     for entry, one in enumerate(strengths):
         if entry in regional and one.region is not None and one.outside < 1:

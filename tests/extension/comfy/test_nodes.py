@@ -108,7 +108,7 @@ def test_a_half_of_the_prompt_is_told_by_the_conditioning(nodes: Any, model: Pat
     with_lora, *_ = nodes.RemoraFromPrompt().apply(model, clip, "a cat <lora:a:1:half=pos>")
     out = with_lora.sample(X, SIGMAS, chunks=(1, 0))[0]
     torch.testing.assert_close(out[:2], before[:2])
-    assert not torch.allclose(out[2:], before[2:])
+    assert (out[2:] - before[2:]).abs().max() > 1e-4
 
 
 def test_a_mask_limits_a_lora_to_a_region(nodes: Any, model: Patcher) -> None:
