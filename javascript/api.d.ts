@@ -197,6 +197,65 @@ export interface NamesWanted {
 
 export type Inspection = {[name: string]: unknown};
 
+/** The part of a file in one block of the model. */
+export interface CheckBlock {
+    component: string;
+    /** as block weights name it; empty for layers in no block */
+    block: string;
+    layers: number;
+    /** of the energy, from 0 to 1 */
+    share: number;
+    /** the rank that has 90% of the energy of each layer */
+    rank_90: number;
+    rank_99: number;
+}
+
+/** A verdict of the doctor on a file. */
+export interface CheckVerdict {
+    /** the same in all versions; docs/doctor.md lists them */
+    name: string;
+    /** whether it counts numbers of the file; else it is a hint */
+    sure: boolean;
+    /** the values of its measure */
+    numbers: {[name: string]: number};
+    /** measure, value, and what to do */
+    text: string;
+    /** layers or keys, the first 20 */
+    layers: string[];
+    /** layers or keys in all */
+    count: number;
+}
+
+/** What the doctor says of a file; docs/doctor.md explains the measures. */
+export interface FileCheck {
+    norm: number;
+    /** the largest */
+    rank: number;
+    /** the rank that has 90% of the energy of each layer */
+    rank_90: number;
+    rank_99: number;
+    /** the share of each in the energy */
+    components: {[name: string]: number};
+    blocks: CheckBlock[];
+    /** ranks, and the share of the energy that is left at each */
+    kept: [number, number][];
+    /** what the header says of the training */
+    trained: {[name: string]: string};
+    /** layers that cannot be measured without the model, by kind */
+    unmeasured: {[name: string]: number};
+    verdicts: CheckVerdict[];
+}
+
+/** What the doctor says of a file, or how far it is. */
+export interface Check {
+    /** layers */
+    done: number;
+    /** of the whole file; 0 until they are counted */
+    layers: number;
+    /** null until it is done */
+    result: FileCheck | null;
+}
+
 /** A family of models, as a report names it. */
 export interface Family {
     name: string;
@@ -499,6 +558,7 @@ export interface Answers {
     picture: LoraDetails;
     resolve: Meanings;
     inspect: Inspection;
+    check: Check;
     state: State;
     grammar: State;
     stack: Stack;

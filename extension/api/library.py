@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from ..generation.session import Session
     from ..library import CatalogFile, Row
+    from ..library.catalog import Catalog
 
 logger = logging.getLogger(__name__)
 
@@ -156,12 +157,7 @@ class Library:
         return answer(request, records.Inspection({**report.to_json(), "changes_nothing": zero}))
 
     def _file(self, id: str, name: str) -> CatalogFile:  # noqa: A002
-        if not id and not name:
-            raise HTTPException(UNPROCESSABLE, "the query names no LoRA: give its id or its name")
-        try:
-            return self._session.catalog.with_id(id) if id else Lookup(self._session.catalog).find(name)
-        except CatalogError as error:
-            raise HTTPException(NOT_FOUND, str(error)) from error
+        return find_file(self._session.catalog, id, name)
 
     def _meanings(self, names: Sequence[str]) -> dict[str, records.Meaning]:
         """Look up names; similar names, which take a while, are found for the first unknown ones."""
@@ -233,6 +229,20 @@ class Library:
             if row.facts is not None and (family := row.facts.structure.family) is not None
         }
         return {key: _family(family, model) for key, family in families.items()}
+
+
+def find_file(catalog: Catalog, id: str, name: str) -> CatalogFile:  # noqa: A002
+    """Return the file that a query names by its id or its name.
+
+    Raises:
+        HTTPException: it names none, or there is none.
+    """
+    if not id and not name:
+        raise HTTPException(UNPROCESSABLE, "the query names no LoRA: give its id or its name")
+    try:
+        return catalog.with_id(id) if id else Lookup(catalog).find(name)
+    except CatalogError as error:
+        raise HTTPException(NOT_FOUND, str(error)) from error
 
 
 def _editable(told: records.LoraDetails) -> dict[str, object]:

@@ -142,6 +142,51 @@ class Meanings(TypedDict):
     names: dict[str, Meaning]
 
 
+class CheckVerdict(TypedDict):
+    """A verdict of the doctor on a file."""
+
+    name: Annotated[str, "the same in all versions; docs/doctor.md lists them"]
+    sure: Annotated[bool, "whether it counts numbers of the file; else it is a hint"]
+    numbers: Annotated[dict[str, float], "the values of its measure"]
+    text: Annotated[str, "measure, value, and what to do"]
+    layers: Annotated[Texts, "layers or keys, the first 20"]
+    count: Annotated[int, "layers or keys in all"]
+
+
+class CheckBlock(TypedDict):
+    """The part of a file in one block of the model."""
+
+    component: str
+    block: Annotated[str, "as block weights name it; empty for layers in no block"]
+    layers: int
+    share: Annotated[float, "of the energy, from 0 to 1"]
+    rank_90: Annotated[int, "the rank that has 90% of the energy of each layer"]
+    rank_99: int
+
+
+class FileCheck(TypedDict):
+    """What the doctor says of a file; docs/doctor.md explains the measures."""
+
+    norm: float
+    rank: Annotated[int, "the largest"]
+    rank_90: Annotated[int, "the rank that has 90% of the energy of each layer"]
+    rank_99: int
+    components: Annotated[dict[str, float], "the share of each in the energy"]
+    blocks: list[CheckBlock]
+    kept: Annotated[list[tuple[int, float]], "ranks, and the share of the energy that is left at each"]
+    trained: Annotated[dict[str, str], "what the header says of the training"]
+    unmeasured: Annotated[dict[str, int], "layers that cannot be measured without the model, by kind"]
+    verdicts: list[CheckVerdict]
+
+
+class Check(TypedDict):
+    """What the doctor says of a file, or how far it is."""
+
+    done: Annotated[int, "layers"]
+    layers: Annotated[int, "of the whole file; 0 until they are counted"]
+    result: Annotated[FileCheck | None, "null until it is done"]
+
+
 Inspection = NewType("Inspection", dict[str, Any])
 """The output of `python -m lib_lora inspect --json`."""
 

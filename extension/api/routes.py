@@ -13,6 +13,7 @@ from fastapi.concurrency import run_in_threadpool
 from . import records
 from .answers import json_of, picture_of
 from .blocks import BlocksApi
+from .check import CheckApi
 from .compare import CompareApi
 from .library import Library
 from .pictures import PicturesApi
@@ -118,6 +119,7 @@ _FILES = (
     Route("POST", "/resolve", Library.resolve, records.Meanings, Body(records.NamesWanted, "the question")),
     Route("GET", "/inspect", Library.inspect, records.Inspection),
 )
+_CHECKS = (Route("GET", "/check", CheckApi.file, records.Check),)
 _STACK = (
     Route("GET", "/state", StackApi.state, records.State),
     Route("PUT", "/grammar", StackApi.set_grammar, records.State, Body(records.GrammarWanted, "the setting")),
@@ -155,6 +157,7 @@ _COMPARISONS = (
 )
 SECTIONS: tuple[tuple[str, Callable[[Session], object], tuple[Route, ...]], ...] = (
     ("Files", Library, _FILES),
+    ("The doctor", CheckApi, _CHECKS),
     ("Stack and latest picture", StackApi, _STACK),
     ("Pictures of this session, the latest 200", PicturesApi, _PICTURES),
     ("Presets", PresetsApi, _PRESETS),

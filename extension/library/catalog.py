@@ -10,6 +10,7 @@ from pathlib import Path
 
 from lib_lora import AdapterFile, LoraError
 
+from .checks import Checks
 from .facts import Facts
 from .hashes import Hashes
 from .index import Index, Row
@@ -47,6 +48,7 @@ class Catalog:
         self._made = threading.Lock()
         self._opened: Scanner | None = None
         self.hashes = Hashes(self)
+        self.checks = Checks()
         self.names = Names(self, self.hashes, choice)
         self._metadata: dict[CatalogFile, Mapping[str, str]] = {}
         self._metadata_size = 0
@@ -85,7 +87,8 @@ class Catalog:
         return self._scanner.wait(seconds)
 
     def close(self) -> None:
-        """Stop the background thread; data already read are kept."""
+        """Stop the background threads; data already read are kept."""
+        self.checks.close()
         self.hashes.close()
         if self._opened is not None:
             self._opened.stop()

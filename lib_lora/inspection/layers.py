@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias, TypeVar
 
 from torch import Tensor, nn
 
@@ -26,8 +27,22 @@ from .deltas import Delta, delta_of
 
 UNKNOWN = "unknown"
 """The component of a layer of which neither the file nor a model tells it."""
+Progress: TypeAlias = Callable[[int, int], object]
+"""Is called with the number of layers that are done, and of all. What it raises stops the work."""
+_Item = TypeVar("_Item")
 _NUMBER = re.compile(r"(?:(?<=mid_block)|(?<=middle_block))_|_(?=\d+(?:_|$))|(?<=_\d)_|(?<=_\d\d)_")
 """The underscores of a flattened name that stand around numbers, and behind the middle block."""
+
+
+def unheard(done: int, count: int) -> None:
+    """Pass over the progress of the work."""
+
+
+def counted(items: Sequence[_Item], progress: Progress) -> Iterator[_Item]:
+    """Yield items, and tell how many are done before each of them."""
+    for done, item in enumerate(items):
+        progress(done, len(items))
+        yield item
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from ..files.components import TEXT_ENCODER, role
 from ..naming.parsed import Group
 from ..tensors import LARGEST
 from .deltas import count_of
-from .layers import FileLayer, FileLayers
+from .layers import FileLayer, FileLayers, Progress, counted, unheard
 
 _SHOWN = 4
 """Singular values that a layer's JSON has."""
@@ -122,6 +122,11 @@ class FileMeasures:
         return math.sqrt(sum([one.energy for one in known]) / base) if base else None
 
     @property
+    def rank(self) -> int:
+        """Return the largest rank of its layers; of one that has none, how many singular values it has."""
+        return max([one.layer.adapter.rank or len(one.squares) for one in self.layers], default=0)
+
+    @property
     def text_encoder_share(self) -> float:
         """Return the share of the text encoders in the energy."""
         return sum([share for name, share in self.by_component().items() if role(name) == TEXT_ENCODER])
@@ -194,15 +199,19 @@ class FileMeasures:
         }
 
 
-def measure(file: FileLayers) -> FileMeasures:
+def measure(file: FileLayers, progress: Progress = unheard) -> FileMeasures:
     """Measure a file layer by layer; one layer's tensors are in memory at a time.
+
+    Args:
+        file: its layers.
+        progress: is called before each layer.
 
     Raises:
         FileError: the file changed on disk.
     """
     measured, unmeasured = list[LayerMeasures](), Counter([_kind(group) for group in file.shapeless])
     with file.parsed.file.reading():
-        for layer in file.layers:
+        for layer in counted(file.layers, progress):
             delta = layer.delta()
             if delta is None:
                 unmeasured[layer.kind] += 1

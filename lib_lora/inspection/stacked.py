@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..naming.blocks import block_order
 from .deltas import Delta
-from .layers import FileLayer, FileLayers
+from .layers import FileLayer, FileLayers, Progress, counted, unheard
 
 Relation = Literal["reinforce", "cancel", "collide", "independent"]
 
@@ -165,10 +165,14 @@ class StackMeasures:
         return alone / self.norm(strengths) if self.norm(strengths) else 1.0
 
 
-def measure_stack(files: Sequence[FileLayers]) -> StackMeasures:
+def measure_stack(files: Sequence[FileLayers], progress: Progress = unheard) -> StackMeasures:
     """Compare files on the layers that they have in common; one layer of all files is in memory at a time.
 
     Layers match by their names: in the model, where the files were resolved against one, else as the files spell them.
+
+    Args:
+        files: the layers of each.
+        progress: is called before each layer of the model.
 
     Raises:
         FileError: a file changed on disk.
@@ -180,7 +184,7 @@ def measure_stack(files: Sequence[FileLayers]) -> StackMeasures:
     bands = _bands([layer for of_place in places.values() for layer in of_place.values()])
     pairs: dict[tuple[int, int, str, str], PairMeasures] = {}
     gram = torch.zeros(len(files), len(files), dtype=torch.float64)
-    for (component, _), of_place in places.items():
+    for (component, _), of_place in counted(list(places.items()), progress):
         deltas = {i: delta for i, layer in of_place.items() if (delta := layer.delta()) is not None}
         spaces = {i: _Space.of(delta) for i, delta in deltas.items()}
         for i, space in spaces.items():

@@ -6,9 +6,9 @@ purpose. A verdict that counts numbers of the file is certain; any other one is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from math import isclose
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from math import isclose, isfinite
 from statistics import median
 
 from ..errors import OneLine
@@ -41,6 +41,8 @@ class Verdict(OneLine):
     advice: str
     layers: tuple[str, ...] = ()
     """Or keys."""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    """The numbers in `value` and `advice`, by name, for programs that say it in their own words."""
 
     def __str__(self) -> str:
         more = f" and {len(self.layers) - _SHOWN} more" if len(self.layers) > _SHOWN else ""
@@ -49,7 +51,7 @@ class Verdict(OneLine):
 
     def to_json(self) -> dict[str, object]:
         """Return plain data for `json.dumps`."""
-        return asdict(self)
+        return {**asdict(self), "numbers": dict(self.numbers)}
 
 
 def verdicts(file: FileMeasures) -> list[Verdict]:
@@ -63,16 +65,19 @@ def _numbers(file: FileMeasures) -> Iterator[Verdict]:
     bad, clipped = file.file.not_finite, file.clipped
     if bad:
         advice = "Download it again, or ask its author: Remora leaves these layers out."
-        yield Verdict("not_finite", True, "NaN or infinite numbers in", _tensors(len(bad)), advice, bad)
+        value, numbers = _tensors(len(bad))
+        yield Verdict("not_finite", True, "NaN or infinite numbers in", value, advice, bad, numbers)
     if clipped:
         advice = "Larger numbers were cut when it was saved. Ask its author for the file in bfloat16 or float32."
-        yield Verdict("clipped", True, "the largest number of the dtype in", _tensors(len(clipped)), advice, clipped)
+        value, numbers = _tensors(len(clipped))
+        yield Verdict("clipped", True, "the largest number of the dtype in", value, advice, clipped, numbers)
     dead = [one for one in file.layers if one.is_dead]
     if dead:
         all_dead = len(dead) == len(file.layers)
         advice = "It changes nothing: its training failed." if all_dead else "These layers were not trained."
         value = f"{len(dead)} of {len(file.layers)}"
-        yield Verdict("dead", True, "layers that change nothing:", value, advice, _names(dead))
+        numbers = {"count": len(dead), "total": len(file.layers)}
+        yield Verdict("dead", True, "layers that change nothing:", value, advice, _names(dead), numbers)
 
 
 def _scale(file: FileMeasures) -> Iterator[Verdict]:
@@ -83,15 +88,18 @@ def _scale(file: FileMeasures) -> Iterator[Verdict]:
     alpha, rank = _number(said.get("ss_network_alpha")), _number(said.get("ss_network_dim"))
     stored = {(numbers.get(group.keys.get("alpha", "")), group.rank) for group in plain}
     scales = {one / own for one, own in stored if one is not None and own}
-    if scales and alpha and rank and not any(isclose(alpha / rank, one, rel_tol=0.01) for one in scales):
-        value = f"{' or '.join(f'{one:.3g}' for one in sorted(scales)[:_SHOWN])}, and {alpha / rank:.3g} by the header"
+    by_header = alpha / rank if alpha and rank else 0.0
+    if scales and by_header and not any(isclose(by_header, one, rel_tol=0.01) for one in scales):
+        value = f"{' or '.join(f'{one:.3g}' for one in sorted(scales)[:_SHOWN])}, and {by_header:.3g} by the header"
         advice = "If it is too strong or too weak, multiply its strength by the quotient."
-        yield Verdict("alpha", False, "alpha divided by rank is", value, advice)
+        both = {"low": min(scales), "high": max(scales), "said": by_header}
+        yield Verdict("alpha", False, "alpha divided by rank is", value, advice, numbers=both)
     ranks = {group.rank for group in plain if group.rank is not None}
     if ranks and rank and rank not in ranks:
         value = f"{min(ranks)} to {max(ranks)} in the tensors, {rank:g} in the header"
         advice = "It was resized or merged after the training."
-        yield Verdict("resized", False, "the rank is", value, advice)
+        both = {"low": min(ranks), "high": max(ranks), "said": rank}
+        yield Verdict("resized", False, "the rank is", value, advice, numbers=both)
     if "guess" in file.file.report.scales:
         advice = "If it is too strong or too weak, give its alpha."
         yield Verdict("no_scale", False, "the scale is", "unknown, and taken as 1", advice)
@@ -104,10 +112,12 @@ def _strength(file: FileMeasures) -> Iterator[Verdict]:
         return
     if relative > STRONG:
         advice = f"Try the strength {1 / relative:.2g}, or an earlier epoch."
-        yield Verdict("strong", False, "the norm against the base weights is", f"{relative:.0%}", advice)
+        value, numbers = f"{relative:.0%}", {"relative": relative, "strength": 1 / relative}
+        yield Verdict("strong", False, "the norm against the base weights is", value, advice, numbers=numbers)
     if 0 < relative < WEAK:
         advice = "It hardly acts. A wrong alpha or a training that was too short may be the cause."
-        yield Verdict("weak", False, "the norm against the base weights is", f"{relative:.2%}", advice)
+        value, numbers = f"{relative:.2%}", {"relative": relative}
+        yield Verdict("weak", False, "the norm against the base weights is", value, advice, numbers=numbers)
 
 
 def _layers(file: FileMeasures) -> Iterator[Verdict]:
@@ -115,15 +125,17 @@ def _layers(file: FileMeasures) -> Iterator[Verdict]:
     usual = median([one.spectral for one in file.layers] or [0.0])
     spiked = [one for one in file.layers if one.first_share > SPIKE and one.spectral > ABOVE * usual > 0]
     if spiked:
-        value = f"up to {max(one.spectral for one in spiked) / usual:.0f} times the file's median, in one direction"
+        times = max(one.spectral for one in spiked) / usual
+        value = f"up to {times:.0f} times the file's median, in one direction"
         advice = "Several such files together may break the picture. Lower their strengths in a stack."
-        yield Verdict("spike", False, "the spectral norm is", value, advice, _names(spiked))
+        yield Verdict("spike", False, "the spectral norm is", value, advice, _names(spiked), {"times": times})
     shares = file.by_layer()
     leading = [name for name, share in shares.items() if share > DOMINANT] if len(shares) >= MANY else []
     if leading:
-        value = f"{max(shares.values()):.0%} of the energy"
+        share = max(shares.values())
+        value = f"{share:.0%} of the energy"
         advice = "Lower the weight of its block, and see whether the picture is better."
-        yield Verdict("dominant", False, "one layer has", value, advice, tuple(leading))
+        yield Verdict("dominant", False, "one layer has", value, advice, tuple(leading), {"share": share})
 
 
 def _parts(file: FileMeasures) -> Iterator[Verdict]:
@@ -131,27 +143,26 @@ def _parts(file: FileMeasures) -> Iterator[Verdict]:
     share = file.text_encoder_share
     if TEXT_ENCODER < share < 1:
         advice = "Try a lower strength for the text encoder alone."
-        yield Verdict("text_encoder", False, "the text encoders have", f"{share:.0%} of the energy", advice)
-    rank, needed = max([_rank(one) for one in file.layers], default=0), file.rank_for(KEPT)
+        value = f"{share:.0%} of the energy"
+        yield Verdict("text_encoder", False, "the text encoders have", value, advice, numbers={"share": share})
+    rank, needed = file.rank, file.rank_for(KEPT)
     if needed and needed * SPARE <= rank:
         advice = f"Resized to rank {needed}, the file would be smaller and hardly different."
-        yield Verdict("spare_rank", False, "99% of the energy are in", f"rank {needed} of {rank}", advice)
-
-
-def _rank(one: LayerMeasures) -> int:
-    return one.layer.adapter.rank or len(one.squares)
+        value, numbers = f"rank {needed} of {rank}", {"needed": needed, "rank": rank}
+        yield Verdict("spare_rank", False, "99% of the energy are in", value, advice, numbers=numbers)
 
 
 def _names(layers: list[LayerMeasures]) -> tuple[str, ...]:
     return tuple(one.layer.name for one in layers)
 
 
-def _tensors(count: int) -> str:
-    return f"{count} {'tensor' if count == 1 else 'tensors'}"
+def _tensors(count: int) -> tuple[str, Mapping[str, float]]:
+    return f"{count} {'tensor' if count == 1 else 'tensors'}", {"count": count}
 
 
 def _number(text: str | None) -> float | None:
     try:
-        return float(text or "")
+        number = float(text or "")
     except ValueError:
         return None
+    return number if isfinite(number) else None

@@ -27,6 +27,9 @@ from extension.kept.region_files import RegionFiles
 from extension.standalone.jobs import Runner
 from extension.standalone.server import make_api
 from lib_lora import Family, inspect_file
+from lib_lora.inspection.layers import layers_of
+from lib_lora.inspection.measures import measure
+from lib_lora.inspection.verdicts import verdicts
 
 V1 = "/remora/v1"
 SMALL: dict[str, Any] = {"steps": 1, "width": 64, "height": 64, "seed": 7, "sampler": "Euler a"}
@@ -508,6 +511,55 @@ def test_wrong_input_is_one_sentence(
     ask: Checked, method: str, path: str, status: int, more: dict[str, Any], told: str
 ) -> None:
     assert told in ask(method, path, status, **more)
+
+
+def until_done(ask: Checked, path: str, **params: str) -> Any:
+    """Ask as a page does, until the answer has a result."""
+    deadline = time.monotonic() + 60
+    while (told := ask("GET", path, params=params))["result"] is None:
+        assert told["done"] <= told["layers"]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return told
+
+
+def test_a_file_is_checked_and_its_verdicts_have_their_numbers(ask: Checked, copy: Path) -> None:
+    tensors = load_file(copy)
+    name = next(key for key in tensors if key.endswith("hada_w1_a"))
+    save_file({**tensors, name: torch.zeros_like(tensors[name])}, copy, {"ss_network_dim": "16", "ss_steps": "300"})
+    told = until_done(ask, "/check", name="copied")
+    measured = measure(layers_of(copy))
+    found = told["result"]
+    assert told["done"] == told["layers"] > 10
+    assert found["norm"] == pytest.approx(measured.norm)
+    assert found["components"] == pytest.approx(measured.by_component())
+    blocks = {one["block"]: one["share"] for one in found["blocks"] if one["block"]}
+    assert blocks == pytest.approx({key: share for key, share in measured.by_block().items() if key in blocks})
+    assert sum(one["share"] for one in found["blocks"]) == pytest.approx(1)
+    assert {int(rank): share for rank, share in found["kept"]} == pytest.approx(measured.kept())
+    assert found["rank_90"] <= found["rank_99"]
+    assert max(one["rank_99"] for one in found["blocks"]) == found["rank_99"]
+    assert found["trained"] == {"rank": "16", "steps": "300"}
+    by_name = {one["name"]: one for one in found["verdicts"]}
+    assert by_name["dead"]["numbers"] == {"count": 1, "total": len(measured.layers)}
+    assert (by_name["dead"]["sure"], by_name["dead"]["count"]) == (True, 1)
+    assert by_name["resized"]["numbers"] == {"low": 2, "high": 2, "said": 16}
+    assert [one["text"] for one in found["verdicts"]] == [str(one) for one in verdicts(measured)]
+
+
+def test_a_file_that_is_broken_or_goes_costs_its_own_check(ask: Checked, copy: Path) -> None:
+    (one,) = [lora for lora in ask("GET", "/loras")["loras"] if lora["name"] == "copied"]
+    until_done(ask, "/check", id=one["id"])
+    copy.write_bytes(copy.read_bytes()[:-100])
+    deadline = time.monotonic() + 60
+    while (answer := ask.client.get(f"{V1}/check", params={"id": one["id"]})).status_code == 200:
+        assert answer.json()["result"] is None
+        assert time.monotonic() < deadline
+    assert answer.status_code == 422
+    assert answer.json()["detail"].startswith("copied.safetensors: it is truncated or damaged")
+    copy.unlink()
+    assert "is not a file in the LoRA folders any more" in ask("GET", "/check", 404, params={"id": one["id"]})
+    assert until_done(ask, "/check", name="zorp")["result"]["norm"] > 0
 
 
 @pytest.mark.full

@@ -9,6 +9,7 @@ import torch
 
 from lib_lora.inspection.layers import layers_of
 from lib_lora.inspection.measures import measure
+from lib_lora.inspection.stacked import measure_stack
 from lib_lora.inspection.verdicts import Verdict, verdicts
 from tests.fakes import spoiled
 from tests.fakes.files import pair, save
@@ -97,3 +98,39 @@ def test_verdicts_on_copies_that_are_spoiled_on_purpose(tmp_path: Path) -> None:
     for name in right + wrong + missed:
         assert right[name] >= LEAST * (right[name] + wrong[name]), lines
         assert right[name] >= LEAST * (right[name] + missed[name]), lines
+
+
+def test_the_numbers_of_a_verdict_are_the_ones_that_it_says(tmp_path: Path) -> None:
+    said = {"ss_network_alpha": "2", "ss_network_dim": "8"}
+    tensors = spoiled.padded(spoiled.scaled(layers(), 8.0, spoiled.layers(layers())[:1]), 2)
+    found = judge(tmp_path / "a.safetensors", spoiled.zeroed(tensors, spoiled.layers(tensors)[-2:]), said)
+    assert found["dead"].numbers == {"count": 2, "total": 14}
+    assert found["alpha"].numbers == {"low": 1.0, "high": 1.0, "said": 0.25}
+    assert found["spare_rank"].numbers == {"needed": 4, "rank": 8}
+    assert f"{found['dominant'].numbers['share']:.0%} of the energy" == found["dominant"].value
+    (path,) = tmp_path.iterdir()
+    hash(verdicts(measure(layers_of(path)))[0])
+
+
+@pytest.mark.parametrize("alpha", ["nan", "inf", "1e999", "-inf"])
+def test_a_header_with_no_finite_number_says_nothing(tmp_path: Path, alpha: str) -> None:
+    assert judge(tmp_path / "a.safetensors", layers(), {"ss_network_alpha": alpha, "ss_network_dim": "4"}) == {}
+
+
+def test_what_its_progress_raises_stops_a_measure_and_leaves_the_file_alone(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.safetensors", layers(5))
+    told: list[tuple[int, int]] = []
+
+    def progress(done: int, count: int) -> None:
+        told.append((done, count))
+        if done == 3:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        measure(layers_of(path), progress)
+    assert told == [(0, 5), (1, 5), (2, 5), (3, 5)]
+    told.clear()
+    with pytest.raises(InterruptedError):
+        measure_stack([layers_of(path), layers_of(path)], progress)
+    assert told == [(0, 5), (1, 5), (2, 5), (3, 5)]
+    path.unlink()
