@@ -566,6 +566,60 @@ export const ENGLISH = /** @type {const} */ ({
     "compare.noText": "Write at least one text, or None.",
     "compare.notANumber": "{field} must be a number, not “{text}”.",
 
+    // the check of files
+    "check.title": "Check",
+    "check.progress": "Progress of the check",
+    "check.at": "Layer {done} of {layers}",
+    "check.fine": "Nothing is wrong by these measures.",
+    "check.unmeasured": {
+        one: "{count} layer cannot be measured without the model’s weights.",
+        other: "{count} layers cannot be measured without the model’s weights.",
+    },
+    "check.hint": "Hint: {said}",
+    "check.layersMore": "{names} and {count} more",
+    "check.notFinite": {
+        one: "{count} tensor has numbers that are NaN or infinite. Download the file again, or ask its author: Remora leaves this layer out.",
+        other: "{count} tensors have numbers that are NaN or infinite. Download the file again, or ask its author: Remora leaves these layers out.",
+    },
+    "check.clipped": {
+        one: "{count} tensor has the largest number of its format: larger ones were cut when it was saved. Ask the author for the file in bfloat16 or float32.",
+        other: "{count} tensors have the largest number of their format: larger ones were cut when they were saved. Ask the author for the file in bfloat16 or float32.",
+    },
+    "check.dead": {
+        one: "{count} of {total} layers changes nothing. It was not trained.",
+        other: "{count} of {total} layers change nothing. They were not trained.",
+    },
+    "check.allDead": "No layer changes anything: the training failed.",
+    "check.alpha":
+        "Alpha divided by rank is {own}, and {said} by the header. If the LoRA is too strong or too weak, multiply its strength by {factor}.",
+    "check.alphas":
+        "Alpha divided by rank is {own}, and {said} by the header. If the LoRA is too strong or too weak, try another strength.",
+    "check.resized": "The rank is {own}, and {said} by the header. The file was resized or merged after the training.",
+    "check.noScale":
+        "Nothing in the file tells its scale, which is taken as 1. If the LoRA is too strong or too weak, give its alpha.",
+    "check.strong":
+        "The change has {percent} of the size of the model’s weights. Try the strength {strength}, or an earlier epoch.",
+    "check.weak":
+        "The change has {percent} of the size of the model’s weights, and hardly acts. A wrong alpha or a short training may be the cause.",
+    "check.spike":
+        "The strongest direction of a layer is {times} times as strong as usual in this file. Several such files together may spoil the picture. Lower the strength in a stack.",
+    "check.dominant":
+        "One layer has {percent} of the energy. Lower the weight of its block, and see whether the picture is better.",
+    "check.textEncoder":
+        "The text encoders have {percent} of the energy. Try a lower strength for the text encoder alone.",
+    "check.spareRank":
+        "Rank {needed} of {rank} keeps 99 % of the energy. A file of that rank would be smaller, and hardly different.",
+    "check.components": "Energy by component",
+    "check.blocks": "Energy by block",
+    "check.inStack": "{share} → {applied}",
+    "check.inStackHint":
+        "Outlined, and before the arrow: at strength 1. Filled, and behind it: with the strength and the block weights of the stack.",
+    "check.kept": "Energy that a lower rank keeps",
+    "check.rank": "Rank {rank}",
+    "check.needs": "90 % of the energy of each layer need rank {low}, 99 % need rank {high}. The file has rank {rank}.",
+    "check.norm": "The norm of the whole change is {norm}.",
+    "check.withModel": "The tab does not read the model’s weights; {command} does.",
+
     // what is wrong with a tag
     "tag.notClosed": "this tag is not closed: “>” is missing",
     "tag.notASchedule": "“{text}” is not a schedule; write, for example, 0@0,1@0.5",
@@ -599,6 +653,8 @@ export const ENGLISH = /** @type {const} */ ({
     // or where a part between semicolons is. A test compares them with the server's sources.
 
     // about a name
+    "said.checksWait": "too many other files are being checked; try again later",
+    "said.notMeasured": "{name} cannot be measured: {error}",
     "said.meant": "did you mean {names}?",
     "said.unknown": "is not in the LoRA folders",
     "said.filesKnown": "{count} LoRA files are known",

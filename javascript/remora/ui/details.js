@@ -14,6 +14,7 @@ import {canBeInserted, size} from "../catalog.js";
 import {split} from "../prompt.js";
 import {listed, locale, t, translated} from "../words.js";
 import {rank} from "./card.js";
+import {CheckSection} from "./check.js";
 import {Icon} from "./icons.js";
 import {PictureList} from "./pictures.js";
 import {Button, Deleted, Dialog, isNumber, numberOf, Picture, Stars, tooStrong, Trouble, useLoad} from "./parts.js";
@@ -121,6 +122,7 @@ export function Details({tab, id}) {
                 ${lora.distilled && html`<${MadeFor} tab=${tab} made=${lora.distilled} attempt=${attempt} />`}
                 <${Fields} draft=${draft} edit=${edit} lora=${lora} />
                 <${Used} tab=${tab} lora=${lora.id} />
+                ${lora.readable && html`<${CheckSection} tab=${tab} lora=${lora.id} />`}
                 ${
                     Object.keys(lora.training).length > 0
                     && html`<details><summary>${t("details.training")}</summary><dl class="rt-facts">

@@ -1,0 +1,80 @@
+// What the doctor says of files, in words, and what the stack makes of it. Pure.
+
+/**
+ * @import {Blocks, CheckBlock, CheckVerdict} from "../api.d.ts"
+ * @import {Reading} from "./tag.js"
+ */
+
+import {readWeights, shownBlocks} from "./weights.js";
+import {number, t, translated} from "./words.js";
+
+/**
+ * Write a share, with a digit behind the point where it is small, or nearly all.
+ * @param {number} share
+ */
+export function percent(share) {
+    const isRound = (share >= 0.0995 && share < 0.995) || share >= 0.9995;
+    return t("mark.percent", {number: number(share * 100, isRound ? 0 : 1)});
+}
+
+/**
+ * Write a number with three digits.
+ * @param {number} value
+ */
+export const short = (value) => number(Number(value.toPrecision(3)));
+
+/**
+ * Write the numbers between two, or the one that both are.
+ * @param {{[name: string]: number}} numbers
+ */
+function span({low, high}) {
+    return low === high ? short(low) : t("mark.range", {low: short(low), high: short(high)});
+}
+
+/** @type {{[name: string]: ((numbers: {[name: string]: number}) => string) | undefined}} */
+const SENTENCES = {
+    not_finite: ({count}) => t("check.notFinite", {count}),
+    clipped: ({count}) => t("check.clipped", {count}),
+    dead: ({count, total}) => (count === total ? t("check.allDead") : t("check.dead", {count, total})),
+    alpha: ({low, high, said}) =>
+        low === high
+            ? t("check.alpha", {own: short(low), said: short(said), factor: short(said / low)})
+            : t("check.alphas", {own: span({low, high}), said: short(said)}),
+    resized: ({low, high, said}) => t("check.resized", {own: span({low, high}), said: short(said)}),
+    no_scale: () => t("check.noScale"),
+    strong: ({relative, strength}) => t("check.strong", {percent: percent(relative), strength: short(strength)}),
+    weak: ({relative}) => t("check.weak", {percent: percent(relative)}),
+    spike: ({times}) => t("check.spike", {times: short(times)}),
+    dominant: ({share}) => t("check.dominant", {percent: percent(share)}),
+    text_encoder: ({share}) => t("check.textEncoder", {percent: percent(share)}),
+    spare_rank: ({needed, rank}) => t("check.spareRank", {needed, rank}),
+};
+
+/**
+ * Say a verdict; one that this page does not know is said in the words of the server.
+ * @param {Pick<CheckVerdict, "name" | "sure" | "numbers" | "text">} verdict
+ */
+export function sentence({name, sure, numbers, text}) {
+    const said = SENTENCES[name]?.(numbers) ?? translated(text);
+    return sure ? said : t("check.hint", {said});
+}
+
+/**
+ * Return by which factor each block of a file acts in the stack; null where its entry has no weights of blocks, or where
+ * these are drawn at random or not for this model.
+ * @param {CheckBlock[]} blocks
+ * @param {Pick<Reading, "te" | "unet" | "values">} entry a schedule counts with the value farthest from 0
+ * @param {Pick<Blocks, "blocks" | "layouts" | "presets">} told
+ * @returns {(number | null)[] | null}
+ */
+export function factorsOf(blocks, entry, told) {
+    const {cells} = entry.values.lbw ? readWeights(entry.values.lbw, told) : {cells: null};
+    if (!cells) return null;
+    const byId = new Map(shownBlocks(told).map(({id}, at) => [id, Number(cells[at])]));
+    return blocks.map(({component, block}) => {
+        const isText = component.startsWith("text_encoder");
+        const weight = isText ? (byId.get("BASE") ?? byId.get("CLIP")) : byId.get(block);
+        const factor = (weight ?? Number.NaN) * (isText ? entry.te : entry.unet);
+        return Number.isFinite(factor) ? factor : null;
+    });
+}

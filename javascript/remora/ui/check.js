@@ -1,0 +1,139 @@
+// What the doctor says of one file.
+
+/**
+ * @import {Check as Told, CheckVerdict, FileCheck} from "../../api.d.ts"
+ * @import {Tab} from "../main.js"
+ * @import {Reading} from "../tag.js"
+ */
+
+import {html, useEffect, useState} from "../vendor/preact.js";
+import {query} from "../api.js";
+import {factorsOf, percent, sentence, short} from "../check.js";
+import {pieces, t} from "../words.js";
+import {Trouble, useLoad} from "./parts.js";
+
+const POLL = 700; // milliseconds
+const NAMED = 3; // layers of a verdict
+const COMMAND = "python -m lib_lora doctor FILE --model MODEL";
+
+/** @param {{tab: Tab, lora: string}} props */
+export function CheckSection({tab, lora}) {
+    const [open, setOpen] = useState(false);
+    return html`<details onToggle=${(/** @type {Event} */ event) => setOpen(/** @type {HTMLDetailsElement} */ (event.currentTarget).open)}>
+        <summary>${t("check.title")}</summary>
+        ${open && html`<${Check} tab=${tab} lora=${lora} />`}</details>`;
+}
+
+/**
+ * Ask for a check until it is done; while nobody asks, the server stops it.
+ * @template {{result: unknown}} T
+ * @param {Tab} tab
+ * @param {() => Promise<T>} ask
+ * @param {unknown[]} inputs
+ */
+export function useCheck(tab, ask, inputs) {
+    const [told, setTold] = useState(/** @type {T | null} */ (null));
+    const [round, setRound] = useState(0);
+    const [trouble] = useLoad(tab, async () => setTold(await ask()), [...inputs, round]);
+    useEffect(() => {
+        if (!told || told.result) return undefined;
+        const timer = setTimeout(() => setRound(round + 1), POLL);
+        return () => clearTimeout(timer);
+    }, [told]);
+    return {told, trouble};
+}
+
+/** @param {{tab: Tab, lora: string}} props */
+function Check({tab, lora}) {
+    const ask = () => tab.api.get(/** @type {const} */ (`check?${query({id: lora})}`));
+    const {told, trouble} = useCheck(tab, ask, [lora]);
+    return html`<div class="rt-part">
+        <${Trouble} trouble=${trouble} />
+        ${!trouble.text && !told?.result && html`<${Progress} told=${told} />`}
+        ${told?.result && html`<${Found} tab=${tab} found=${told.result} entry=${entryOf(tab, lora)} />`}
+    </div>`;
+}
+
+/** @param {{told: Pick<Told, "done" | "layers"> | null}} props */
+export function Progress({told}) {
+    const {done = 0, layers = 0} = told ?? {};
+    return html`<div class="rt-line"><progress aria-label=${t("check.progress")} max=${layers || 1} value=${done}></progress>
+        <span class="rt-hint">${layers ? t("check.at", {done, layers}) : t("common.loading")}</span></div>`;
+}
+
+/**
+ * Return the contents of the tag that a file has in the stack, if it is on.
+ * @param {Tab} tab
+ * @param {string} lora
+ */
+function entryOf(tab, lora) {
+    const always = tab.state.always.on ? tab.stack.always() : [];
+    const on = [...tab.stack.rows(), ...always].filter((row) => row.on && !row.problem);
+    return on.find((row) => tab.library.meaning(row.name).lora?.id === lora);
+}
+
+/** @param {{tab: Tab, found: FileCheck, entry: Reading | undefined}} props */
+function Found({tab, found, entry}) {
+    const unmeasured = Object.values(found.unmeasured).reduce((one, other) => one + other, 0);
+    const weighed = entry?.values.lbw ? entry : undefined;
+    const {blocks} = tab.state;
+    useEffect(() => {
+        if (weighed && !blocks) tab.server.attempt(() => tab.kept.loadBlocks());
+    }, [weighed, blocks]);
+    const factors = weighed && blocks ? factorsOf(found.blocks, weighed, blocks) : null;
+    const measured = found.blocks.length > 0;
+    const components = Object.entries(found.components);
+    return html`<div class="rt-part" role="status">
+            ${found.verdicts.map((one) => html`<${Verdict} key=${one.name} verdict=${one} />`)}
+            ${measured && !found.verdicts.length && html`<p>${t("check.fine")}</p>`}
+            ${unmeasured > 0 && html`<p class="rt-notice">${t("check.unmeasured", {count: unmeasured})}</p>`}
+        </div>
+        ${
+            components.length > 1
+            && html`<h4>${t("check.components")}</h4>
+            <${Bars} label=${t("check.components")} bars=${components.map(([name, share]) => ({name, share}))} />`
+        }
+        ${
+            measured
+            && html`<h4>${t("check.blocks")}</h4>
+            <${Bars} label=${t("check.blocks")} bars=${found.blocks.map(({component, block, share}, at) => ({
+                name: block || component,
+                share,
+                factor: factors?.[at] ?? null,
+            }))} />
+            ${factors && html`<p class="rt-hint">${t("check.inStackHint")}</p>`}
+            <h4>${t("check.kept")}</h4>
+            <${Bars} label=${t("check.kept")} bars=${found.kept.map(([rank, share]) => ({name: t("check.rank", {rank}), share}))} />
+            <p class="rt-hint">${t("check.needs", {low: found.rank_90, high: found.rank_99, rank: found.rank})}</p>`
+        }
+        <p class="rt-hint">${measured && t("check.norm", {norm: short(found.norm)})} ${pieces("check.withModel", {command: html`<code>${COMMAND}</code>`})}</p>`;
+}
+
+/** @param {{verdict: CheckVerdict}} props */
+function Verdict({verdict}) {
+    const names = verdict.layers.slice(0, NAMED).join(t("mark.list"));
+    const more = verdict.count - Math.min(NAMED, verdict.layers.length);
+    return html`<div class=${verdict.sure ? "rt-notice" : "rt-hint"}>
+        <p>${sentence(verdict)}</p>
+        ${names && html`<p class="rt-hint">${more > 0 ? t("check.layersMore", {names, count: more}) : names}</p>`}</div>`;
+}
+
+/**
+ * Draw shares as bars, each beside its number. Where a part acts by a factor in the stack, its bar is filled as far as
+ * that, and outlined as in the file.
+ * @param {{label: string, bars: {name: string, share: number, factor?: number | null}[]}} props
+ */
+function Bars({label, bars}) {
+    const drawn = bars.map((bar) => ({...bar, applied: bar.share * (bar.factor ?? 1) ** 2}));
+    const longest = Math.max(...drawn.map(({share, applied}) => Math.max(share, applied))) || 1;
+    const width = (/** @type {number} */ share) => `width:${((share / longest) * 100).toFixed(2)}%`;
+    const said = (/** @type {typeof drawn[number]} */ {share, factor, applied}) =>
+        typeof factor === "number"
+            ? t("check.inStack", {share: percent(share), applied: percent(applied)})
+            : percent(share);
+    return html`<ul class="rt-bars" aria-label=${label}>${drawn.map(
+        (bar, at) => html`<li key=${`${bar.name} ${at}`}><span>${bar.name}</span>
+            <span class="rt-measure" aria-hidden="true"><span class="rt-whole" style=${width(bar.share)}></span><span style=${width(bar.applied)}></span></span>
+            <span>${said(bar)}</span></li>`,
+    )}</ul>`;
+}

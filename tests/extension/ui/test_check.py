@@ -1,0 +1,142 @@
+"""The doctor in the details of a file."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tests.extension.ui.serving import LONG, Served, opened_small
+from tests.extension.ui.tab import Tab
+from tests.extension.ui.test_accessibility import faults
+from tests.fakes import spoiled
+
+ROOT = Path(__file__).parents[3]
+WEIGHED = ",".join(["1"] + ["0"] * 6 + ["0.5"] * 5)
+
+
+def test_the_tab_has_a_sentence_for_each_verdict() -> None:
+    source = (ROOT / "lib_lora/inspection/verdicts.py").read_text("utf-8")
+    given = set(re.findall(r'Verdict\(\s*"(\w+)"', source))
+    script = (ROOT / "javascript/remora/check.js").read_text("utf-8")
+    known = set(re.findall(r"^    (\w+): \(.*=>", script, re.MULTILINE))
+    assert given
+    assert given == known
+
+
+@pytest.fixture
+def spoiled_file(served: Served) -> Iterator[str]:
+    """Yield the name of a file with dead layers and a rank that is not the header's."""
+    tensors = load_file(served.loras / "stripes.safetensors")
+    dead = spoiled.zeroed(tensors, spoiled.layers(tensors)[3:8])
+    path = served.loras / "worn.safetensors"
+    save_file({name: one.contiguous() for name, one in dead.items()}, path, {"ss_network_dim": "16"})
+    httpx.post(f"{served.url}/remora/v1/refresh")
+    yield "worn"
+    path.unlink()
+    httpx.post(f"{served.url}/remora/v1/refresh")
+
+
+def checked(tab: Tab, name: str) -> Any:
+    """Open the section of a file, as a keyboard does, and return the dialog."""
+    tab.pane("Library")
+    tab.button(f"About {name}").click()
+    dialog = tab.page.get_by_role("dialog", name=name)
+    dialog.locator("summary", has_text="Check").press("Enter")
+    return dialog
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 390)])
+def test_the_verdicts_come_first_then_bars_with_their_numbers(
+    served: Served, browser: Any, spoiled_file: str, theme: str, width: int
+) -> None:
+    phone = width == 390
+    look = {"color_scheme": theme, "viewport": {"width": width, "height": 900}}
+    with opened_small(served, browser, **look, has_touch=phone, is_mobile=phone) as page:
+        tab = Tab(page).ready()
+        dialog = checked(tab, spoiled_file)
+        dialog.get_by_text("5 of 278 layers change nothing.").wait_for(timeout=LONG)
+        told = dialog.locator("details", has_text="Check").locator("[role=status] p").all_inner_texts()
+        assert told[0] == "5 of 278 layers change nothing. They were not trained."
+        assert told[2].startswith("Hint: The rank is 4, and 16 by the header. ")
+        blocks = dialog.get_by_role("list", name="Energy by block").locator("li").all_inner_texts()
+        assert [text.split()[0] for text in blocks][:2] == ["IN01", "IN02"]
+        shares = [float(text.split()[1]) for text in blocks]
+        assert sum(shares) == pytest.approx(100, abs=3)
+        kept = dialog.get_by_role("list", name="Energy that a lower rank keeps").locator("li").all_inner_texts()
+        assert [text.split()[:2] for text in kept] == [["Rank", "1"], ["Rank", "2"], ["Rank", "4"]]
+        assert faults(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        body = dialog.locator(".rt-dialog-body")
+        assert body.evaluate("body => body.scrollWidth <= body.clientWidth"), "nothing is cut"
+
+
+@pytest.mark.browser
+def test_bars_show_what_the_stack_makes_of_them(served: Served, browser: Any) -> None:
+    with opened_small(served, browser) as page:
+        tab = Tab(page).ready()
+        tab.write(f"<lora:stripes:0.5:lbw={WEIGHED}>")
+        dialog = checked(tab, "stripes")
+        bars = dialog.get_by_role("list", name="Energy by block").locator("li")
+        dialog.get_by_text("behind it: with the strength").wait_for(timeout=LONG)
+        text = next(text for text in bars.all_inner_texts() if text.startswith("OUT04"))
+        before, after = (float(number) for number in re.findall(r"([\d.]+) %", text))
+        assert after == pytest.approx(before * 0.25 * 0.25, abs=0.06)
+        first = next(text for text in bars.all_inner_texts() if text.startswith("IN01"))
+        assert first.endswith("→ 0.0 %")
+        assert faults(page) == []
+
+
+@pytest.mark.browser
+def test_a_file_that_only_a_model_can_measure_is_not_said_to_be_good(served: Served, browser: Any) -> None:
+    with opened_small(served, browser) as page:
+        dialog = checked(Tab(page).ready(), "stars")
+        dialog.get_by_text("layers cannot be measured without the model").wait_for(timeout=LONG)
+        told = dialog.locator("details", has_text="Check").inner_text()
+        assert "Nothing is wrong" not in told
+        assert "norm" not in told
+        assert "doctor FILE --model MODEL" in told
+
+
+@pytest.mark.browser
+def test_it_asks_until_it_is_done_or_closed_and_says_what_went_wrong(served: Served, browser: Any) -> None:
+    with opened_small(served, browser) as page:
+        tab = Tab(page).ready()
+        asked: list[float] = []
+        answers: list[tuple[int, object]] = [(200, {"done": 3, "layers": 9, "result": None})]
+
+        def answer(route: Any) -> None:
+            asked.append(time.monotonic())
+            status, data = answers[0]
+            route.fulfill(status=status, content_type="application/json", body=json.dumps(data))
+
+        page.route("**/remora/v1/check?*", answer)
+        dialog = checked(tab, "stripes")
+        dialog.get_by_text("Layer 3 of 9").wait_for(timeout=LONG)
+        assert dialog.get_by_role("progressbar", name="Progress of the check").get_attribute("value") == "3"
+        assert faults(page) == []
+        page.wait_for_timeout(1600)
+        assert len(asked) >= 2
+        answers[0] = (422, {"detail": "stripes.safetensors: it changed while it was read"})
+        dialog.get_by_text("it changed while it was read").wait_for(timeout=LONG)
+        count = len(asked)
+        page.wait_for_timeout(1600)
+        assert len(asked) == count, "it does not ask again by itself"
+        answers[0] = (200, {"done": 4, "layers": 9, "result": None})
+        dialog.get_by_role("button", name="Try again").click()
+        dialog.get_by_text("Layer 4 of 9").wait_for(timeout=LONG)
+        page.keyboard.press("Escape")
+        dialog.wait_for(state="detached")
+        count = len(asked)
+        page.wait_for_timeout(1600)
+        assert len(asked) == count, "the dialog is closed"
+        page.unroute("**/remora/v1/check?*")
+        checked(tab, "stripes").get_by_text("Nothing is wrong by these measures.").wait_for(timeout=LONG)

@@ -1,0 +1,71 @@
+// What the doctor says: javascript/remora/check.js.
+
+import assert from "node:assert/strict";
+import {readFileSync} from "node:fs";
+import {afterEach, test} from "node:test";
+import {factorsOf, percent, sentence} from "../../javascript/remora/check.js";
+import {readBody} from "../../javascript/remora/tag.js";
+import {speak} from "../../javascript/remora/words.js";
+
+afterEach(() => speak("en", {}));
+
+const TOLD = {
+    blocks: [],
+    layouts: [
+        {length: 4, ids: ["BASE", "IN00", "IN01", "OUT00"]},
+        {length: 3, ids: ["CLIP", "IN00", "OUT00"]},
+    ],
+    presets: [{name: "HALF", values: "1,0.5,0.5,0.5", own: true}],
+};
+const BLOCKS = [
+    ["text_encoder", "text_encoder"],
+    ["denoiser", "IN01"],
+    ["denoiser", "OUT00"],
+    ["denoiser", "D00"],
+    ["denoiser", ""],
+].map(([component, block]) => ({component, block, layers: 1, share: 0.2, rank_90: 1, rank_99: 1}));
+
+/** @type {(body: string) => (number | null)[] | null} */
+const factors = (body) => factorsOf(BLOCKS, readBody(body), TOLD);
+
+test("a block acts by its weight times the strength of its half", () => {
+    assert.equal(factors("a:0.5"), null, "no weights of blocks");
+    assert.deepEqual(factors("a:0.5:2:lbw=1,0,0.25,1"), [0.5, 0.5, 2, null, null]);
+    assert.deepEqual(factors("a:1:lbw=HALF"), [1, 0.5, 0.5, null, null]);
+    assert.deepEqual(factors("a:1:0.4@0,0@1:lbw=0,1,1,1"), [0, 0.4, 0.4, null, null], "a schedule at its strongest");
+    assert.deepEqual(factors("a:1:lbw=R,1,R,1"), [null, null, 1, null, null], "drawn at random");
+    assert.equal(factors("a:1:lbw=1,0,0,0,0,1"), null, "not for this model");
+});
+
+test("a share has a digit behind the point where it needs one", () => {
+    const shares = [0, 0.0004, 0.0123, 0.0996, 0.123, 0.5, 0.9949, 0.996, 0.9996, 1];
+    assert.deepEqual(shares.map(percent), [
+        ...["0.0 %", "0.0 %", "1.2 %", "10 %", "12 %", "50 %", "99 %", "99.6 %", "100 %", "100 %"],
+    ]);
+});
+
+/** @type {(name: string, numbers: {[name: string]: number}, sure?: boolean) => string} */
+const said = (name, numbers, sure = false) => sentence({name, sure, numbers, text: "what the server says"});
+
+test("a verdict is said with its numbers, in the language of the tab", () => {
+    assert.equal(
+        said("dead", {count: 1, total: 9}, true),
+        "1 of 9 layers changes nothing. It was not trained.",
+        "a certain one",
+    );
+    assert.match(said("dead", {count: 9, total: 9}, true), /^No layer changes anything/);
+    assert.match(said("alpha", {low: 1, high: 1, said: 0.25}), /^Hint: .* is 1, and 0\.25 by .* by 0\.25\.$/);
+    assert.match(said("alpha", {low: 1, high: 2, said: 0.25}), /is 1 to 2, and 0\.25 .* try another strength\.$/);
+    assert.match(said("strong", {relative: 2.5, strength: 0.4}), /250 % .* Try the strength 0\.4,/);
+    assert.match(said("spike", {times: 31.49}), / 31\.5 times /);
+    const german = JSON.parse(
+        readFileSync(new URL("../../javascript/remora/languages/de.json", import.meta.url), "utf8"),
+    );
+    speak("de", german);
+    assert.match(said("dominant", {share: 0.345}), /^Hinweis: Eine Schicht hat 35.% der Energie/);
+});
+
+test("a verdict of a later version is said in the words of the server", () => {
+    assert.equal(said("new", {}), "Hint: what the server says");
+    assert.equal(said("new", {}, true), "what the server says");
+});
