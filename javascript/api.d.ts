@@ -247,13 +247,58 @@ export interface FileCheck {
 }
 
 /** What the doctor says of a file, or how far it is. */
-export interface Check {
+export interface CheckedFile {
     /** layers */
     done: number;
     /** of the whole file; 0 until they are counted */
     layers: number;
     /** null until it is done */
     result: FileCheck | null;
+}
+
+/** Two files in one band of blocks; `..._by_chance` is what random changes have. */
+export interface CheckPair {
+    /** positions in `ids` */
+    files: [number, number];
+    component: string;
+    /** such as IN00 to IN05 */
+    band: string;
+    /** that both change */
+    layers: number;
+    relation: "reinforce" | "cancel" | "collide" | "independent";
+    /** 1 for the same change, -1 for the opposite one */
+    cosine: number;
+    /** its standard deviation */
+    cosine_by_chance: number;
+    /** the share of the directions written to that both use */
+    outputs: number;
+    outputs_by_chance: number;
+    /** the share of the directions read from that both use */
+    inputs: number;
+    inputs_by_chance: number;
+}
+
+/** What files do to each other. */
+export interface FilesTogether {
+    /** of their sum */
+    norm: number;
+    /** the norm of each; 0 where only the model's weights tell it */
+    alone: number[];
+    /** on all strengths, at which the sum has the norm of the strongest file alone */
+    factor: number;
+    pairs: CheckPair[];
+}
+
+/** What files do to each other, or how far that is. */
+export interface CheckedStack {
+    /** layers */
+    done: number;
+    /** of the model; 0 until they are counted */
+    layers: number;
+    ids: string[];
+    strengths: number[];
+    /** null until it is done */
+    result: FilesTogether | null;
 }
 
 /** A family of models, as a report names it. */
@@ -558,7 +603,8 @@ export interface Answers {
     picture: LoraDetails;
     resolve: Meanings;
     inspect: Inspection;
-    check: Check;
+    check: CheckedFile;
+    "check/stack": CheckedStack;
     state: State;
     grammar: State;
     stack: Stack;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from fastapi import HTTPException, Request, Response
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from lib_lora.inspection.measures import FileMeasures, LayerMeasures
+    from lib_lora.inspection.stacked import PairMeasures, StackMeasures
     from lib_lora.inspection.verdicts import Verdict
 
     from ..generation.session import Session
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
 
 _SHOWN = 20
 """Layers of a verdict that an answer names."""
+_MOST = 10
+"""Files of a stack: the work grows with their pairs."""
+_LARGEST = 1e6
+"""Of the strengths in a query."""
 
 Result = TypeVar("Result")
 
@@ -37,8 +43,31 @@ class CheckApi:
     def file(self, request: Request, id: str = "", name: str = "") -> Response:  # noqa: A002  # of the query
         """Return what the doctor says of a file, or how far it is; ask again until it is done, or it stops."""
         check = self._check(file_check, [self._file(id, name)])
-        told: records.Check = {"done": check.done, "layers": check.layers, "result": check.result}
+        told: records.CheckedFile = {"done": check.done, "layers": check.layers, "result": check.result}
         return answer(request, told)
+
+    def stack(self, request: Request, ids: str = "", strengths: str = "") -> Response:
+        """Return what files do to each other, or how far that is; without `ids`, the files of the list "Always on"."""
+        files, given = self._stack(ids, strengths)
+        check = self._check(_measured_stack, files)
+        together = None if check.result is None else _together(check.result, given)
+        told: records.CheckedStack = {
+            "done": check.done,
+            "layers": check.layers,
+            "ids": [file.id for file in files],
+            "strengths": given,
+            "result": together,
+        }
+        return answer(request, told)
+
+    def _stack(self, ids: str, strengths: str) -> tuple[list[CatalogFile], list[float]]:
+        """Return the files of a query, and their strengths."""
+        entries = [] if ids else self._session.always_on.stack.wanted()
+        names = ids.split(",") if ids else [entry.name for entry in entries]
+        if not 2 <= len(set(names)) == len(names) <= _MOST:
+            raise HTTPException(UNPROCESSABLE, f"a check of a stack takes 2 to {_MOST} different files")
+        given = _numbers(strengths, len(names)) if ids else [entry.unet for entry in entries]
+        return [self._file(name, "") if ids else self._file("", name) for name in names], given
 
     def _check(self, measure: Measure[Result], files: Sequence[CatalogFile]) -> Check[Result]:
         try:
@@ -57,6 +86,17 @@ class CheckApi:
             catalog.refresh()
             file = find_file(catalog, id, name)
         return file
+
+
+def _numbers(text: str, count: int) -> list[float]:
+    """Return the strengths of a query; 1 each where it has none."""
+    texts = text.split(",") if text else ["1"] * count
+    if len(texts) == count:
+        with suppress(ValueError):
+            found = [float(one) for one in texts]
+            if all(abs(one) <= _LARGEST for one in found):
+                return found
+    raise HTTPException(UNPROCESSABLE, f"strengths must be a number for each of the {count} ids, separated by commas")
 
 
 def file_check(paths: Sequence[Path], progress: Progress) -> records.FileCheck:
@@ -111,4 +151,38 @@ def _verdict(one: Verdict) -> records.CheckVerdict:
         "text": str(one),
         "layers": list(one.layers[:_SHOWN]),
         "count": len(one.layers),
+    }
+
+
+def _measured_stack(paths: Sequence[Path], progress: Progress) -> StackMeasures:
+    from lib_lora.inspection.layers import layers_of
+    from lib_lora.inspection.stacked import measure_stack
+
+    return measure_stack([layers_of(path) for path in paths], progress)
+
+
+def _together(measured: StackMeasures, strengths: Sequence[float]) -> records.FilesTogether:
+    alone = [[strength if at == i else 0.0 for at in range(len(strengths))] for i, strength in enumerate(strengths)]
+    return {
+        "norm": measured.norm(strengths),
+        "alone": [measured.norm(one) for one in alone],
+        "factor": measured.factor(strengths),
+        "pairs": [_pair(one) for one in measured.pairs],
+    }
+
+
+def _pair(one: PairMeasures) -> records.CheckPair:
+    (outputs, outputs_by_chance, _), (inputs, inputs_by_chance, _) = one.overlap(0), one.overlap(1)
+    return {
+        "files": one.files,
+        "component": one.component,
+        "band": one.band,
+        "layers": one.layers,
+        "relation": one.relation,
+        "cosine": one.cosine,
+        "cosine_by_chance": one.cosine_by_chance,
+        "outputs": outputs,
+        "outputs_by_chance": outputs_by_chance,
+        "inputs": inputs,
+        "inputs_by_chance": inputs_by_chance,
     }

@@ -179,12 +179,47 @@ class FileCheck(TypedDict):
     verdicts: list[CheckVerdict]
 
 
-class Check(TypedDict):
+class CheckedFile(TypedDict):
     """What the doctor says of a file, or how far it is."""
 
     done: Annotated[int, "layers"]
     layers: Annotated[int, "of the whole file; 0 until they are counted"]
     result: Annotated[FileCheck | None, "null until it is done"]
+
+
+class CheckPair(TypedDict):
+    """Two files in one band of blocks; `..._by_chance` is what random changes have."""
+
+    files: Annotated[Pair, "positions in `ids`"]
+    component: str
+    band: Annotated[str, "such as IN00 to IN05"]
+    layers: Annotated[int, "that both change"]
+    relation: Literal["reinforce", "cancel", "collide", "independent"]
+    cosine: Annotated[float, "1 for the same change, -1 for the opposite one"]
+    cosine_by_chance: Annotated[float, "its standard deviation"]
+    outputs: Annotated[float, "the share of the directions written to that both use"]
+    outputs_by_chance: float
+    inputs: Annotated[float, "the share of the directions read from that both use"]
+    inputs_by_chance: float
+
+
+class FilesTogether(TypedDict):
+    """What files do to each other."""
+
+    norm: Annotated[float, "of their sum"]
+    alone: Annotated[list[float], "the norm of each; 0 where only the model's weights tell it"]
+    factor: Annotated[float, "on all strengths, at which the sum has the norm of the strongest file alone"]
+    pairs: list[CheckPair]
+
+
+class CheckedStack(TypedDict):
+    """What files do to each other, or how far that is."""
+
+    done: Annotated[int, "layers"]
+    layers: Annotated[int, "of the model; 0 until they are counted"]
+    ids: Texts
+    strengths: list[float]
+    result: Annotated[FilesTogether | None, "null until it is done"]
 
 
 Inspection = NewType("Inspection", dict[str, Any])

@@ -119,7 +119,10 @@ _FILES = (
     Route("POST", "/resolve", Library.resolve, records.Meanings, Body(records.NamesWanted, "the question")),
     Route("GET", "/inspect", Library.inspect, records.Inspection),
 )
-_CHECKS = (Route("GET", "/check", CheckApi.file, records.Check),)
+_CHECKS = (
+    Route("GET", "/check", CheckApi.file, records.CheckedFile),
+    Route("GET", "/check/stack", CheckApi.stack, records.CheckedStack),
+)
 _STACK = (
     Route("GET", "/state", StackApi.state, records.State),
     Route("PUT", "/grammar", StackApi.set_grammar, records.State, Body(records.GrammarWanted, "the setting")),

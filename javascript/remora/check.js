@@ -1,7 +1,7 @@
 // What the doctor says of files, in words, and what the stack makes of it. Pure.
 
 /**
- * @import {Blocks, CheckBlock, CheckVerdict} from "../api.d.ts"
+ * @import {Blocks, CheckBlock, CheckPair, CheckVerdict} from "../api.d.ts"
  * @import {Reading} from "./tag.js"
  */
 
@@ -77,4 +77,54 @@ export function factorsOf(blocks, entry, told) {
         const factor = (weight ?? Number.NaN) * (isText ? entry.te : entry.unet);
         return Number.isFinite(factor) ? factor : null;
     });
+}
+
+const WORST = /** @type {const} */ (["cancel", "collide", "reinforce", "independent"]);
+
+/** @typedef {typeof WORST[number]} Relation */
+
+/**
+ * Put the bands of each pair of files together. Its relations are those of its bands, the worst first; that they are
+ * independent is said where nothing else is.
+ * @param {CheckPair[]} bands
+ */
+export function pairsOf(bands) {
+    /** @type {Map<string, CheckPair[]>} */
+    const found = new Map();
+    for (const band of bands) found.set(band.files.join(), [...(found.get(band.files.join()) ?? []), band]);
+    const pairs = [...found.values()].map((own) => ({
+        files: own[0].files,
+        relations: related(own),
+        cosines: spread(own.map(({cosine}) => cosine)),
+        bands: own,
+    }));
+    return pairs.sort((one, other) => WORST.indexOf(one.relations[0]) - WORST.indexOf(other.relations[0]));
+}
+
+/**
+ * @param {CheckPair[]} bands
+ * @returns {Relation[]}
+ */
+function related(bands) {
+    const some = WORST.filter((one) => one !== "independent" && bands.some(({relation}) => relation === one));
+    return some.length ? some : ["independent"];
+}
+
+/**
+ * Write the least and the greatest of some cosines.
+ * @param {number[]} cosines
+ */
+function spread(cosines) {
+    const [low, high] = [Math.min(...cosines), Math.max(...cosines)].map(signed);
+    return low === high ? low : t("mark.range", {low, high});
+}
+
+/**
+ * Write a cosine with its sign.
+ * @param {number} value
+ */
+export function signed(value) {
+    const rounded = Number(value.toFixed(2));
+    const sign = rounded < 0 ? "−" : rounded ? "+" : "";
+    return sign + number(Math.abs(rounded), 2);
 }

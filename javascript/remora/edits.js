@@ -19,6 +19,7 @@ import {
     readBody,
     readTags,
     reordered,
+    scaled,
     setMultipliers,
     split,
     tagOf,
@@ -246,6 +247,29 @@ export class Edits {
     async obeyBrackets() {
         const server = await this.tab.server.attempt(() => this.tab.api.ask("PUT", "grammar", {on: true}));
         if (server) this.tab.set({server, said: t("stack.brackets")});
+    }
+
+    /**
+     * Multiply the strengths of the entries of some files, schedules too; it is undone in one step.
+     * @param {Set<string>} ids
+     * @param {number} factor
+     */
+    scale(ids, factor) {
+        this.tab.stack.readBoxes();
+        const idOf = (/** @type {string} */ name) => this.tab.library.meaning(name).lora?.id ?? "";
+        let {prompt} = this.tab.state;
+        this.tab.stack.tags().forEach(({name, problem, body}, index) => {
+            if (problem || !ids.has(idOf(name))) return;
+            prompt = withBody(prompt, index, scaled(body, factor, this.tab.stack.standard));
+        });
+        const {always} = this.tab.state;
+        const used = this.tab.stack.used(); // a tag counts before what is always on
+        const acts = (/** @type {StackEntry} */ one) => always.on && one.on && !used.has(idOf(one.name));
+        const entries = always.entries.map((one) =>
+            acts(one) && ids.has(idOf(one.name)) ? {...one, ...entryOf(scaled(bodyOf(one), factor))} : one,
+        );
+        const isChanged = entries.some((one, at) => one !== always.entries[at]);
+        this.tab.stack.change(isChanged ? {prompt, always: {...always, entries}} : {prompt});
     }
 
     clear() {

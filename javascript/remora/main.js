@@ -28,6 +28,7 @@ const SHOWN = {
     pane: "library",
     details: /** @type {string | null} */ (null), // id of a file
     dialog: "",
+    balanced: "", // the files and the strengths that the check of the stack has set
     more: "", // key of the row whose settings are shown
     section: /** @type {"schedule" | "region" | "passes" | "blocks"} */ ("schedule"), // of them
     comparison: "", // id of the one that this page began

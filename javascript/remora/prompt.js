@@ -6,7 +6,17 @@
 import {fieldsOf, readBody} from "./tag.js";
 import {t} from "./words.js";
 
-export {bodyOf, entryOf, makeTag, readBody, setField, setMultipliers, tagOf, withName} from "./tag.js";
+export {
+    bodyOf,
+    entryOf,
+    makeTag,
+    readBody,
+    scaled,
+    setField,
+    setMultipliers,
+    tagOf,
+    withName,
+} from "./tag.js";
 
 /**
  * @typedef {{start: number, end: number, text: string, kind: string, body: string}} Place

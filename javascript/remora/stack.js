@@ -229,6 +229,19 @@ export class Stack {
         return this.idsOf(on ? entries.filter((entry) => entry.on) : []);
     }
 
+    /** Return the files that act in the next picture, with their strengths; a tag counts before what is always on. */
+    acting() {
+        const always = this.tab.state.always.on ? this.always() : [];
+        const rows = [...this.rows(), ...always].filter((row) => row.on && !row.problem);
+        /** @type {Map<string, {id: string, name: string, strength: number}>} */
+        const found = new Map();
+        for (const {name, unet, te} of rows) {
+            const {lora} = this.tab.library.meaning(name);
+            if (lora?.readable && !found.has(lora.id)) found.set(lora.id, {id: lora.id, name, strength: unet || te});
+        }
+        return [...found.values()].filter(({strength}) => strength);
+    }
+
     /** @param {{name: string}[]} named */
     idsOf(named) {
         return new Set(named.map(({name}) => this.tab.library.meaning(name).lora?.id).filter(Boolean));

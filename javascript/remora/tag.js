@@ -3,7 +3,7 @@
 
 /** @import {Curve} from "./curve.js" */
 
-import {isFiniteNumber, NUMBER, readAmount, SHAPES, written} from "./curve.js";
+import {isFiniteNumber, NUMBER, readAmount, SHAPES, writePoints, written} from "./curve.js";
 import {asked, numberMeant, rangeMeant, similar} from "./similar.js";
 import {t} from "./words.js";
 
@@ -504,6 +504,20 @@ export function tagOf(entry) {
         [escapedName(entry.name), entry.more].filter(Boolean).join(":"),
     );
     return makeTag(others, teText, unetText);
+}
+
+/**
+ * Return the body with its multipliers times a factor, rounded to hundredths; so are the values of schedules.
+ * @param {string} body
+ * @param {number} factor
+ * @param {number} [standard] the strength where the tag has none
+ */
+export function scaled(body, factor, standard = 1) {
+    const {te, unet, teCurve, unetCurve} = readBody(body, standard);
+    const times = (/** @type {number} */ value) => Number((value * factor).toFixed(2));
+    const half = (/** @type {number} */ value, /** @type {Curve | null} */ curve) =>
+        curve ? writePoints(curve.map((point) => ({...point, value: times(point.value)}))) : times(value);
+    return setMultipliers(body, half(te, teCurve), half(unet, unetCurve));
 }
 
 /**

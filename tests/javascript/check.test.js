@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import {readFileSync} from "node:fs";
 import {afterEach, test} from "node:test";
-import {factorsOf, percent, sentence} from "../../javascript/remora/check.js";
+import {factorsOf, pairsOf, percent, sentence, signed} from "../../javascript/remora/check.js";
 import {readBody} from "../../javascript/remora/tag.js";
 import {speak} from "../../javascript/remora/words.js";
 
@@ -68,4 +68,27 @@ test("a verdict is said with its numbers, in the language of the tab", () => {
 test("a verdict of a later version is said in the words of the server", () => {
     assert.equal(said("new", {}), "Hint: what the server says");
     assert.equal(said("new", {}, true), "what the server says");
+});
+
+/** @type {(files: [number, number], band: string, relation: string, cosine: number) => any} */
+const band = (files, name, relation, cosine) => ({files, component: "denoiser", band: name, relation, cosine});
+
+test("a pair has the relations of its bands, and the worst pairs come first", () => {
+    const found = pairsOf([
+        band([0, 1], "IN", "independent", 0.001),
+        band([0, 1], "OUT", "independent", -0.002),
+        band([0, 2], "IN", "reinforce", 0.4),
+        band([0, 2], "OUT", "independent", 0.01),
+        band([1, 2], "IN", "collide", 0.05),
+        band([1, 2], "OUT", "cancel", -0.5),
+    ]);
+    assert.deepEqual(
+        found.map(({files, relations, cosines, bands}) => [files, relations, cosines, bands.length]),
+        [
+            [[1, 2], ["cancel", "collide"], "−0.50 to +0.05", 2],
+            [[0, 2], ["reinforce"], "+0.01 to +0.40", 2],
+            [[0, 1], ["independent"], "0.00", 2],
+        ],
+    );
+    assert.deepEqual([-0.004, -0.006, 0.5].map(signed), ["0.00", "−0.01", "+0.50"]);
 });

@@ -382,3 +382,40 @@ test("an entry that is not off any more is not put on again", () => {
     tab.edits.setOn(former, true);
     assert.equal(box().value, "<lora:a:1>");
 });
+
+test("the strengths of the files that act are multiplied, and undone in one step", () => {
+    const loras = ["fur", "ink", "old", "kept", "both"].map((name) => lora(name));
+    const entries = [
+        always("kept", {unet: 0.5, text_encoder: 1, more: "lbw=OUTALL"}),
+        always("both"),
+        always("old", {on: false}),
+    ];
+    const prompt =
+        "a fox <lora:fur:1:0.8:stop=10> <lora:ink:0.9@0,0.3@1> <lora:both:0.4> <lora:nothere:1> <lora:old:0>";
+    const {tab, box} = openPage({prompts: {txt2img: prompt}, loras});
+    tab.set({always: {...tab.state.always, on: true, entries}});
+    tab.library.resolveNames();
+    assert.deepEqual(
+        tab.stack.acting().map(({name, strength}) => [name, strength]),
+        [
+            ["fur", 0.8],
+            ["ink", 0.9],
+            ["both", 0.4],
+            ["kept", 0.5],
+        ],
+        "a tag counts before what is always on",
+    );
+    tab.edits.scale(new Set(tab.stack.acting().map(({id}) => id)), 0.5);
+    assert.equal(
+        box().value,
+        "a fox <lora:fur:0.5:0.4:stop=10> <lora:ink:0.45@0,0.15@1> <lora:both:0.2> <lora:nothere:1> <lora:old:0>",
+    );
+    assert.deepEqual(tab.state.always.entries, [
+        always("kept", {unet: 0.25, text_encoder: 0.5, more: "lbw=OUTALL"}),
+        always("both"),
+        always("old", {on: false}),
+    ]);
+    tab.stack.undo();
+    assert.equal(box().value, prompt);
+    assert.deepEqual(tab.state.always.entries, entries);
+});

@@ -619,6 +619,37 @@ export const ENGLISH = /** @type {const} */ ({
     "check.needs": "90 % of the energy of each layer need rank {low}, 99 % need rank {high}. The file has rank {rank}.",
     "check.norm": "The norm of the whole change is {norm}.",
     "check.withModel": "The tab does not read the model’s weights; {command} does.",
+    "check.stackHint": "Check: what the LoRA of the stack do to each other",
+    "check.stack": "Check of the stack",
+    "check.caution":
+        "All of this is a hint. These measures do not predict pictures well: LoRA that are independent by them may still spoil each other’s effect.",
+    "check.unmeasuredFiles": "Left out, as only the model’s weights tell their size: {names}.",
+    "check.shares": "Energy at the strengths of the stack",
+    "check.pairs": "Pairs",
+    "check.noPairs": "No two of these files change the same layer.",
+    "check.pair": "{names}: {relation}",
+    "check.apart": "no common layer",
+    "check.cancel": "cancel",
+    "check.collide": "collide",
+    "check.reinforce": "reinforce",
+    "check.independent": "independent",
+    "check.means": "{word}: {meaning}",
+    "check.cancelMeans": "each undoes a part of the other’s change.",
+    "check.collideMeans": "both use the same directions for different changes.",
+    "check.reinforceMeans": "a part of both changes is the same, and adds up.",
+    "check.independentMeans": "the changes have no more in common than chance gives, or little more.",
+    "check.band":
+        "{band}: {relation}; cosine {cosine} (±{deviation} by chance); shared outputs {outputs} ({outputsByChance} by chance), inputs {inputs} ({inputsByChance} by chance)",
+    "check.sumLarger":
+        "At these strengths, the sum is {times} times as large as the strongest file alone. With all strengths times {factor}, it would be as large.",
+    "check.sumEqual": "The sum is about as large as the strongest file alone.",
+    "check.sumSmaller":
+        "The sum has {percent} of the size of the strongest file alone: the files cancel each other in part.",
+    "check.set": "Set these strengths",
+    "check.change": "{name} {before} → {after}",
+    "check.isSet": "The strengths are set.",
+    "check.notMeasured": "not measured",
+    "check.balanced": "These strengths were set here: the sum is as large as the strongest file was alone.",
 
     // what is wrong with a tag
     "tag.notClosed": "this tag is not closed: “>” is missing",
@@ -653,6 +684,7 @@ export const ENGLISH = /** @type {const} */ ({
     // or where a part between semicolons is. A test compares them with the server's sources.
 
     // about a name
+    "said.checkStack": "a check of a stack takes 2 to {number} different files",
     "said.checksWait": "too many other files are being checked; try again later",
     "said.notMeasured": "{name} cannot be measured: {error}",
     "said.meant": "did you mean {names}?",

@@ -17,6 +17,7 @@ import {Pictures} from "./pictures.js";
 import {Presets} from "./presets.js";
 import {Stack} from "./stack.js";
 import {Strip} from "./strip.js";
+import {StackCheck} from "./together.js";
 
 const WIDE = 720; // pixels from which both panes are side by side
 
@@ -58,7 +59,8 @@ export function App({tab, root}) {
         ${state.details && html`<${Details} key=${state.details} tab=${tab} id=${state.details} />`}
         ${state.dialog === "presets" && html`<${Presets} tab=${tab} state=${state} />`}
         ${state.dialog === "pictures" && html`<${Pictures} tab=${tab} state=${state} />`}
-        ${state.dialog === "compare" && html`<${Compare} tab=${tab} state=${state} />`}`;
+        ${state.dialog === "compare" && html`<${Compare} tab=${tab} state=${state} />`}
+        ${state.dialog === "check" && html`<${StackCheck} tab=${tab} />`}`;
 }
 
 /**

@@ -1,7 +1,7 @@
 // What the doctor says of one file.
 
 /**
- * @import {Check as Told, CheckVerdict, FileCheck} from "../../api.d.ts"
+ * @import {CheckedFile, CheckVerdict, FileCheck} from "../../api.d.ts"
  * @import {Tab} from "../main.js"
  * @import {Reading} from "../tag.js"
  */
@@ -54,7 +54,7 @@ function Check({tab, lora}) {
     </div>`;
 }
 
-/** @param {{told: Pick<Told, "done" | "layers"> | null}} props */
+/** @param {{told: Pick<CheckedFile, "done" | "layers"> | null}} props */
 export function Progress({told}) {
     const {done = 0, layers = 0} = told ?? {};
     return html`<div class="rt-line"><progress aria-label=${t("check.progress")} max=${layers || 1} value=${done}></progress>
@@ -123,7 +123,7 @@ function Verdict({verdict}) {
  * that, and outlined as in the file.
  * @param {{label: string, bars: {name: string, share: number, factor?: number | null}[]}} props
  */
-function Bars({label, bars}) {
+export function Bars({label, bars}) {
     const drawn = bars.map((bar) => ({...bar, applied: bar.share * (bar.factor ?? 1) ** 2}));
     const longest = Math.max(...drawn.map(({share, applied}) => Math.max(share, applied))) || 1;
     const width = (/** @type {number} */ share) => `width:${((share / longest) * 100).toFixed(2)}%`;

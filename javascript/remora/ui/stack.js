@@ -163,6 +163,8 @@ function Tools({tab, state, rows}) {
         <${Button} label=${t("common.presets")} class="rt-small" onClick=${() => tab.set({dialog: "presets"})}>${t("common.presets")}<//>
         <${Button} label=${t("common.compare")} class="rt-small" disabled=${!state.target}
             onClick=${() => tab.set({dialog: "compare"})}>${t("common.compare")}<//>
+        <${Button} label=${t("check.stackHint")} class="rt-small" disabled=${tab.stack.acting().length < 2}
+            onClick=${() => tab.set({dialog: "check"})}>${t("check.title")}<//>
         <${Button} label=${t("stack.copyHint")} class="rt-small" onClick=${copy}>${t("stack.copy")}<//>
         <${Button} label=${t("stack.clearHint")} class="rt-small" disabled=${!rows.length}
             onClick=${() => tab.edits.clear()}>${t("stack.clear")}<//>

@@ -29,6 +29,7 @@ from extension.standalone.server import make_api
 from lib_lora import Family, inspect_file
 from lib_lora.inspection.layers import layers_of
 from lib_lora.inspection.measures import measure
+from lib_lora.inspection.stacked import measure_stack
 from lib_lora.inspection.verdicts import verdicts
 
 V1 = "/remora/v1"
@@ -545,6 +546,38 @@ def test_a_file_is_checked_and_its_verdicts_have_their_numbers(ask: Checked, cop
     assert (by_name["dead"]["sure"], by_name["dead"]["count"]) == (True, 1)
     assert by_name["resized"]["numbers"] == {"low": 2, "high": 2, "said": 16}
     assert [one["text"] for one in found["verdicts"]] == [str(one) for one in verdicts(measured)]
+
+
+def test_the_files_of_a_stack_are_checked_at_their_strengths(ask: Checked, runner: Runner) -> None:
+    ids = {lora["name"]: lora["id"] for lora in ask("GET", "/loras")["loras"]}
+    asked = {"ids": f"{ids['night']},{ids['stripes']}"}
+    told = until_done(ask, "/check/stack", **asked, strengths="0.8,0.5")
+    folder = Path(runner.studio.host.adapter_dirs()[0])
+    measured = measure_stack([layers_of(folder / f"{name}.safetensors") for name in ("night", "stripes")])
+    assert (told["ids"], told["strengths"]) == ([ids["night"], ids["stripes"]], [0.8, 0.5])
+    assert told["result"]["norm"] == pytest.approx(measured.norm([0.8, 0.5]))
+    assert told["result"]["alone"] == pytest.approx([measured.norm([0.8, 0]), measured.norm([0, 0.5])])
+    assert told["result"]["factor"] == pytest.approx(measured.factor([0.8, 0.5]))
+    assert [one["relation"] for one in told["result"]["pairs"]] == [one.relation for one in measured.pairs]
+    assert [one["cosine"] for one in told["result"]["pairs"]] == pytest.approx([one.cosine for one in measured.pairs])
+    again = ask("GET", "/check/stack", params={**asked, "strengths": "1,1"})
+    assert again["result"]["norm"] == pytest.approx(measured.norm([1, 1])), "nothing is measured again"
+    entries = [{"name": "night", "unet": 0.8}, {"name": "zorp", "on": False}, {"name": "stripes", "unet": 0.5}]
+    ask("PUT", "/stack", json={"always_on": True, "entries": entries})
+    assert ask("GET", "/check/stack") == told, "the list that is always on"
+    ask("PUT", "/stack", json={"always_on": True, "entries": entries[:1]})
+    assert "takes 2 to 10 different files" in ask("GET", "/check/stack", 422)
+    ask("PUT", "/stack", json={"always_on": False, "entries": []})
+    for query, said in (
+        ({"ids": ids["night"]}, "takes 2 to 10 different files"),
+        ({"ids": f"{ids['night']},{ids['night']}"}, "takes 2 to 10 different files"),
+        ({"ids": ",".join(map(str, range(2000)))}, "takes 2 to 10 different files"),
+        ({**asked, "strengths": "1"}, "a number for each of the 2 ids"),
+        ({**asked, "strengths": "1,nan"}, "a number for each of the 2 ids"),
+        ({**asked, "strengths": "1,1e300"}, "a number for each of the 2 ids"),
+    ):
+        assert said in ask("GET", "/check/stack", 422, params=query)
+    assert "not a file in the LoRA folders" in ask("GET", "/check/stack", 404, params={"ids": f"{ids['night']},x"})
 
 
 def test_a_file_that_is_broken_or_goes_costs_its_own_check(ask: Checked, copy: Path) -> None:

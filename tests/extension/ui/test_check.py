@@ -140,3 +140,62 @@ def test_it_asks_until_it_is_done_or_closed_and_says_what_went_wrong(served: Ser
         assert len(asked) == count, "the dialog is closed"
         page.unroute("**/remora/v1/check?*")
         checked(tab, "stripes").get_by_text("Nothing is wrong by these measures.").wait_for(timeout=LONG)
+
+
+def together(tab: Tab) -> Any:
+    """Press the button above the stack, and return the dialog when it has an answer."""
+    tab.pane("Stack")
+    tab.button("Check: what the LoRA of the stack do").click()
+    dialog = tab.page.get_by_role("dialog", name="Check of the stack")
+    dialog.get_by_role("table").wait_for(timeout=LONG)
+    return dialog
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("theme", "width"), [("dark", 1280), ("light", 390)])
+def test_the_files_of_the_stack_are_compared_in_a_map(served: Served, browser: Any, theme: str, width: int) -> None:
+    phone = width == 390
+    look = {"color_scheme": theme, "viewport": {"width": width, "height": 900}}
+    with opened_small(served, browser, **look, has_touch=phone, is_mobile=phone) as page:
+        tab = Tab(page).ready()
+        tab.write("<lora:stripes:1>")
+        tab.pane("Stack")
+        assert tab.button("Check: what the LoRA of the stack do").is_disabled(), "one file alone"
+        tab.write("<lora:stripes:1> <lora:night:0.8> <lora:stars:1>")
+        dialog = together(tab)
+        rows = dialog.get_by_role("row").all_inner_texts()
+        assert rows[0].split() == ["stripes", "night"]
+        assert rows[1].split()[:2] == ["night", "independent"]
+        assert "not measured" in rows[2], "only the model's weights tell what OFT changes"
+        assert "Left out" in dialog.get_by_text("only the model").inner_text()
+        dialog.locator("summary", has_text="stripes and night: independent").press("Enter")
+        dialog.get_by_text(re.compile("IN01 to IN08: independent; cosine .* by chance")).wait_for()
+        assert faults(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        body = dialog.locator(".rt-dialog-body")
+        assert body.evaluate("body => body.scrollWidth <= body.clientWidth"), "the map scrolls by itself"
+
+
+@pytest.mark.browser
+def test_one_click_sets_strengths_once_and_is_undone(served: Served, browser: Any) -> None:
+    with opened_small(served, browser) as page:
+        tab = Tab(page).ready()
+        tab.write("<lora:stripes:1> <lora:night:0.8>")
+        dialog = together(tab)
+        asked = {"ids": ",".join(page.evaluate("window.remoraTab.stack.acting().map(({id}) => id)"))}
+        told = httpx.get(f"{served.url}/remora/v1/check/stack", params={**asked, "strengths": "1,0.8"}).json()
+        factor = told["result"]["factor"]
+        assert 0.5 < factor < 0.9
+        after = [f"{round(strength * factor, 2):g}" for strength in (1, 0.8)]
+        dialog.get_by_text(f"stripes 1 → {after[0]}, night 0.8 → {after[1]}").wait_for()
+        dialog.get_by_role("button", name="Set these strengths").click()
+        tab.prompt_is(f"<lora:stripes:{after[0]}> <lora:night:{after[1]}>")
+        dialog.get_by_text("These strengths were set here").wait_for(timeout=LONG)
+        assert faults(page) == []
+        assert not dialog.get_by_role("button", name="Set these strengths").count()
+        dialog.get_by_role("button", name="Undo").click()
+        tab.prompt_is("<lora:stripes:1> <lora:night:0.8>")
+        dialog.get_by_role("button", name="Set these strengths").click()
+        page.keyboard.press("Escape")
+        dialog.wait_for(state="detached")
+        together(tab).get_by_text("These strengths were set here").wait_for(timeout=LONG)

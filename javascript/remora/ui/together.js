@@ -1,0 +1,144 @@
+// What the doctor says of the files of the stack together.
+
+/**
+ * @import {CheckPair, FilesTogether} from "../../api.d.ts"
+ * @import {Relation} from "../check.js"
+ * @import {Tab} from "../main.js"
+ */
+
+import {html, useState} from "../vendor/preact.js";
+import {query} from "../api.js";
+import {pairsOf, percent, short, signed} from "../check.js";
+import {listed, t} from "../words.js";
+import {Bars, Progress, useCheck} from "./check.js";
+import {Dialog, Trouble} from "./parts.js";
+
+const SAME = 0.02; // difference of a factor from 1 that is not worth a change
+const RELATIONS = /** @type {const} */ ({
+    cancel: {word: "check.cancel", meaning: "check.cancelMeans"},
+    collide: {word: "check.collide", meaning: "check.collideMeans"},
+    reinforce: {word: "check.reinforce", meaning: "check.reinforceMeans"},
+    independent: {word: "check.independent", meaning: "check.independentMeans"},
+});
+
+/** @typedef {{id: string, name: string, strength: number}} Acting */
+
+/** @param {Acting[]} acting */
+const keyOf = (acting) => acting.map(({id, strength}) => `${id} ${strength}`).join();
+
+/** @param {{tab: Tab}} props */
+export function StackCheck({tab}) {
+    const [set, setSet] = useState(false); // the strengths, by the button
+    const acting = tab.stack.acting();
+    const ids = acting.map(({id}) => id).join();
+    const strengths = acting.map(({strength}) => strength).join();
+    const ask = () => tab.api.get(/** @type {const} */ (`check/stack?${query({ids, strengths})}`));
+    const {told, trouble} = useCheck(tab, ask, [ids, strengths]);
+    // an answer to the strengths before these is of no use
+    const found = told && told.ids.join() === ids && told.strengths.join() === strengths ? told.result : null;
+    // the strongest file alone is weaker at these: another factor would follow, and another one
+    const isBalanced = tab.state.balanced === keyOf(acting);
+    const scale = () => {
+        tab.edits.scale(new Set(acting.map(({id}) => id)), found?.factor ?? 1);
+        tab.set({balanced: keyOf(tab.stack.acting())});
+        setSet(true);
+    };
+    const undo = () => {
+        tab.stack.undo();
+        setSet(false);
+    };
+    const foot =
+        set
+        && html`<div class="rt-line"><span role="status">${t("check.isSet")}</span>
+        <button type="button" class="rt-small" onClick=${undo}>${t("common.undo")}</button></div>`;
+    return html`<${Dialog} title=${t("check.stack")} close=${() => tab.set({dialog: ""})} foot=${foot} class="rt-wide-dialog">
+        <p class="rt-hint">${t("check.caution")}</p>
+        <${Trouble} trouble=${trouble} />
+        ${!trouble.text && !found && html`<${Progress} told=${told} />`}
+        ${found && html`<${Together} found=${found} acting=${acting} scale=${isBalanced ? null : scale} />`}
+    <//>`;
+}
+
+/** @param {{found: FilesTogether, acting: Acting[], scale: (() => void) | null}} props */
+function Together({found, acting, scale}) {
+    const names = acting.map(({name}) => name);
+    const unmeasured = names.filter((_, at) => !found.alone[at]);
+    const energy = found.alone.reduce((sum, norm) => sum + norm ** 2, 0) || 1;
+    const pairs = pairsOf(found.pairs);
+    const relations = new Set(pairs.flatMap((pair) => pair.relations));
+    return html`<${Sum} found=${found} acting=${acting} scale=${scale} />
+        ${unmeasured.length > 0 && html`<p class="rt-notice">${t("check.unmeasuredFiles", {names: listed(unmeasured, "conjunction")})}</p>`}
+        <h4>${t("check.shares")}</h4>
+        <${Bars} label=${t("check.shares")} bars=${names
+            .map((name, at) => ({name, share: found.alone[at] ** 2 / energy}))
+            .filter(({share}) => share)} />
+        <h4>${t("check.pairs")}</h4>
+        ${!pairs.length && html`<p>${t("check.noPairs")}</p>`}
+        ${pairs.length > 0 && html`<${PairMap} names=${names} pairs=${pairs} measured=${found.alone.map(Boolean)} />`}
+        ${Object.entries(RELATIONS).map(
+            ([relation, {word, meaning}]) =>
+                relations.has(/** @type {Relation} */ (relation))
+                && html`<p class="rt-hint" key=${relation}>${t("check.means", {word: t(word), meaning: t(meaning)})}</p>`,
+        )}
+        ${pairs.map(
+            ({files, relations: own, bands}) => html`<details key=${files.join()}>
+            <summary>${t("check.pair", {names: listed([names[files[0]], names[files[1]]], "conjunction"), relation: said(own)})}</summary>
+            <ul>${bands.map((band) => html`<li class="rt-hint" key=${`${band.component} ${band.band}`}>${aboutBand(band)}</li>`)}</ul>
+        </details>`,
+        )}`;
+}
+
+/** @param {Relation[]} relations */
+const said = (relations) =>
+    listed(
+        relations.map((one) => t(RELATIONS[one].word)),
+        "conjunction",
+    );
+
+/** @param {CheckPair} band */
+function aboutBand({component, band, relation, cosine, cosine_by_chance: deviation, ...shared}) {
+    return t("check.band", {
+        band: band === component ? band : `${component} ${band}`,
+        relation: t(RELATIONS[relation].word),
+        cosine: signed(cosine),
+        deviation: short(deviation),
+        outputs: percent(shared.outputs),
+        outputsByChance: percent(shared.outputs_by_chance),
+        inputs: percent(shared.inputs),
+        inputsByChance: percent(shared.inputs_by_chance),
+    });
+}
+
+/**
+ * Say how large the sum is. Where it is larger than the strongest file alone, a button sets strengths at which it is not.
+ * @param {{found: FilesTogether, acting: Acting[], scale: (() => void) | null}} props `scale` is null where that is done
+ */
+function Sum({found: {factor, norm, alone}, acting, scale}) {
+    const largest = Math.max(...alone) || 1;
+    if (!scale) return html`<p>${t("check.balanced")}</p>`;
+    if (factor > 1 + SAME) return html`<p>${t("check.sumSmaller", {percent: percent(norm / largest)})}</p>`;
+    if (factor > 1 - SAME) return html`<p>${t("check.sumEqual")}</p>`;
+    const changes = acting.map(({name, strength}) =>
+        t("check.change", {name, before: short(strength), after: short(Number((strength * factor).toFixed(2)))}),
+    );
+    return html`<p>${t("check.sumLarger", {times: short(norm / largest), factor: short(factor)})}</p>
+        <div class="rt-line"><button type="button" class="rt-small rt-primary" onClick=${scale}>${t("check.set")}</button>
+            <span class="rt-hint">${changes.join(t("mark.list"))}</span></div>`;
+}
+
+/** @param {{names: string[], pairs: ReturnType<typeof pairsOf>, measured: boolean[]}} props */
+function PairMap({names, pairs, measured}) {
+    const byFiles = new Map(pairs.map((pair) => [pair.files.join(), pair]));
+    const cell = (/** @type {number} */ row, /** @type {number} */ column) => {
+        const pair = byFiles.get([column, row].join());
+        return pair
+            ? html`<td key=${column} class=${`rt-${pair.relations[0]}`}>${said(pair.relations)} <span class="rt-hint">${pair.cosines}</span></td>`
+            : html`<td key=${column} class="rt-hint">${t(measured[row] && measured[column] ? "check.apart" : "check.notMeasured")}</td>`;
+    };
+    return html`<div class="rt-grid-scroll" role="region" aria-label=${t("check.pairs")} tabindex="0"><table class="rt-map">
+        <thead><tr><td></td>${names.slice(0, -1).map((name) => html`<th scope="col" key=${name}>${name}</th>`)}</tr></thead>
+        <tbody>${names.slice(1).map(
+            (name, at) => html`<tr key=${name}><th scope="row">${name}</th>
+            ${names.slice(0, at + 1).map((_, column) => cell(at + 1, column))}</tr>`,
+        )}</tbody></table></div>`;
+}
