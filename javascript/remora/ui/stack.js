@@ -165,9 +165,8 @@ function Tools({tab, state, rows}) {
             onClick=${() => tab.set({dialog: "compare"})}>${t("common.compare")}<//>
         <${Button} label=${t("check.stackHint")} class="rt-small" disabled=${tab.stack.acting().length < 2}
             onClick=${() => tab.set({dialog: "check"})}>${t("check.title")}<//>
-        <${Button} label=${t("stack.copyHint")} class="rt-small" onClick=${copy}>${t("stack.copy")}<//>
-        <${Button} label=${t("stack.clearHint")} class="rt-small" disabled=${!rows.length}
-            onClick=${() => tab.edits.clear()}>${t("stack.clear")}<//>
+        <${WordButton} icon="copy" word=${t("stack.copy")} label=${t("stack.copyHint")} onClick=${copy} />
+        <${WordButton} icon="clear" word=${t("stack.clear")} label=${t("stack.clearHint")} disabled=${!rows.length} onClick=${() => tab.edits.clear()} />
     </div></div>
     ${byHand && byHand === text && html`<textarea class="rt-by-hand" readonly rows="2" aria-label=${t("stack.asPrompt")} value=${byHand}></textarea>`}`;
 }
