@@ -24,10 +24,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.request import urlopen
 
 import numpy as np
 from _common import Record, table
@@ -115,11 +117,29 @@ def _rates(options: argparse.Namespace, folder: Path) -> None:
     for way in options.ways:
         alone = way in ("set_adapters", "hotswap")
         with serving(_arguments(options, loras, 1 if alone else 8), way) as service:
+            routes = _routes(service.address, options.users)
             for distinct in options.distinct:
-                rows.append({"way": way, **_rate(options, service, folder / f"{way}{distinct}.json", distinct)})
+                row = _rate(options, service, folder / f"{way}{distinct}.json", distinct)
+                rows.append({"way": way, **row, "routes_s": routes})
                 print(_phases(rows[-1]), flush=True)
                 _write(options, rows)
     _print_rates(rows)
+
+
+def _routes(address: str, users: int, seconds: float = 5.0) -> float:
+    """Return how many requests a second pass through the routes to a replica and back, without a picture."""
+    until = time.time() + seconds
+
+    def ask(_: int) -> int:
+        count = 0
+        while time.time() < until:
+            with urlopen(f"{address}/sdapi/v1/samplers", timeout=60) as answer:
+                answer.read()
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(users) as pool:
+        return sum(pool.map(ask, range(users))) / seconds
 
 
 def _rate(options: argparse.Namespace, service: Any, path: Path, distinct: int) -> Record:
@@ -358,8 +378,9 @@ def _print_stay(lines: Sequence[Record], told: list[Record], memory: _Memory) ->
 def _fit(files: Sequence[Path]) -> int:
     rows = [row for file in files for row in json.loads(file.read_text("utf-8"))["rows"]]
     costs: Costs = fit([row for row in rows if row["way"] == "mixed"])
-    print(f"fitted on {platform.machine()}, {len(rows)} rows: {costs}")
-    print(table(("GPUs", "Zipf", "LoRA kept by each", "hits", "pictures/s", "bound by"), prediction(costs)))
+    routes = median(row["routes_s"] for row in rows)
+    print(f"fitted on {platform.machine()}, {len(rows)} rows: {costs}; the routes pass {routes:.0f} requests a second")
+    print(table(("GPUs", "Zipf", "LoRA kept by each", "hits", "pictures/s", "bound by"), prediction(costs, routes)))
     return 0
 
 
