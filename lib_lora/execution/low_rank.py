@@ -195,6 +195,9 @@ class LowRankExecutor(Resident[Placed]):
             return add_pair(layer, own, y, parts.pair, number, fresh=fresh)
         if self._strengths.stale:  # compiled code reads them without asking
             self._strengths.rewrite()
+        by_row = None if alike or parts.pair is None else self._by_row(layer, placed, own, y)
+        if by_row is not None and parts.pair is not None and not parts.outputs and parts.bias is None:
+            return add_pair_by_row(own, y, parts.pair, *by_row, fresh=is_fresh(layer, y, base_forward, held=2))
         of_pair, of_bias, *of_outputs = placed.strengths.alike if alike else self._live(layer, placed.strengths, x, y)
         if y.requires_grad:  # strengths may change before the gradient is computed
             of_outputs = [one.clone() for one in of_outputs]
@@ -204,7 +207,6 @@ class LowRankExecutor(Resident[Placed]):
             y, is_new = y + (F.embedding(own, parts.pair.up) * of_pair) @ parts.pair.down, True
         elif parts.pair is not None:
             fresh = (is_new and not y.requires_grad) or is_fresh(layer, y, base_forward, held=2)
-            by_row = None if alike else self._by_row(placed, own, y)
             if by_row is None:
                 y, is_new = add_pair(layer, own, y, parts.pair, of_pair, fresh=fresh), True
             else:
@@ -226,10 +228,13 @@ class LowRankExecutor(Resident[Placed]):
         numbers = self._strengths.now.numbers
         return None if numbers is None or capturing(placed.device) else placed.strengths.number(numbers)
 
-    def _by_row(self, placed: Placed, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
+    def _by_row(self, layer: nn.Module, placed: Placed, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return the strengths of the rows of a call, and the ranks that act on each; None where many act on each.
 
         None also in compiled code, which guards no rows, in a graph, which would keep them, and for gradients.
+
+        Raises:
+            RowsError: the layer's input has no rows that belong to the model call's.
         """
         if self._kind != "linear" or compiling() or tracing() or x.requires_grad or y.requires_grad:
             return None
@@ -237,7 +242,10 @@ class LowRankExecutor(Resident[Placed]):
         if not now.mixed or self._is_regional(now) or capturing(placed.device):
             return None
         ranks = self._strengths.ranks_of_rows(now, self._columns[0], placed.device)
-        return None if ranks is None else (factors[0], ranks)
+        if ranks is None:
+            return None
+        repeats_per_row(layer, x, ranks.shape[0], self._bindings[0].target.batched_ndim)  # raises
+        return factors[0], ranks
 
     def _live(self, layer: nn.Module, strengths: LayerStrengths, x: Tensor, changed: Tensor) -> Sequence[Tensor]:
         """Return the strengths of the changes of `changed`, by row of the batch and by place where these differ.
