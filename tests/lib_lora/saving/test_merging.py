@@ -21,8 +21,9 @@ def _of_peft(tensors: list[torch.Tensor], rule: str, density: float) -> torch.Te
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         if rule == "linear":
-            return merge_utils.task_arithmetic(tensors, strengths)
-        merged: torch.Tensor = getattr(merge_utils, rule)(tensors, strengths, density)
+            merged: torch.Tensor = merge_utils.task_arithmetic(tensors, strengths)
+        else:
+            merged = getattr(merge_utils, rule)(tensors, strengths, density)
         return merged
 
 
