@@ -119,6 +119,13 @@ class Difference:
         of_bias = 0.0 if self.bias is None else float(self.bias.norm())
         return math.hypot(of_bias, float((self._core() if self.is_matrix else self.dense()).norm()))
 
+    def inner(self, other: Difference) -> float:
+        """Return the sum of the products of all entries of two changes of a weight."""
+        if self.rest is not None or other.rest is not None:
+            return float((self.dense() * other.dense()).sum())
+        (up, down), (other_up, other_down) = self.factors(), other.factors()
+        return float(((up.T @ other_up) * (down @ other_down.T)).sum())
+
     def minus(self, other: Difference) -> Difference:
         """Return what is to be added to another change to make this one."""
         pairs = (*self.pairs, *[Factors(pair.down, -pair.up) for pair in other.pairs])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from peft.utils import merge_utils
 
-from lib_lora.saving.merging import RULES, merge_tensors, without_shared
+from lib_lora.saving.merging import RULES, merge_tensors, orthogonal_factors
 
 STRENGTHS = [0.8, -0.5, 1.3]
 
@@ -38,23 +38,17 @@ def test_equals_peft(rule: str, density: float, dtype: torch.dtype) -> None:
     assert torch.equal(merged, _of_peft(tensors, rule, density))
 
 
-@pytest.mark.parametrize(
-    ("rule", "density", "count", "words"),
-    [
-        ("mean", 0.5, 3, "no rule"),
-        ("ties", 0.0, 3, "density"),
-        ("ties", float("nan"), 3, "density"),
-        ("ties", 0.5, 2, "one for each"),
-    ],
-)
-def test_wrong_wishes_are_said(rule: str, density: float, count: int, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        merge_tensors(_tensors(torch.float64), STRENGTHS[:count], rule, density, torch.Generator())
+def test_what_changes_share_is_taken_out() -> None:
+    changes = torch.stack(_tensors(torch.float64)).flatten(1)
+    changes[1] += 0.7 * changes[0]
+    changes[2] = 3 * changes[0] - changes[1]
+    taken = [changes[0]]
+    taken.append(changes[1] - (changes[1] @ changes[0]) / (changes[0] @ changes[0]) * changes[0])
+    for count in (1, 2, 3):  # of the third, nothing is left
+        gram = changes[:count] @ changes[:count].T
+        found = torch.tensor(orthogonal_factors(gram), dtype=torch.float64) @ changes[:count]
+        torch.testing.assert_close(found, torch.stack(taken[:count]).sum(0), rtol=0, atol=1e-12)
 
 
-def test_what_two_share_is_taken_out() -> None:
-    first, second, _ = _tensors(torch.float64)
-    rest = without_shared(first + 0.7 * second, second)
-    assert abs(float((rest * second).sum())) <= 1e-12 * float(second.square().sum())
-    torch.testing.assert_close(rest, without_shared(first, second), rtol=0, atol=1e-13)
-    assert torch.equal(without_shared(first, torch.zeros_like(first)), first)
+def test_a_change_of_zeros_shares_nothing() -> None:
+    assert orthogonal_factors(torch.diag(torch.tensor([0.0, 2.0], dtype=torch.float64))) == [1.0, 1.0]
