@@ -1,4 +1,4 @@
-"""Dataclasses of tensors, page-locked memory, torch's modes, and walks over modules."""
+"""Dataclasses of tensors, SVD of products, page-locked memory, torch's modes, and walks over modules."""
 
 from __future__ import annotations
 
@@ -173,3 +173,17 @@ def device_of(layer: nn.Module) -> torch.device | None:
         if tensor is not None:
             return tensor.device
     return None
+
+
+def core_of_product(up: Tensor, down: Tensor) -> Tensor:
+    """Return the small matrix that has the singular values of a product of two thin matrices, by QR of both."""
+    first, second = (torch.linalg.qr(one, mode="r").R for one in (up, down.T))
+    core: Tensor = first @ second.T
+    return core
+
+
+def svd_of_product(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the reduced SVD of a product of two thin matrices: U, the singular values and V^T."""
+    (left, first), (right, second) = torch.linalg.qr(up), torch.linalg.qr(down.T)
+    u, values, v = torch.linalg.svd(first @ second.T, full_matrices=False)
+    return left @ u, values, v @ right.T

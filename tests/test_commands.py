@@ -40,6 +40,7 @@ RUN_BY = {  # command, or its beginning -> file and function of the test that ru
     "python -m lib_lora families FILE": "tests/test_commands.py::test_files_are_inspected",
     "python -m lib_lora save": "tests/test_commands.py::test_files_are_saved_and_converted",
     "python -m lib_lora convert": "tests/test_commands.py::test_files_are_saved_and_converted",
+    "python -m lib_lora combine": "tests/test_commands.py::test_files_are_saved_and_converted",
     "python -m lib_lora doctor FILE": "tests/test_commands.py::test_files_are_inspected",
     "curl": "tests/extension/standalone/test_sdapi.py::test_the_requests_in_the_documents_are_answered",
     "python benchmarks/count.py --kinds": "tests/test_benchmarks.py::test_the_page_of_pefts_kinds_has_their_cost",
@@ -151,7 +152,7 @@ def test_files_are_saved_and_converted(
         shutil.copy(LORAS / f"{name if name == 'night' else 'stripes'}.safetensors", f"{name}.safetensors")
     words = {"MODEL": str(MODEL), "PATH": str(MODEL), "FILE": "style.safetensors", "FILE=0.8": "style.safetensors=0.8"}
     words |= {"OUT": "out.safetensors", "FOLDER": ".", "SAVED": "mine.safetensors"}
-    written = [command for command in commands() if re.match("python -m lib_lora (save|convert)", command)]
+    written = [command for command in commands() if re.match("python -m lib_lora (save|convert|combine)", command)]
     assert len(written) > 8
     for command in sorted(written, key=lambda one: "--again" in one):
         assert main([*[words.get(word, word) for word in shlex.split(command)[3:]], "--replace"]) == 0, command

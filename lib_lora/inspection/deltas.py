@@ -18,6 +18,7 @@ from torch import Tensor
 from ..adapters import Modifier
 from ..adapters.base import Adapter, At
 from ..adapters.lokr import LoKr
+from ..tensors import core_of_product, svd_of_product
 
 _EXACT = torch.float64
 _ROUNDED = 1e-12
@@ -87,15 +88,13 @@ class LowRankDelta(Delta):
         return self.up @ (self.down @ right)
 
     def singular_values(self) -> Tensor:
-        (_, left), (_, right) = torch.linalg.qr(self.up, mode="r"), torch.linalg.qr(self.down.T, mode="r")
-        values: Tensor = torch.linalg.svdvals(left @ right.T)
+        values: Tensor = torch.linalg.svdvals(core_of_product(self.up, self.down))
         return values
 
     def principal(self, share: float) -> tuple[Tensor, Tensor, Tensor]:
-        (left, upper), (right, lower) = torch.linalg.qr(self.up), torch.linalg.qr(self.down.T)
-        u, values, vh = torch.linalg.svd(upper @ lower.T, full_matrices=False)
+        left, values, right = svd_of_product(self.up, self.down)
         count = count_of(values, share)
-        return values, left @ u[:, :count], right @ vh[:count].T
+        return values, left[:, :count], right[:count].T
 
     def dense(self) -> Tensor:
         return self.up @ self.down

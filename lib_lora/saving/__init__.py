@@ -1,9 +1,10 @@
 """Stacks and files of LoRA as one new file.
 
-`save_stack` writes what an engine applies, `save_again` a saved file once more, and `convert_file` another form of one
-file. The core imports nothing of this room.
+`save_stack` writes what an engine applies, `save_again` a saved file once more, `convert_file` another form of one
+file, and `combine_files` several files as one. The core imports nothing of this room.
 """
 
+from .combination import combine_files as combine_files
 from .conversion import convert_file as convert_file
 from .new_file import SavedFile as SavedFile
 from .new_file import SavedLayer as SavedLayer

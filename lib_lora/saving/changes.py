@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -48,6 +48,8 @@ class ActingAdapter:
     binding: Binding
     strength: float
     moment: Moment | None
+    entry: int = 0
+    """Its place in the stack."""
 
     @property
     def rank(self) -> int | None:
@@ -146,11 +148,23 @@ class StackWeight:
 class StackChanges:
     """What a stack of constant strengths changes of a model.
 
+    Args:
+        stack: of constant strengths.
+        components: of the model.
+        moment: of adapters of which other parts act at each step.
+        weight: makes the record of a weight.
+
     Raises:
         LoraError: a file cannot be read, or does not fit the model.
     """
 
-    def __init__(self, stack: Stack, components: Mapping[str, nn.Module], moment: Moment | None = None) -> None:
+    def __init__(
+        self,
+        stack: Stack,
+        components: Mapping[str, nn.Module],
+        moment: Moment | None = None,
+        weight: Callable[[LayerIndex, Target, tuple[ActingAdapter, ...], bool], StackWeight] = StackWeight,
+    ) -> None:
         self._components = components
         indexes = [LayerIndex(name, module, alias_table()) for name, module in components.items()]
         cache = NetworkCache(len(stack))
@@ -163,12 +177,22 @@ class StackChanges:
         layers = layer_bindings(key, blocks, groups)
         wishes = [(entry.name, entry.multiplier) for entry in stack]
         (values,) = StackStrengths(wishes, 1, False, list(groups), blocks).values(None)
+        entry_of = [group.entry for group in groups]
         self.indexes = by_name = {index.component: index for index in indexes}
         self.weights = list[StackWeight]()
         for component, _, bound in layers:
-            acting = [ActingAdapter(one, values[one.group], moment) for one in bound if values[one.group]]
+            acting = [
+                ActingAdapter(one, values[one.group], moment, entry_of[one.group]) for one in bound if values[one.group]
+            ]
             for target, own in _by_weight(by_name[component], acting):
-                self.weights.append(StackWeight(by_name[component], target, tuple(own), stack.in_order))
+                self.weights.append(weight(by_name[component], target, tuple(own), stack.in_order))
+
+    @property
+    def largest_rank(self) -> int | None:
+        """Return the largest rank of an adapter that acts; None where none has a rank."""
+        bindings = [one.binding for weight in self.weights for one in weight.acting]
+        ranks = [(one.adapter.rank, one.rank) for one in bindings if one.adapter.rank is not None]
+        return max([own if limit is None else min(own, limit) for own, limit in ranks if own], default=None)
 
     def read_back(self, path: Path) -> dict[tuple[str, str], StackWeight]:
         """Return what a file changes of the same model."""

@@ -1,4 +1,4 @@
-"""`save` and `convert` of the command line, and the model on disk that they may need."""
+"""`save`, `combine` and `convert` of the command line, and the model on disk that they may need."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from ..files.file import AdapterFile
 from ..inspection.skeleton import model_skeleton
 from ..naming.index import LayerIndex, alias_table, parameter_of
 from ..stack import Entry, Stack
+from .combination import combine_files
 from .conversion import TextEncoders, convert_file
+from .merging import How
 from .new_file import DTYPES, SavedFile
 from .provenance import constant_stack
 from .spelling import Spelling
@@ -26,14 +28,19 @@ _UNITS = {"": 1, "K": 1_000, "M": 1_000_000, "G": 1_000_000_000}
 
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `save` and `convert` to the commands of a parser."""
+    """Add `save`, `combine` and `convert` to the commands of a parser."""
     save = commands.add_parser("save", help="write several LoRA files as one")
-    save.add_argument("out", type=Path, metavar="OUT", help="the file to write")
-    save.add_argument("files", nargs="*", metavar="FILE[=STRENGTH]", help="a LoRA, at the strength 1 or another one")
+    combine = commands.add_parser("combine", help="combine LoRA files to one by a rule, also without a model")
+    for command in (save, combine):
+        command.add_argument("out", type=Path, metavar="OUT", help="the file to write")
+        text = "a LoRA, at the strength 1 or another one"
+        command.add_argument("files", nargs="*", metavar="FILE[=STRENGTH]", help=text)
     text = "a diffusers folder, the folder of a component, or a checkpoint: the model that the LoRA are for"
     save.add_argument("--model", type=Path, metavar="PATH", required=True, help=text)
-    text = "make a saved file again as its header says; FILE are then the folders of its sources"
-    save.add_argument("--again", type=Path, metavar="SAVED", help=text)
+    _add_combine_options(combine)
+    for command in (save, combine):
+        text = "make a saved file again as its header says; FILE are then the folders of its sources"
+        command.add_argument("--again", type=Path, metavar="SAVED", help=text)
     convert = commands.add_parser("convert", aliases=["resize"], help="write one LoRA file in another form")
     convert.add_argument("file", type=Path, metavar="FILE", help="a LoRA in a safetensors file")
     convert.add_argument("out", type=Path, metavar="OUT", help="the file to write")
@@ -44,22 +51,34 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     convert.add_argument("--blocks", nargs="+", default=(), metavar="BLOCK", help=text)
     text = "the model that the LoRA is for; DoRA and the like need it, and names with dots"
     convert.add_argument("--model", type=Path, metavar="PATH", help=text)
-    for command in (save, convert):
-        command.add_argument("--rank", type=int, metavar="N", help="the largest rank of a layer")
-        command.add_argument("--size", type=_bytes, metavar="SIZE", help="the largest size of the file, as 150M")
-        share = command.add_mutually_exclusive_group()
-        share.add_argument("--error", type=float, metavar="E", help="the largest error of all layers, as 0.05")
-        share.add_argument(
-            "--energy", type=_error, dest="error", metavar="S", help="the same as the kept energy, as 0.99"
-        )
-        command.add_argument("--dtype", choices=DTYPES, help="of the numbers in the file")
-        command.add_argument("--spelling", choices=get_args(Spelling), default="kohya", help="of the keys")
-        command.add_argument("--replace", action="store_true", help="replace a file of that name")
-        command.add_argument("--layers", action="store_true", help="show the error of each layer")
+    for command in (save, combine, convert):
+        _add_form_options(command)
+
+
+def _add_combine_options(combine: argparse.ArgumentParser) -> None:
+    text = f"the rule, sum if none is given: {', '.join(get_args(How))}"
+    combine.add_argument("--how", choices=get_args(How), default="sum", metavar="RULE", help=text)
+    text = "the share of the numbers that ties, dare and magnitude_prune keep, as 0.5"
+    combine.add_argument("--density", type=float, metavar="D", help=text)
+    combine.add_argument("--seed", type=int, default=0, metavar="N", help="of the numbers that dare draws")
+    text = "the model that the LoRA are for; DoRA and the like need it, and names that differ"
+    combine.add_argument("--model", type=Path, metavar="PATH", help=text)
+
+
+def _add_form_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--rank", type=int, metavar="N", help="the largest rank of a layer")
+    command.add_argument("--size", type=_bytes, metavar="SIZE", help="the largest size of the file, as 150M")
+    share = command.add_mutually_exclusive_group()
+    share.add_argument("--error", type=float, metavar="E", help="the largest error of all layers, as 0.05")
+    share.add_argument("--energy", type=_error, dest="error", metavar="S", help="the same as the kept energy, as 0.99")
+    command.add_argument("--dtype", choices=DTYPES, help="of the numbers in the file")
+    command.add_argument("--spelling", choices=get_args(Spelling), default="kohya", help="of the keys")
+    command.add_argument("--replace", action="store_true", help="replace a file of that name")
+    command.add_argument("--layers", action="store_true", help="show the error of each layer")
 
 
 def run(options: argparse.Namespace) -> str:
-    """Run `save` or `convert`, and return what to show.
+    """Run `save`, `combine` or `convert`, and return what to show.
 
     Raises:
         LoraError: a file or the model cannot be used.
@@ -69,8 +88,7 @@ def run(options: argparse.Namespace) -> str:
     if options.dtype is not None:
         choices["dtype"] = DTYPES[options.dtype]
     model = None if options.model is None else model_on_disk(options.model)
-    if options.command == "save":
-        assert model is not None  # the parser asks for it
+    if options.command in ("save", "combine"):
         return _save(options, model, choices).summary(layers=options.layers)
     saved = convert_file(
         options.file,
@@ -84,10 +102,15 @@ def run(options: argparse.Namespace) -> str:
     return saved.summary(layers=options.layers)
 
 
-def _save(options: argparse.Namespace, model: dict[str, nn.Module], choices: SaveOptions) -> SavedFile:
+def _save(options: argparse.Namespace, model: dict[str, nn.Module] | None, choices: SaveOptions) -> SavedFile:
     if options.again is not None:
         return save_again(options.again, options.out, model, options.files or ["."], replace=options.replace)
-    stack = constant_stack(Stack([_entry(text) for text in options.files]), model, None, None, None)
+    entries = [_entry(text) for text in options.files]
+    if options.command == "combine":
+        how, density, seed = options.how, options.density, options.seed
+        return combine_files(entries, options.out, how, density=density, seed=seed, components=model, **choices)
+    assert model is not None  # the parser asks for it
+    stack = constant_stack(Stack(entries), model, None, None, None)
     return save_constant(stack, model, options.out, choices_of(choices))
 
 

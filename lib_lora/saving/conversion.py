@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -11,17 +10,15 @@ from typing import TYPE_CHECKING, Literal, get_args
 import torch
 from torch import nn
 
-from ..errors import ComponentError, FileError, NoMatchError, check_choice, check_path, texts
-from ..files.components import DENOISER, TEXT_ENCODER, role
+from ..errors import check_choice, check_path, texts
+from ..files.components import TEXT_ENCODER, role
 from ..files.file import AdapterFile
-from ..inspection.skeleton import skeleton
 from ..naming.blocks import BlockWeights, Element
-from ..naming.index import check_named
-from ..naming.parsed import ParsedFile
 from ..stack import Entry, Stack
 from ..strengths.strength import Strength, checked
 from .new_file import ROUNDING, SavedFile
 from .provenance import constant_stack
+from .skeletons import model_for, model_is_asked_for
 from .stack_file import choices_of, save_constant
 
 if TYPE_CHECKING:
@@ -30,11 +27,6 @@ if TYPE_CHECKING:
     from .stack_file import SaveOptions
 
 TextEncoders = Literal["keep", "drop", "only"]
-_MODEL = "give the model that the file is for"
-_JOINED = re.compile(r"_(?=\d)|(?<=\d)_|(?<=mid_block)_|(?<=embedding)_")
-"""Where a name that has `_` for every dot had a dot, as far as blocks depend on it."""
-_ENCODER = re.compile(r"text_model[._]")
-_UNET = re.compile(r"(down|up|mid|input|output|middle)_blocks?[._]")
 
 
 def convert_file(
@@ -72,15 +64,11 @@ def convert_file(
     checked(strength)
     file = AdapterFile.open(Path(source))
     choices = choices_of({"dtype": _dtype_of(file), **options})
-    model = _model(components, file, needs_dots=choices.spelling != "kohya")
+    call = "convert_file(source, path, components={})"
+    model = model_for(components, [file], call, needs_dots=choices.spelling != "kohya")
     entry = Entry(file.path, _strength(strength, model, text_encoders, texts(blocks, "blocks")))
-    try:
+    with model_is_asked_for(file.path, where=components is None):
         return save_constant(constant_stack(Stack([entry]), model, None, None, None), model, path, choices)
-    except (ComponentError, NoMatchError) as error:
-        if components is not None:
-            raise
-        why = error.reason if isinstance(error, NoMatchError) else str(error)
-        raise FileError(file.path, f"{why}; {_MODEL}") from error
 
 
 def _strength(number: float, model: Collection[str], text_encoders: TextEncoders, blocks: Sequence[str]) -> Strength:
@@ -95,32 +83,3 @@ def _dtype_of(file: AdapterFile) -> torch.dtype:
     """Return the widest dtype of its matrices that a new file may have."""
     own = {info.dtype for info in file.infos.values() if len(info.shape) > 1} & ROUNDING.keys()
     return min(own, key=ROUNDING.__getitem__, default=torch.float32)
-
-
-def _model(
-    components: Mapping[str, nn.Module] | None, file: AdapterFile, *, needs_dots: bool
-) -> Mapping[str, nn.Module]:
-    """Return the model that the user gives, else layers on meta of the shapes and names that a file was made for.
-
-    Raises:
-        FileError: it does not tell them.
-    """
-    if components is not None:
-        check_named(components, "convert_file(source, path, components={})")
-        return components
-    shapes: dict[str, dict[str, tuple[int, ...]]] = {}
-    groups = [group for group in ParsedFile(file).groups if group.recipe is not None]
-    denoiser = "unet" if any(_UNET.match(group.module) for group in groups) else "transformer"
-    for group in groups:
-        component = denoiser if group.component == DENOISER else group.component
-        if component is None and _ENCODER.match(group.module):
-            component = TEXT_ENCODER
-        elif component is None and _UNET.match(group.module):
-            component = denoiser
-        lacks = "where its name has dots" if group.flattened and needs_dots else ""
-        lacks = lacks or ("" if group.own_site else "the shape of its weight")
-        if lacks or component is None or group.own_site is None:
-            raise FileError(file.path, f"nothing tells {lacks or 'the component'} of {group.module}; {_MODEL}")
-        name = _JOINED.sub(".", group.module) if group.flattened else group.module
-        shapes.setdefault(component, {})[f"{name}.weight"] = group.own_site.shape
-    return {component: skeleton(own) for component, own in shapes.items()}

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..adapters import balanced
 from ..adapters.base import Factors
+from ..tensors import core_of_product, svd_of_product
 
 NOISE = 1e-9
 """Singular values below this share of the largest are taken for the rounding of fp32 sources."""
@@ -91,10 +92,7 @@ class Difference:
         """Return a matrix that has its singular values, as small as there is one at hand."""
         if not self._is_small:
             return self.dense().flatten(1)
-        up, down = self.factors()
-        first, second = (torch.linalg.qr(one, mode="r").R for one in (up, down.T))
-        core: Tensor = first @ second.T
-        return core
+        return core_of_product(*self.factors())
 
     def singular_values(self) -> Tensor:
         """Return its singular values in falling order, without those that are rounding."""
@@ -103,10 +101,7 @@ class Difference:
     def triplets(self) -> Triplets:
         """Return its singular triplets, without those that are rounding."""
         if self._is_small:
-            up, down = self.factors()
-            (left, first), (right, second) = torch.linalg.qr(up), torch.linalg.qr(down.T)
-            u, values, v = torch.linalg.svd(first @ second.T)
-            u, v = left @ u, v @ right.T
+            u, values, v = svd_of_product(*self.factors())
         else:
             u, values, v = torch.linalg.svd(self.dense().flatten(1), full_matrices=False)
         count = len(_counted(values))
@@ -123,6 +118,13 @@ class Difference:
         """Return the root of the sum of the squares of all entries, of the weight and the bias."""
         of_bias = 0.0 if self.bias is None else float(self.bias.norm())
         return math.hypot(of_bias, float((self._core() if self.is_matrix else self.dense()).norm()))
+
+    def inner(self, other: Difference) -> float:
+        """Return the sum of the products of all entries of two changes of a weight."""
+        if self.rest is not None or other.rest is not None:
+            return float((self.dense() * other.dense()).sum())
+        (up, down), (other_up, other_down) = self.factors(), other.factors()
+        return float(((up.T @ other_up) * (down @ other_down.T)).sum())
 
     def minus(self, other: Difference) -> Difference:
         """Return what is to be added to another change to make this one."""

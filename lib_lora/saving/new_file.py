@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -14,6 +14,7 @@ from ..errors import FileError, LoraError, OneLine
 from ..tensors import plain_mode
 from .changes import StackChanges, StackWeight, unchanged
 from .difference import NOISE, Difference, Limits, chosen_ranks
+from .merging import SUM, Combination
 from .spelling import PARAMETERS, KeyNames, Spelling, diffusers_header
 from .writing import PlannedTensor, check_place, check_room, header_of, unfinished, write_tensors
 
@@ -72,11 +73,18 @@ class FileChoices:
     dtype: torch.dtype = torch.float32
     limits: Limits = field(default_factory=Limits)
     replace: bool = False
+    combination: Combination = SUM
 
     def to_json(self) -> dict[str, object]:
         """Return plain data for the header: what makes a difference to the file."""
         limits = {"rank": self.limits.rank, "size": self.limits.size, "error": self.limits.error}
-        return {"spelling": self.spelling, "dtype": str(self.dtype).removeprefix("torch."), **limits}
+        combination = {} if self.combination == SUM else {"combination": asdict(self.combination)}
+        return {
+            "spelling": self.spelling,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            **limits,
+            **combination,
+        }
 
 
 @dataclass(slots=True)

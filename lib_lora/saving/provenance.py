@@ -26,6 +26,7 @@ from ..naming.blocks import BlockWeights, Element
 from ..stack import Entry, Stack
 from ..strengths.regions import ALL_PLACES
 from ..strengths.strength import Moment, Strength, strengths_by_image
+from .merging import Combination
 
 HEADER = "remora_recipe"
 """The name under which a header has it."""
@@ -120,6 +121,7 @@ def stack_again(path: Path, folders: Sequence[Path]) -> tuple[Stack, Moment | No
         reading = Reading(**made["reading"])
         moment = None if made["moment"] is None else Moment(**made["moment"])
         choices = {name: made[name] for name in ("title", "spelling", "dtype", "rank", "size", "error")}
+        choices["combination"] = Combination(**made.get("combination", {}))
         return Stack(entries, in_order=made["in_order"], reading=reading), moment, choices
     except FileError:
         raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, get_args
@@ -14,13 +15,15 @@ from torch import nn
 
 from ..engine import Engine
 from ..errors import ArgumentError, check_choice, check_path, check_type, listed, shown
-from ..naming.index import check_named
+from ..files.file import AdapterFile
 from ..stack import Stack
 from ..strengths.strength import Moment
 from .changes import StackChanges
 from .difference import Limits
+from .merging import SUM, Combination, CombinedWeight, fallback_notes
 from .new_file import DTYPES, ROUNDING, FileChoices, SavedFile, write_changes
 from .provenance import HEADER, carried, constant_stack, recipe_of, stack_again
+from .skeletons import model_for
 from .spelling import KeyNames, Spelling
 
 if TYPE_CHECKING:
@@ -83,7 +86,7 @@ def save_stack(
 def save_again(
     saved: str | PathLike[str],
     path: str | PathLike[str],
-    components: Mapping[str, nn.Module],
+    components: Mapping[str, nn.Module] | None,
     folders: Sequence[str | PathLike[str]],
     *,
     replace: bool = False,
@@ -91,9 +94,9 @@ def save_again(
     """Make a file again that was saved, bit for bit, from what its header says.
 
     Args:
-        saved: a file that `save_stack` wrote.
+        saved: a file that `save_stack`, `combine_files` or `convert_file` wrote.
         path: of the new file.
-        components: of the model, as of `Engine`, in the state that it was saved in.
+        components: of the model, as of `Engine`, in the state that it was saved in; None if it was saved without one.
         folders: where the sources are.
         replace: whether the file may take the place of another one.
 
@@ -109,7 +112,11 @@ def save_again(
     stack, moment, said = stack_again(Path(saved), [Path(one) for one in known])
     options = SaveOptions(spelling=said["spelling"], dtype=DTYPES.get(said["dtype"], torch.int8), replace=replace)
     options |= SaveOptions(rank=said["rank"], size=said["size"], error=said["error"])
-    return save_constant(stack, components, path, choices_of(options), moment, said["title"])
+    choices = choices_of(options, said["combination"])
+    sources = [AdapterFile.open(Path(one.path)) for one in stack] if components is None else []
+    call = "save_again(saved, path, {}, folders)"
+    model = model_for(components, sources, call, needs_dots=choices.spelling != "kohya")
+    return save_constant(stack, model, path, choices, moment, said["title"])
 
 
 def save_constant(
@@ -121,9 +128,12 @@ def save_constant(
     title: str | None = None,
 ) -> SavedFile:
     """Write a stack of constant strengths as one file, which calls itself by its title; raise as `save_stack`."""
-    check_named(components, "save_again(saved, path, {}, folders)")
     check_path(path, _EXAMPLE)
-    changes = StackChanges(stack, components, moment)
+    combination = choices.combination
+    changes = StackChanges(stack, components, moment, partial(CombinedWeight, combination=combination))
+    changes.notes += fallback_notes(changes.weights)
+    if combination.cuts and not choices.limits.approximates:
+        choices = replace(choices, limits=Limits(changes.largest_rank))
     names = KeyNames(choices.spelling, changes.indexes)
 
     def metadata() -> dict[str, str]:
@@ -134,7 +144,7 @@ def save_constant(
     return write_changes(Path(path), changes, choices, names, metadata)
 
 
-def choices_of(options: SaveOptions) -> FileChoices:
+def choices_of(options: SaveOptions, combination: Combination = SUM) -> FileChoices:
     """Check the options that a user gives."""
     known = SaveOptions.__annotations__
     if strange := options.keys() - known:
@@ -151,4 +161,4 @@ def choices_of(options: SaveOptions) -> FileChoices:
         raise ArgumentError(f"error must be a number between 0 and 1, or None, not {shown(error)}")
     replaces = options.get("replace", False)
     check_type(replaces, bool, "replace", "True or False")
-    return FileChoices(spelling, dtype, Limits(rank, size, error), replaces)
+    return FileChoices(spelling, dtype, Limits(rank, size, error), replaces, combination)

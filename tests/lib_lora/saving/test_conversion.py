@@ -9,7 +9,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from lib_lora import ArgumentError, Engine, Entry, FileError, Stack, StackError, inspect_file, load_network
+from lib_lora import (
+    ArgumentError,
+    Engine,
+    Entry,
+    FileError,
+    Stack,
+    StackError,
+    inspect_file,
+    load_network,
+    save_again,
+)
 from lib_lora.__main__ import main
 from lib_lora.saving import command, convert_file
 from tests.fakes.files import pair, save
@@ -102,6 +112,13 @@ def test_precision_and_layers_of_zeros(lora, tmp_path):
     save_file(tensors, half)
     with pytest.raises(FileError, match="float16 cannot hold"):
         convert_file(half, tmp_path / "large.safetensors", strength=100)
+
+
+def test_a_converted_file_is_made_again_bit_for_bit_without_a_model(lora, tmp_path):
+    options = {"text_encoders": "drop", "blocks": ["IN04-M00"], "rank": 3, "dtype": torch.bfloat16}
+    saved = convert_file(lora, tmp_path / "part.safetensors", strength=0.7, **options)
+    again = save_again(saved.path, tmp_path / "again.safetensors", None, [lora.parent])
+    assert again.path.read_bytes() == saved.path.read_bytes()
 
 
 @pytest.mark.parametrize("spelling", ["diffusers", "comfy"])
