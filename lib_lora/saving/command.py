@@ -1,4 +1,4 @@
-"""`save` and `convert` of the command line, and the model on disk that they may need."""
+"""`save`, `convert`, `bake` and `extract` of the command line, and the model on disk that they may need."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from ..files.file import AdapterFile
 from ..inspection.skeleton import model_skeleton
 from ..naming.index import LayerIndex, alias_table, parameter_of
 from ..stack import Entry, Stack
+from .baked import Rounding, bake_stack
 from .conversion import TextEncoders, convert_file
+from .extraction import extract_lora
 from .new_file import DTYPES, SavedFile
 from .provenance import constant_stack
 from .spelling import Spelling
@@ -26,7 +28,7 @@ _UNITS = {"": 1, "K": 1_000, "M": 1_000_000, "G": 1_000_000_000}
 
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `save` and `convert` to the commands of a parser."""
+    """Add `save`, `convert`, `bake` and `extract` to the commands of a parser."""
     save = commands.add_parser("save", help="write several LoRA files as one")
     save.add_argument("out", type=Path, metavar="OUT", help="the file to write")
     save.add_argument("files", nargs="*", metavar="FILE[=STRENGTH]", help="a LoRA, at the strength 1 or another one")
@@ -44,7 +46,13 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     convert.add_argument("--blocks", nargs="+", default=(), metavar="BLOCK", help=text)
     text = "the model that the LoRA is for; DoRA and the like need it, and names with dots"
     convert.add_argument("--model", type=Path, metavar="PATH", help=text)
-    for command in (save, convert):
+    _add_bake(commands)
+    extract = commands.add_parser("extract", help="write the difference of two models as a LoRA")
+    extract.add_argument("out", type=Path, metavar="OUT", help="the file to write")
+    text = "a checkpoint, the index of its shards, the folder of a component, or a diffusers folder"
+    extract.add_argument("base", type=Path, metavar="BASE", help=text)
+    extract.add_argument("tuned", type=Path, metavar="TUNED", help="the model that is BASE with the LoRA, likewise")
+    for command in (save, convert, extract):
         command.add_argument("--rank", type=int, metavar="N", help="the largest rank of a layer")
         command.add_argument("--size", type=_bytes, metavar="SIZE", help="the largest size of the file, as 150M")
         share = command.add_mutually_exclusive_group()
@@ -58,16 +66,33 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         command.add_argument("--layers", action="store_true", help="show the error of each layer")
 
 
+def _add_bake(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    bake = commands.add_parser("bake", help="write a model again with LoRA in its weights")
+    bake.add_argument("out", type=Path, metavar="OUT", help="the file to write; a folder, if MODEL is one")
+    text = "a checkpoint, the index of its shards, the folder of a component, or a diffusers folder"
+    bake.add_argument("model", type=Path, metavar="MODEL", help=text)
+    bake.add_argument("files", nargs="+", metavar="FILE[=STRENGTH]", help="a LoRA, at the strength 1 or another one")
+    text = "of weights in float16 and bfloat16; stochastic keeps small changes on average"
+    bake.add_argument("--rounding", choices=get_args(Rounding), default="nearest", help=text)
+    bake.add_argument("--seed", type=int, default=0, metavar="N", help="of the stochastic rounding")
+    bake.add_argument("--replace", action="store_true", help="replace a file of that name")
+    bake.add_argument("--layers", action="store_true", help="show the error of each layer")
+
+
 def run(options: argparse.Namespace) -> str:
-    """Run `save` or `convert`, and return what to show.
+    """Run one of the commands, and return what to show.
 
     Raises:
         LoraError: a file or the model cannot be used.
     """
+    if options.command == "bake":
+        return _bake(options).summary(layers=options.layers)
     choices = SaveOptions(spelling=options.spelling, rank=options.rank, size=options.size, error=options.error)
     choices["replace"] = options.replace
     if options.dtype is not None:
         choices["dtype"] = DTYPES[options.dtype]
+    if options.command == "extract":
+        return extract_lora(options.base, options.tuned, options.out, **choices).summary(layers=options.layers)
     model = None if options.model is None else model_on_disk(options.model)
     if options.command == "save":
         assert model is not None  # the parser asks for it
@@ -82,6 +107,12 @@ def run(options: argparse.Namespace) -> str:
         **choices,
     )
     return saved.summary(layers=options.layers)
+
+
+def _bake(options: argparse.Namespace) -> SavedFile:
+    stack = Stack([_entry(text) for text in options.files])
+    chosen = {"rounding": options.rounding, "seed": options.seed, "replace": options.replace}
+    return bake_stack(stack, options.model, options.out, **chosen)
 
 
 def _save(options: argparse.Namespace, model: dict[str, nn.Module], choices: SaveOptions) -> SavedFile:
