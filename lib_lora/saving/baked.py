@@ -99,7 +99,7 @@ def bake_stack(
     with plain_mode(_CPU):
         changes = _changes(stack, found, moment)
         token = secrets.token_hex(32)
-        said: dict[str, object] = {"title": path.stem, "model": found.path.name, "model_sha256": token}
+        said: dict[str, object] = {"title": _title(place), "model": found.path.name, "model_sha256": token}
         recipe = recipe_of(stack, moment, {**said, "rounding": rounding, "seed": seed})
         baking = _Baking(found, changes, rounding, seed, recipe, token)
         with _places(place, found, replace=replace) as open_file, unchanged([*changes.files, *found.files]):
@@ -120,6 +120,10 @@ def _free_folder(path: Path) -> Path:
     if not path.parent.is_dir():
         raise FileError(path, f"there is no folder {path.parent}; make it first")
     return path
+
+
+def _title(place: Path) -> str:
+    return place.stem if place.suffix == ".safetensors" else place.name
 
 
 def _changes(stack: Stack, model: ModelFiles, moment: Moment | None) -> StackChanges:
@@ -215,7 +219,9 @@ class _Baking:
         for weight in self.changes.weights:
             target, component = weight.target, weight.index.component
             names = {target.param: False}
-            if any(one.binding.adapter.has_bias or one.binding.adapter.bias_excess is not None for one in weight.acting):
+            if any(
+                one.binding.adapter.has_bias or one.binding.adapter.bias_excess is not None for one in weight.acting
+            ):
                 names[target.bias] = True
             for param, is_bias in names.items():
                 name = component, joined_name(target.path, param)
@@ -239,7 +245,7 @@ class _Baking:
     ) -> int:
         infos = dict(sorted(file.infos.items(), key=lambda item: item[1].start))
         token = secrets.token_hex(32)
-        metadata = self._metadata(file, place.stem) | {_HASH: f"0x{token}"}
+        metadata = self._metadata(file, _title(place)) | {_HASH: f"0x{token}"}
         planned = {key: PlannedTensor(info.dtype, info.shape) for key, info in infos.items()}
         header = header_of(planned, metadata)
         source, written = hashlib.sha256(), hashlib.sha256()
@@ -290,7 +296,7 @@ class _Baking:
             total = base.to(_EXACT) + change
             value = self._rounded(total, dtype, generator)
             _check_finite(stored, base, value)
-            errors, sizes = errors + _squares(value.to(_EXACT).sub_(total)), sizes + _squares(change)
+            errors, sizes = errors + _squares(value.to(_EXACT) - total), sizes + _squares(change)
             yield value
         if name is not None and sizes:
             self.squares[name] = errors, sizes

@@ -223,7 +223,7 @@ class ModelChanges:
         self.files: list[AdapterFile] = [*base.files, *tuned.files]
         self.indexes = {name: LayerIndex(name, one, alias_table()) for name, one in base.components.items()}
         self.weights, self._rounded = list[ModelWeight](), list[str]()
-        self._missing, self._others = list[str](), list[str]()
+        self._missing, self._unknown, self._others = list[str](), list[str](), list[str]()
         components = [name for name in self.indexes if name in tuned.components]
         if not components:
             raise FileError(tuned.path, f"it has no component of {base.path.name}, which has {', '.join(self.indexes)}")
@@ -236,6 +236,7 @@ class ModelChanges:
             f"components that one of the models has: {_some(sorted(alone))}": alone,
             f"layers that differ by rounding alone are left out: {_some(self._rounded)}": self._rounded,
             f"layers of {base.path.name} that {tuned.path.name} does not have: {_some(self._missing)}": self._missing,
+            f"layers of {tuned.path.name} that {base.path.name} does not have: {_some(self._unknown)}": self._unknown,
             f"parameters that differ and that no LoRA file can change: {_some(self._others)}": self._others,
         }
         self.notes = [text for text, names in texts.items() if names]
@@ -278,9 +279,10 @@ class ModelChanges:
         for target in _named_weights(other):
             place, own = index.find(target.name), target.bias if is_bias else target.param
             stored = self.tuned.stored.get((index.component, joined_name(target.path, own)))
-            if place is None or stored is None or place.shape[0] != target.shape[0]:
+            if stored is None:
                 continue
-            if math.prod(place.shape[1:]) != math.prod(target.shape[1:]):
+            if place is None or _flat(place.shape) != _flat(target.shape):
+                self._unknown += [] if is_bias else [f"{index.component}.{target.name}"]
                 continue
             first = target.first
             for window in place.windows:
@@ -300,6 +302,10 @@ class ModelChanges:
                 for rows in parts_of(one.info.shape)
             ):
                 yield name
+
+
+def _flat(shape: Sequence[int]) -> tuple[int, int]:
+    return shape[0], math.prod(shape[1:])
 
 
 def _named_weights(index: LayerIndex) -> list[Target]:

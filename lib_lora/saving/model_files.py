@@ -21,9 +21,7 @@ INDEX = ".safetensors.index.json"
 PLAIN = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 """Dtypes of weights that are stored as they are."""
 _PACKED = frozenset({torch.int16, torch.int32})
-_OTHER_WEIGHTS = frozenset(
-    {".bin", ".ckpt", ".pt", ".pth", ".msgpack", ".h5", ".onnx", ".onnx_data", ".pb", ".gguf"}
-)
+_OTHER_WEIGHTS = frozenset({".bin", ".ckpt", ".pt", ".pth", ".msgpack", ".h5", ".onnx", ".onnx_data", ".pb", ".gguf"})
 """Endings of the names of files that have the same weights in another format."""
 _AT_ONCE = 1 << 20  # numbers
 
@@ -118,11 +116,11 @@ class ModelFiles:
     def _map_weights(self, component: str, path: str, layer: nn.Module) -> None:
         for param, former in list(layer._parameters.items()):
             one = self.stored.get((component, joined_name(path, param)))
+            has_numbers = one is not None and one.info.dtype in PLAIN
             if one is None and param == "bias":
                 layer._parameters[param] = None  # the model has none
-            elif one is not None and former is not None and one.info.dtype in PLAIN:
-                if former.shape == one.info.shape:
-                    layer._parameters[param] = nn.Parameter(one.file.tensor(one.key), requires_grad=False)
+            elif one is not None and has_numbers and former is not None and former.shape == one.info.shape:
+                layer._parameters[param] = nn.Parameter(one.file.tensor(one.key), requires_grad=False)
 
     def below(self, path: Path) -> Path:
         """Return where a file of the model is in its folder."""

@@ -120,6 +120,8 @@ def test_a_checkpoint_in_one_file(tmp_path, family, dtype):
     style = kohya_lora(tmp_path / "style.safetensors", own, conv=True)
     saved = bake_stack(Stack([Entry(style, 0.8)]), path, tmp_path / "baked.safetensors")
     deltas = dense_deltas(style, own)
+    if deltas[encoder].pop("text_projection", None) is not None:  # no layer of a checkpoint, but said
+        assert "no module of that name in text_encoder_2 (3 keys)" in saved.notes[0]
     assert len(saved.layers) <= sum(map(len, deltas.values()))
     for name, module in own.items():
         setattr(pipe, name, merged(module, deltas[name], 0.8))
@@ -133,7 +135,7 @@ def test_a_checkpoint_in_one_file(tmp_path, family, dtype):
     for key, one in got.items():
         if key in changed:
             check_nearest(one, want[key])
-        else:
+        elif ".resblocks.2." not in key:  # which is random in each file
             assert torch.equal(one.double(), want[key].double()), key
     bound = {torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 0.2}[dtype]
     assert 0 < saved.error < bound
@@ -191,8 +193,10 @@ def test_stochastic_rounding_is_right_on_average_and_the_same_by_its_seed(tmp_pa
     path = save(tmp_path / "model.safetensors", {"blocks.0.proj.weight": weight})
     style = save(tmp_path / "style.safetensors", pair("lora_unet_blocks_0_proj", (256, 256), 4, size=0.02))
     factors = load_file(style)
-    delta = (factors["lora_unet_blocks_0_proj.lora_up.weight"] @ factors["lora_unet_blocks_0_proj.lora_down.weight"]).double()
-    want, step = weight.double() + delta, 2.0**-7 * weight.double().abs()
+    delta = (
+        factors["lora_unet_blocks_0_proj.lora_up.weight"] @ factors["lora_unet_blocks_0_proj.lora_down.weight"]
+    ).double()
+    want = weight.double() + delta
     found = {}
     for name, options in {
         "nearest": {},
@@ -204,11 +208,14 @@ def test_stochastic_rounding_is_right_on_average_and_the_same_by_its_seed(tmp_pa
         found[name] = load_file(saved.path)["blocks.0.proj.weight"]
     assert torch.equal(found["first"], found["again"])
     assert not torch.equal(found["first"], found["other"])
-    kept = {name: float(((one.double() - weight.double()) * delta).sum() / delta.square().sum()) for name, one in found.items()}
+    kept = {
+        name: float(((one.double() - weight.double()) * delta).sum() / delta.square().sum())
+        for name, one in found.items()
+    }
     assert kept["nearest"] < 0.9, "most of a small change is lost to the nearest number"
     assert all(abs(kept[name] - 1) < 0.1 for name in ("first", "other"))
     missed = found["first"].double() - want
-    assert bool((missed.abs() <= 2 * step + 1e-30).all())
+    assert bool((missed.abs() <= 2.0**-7 * want.abs() * (1 + 1e-5) + 1e-30).all()), "one of the two neighbours"
     assert abs(missed.mean()) < 4 * missed.std() / 256
 
 
@@ -321,7 +328,7 @@ def test_a_name_that_is_taken_is_left_alone(place, style, tmp_path):
     source, out = place
     make_something(out, source)
     before = names(tmp_path)
-    with pytest.raises(FileError, match="there is (a file|something) of that name"):
+    with pytest.raises(FileError, match=r"there is (a file|something) of that name"):
         bake_stack(Stack([Entry(style)]), source, out)
     assert names(tmp_path) == before
     if source.is_dir():
@@ -396,7 +403,9 @@ def test_a_source_that_changes_meanwhile_is_refused(place, style, tmp_path, monk
 
 def test_what_is_read_back_must_be_what_was_meant(model, style, tmp_path, monkeypatch):
     before, write = names(tmp_path), baked.write_tensors
-    monkeypatch.setattr(baked, "write_tensors", lambda s, h, tensors: write(s, h, [one.clone() * 2 for one in tensors]))
+    monkeypatch.setattr(
+        baked, "write_tensors", lambda s, h, tensors: write(s, h, [one.clone().fill_(1) for one in tensors])
+    )
     with pytest.raises(FileError, match="read back, it differs from what was meant"):
         bake_stack(Stack([Entry(style)]), model, tmp_path / "new.safetensors")
     monkeypatch.setattr(baked, "write_tensors", lambda s, h, tensors: write(s, h, list(tensors)[:-1]))
@@ -458,7 +467,11 @@ def test_a_process_that_is_killed_leaves_nothing(tmp_path, kind):
     own = {source.name, "style.safetensors", first}
     assert {tuple(line.split()[1:]) for line in lines} <= {tuple(sorted(own)), tuple(sorted({*own, name}))}, lines
     if (made := tmp_path / name).exists():
-        path, other = (made, tmp_path / first) if made.is_file() else (made / "model.safetensors", tmp_path / first / "model.safetensors")
+        path, other = (
+            (made, tmp_path / first)
+            if made.is_file()
+            else (made / "model.safetensors", tmp_path / first / "model.safetensors")
+        )
         assert content(path) == content(other)
 
 
@@ -476,7 +489,8 @@ def work(name):
     stack = Stack([Entry(f"{folder}/{name} style.safetensors")])
     bake_stack(stack, f"{folder}/{name}.safetensors", f"{folder}/{name} baked.safetensors")
     if "dora" not in name:
-        extract_lora(f"{folder}/{name}.safetensors", f"{folder}/{name} baked.safetensors", f"{folder}/{name} out.safetensors")
+        files = [f"{folder}/{name}{part}.safetensors" for part in ("", " baked", " out")]
+        extract_lora(*files)
 
 work(sys.argv[2])
 before = peak()
@@ -505,7 +519,9 @@ def test_memory_has_a_layer_and_not_the_model(tmp_path, kind):
 
 def test_the_command_line(model, style, tmp_path, capsys):
     out = tmp_path / "baked.safetensors"
-    assert main(["bake", str(out), str(model), f"{style}=0.5", "--rounding", "stochastic", "--seed", "3", "--layers"]) == 0
+    assert (
+        main(["bake", str(out), str(model), f"{style}=0.5", "--rounding", "stochastic", "--seed", "3", "--layers"]) == 0
+    )
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"{out}: {out.stat().st_size:,} bytes, 1 whole differences, error ")
     assert lines[-1].endswith("blocks.0.proj")

@@ -89,6 +89,10 @@ def test_models_of_unlike_layouts(tmp_path, family, order):
             setattr(pipe, name, part)
         other = save_checkpoint(pipe, family, tmp_path / "tuned.safetensors")
     saved = extract_lora(base, other, tmp_path / "out.safetensors")
+    if family == "sdxl":  # a parameter of no layer in one file, a layer in the folder
+        lost = deltas["text_encoder_2"].pop("text_projection")
+        assert lost.any()
+        assert any("text_encoder_2.text_projection" in note for note in saved.notes)
     check_deltas(saved.path, own, deltas, 2 * HALF[torch.float32])
     assert not any("rounding" in note for note in saved.notes)
     keys = set(load_file(saved.path))
@@ -144,7 +148,7 @@ def test_rounding_is_no_difference(tmp_path, dtype):
     rounded = {key: one.to(dtype) for key, one in tensors.items()}
     tuned = save(tmp_path / "tuned.safetensors", rounded)
     for first, second in ((base, tuned), (tuned, base)):
-        with pytest.raises(FileError, match="does not differ .* rounding alone are left out: .* and 2 more"):
+        with pytest.raises(FileError, match=r"does not differ .* rounding alone are left out: .* and 2 more"):
             extract_lora(first, second, tmp_path / "out.safetensors")
     rounded["blocks.3.proj.weight"] = (tensors["blocks.3.proj.weight"] * 1.5).to(dtype)
     save(tmp_path / "tuned.safetensors", rounded)
@@ -160,7 +164,7 @@ def test_last_places_that_flip_are_no_difference(tmp_path, dtype):
     nearest = weight.to(dtype)
     bits = nearest.view(torch.int16)
     flipped = (bits + (torch.rand(bits.shape) < 0.1)).to(torch.int16).view(dtype)
-    base = save(tmp_path / "base.safetensors", {NAME: nearest, "blocks.1.proj.weight": nearest})
+    base = save(tmp_path / "base.safetensors", {NAME: nearest, "blocks.1.proj.weight": nearest.clone()})
     tuned = save(tmp_path / "tuned.safetensors", {NAME: flipped, "blocks.1.proj.weight": (weight * 1.01).to(dtype)})
     saved = extract_lora(base, tuned, tmp_path / "out.safetensors")
     assert [layer.name for layer in saved.layers] == ["blocks.1.proj"]
@@ -205,7 +209,7 @@ def test_models_that_have_nothing_in_common(tmp_path, parts):
     other = save(tmp_path / "tuned.safetensors", {NAME: torch.randn(48, 24)})
     with pytest.raises(FileError, match="it has no component of base, which has text_encoder"):
         extract_lora(base, other, tmp_path / "out.safetensors")
-    with pytest.raises(FileError, match="it does not differ from tuned.safetensors"):
+    with pytest.raises(FileError, match=r"it does not differ from tuned\.safetensors"):
         extract_lora(other, other, tmp_path / "out.safetensors")
 
 
