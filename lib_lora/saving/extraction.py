@@ -102,7 +102,7 @@ class DenseDifference(Difference):
 
     def singular_values(self) -> Tensor:
         """Return its singular values in falling order, without those that are rounding."""
-        values = torch.linalg.eigvalsh(self._gram()[1]).flip(0).clamp(min=0).sqrt()
+        values: Tensor = torch.linalg.eigvalsh(self._gram()[1]).flip(0).clamp(min=0).sqrt()
         return values[values > (_GRAM_NOISE * values[0] if len(values) else 0.0)]
 
     def cut(self, rank: int) -> Difference:
@@ -118,7 +118,7 @@ class _Piece(NamedTuple):
     """Rows of a parameter of the base, and the same rows in the other model."""
 
     first: int
-    count: int
+    length: int
     tuned: StoredTensor
     its_first: int
 
@@ -205,7 +205,7 @@ def both(
     """Yield rows of a weight in both models, and the number of the first one; None where the base has none."""
     for piece in pieces:
         inside = piece.tuned.info.shape[1:]
-        for start, stop in parts_of((piece.count, *inside)):
+        for start, stop in parts_of((piece.length, *inside)):
             first = piece.first + start
             one = None if base is None else base.rows(first, piece.first + stop)
             yield first - target.first, one, piece.tuned.rows(piece.its_first + start, piece.its_first + stop)
@@ -318,7 +318,7 @@ def _within(target: Target, pieces: Sequence[_Piece]) -> tuple[_Piece, ...]:
     """Return the pieces that are rows of a weight; none where they are not all of them."""
     stop = target.first + target.shape[0]
     own = sorted([one for one in pieces if target.first <= one.first < stop], key=lambda one: one.first)
-    return tuple(own) if sum([one.count for one in own]) == target.shape[0] else ()
+    return tuple(own) if sum([one.length for one in own]) == target.shape[0] else ()
 
 
 def _differ(target: Target, base: StoredTensor | None, pieces: Sequence[_Piece]) -> tuple[bool, bool]:

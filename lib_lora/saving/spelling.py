@@ -30,7 +30,7 @@ _LDM = ("input_blocks.", "middle_block.", "output_blocks.", "time_embed.", "labe
 """How the layers of a UNet begin in ComfyUI."""
 _UNET = ("down_blocks.", "mid_block.", "up_blocks.", "time_embedding.", "add_embedding.", "conv_")
 """How they begin in diffusers."""
-_CLIP = ("text_model.encoder.layers.", "text_model.embeddings.", "text_model.final_layer_norm")
+_CLIP: tuple[str, ...] = ("text_model.encoder.layers.", "text_model.embeddings.", "text_model.final_layer_norm")
 """How the layers of CLIP begin in transformers, and in the files of trainers."""
 _T5 = "encoder.block."
 _FLAT_CLIP = ("encoder.layers.", "embeddings.", "final_layer_norm")
@@ -67,12 +67,10 @@ class KeyNames:
 
         kohya's files of SDXL have the names of the checkpoint, those of other UNets diffusers' names.
         """
-        index = self.indexes[component]
-        if component.startswith(TEXT_ENCODER):
-            begins = _CLIP
-        elif component == "unet" and name.startswith(_LDM) and self.spelling != "comfy":
+        index, begins = self.indexes[component], _CLIP
+        if component == "unet" and name.startswith(_LDM) and self.spelling != "comfy":
             begins = _LDM if self.spelling == "kohya" and "label_emb.0.0" in index.dotted else _UNET
-        else:
+        elif not component.startswith(TEXT_ENCODER):
             return name
         place = index.dotted[name]
         names = [name, *index.names[place.windows[0].path]]
