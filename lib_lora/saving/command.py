@@ -25,6 +25,7 @@ from .spelling import Spelling
 from .stack_file import SaveOptions, choices_of, save_again, save_constant
 
 _UNITS = {"": 1, "K": 1_000, "M": 1_000_000, "G": 1_000_000_000}
+_MODEL = "a checkpoint, the index of its shards, the folder of a component, or a diffusers folder"
 
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -47,12 +48,7 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     text = "the model that the LoRA is for; DoRA and the like need it, and names with dots"
     convert.add_argument("--model", type=Path, metavar="PATH", help=text)
     _add_bake(commands)
-    extract = commands.add_parser("extract", help="write the difference of two models as a LoRA")
-    extract.add_argument("out", type=Path, metavar="OUT", help="the file to write")
-    text = "a checkpoint, the index of its shards, the folder of a component, or a diffusers folder"
-    extract.add_argument("base", type=Path, metavar="BASE", help=text)
-    extract.add_argument("tuned", type=Path, metavar="TUNED", help="the model that is BASE with the LoRA, likewise")
-    for command in (save, convert, extract):
+    for command in (save, convert, _add_extract(commands)):
         command.add_argument("--rank", type=int, metavar="N", help="the largest rank of a layer")
         command.add_argument("--size", type=_bytes, metavar="SIZE", help="the largest size of the file, as 150M")
         share = command.add_mutually_exclusive_group()
@@ -69,14 +65,23 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _add_bake(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     bake = commands.add_parser("bake", help="write a model again with LoRA in its weights")
     bake.add_argument("out", type=Path, metavar="OUT", help="the file to write; a folder, if MODEL is one")
-    text = "a checkpoint, the index of its shards, the folder of a component, or a diffusers folder"
-    bake.add_argument("model", type=Path, metavar="MODEL", help=text)
+    bake.add_argument("model", type=Path, metavar="MODEL", help=_MODEL)
     bake.add_argument("files", nargs="+", metavar="FILE[=STRENGTH]", help="a LoRA, at the strength 1 or another one")
     text = "of weights in float16 and bfloat16; stochastic keeps small changes on average"
     bake.add_argument("--rounding", choices=get_args(Rounding), default="nearest", help=text)
     bake.add_argument("--seed", type=int, default=0, metavar="N", help="of the stochastic rounding")
     bake.add_argument("--replace", action="store_true", help="replace a file of that name")
     bake.add_argument("--layers", action="store_true", help="show the error of each layer")
+
+
+def _add_extract(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    extract: argparse.ArgumentParser = commands.add_parser(
+        "extract", help="write the difference of two models as a LoRA"
+    )
+    extract.add_argument("out", type=Path, metavar="OUT", help="the file to write")
+    extract.add_argument("base", type=Path, metavar="BASE", help=_MODEL)
+    extract.add_argument("tuned", type=Path, metavar="TUNED", help="the model that is BASE with the LoRA, likewise")
+    return extract
 
 
 def run(options: argparse.Namespace) -> str:
