@@ -11,8 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..errors import ComponentError, FileError
+from ..errors import ComponentError, FileError, printed
 from ..files.file import AdapterFile, TensorInfo
+from ..files.reading import read_object
 from ..inspection.skeleton import COMPONENT_FOLDER, skeleton, weight_files
 from ..naming.index import components_of
 
@@ -158,9 +159,19 @@ def _groups(path: Path) -> Iterator[tuple[str | None, list[Path]]]:
         return
     if not path.is_dir():
         raise FileError(path, "there is no such file or folder; give a checkpoint or the folder of a model")
+    for index in (*path.glob(f"*{INDEX}"), *path.glob(f"*/*{INDEX}")):
+        _check_shards(index)
     folders = [child for child in sorted(path.glob("*")) if child.is_dir() and COMPONENT_FOLDER.fullmatch(child.name)]
     found = {folder.name: weight_files(folder) for folder in folders}
     if any(found.values()):
         yield from found.items()
     else:
         yield (path.name if COMPONENT_FOLDER.fullmatch(path.name) else None), weight_files(path)
+
+
+def _check_shards(index: Path) -> None:
+    """Raise FileError where a shard is missing, without which the model would be written without its layers."""
+    shards = read_object(index).get("weight_map")
+    for name in sorted(set(map(str, shards.values()))) if isinstance(shards, dict) else ():
+        if not (index.parent / name).is_file():
+            raise FileError(index, f"its shard {printed(name)} is missing; download it again")

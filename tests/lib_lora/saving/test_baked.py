@@ -187,6 +187,15 @@ def test_a_diffusers_folder_in_shards(tmp_path, folder, lora, parts):
         assert content(path) == content(saved.path / "unet" / path.name)
 
 
+def test_a_shard_that_is_missing(tmp_path, folder, lora):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    gone = sorted((copy / "unet").glob("*.safetensors"))[1]
+    gone.unlink()
+    for model in (copy, copy / "unet", next((copy / "unet").glob("*.index.json"))):
+        with pytest.raises(FileError, match=f"its shard {gone.name} is missing"):
+            bake_stack(Stack([Entry(lora)]), model, tmp_path / "baked")
+
+
 def test_stochastic_rounding_is_right_on_average_and_the_same_by_its_seed(tmp_path):
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(256, 256, generator=generator).bfloat16()
