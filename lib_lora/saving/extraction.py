@@ -30,6 +30,7 @@ from .new_file import SavedFile, write_changes
 from .provenance import HEADER, carried, digest
 from .spelling import KeyNames
 from .stack_file import choices_of
+from .writing import check_place
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -41,6 +42,8 @@ _CPU, _EXACT = torch.device("cpu"), torch.float64
 _SCALES = ("scale_weight", "weight_scale", "scale_input", "input_scale")
 _GRAM_NOISE = 1e-7
 """Singular values below this share of the largest are taken for the rounding of the products that they are found by."""
+_FEW, _MORE, _TURNS = 4, 10, 4
+"""A random subspace has so many vectors more than are asked for, at most this part of all, and is turned so often."""
 _SPREAD = 4.0  # standard deviations of the estimate of what rounding makes
 _LEAST = 0.5  # of the estimate, below which numbers of two dtypes differ by other things than rounding
 _NAMED = 3  # layers in a sentence
@@ -73,8 +76,9 @@ def extract_lora(
     for one in (base, tuned, path):
         check_path(one, "extract_lora('base.safetensors', 'tuned.safetensors', 'lora.safetensors', rank=32)")
     choices, path = choices_of(options), Path(path)
+    check_place(path, replace=choices.replace)  # before minutes of work
     with plain_mode(_CPU):
-        changes = ModelChanges(ModelFiles(Path(base)), ModelFiles(Path(tuned)))
+        changes = ModelChanges(ModelFiles(Path(base)), ModelFiles(Path(tuned)), choices.limits.rank)
         names = KeyNames(choices.spelling, changes.indexes)
 
         def metadata() -> dict[str, str]:
@@ -90,28 +94,59 @@ def extract_lora(
         return write_changes(path, changes, choices, names, metadata)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class DenseDifference(Difference):
-    """A difference that has no factors: its values and its nearest LoRA by the eigenvalues of its smaller product."""
+    """A difference without factors.
 
-    __slots__ = ()
+    Its values and its nearest LoRA come from the eigenvalues of the smaller product of its matrix with itself. Where a
+    rank is known that is a small part of all, they come from a random subspace that the matrix has turned towards its
+    first vectors (https://arxiv.org/abs/0909.4061, algorithm 4.4).
+    """
 
-    def _gram(self) -> tuple[Tensor, Tensor, bool]:
-        matrix = self.dense().flatten(1)
-        is_wide = matrix.shape[0] <= matrix.shape[1]
-        return matrix, matrix @ matrix.T if is_wide else matrix.T @ matrix, is_wide
+    most: int | None = None
+    """The largest rank that is asked for; None for any."""
 
     def singular_values(self) -> Tensor:
-        """Return its singular values in falling order, without those that are rounding."""
-        values: Tensor = torch.linalg.eigvalsh(self._gram()[1]).flip(0).clamp(min=0).sqrt()
+        """Return its singular values in falling order, without those that are rounding.
+
+        Of those behind `most`, only the sum of the squares is right.
+        """
+        matrix = self._wide()
+        if self._is_few:
+            values = self._leading(matrix)[1]
+            left, count = float(matrix.norm()) ** 2 - float(values.square().sum()), len(matrix) - len(values)
+            values = torch.cat([values, torch.full((count,), math.sqrt(max(left, 0.0) / count), dtype=_EXACT)])
+        else:
+            values = torch.linalg.eigvalsh(matrix @ matrix.T).flip(0).clamp(min=0).sqrt()
         return values[values > (_GRAM_NOISE * values[0] if len(values) else 0.0)]
 
     def cut(self, rank: int) -> Difference:
-        """Return the nearest change of a rank: what is along the first singular vectors of one side."""
-        matrix, gram, is_wide = self._gram()
-        vectors = torch.linalg.eigh(gram).eigenvectors[:, len(gram) - rank :].flip(1)
-        up, down = (vectors, vectors.T @ matrix) if is_wide else (matrix @ vectors, vectors.T)
-        pair = Factors(down.reshape(-1, *self.shape[1:]), up)
-        return Difference(self.shape, (pair,), None, self.bias)
+        """Return the nearest change of a rank: what is along the first singular vectors of its shorter side."""
+        matrix = self._wide()
+        vectors = self._leading(matrix)[0] if self._is_few else torch.linalg.eigh(matrix @ matrix.T)[1].flip(1)
+        vectors = vectors[:, :rank]
+        other = vectors.T @ matrix
+        up, down = (vectors, other) if self.shape[0] <= self.inside else (other.T, vectors.T)
+        return Difference(self.shape, (Factors(down.reshape(-1, *self.shape[1:]), up),), None, self.bias)
+
+    @property
+    def _is_few(self) -> bool:
+        return self.most is not None and _FEW * (self.most + _MORE) < min(self.shape[0], self.inside)
+
+    def _wide(self) -> Tensor:
+        matrix = self.dense().flatten(1)
+        return matrix if self.shape[0] <= self.inside else matrix.T
+
+    def _leading(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the first left singular vectors of a matrix, and their values, always the same ones."""
+        assert self.most is not None
+        size, generator = (matrix.shape[1], self.most + _MORE), torch.Generator().manual_seed(0)
+        found = matrix @ torch.randn(size, generator=generator, dtype=_EXACT)
+        for _ in range(_TURNS):
+            found = matrix @ (matrix.T @ torch.linalg.qr(found)[0])
+        basis = torch.linalg.qr(found)[0]
+        left, values, _ = torch.linalg.svd(basis.T @ matrix, full_matrices=False)
+        return basis @ left[:, : self.most], values[: self.most]
 
 
 class _Piece(NamedTuple):
@@ -174,6 +209,8 @@ class ModelWeight:
     weight: tuple[StoredTensor, tuple[_Piece, ...]] | None
     """The tensor of the base and the rows of the other model; None where they do not differ."""
     bias: tuple[StoredTensor | None, tuple[_Piece, ...]] | None
+    most: int | None
+    """The largest rank that the file may have."""
 
     @property
     def place(self) -> tuple[str, str]:
@@ -184,7 +221,7 @@ class ModelWeight:
         shape = self.target.shape
         rest = None if self.weight is None else self._difference(*self.weight).reshape(shape)
         bias = None if self.bias is None else self._difference(*self.bias).flatten()
-        return DenseDifference(shape, (), rest, bias)
+        return DenseDifference(shape, (), rest, bias, self.most)
 
     def _difference(self, base: StoredTensor | None, pieces: Sequence[_Piece]) -> Tensor:
         total: Tensor | None = None
@@ -214,12 +251,17 @@ def both(
 class ModelChanges:
     """What one model on disk has more than another one.
 
+    Args:
+        base: the other one.
+        tuned: the model.
+        most: the largest rank that is asked for; None for any.
+
     Raises:
         FileError: they have no component in common, do not differ, or one is quantized.
     """
 
-    def __init__(self, base: ModelFiles, tuned: ModelFiles) -> None:
-        self.base, self.tuned = base, tuned
+    def __init__(self, base: ModelFiles, tuned: ModelFiles, most: int | None = None) -> None:
+        self.base, self.tuned, self._most = base, tuned, most
         self.files: list[AdapterFile] = [*base.files, *tuned.files]
         self.indexes = {name: LayerIndex(name, one, alias_table()) for name, one in base.components.items()}
         self.weights, self._rounded = list[ModelWeight](), list[str]()
@@ -265,10 +307,8 @@ class ModelChanges:
             differ, rounded = _differ(target, base, rows)
             bias_differs, bias_rounded = _differ(target, base_bias, rows_of_bias)
             if differ or bias_differs:
-                weight = (base, rows) if differ else None
-                self.weights.append(
-                    ModelWeight(index, target, weight, (base_bias, rows_of_bias) if bias_differs else None)
-                )
+                weight, bias = (base, rows) if differ else None, (base_bias, rows_of_bias) if bias_differs else None
+                self.weights.append(ModelWeight(index, target, weight, bias, self._most))
             elif rounded or bias_rounded:
                 self._rounded.append(f"{component}.{target.name}")
         self._others += [f"{component}.{name}" for name in self._unlike(component, known)]
@@ -322,13 +362,18 @@ def _within(target: Target, pieces: Sequence[_Piece]) -> tuple[_Piece, ...]:
 
 
 def _differ(target: Target, base: StoredTensor | None, pieces: Sequence[_Piece]) -> tuple[bool, bool]:
-    """Return whether rows differ by more than rounding, and whether they differ by rounding alone."""
+    """Return whether rows differ by more than rounding, and whether they differ by rounding alone.
+
+    Where no rounding makes what has been read, the rest is not read.
+    """
     found, is_new = _Rounding(), False
     for _, one, other in both(target, base, pieces):
         if one is None:
             is_new |= bool(other.any())
-        else:
+        elif one.dtype != other.dtype or not torch.equal(one, other):
             found.add(one, other)
+        if is_new or not found.is_within:
+            break
     if base is None or found.squares == 0:
         return is_new, False
     return not found.is_all, found.is_all

@@ -424,23 +424,35 @@ def test_what_is_read_back_must_be_what_was_meant(model, style, tmp_path, monkey
 
 
 KILLED = """
-import os, random, signal, sys
+import os, random, shutil, signal, sys, time
 import torch
 from pathlib import Path
 from safetensors import safe_open
-from lib_lora import Entry, Stack, bake_stack
+from lib_lora import Entry, Stack, bake_stack, extract_lora
 torch.set_num_threads(1)
-folder, source, name = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+folder, source, name, first = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], Path(sys.argv[1]) / sys.argv[4]
 stack = Stack([Entry(folder / "style.safetensors")])
-bake_stack(stack, source, folder / "first.safetensors" if source.is_file() else folder / "first")
+bake_stack(stack, source, first)
 random.seed(0)
+
+def work():
+    if name == "lora.safetensors":
+        extract_lora(source, first, folder / name, replace=True)
+    else:
+        bake_stack(stack, source, folder / name, replace=source.is_file())
+
+start = time.monotonic()
+work()
+took = time.monotonic() - start
 for turn in range(30):
+    if source.is_dir() and (folder / name).exists():  # a folder is not replaced
+        shutil.rmtree(folder / name)
     child = os.fork()
     if not child:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0, 0.2) + 1e-4)
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0, 1.2) * took + 1e-4)
         try:
-            bake_stack(stack, source, folder / name, replace=source.is_file())
+            work()
         finally:
             os._exit(0)
     random.random()
@@ -449,14 +461,13 @@ for turn in range(30):
         for file in part.rglob("*.safetensors") if part.is_dir() else [part]:
             with safe_open(file, "pt") as opened:
                 assert opened.keys()
-        import shutil
         shutil.rmtree(part) if part.is_dir() else part.unlink()
     print("killed" if os.WIFSIGNALED(status) else "saved", *sorted(path.name for path in folder.iterdir()))
 """
 
 
 @pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="elsewhere an unfinished file has a name")
-@pytest.mark.parametrize("kind", ["file", "folder"])
+@pytest.mark.parametrize("kind", ["file", "folder", "lora"])
 def test_a_process_that_is_killed_leaves_nothing(tmp_path, kind):
     tensors = {f"blocks.{i}.proj.weight": torch.randn(1200, 1200) * 0.1 for i in range(6)}
     loras = [pair(f"lora_unet_blocks_{i}_proj", (1200, 1200), 32) for i in range(6)]
@@ -466,22 +477,19 @@ def test_a_process_that_is_killed_leaves_nothing(tmp_path, kind):
         source.mkdir()
         save(source / "model.safetensors", tensors)
     else:
-        source, name = save(tmp_path / "model.safetensors", tensors), "new.safetensors"
-    command = [sys.executable, "-c", KILLED, tmp_path, source, name]
+        source, name = save(tmp_path / "model.safetensors", tensors), f"{kind}.safetensors"
+    first = "first" if kind == "folder" else "first.safetensors"
+    command = [sys.executable, "-c", KILLED, tmp_path, source, name, first]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    lines, first = done.stdout.splitlines(), "first" if kind == "folder" else "first.safetensors"
+    lines = done.stdout.splitlines()
     assert len(lines) == 30
     assert {line.split()[0] for line in lines} >= {"killed"}, lines
     own = {source.name, "style.safetensors", first}
     assert {tuple(line.split()[1:]) for line in lines} <= {tuple(sorted(own)), tuple(sorted({*own, name}))}, lines
-    if (made := tmp_path / name).exists():
-        path, other = (
-            (made, tmp_path / first)
-            if made.is_file()
-            else (made / "model.safetensors", tmp_path / first / "model.safetensors")
-        )
-        assert content(path) == content(other)
+    if (made := tmp_path / name).exists() and kind != "lora":
+        file = made if made.is_file() else made / "model.safetensors"
+        assert content(file) == content(tmp_path / first if kind == "file" else tmp_path / first / "model.safetensors")
 
 
 MEMORY = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import torch
@@ -234,6 +235,49 @@ def test_values_and_the_nearest_lora_by_the_smaller_product(shape):
     for rank in (1, 5, min(len(want), 30)):
         assert worst(dense.cut(rank).dense(), plain.cut(rank).dense()) < 1e-7
         assert dense.cut(rank).rank == rank
+
+
+@pytest.mark.parametrize("shape", [(160, 90), (90, 160), (80, 32, 3, 3)])
+@pytest.mark.parametrize("spectrum", ["falling", "flat"])
+def test_a_random_subspace_finds_the_first_values(shape, spectrum):
+    generator = torch.Generator().manual_seed(0)
+    rest = torch.randn(shape, generator=generator, dtype=torch.float64)
+    if spectrum == "falling":
+        u, _, v = torch.linalg.svd(rest.flatten(1), full_matrices=False)
+        rest = (u * 0.8 ** torch.arange(u.shape[1], dtype=torch.float64) @ v).reshape(shape)
+    few, plain = DenseDifference(shape, (), rest, None, 8), Difference(shape, (), rest)
+    values, want = few.singular_values(), plain.singular_values()
+    assert float(values.norm()) == pytest.approx(float(want.norm()), rel=1e-9)
+    bound = 1e-5 if spectrum == "falling" else 0.05
+    assert worst(values[:8], want[:8]) < bound
+    for rank in (1, 8):
+        missed, least = (float((one.cut(rank).dense() - rest).norm()) for one in (few, plain))
+        assert least * (1 - 1e-12) <= missed < (1 + bound / 5) * least, "nearly as near as the nearest"
+        left = float(values.square().sum() - values[:rank].square().sum()) ** 0.5
+        assert missed == pytest.approx(left, rel=1e-6), "the error is told right"
+    assert torch.equal(few.cut(8).dense(), DenseDifference(shape, (), rest, None, 8).cut(8).dense()), "always the same"
+
+
+def test_a_name_that_is_taken_is_said_before_the_models_are_compared(tmp_path):
+    base, taken = save(tmp_path / "base.safetensors", {NAME: torch.randn(48, 24)}), tmp_path / "taken.safetensors"
+    taken.write_bytes(b"former")
+    with pytest.raises(FileError, match="there is a file of that name"):
+        extract_lora(base, base, taken)
+    assert taken.read_bytes() == b"former"
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch, error):
+    weight = torch.randn(48, 24)
+    files = [save(tmp_path / f"{i}.safetensors", {NAME: weight + i}) for i in range(2)]
+
+    def fail(descriptor):
+        raise error
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(FileError if isinstance(error, OSError) else KeyboardInterrupt):
+        extract_lora(*files, tmp_path / "out.safetensors")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.safetensors", "1.safetensors"]
 
 
 def test_the_header_says_how_it_was_made(tmp_path):
