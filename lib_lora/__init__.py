@@ -54,11 +54,21 @@ if TYPE_CHECKING:
     from .pipelines.calls import LoraCalls, replace_lora_calls
     from .placement.static import RANK_BUCKETS
     from .plugins import register, unregister
-    from .saving import SavedFile, SavedLayer, combine_files, convert_file, save_again, save_stack
+    from .saving import (
+        SavedFile,
+        SavedLayer,
+        bake_stack,
+        combine_files,
+        convert_file,
+        extract_lora,
+        save_again,
+        save_stack,
+    )
     from .strengths.model_call import Rows, SchedulerClock
 
 __all__ = ["LoraCalls", "PipelineEngine", "attach", "replace_lora_calls"]
-__all__ += ["SavedFile", "SavedLayer", "combine_files", "convert_file", "save_again", "save_stack"]
+__all__ += ["SavedFile", "SavedLayer", "bake_stack", "combine_files", "convert_file", "extract_lora", "save_again"]
+__all__ += ["save_stack"]
 __all__ += ["RANK_BUCKETS", "Engine", "Entry", "Reading", "Stack", "install", "uninstall"]
 __all__ += ["Amount", "BlockNames", "BlockWeights", "Curve", "Element", "Halves", "Multiplier", "PerImage", "Region"]
 __all__ += ["Shape", "Side", "Strength", "Unit", "Window", "is_off"]
@@ -76,7 +86,16 @@ _AT_FIRST_ACCESS = {
     "pipelines.attached": ("PipelineEngine", "attach"),
     "pipelines.calls": ("LoraCalls", "replace_lora_calls"),
     "placement.static": ("RANK_BUCKETS",),
-    "saving": ("SavedFile", "SavedLayer", "combine_files", "convert_file", "save_again", "save_stack"),
+    "saving": (
+        "SavedFile",
+        "SavedLayer",
+        "bake_stack",
+        "combine_files",
+        "convert_file",
+        "extract_lora",
+        "save_again",
+        "save_stack",
+    ),
     "plugins": ("register", "unregister"),
     "strengths.model_call": ("Rows", "SchedulerClock"),
 }

@@ -34,7 +34,7 @@ MAX_HEADER = 100_000_000  # bytes; the limit of the reference implementation
 MOST_TENSORS = 50_000
 """The limit of one file. Adapters have a few thousand tensors; a header of many more takes minutes to read."""
 
-_DTYPES: dict[str, torch.dtype] = {
+DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -212,6 +212,11 @@ class AdapterFile:
         if now[:4] != self.stamp[:4]:  # other rights and links change the last
             raise FileError(self.path, "it changed on disk while in use; activate it again to use the new content")
 
+    def release_pages(self) -> None:
+        """Give the memory back that was read through the map, which the system reads again when it is needed."""
+        if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
+            self._map.madvise(mmap.MADV_DONTNEED)
+
     def _mapped(self) -> mmap.mmap:
         self.verify()
         try:
@@ -379,11 +384,11 @@ def _parse_header(path: Path, raw: bytes) -> tuple[dict[str, TensorInfo], dict[s
         metadata, base, infos = header.pop("__metadata__", None) or {}, 8 + len(raw), {}
         for key, fields in header.items():
             dtype, shape, (start, end) = fields["dtype"], fields["shape"], fields["data_offsets"]
-            if dtype not in _DTYPES:
+            if dtype not in DTYPES:
                 raise FileError(path, f"tensor {key!r} has the dtype {dtype}, which Remora cannot read")
             if math.prod(filter(None, shape)) > 1 << 48:  # strides are as large, of a tensor without entries, too
                 raise FileError(path, f"tensor {key!r} has a shape that no tensor can have: {str(shape)[:60]}")
-            infos[key] = TensorInfo(_DTYPES[dtype], tuple(shape), base + start, base + end)
+            infos[key] = TensorInfo(DTYPES[dtype], tuple(shape), base + start, base + end)
         return infos, metadata
     except FileError:
         raise

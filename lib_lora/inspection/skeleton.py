@@ -16,7 +16,7 @@ from ..errors import ComponentError
 from ..files.file import AdapterFile
 from ..naming.index import LayerIndex, alias_table, components_of, parameter_of
 
-_COMPONENT_FOLDER = re.compile(r"unet|transformer(_\d)?|text_encoder(_\d)?|prior|decoder|llm_adapter|connectors")
+COMPONENT_FOLDER = re.compile(r"unet|transformer(_\d)?|text_encoder(_\d)?|prior|decoder|llm_adapter|connectors")
 _WEIGHTS = frozenset({"weight", "in_proj_weight", "scale_weight", "weight_scale"})
 """Parameters that are read: weights, and the scales of those in float8."""
 
@@ -50,7 +50,7 @@ def mapped_model(path: str | Path) -> dict[str, nn.Module]:
     for name, module in components.items():
         index = LayerIndex(name, module, alias_table())
         own = path / name if (path / name).is_dir() else path
-        for file in map(AdapterFile.open, [path] if path.is_file() else _weight_files(own)):
+        for file in map(AdapterFile.open, [path] if path.is_file() else weight_files(own)):
             for key, info in file.infos.items():
                 place = parameter_of(index, key)
                 if place is not None and place[1] in _WEIGHTS:
@@ -73,19 +73,20 @@ def skeleton(shapes: Shapes) -> nn.Module:
 
 
 def _folder(path: Path) -> dict[str, dict[str, tuple[int, ...]]]:
-    folders = [child for child in sorted(path.glob("*")) if child.is_dir() and _COMPONENT_FOLDER.fullmatch(child.name)]
+    folders = [child for child in sorted(path.glob("*")) if child.is_dir() and COMPONENT_FOLDER.fullmatch(child.name)]
     found = {folder.name: shapes for folder in folders if (shapes := _weights(folder))}
     if found or not (shapes := _weights(path)):
         return found
     # the folder of one component, whatever it is called
-    return {path.name: shapes} if _COMPONENT_FOLDER.fullmatch(path.name) else components_of(shapes)
+    return {path.name: shapes} if COMPONENT_FOLDER.fullmatch(path.name) else components_of(shapes)
 
 
 def _weights(folder: Path) -> dict[str, tuple[int, ...]]:
-    return {key: shape for file in _weight_files(folder) for key, shape in _shapes(file).items()}
+    return {key: shape for file in weight_files(folder) for key, shape in _shapes(file).items()}
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
+    """List the files of a folder that have weights; those in fp16 only where there are no others."""
     files = sorted(folder.glob("*.safetensors"), key=lambda file: (file.name.count("."), file.name))
     return [file for file in files if not file.stem.endswith(".fp16")] or files
 

@@ -1,11 +1,14 @@
 """Stacks and files of LoRA as one new file.
 
 `save_stack` writes what an engine applies, `save_again` a saved file once more, `convert_file` another form of one
-file, and `combine_files` several files as one. The core imports nothing of this room.
+file, and `combine_files` several files as one. `bake_stack` writes a model with a stack in its weights, and
+`extract_lora` the difference of two models. The core imports nothing of this room.
 """
 
+from .baked import bake_stack as bake_stack
 from .combination import combine_files as combine_files
 from .conversion import convert_file as convert_file
+from .extraction import extract_lora as extract_lora
 from .new_file import SavedFile as SavedFile
 from .new_file import SavedLayer as SavedLayer
 from .stack_file import SaveOptions as SaveOptions

@@ -1,4 +1,4 @@
-"""`save`, `combine` and `convert` of the command line, and the model on disk that they may need."""
+"""`save`, `combine`, `convert`, `bake` and `extract` of the command line, and the model on disk that they may need."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from ..files.file import AdapterFile
 from ..inspection.skeleton import model_skeleton
 from ..naming.index import LayerIndex, alias_table, parameter_of
 from ..stack import Entry, Stack
+from .baked import Rounding, bake_stack
 from .combination import combine_files
 from .conversion import TextEncoders, convert_file
+from .extraction import extract_lora
 from .merging import How
 from .new_file import DTYPES, SavedFile
 from .provenance import constant_stack
@@ -25,10 +27,11 @@ from .spelling import Spelling
 from .stack_file import SaveOptions, choices_of, save_again, save_constant
 
 _UNITS = {"": 1, "K": 1_000, "M": 1_000_000, "G": 1_000_000_000}
+_MODEL = "a checkpoint, the index of its shards, the folder of a component, or a diffusers folder"
 
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `save`, `combine` and `convert` to the commands of a parser."""
+    """Add `save`, `combine`, `convert`, `bake` and `extract` to the commands of a parser."""
     save = commands.add_parser("save", help="write several LoRA files as one")
     combine = commands.add_parser("combine", help="combine LoRA files to one by a rule, also without a model")
     for command in (save, combine):
@@ -51,7 +54,8 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     convert.add_argument("--blocks", nargs="+", default=(), metavar="BLOCK", help=text)
     text = "the model that the LoRA is for; DoRA and the like need it, and names with dots"
     convert.add_argument("--model", type=Path, metavar="PATH", help=text)
-    for command in (save, combine, convert):
+    _add_bake(commands)
+    for command in (save, combine, convert, _add_extract(commands)):
         _add_form_options(command)
 
 
@@ -77,16 +81,42 @@ def _add_form_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--layers", action="store_true", help="show the error of each layer")
 
 
+def _add_bake(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    bake = commands.add_parser("bake", help="write a model again with LoRA in its weights")
+    bake.add_argument("out", type=Path, metavar="OUT", help="the file to write; a folder, if MODEL is one")
+    bake.add_argument("model", type=Path, metavar="MODEL", help=_MODEL)
+    bake.add_argument("files", nargs="+", metavar="FILE[=STRENGTH]", help="a LoRA, at the strength 1 or another one")
+    text = "of weights in float16 and bfloat16; stochastic keeps small changes on average"
+    bake.add_argument("--rounding", choices=get_args(Rounding), default="nearest", help=text)
+    bake.add_argument("--seed", type=int, default=0, metavar="N", help="of the stochastic rounding")
+    bake.add_argument("--replace", action="store_true", help="replace a file of that name")
+    bake.add_argument("--layers", action="store_true", help="show the error of each layer")
+
+
+def _add_extract(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    extract: argparse.ArgumentParser = commands.add_parser(
+        "extract", help="write the difference of two models as a LoRA"
+    )
+    extract.add_argument("out", type=Path, metavar="OUT", help="the file to write")
+    extract.add_argument("base", type=Path, metavar="BASE", help=_MODEL)
+    extract.add_argument("tuned", type=Path, metavar="TUNED", help="the model that is BASE with the LoRA, likewise")
+    return extract
+
+
 def run(options: argparse.Namespace) -> str:
-    """Run `save`, `combine` or `convert`, and return what to show.
+    """Run one of the commands, and return what to show.
 
     Raises:
         LoraError: a file or the model cannot be used.
     """
+    if options.command == "bake":
+        return _bake(options).summary(layers=options.layers)
     choices = SaveOptions(spelling=options.spelling, rank=options.rank, size=options.size, error=options.error)
     choices["replace"] = options.replace
     if options.dtype is not None:
         choices["dtype"] = DTYPES[options.dtype]
+    if options.command == "extract":
+        return extract_lora(options.base, options.tuned, options.out, **choices).summary(layers=options.layers)
     model = None if options.model is None else model_on_disk(options.model)
     if options.command in ("save", "combine"):
         return _save(options, model, choices).summary(layers=options.layers)
@@ -100,6 +130,12 @@ def run(options: argparse.Namespace) -> str:
         **choices,
     )
     return saved.summary(layers=options.layers)
+
+
+def _bake(options: argparse.Namespace) -> SavedFile:
+    stack = Stack([_entry(text) for text in options.files])
+    chosen = {"rounding": options.rounding, "seed": options.seed, "replace": options.replace}
+    return bake_stack(stack, options.model, options.out, **chosen)
 
 
 def _save(options: argparse.Namespace, model: dict[str, nn.Module] | None, choices: SaveOptions) -> SavedFile:

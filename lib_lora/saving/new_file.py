@@ -6,13 +6,16 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..errors import FileError, LoraError, OneLine
+from ..files.file import AdapterFile
+from ..naming.places import Target
 from ..tensors import plain_mode
-from .changes import StackChanges, StackWeight, unchanged
+from .changes import unchanged
 from .difference import NOISE, Difference, Limits, chosen_ranks
 from .merging import SUM, Combination
 from .spelling import PARAMETERS, KeyNames, Spelling, diffusers_header
@@ -87,11 +90,35 @@ class FileChoices:
         }
 
 
+class ChangedWeight(Protocol):
+    """A weight of a model, and its change; see `StackWeight`."""
+
+    @property
+    def target(self) -> Target: ...
+    @property
+    def place(self) -> tuple[str, str]: ...
+    def difference(self) -> Difference:
+        """Return the change."""
+
+
+class Changes(Protocol):
+    """The changes of a model that a file is to have; see `StackChanges`."""
+
+    @property
+    def weights(self) -> Sequence[ChangedWeight]: ...
+    @property
+    def files(self) -> Sequence[AdapterFile]: ...
+    @property
+    def notes(self) -> Sequence[str]: ...
+    def read_back(self, path: Path) -> Mapping[tuple[str, str], ChangedWeight]:
+        """Return what a file changes of the same model."""
+
+
 @dataclass(slots=True)
 class _Layer:
     """A layer of the file that is written."""
 
-    weight: StackWeight
+    weight: ChangedWeight
     prefix: str
     """Of its keys."""
     shape: tuple[int, ...]
@@ -136,7 +163,7 @@ class _Layer:
 
 
 def write_changes(
-    path: Path, changes: StackChanges, choices: FileChoices, names: KeyNames, metadata: Callable[[], Mapping[str, str]]
+    path: Path, changes: Changes, choices: FileChoices, names: KeyNames, metadata: Callable[[], Mapping[str, str]]
 ) -> SavedFile:
     """Write a file, read it back by the ordinary reader, compare, and put it in its place.
 
@@ -165,7 +192,7 @@ def write_changes(
 
 
 def _layers(
-    path: Path, changes: StackChanges, choices: FileChoices, names: KeyNames, metadata: Mapping[str, str]
+    path: Path, changes: Changes, choices: FileChoices, names: KeyNames, metadata: Mapping[str, str]
 ) -> tuple[list[_Layer], float]:
     """Return the layers of a file, and what of the change they leave out, as a share of its size."""
     layers, squares = list[_Layer](), 0.0
@@ -243,7 +270,7 @@ def _numbers(path: Path, layers: Sequence[_Layer], tensors: Mapping[str, Planned
 
 
 def _read_back(
-    path: Path, there: Path, changes: StackChanges, layers: Sequence[_Layer]
+    path: Path, there: Path, changes: Changes, layers: Sequence[_Layer]
 ) -> tuple[list[SavedLayer], float, float]:
     """Compare the file that lies `there` with what was meant; return the layers, the error and the size of them all."""
     kept = {layer.weight.place for layer in layers if layer.rank != 0 or layer.has_bias}

@@ -28,6 +28,10 @@ _TRANSFORMER = ("transformer_blocks", "single_transformer_blocks")
 """Lists of blocks in diffusers' own transformers, which ComfyUI looks for under OneTrainer's prefix."""
 _LDM = ("input_blocks.", "middle_block.", "output_blocks.", "time_embed.", "label_emb.", "out.")
 """How the layers of a UNet begin in ComfyUI."""
+_UNET = ("down_blocks.", "mid_block.", "up_blocks.", "time_embedding.", "add_embedding.", "conv_")
+"""How they begin in diffusers."""
+_CLIP: tuple[str, ...] = ("text_model.encoder.layers.", "text_model.embeddings.", "text_model.final_layer_norm")
+"""How the layers of CLIP begin in transformers, and in the files of trainers."""
 _T5 = "encoder.block."
 _FLAT_CLIP = ("encoder.layers.", "embeddings.", "final_layer_norm")
 """Layers of CLIP where transformers has flattened its tree; files keep the name of the tree."""
@@ -47,6 +51,7 @@ class KeyNames:
 
     def prefix(self, component: str, name: str) -> str:
         """Return what comes before the parameter in the keys of a layer; raise StackError if it has no such name."""
+        name = self._usual(component, name)
         if component.startswith(TEXT_ENCODER) and name.startswith(_FLAT_CLIP):
             name = f"text_model.{name}"
         if self.spelling == "diffusers":
@@ -56,6 +61,20 @@ class KeyNames:
             text = f"the spelling {self.spelling!r} has no name for the component {component}"
             raise StackError(f"{text}; write the spelling 'diffusers'")
         return found
+
+    def _usual(self, component: str, name: str) -> str:
+        """Return the name that files have for a layer of a checkpoint in one file; its name here where they have none.
+
+        kohya's files of SDXL have the names of the checkpoint, those of other UNets diffusers' names.
+        """
+        index, begins = self.indexes[component], _CLIP
+        if component == "unet" and name.startswith(_LDM) and self.spelling != "comfy":
+            begins = _LDM if self.spelling == "kohya" and "label_emb.0.0" in index.dotted else _UNET
+        elif not component.startswith(TEXT_ENCODER):
+            return name
+        place = index.dotted[name]
+        names = [name, *index.names[place.windows[0].path]]
+        return next((one for one in names if one.startswith(begins) and index.dotted[one] == place), name)
 
     def _kohya(self, component: str, name: str) -> str | None:
         if component == "prior":

@@ -7,7 +7,7 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from ..errors import FileError
+from ..files.file import DTYPES
 
-_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _OPEN = Path("/proc/self/fd")
 """Where Linux has the files that are open by number, also those without a name."""
 _SPARE = 1 << 20  # bytes of the disk that are left
@@ -71,16 +72,14 @@ def check_place(path: Path, *, replace: bool) -> Path:
     return path.resolve() if path.is_symlink() else path
 
 
-def check_room(path: Path, nbytes: int) -> None:
-    """Raise FileError where the disk has no room for a file."""
+def check_room(path: Path, nbytes: int, remedy: str = "choose a smaller size or dtype") -> None:
+    """Raise FileError where the disk has no room for a file, or for a folder."""
     try:
         free = shutil.disk_usage(path.parent).free
     except OSError:  # some network drives do not tell
         return
     if nbytes + _SPARE > free:
-        raise FileError(
-            path, f"it takes {nbytes:,} bytes, and the disk has {free:,} left; choose a smaller size or dtype"
-        )
+        raise FileError(path, f"it takes {nbytes:,} bytes, and the disk has {free:,} left; {remedy}")
 
 
 @contextmanager
@@ -118,11 +117,51 @@ def unfinished(path: Path, *, replace: bool) -> Iterator[tuple[BinaryIO, Path]]:
     _flush_folder(path.parent)
 
 
+@contextmanager
+def unfinished_folder(path: Path) -> Iterator[Callable[[Path], tuple[BinaryIO, Path]]]:
+    """Yield a function that opens a file by its place in a new folder, and returns it and a path to read it by.
+
+    Behind the `with` block the folder is at `path`, and after an error gone. On Linux its files have no names before.
+
+    Raises:
+        FileError: a file cannot be written, or the name was taken meanwhile.
+    """
+    part = path.with_name(f".{path.name[:100]}.{secrets.token_hex(6)}.part")
+    opened: dict[Path, tuple[BinaryIO, bool]] = {}
+
+    def open_file(place: Path) -> tuple[BinaryIO, Path]:
+        stream, is_named = opened[place] = _opened(path.parent, part / place)
+        return stream, part / place if is_named else _OPEN / str(stream.fileno())
+
+    try:
+        try:
+            yield open_file
+            for place, (stream, is_named) in opened.items():
+                (part / place).parent.mkdir(parents=True, exist_ok=True)
+                if not is_named:
+                    _give_name(stream.fileno(), part / place)
+                stream.close()
+                _flush_folder((part / place).parent)
+            if os.path.lexists(path):
+                raise FileExistsError(str(path))
+            part.rename(path)
+        finally:
+            for stream, _ in opened.values():
+                stream.close()
+            shutil.rmtree(part, ignore_errors=True)
+    except FileExistsError as error:
+        raise FileError(path, "another program has made it meanwhile; nothing was written") from error
+    except OSError as error:
+        raise FileError(path, f"it cannot be written, and nothing was: {error.strerror or error}") from error
+    _flush_folder(path.parent)
+
+
 def _opened(folder: Path, part: Path) -> tuple[BinaryIO, bool]:
     """Open a file in a folder, without a name where the system can; else with the one of `part`."""
     if hasattr(os, "O_TMPFILE") and _OPEN.is_dir():
         with suppress(OSError):  # of file systems without it
             return os.fdopen(os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o666), "w+b"), False
+    part.parent.mkdir(parents=True, exist_ok=True)
     return part.open("x+b"), True
 
 

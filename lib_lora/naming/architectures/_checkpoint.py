@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeVar
 
 from ...files.components import DENOISER, TEXT_ENCODER, role
 from ...report import Family
@@ -28,6 +29,7 @@ _OTHERS = re.compile(r"(first_stage_model|vae|encoder|decoder|control_model)\.|(
 _BLOCK = re.compile(r"(.*\.)?\w*(blocks|layers|refiner)\.\d+\.")
 
 Shapes = Mapping[str, tuple[int, ...]]
+T = TypeVar("T")
 
 
 def prefixes_of(component: str) -> Iterator[str]:
@@ -36,17 +38,17 @@ def prefixes_of(component: str) -> Iterator[str]:
     return (prefix for prefix, owner in _PREFIXES.items() if owner == own)
 
 
-def components_of(shapes: Shapes) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Return the components of a checkpoint in one file."""
-    found: dict[str, dict[str, tuple[int, ...]]] = {}  # by component, role, or encoder's kind
-    for key, shape in shapes.items():
+def components_of(keys: Mapping[str, T]) -> dict[str, dict[str, T]]:
+    """Return the components of a checkpoint in one file: what is known of each key, by the name without its prefix."""
+    found: dict[str, dict[str, T]] = {}  # by component, role, or encoder's kind
+    for key, known in keys.items():
         prefix = next((prefix for prefix in _PREFIXES if key.startswith(prefix)), None)
         if prefix is not None:
-            found.setdefault(_PREFIXES[prefix], {})[key.removeprefix(prefix)] = shape
+            found.setdefault(_PREFIXES[prefix], {})[key.removeprefix(prefix)] = known
         elif encoder := _ENCODER.fullmatch(key):
-            found.setdefault(f"{TEXT_ENCODER}s.{encoder[1]}", {})[encoder[2]] = shape
-    if not found and (owner := _sole_owner(shapes)) is not None:
-        found = {owner: dict(shapes)}
+            found.setdefault(f"{TEXT_ENCODER}s.{encoder[1]}", {})[encoder[2]] = known
+    if not found and (owner := _sole_owner(keys)) is not None:
+        found = {owner: dict(keys)}
     return {_name(owner, own, list(found)): own for owner, own in found.items()}
 
 
@@ -61,19 +63,19 @@ def family_of_checkpoint(shapes: Shapes) -> Family | None:
     return family_of(facts)
 
 
-def _sole_owner(shapes: Shapes) -> str | None:
+def _sole_owner(keys: Iterable[str]) -> str | None:
     """Return the role of a file without prefixes; None if it is no model here."""
-    if any(key.startswith(_ENCODER_STARTS) for key in shapes):
+    if any(key.startswith(_ENCODER_STARTS) for key in keys):
         return TEXT_ENCODER
-    if any(_OTHERS.match(key) for key in shapes):
+    if any(_OTHERS.match(key) for key in keys):
         return None
-    return DENOISER if any(_BLOCK.match(key) for key in shapes) else None
+    return DENOISER if any(_BLOCK.match(key) for key in keys) else None
 
 
-def _name(owner: str, shapes: Shapes, owners: Iterable[str]) -> str:
+def _name(owner: str, keys: Iterable[str], owners: Iterable[str]) -> str:
     """Return diffusers' name of a component."""
     if owner == DENOISER:
-        return "unet" if any(key.startswith(_UNET) for key in shapes) else "transformer"
+        return "unet" if any(key.startswith(_UNET) for key in keys) else "transformer"
     kinds = [one for one in owners if one.startswith(f"{TEXT_ENCODER}s.")]
     if owner not in kinds:
         return owner

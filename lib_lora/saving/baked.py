@@ -1,0 +1,360 @@
+"""A model on disk written again with a stack in its weights.
+
+It is read and written in the order of its tensors, some rows at once, so that memory has the change of a layer or two
+and never the model. What no LoRA changes is copied byte by byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import secrets
+import shutil
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import BinaryIO, Literal, NamedTuple, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from ..errors import FileError, LoraError, check_choice, check_count, check_path, check_type
+from ..files.components import DENOISER, role
+from ..files.file import AdapterFile
+from ..files.reading import open_regular
+from ..stack import Stack
+from ..strengths.strength import Moment
+from ..tensors import plain_mode
+from ..weights.rounding import generator_for, round_stochastically
+from .changes import StackChanges, StackWeight, unchanged
+from .difference import Difference
+from .model_files import PLAIN, ModelFiles, StoredTensor, joined_name, parts_of
+from .new_file import SavedFile, SavedLayer
+from .provenance import HEADER, carried, constant_stack, recipe_of
+from .writing import PlannedTensor, check_place, check_room, header_of, unfinished, unfinished_folder, write_tensors
+
+Rounding = Literal["nearest", "stochastic"]
+"""To the nearest number of the weight's dtype, or to one of the two neighbours at random, right on average."""
+_EXAMPLE = "bake_stack(stack, 'model.safetensors', 'baked.safetensors')"
+_CPU, _EXACT = torch.device("cpu"), torch.float64
+_SEEDS = 1 << 63  # those that torch takes
+_HASH = "modelspec.hash_sha256"
+"""The metadata that have the SHA-256 of all bytes behind the header."""
+_OF_SOURCES = ("modelspec.title", "modelspec.merged_from", "modelspec.trigger_phrase", "modelspec.license")
+_QUANTIZED = "bake into the model in float16, bfloat16 or float32 and quantize that, or use the LoRA without baking"
+_OpenFile: TypeAlias = Callable[[Path], tuple[BinaryIO, Path]]
+
+
+def bake_stack(
+    stack: Stack,
+    model: str | PathLike[str],
+    path: str | PathLike[str],
+    *,
+    moment: Moment | None = None,
+    image: int | None = None,
+    negative: bool | None = None,
+    rounding: Rounding = "nearest",
+    seed: int = 0,
+    replace: bool = False,
+) -> SavedFile:
+    """Write a model on disk again, with LoRA in its weights.
+
+    Names, order, dtypes and the files of the model stay. Sums are computed in float64. What is written is read back
+    and compared before it takes its place. The same call makes the same files, bit for bit.
+
+    Args:
+        stack: the LoRA, as `engine.stack`.
+        model: a checkpoint, the index of its shards, the folder of a component, or a diffusers folder.
+        path: of the new file, or of the new folder where `model` is one.
+        moment: of a stack whose strengths differ from step to step.
+        image: its number, where the images of the stack have strengths of their own.
+        negative: whether the strengths of the negative prompt are meant, where they differ.
+        rounding: of weights in float16 and bfloat16: `nearest`, or `stochastic`, which keeps small changes on average.
+        seed: of the stochastic rounding.
+        replace: whether a new file may take the place of another one. A folder never does.
+
+    Returns:
+        The layers that are changed. Their error is that of the rounding, as a share of the change.
+
+    Raises:
+        StackError: there is no LoRA, or a strength depends on something that is not given.
+        MomentError: the moment lacks what a strength depends on.
+        FileError: a file cannot be read or written, the name is taken, or a weight is quantized.
+        ComponentError: there is no component in `model`.
+        ArgumentError: an argument is of another type.
+    """
+    check_type(stack, Stack, "stack", f"a Stack, as in {_EXAMPLE}")
+    for one in (model, path):
+        check_path(one, _EXAMPLE)
+    check_choice(rounding, get_args(Rounding), "rounding")
+    check_count(seed, "seed")
+    check_type(replace, bool, "replace", "True or False")
+    found, path = ModelFiles(Path(model)), Path(path)
+    place = check_place(path, replace=replace) if found.path.is_file() else _free_folder(path)
+    stack = constant_stack(stack, found.components, moment, image, negative)
+    with plain_mode(_CPU):
+        changes = _changes(stack, found, moment)
+        token = secrets.token_hex(32)
+        said: dict[str, object] = {"title": _title(place), "model": found.path.name, "model_sha256": token}
+        recipe = recipe_of(stack, moment, {**said, "rounding": rounding, "seed": seed})
+        baking = _Baking(found, changes, rounding, seed, recipe, token)
+        with _places(place, found, replace=replace) as open_file, unchanged([*changes.files, *found.files]):
+            nbytes = baking.write(place, open_file)
+    layers, error = baking.result()
+    return SavedFile(place, nbytes, layers, error, tuple(changes.notes))
+
+
+def _free_folder(path: Path) -> Path:
+    """Return the absolute path of a folder that may be made.
+
+    Raises:
+        FileError: the name is taken, or the folder that it is to be in is not there.
+    """
+    path = path.absolute()
+    if os.path.lexists(path):
+        raise FileError(path, "there is something of that name, and a folder is never replaced; give another name")
+    if not path.parent.is_dir():
+        raise FileError(path, f"there is no folder {path.parent}; make it first")
+    return path
+
+
+def _title(place: Path) -> str:
+    return place.stem if place.suffix == ".safetensors" else place.name
+
+
+def _changes(stack: Stack, model: ModelFiles, moment: Moment | None) -> StackChanges:
+    """Return what a stack changes of a model.
+
+    Raises:
+        FileError: a weight is quantized, or the stack does not fit.
+    """
+    packed = [one for name in model.components if role(name) == DENOISER and (one := model.quantized(name))]
+    for one in packed:
+        raise FileError(one.file.path, f"its weights are quantized ({one.key}), and cannot be baked into; {_QUANTIZED}")
+    return StackChanges(stack, model.components, moment)
+
+
+@contextmanager
+def _places(place: Path, model: ModelFiles, *, replace: bool) -> Iterator[_OpenFile]:
+    """Yield a function that opens a file of the new model by its place in the folder of the model."""
+    if model.path.is_file():
+        with unfinished(place, replace=replace) as opened:
+            yield lambda _: opened
+    else:
+        with unfinished_folder(place) as open_file:
+            yield open_file
+
+
+class _Part(NamedTuple):
+    """Rows of a parameter that a stack changes."""
+
+    weight: StackWeight
+    first: int
+    is_bias: bool
+
+    def change(self) -> Callable[[int, int], Tensor]:
+        """Return a function that computes some of its rows."""
+        found = self.weight.difference()
+        if self.is_bias:
+            bias = torch.zeros(found.shape[0], 1, dtype=_EXACT) if found.bias is None else found.bias.unsqueeze(1)
+            return lambda start, stop: bias[start:stop]
+        return _rows_of(found)
+
+
+def _rows_of(found: Difference) -> Callable[[int, int], Tensor]:
+    up, down = found.factors()
+    rest = None if found.rest is None else found.rest.reshape(len(up), -1)
+
+    def rows(start: int, stop: int) -> Tensor:
+        product = up[start:stop] @ down
+        return product if rest is None else product.add_(rest[start:stop])
+
+    return rows
+
+
+@dataclass(slots=True)
+class _Baking:
+    """The writing of one model."""
+
+    model: ModelFiles
+    changes: StackChanges
+    rounding: Rounding
+    seed: int
+    recipe: str
+    token: str
+    """What the recipe has in the place of the hash of a file of the model, until it is read."""
+    squares: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
+    """The sum of the squares of the errors of a parameter, and of its change."""
+
+    def write(self, place: Path, open_file: _OpenFile) -> int:
+        """Write all files and read them back; return their bytes."""
+        model, parts = self.model, self._parts(place)
+        others = {path: path.stat().st_size for path in model.others()}
+        total = sum(others.values())
+        room = total + sum([file.stamp[0] + 2 * len(self.recipe) for file in model.files])
+        check_room(place, room, "free some of it, or choose another disk")
+        for file in model.files:
+            total += self._write_file(place, file, parts, *open_file(model.below(file.path)))
+        if not self.squares:
+            raise FileError(place, "it was not written: the LoRA change nothing of this model")
+        for path in others:
+            stream, _ = open_file(model.below(path))
+            with open_regular(path) as source:
+                shutil.copyfileobj(source, stream, 1 << 20)
+            stream.flush()
+            os.fsync(stream.fileno())
+        return total
+
+    def _parts(self, place: Path) -> dict[tuple[str, str], list[_Part]]:
+        """Return what is changed of each parameter.
+
+        Raises:
+            FileError: the model has no such parameter, or it is quantized.
+        """
+        found: dict[tuple[str, str], list[_Part]] = {}
+        for weight in self.changes.weights:
+            target, component = weight.target, weight.index.component
+            names = {target.param: False}
+            if any(
+                one.binding.adapter.has_bias or one.binding.adapter.bias_excess is not None for one in weight.acting
+            ):
+                names[target.bias] = True
+            for param, is_bias in names.items():
+                name = component, joined_name(target.path, param)
+                one = self.model.stored.get(name)
+                if one is None and is_bias and weight.difference().bias is None:
+                    continue
+                if one is None:
+                    raise FileError(place, f"it was not written: the model has no {'.'.join(name)} to be changed")
+                if one.info.dtype not in PLAIN:
+                    raise FileError(one.file.path, f"{one.key} is quantized, and cannot be baked into; {_QUANTIZED}")
+                found.setdefault(name, []).append(_Part(weight, target.first, is_bias))
+        return found
+
+    def _write_file(
+        self,
+        place: Path,
+        file: AdapterFile,
+        parts: Mapping[tuple[str, str], list[_Part]],
+        stream: BinaryIO,
+        there: Path,
+    ) -> int:
+        infos = dict(sorted(file.infos.items(), key=lambda item: item[1].start))
+        token = secrets.token_hex(32)
+        metadata = self._metadata(file, _title(place)) | {_HASH: f"0x{token}"}
+        planned = {key: PlannedTensor(info.dtype, info.shape) for key, info in infos.items()}
+        header = header_of(planned, metadata)
+        source, written = hashlib.sha256(), hashlib.sha256()
+        first = min([info.start for info in infos.values()], default=file.stamp[0])
+        with file.reading() as reader:
+            source.update(_bytes(reader.flat(torch.uint8, 0, first)))
+        tensors = (part for key in infos for part in self._numbers(StoredTensor(file, key), parts, source.update))
+        write_tensors(stream, header, _seen(tensors, written.update))
+        header = header.replace(token.encode(), written.hexdigest().encode())
+        header = header.replace(self.token.encode(), source.hexdigest().encode())
+        stream.seek(0)
+        stream.write(header)
+        stream.flush()
+        os.fsync(stream.fileno())
+        _read_back(place, there, planned, written.hexdigest())
+        return len(header) + sum([one.nbytes for one in planned.values()])
+
+    def _metadata(self, file: AdapterFile, title: str) -> dict[str, str]:
+        """Return what the header of a file says: all that it said before, the sources, and how it was made."""
+        kept = {key: text for key, text in file.metadata.items() if not key.startswith(("modelspec.hash", "sshs_"))}
+        own = carried([file, *self.changes.files], title)
+        of_sources = {key: own[key] for key in _OF_SOURCES if key in own}
+        return {"format": "pt"} | kept | of_sources | {HEADER: self.recipe}
+
+    def _numbers(
+        self,
+        stored: StoredTensor,
+        parts: Mapping[tuple[str, str], list[_Part]],
+        seen: Callable[[memoryview], object],
+    ) -> Iterator[Tensor]:
+        """Yield the numbers of a tensor with its changes, some rows at once; `seen` takes the bytes that are read."""
+        name, (dtype, shape, *_) = self.model.names.get(stored), stored.info
+        own = parts.get(name, []) if name is not None else []
+        changes = [(part.first, part.weight.target.shape[0], part.change()) for part in own]
+        generator = generator_for(_CPU, (self.seed ^ zlib.crc32(stored.key.encode())) % _SEEDS)
+        errors = sizes = 0.0
+        for start, stop in parts_of(shape):
+            base = stored.rows(start, stop)
+            seen(_bytes(base))
+            if not changes:
+                yield base
+                continue
+            change = torch.zeros(base.shape, dtype=_EXACT)
+            for first, count, rows in changes:
+                low, high = max(start, first), min(stop, first + count)
+                if low < high:
+                    change[low - start : high - start] += rows(low - first, high - first)
+            total = base.to(_EXACT) + change
+            value = self._rounded(total, dtype, generator)
+            _check_finite(stored, base, value)
+            errors, sizes = errors + _squares(value.to(_EXACT) - total), sizes + _squares(change)
+            yield value
+        if name is not None and sizes:
+            self.squares[name] = errors, sizes
+            self.model.release_pages()
+
+    def _rounded(self, value: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+        if self.rounding == "nearest" or dtype.itemsize > 2:
+            return value.to(dtype)
+        out = torch.empty(value.shape, dtype=dtype)
+        round_stochastically(out, value.float(), generator)
+        return out
+
+    def result(self) -> tuple[tuple[SavedLayer, ...], float]:
+        """Return the changed layers, and the error of all of them."""
+        layers = [
+            SavedLayer(component, name.removesuffix(".weight"), None, math.sqrt(missed / size))
+            for (component, name), (missed, size) in self.squares.items()
+        ]
+        missed, size = (sum(one) for one in zip(*self.squares.values(), strict=True))
+        return tuple(layers), math.sqrt(missed / size)
+
+
+def _read_back(path: Path, there: Path, planned: Mapping[str, PlannedTensor], wanted: str) -> None:
+    """Compare the file that lies `there` with what was meant."""
+    digest = hashlib.sha256()
+    try:
+        file = AdapterFile.open(there)
+        with file.reading():
+            for key, one in planned.items():
+                for start, stop in parts_of(one.shape):
+                    digest.update(_bytes(StoredTensor(file, key).rows(start, stop)))
+    except (LoraError, KeyError) as error:
+        text = "it was not written: read back, it is not what was meant"
+        raise FileError(path, f"{text}: {error}") from error
+    found = {key: PlannedTensor(*info[:2]) for key, info in file.infos.items()}
+    if found != planned or digest.hexdigest() != wanted:
+        raise FileError(path, "it was not written: read back, it differs from what was meant; check the disk")
+
+
+def _check_finite(stored: StoredTensor, base: Tensor, value: Tensor) -> None:
+    if bool(value.isfinite().all()):
+        return
+    if not bool(base.isfinite().all()):
+        raise FileError(stored.file.path, f"{stored.key} has numbers that are NaN or infinite; nothing was written")
+    name = str(value.dtype).removeprefix("torch.")
+    text = f"{stored.key} would have numbers that {name} cannot hold, so that nothing was written"
+    raise FileError(stored.file.path, f"{text}; choose a lower strength, or a model in bfloat16 or float32")
+
+
+def _squares(numbers: Tensor) -> float:
+    return float(numbers.square().sum())
+
+
+def _seen(tensors: Iterable[Tensor], seen: Callable[[memoryview], object]) -> Iterator[Tensor]:
+    for tensor in tensors:
+        seen(_bytes(tensor))
+        yield tensor
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data

@@ -1,0 +1,393 @@
+"""The difference of two models on disk as one LoRA file.
+
+Both are read layer by layer. A layer whose numbers differ by no more than the rounding of their dtypes is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..adapters.base import Factors
+from ..errors import FileError, check_path
+from ..files.file import AdapterFile
+from ..naming.index import LayerIndex, alias_table
+from ..naming.places import Target
+from ..stack import Entry, Stack
+from ..tensors import plain_mode
+from .changes import StackChanges, StackWeight
+from .difference import Difference
+from .model_files import ModelFiles, StoredTensor, joined_name, parts_of
+from .new_file import SavedFile, write_changes
+from .provenance import HEADER, carried, digest
+from .spelling import KeyNames
+from .stack_file import choices_of
+from .writing import check_place
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .stack_file import SaveOptions
+
+_ARCHITECTURE = "modelspec.architecture"
+_CPU, _EXACT = torch.device("cpu"), torch.float64
+_SCALES = ("scale_weight", "weight_scale", "scale_input", "input_scale")
+_GRAM_NOISE = 1e-7
+"""Singular values below this share of the largest are taken for the rounding of the products that they are found by."""
+_FEW, _MORE, _TURNS = 4, 10, 4
+"""A random subspace has so many vectors more than are asked for, at most this part of all, and is turned so often."""
+_SPREAD = 4.0  # standard deviations of the estimate of what rounding makes
+_LEAST = 0.5  # of the estimate, below which numbers of two dtypes differ by other things than rounding
+_NAMED = 3  # layers in a sentence
+
+
+def extract_lora(
+    base: str | PathLike[str],
+    tuned: str | PathLike[str],
+    path: str | PathLike[str],
+    **options: Unpack[SaveOptions],
+) -> SavedFile:
+    """Write what one model on disk has more than another one as a LoRA file.
+
+    Without a limit it has the whole differences. With a rank, a size or an error it is the nearest LoRA. Norms and
+    biases go along as they are. The models may have unlike names, files and dtypes.
+
+    Args:
+        base: a checkpoint, the index of its shards, the folder of a component, or a diffusers folder.
+        tuned: the model that the file makes of `base`, likewise.
+        path: of the new file.
+        options: see `save_stack`.
+
+    Raises:
+        FileError: a file cannot be read or written, the name is taken, a limit cannot be met, a model is quantized, or
+            the models do not differ.
+        ComponentError: there is no component in a model.
+        StackError: the spelling has no name for a layer.
+        ArgumentError: an argument is of another type.
+    """
+    for one in (base, tuned, path):
+        check_path(one, "extract_lora('base.safetensors', 'tuned.safetensors', 'lora.safetensors', rank=32)")
+    choices, path = choices_of(options), Path(path)
+    check_place(path, replace=choices.replace)  # before minutes of work
+    with plain_mode(_CPU):
+        changes = ModelChanges(ModelFiles(Path(base)), ModelFiles(Path(tuned)), choices.limits.rank)
+        names = KeyNames(choices.spelling, changes.indexes)
+
+        def metadata() -> dict[str, str]:
+            made: dict[str, object] = {"version": 1, "torch": torch.__version__, "title": path.stem}
+            for name, model in (("base", changes.base), ("tuned", changes.tuned)):
+                made[name] = {str(model.below(file.path)): digest(file.path) for file in model.files}
+            recipe = json.dumps(made | choices.to_json(), sort_keys=True, ensure_ascii=False)
+            said = carried([changes.tuned.files[0], changes.base.files[0]], path.stem)
+            if _ARCHITECTURE in said:
+                said[_ARCHITECTURE] += "/lora"
+            return said | {HEADER: recipe}
+
+        return write_changes(path, changes, choices, names, metadata)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseDifference(Difference):
+    """A difference without factors.
+
+    Its values and its nearest LoRA come from the eigenvalues of the smaller product of its matrix with itself. Where a
+    rank is known that is a small part of all, they come from a random subspace that the matrix has turned towards its
+    first vectors (https://arxiv.org/abs/0909.4061, algorithm 4.4).
+    """
+
+    most: int | None = None
+    """The largest rank that is asked for; None for any."""
+
+    def singular_values(self) -> Tensor:
+        """Return its singular values in falling order, without those that are rounding.
+
+        Of those behind `most`, only the sum of the squares is right.
+        """
+        matrix = self._wide()
+        if self._is_few:
+            values = self._leading(matrix)[1]
+            left, count = float(matrix.norm()) ** 2 - float(values.square().sum()), len(matrix) - len(values)
+            values = torch.cat([values, torch.full((count,), math.sqrt(max(left, 0.0) / count), dtype=_EXACT)])
+        else:
+            values = torch.linalg.eigvalsh(matrix @ matrix.T).flip(0).clamp(min=0).sqrt()
+        return values[values > (_GRAM_NOISE * values[0] if len(values) else 0.0)]
+
+    def cut(self, rank: int) -> Difference:
+        """Return the nearest change of a rank: what is along the first singular vectors of its shorter side."""
+        matrix = self._wide()
+        vectors = self._leading(matrix)[0] if self._is_few else torch.linalg.eigh(matrix @ matrix.T)[1].flip(1)
+        vectors = vectors[:, :rank]
+        other = vectors.T @ matrix
+        up, down = (vectors, other) if self.shape[0] <= self.inside else (other.T, vectors.T)
+        return Difference(self.shape, (Factors(down.reshape(-1, *self.shape[1:]), up),), None, self.bias)
+
+    @property
+    def _is_few(self) -> bool:
+        return self.most is not None and _FEW * (self.most + _MORE) < min(self.shape[0], self.inside)
+
+    def _wide(self) -> Tensor:
+        matrix = self.dense().flatten(1)
+        return matrix if self.shape[0] <= self.inside else matrix.T
+
+    def _leading(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the first left singular vectors of a matrix, and their values, always the same ones."""
+        assert self.most is not None
+        size, generator = (matrix.shape[1], self.most + _MORE), torch.Generator().manual_seed(0)
+        found = matrix @ torch.randn(size, generator=generator, dtype=_EXACT)
+        for _ in range(_TURNS):
+            found = matrix @ (matrix.T @ torch.linalg.qr(found)[0])
+        basis = torch.linalg.qr(found)[0]
+        left, values, _ = torch.linalg.svd(basis.T @ matrix, full_matrices=False)
+        return basis @ left[:, : self.most], values[: self.most]
+
+
+class _Piece(NamedTuple):
+    """Rows of a parameter of the base, and the same rows in the other model."""
+
+    first: int
+    length: int
+    tuned: StoredTensor
+    its_first: int
+
+
+@dataclass(slots=True)
+class _Rounding:
+    """How two tensors differ, beside what the rounding of their dtypes makes."""
+
+    squares: float = 0.0
+    expected: float = 0.0
+    """The sum of the squares where both are nearest to the same numbers."""
+    count: int = 0
+    is_within: bool = True
+    """Whether no number differs by more than a half of both last places."""
+    of_one_dtype: bool = True
+
+    def add(self, base: Tensor, tuned: Tensor) -> None:
+        first, second = base.to(_EXACT), tuned.to(_EXACT)
+        missed = (second - first).abs_()
+        largest = torch.maximum(first.abs(), second.abs())
+        steps = [_last_place(largest, one.dtype) for one in (base, tuned)]
+        self.is_within &= bool((missed <= (steps[0] + steps[1]) / 2).all())
+        self.expected += float((steps[0].square_() + steps[1].square_()).sum()) / 12
+        self.squares += float(missed.square_().sum())
+        self.count += missed.numel()
+        self.of_one_dtype &= base.dtype == tuned.dtype
+
+    @property
+    def is_all(self) -> bool:
+        """Return whether rounding is all that they differ by.
+
+        Of one dtype they differ by a last place here and there. Of two, the finer one has digits that the other lost,
+        and then there are about as many as expected: where there are fewer, the finer one was made of the other.
+        """
+        least = 0.0 if self.of_one_dtype else _LEAST * self.expected
+        most = (1 + _SPREAD / math.sqrt(max(self.count, 1))) * self.expected
+        return self.is_within and least <= self.squares <= most
+
+
+def _last_place(size: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the distance of two neighbours in a dtype at numbers of a size."""
+    limits = torch.finfo(dtype)
+    exponent = torch.frexp(size.clamp(min=limits.tiny)).exponent - 1
+    return torch.ldexp(torch.full_like(size, limits.eps), exponent)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWeight:
+    """A weight of a model, and the bias beside it, in two models."""
+
+    index: LayerIndex
+    target: Target
+    weight: tuple[StoredTensor, tuple[_Piece, ...]] | None
+    """The tensor of the base and the rows of the other model; None where they do not differ."""
+    bias: tuple[StoredTensor | None, tuple[_Piece, ...]] | None
+    most: int | None
+    """The largest rank that the file may have."""
+
+    @property
+    def place(self) -> tuple[str, str]:
+        return self.index.component, self.target.name
+
+    def difference(self) -> Difference:
+        """Read both and subtract."""
+        shape = self.target.shape
+        rest = None if self.weight is None else self._difference(*self.weight).reshape(shape)
+        bias = None if self.bias is None else self._difference(*self.bias).flatten()
+        return DenseDifference(shape, (), rest, bias, self.most)
+
+    def _difference(self, base: StoredTensor | None, pieces: Sequence[_Piece]) -> Tensor:
+        total: Tensor | None = None
+        for start, one, other in both(self.target, base, pieces):
+            if total is None:
+                total = torch.empty(self.target.shape[0], other.shape[1], dtype=_EXACT)
+            rows = total[start : start + len(other)]
+            rows.copy_(other)
+            if one is not None:
+                rows -= one.to(_EXACT)
+        assert total is not None
+        return total
+
+
+def both(
+    target: Target, base: StoredTensor | None, pieces: Sequence[_Piece]
+) -> Iterator[tuple[int, Tensor | None, Tensor]]:
+    """Yield rows of a weight in both models, and the number of the first one; None where the base has none."""
+    for piece in pieces:
+        inside = piece.tuned.info.shape[1:]
+        for start, stop in parts_of((piece.length, *inside)):
+            first = piece.first + start
+            one = None if base is None else base.rows(first, piece.first + stop)
+            yield first - target.first, one, piece.tuned.rows(piece.its_first + start, piece.its_first + stop)
+
+
+class ModelChanges:
+    """What one model on disk has more than another one.
+
+    Args:
+        base: the other one.
+        tuned: the model.
+        most: the largest rank that is asked for; None for any.
+
+    Raises:
+        FileError: they have no component in common, do not differ, or one is quantized.
+    """
+
+    def __init__(self, base: ModelFiles, tuned: ModelFiles, most: int | None = None) -> None:
+        self.base, self.tuned, self._most = base, tuned, most
+        self.files: list[AdapterFile] = [*base.files, *tuned.files]
+        self.indexes = {name: LayerIndex(name, one, alias_table()) for name, one in base.components.items()}
+        self.weights, self._rounded = list[ModelWeight](), list[str]()
+        self._missing, self._unknown, self._others = list[str](), list[str](), list[str]()
+        components = [name for name in self.indexes if name in tuned.components]
+        if not components:
+            raise FileError(tuned.path, f"it has no component of {base.path.name}, which has {', '.join(self.indexes)}")
+        for name in components:
+            for model in (base, tuned):
+                _check_numbers(model, name)
+            self._compare(name)
+        alone = self.indexes.keys() ^ tuned.components.keys()
+        texts = {
+            f"components that one of the models has: {_some(sorted(alone))}": alone,
+            f"layers that differ by rounding alone are left out: {_some(self._rounded)}": self._rounded,
+            f"layers of {base.path.name} that {tuned.path.name} does not have: {_some(self._missing)}": self._missing,
+            f"layers of {tuned.path.name} that {base.path.name} does not have: {_some(self._unknown)}": self._unknown,
+            f"parameters that differ and that no LoRA file can change: {_some(self._others)}": self._others,
+        }
+        self.notes = [text for text, names in texts.items() if names]
+        if not self.weights:
+            raise FileError(tuned.path, "; ".join([f"it does not differ from {base.path.name}", *self.notes]))
+
+    def read_back(self, path: Path) -> Mapping[tuple[str, str], StackWeight]:
+        """Return what a file changes of the base."""
+        return {one.place: one for one in StackChanges(Stack([Entry(path)]), self.base.components).weights}
+
+    def _compare(self, component: str) -> None:
+        """Find the weights of a component that differ."""
+        index, other = self.indexes[component], LayerIndex(component, self.tuned.components[component], alias_table())
+        weights, biases = (self._pieces(index, other, is_bias=one) for one in (False, True))
+        known = set[str]()
+        for target in _named_weights(index):
+            name, of_bias = (joined_name(target.path, one) for one in (target.param, target.bias))
+            known |= {name, of_bias}
+            base, base_bias = (self.base.stored.get((component, one)) for one in (name, of_bias))
+            rows, rows_of_bias = _within(target, weights.get(name, ())), _within(target, biases.get(of_bias, ()))
+            if base is None:
+                continue
+            if not rows or (base_bias is not None and not rows_of_bias):
+                self._missing.append(f"{component}.{target.name}")
+                continue
+            differ, rounded = _differ(target, base, rows)
+            bias_differs, bias_rounded = _differ(target, base_bias, rows_of_bias)
+            if differ or bias_differs:
+                weight, bias = (base, rows) if differ else None, (base_bias, rows_of_bias) if bias_differs else None
+                self.weights.append(ModelWeight(index, target, weight, bias, self._most))
+            elif rounded or bias_rounded:
+                self._rounded.append(f"{component}.{target.name}")
+        self._others += [f"{component}.{name}" for name in self._unlike(component, known)]
+
+    def _pieces(self, index: LayerIndex, other: LayerIndex, *, is_bias: bool) -> dict[str, list[_Piece]]:
+        """Return where the other model has the rows of each parameter of the base."""
+        found: dict[str, list[_Piece]] = {}
+        for target in _named_weights(other):
+            place, own = index.find(target.name), target.bias if is_bias else target.param
+            stored = self.tuned.stored.get((index.component, joined_name(target.path, own)))
+            if stored is None:
+                continue
+            if place is None or _flat(place.shape) != _flat(target.shape):
+                self._unknown += [] if is_bias else [f"{index.component}.{target.name}"]
+                continue
+            first = target.first
+            for window in place.windows:
+                name = joined_name(window.path, window.bias if is_bias else window.param)
+                found.setdefault(name, []).append(_Piece(window.first, window.shape[0], stored, first))
+                first += window.shape[0]
+        return found
+
+    def _unlike(self, component: str, known: set[str]) -> Iterator[str]:
+        """Yield the parameters that both models have, that are of no layer, and that differ."""
+        for (owner, name), one in self.base.stored.items():
+            other = self.tuned.stored.get((owner, name))
+            if owner != component or name in known or other is None:
+                continue
+            if one.info.shape != other.info.shape or any(
+                not torch.equal(one.rows(*rows).to(_EXACT), other.rows(*rows).to(_EXACT))
+                for rows in parts_of(one.info.shape)
+            ):
+                yield name
+
+
+def _flat(shape: Sequence[int]) -> tuple[int, int]:
+    return shape[0], math.prod(shape[1:])
+
+
+def _named_weights(index: LayerIndex) -> list[Target]:
+    """List the weights of a component; those of a fused one by themselves where they have names."""
+    fused = {(one.path, one.param) for one in index.targets if one.rows is not None}
+    return [one for one in index.targets if one.rows is not None or (one.path, one.param) not in fused]
+
+
+def _within(target: Target, pieces: Sequence[_Piece]) -> tuple[_Piece, ...]:
+    """Return the pieces that are rows of a weight; none where they are not all of them."""
+    stop = target.first + target.shape[0]
+    own = sorted([one for one in pieces if target.first <= one.first < stop], key=lambda one: one.first)
+    return tuple(own) if sum([one.length for one in own]) == target.shape[0] else ()
+
+
+def _differ(target: Target, base: StoredTensor | None, pieces: Sequence[_Piece]) -> tuple[bool, bool]:
+    """Return whether rows differ by more than rounding, and whether they differ by rounding alone.
+
+    Where no rounding makes what has been read, the rest is not read.
+    """
+    found, is_new = _Rounding(), False
+    for _, one, other in both(target, base, pieces):
+        if one is None:
+            is_new |= bool(other.any())
+        elif one.dtype != other.dtype or not torch.equal(one, other):
+            found.add(one, other)
+        if is_new or not found.is_within:
+            break
+    if base is None or found.squares == 0:
+        return is_new, False
+    return not found.is_all, found.is_all
+
+
+def _check_numbers(model: ModelFiles, component: str) -> None:
+    """Refuse a model whose weights are quantized. Float8 without scales is a dtype like any other."""
+    for (owner, name), one in model.stored.items():
+        is_number = one.info.dtype.is_floating_point
+        if owner == component and ((one.is_packed and not is_number) or name.rpartition(".")[2] in _SCALES):
+            text = f"its weights are quantized ({one.key}), so that no difference of them is taken"
+            raise FileError(one.file.path, f"{text}; give the model in float16, bfloat16 or float32")
+
+
+def _some(names: Sequence[str]) -> str:
+    left = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {left} more" if left > 0 else "")

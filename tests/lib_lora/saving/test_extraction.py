@@ -1,0 +1,320 @@
+"""The difference of two models as a file: the numbers, the layouts, and what rounding makes."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lib_lora import Engine, Entry, FileError, Stack, bake_stack, extract_lora, load_network
+from lib_lora.__main__ import main
+from lib_lora.files.file import AdapterFile
+from lib_lora.saving.difference import Difference
+from lib_lora.saving.extraction import DenseDifference
+from lib_lora.saving.model_files import ModelFiles
+from lib_lora.saving.provenance import HEADER
+from tests.fakes.checkpoints import save_checkpoint, tiny_pipeline
+from tests.fakes.contract import worst
+from tests.fakes.files import pair, save
+from tests.fakes.models import dense_deltas, kohya_lora, merged, tiny_text_encoder, tiny_unet, unet_inputs
+
+HALF = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+"""Largest error of rounding to the nearest number, as a share of it."""
+NAME = "blocks.0.proj.weight"
+
+
+@pytest.fixture(scope="module")
+def parts():
+    return {"unet": tiny_unet(0), "text_encoder": tiny_text_encoder(0)}
+
+
+def save_folder(folder, parts, dtype=torch.float32):
+    for name, part in parts.items():
+        part.to(dtype).save_pretrained(folder / name)
+        part.float()
+    return folder
+
+
+def check_deltas(path, components, deltas, bound):
+    """Check the change of every layer against those in fp64, but for the rounding of its base and tuned weight."""
+    network, found = load_network(path, components), 0
+    for component, own in deltas.items():
+        for name, delta in own.items():
+            got = network.delta_weight(component, name, torch.float64)
+            size = components[component].get_submodule(name).weight.double().norm()
+            assert (got - delta).norm() <= bound * size + 1e-6 * delta.norm(), name
+            found += 1
+    assert found == len({(one.component, one.target.name) for one in network.bindings})
+
+
+@pytest.mark.parametrize("limits", [{}, {"rank": 4}, {"error": 0.01}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_what_was_baked_is_found_again(tmp_path, parts, dtype, limits):
+    base = save_folder(tmp_path / "base", parts, dtype)
+    lora = kohya_lora(tmp_path / "style.safetensors", parts, conv=True)
+    tuned = bake_stack(Stack([Entry(lora, 0.8)]), base, tmp_path / "tuned").path
+    saved = extract_lora(base, tuned, tmp_path / "out.safetensors", **limits)
+    deltas = {
+        component: {name: 0.8 * delta for name, delta in own.items()}
+        for component, own in dense_deltas(lora, parts).items()
+    }
+    if "error" not in limits:
+        check_deltas(saved.path, parts, deltas, 2 * HALF[dtype])
+    assert saved.error < (0.01 if limits else 1e-6) or dtype is torch.bfloat16
+    ranks = {layer.rank for layer in saved.layers}
+    assert ranks == {None} if not limits else None not in ranks
+    if dtype is torch.float32 and limits:
+        assert max(ranks) <= 4, "the ranks of what was baked"
+
+
+@pytest.mark.parametrize("family", ["sd1", "sdxl"])
+@pytest.mark.parametrize("order", ["one file first", "folder first"])
+def test_models_of_unlike_layouts(tmp_path, family, order):
+    with torch.random.fork_rng():
+        torch.default_generator.manual_seed(0)
+        pipe = tiny_pipeline(family)
+    own = {name: part for name in ("unet", "text_encoder", "text_encoder_2") if (part := getattr(pipe, name, None))}
+    changed = {"unet", "text_encoder_2" if family == "sdxl" else "text_encoder"}
+    lora = kohya_lora(tmp_path / "style.safetensors", {name: own[name] for name in changed}, conv=True)
+    deltas = dense_deltas(lora, {name: own[name] for name in changed})
+    tuned = {name: merged(part, deltas.get(name, {}), 1.0).float() for name, part in own.items()}
+    if order == "one file first":
+        base = save_checkpoint(pipe, family, tmp_path / "base.safetensors")
+        other = save_folder(tmp_path / "tuned", tuned)
+    else:
+        base = save_folder(tmp_path / "base", own)
+        for name, part in tuned.items():
+            setattr(pipe, name, part)
+        other = save_checkpoint(pipe, family, tmp_path / "tuned.safetensors")
+    saved = extract_lora(base, other, tmp_path / "out.safetensors")
+    if family == "sdxl":  # a parameter of no layer in one file, a layer in the folder
+        lost = deltas["text_encoder_2"].pop("text_projection")
+        assert lost.any()
+        assert any("text_encoder_2.text_projection" in note for note in saved.notes)
+    check_deltas(saved.path, own, deltas, 2 * HALF[torch.float32])
+    assert not any("rounding" in note for note in saved.notes)
+    keys = set(load_file(saved.path))
+    if order == "one file first":  # names that other programs know
+        block = "lora_unet_input_blocks_" if family == "sdxl" else "lora_unet_down_blocks_"
+        encoder = "lora_te2" if family == "sdxl" else "lora_te"
+        assert any(key.startswith(block) for key in keys)
+        assert {f"{encoder}_text_model_encoder_layers_0_self_attn_q_proj.diff",
+                f"{encoder}_text_model_encoder_layers_1_mlp_fc1.diff"} <= keys  # fmt: skip
+    diffusers = extract_lora(base, other, tmp_path / "peft.safetensors", spelling="diffusers", rank=4)
+    names = {key.partition(".lora_")[0] for key in load_file(diffusers.path)}
+    assert "unet.conv_in" in names
+    assert names <= {f"{component}.{name}" for component, own in deltas.items() for name in named(own, component)}
+
+
+def named(deltas, component):
+    """Return names of layers as files have them, below `text_model`."""
+    lost = component.startswith("text_encoder")
+    return [f"text_model.{name}" if lost and not name.startswith("text_model.") else name for name in deltas]
+
+
+def test_norms_and_biases_go_along_and_other_parameters_are_said(tmp_path, parts):
+    tensors = {
+        "blocks.0.norm.weight": torch.ones(24),
+        "blocks.0.norm.bias": torch.zeros(24),
+        "blocks.0.proj.weight": torch.randn(48, 24),
+        "blocks.0.proj.bias": torch.zeros(48),
+        "blocks.0.gate": torch.zeros(24),
+        "blocks.1.proj.weight": torch.randn(48, 24),
+    }
+    base, tuned = save(tmp_path / "base.safetensors", tensors), dict(tensors)
+    for key in ("blocks.0.norm.weight", "blocks.0.norm.bias", "blocks.0.proj.bias", "blocks.0.gate"):
+        tuned[key] = tensors[key] + torch.randn(tensors[key].shape)
+    del tuned["blocks.1.proj.weight"]
+    other = save(tmp_path / "tuned.safetensors", tuned)
+    saved = extract_lora(base, other, tmp_path / "out.safetensors", rank=2)
+    assert {layer.name for layer in saved.layers} == {"blocks.0.norm", "blocks.0.proj"}
+    assert saved.notes == (
+        "layers of base.safetensors that tuned.safetensors does not have: transformer.blocks.1.proj",
+        "parameters that differ and that no LoRA file can change: transformer.blocks.0.gate",
+    )
+    again = bake_stack(Stack([Entry(saved.path)]), base, tmp_path / "again.safetensors")
+    got = load_file(again.path)
+    for key in ("blocks.0.norm.weight", "blocks.0.norm.bias", "blocks.0.proj.bias"):
+        assert worst(got[key], tuned[key]) < 1e-6
+    assert torch.equal(got["blocks.0.gate"], tensors["blocks.0.gate"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+def test_rounding_is_no_difference(tmp_path, dtype):
+    tensors = {f"blocks.{i}.proj.weight": torch.randn(64, 64) * 0.1 for i in range(5)}
+    base = save(tmp_path / "base.safetensors", tensors)
+    rounded = {key: one.to(dtype) for key, one in tensors.items()}
+    tuned = save(tmp_path / "tuned.safetensors", rounded)
+    for first, second in ((base, tuned), (tuned, base)):
+        with pytest.raises(FileError, match=r"does not differ .* rounding alone are left out: .* and 2 more"):
+            extract_lora(first, second, tmp_path / "out.safetensors")
+    rounded["blocks.3.proj.weight"] = (tensors["blocks.3.proj.weight"] * 1.5).to(dtype)
+    save(tmp_path / "tuned.safetensors", rounded)
+    saved = extract_lora(base, tuned, tmp_path / "out.safetensors")
+    assert [layer.name for layer in saved.layers] == ["blocks.3.proj"]
+    assert "layers that differ by rounding alone are left out: transformer.blocks.0.proj" in saved.notes[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_last_places_that_flip_are_no_difference(tmp_path, dtype):
+    """Another program rounds otherwise, as one that takes the digits off."""
+    weight = torch.randn(128, 128)
+    nearest = weight.to(dtype)
+    bits = nearest.view(torch.int16)
+    flipped = (bits + (torch.rand(bits.shape) < 0.1)).to(torch.int16).view(dtype)
+    base = save(tmp_path / "base.safetensors", {NAME: nearest, "blocks.1.proj.weight": nearest.clone()})
+    tuned = save(tmp_path / "tuned.safetensors", {NAME: flipped, "blocks.1.proj.weight": (weight * 1.01).to(dtype)})
+    saved = extract_lora(base, tuned, tmp_path / "out.safetensors")
+    assert [layer.name for layer in saved.layers] == ["blocks.1.proj"]
+    assert saved.notes == (f"layers that differ by rounding alone are left out: transformer.{NAME[:-7]}",)
+
+
+def test_a_change_that_is_finer_than_the_base_is_a_difference(tmp_path):
+    """A model that was trained in float32 from a base in bfloat16 differs by less than rounding would make."""
+    weight = torch.randn(128, 128).bfloat16()
+    tuned = weight.float() * (1 + 1e-4 * torch.randn(128, 128))
+    base = save(tmp_path / "base.safetensors", {NAME: weight})
+    saved = extract_lora(base, save(tmp_path / "tuned.safetensors", {NAME: tuned}), tmp_path / "out.safetensors")
+    delta = load_file(saved.path)["lora_unet_blocks_0_proj.diff"]
+    assert worst(delta, tuned.double() - weight.double()) < 1e-6
+
+
+def test_a_picture_of_the_file_is_that_of_the_tuned_model(tmp_path, parts):
+    base = save_folder(tmp_path / "base", parts)
+    lora = kohya_lora(tmp_path / "style.safetensors", {"unet": parts["unet"]})
+    tuned = merged(parts["unet"], dense_deltas(lora, {"unet": parts["unet"]})["unet"], 1.0).float()
+    saved = extract_lora(base, save_folder(tmp_path / "tuned", {"unet": tuned}), tmp_path / "out.safetensors", rank=4)
+    assert saved.notes == ("components that one of the models has: text_encoder",)
+    engine = Engine({"unet": parts["unet"]})
+    engine.activate(Stack([Entry(saved.path)]))
+    with torch.no_grad():
+        assert worst(parts["unet"](**unet_inputs(0))[0], tuned(**unet_inputs(0))[0]) < 1e-5
+    engine.close()
+
+
+@pytest.mark.parametrize("key", ["blocks.0.proj.weight", "blocks.0.proj.scale_weight"])
+def test_a_quantized_model_is_refused(tmp_path, key):
+    base = save(tmp_path / "base.safetensors", {NAME: torch.randn(48, 24)})
+    packed = {NAME: torch.zeros(48, 24, dtype=torch.int8 if key == NAME else torch.float8_e4m3fn)}
+    if key != NAME:
+        packed[key] = torch.ones(())
+    with pytest.raises(FileError, match=r"its weights are quantized .*; give the model in float16"):
+        extract_lora(base, save(tmp_path / "tuned.safetensors", packed), tmp_path / "out.safetensors")
+
+
+def test_models_that_have_nothing_in_common(tmp_path, parts):
+    base = save_folder(tmp_path / "base", {"text_encoder": parts["text_encoder"]})
+    other = save(tmp_path / "tuned.safetensors", {NAME: torch.randn(48, 24)})
+    with pytest.raises(FileError, match="it has no component of base, which has text_encoder"):
+        extract_lora(base, other, tmp_path / "out.safetensors")
+    with pytest.raises(FileError, match=r"it does not differ from tuned\.safetensors"):
+        extract_lora(other, other, tmp_path / "out.safetensors")
+
+
+def test_a_number_that_is_nan(tmp_path):
+    weight = torch.randn(48, 24)
+    base, weight = save(tmp_path / "base.safetensors", {NAME: weight}), weight + 1
+    weight[0, 0] = float("nan")
+    tuned = save(tmp_path / "tuned.safetensors", {NAME: weight})
+    for limits in ({}, {"rank": 2}):
+        with pytest.raises(FileError, match="NaN or infinite"):
+            extract_lora(base, tuned, tmp_path / "out.safetensors", **limits)
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+@pytest.mark.parametrize("shape", [(40, 30), (30, 40), (16, 8, 3, 3)])
+def test_values_and_the_nearest_lora_by_the_smaller_product(shape):
+    generator = torch.Generator().manual_seed(0)
+    rest = torch.randn(shape, generator=generator, dtype=torch.float64) * torch.rand(shape[0], *(1,) * (len(shape) - 1))
+    dense, plain = DenseDifference(shape, (), rest), Difference(shape, (), rest)
+    want = plain.singular_values()
+    assert worst(dense.singular_values(), want) < 1e-7
+    for rank in (1, 5, min(len(want), 30)):
+        assert worst(dense.cut(rank).dense(), plain.cut(rank).dense()) < 1e-7
+        assert dense.cut(rank).rank == rank
+
+
+@pytest.mark.parametrize("shape", [(160, 90), (90, 160), (80, 32, 3, 3)])
+@pytest.mark.parametrize("spectrum", ["falling", "flat"])
+def test_a_random_subspace_finds_the_first_values(shape, spectrum):
+    generator = torch.Generator().manual_seed(0)
+    rest = torch.randn(shape, generator=generator, dtype=torch.float64)
+    if spectrum == "falling":
+        u, _, v = torch.linalg.svd(rest.flatten(1), full_matrices=False)
+        rest = (u * 0.8 ** torch.arange(u.shape[1], dtype=torch.float64) @ v).reshape(shape)
+    few, plain = DenseDifference(shape, (), rest, None, 8), Difference(shape, (), rest)
+    values, want = few.singular_values(), plain.singular_values()
+    assert float(values.norm()) == pytest.approx(float(want.norm()), rel=1e-9)
+    bound = 1e-5 if spectrum == "falling" else 0.05
+    assert worst(values[:8], want[:8]) < bound
+    for rank in (1, 8):
+        missed, least = (float((one.cut(rank).dense() - rest).norm()) for one in (few, plain))
+        assert least * (1 - 1e-12) <= missed < (1 + bound / 5) * least, "nearly as near as the nearest"
+        left = float(values.square().sum() - values[:rank].square().sum()) ** 0.5
+        assert missed == pytest.approx(left, rel=1e-6), "the error is told right"
+    assert torch.equal(few.cut(8).dense(), DenseDifference(shape, (), rest, None, 8).cut(8).dense()), "always the same"
+
+
+def test_a_name_that_is_taken_is_said_before_the_models_are_compared(tmp_path):
+    base, taken = save(tmp_path / "base.safetensors", {NAME: torch.randn(48, 24)}), tmp_path / "taken.safetensors"
+    taken.write_bytes(b"former")
+    with pytest.raises(FileError, match="there is a file of that name"):
+        extract_lora(base, base, taken)
+    assert taken.read_bytes() == b"former"
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch, error):
+    weight = torch.randn(48, 24)
+    files = [save(tmp_path / f"{i}.safetensors", {NAME: weight + i}) for i in range(2)]
+
+    def fail(descriptor):
+        raise error
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(FileError if isinstance(error, OSError) else KeyboardInterrupt):
+        extract_lora(*files, tmp_path / "out.safetensors")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.safetensors", "1.safetensors"]
+
+
+def test_the_header_says_how_it_was_made(tmp_path):
+    weight, header = torch.randn(48, 24), {"modelspec.license": "open", "modelspec.architecture": "flux-1-dev"}
+    base = save(tmp_path / "base.safetensors", {NAME: weight}, header)
+    tuned = save(tmp_path / "tuned.safetensors", {NAME: weight + 1}, header)
+    saved = extract_lora(base, tuned, tmp_path / "out.safetensors", rank=1, dtype=torch.float16)
+    said = AdapterFile.open(saved.path).metadata
+    made = json.loads(said[HEADER])
+    assert made["base"].keys() == {"base.safetensors"}
+    assert len(made["tuned"]["tuned.safetensors"]) == 64
+    assert (made["rank"], made["dtype"]) == (1, "float16")
+    assert said["modelspec.license"] == "tuned.safetensors: open; base.safetensors: open"
+    assert said["modelspec.architecture"] == "flux-1-dev/lora"
+    again = extract_lora(base, tuned, saved.path, rank=1, dtype=torch.float16, replace=True)
+    assert saved == again
+
+
+def test_the_parameters_of_a_folder(tmp_path, parts):
+    """A file in fp16 beside the full one is another form of the same tensors."""
+    folder = save_folder(tmp_path / "model", parts)
+    parts["unet"].half().save_pretrained(folder / "unet", variant="fp16")
+    parts["unet"].float()
+    files = ModelFiles(folder)
+    assert {one.info.dtype for one in files.stored.values()} == {torch.float32}
+    assert set(files.components) == {"unet", "text_encoder"}
+
+
+def test_the_command_line(tmp_path, capsys):
+    weight = torch.randn(48, 24)
+    base = save(tmp_path / "base.safetensors", {NAME: weight})
+    style = save(tmp_path / "style.safetensors", pair("lora_unet_blocks_0_proj", (48, 24), 4, size=0.3))
+    tuned, out = tmp_path / "tuned.safetensors", tmp_path / "out.safetensors"
+    assert main(["bake", str(tuned), str(base), str(style)]) == 0
+    capsys.readouterr()
+    assert main(["extract", str(out), str(base), str(tuned), "--rank", "4", "--dtype", "float16"]) == 0
+    assert "1 layers of rank 4 to 4, error " in capsys.readouterr().out
+    assert load_file(out)["lora_unet_blocks_0_proj.lora_down.weight"].dtype is torch.float16
+    assert main(["extract", str(out), str(base), str(tuned)]) == 1
+    assert "there is a file of that name" in capsys.readouterr().err
