@@ -104,7 +104,7 @@ const NEEDED = new Map([
     ["part", "mask"],
     ["x", "lbw"],
 ]);
-const STRENGTHS = ["1", "0.8", "0.6", "0.4", "0.2"];
+const STRENGTHS = ["1", "0.8", "0.6", "0.4"];
 const SHARES = ["0.2", "0.3", "0.4", "0.5", "0.6", "0.8"];
 
 /**

@@ -114,7 +114,7 @@ test("behind the name: strengths, then the fields that the tag may have", () => 
     const known = sources(FILES);
     const {kind, labels, made, list} = at("<lora:ink_style:|>", known);
     assert.equal(kind, "field");
-    assert.deepEqual(labels.slice(0, 8), ["0.7", "1", "0.8", "0.6", "0.4", "0.2", "lbw=", "mask="]);
+    assert.deepEqual(labels.slice(0, 7), ["0.7", "1", "0.8", "0.6", "0.4", "lbw=", "mask="]);
     assert.equal(list[0].hint, "preferred strength");
     assert.equal(made[0], "<lora:ink_style:0.7>");
     for (const key of ["feather=", "outside=", "part=", "x=", "by=", "curve="]) assert.ok(!labels.includes(key), key);
@@ -123,7 +123,7 @@ test("behind the name: strengths, then the fields that the tag may have", () => 
     assert.deepEqual(at("<lora:a:1:mask=left:ma|", known).labels, [], "it has one already");
     assert.deepEqual(at("<lora:a:1:w=OUTALL:lb|", known).labels, ["lbwe="], "w= is lbw=");
     assert.deepEqual(at("<lora:a:high:l|", known).labels, ["lbw=", "lbwe=", "mask=left", "mask=left third"]);
-    assert.deepEqual(at("<lora:a:0.|", known).labels, ["0.8", "0.6", "0.4", "0.2"]);
+    assert.deepEqual(at("<lora:a:0.|", known).labels, ["0.8", "0.6", "0.4"]);
     assert.deepEqual(at("<lora:a:0.6|", known).labels, [], "nothing is left to type");
 });
 
