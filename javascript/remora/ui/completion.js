@@ -94,7 +94,7 @@ export class Completion {
             await kept.loadBlocks();
             if (!this.tab.state.regions) await kept.loadRegions();
         });
-        this.names.read();
+        for (const typed of ["a", "a b", "ab"]) this.names.find(typed); // the lists are read, and the code is compiled
         this.list.prepare();
     }
 
