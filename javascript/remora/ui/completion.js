@@ -42,6 +42,7 @@ export class Completion {
         this.caret = 0;
         this.accepting = false;
         this.loading = false;
+        this.isReady = false; // all was loaded once
         /** @type {HTMLTextAreaElement | null} */
         this.late = null; // a box that the user typed in before all was loaded
     }
@@ -60,6 +61,7 @@ export class Completion {
         document.addEventListener("scroll", move, true);
         for (const view of [window, window.visualViewport]) view?.addEventListener("resize", move);
         if (this.serves(document.activeElement)) this.load(); // the user was quicker
+        this.tab.store.subscribe(() => this.isReady && this.names.read()); // a changed catalog, before the next key
     }
 
     /**
@@ -96,6 +98,7 @@ export class Completion {
         });
         for (const typed of ["a", "a b", "ab"]) this.names.find(typed); // the lists are read, and the code is compiled
         this.list.prepare();
+        this.isReady = true;
     }
 
     /** @param {Event} event */

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -313,6 +312,8 @@ def test_a_key_takes_no_frame_among_ten_thousand_files(served: Served, browser: 
     with opened_small(served, browser, lambda page: page.route("**/remora/v1/loras?*", answer)) as page:
         typing = Typing(page).begin()
         page.wait_for_function(f"window.remoraTab.library.catalog.all.length === {MANY}", timeout=LONG)
+        # as in web UIs that have it in another tab; else what it draws itself comes on top
+        page.evaluate("document.getElementById('remora-tab').style.display = 'none'")
         page.wait_for_timeout(500)
         clock = Clock(page)
         times = []
@@ -320,4 +321,4 @@ def test_a_key_takes_no_frame_among_ten_thousand_files(served: Served, browser: 
             before = clock.milliseconds()
             typing.type(letter)
             times.append(clock.milliseconds() - before)
-        assert statistics.quantiles(times, n=20)[-1] < FRAME, times
+        assert max(times) < FRAME, times
