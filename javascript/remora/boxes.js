@@ -65,6 +65,65 @@ export function write(box, text) {
 }
 
 /**
+ * Put a text in the place of another one, as if the user typed it: the browser's own undo takes it back.
+ * @param {HTMLTextAreaElement} box that has the focus
+ * @param {number} start
+ * @param {number} end
+ * @param {string} text
+ */
+export function insert(box, start, end, text) {
+    box.setSelectionRange(start, end);
+    if (document.execCommand("insertText", false, text)) return;
+    box.setRangeText(text, start, end, "end");
+    box.dispatchEvent(new Event("input", {bubbles: true}));
+}
+
+/**
+ * Tell whether an element is a prompt box.
+ * @param {Element} element
+ */
+export const isPrompt = (element) => BOXES.some(([, prompt, negative]) => element.matches(`${prompt}, ${negative}`));
+
+/**
+ * Tell whether the page completes what is typed by other means: the lists of the extension tagcomplete and of SD.Next
+ * have this class, also while they are hidden.
+ */
+export const completesItself = () => document.getElementsByClassName("autocompleteResults").length > 0;
+
+/** What a text needs to break into the same lines as in a box. */
+const LINES = /** @type {const} */ ([
+    ...["fontFamily", "fontSize", "fontStyle", "fontWeight", "fontStretch", "fontVariant", "fontFeatureSettings"],
+    ...["letterSpacing", "wordSpacing", "lineHeight", "textTransform", "textIndent", "tabSize", "direction"],
+    ...["paddingTop", "paddingRight", "paddingBottom", "paddingLeft"],
+]);
+
+/**
+ * Return where a letter of a box is in the window, and the height of its line.
+ * @param {HTMLTextAreaElement} box
+ * @param {number} at
+ */
+export function letterPlace(box, at) {
+    const copy = document.createElement("div");
+    const style = getComputedStyle(box);
+    for (const name of LINES) copy.style[name] = style[name];
+    copy.style.cssText += `; position: fixed; left: 0; top: 0; visibility: hidden; box-sizing: border-box; width:
+        ${box.clientWidth}px; white-space: pre-wrap; overflow-wrap: break-word;`;
+    const letter = document.createElement("span");
+    letter.textContent = `${box.value.slice(at, at + 60)}.`; // a word moves to the next line as a whole
+    copy.append(box.value.slice(0, at), letter);
+    document.body.append(copy);
+    const {left, top, height} = letter.getClientRects()[0];
+    copy.remove();
+    const outer = box.getBoundingClientRect();
+    const down = Math.min(Math.max(0, top - box.scrollTop), Math.max(0, box.clientHeight - height));
+    return {
+        left: outer.left + box.clientLeft + left - box.scrollLeft,
+        top: outer.top + box.clientTop + down,
+        height,
+    };
+}
+
+/**
  * Return the values of the page's controls, as far as they are found.
  * @param {string} name of the prompt
  */

@@ -135,7 +135,7 @@ function textsOf(lora) {
 }
 
 /** How well a text matches, best first: it is the word, it begins with it, a part of it does, it has it in a part. */
-const MATCHES = 4;
+export const MATCHES = 4;
 const LETTER = /[\p{L}\p{N}]/u;
 
 /**
@@ -143,7 +143,7 @@ const LETTER = /[\p{L}\p{N}]/u;
  * @param {string[]} texts
  * @param {string} word
  */
-function distance(texts, word) {
+export function distance(texts, word) {
     const at = texts.findIndex((text) => text.includes(word));
     return at < 0 ? Infinity : at * MATCHES + distanceIn(texts[at], word);
 }

@@ -128,6 +128,7 @@ export class Kept {
     async loadNamed() {
         const wanted = {blocks: false, regions: false};
         for (const tag of [...this.tab.stack.rows(), ...this.tab.stack.always()]) {
+            if (tag.problem) continue; // it may still be typed
             const lists = listsOf(tag.values);
             const known = this.tab.stack.known;
             const isMissing = (lists.blocks && !known.blocks) || (lists.regions && !known.regions);

@@ -7,7 +7,7 @@
 
 import {query} from "./api.js";
 import {Catalog, NO_FILTERS, SORTS} from "./catalog.js";
-import {plainWords, split} from "./prompt.js";
+import {isClosed, plainWords, split} from "./prompt.js";
 import {translated} from "./words.js";
 
 const STORAGE = "remora"; // key in the browser's storage
@@ -32,6 +32,7 @@ export const LIBRARY = {
     sort: "name",
     view: /** @type {keyof typeof VIEWS} */ ("medium"),
     chosen: "", // tag of the language that the user chose here; empty for none
+    completes: true, // what is typed in a prompt box
 };
 
 export class Library {
@@ -63,7 +64,8 @@ export class Library {
 
     async resolveNames() {
         if (this.tab.state.loaded) this.tab.kept.loadNamed();
-        const names = [...this.tab.stack.tags(), ...this.tab.state.always.entries]
+        // a tag that is not closed is still being typed
+        const names = [...this.tab.stack.tags().filter(isClosed), ...this.tab.state.always.entries]
             .map((one) => one.name)
             .filter((name) => name && !this.catalog.named(name) && !this.requested.has(name));
         if (!names.length || !this.tab.state.loaded) return;
@@ -146,24 +148,27 @@ export class Library {
     }
 }
 
-/** @returns {Partial<Pick<typeof LIBRARY, "sort" | "view" | "chosen">>} */
+/** @typedef {Pick<typeof LIBRARY, "sort" | "view" | "chosen" | "completes">} Remembered */
+
+/** @returns {Partial<Remembered>} */
 export function remembered() {
     try {
-        const {sort, view, chosen} = JSON.parse(localStorage.getItem(STORAGE) ?? "{}");
+        const {sort, view, chosen, completes} = JSON.parse(localStorage.getItem(STORAGE) ?? "{}");
         return {
             ...(Object.hasOwn(SORTS, sort) && {sort}),
             ...(Object.hasOwn(VIEWS, view) && {view}),
             ...(typeof chosen === "string" && {chosen}),
+            ...(typeof completes === "boolean" && {completes}),
         };
     } catch {
         return {}; // the browser's storage is off
     }
 }
 
-/** @param {Pick<typeof LIBRARY, "sort" | "view" | "chosen">} state */
-export function remember({sort, view, chosen}) {
+/** @param {Remembered} state */
+export function remember({sort, view, chosen, completes}) {
     try {
-        localStorage.setItem(STORAGE, JSON.stringify({sort, view, chosen}));
+        localStorage.setItem(STORAGE, JSON.stringify({sort, view, chosen, completes}));
     } catch {
         // the browser's storage is off
     }

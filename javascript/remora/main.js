@@ -12,6 +12,7 @@ import {STACK, Stack} from "./stack.js";
 import {same, Store} from "./store.js";
 import {loadSheet, shadowed, Theme} from "./theme.js";
 import {App} from "./ui/app.js";
+import {Completion} from "./ui/completion.js";
 import {spoken, translated} from "./words.js";
 
 const POLL = 2000; // milliseconds between two polls of the server, while the tab is visible
@@ -23,6 +24,7 @@ const MODERN_NAME = "LoRA";
 
 /** @type {(keyof State)[]} what a sentence in `said` is about */
 const SPOKEN_OF = ["target", "prompt", "negative", "always", "off"];
+const REMEMBERED = ["sort", "view", "chosen", "completes"];
 
 const SHOWN = {
     pane: "library",
@@ -73,7 +75,7 @@ export class Tab {
     set(changes) {
         const isOther = SPOKEN_OF.some((name) => name in changes && !same(changes[name], this.state[name]));
         this.store.set(isOther ? {said: "", ...changes} : changes);
-        if ("sort" in changes || "view" in changes || "chosen" in changes) remember(this.state);
+        if (REMEMBERED.some((name) => name in changes)) remember(this.state);
     }
 }
 
@@ -160,6 +162,7 @@ export async function start(base) {
         if (isSeen() && /** @type {Element} */ (event.target).tagName === "TEXTAREA") tab.stack.readBoxes();
     });
     document.addEventListener("click", () => setTimeout(() => !seen && tick(), 50)); // a tab was chosen
+    new Completion(tab, sheet, isSeen).listen();
     return tab;
 }
 

@@ -54,6 +54,12 @@ export function readTags(prompt, standard = 1) {
 }
 
 /**
+ * Tell whether a tag has its end.
+ * @param {Place} tag
+ */
+export const isClosed = ({text}) => /(?:>|\uFF1E|&gt;)$/i.test(text);
+
+/**
  * Return a body with full-width marks as a usual one; its name stays.
  * @param {string} body
  */

@@ -45,12 +45,12 @@ import {t} from "./words.js";
  */
 
 const FLAGS = ["high", "low"];
-const ALIASES = new Map([
+export const ALIASES = new Map([
     ["w", "lbw"],
     ["end", "stop"],
 ]);
 export const PASSES = ["base", "hires", "refiner", "detailer"];
-const AMOUNTS = ["te", "unet", "hr", "hrte", "hrunet", "in", "mid", "out"];
+export const AMOUNTS = ["te", "unet", "hr", "hrte", "hrunet", "in", "mid", "out"];
 
 /** @type {(said: string, ...write: string[]) => Fault} */
 const wrong = (said, ...write) => ({said, write});
@@ -152,6 +152,8 @@ const CHECKS = new Map([
         rows: each(isCount(3, "tag.notAnImage")),
     }),
 ]);
+/** What a tag may have behind its name: the keys of fields, and words alone. */
+export const KEYS = [...CHECKS.keys(), ...FLAGS];
 
 /**
  * Return the ends of `a-b`, as text, of which one may be empty; null where the text is no range.

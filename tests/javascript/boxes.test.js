@@ -6,6 +6,8 @@ import {
     boxes,
     copy,
     find,
+    insert,
+    isPrompt,
     pagePart,
     press,
     seedOf,
@@ -67,6 +69,32 @@ function page(document, more = {}) {
  * @param {{[selector: string]: object}} elements
  */
 const withElements = (elements) => page({querySelector: (/** @type {string} */ one) => elements[one] ?? null});
+
+test("a text is put in as if it were typed, or directly where the browser refuses that", () => {
+    for (const isDone of [true, false]) {
+        const box = Object.assign(new Box("a <lo b"), {
+            setSelectionRange: (/** @type {number[]} */ ...at) => done.push(at),
+        });
+        /** @type {unknown[]} */
+        const done = [];
+        page({execCommand: (/** @type {unknown[]} */ ...what) => done.push(what) && isDone});
+        insert(asBox(box), 2, 5, "<lora:x:1>");
+        assert.deepEqual(done, [
+            [2, 5],
+            ["insertText", false, "<lora:x:1>"],
+        ]);
+        assert.deepEqual(box.ranges, isDone ? [] : [["<lora:x:1>", 2, 5, "end"]]);
+        assert.deepEqual(box.events.length, isDone ? 0 : 1);
+    }
+});
+
+test("the boxes of prompts are known, in every web UI", () => {
+    const of = (/** @type {string} */ id) =>
+        /** @type {any} */ ({matches: (/** @type {string} */ all) => all.split(", ").includes(`#${id} textarea`)});
+    for (const id of ["txt2img_prompt", "img2img_neg_prompt", "control_prompt", "prompt", "negative"])
+        assert.ok(isPrompt(of(id)), id);
+    assert.ok(!isPrompt(of("infotext")));
+});
 
 test("boxes are found where web UIs have them, in their order", () => {
     const [first, negative, other] = [new Box(), new Box(), new Box()];

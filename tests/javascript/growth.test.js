@@ -5,6 +5,7 @@ import assert from "node:assert/strict";
 import {readFileSync} from "node:fs";
 import {test} from "node:test";
 
+import {suggestions} from "../../javascript/remora/completion.js";
 import {readAmount} from "../../javascript/remora/curve.js";
 import {isMeant, places} from "../../javascript/remora/grammar.js";
 import * as prompt from "../../javascript/remora/prompt.js";
@@ -56,6 +57,11 @@ function growth(read, [before, run, after]) {
     return most;
 }
 
+/** @type {any} */
+const known = {
+    ...{names: {find: () => []}, standard: 1, blocks: null, regions: null},
+    loraOf: () => ({name: "a", words: "ab, a b"}),
+};
 const told = {blocks: [], layouts: [{length: 17, ids: ["BASE"]}], presets: []};
 /** @type {(text: string) => void} */
 const edited = (text) => {
@@ -80,6 +86,7 @@ const PROMPTS = {
     "words of a file": prompt.plainWords,
     "phrases that are put in": (text) => prompt.withPhrases(text, ["x"]),
     "phrases that are taken out": (text) => prompt.withoutPhrases(text, prompt.split(text)),
+    "what may come next": (text) => [text.length, text.length >> 1].map((caret) => suggestions(text, caret, known)),
     "a change that is taken back": (text) => prompt.takenBack(text, `${text}x`, `y${text}`),
 };
 /** @type {{[what: string]: (text: string) => unknown}} */

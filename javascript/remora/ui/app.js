@@ -6,6 +6,7 @@
  */
 
 import {html, useEffect, useRef, useState} from "../vendor/preact.js";
+import {completesItself} from "../boxes.js";
 import {settingsOfPage} from "../language.js";
 import {useStore} from "../store.js";
 import {t, translated} from "../words.js";
@@ -55,12 +56,26 @@ export function App({tab, root}) {
             ${shown("library") && html`<${Library} tab=${tab} state=${state} />`}
             ${shown("stack") && html`<${Stack} tab=${tab} state=${state} outcomes=${outcomes} />`}
         </div>
-        ${!settingsOfPage() && html`<${ChosenLanguage} tab=${tab} chosen=${state.chosen} />`}
+        <div class="rt-choices">
+            <${ChosenCompletion} tab=${tab} completes=${state.completes} />
+            ${!settingsOfPage() && html`<${ChosenLanguage} tab=${tab} chosen=${state.chosen} />`}
+        </div>
         ${state.details && html`<${Details} key=${state.details} tab=${tab} id=${state.details} />`}
         ${state.dialog === "presets" && html`<${Presets} tab=${tab} state=${state} />`}
         ${state.dialog === "pictures" && html`<${Pictures} tab=${tab} state=${state} />`}
         ${state.dialog === "compare" && html`<${Compare} tab=${tab} state=${state} />`}
         ${state.dialog === "check" && html`<${StackCheck} tab=${tab} />`}`;
+}
+
+/**
+ * Draw the choice whether what is typed in a prompt box is completed, unless the page does so by other means.
+ * @param {{tab: Tab, completes: boolean}} props
+ */
+function ChosenCompletion({tab, completes}) {
+    const isAside = completesItself();
+    return html`<label class="rt-check"><input type="checkbox" checked=${completes && !isAside} disabled=${isAside}
+        onChange=${(/** @type {FieldEvent} */ event) => tab.set({completes: event.target.checked})} />
+        <span>${t("completion.setting")}${isAside && html` <span class="rt-hint">${t("completion.aside")}</span>`}</span></label>`;
 }
 
 /**
