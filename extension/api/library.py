@@ -311,6 +311,7 @@ def listed(row: Row) -> records.Lora:
         "notes": notes.notes,
         "rating": notes.rating,
         "favourite": notes.favourite,
+        "hidden": notes.hidden,
         "strength": notes.strength,
         "alpha": notes.alpha,
         "captions": _without_tags(facts.tags),
