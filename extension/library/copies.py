@@ -278,11 +278,12 @@ def groups_of(alike: Iterable[Likeness], order: Sequence[int]) -> list[list[tupl
         alike: the pairs, the most alike first.
         order: all files, the one to keep first.
     """
-    pairs = defaultdict[int, dict[int, "Likeness"]](dict)
+    pairs: defaultdict[int, dict[int, Likeness]] = defaultdict(dict)
     for one in alike:
         first, second = one.files
         pairs[first][second] = pairs[second][first] = one
-    seen, groups = set[int](), list[list[tuple[int, "Likeness | None"]]]()
+    seen = set[int]()
+    groups: list[list[tuple[int, Likeness | None]]] = []
     for first in order:
         if first in seen or first not in pairs:
             continue

@@ -192,7 +192,16 @@ export const SORTS = {
 
 const {compare: order} = new Intl.Collator(undefined, {numeric: true, sensitivity: "base"});
 
-export const NO_FILTERS = {folder: "", family: "", kind: "", tag: "", show: "", rating: 0, favourite: false, fits: false};
+export const NO_FILTERS = {
+    folder: "",
+    family: "",
+    kind: "",
+    tag: "",
+    show: "",
+    rating: 0,
+    favourite: false,
+    fits: false,
+};
 
 /**
  * The choices of the filter "Show", and which files pass.

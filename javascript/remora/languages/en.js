@@ -725,6 +725,7 @@ export const ENGLISH = /** @type {const} */ ({
     "said.checkStack": "a check of a stack takes 2 to {number} different files",
     "said.checksWait": "too many other files are being checked; try again later",
     "said.notMeasured": "{name} cannot be measured: {error}",
+    "said.notCompared": "{name} cannot be compared: {error}",
     "said.meant": "did you mean {names}?",
     "said.unknown": "is not in the LoRA folders",
     "said.filesKnown": "{count} LoRA files are known",

@@ -76,7 +76,10 @@ def sketched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def made(seed: int) -> spoiled.Tensors:
-    return pair(NAMES[0], (24, 16), 4, size=1.0, seed=2 * seed) | pair(NAMES[1], (24, 16), 4, size=1.0, seed=2 * seed + 1)
+    found: spoiled.Tensors = {}
+    for at, name in enumerate(NAMES):
+        found |= pair(name, (24, 16), 4, size=1.0, seed=2 * seed + at) | {f"{name}.alpha": torch.tensor(4.0)}
+    return found
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -287,8 +290,11 @@ def test_a_damaged_sketch_is_made_again(library: Library, sketched: list[str]) -
 
 
 def test_a_group_holds_together_by_its_neighbours_and_says_to_which_each_is_like() -> None:
-    epochs = [Likeness((0, 1), "near", 0.95, 1.0), Likeness((1, 2), "near", 0.9, 1.0), Likeness((3, 4), "same", 1.0, 1.0)]
+    epochs = [
+        Likeness((0, 1), "near", 0.95, 1.0),
+        Likeness((1, 2), "near", 0.9, 1.0),
+        Likeness((3, 4), "same", 1.0, 1.0),
+    ]
     groups = groups_of(epochs, [2, 0, 1, 4, 3, 5])
     assert [[at for at, _ in group] for group in groups] == [[2, 0, 1], [4, 3]]
     assert [likeness and likeness.files for _, likeness in groups[0]] == [None, (0, 1), (1, 2)]
-

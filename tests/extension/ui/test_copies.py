@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,7 +47,7 @@ def filtered(tab: Tab, show: str) -> None:
     button = tab.root.get_by_role("button", name="Filters").first
     if button.get_attribute("aria-expanded") != "true":
         button.click()
-    tab.root.get_by_label("Show", exact=True).select_option(label=show)
+    tab.root.get_by_role("combobox", name=re.compile("^Show")).select_option(label=show)
 
 
 def pages(tab: Tab) -> Any:
@@ -77,7 +78,8 @@ def test_a_group_says_how_each_is_a_copy_and_what_differs(
         dialog = pages(Tab(page).ready())
         dialog.get_by_text("1 group of copies").wait_for(timeout=LONG)
         rows = dialog.get_by_role("region", name=GROUP).locator("li")
-        told = {row.split("\n")[0].strip(): row for row in rows.all_inner_texts()}
+        named = ["".join(text.split()) for text in rows.locator(".rt-link").all_inner_texts()]
+        told = dict(zip(named, rows.all_inner_texts(), strict=True))
         assert "the one to keep" in told["stripes"]
         assert "stripes in another precision" in told[EXACT]
         assert "nearly stripes: maybe another epoch of one training (cosine +0.9" in told[EPOCH]

@@ -17,7 +17,7 @@ from lib_lora.inspection.stacked import measure_stack
 from tests.fakes import spoiled
 from tests.fakes.files import pair, save
 from tests.lib_lora.inspection.test_files import LORAS, MODEL
-from tests.lib_lora.inspection.variants import NAMES, write_variants
+from tests.lib_lora.inspection.variants import NAMES, judged, write_variants
 
 LEAST = 0.98
 
@@ -203,11 +203,12 @@ def test_signs_of_a_long_side_are_those_of_a_short_one() -> None:
 
 
 def test_a_layer_that_would_take_too_much_memory_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    zorp = part("zorp")
-    assert of(tmp_path / "a.safetensors", zorp).numbers.norm() > 0
+    night = part("night")
+    full = {f"{name}.diff": spoiled.delta(night, name).float() for name in spoiled.layers(night)}
+    assert of(tmp_path / "a.safetensors", full).numbers.norm() > 0
     monkeypatch.setattr(sketches, "_LARGEST", 10)
-    assert of(tmp_path / "b.safetensors", zorp).numbers.norm() == 0, "LoHa has no factors"
-    assert of(tmp_path / "c.safetensors", part("night")).numbers.norm() > 0
+    assert of(tmp_path / "b.safetensors", full).numbers.norm() == 0
+    assert of(tmp_path / "c.safetensors", night).numbers.norm() > 0
 
 
 def test_the_progress_counts_layers_and_may_stop_the_work(tmp_path: Path) -> None:
@@ -229,17 +230,8 @@ def test_two_hundred_variants_of_twelve_files(seed: int, tmp_path: Path) -> None
     """The thresholds were set with seed 0. docs/doctor.md has the figures of whole files."""
     variants = write_variants(tmp_path, seed, every=6)
     assert sum(one.how != "original" for one in variants) == 200
-    alike, merges = compare([sketch(layers_of(one.path)) for one in variants])
-    truth = {(i, j): one.is_like(variants[j]) for i, one in enumerate(variants) for j in range(i + 1, len(variants))}
-    right = {pair for pair, is_like in truth.items() if is_like}
-    found = {one.files for one in alike if truth[one.files] is not None}
-    assert len(found & right) >= LEAST * len(right) > 1000, "recall"
-    assert len(found & right) >= LEAST * len(found), "precision"
-    sums = {i for i, one in enumerate(variants) if len(one.sources) == 2}
-    for merge in merges:
-        assert merge.file in sums
-        assert tuple(source for i in merge.parents for source in variants[i].sources) in (
-            variants[merge.file].sources,
-            variants[merge.file].sources[::-1],
-        )
-    assert len(merges) >= 0.9 * len(sums)
+    counts = judged(variants, [sketch(layers_of(one.path)) for one in variants])
+    assert counts.found >= LEAST * counts.pairs > 1000, "recall"
+    assert counts.found >= LEAST * (counts.found + len(counts.wrong)), "precision"
+    assert counts.merges >= 0.9 * counts.sums
+    assert len(counts.wrong_merges) <= 0.02 * counts.sums

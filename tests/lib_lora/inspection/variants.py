@@ -1,8 +1,14 @@
-"""Two hundred variants of twelve LoRA, the demo's and six made ones: what they were made from, and how."""
+"""Two hundred variants of twelve LoRA, the demo's and six made ones: what they were made from, and how.
+
+`python -m tests.lib_lora.inspection.variants FOLDER SEED` writes whole files, and prints how many copies are found.
+"""
 
 from __future__ import annotations
 
 import math
+import sys
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -10,6 +16,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from lib_lora.inspection.layers import layers_of
+from lib_lora.inspection.sketches import Sketch, compare, sketch
 from tests.fakes import spoiled
 from tests.fakes.files import save
 from tests.lib_lora.inspection.test_files import LORAS
@@ -44,6 +52,9 @@ class Variant:
     how: str
     largest: float = 0.0
     """The share of the larger part in the energies of the parts of a merge."""
+
+    def __str__(self) -> str:
+        return f"{' + '.join(self.sources)} ({self.how})"
 
     def is_like(self, other: Variant) -> bool | None:
         """Return whether two files are duplicates; None of two merges, and where a merge is nearly one of its parts."""
@@ -110,6 +121,46 @@ def sources(generator: torch.Generator, every: int = 1) -> dict[str, spoiled.Ten
     return found
 
 
+@dataclass(frozen=True)
+class Counts:
+    """What was found among variants."""
+
+    pairs: int
+    """That are copies."""
+    found: int
+    """Of these."""
+    wrong: tuple[str, ...]
+    """Pairs that are none."""
+    missed: tuple[str, ...]
+    sums: int
+    merges: int
+    """That were found, with the right files."""
+    wrong_merges: tuple[str, ...]
+
+
+def judged(variants: Sequence[Variant], sketches: Sequence[Sketch]) -> Counts:
+    """Compare variants, and count."""
+    alike, merges = compare(sketches)
+    truth = {(i, j): one.is_like(variants[j]) for i, one in enumerate(variants) for j in range(i + 1, len(variants))}
+    right = {pair for pair, is_like in truth.items() if is_like}
+    found = {one.files for one in alike if truth[one.files] is not None}
+    whose = {one.file: {source for i in one.parents for source in variants[i].sources} for one in merges}
+    good = {at for at, parts in whose.items() if parts == set(variants[at].sources)}
+
+    def said(pairs: set[tuple[int, int]]) -> tuple[str, ...]:
+        return tuple([f"{variants[i]} and {variants[j]}" for i, j in sorted(pairs)])
+
+    return Counts(
+        len(right),
+        len(found & right),
+        said(found - right),
+        said(right - found),
+        sum(len(one.sources) == 2 for one in variants),
+        len(good),
+        tuple([f"{variants[at]} of {sorted(parts)}" for at, parts in whose.items() if at not in good]),
+    )
+
+
 def every_of(tensors: spoiled.Tensors, every: int) -> spoiled.Tensors:
     """Return one layer of a few."""
     kept = set(spoiled.layers(tensors)[::every])
@@ -120,3 +171,26 @@ def norm_of(tensors: spoiled.Tensors) -> float:
     """Return the Frobenius norm of the whole change."""
     deltas = [spoiled.delta(tensors, name) for name in spoiled.layers(tensors)]
     return math.sqrt(sum(delta.square().sum().item() for delta in deltas))
+
+
+def main(folder: Path, seed: int) -> None:
+    """Run the trial."""
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    variants = write_variants(folder, seed)
+    began = time.perf_counter()
+    sketches = [sketch(layers_of(one.path)) for one in variants]
+    made = time.perf_counter()
+    counts = judged(variants, sketches)
+    compared = time.perf_counter()
+    print(
+        f"seed {seed}: {len(variants)} files, {(made - began) / len(variants):.2f} s each, all {compared - made:.2f} s"
+    )
+    print(f"pairs {counts.pairs}, found {counts.found}, wrong {len(counts.wrong)}")
+    print(f"sums {counts.sums}, found {counts.merges}, wrong {len(counts.wrong_merges)}")
+    for line in (*counts.missed, "---", *counts.wrong, "---", *counts.wrong_merges):
+        print(line)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
