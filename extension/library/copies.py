@@ -88,7 +88,7 @@ class Sketched:
     """Why files cannot be compared, as one sentence each."""
 
 
-class _Stopped(Exception):  # noqa: N818  # a way out, not an error
+class _SearchEnded(Exception):  # noqa: N818  # a way out, not an error
     """The thread is to end before the file does."""
 
 
@@ -174,7 +174,7 @@ class CopyFinder:
         while not self._closing.is_set():
             try:
                 self._sketch_all()
-            except _Stopped:
+            except _SearchEnded:
                 break
             except Exception:  # the next round may succeed
                 logger.exception("remora: the LoRA files cannot be compared")
@@ -187,7 +187,7 @@ class CopyFinder:
         self._running = True
         while not self._files.wait(_LOOK):  # for the headers
             if self._closing.is_set():
-                raise _Stopped
+                raise _SearchEnded
         self._asked.clear()
         for file in self._unsketched():
             self._sketch(file)
@@ -204,7 +204,7 @@ class CopyFinder:
             made = sketch(layers_of(file.path), self._step)
         except LoraError as error:
             self._left_out[file] = str(error)
-        except _Stopped:
+        except _SearchEnded:
             raise
         except Exception as error:
             logger.exception("remora: %s cannot be compared", file.path)
@@ -220,7 +220,7 @@ class CopyFinder:
         while self._busy() and time.monotonic() < until and not self._closing.wait(_LOOK):
             pass
         if self._closing.is_set():
-            raise _Stopped
+            raise _SearchEnded
         self._began = time.monotonic()
 
     def _compare(self) -> None:

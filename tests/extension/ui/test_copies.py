@@ -179,7 +179,7 @@ def test_it_says_how_far_it_is_what_it_leaves_out_and_what_was_merged(served: Se
         left_out = [{"id": ids["neon"], "reason": "neon.safetensors: it is truncated"}]
         told |= {"running": False, "found": 60, "merges": [merge], "left_out": left_out}
         dialog.get_by_text("60 groups of copies").wait_for(timeout=LONG)
-        dialog.get_by_text("night is 0.7 × stripes + 0.9 × zorp, but for 1.0 % of its energy").wait_for()
+        dialog.get_by_text("night is 0.7 \u00d7 stripes + 0.9 \u00d7 zorp, but for 1.0 % of its energy").wait_for()
         dialog.locator("summary", has_text="1 file cannot be compared").press("Enter")
         dialog.get_by_text("it is truncated").wait_for()
         assert faults(page) == []

@@ -1,7 +1,7 @@
 """How alike the epochs of real trainings are: `python -m tests.lib_lora.inspection.epochs FOLDER [IDEA ...]`.
 
-Trains ideas of the demo as the project does, saves the weights at each eighth of the steps, as trainers do at the end of
-an epoch, and prints the cosine of each two. It takes some minutes for an idea, so no test runs it.
+Trains ideas of the demo as the project does, saves the weights at each eighth of the steps, as trainers do at the end
+of an epoch, and prints the cosine of each two. It takes some minutes for an idea, so no test runs it.
 """
 
 from __future__ import annotations
@@ -63,11 +63,10 @@ def main(arguments: Sequence[str]) -> None:
         files = train(folder, idea)
         numbers = torch.stack([sketch(layers_of(path)).numbers for path in files])
         units = numbers / numbers.norm(dim=1, keepdim=True)
-        print(idea.name, "norms", [f"{float(one):.3g}" for one in numbers.norm(dim=1)])
-        for row in (units @ units.T).tolist():
-            print("  ", *[f"{cosine:6.3f}" for cosine in row])
+        cosines = [" ".join([f"{cosine:6.3f}" for cosine in row]) for row in (units @ units.T).tolist()]
         alike, _ = compare([sketch(layers_of(path)) for path in files])
-        print("   pairs found", len(alike), "of", len(files) * (len(files) - 1) // 2)
+        found = f"{len(alike)} of {len(files) * (len(files) - 1) // 2} pairs found"
+        sys.stdout.write("\n".join([f"{idea.name}: {found}", *cosines, ""]))
 
 
 if __name__ == "__main__":

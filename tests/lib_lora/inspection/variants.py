@@ -30,8 +30,15 @@ RELATED = "dusk"
 """Made one that has a part in common with night, at a cosine of 0.6: it is no copy."""
 PLAIN = ("clay", "dusk", "ivy", "night", "stripes")
 RANKS = {
-    **{"clay": (2, 3), "dusk": (8, 6), "fuse": (32, 48), "ivy": (4, 3), "moth": (3, 4)},
-    **{"neon": (32, 48), "night": (4, 3), "stripes": (2, 3), "zorp": (3, 4)},
+    "clay": (2, 3),
+    "dusk": (8, 6),
+    "fuse": (32, 48),
+    "ivy": (4, 3),
+    "moth": (3, 4),
+    "neon": (32, 48),
+    "night": (4, 3),
+    "stripes": (2, 3),
+    "zorp": (3, 4),
 }
 """File -> the ranks to which it is resized; others have no plain form without the model."""
 WITHOUT_ALPHA = ("fuse", "neon", "stars")
@@ -183,13 +190,14 @@ def main(folder: Path, seed: int) -> None:
     made = time.perf_counter()
     counts = judged(variants, sketches)
     compared = time.perf_counter()
-    print(
-        f"seed {seed}: {len(variants)} files, {(made - began) / len(variants):.2f} s each, all {compared - made:.2f} s"
-    )
-    print(f"pairs {counts.pairs}, found {counts.found}, wrong {len(counts.wrong)}")
-    print(f"sums {counts.sums}, found {counts.merges}, wrong {len(counts.wrong_merges)}")
-    for line in (*counts.missed, "---", *counts.wrong, "---", *counts.wrong_merges):
-        print(line)
+    each = (made - began) / len(variants)
+    lines = [
+        f"seed {seed}: {len(variants)} files, {each:.2f} s each, all {compared - made:.2f} s",
+        f"pairs {counts.pairs}, found {counts.found}, wrong {len(counts.wrong)}",
+        f"sums {counts.sums}, found {counts.merges}, wrong {len(counts.wrong_merges)}",
+        *("missed", *counts.missed, "wrong", *counts.wrong, "wrong sums", *counts.wrong_merges),
+    ]
+    sys.stdout.write("\n".join([*lines, ""]))
 
 
 if __name__ == "__main__":
