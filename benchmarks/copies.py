@@ -102,7 +102,7 @@ def opened(folder: Path, busy: Callable[[], bool]) -> Any:
 def own_memory() -> int:
     """Return the bytes that the process does not share with files."""
     info = psutil.Process().memory_info()
-    return info.rss - getattr(info, "shared", 0)
+    return int(info.rss) - int(getattr(info, "shared", 0))
 
 
 def beside_a_picture(folder: Path, options: argparse.Namespace) -> list[Record]:

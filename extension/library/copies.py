@@ -109,12 +109,14 @@ class CopyFinder:
         self._running = False
         self._left_out: dict[CatalogFile, str] = {}
         self._compared = Compared()
-        self._known: Mapping[CatalogFile, bytes] = {}
-        """The sketches that were compared."""
+        self._known: Mapping[CatalogFile, object] = {}
+        """What the latest comparison was made from."""
         self._again = 0.0
         """When to store and compare again."""
         self._began = 0.0
         """When the work after the last rest began."""
+        self._rests_until = 0.0
+        """When a picture has been made for too long to wait for its end."""
 
     def resume(self) -> None:
         """Go on if an earlier process has begun."""
@@ -129,7 +131,7 @@ class CopyFinder:
                 self._running = True
                 self._thread = threading.Thread(target=self._run, name="remora-copies", daemon=True)
                 self._thread.start()
-            elif self._unsketched() or self._sketches() != self._known:
+            elif self._unsketched() or _state(self._sketched()) != self._known:
                 self._asked.set()
 
     @property
@@ -166,11 +168,12 @@ class CopyFinder:
         files = [row.file for row in self._usable() if not row.sketch and row.file not in self._left_out]
         return sorted(files, key=lambda file: file.size)
 
-    def _sketches(self) -> dict[CatalogFile, bytes]:
-        return {row.file: row.sketch for row in self._usable() if row.sketch}
+    def _sketched(self) -> list[Row]:
+        return [row for row in self._usable() if row.sketch]
 
     def _run(self) -> None:
         _give_way()
+        self._rests_until = time.monotonic() + _LONGEST_REST
         while not self._closing.is_set():
             try:
                 self._sketch_all()
@@ -216,8 +219,9 @@ class CopyFinder:
     def _step(self, done: int, layers: int) -> None:
         """Rest as long as the layer took, and while a picture is made."""
         self._closing.wait(time.monotonic() - self._began)
-        until = time.monotonic() + _LONGEST_REST
-        while self._busy() and time.monotonic() < until and not self._closing.wait(_LOOK):
+        if not self._busy():
+            self._rests_until = time.monotonic() + _LONGEST_REST
+        while self._busy() and time.monotonic() < self._rests_until and not self._closing.wait(_LOOK):
             pass
         if self._closing.is_set():
             raise _SearchEnded
@@ -229,17 +233,22 @@ class CopyFinder:
 
         began = time.monotonic()
         self._files.index.save()
-        stored = self._sketches()
-        if stored != self._known:
-            made = {file: Sketch.from_bytes(one) for file, one in stored.items()}
-            for file in [file for file, one in made.items() if one is None]:  # of another version, or damaged
-                self._files.index.keep_sketch(file, b"")
+        rows = self._sketched()
+        if _state(rows) != self._known:
+            made = [(row, Sketch.from_bytes(row.sketch)) for row in rows]
+            for row in [row for row, one in made if one is None]:  # of another version, or damaged
+                self._files.index.keep_sketch(row.file, b"")
                 self._asked.set()
-            pairs = [(row, one) for row in self._usable() if (one := made.get(row.file)) is not None]
+            pairs = [(row, one) for row, one in made if one is not None]
             self._compared = compared([row for row, _ in pairs], [one for _, one in pairs])
-            self._known = {file: one for file, one in stored.items() if made[file] is not None}
+            self._known = _state([row for row, _ in pairs])
         took = time.monotonic() - began
         self._again = time.monotonic() + max(_SAVE_EVERY, _LEAST_SHARE * took)
+
+
+def _state(rows: Iterable[Row]) -> dict[CatalogFile, object]:
+    """Return all that a comparison depends on."""
+    return {row.file: (row.sketch, _worth(row)) for row in rows}
 
 
 def compared(rows: Sequence[Row], sketches: Sequence[Sketch]) -> Compared:
@@ -282,7 +291,7 @@ def groups_of(alike: Iterable[Likeness], order: Sequence[int]) -> list[list[tupl
     for one in alike:
         first, second = one.files
         pairs[first][second] = pairs[second][first] = one
-    seen = set[int]()
+    places, seen = {at: place for place, at in enumerate(order)}, set[int]()
     groups: list[list[tuple[int, Likeness | None]]] = []
     for first in order:
         if first in seen or first not in pairs:
@@ -293,7 +302,7 @@ def groups_of(alike: Iterable[Likeness], order: Sequence[int]) -> list[list[tupl
             members |= new
             waiting += new
         seen |= members
-        others = [at for at in order if at in members and at != first]
+        others = sorted(members - {first}, key=places.__getitem__)
         found = [(at, pairs[at].get(first) or next(iter(pairs[at].values()))) for at in others]
         groups.append([(first, None), *found])
     return groups

@@ -42,6 +42,8 @@ _NEAR = 0.8
 """The cosine from which two files are near-duplicates."""
 _MERGED = 0.2
 """The share of the energy of a sum of two files that neither of them explains."""
+_APART = 0.6
+"""The cosine from which two files are no parts of a sum: rather, they are one at two strengths that are not linear."""
 _PART = 0.02
 """The least share of the energy of a sum that each of the two must have."""
 _BETTER = 0.5
@@ -171,8 +173,8 @@ def _signs(size: int, side: int) -> Tensor:
     By a hash that is the same with every version of torch (splitmix64).
     """
     signs = torch.empty(size * NUMBERS, dtype=torch.int8)
-    for some in signs.split(_HASHED):
-        start = some.storage_offset()
+    for start in range(0, len(signs), _HASHED):
+        some = signs[start : start + _HASHED]
         mixed = torch.arange(start, start + len(some)) * -7046029254386353131 + (2 * size + side) * 104_729
         mixed = (mixed ^ (mixed >> 30)) * -4658895280553007687
         mixed = (mixed ^ (mixed >> 27)) * -7723592293110705685
@@ -235,7 +237,8 @@ def _merges(numbers: Tensor, norms: Tensor, files: Tensor, parents: Tensor) -> I
     if not len(files) or len(parents) < 2:
         return
     units = numbers / norms.unsqueeze(1)
-    for some in files.split(_AT_ONCE):
+    for start in range(0, len(files), _AT_ONCE):
+        some = files[start : start + _AT_ONCE]
         cosines = units[some] @ units[parents].T
         cosines = torch.where(cosines < _SAME, cosines, -torch.inf)  # a file and its copies are no parts of it
         nearest, places = cosines.topk(min(_CANDIDATES, len(parents)))
@@ -246,7 +249,7 @@ def _least(numbers: Tensor, norms: Tensor, files: Tensor, candidates: Tensor, co
     """Yield those of the files that are sums of two of their candidates.
 
     By least squares with all pairs. Both strengths are positive: else a parent would be the sum of its child and,
-    negatively, of the other parent. Two that are alike are one parent, and what one explains nearly as well is no sum.
+    negatively, of the other parent. What one explains nearly as well is no sum.
 
     Args:
         numbers: of all files.
@@ -267,7 +270,7 @@ def _least(numbers: Tensor, norms: Tensor, files: Tensor, candidates: Tensor, co
     alone = 1 - torch.maximum(cosines.unsqueeze(2), cosines.unsqueeze(1)).square()
     shares = first.square() * rows / energies
     fits = torch.minimum(shares, shares.transpose(1, 2)) > _PART
-    fits &= gram < _NEAR * (rows * columns).sqrt()
+    fits &= gram < _APART * (rows * columns).sqrt()
     fits &= (torch.minimum(first, second) > 0) & cosines.isfinite().unsqueeze(2) & cosines.isfinite().unsqueeze(1)
     left = torch.where(fits & (left < _MERGED) & (left < _BETTER * alone), left, torch.inf)
     for at, best in enumerate(left.flatten(1).argmin(1).tolist()):

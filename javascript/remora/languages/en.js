@@ -578,7 +578,7 @@ export const ENGLISH = /** @type {const} */ ({
     "copies.openHint": "Copies: find files that are the same, or nearly",
     "copies.title": "Copies",
     "copies.about":
-        "Files are compared by the change that they make, whatever their names and formats. This reads every file once, in the background, and goes on when you close this. The first file of a group is the one that you use most; bold is what differs from it.",
+        "Files are compared by the change that they make, whatever their names and formats. This reads every file once, in the background, and goes on when you close this. The first file of a group is your favourite, else the one that you use most. What differs from it is bold.",
     "copies.progress": "Progress of the search for copies",
     "copies.at": "{done} of {total} files read",
     "copies.found": {one: "{count} group of copies", other: "{count} groups of copies"},

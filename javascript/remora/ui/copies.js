@@ -48,13 +48,13 @@ export function Copies({tab}) {
     const {told, trouble} = useCopies(tab, page);
     const [own, attempt] = useTrouble();
     const pages = told ? Math.max(1, Math.ceil(told.found / told.per_page)) : 1;
-    const foot = html`<${Trouble} trouble=${own} />${
+    const paged =
         pages > 1
         && html`<div class="rt-line">
             <button type="button" class="rt-small" disabled=${page === 0} onClick=${() => setPage(page - 1)}>${t("copies.back")}</button>
             <span role="status">${t("copies.page", {page: page + 1, pages})}</span>
-            <button type="button" class="rt-small" disabled=${page + 1 >= pages} onClick=${() => setPage(page + 1)}>${t("copies.next")}</button></div>`
-    }`;
+            <button type="button" class="rt-small" disabled=${page + 1 >= pages} onClick=${() => setPage(page + 1)}>${t("copies.next")}</button></div>`;
+    const foot = (own.text || paged) && html`<${Trouble} trouble=${own} />${paged}`;
     return html`<${Dialog} title=${t("copies.title")} close=${() => tab.set({dialog: ""})} foot=${foot} class="rt-wide-dialog">
         <p class="rt-hint">${t("copies.about")}</p>
         <${Trouble} trouble=${trouble} />
@@ -110,7 +110,7 @@ function File({tab, lora, file, usual, other, attempt}) {
     return html`<li class=${`rt-copy${lora.hidden ? " rt-hidden" : ""}`}>
         <span class="rt-thumb"><${Picture} api=${tab.api} name=${name} path=${lora.picture && `thumbnail?${query({id: lora.id, v: lora.picture})}`} /></span>
         <div class="rt-preset-text">
-            <button type="button" class="rt-link" aria-label=${t("card.about", {name})} title=${lora.file} onClick=${() => tab.set({details: lora.id})}><${Name} text=${name} /></button>
+            <button type="button" class="rt-link rt-copy-name" aria-label=${t("card.about", {name})} title=${lora.file} onClick=${() => tab.set({details: lora.id})}><${Name} text=${name} /></button>
             <span>${said}</span>
             <span class="rt-hint">${factsOf(lora, file, rank(lora)).map((fact, at) => [
                 at > 0 && " · ",

@@ -139,6 +139,7 @@ def test_the_file_to_keep_is_the_favourite_then_the_most_used_then_the_largest(l
     catalog = library.start()
     assert grouped(found(catalog))[0][0] == "large"
     catalog.used([catalog.find("used")])
+    assert grouped(found(catalog))[0][0] == "used"
     (library.folder / "small.json").write_text('{"remora": {"favourite": true}}')
     catalog = library.start()
     assert grouped(found(catalog)) == [["small", "used", "large"]]
@@ -209,8 +210,10 @@ def test_a_host_that_never_says_that_a_picture_ended_slows_it_only(
     library.file("a")
     library.busy.set()
     catalog = library.start()
+    began = time.monotonic()
     found(catalog)
     assert catalog.copies.progress.done == 1
+    assert time.monotonic() - began > 0.05
 
 
 def test_it_rests_as_long_as_it_worked(library: Library) -> None:

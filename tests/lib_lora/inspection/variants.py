@@ -124,7 +124,8 @@ def sources(generator: torch.Generator, every: int = 1) -> dict[str, spoiled.Ten
     found = {name: every_of(load_file(LORAS / f"{name}.safetensors"), every) for name in NAMES}
     found |= {name: spoiled.redrawn(found[other], generator) for name, other in REDRAWN.items()}
     others = spoiled.redrawn(found["night"], generator)
-    found[RELATED] = spoiled.merged([(0.6, found["night"]), (0.8, others)], 16)
+    share = 0.8 * norm_of(found["night"]) / norm_of(others)
+    found[RELATED] = spoiled.merged([(0.6, found["night"]), (share, others)], 16)
     return found
 
 
@@ -152,7 +153,7 @@ def judged(variants: Sequence[Variant], sketches: Sequence[Sketch]) -> Counts:
     right = {pair for pair, is_like in truth.items() if is_like}
     found = {one.files for one in alike if truth[one.files] is not None}
     whose = {one.file: {source for i in one.parents for source in variants[i].sources} for one in merges}
-    good = {at for at, parts in whose.items() if parts == set(variants[at].sources)}
+    good = {at for at, parts in whose.items() if parts == set(variants[at].sources) and len(parts) == 2}
 
     def said(pairs: set[tuple[int, int]]) -> tuple[str, ...]:
         return tuple([f"{variants[i]} and {variants[j]}" for i, j in sorted(pairs)])
