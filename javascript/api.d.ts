@@ -42,6 +42,8 @@ export interface Lora {
     notes: string;
     rating: number;
     favourite: boolean;
+    /** by the user: lists leave it out unless they are asked for hidden files */
+    hidden: boolean;
     /** preferred strength */
     strength: number | null;
     /** in place of the file's own alpha */
@@ -133,6 +135,8 @@ export interface LoraDetails {
     notes: string;
     rating: number;
     favourite: boolean;
+    /** by the user: lists leave it out unless they are asked for hidden files */
+    hidden: boolean;
     /** preferred strength */
     strength: number | null;
     /** in place of the file's own alpha */
@@ -170,6 +174,7 @@ export interface NotesWanted {
     notes?: string;
     rating?: number;
     favourite?: boolean;
+    hidden?: boolean;
     strength?: number | null;
     alpha?: number | null;
     description?: string;
@@ -299,6 +304,58 @@ export interface CheckedStack {
     strengths: number[];
     /** null until it is done */
     result: FilesTogether | null;
+}
+
+/** A file that cannot be compared. */
+export interface LeftOut {
+    id: string;
+    reason: string;
+}
+
+/** A file of a group of copies. */
+export interface CopiedFile {
+    id: string;
+    /** of its tensors, such as float16 */
+    precisions: string[];
+    /** id of the file that it is compared with; null of the first of the group */
+    other: string | null;
+    alike: "same" | "precision" | "rank" | "scaled" | "resized" | "near" | null;
+    /** 1 for the same change */
+    cosine: number;
+    /** it is about this times the other file */
+    factor: number;
+}
+
+/** A file that is the sum of two others. */
+export interface MergedFile {
+    id: string;
+    /** ids */
+    parents: [string, string];
+    strengths: [number, number];
+    /** the share of its energy that they do not explain */
+    left: number;
+}
+
+/** Files that are copies of others, as far as they are compared. */
+export interface Copies {
+    /** whether files are being read or compared */
+    running: boolean;
+    /** files that are read */
+    done: number;
+    total: number;
+    /** files that cannot be compared */
+    left_out: LeftOut[];
+    /** of this page; the first of a group is the one to keep */
+    groups: CopiedFile[][];
+    /** groups on all pages */
+    found: number;
+    per_page: number;
+    /** ids of the first of each group, on all pages */
+    firsts: string[];
+    /** ids of the others */
+    others: string[];
+    /** files that are sums of two others */
+    merges: MergedFile[];
 }
 
 /** A family of models, as a report names it. */
@@ -605,6 +662,7 @@ export interface Answers {
     inspect: Inspection;
     check: CheckedFile;
     "check/stack": CheckedStack;
+    copies: Copies;
     state: State;
     grammar: State;
     stack: Stack;

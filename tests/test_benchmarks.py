@@ -26,6 +26,7 @@ PROGRAMS = {
     "kinds": {"kind", "layer", "way", "base_s", "ours", "peer_name", "peer", "peer_by_ours", "differ_by", "seconds"},
     "memory": {"stack"},
     "library": {"what", "value", "unit", "goal", "goal_met"},
+    "copies": {"what", "value", "unit"},
     "strength": {
         "loras",
         "strength",

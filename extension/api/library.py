@@ -285,15 +285,14 @@ def family_key(family: Family) -> str:
 
 def listed(row: Row) -> records.Lora:
     """Return the data of a file in a list."""
-    file = row.file
     facts, notes = row.facts or Facts(), row.notes or Notes()
     structure = facts.structure
     return {
-        "id": file.id,
+        "id": row.file.id,
         "name": row.name,
-        "alias": facts.alias or file.name,
-        "file": file.relative,
-        "folder": file.folder,
+        "alias": facts.alias or row.file.name,
+        "file": row.file.relative,
+        "folder": row.file.folder,
         "read": row.complete,
         "readable": not facts.problem,
         "reason": facts.problem,
@@ -303,14 +302,15 @@ def listed(row: Row) -> records.Lora:
         "rank": structure.ranks,
         "layers": structure.layers,
         "format": structure.format,
-        "size": file.size,
-        "mtime": file.mtime_ns / 1e9,
+        "size": row.file.size,
+        "mtime": row.file.mtime_ns / 1e9,
         "words": notes.words or _without_tags(", ".join(facts.words)),
         "negative": notes.negative,
         "tags": list(notes.tags),
         "notes": notes.notes,
         "rating": notes.rating,
         "favourite": notes.favourite,
+        "hidden": notes.hidden,
         "strength": notes.strength,
         "alpha": notes.alpha,
         "captions": _without_tags(facts.tags),

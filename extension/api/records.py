@@ -26,6 +26,7 @@ class NotesWanted(TypedDict, total=False):
     notes: str
     rating: Annotated[int, {"minimum": 0, "maximum": 5}]
     favourite: bool
+    hidden: bool
     strength: float | None
     alpha: float | None
     description: str
@@ -56,6 +57,7 @@ class Lora(TypedDict):
     notes: str
     rating: Annotated[int, {"minimum": 0, "maximum": 5}]
     favourite: bool
+    hidden: Annotated[bool, "by the user: lists leave it out unless they are asked for hidden files"]
     strength: Annotated[float | None, "preferred strength"]
     alpha: Annotated[float | None, "in place of the file's own alpha"]
     captions: Annotated[str, "frequent words of the training captions"]
@@ -220,6 +222,48 @@ class CheckedStack(TypedDict):
     ids: Texts
     strengths: list[float]
     result: Annotated[FilesTogether | None, "null until it is done"]
+
+
+class CopiedFile(TypedDict):
+    """A file of a group of copies."""
+
+    id: str
+    precisions: Annotated[Texts, "of its tensors, such as float16"]
+    other: Annotated[str | None, "id of the file that it is compared with; null of the first of the group"]
+    alike: Literal["same", "precision", "rank", "scaled", "resized", "near"] | None
+    cosine: Annotated[float, "1 for the same change"]
+    factor: Annotated[float, "it is about this times the other file"]
+
+
+class MergedFile(TypedDict):
+    """A file that is the sum of two others."""
+
+    id: str
+    parents: Annotated[tuple[str, str], "ids"]
+    strengths: tuple[float, float]
+    left: Annotated[float, "the share of its energy that they do not explain"]
+
+
+class LeftOut(TypedDict):
+    """A file that cannot be compared."""
+
+    id: str
+    reason: str
+
+
+class Copies(TypedDict):
+    """Files that are copies of others, as far as they are compared."""
+
+    running: Annotated[bool, "whether files are being read or compared"]
+    done: Annotated[int, "files that are read"]
+    total: int
+    left_out: Annotated[list[LeftOut], "files that cannot be compared"]
+    groups: Annotated[list[list[CopiedFile]], "of this page; the first of a group is the one to keep"]
+    found: Annotated[int, "groups on all pages"]
+    per_page: int
+    firsts: Annotated[Texts, "ids of the first of each group, on all pages"]
+    others: Annotated[Texts, "ids of the others"]
+    merges: Annotated[list[MergedFile], "files that are sums of two others"]
 
 
 Inspection = NewType("Inspection", dict[str, Any])

@@ -15,6 +15,7 @@ from .answers import json_of, picture_of
 from .blocks import BlocksApi
 from .check import CheckApi
 from .compare import CompareApi
+from .copies import CopiesApi
 from .library import Library
 from .pictures import PicturesApi
 from .presets import PresetsApi
@@ -123,6 +124,7 @@ _CHECKS = (
     Route("GET", "/check", CheckApi.file, records.CheckedFile),
     Route("GET", "/check/stack", CheckApi.stack, records.CheckedStack),
 )
+_COPIES = (Route("GET", "/copies", CopiesApi.list, records.Copies),)
 _STACK = (
     Route("GET", "/state", StackApi.state, records.State),
     Route("PUT", "/grammar", StackApi.set_grammar, records.State, Body(records.GrammarWanted, "the setting")),
@@ -161,6 +163,7 @@ _COMPARISONS = (
 SECTIONS: tuple[tuple[str, Callable[[Session], object], tuple[Route, ...]], ...] = (
     ("Files", Library, _FILES),
     ("The doctor", CheckApi, _CHECKS),
+    ("Copies", CopiesApi, _COPIES),
     ("Stack and latest picture", StackApi, _STACK),
     ("Pictures of this session, the latest 200", PicturesApi, _PICTURES),
     ("Presets", PresetsApi, _PRESETS),

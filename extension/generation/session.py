@@ -40,7 +40,7 @@ class Session:
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self.catalog = Catalog(host.adapter_dirs, host.data_dir, host.own_choice)
+        self.catalog = Catalog(host.adapter_dirs, host.data_dir, host.own_choice, lambda: self.is_making)
         self.always_on = AlwaysOnFile(host.data_dir)
         self.presets = PresetsFile(host.data_dir)
         self.block_presets = BlockPresetsFile(host.data_dir, host.block_preset_files)
@@ -53,6 +53,8 @@ class Session:
         """The passes of the latest pictures."""
         self.failed: tuple[TagOutcome, ...] = ()
         """Why the generation after that was stopped, one for each LoRA; empty if it was not."""
+        self.is_making = False
+        """Whether pictures are being made, with or without LoRA."""
         self._batch: Request | None = None  # active, or for a model that is loaded during a generation
 
     @property
@@ -119,6 +121,7 @@ class Session:
         asked = tuple(placed(tags, "prompt") for tags in images)
         batch = Request(asked, settings, placed(always, "always"), tuple(seeds), at, tuple(apart), steps)
         self._note_outcome()
+        self.is_making = True
         self.failed = ()
         try:
             activation = self._put_in_force(batch)
@@ -325,11 +328,13 @@ class Session:
 
     def pictures_made(self, pictures: Sequence[tuple[int, Any]]) -> None:
         """Record the pictures of a generation that ended, by seed and image; without any it made none."""
+        self.is_making = False
         self._note_outcome()
         self.record.made(pictures)
 
     def end(self) -> None:
         """Deactivate all LoRA; the model is as it was without any."""
+        self.is_making = False
         self._note_outcome()
         self._batch = None
         told = {one.sentence for activation in self.passes.activations for one in activation.left_out}

@@ -11,6 +11,7 @@ from pathlib import Path
 from lib_lora import AdapterFile, LoraError
 
 from .checks import Checks
+from .copies import CopyFinder
 from .facts import Facts
 from .hashes import Hashes
 from .index import Index, Row
@@ -34,6 +35,7 @@ class Catalog:
         folders: returns the folders; called at every scan.
         data_dir: returns the folder of the index, which saves a later start from reading; None keeps it in memory.
         choice: returns which of several files of one name the host's own LoRA takes; None if it tells none.
+        busy: tells whether a picture is made, during which work for later rests.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Catalog:
         folders: Callable[[], Sequence[Path]],
         data_dir: Callable[[], Path | None] = lambda: None,
         choice: Choice = lambda paths: None,
+        busy: Callable[[], bool] = lambda: False,
     ) -> None:
         self._folders = folders
         self._choice = choice
@@ -49,6 +52,7 @@ class Catalog:
         self._opened: Scanner | None = None
         self.hashes = Hashes(self)
         self.checks = Checks()
+        self.copies = CopyFinder(self, busy)
         self.names = Names(self, self.hashes, choice)
         self._metadata: dict[CatalogFile, Mapping[str, str]] = {}
         self._metadata_size = 0
@@ -81,6 +85,7 @@ class Catalog:
     def start(self) -> None:
         """Read all files in the background, and watch the folders."""
         self._scanner.start()
+        self.copies.resume()
 
     def wait(self, seconds: float) -> bool:
         """Wait at most `seconds` until all files are read; tell whether they are."""
@@ -88,6 +93,7 @@ class Catalog:
 
     def close(self) -> None:
         """Stop the background threads; data already read are kept."""
+        self.copies.close()
         self.checks.close()
         self.hashes.close()
         if self._opened is not None:

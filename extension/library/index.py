@@ -43,6 +43,7 @@ _COLUMNS: Mapping[str, str] = {
     "picture": "TEXT",
     "shorthash": "TEXT NOT NULL DEFAULT ''",
     "sha256": "TEXT NOT NULL DEFAULT ''",
+    "sketch": "BLOB NOT NULL DEFAULT x''",
     "added": "REAL NOT NULL DEFAULT 0",
     "used": "REAL NOT NULL DEFAULT 0",
     "uses": "INTEGER NOT NULL DEFAULT 0",
@@ -84,6 +85,8 @@ class Row:
     picture: Path | None = None
     shorthash: str = ""
     sha256: str = ""
+    sketch: bytes = b""
+    """What tells whether it is a copy, see `copies.CopyFinder`; empty until it is made."""
     added: float = 0.0
     """When it was first seen, in seconds since 1970."""
     used: float = 0.0
@@ -163,6 +166,14 @@ class Index:
             else:
                 row = Row(file, former.name, added=former.added, used=former.used, uses=former.uses)
             return self._put(replace(row, **values))
+
+    def keep_sketch(self, file: CatalogFile, sketch: bytes) -> None:
+        """Set the sketch of a file unless it has changed; the revision stays, as no list shows it."""
+        with self._lock:
+            row = self.get(file)
+            if row is not None:
+                self._rows[file.path] = replace(row, sketch=sketch)
+                self._unsaved.add(file.path)
 
     def use(self, file: CatalogFile, now: float) -> Row:
         """Record that a picture is made with a file."""
@@ -457,6 +468,7 @@ def _with_history(row: Row, kept: Row) -> Row:
         uses=row.uses + kept.uses,
         shorthash=row.shorthash or (kept.shorthash if same else ""),
         sha256=row.sha256 or (kept.sha256 if same else ""),
+        sketch=row.sketch or (kept.sketch if same else b""),
     )
 
 
@@ -492,6 +504,7 @@ def _to_columns(row: Row) -> tuple[Any, ...]:
         None if row.picture is None else str(row.picture),
         row.shorthash,
         row.sha256,
+        row.sketch,
         row.added,
         row.used,
         row.uses,
@@ -516,6 +529,7 @@ def _from_columns(values: Mapping[str, Any]) -> Row | None:
             None if picture is None else Path(picture),
             values["shorthash"],
             values["sha256"],
+            bytes(values["sketch"]) if isinstance(values["sketch"], bytes) else b"",
             added,
             used,
             uses,

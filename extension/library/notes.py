@@ -54,6 +54,8 @@ class Notes:
     """The user's alpha for the file; None leaves it to the file. lib_lora reads it from `name.json`, too."""
     rating: int = 0
     favourite: bool = False
+    hidden: bool = False
+    """Whether the user wants lists to leave it out."""
     problems: tuple[str, ...] = ()
     """A sentence for each file beside it that could not be read."""
 
@@ -74,6 +76,7 @@ class Notes:
         found = cls(**values | {"tags": tuple(values["tags"]), "problems": tuple(values["problems"])})
         demand(are_texts((found.description, found.words, found.negative, found.notes, found.base_model)))
         demand(are_texts((*found.tags, *found.problems)) and isinstance(found.favourite, bool))
+        demand(isinstance(found.hidden, bool))
         demand(type(found.rating) is int and found.rating in RATINGS)
         demand(found.strength is None or found.strength == _number(found.strength))
         demand(found.alpha is None or found.alpha == _alpha(found.alpha))
@@ -106,6 +109,7 @@ def read_notes(paths: Sequence[Path]) -> Notes:
         alpha=_alpha(remora.get("alpha")),
         rating=rating if (rating := remora.get("rating")) in RATINGS and type(rating) is int else 0,
         favourite=remora.get("favourite") is True,
+        hidden=remora.get("hidden") is True,
         problems=tuple(problems),
     )
 
@@ -161,7 +165,7 @@ def _checked(name: str, value: object) -> object:
     if name not in EDITABLE:
         raise NotesError(f"notes have no field {name:.60}; the fields are {', '.join(EDITABLE)}")
     match name:
-        case "favourite":
+        case "favourite" | "hidden":
             good, wanted = isinstance(value, bool), "true or false"
         case "rating":
             good, wanted = type(value) is int and value in RATINGS, f"a whole number from 0 to {RATINGS[-1]}"
@@ -216,6 +220,7 @@ _WRITERS: Mapping[str, Callable[[dict[str, Any], Any], None]] = {
     "alpha": _own_field("alpha"),
     "rating": _own_field("rating"),
     "favourite": _own_field("favourite"),
+    "hidden": _own_field("hidden"),
 }
 
 

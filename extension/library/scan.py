@@ -154,16 +154,15 @@ class Scanner:
         if row is None or row.facts is None:
             changes["facts"] = self._facts(found.file)
         if row is None or row.notes is None or row.beside != found.stamp:
-            # descriptions are long, and read one at a time
-            changes |= {
-                "notes": replace(notes_of(found), description=""),
-                "beside": found.stamp,
-                "picture": found.picture,
-            }
+            notes = replace(notes_of(found), description="")  # which is long, and read one at a time
+            changes |= {"notes": notes, "beside": found.stamp, "picture": found.picture}
+            if row is not None and row.notes is not None and row.notes.alpha != notes.alpha:
+                changes["sketch"] = b""  # another alpha makes another change
         with self._noting:
             latest = self.index.get(found.file)
             if latest is not None and latest.beside != ("" if row is None else row.beside):
-                for field in ("notes", "beside", "picture"):  # another thread has read later files beside it meanwhile
+                # another thread has read later files beside it meanwhile
+                for field in ("notes", "beside", "picture", "sketch"):
                     changes.pop(field, None)
             # a file that went while it was read has no row again
             if changes and (self.found is None or found.file.path in self.found):

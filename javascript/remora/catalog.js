@@ -1,12 +1,13 @@
 // The list of files: kept up to date by changes, searched, filtered and sorted. Pure but for `Catalog`.
 
 /**
- * @import {FamilyFit, Lora, Loras} from "../api.d.ts"
+ * @import {Copies, FamilyFit, Lora, Loras} from "../api.d.ts"
  * @import {Api} from "./api.js"
  * @import {Key} from "./words.js"
  */
 
 import {query} from "./api.js";
+import {same} from "./store.js";
 import {number, t, translated} from "./words.js";
 
 /**
@@ -33,6 +34,10 @@ export class Catalog {
         /** @type {Map<string, Lora[]>} */
         this.byName = new Map();
         this.version = 0; // grows with every change, for those that keep what they worked out
+        /** @type {Set<string>} */
+        this.firsts = new Set(); // ids of the files to keep of each group of copies
+        /** @type {Set<string>} */
+        this.others = new Set(); // ids of their copies
     }
 
     /**
@@ -63,6 +68,17 @@ export class Catalog {
             this.byName.set(lora.name, same ? [...same, lora] : [lora]);
         }
         this.version += 1;
+    }
+
+    /**
+     * Take which files are copies of others; tell whether that is news.
+     * @param {Pick<Copies, "firsts" | "others">} told
+     */
+    takeCopies({firsts, others}) {
+        if (same(firsts, [...this.firsts]) && same(others, [...this.others])) return false;
+        [this.firsts, this.others] = [new Set(firsts), new Set(others)];
+        this.version += 1;
+        return true;
     }
 
     /**
@@ -176,7 +192,28 @@ export const SORTS = {
 
 const {compare: order} = new Intl.Collator(undefined, {numeric: true, sensitivity: "base"});
 
-export const NO_FILTERS = {folder: "", family: "", kind: "", tag: "", rating: 0, favourite: false, fits: false};
+export const NO_FILTERS = {
+    folder: "",
+    family: "",
+    kind: "",
+    tag: "",
+    show: "",
+    rating: 0,
+    favourite: false,
+    fits: false,
+};
+
+/**
+ * The choices of the filter "Show", and which files pass.
+ * @satisfies {{[name: string]: [title: Key, passes: (lora: Lora, catalog: Catalog) => boolean]}}
+ */
+export const SHOWS = {
+    "": ["common.all", () => true],
+    copies: ["library.show.copies", ({id}, {firsts, others}) => firsts.has(id) || others.has(id)],
+    single: ["library.show.single", ({id}, {others}) => !others.has(id)],
+    unusable: ["library.show.unusable", ({readable}) => !readable],
+    hidden: ["library.show.hidden", () => true],
+};
 
 /**
  * Return the files that have all words and pass all filters. The best matches of the words come first, and what matches
@@ -188,9 +225,12 @@ export const NO_FILTERS = {folder: "", family: "", kind: "", tag: "", rating: 0,
  */
 export function select(catalog, words, filters, sort) {
     const below = filters.folder && `${filters.folder}/`;
+    const [, passes] = SHOWS[/** @type {keyof typeof SHOWS} */ (filters.show)];
     const passed = sorted(catalog, sort).filter(
         (lora) =>
-            (!below || `${lora.folder}/`.startsWith(below))
+            lora.hidden === (filters.show === "hidden")
+            && passes(lora, catalog)
+            && (!below || `${lora.folder}/`.startsWith(below))
             && (!filters.family || lora.family === filters.family)
             && (!filters.kind || lora.kind === filters.kind)
             && (!filters.tag || lora.tags.includes(filters.tag))

@@ -132,6 +132,16 @@ export class Library {
     }
 
     /**
+     * Ask which files are copies of others, which makes the server look for more; throws its errors.
+     * @param {number} page of groups
+     */
+    async loadCopies(page) {
+        const told = await this.tab.api.get(/** @type {const} */ (`copies?${query({page})}`));
+        if (this.catalog.takeCopies(told)) this.tab.set({version: this.catalog.version});
+        return told;
+    }
+
+    /**
      * Set the picture of a file, or put back the one that was replaced last; throws errors of the server.
      * @param {Lora} lora
      * @param {Blob | null} blob

@@ -11,8 +11,10 @@ of another file begin at the same number. A magnitude of DoRA is left out.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -22,24 +24,38 @@ from torch import Tensor
 
 from ..adapters import Modifier
 from ..adapters.base import Adapter
+from ..adapters.lokr import LoKr
 from .deltas import Delta, DenseDelta, LowRankDelta
-from .layers import FileLayers
+from .layers import FileLayer, FileLayers, Progress, counted, unheard
 
 NUMBERS = 256
+VERSION = 1
+"""Of the numbers and of how they are stored; sketches of different versions are not compared."""
+_STORED = struct.Struct(f"<{NUMBERS}f")
 _LONGEST = 1 << 18
 """The most rows or columns of a layer that is counted; no weight of a model has more."""
+_LARGEST = 1 << 25
+"""The most entries of a layer without factors that is counted: such a layer takes three matrices in fp64."""
 _SAME = 0.998
 """The cosine from which two files are the same change, up to the rounding of float8."""
 _NEAR = 0.8
 """The cosine from which two files are near-duplicates."""
 _MERGED = 0.2
 """The share of the energy of a sum of two files that neither of them explains."""
+_APART = 0.6
+"""The cosine from which two files are no parts of a sum: rather, they are one at two strengths that are not linear."""
 _PART = 0.02
 """The least share of the energy of a sum that each of the two must have."""
 _BETTER = 0.5
 """How much less of a sum two files must leave than one of them alone."""
 _EQUAL = 0.02
 """How much the factor between two files may differ from 1."""
+_HASHED = 1 << 20
+"""The signs that are made at a time."""
+_AT_ONCE = 128
+"""The files that are compared with all others at a time."""
+_CANDIDATES = 48
+"""The files that are most like a file, among which its parts are looked for."""
 
 Alike = Literal["same", "precision", "rank", "scaled", "resized", "near"]
 
@@ -52,6 +68,25 @@ class Sketch:
     dtypes: frozenset[str]
     ranks: tuple[int, int] | None
     kinds: Mapping[str, int]
+
+    def to_bytes(self) -> bytes:
+        """Return about 1,100 bytes that `from_bytes` reads: a line of JSON, then the numbers in fp32."""
+        said = {"version": VERSION, "dtypes": sorted(self.dtypes), "ranks": self.ranks, "kinds": dict(self.kinds)}
+        return json.dumps(said).encode() + b"\n" + _STORED.pack(*self.numbers.float().tolist())
+
+    @classmethod
+    def from_bytes(cls, stored: bytes) -> Sketch | None:
+        """Return the sketch that `to_bytes` stored; None if it is of another version, or damaged."""
+        head, _, rest = stored.partition(b"\n")
+        try:
+            said = json.loads(head)
+            numbers = torch.tensor(_STORED.unpack(rest), dtype=torch.float64)
+            ranks = None if said["ranks"] is None else (int(said["ranks"][0]), int(said["ranks"][1]))
+            kinds = {str(kind): int(count) for kind, count in said["kinds"].items()}
+            dtypes = frozenset(map(str, said["dtypes"]))
+        except (ValueError, TypeError, LookupError, AttributeError, struct.error, RecursionError):
+            return None
+        return cls(numbers, dtypes, ranks, kinds) if said.get("version") == VERSION else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +112,25 @@ class Merge:
     """The share of its energy that the parents do not explain."""
 
 
-def sketch(file: FileLayers) -> Sketch:
+def sketch(file: FileLayers, progress: Progress = unheard) -> Sketch:
     """Return the sketch of a file.
+
+    Args:
+        file: its layers.
+        progress: is called before each layer.
 
     Raises:
         FileError: it changed on disk.
     """
     total = torch.zeros(NUMBERS, dtype=torch.float64)
     with file.parsed.file.reading() as reader:
-        for layer in file.layers:
-            delta = layer.delta()
+        for layer in counted(file.layers, progress):
+            delta = None if _is_too_large(layer) else layer.delta()
             if delta is not None:
                 total += _numbers(delta)
         unknown = [key for group in file.shapeless for key in group.reads]
         unknown += [key for layer in file.layers if _reads_base(layer.adapter) for key in layer.keys]
-        for tensor in file.parsed.file.tensors(unknown).values():
+        for tensor in counted(list(file.parsed.file.tensors(unknown).values()), progress):
             if tensor.numel() > 1:
                 entries = reader.copy(tensor).double()
                 total += _numbers(DenseDelta((entries - entries.mean()).reshape(len(entries), -1)))
@@ -99,6 +138,16 @@ def sketch(file: FileLayers) -> Sketch:
     named = [named for group in file.parsed.groups for named in group.keys.items()]
     dtypes = {str(infos[key].dtype) for param, key in named if param != "alpha"}
     return Sketch(total, frozenset(dtypes), file.report.ranks, file.report.kinds)
+
+
+def _is_too_large(layer: FileLayer) -> bool:
+    """Return whether a change has no factors, and takes too much memory as a matrix."""
+    adapter = layer.adapter
+    while isinstance(adapter, Modifier):
+        adapter = adapter.inner
+    form = adapter.form()
+    has_factors = isinstance(adapter, LoKr) or (form is not None and form.pair is not None)
+    return not has_factors and math.prod(layer.shape) > _LARGEST
 
 
 def _reads_base(adapter: Adapter) -> bool:
@@ -112,22 +161,25 @@ def _numbers(delta: Delta) -> Tensor:
         return torch.zeros(NUMBERS, dtype=torch.float64)
     left, right = _signs(rows, 0), _signs(columns, 1)
     if isinstance(delta, LowRankDelta):  # without a matrix of all rows, and in fp32, which is exact enough
-        products = (left.T @ delta.up.float()) * (delta.down.float() @ right).T
+        products = (left.float().T @ delta.up.float()) * (delta.down.float() @ right.float()).T
         return products.sum(1).double() / math.sqrt(NUMBERS)
     return (left.double() * delta.times(right.double())).sum(0) / math.sqrt(NUMBERS)
 
 
 @lru_cache(maxsize=64)
 def _signs(size: int, side: int) -> Tensor:
-    """Return (size, NUMBERS) signs for the outputs (0) or the inputs (1) of weights that have so many.
+    """Return (size, NUMBERS) signs for the outputs (0) or the inputs (1) of weights that have so many, in int8.
 
     By a hash that is the same with every version of torch (splitmix64).
     """
-    mixed = torch.arange(size * NUMBERS) * -7046029254386353131 + (2 * size + side) * 104_729
-    mixed = (mixed ^ (mixed >> 30)) * -4658895280553007687
-    mixed = (mixed ^ (mixed >> 27)) * -7723592293110705685
-    signs = ((mixed ^ (mixed >> 31)) & 1) * 2 - 1
-    return signs.float().reshape(size, NUMBERS)
+    signs = torch.empty(size * NUMBERS, dtype=torch.int8)
+    for start in range(0, len(signs), _HASHED):
+        some = signs[start : start + _HASHED]
+        mixed = torch.arange(start, start + len(some)) * -7046029254386353131 + (2 * size + side) * 104_729
+        mixed = (mixed ^ (mixed >> 30)) * -4658895280553007687
+        mixed = (mixed ^ (mixed >> 27)) * -7723592293110705685
+        some.copy_(((mixed ^ (mixed >> 31)) & 1) * 2 - 1)
+    return signs.reshape(size, NUMBERS)
 
 
 def compare(sketches: Sequence[Sketch]) -> tuple[list[Likeness], list[Merge]]:
@@ -135,20 +187,28 @@ def compare(sketches: Sequence[Sketch]) -> tuple[list[Likeness], list[Merge]]:
 
     A sum is like its larger part, and like another sum with that part. Such pairs are left out.
     """
+    if not sketches:
+        return [], []
     numbers = torch.stack([one.numbers for one in sketches])
-    gram = numbers @ numbers.T
-    norms = gram.diagonal().sqrt().clamp_min(torch.finfo(gram.dtype).tiny)
-    cosines = gram / norms / norms.unsqueeze(1)
-    own = torch.ones(len(sketches), dtype=torch.bool)
-    sums = [i for i in range(len(sketches)) if _parents(gram, cosines, i, own) is not None]
-    own[sums] = False  # a sum may explain another sum with the same parts, but made none
-    merges = [merge for i in sums if (merge := _parents(gram, cosines, i, own)) is not None]
+    norms = numbers.norm(dim=1).clamp_min(torch.finfo(numbers.dtype).tiny)
+    pairs = list(_near(numbers / norms.unsqueeze(1)))
+    merges = _sums(numbers, norms, [j for _, j, cosine in pairs if cosine > _SAME])
+    merged = {merge.file for merge in merges}
     found = []
-    for i, j in (cosines.triu(1) > _NEAR).nonzero().tolist():
-        cosine, factor = float(cosines[i, j]), float(gram[i, j] / gram[i, i])
-        if cosine > _SAME or not {i, j} & {merge.file for merge in merges}:
+    for i, j, cosine in pairs:
+        if cosine > _SAME or not {i, j} & merged:
+            factor = cosine * float(norms[j] / norms[i])
             found.append(Likeness((i, j), _alike(sketches[i], sketches[j], cosine, factor), cosine, factor))
     return sorted(found, key=lambda one: -one.cosine), merges
+
+
+def _near(units: Tensor) -> Iterator[tuple[int, int, float]]:
+    """Yield the pairs of files that are alike, with their cosines."""
+    for start in range(0, len(units), _AT_ONCE):
+        cosines = units[start : start + _AT_ONCE] @ units[start:].T
+        places = (cosines.triu(1) > _NEAR).nonzero()
+        for (i, j), cosine in zip(places.tolist(), cosines[places[:, 0], places[:, 1]].tolist(), strict=True):
+            yield start + i, start + j, cosine
 
 
 def _alike(first: Sketch, second: Sketch, cosine: float, factor: float) -> Alike:
@@ -162,25 +222,60 @@ def _alike(first: Sketch, second: Sketch, cosine: float, factor: float) -> Alike
     return "same" if first.dtypes == second.dtypes else "precision"
 
 
-def _parents(gram: Tensor, cosines: Tensor, i: int, allowed: Tensor) -> Merge | None:
-    """Return the two allowed files of which file `i` is a sum, by least squares with all pairs; None without such.
+def _sums(numbers: Tensor, norms: Tensor, copies: Sequence[int]) -> list[Merge]:
+    """Return the files that are sums of two others, of which `copies`, the same as an earlier file, are none."""
+    own = torch.ones(len(numbers), dtype=torch.bool)
+    own[list(copies)] = False
+    every = torch.arange(len(numbers))
+    sums = [merge.file for merge in _merges(numbers, norms, every, own.nonzero().flatten())]
+    own[sums] = False  # a sum may explain another sum with the same parts, but made none
+    return list(_merges(numbers, norms, torch.tensor(sums, dtype=torch.long), own.nonzero().flatten()))
 
-    Both have positive strengths: else a parent would be the sum of its child and, negatively, of the other parent. Two
-    that are alike are one parent, and what one explains nearly as well is no sum.
+
+def _merges(numbers: Tensor, norms: Tensor, files: Tensor, parents: Tensor) -> Iterator[Merge]:
+    """Yield those of the files that are sums of two parents."""
+    if not len(files) or len(parents) < 2:
+        return
+    units = numbers / norms.unsqueeze(1)
+    for start in range(0, len(files), _AT_ONCE):
+        some = files[start : start + _AT_ONCE]
+        cosines = units[some] @ units[parents].T
+        cosines = torch.where(cosines < _SAME, cosines, -torch.inf)  # a file and its copies are no parts of it
+        nearest, places = cosines.topk(min(_CANDIDATES, len(parents)))
+        yield from _least(numbers, norms, some, parents[places], nearest)
+
+
+def _least(numbers: Tensor, norms: Tensor, files: Tensor, candidates: Tensor, cosines: Tensor) -> Iterator[Merge]:
+    """Yield those of the files that are sums of two of their candidates.
+
+    By least squares with all pairs. Both strengths are positive: else a parent would be the sum of its child and,
+    negatively, of the other parent. What one explains nearly as well is no sum.
+
+    Args:
+        numbers: of all files.
+        norms: of these.
+        files: the files, (n).
+        candidates: of each, (n, m).
+        cosines: of the candidates with their file; minus infinity for those that are none.
     """
-    energy, with_own, diagonal = gram[i, i], gram[i], gram.diagonal()
-    area = torch.outer(diagonal, diagonal) - gram.square()
-    first = (torch.outer(with_own, diagonal) - with_own * gram) / area  # of the pair (row, column), the row's strength
-    explained = (first * with_own.unsqueeze(1) + first.T * with_own) / energy
-    left = 1 - explained
-    alone = 1 - torch.maximum(cosines[i].unsqueeze(1), cosines[i]).square()
-    shares = first.square() * diagonal.unsqueeze(1) / energy
-    other = allowed & (cosines[i] < _SAME)
-    fits = (torch.minimum(shares, shares.T) > _PART) & (cosines < _NEAR) & torch.outer(other, other)
-    fits &= torch.minimum(first, first.T) > 0
+    parts, energies = numbers[candidates], norms[files].square().reshape(-1, 1, 1)
+    gram = parts @ parts.transpose(1, 2)
+    with_file = (parts @ numbers[files].unsqueeze(2)).squeeze(2)
+    squares = gram.diagonal(dim1=1, dim2=2)
+    rows, columns = squares.unsqueeze(2), squares.unsqueeze(1)
+    # of the pair (row, column), the row's strength
+    first = (with_file.unsqueeze(2) * columns - with_file.unsqueeze(1) * gram) / (rows * columns - gram.square())
+    second = first.transpose(1, 2)
+    left = 1 - (first * with_file.unsqueeze(2) + second * with_file.unsqueeze(1)) / energies
+    alone = 1 - torch.maximum(cosines.unsqueeze(2), cosines.unsqueeze(1)).square()
+    shares = first.square() * rows / energies
+    fits = torch.minimum(shares, shares.transpose(1, 2)) > _PART
+    fits &= gram < _APART * (rows * columns).sqrt()
+    fits &= (torch.minimum(first, second) > 0) & cosines.isfinite().unsqueeze(2) & cosines.isfinite().unsqueeze(1)
     left = torch.where(fits & (left < _MERGED) & (left < _BETTER * alone), left, torch.inf)
-    best = int(left.argmin())
-    j, k = divmod(best, len(gram))
-    if not torch.isfinite(left[j, k]):
-        return None
-    return Merge(i, (j, k), (float(first[j, k]), float(first[k, j])), float(left[j, k]))
+    for at, best in enumerate(left.flatten(1).argmin(1).tolist()):
+        row, column = divmod(best, candidates.shape[1])
+        share = float(left[at, row, column])
+        if math.isfinite(share):
+            strengths = float(first[at, row, column]), float(second[at, row, column])
+            yield Merge(int(files[at]), (int(candidates[at, row]), int(candidates[at, column])), strengths, share)

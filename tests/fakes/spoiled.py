@@ -169,6 +169,20 @@ def turned(tensors: Tensors, generator: torch.Generator) -> Tensors:
     return found
 
 
+def redrawn(tensors: Tensors, generator: torch.Generator) -> Tensors:
+    """Draw each matrix again, with its singular values and directions at random; vectors stay."""
+    found = dict(tensors)
+    for key, value in tensors.items():
+        if value.ndim > 1 and not key.endswith(("dora_scale", "rescale")):
+            values = torch.linalg.svdvals(value.float().flatten(1))
+            rows, columns = value.shape[0], value[0].numel()
+            left, right = (
+                torch.linalg.qr(torch.randn(side, len(values), generator=generator))[0] for side in (rows, columns)
+            )
+            found[key] = ((left * values) @ right.T).reshape(value.shape).to(value.dtype)
+    return found
+
+
 def merged(parts: Iterable[tuple[float, Tensors]], rank: int) -> Tensors:
     """Merge files to plain LoRA of a rank, at strengths."""
     listed = list(parts)

@@ -11,6 +11,7 @@ import {
     foldersAt,
     foldersOf,
     NO_FILTERS,
+    SHOWS,
     SORTS,
     select,
     size,
@@ -47,6 +48,7 @@ function lora(name, more = {}) {
         alpha: null,
         rating: 0,
         favourite: false,
+        hidden: false,
         strength: null,
         captions: "",
         added: 0,
@@ -265,6 +267,34 @@ test("a file passes the filters if it passes each of them", () => {
         const got = select(catalog, "", {...NO_FILTERS, ...filters}, "name");
         assert.deepEqual(names(got), found, JSON.stringify(filters));
     }
+});
+
+test("a filter shows copies, or one file of each group, or what cannot be used; hidden files are shown alone", () => {
+    const catalog = catalogOf(
+        lora("a"),
+        lora("a copy"),
+        lora("b"),
+        lora("bad", {readable: false, reason: "cut off"}),
+        lora("gone", {hidden: true}),
+        lora("hidden copy", {hidden: true}),
+    );
+    const {version} = catalog;
+    const told = {firsts: ["a"], others: ["a copy", "hidden copy"]};
+    assert.equal(catalog.takeCopies(told), true);
+    assert.equal(catalog.takeCopies(told), false, "no news");
+    assert.equal(catalog.version, version + 1);
+    /** @type {{[show: string]: string[]}} */
+    const cases = {
+        "": ["a", "a copy", "b", "bad"],
+        copies: ["a", "a copy"],
+        single: ["a", "b", "bad"],
+        unusable: ["bad"],
+        hidden: ["gone", "hidden copy"],
+    };
+    assert.deepEqual(Object.keys(cases), Object.keys(SHOWS));
+    for (const [show, found] of Object.entries(cases))
+        assert.deepEqual(names(select(catalog, "", {...NO_FILTERS, show}, "name")), found, show);
+    assert.deepEqual(names(select(catalog, "copy", {...NO_FILTERS, show: "hidden"}, "name")), ["hidden copy"]);
 });
 
 test("files are sorted in every order, and by name where they are alike", () => {

@@ -222,3 +222,14 @@ test("after a refresh a name that the server resolved is asked for again", async
     await turn();
     assert.equal(tab.library.meaning("alias").lora?.name, "ink");
 });
+
+test("the files that are copies are asked for by page, and the list is drawn again where they changed", async () => {
+    const told = {firsts: ["id-a"], others: ["id-b"], groups: [], found: 60, running: false};
+    const {tab, sent} = openPage({loras: [lora("a"), lora("b")], routes: {"GET copies": () => ({data: told})}});
+    const {version} = tab.library.catalog;
+    assert.equal((await tab.library.loadCopies(1)).found, 60);
+    assert.match(sent[0].path, /copies\?page=1$/);
+    assert.equal(tab.state.version, version + 1);
+    await tab.library.loadCopies(0);
+    assert.equal(tab.state.version, version + 1);
+});

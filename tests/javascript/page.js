@@ -45,7 +45,17 @@ export function lora(name, more = {}) {
     return {
         ...{id: `id-${name}`, name, alias: name, file: name, folder: "", read: true, readable: true, reason: ""},
         ...{family: null, base_model: null, kind: "lora", rank: [4, 4], layers: 1, format: "kohya", size: 1, mtime: 0},
-        ...{words: "", negative: "", tags: [], notes: "", rating: 0, favourite: false, strength: null, captions: ""},
+        ...{
+            words: "",
+            negative: "",
+            tags: [],
+            notes: "",
+            rating: 0,
+            favourite: false,
+            hidden: false,
+            strength: null,
+            captions: "",
+        },
         ...{added: 0, used: 0, uses: 0, picture: ""},
         ...more,
     };

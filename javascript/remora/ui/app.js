@@ -11,6 +11,7 @@ import {settingsOfPage} from "../language.js";
 import {useStore} from "../store.js";
 import {t, translated} from "../words.js";
 import {Compare} from "./compare.js";
+import {Copies} from "./copies.js";
 import {Details} from "./details.js";
 import {Library} from "./library.js";
 import {historyKey} from "./parts.js";
@@ -64,6 +65,7 @@ export function App({tab, root}) {
         ${state.dialog === "presets" && html`<${Presets} tab=${tab} state=${state} />`}
         ${state.dialog === "pictures" && html`<${Pictures} tab=${tab} state=${state} />`}
         ${state.dialog === "compare" && html`<${Compare} tab=${tab} state=${state} />`}
+        ${state.dialog === "copies" && html`<${Copies} tab=${tab} />`}
         ${state.dialog === "check" && html`<${StackCheck} tab=${tab} />`}`;
 }
 

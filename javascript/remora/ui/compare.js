@@ -58,8 +58,9 @@ export function Compare({tab, state}) {
                 .map((row) => row.name),
         ),
     ];
-    const [chosen, setChosen] = useState(names.slice(0, 1));
-    const [mode, setMode] = useState("strengths");
+    const given = state.compared;
+    const [chosen, setChosen] = useState(given.length ? given : names.slice(0, 1));
+    const [mode, setMode] = useState(given.length ? "combinations" : "strengths");
     const [values, setValues] = useState(/** @type {string} */ (VALUES.strengths.first));
     const field = valuesFor(mode);
     const change = (/** @type {string} */ to) => {
@@ -111,7 +112,7 @@ export function Compare({tab, state}) {
                     : html`<button type="submit" form="rt-compare" class="rt-primary" disabled=${running || (told !== null && !told.possible)}>${t("compare.make")}</button>`
             }
         </div>`;
-    return html`<${Dialog} title=${t("common.compare")} close=${() => tab.set({dialog: ""})} foot=${foot} class="rt-wide-dialog">
+    return html`<${Dialog} title=${t("common.compare")} close=${() => tab.set({dialog: "", compared: []})} foot=${foot} class="rt-wide-dialog">
         <form class="rt-compare" id="rt-compare" onSubmit=${start}>
             <fieldset class="rt-tags"><legend>LoRA</legend>
                 ${names.map(
@@ -168,7 +169,7 @@ function Grid({tab, made}) {
     const use = (/** @type {number} */ cell) => {
         tab.stack.readBoxes();
         tab.stack.change({prompt: made.prompts[cell]});
-        tab.set({dialog: "", said: t("compare.used")});
+        tab.set({dialog: "", compared: [], said: t("compare.used")});
     };
     return html`<div class="rt-result">
         ${ready && html`<div class="rt-line"><span class="rt-hint">${t("compare.useHint")}</span> <a href=${`${tab.api.base}compare/picture`} download="comparison.png">${t("compare.save")}</a></div>`}

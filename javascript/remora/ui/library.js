@@ -7,12 +7,13 @@
  */
 
 import {html, useMemo, useState} from "../vendor/preact.js";
-import {facets, foldersAt, foldersOf, NO_FILTERS, select, SORTS} from "../catalog.js";
+import {facets, foldersAt, foldersOf, NO_FILTERS, SHOWS, SORTS, select} from "../catalog.js";
 import {VIEWS} from "../library.js";
 import {t} from "../words.js";
 import {Icon} from "./icons.js";
-import {broken, Button, WordButton} from "./parts.js";
+import {broken, Button, Trouble, WordButton} from "./parts.js";
 import {Card} from "./card.js";
+import {Reading, useCopies} from "./copies.js";
 import {Virtual} from "./virtual.js";
 
 /** @param {{tab: Tab, state: State}} props */
@@ -39,6 +40,7 @@ export function Library({tab, state}) {
                 onClick=${() => tab.server.attempt(() => tab.library.refresh("POST"))} />
         </div></div>
         ${more && html`<${Filters} folders=${folders} state=${state} filter=${filter} tab=${tab} />`}
+        ${["copies", "single"].includes(state.filters.show) && html`<${AboutCopies} tab=${tab} />`}
         <${Folders} folders=${folders} state=${state} filter=${filter} />
         <div class="rt-line rt-found">
             <div class=${found.length ? "rt-hint rt-line" : "rt-empty"} role="status">
@@ -129,6 +131,15 @@ function Scan({scan}) {
     </div>`;
 }
 
+/**
+ * Say how far the search for copies is, while files are filtered by it.
+ * @param {{tab: Tab}} props
+ */
+function AboutCopies({tab}) {
+    const {told, trouble} = useCopies(tab, 0);
+    return html`<${Trouble} trouble=${trouble} /><${Reading} told=${told} />`;
+}
+
 /** @param {{folders: Facet, state: State, filter: (changes: Partial<Chosen>) => void, tab: Tab}} props */
 function Filters({folders, state, filter, tab}) {
     const {filters} = state;
@@ -161,9 +172,14 @@ function Filters({folders, state, filter, tab}) {
             <select value=${state.sort} onChange=${(event) => tab.set({sort: event.target.value})}>
                 ${Object.entries(SORTS).map(([name, [title]]) => html`<option key=${name} value=${name}>${t(title)}</option>`)}
             </select></label>
+        <label class="rt-field"><span>${t("library.show")}</span>
+            <select value=${filters.show} onChange=${(event) => filter({show: event.target.value})}>
+                ${Object.entries(SHOWS).map(([name, [title]]) => html`<option key=${name} value=${name}>${t(title)}</option>`)}
+            </select></label>
         <label class="rt-check"><input type="checkbox" checked=${filters.favourite}
             onChange=${(event) => filter({favourite: event.target.checked})} /> ${t("library.favourites")}</label>
         <label class="rt-check"><input type="checkbox" checked=${filters.fits}
             onChange=${(event) => filter({fits: event.target.checked})} /> ${t("library.fits")}</label>
+        <${Button} label=${t("copies.openHint")} class="rt-small" onClick=${() => tab.set({dialog: "copies"})}>${t("copies.open")}<//>
     </div>`;
 }

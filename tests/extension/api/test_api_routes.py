@@ -595,6 +595,35 @@ def test_a_file_that_is_broken_or_goes_costs_its_own_check(ask: Checked, copy: P
     assert until_done(ask, "/check", name="zorp")["result"]["norm"] > 0
 
 
+def test_copies_are_listed_by_page(ask: Checked, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = load_file(copy)
+    save_file({name: one.float() for name, one in tensors.items()}, copy.with_name("copied.floats.safetensors"))
+    ask("POST", "/refresh")
+    names = {lora["id"]: lora["name"] for lora in ask("GET", "/loras")["loras"]}
+    deadline = time.monotonic() + 120
+    while (told := ask("GET", "/copies", params={"page": "0"}))["running"]:
+        assert told["done"] <= told["total"]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert told["done"] == told["total"] == len(names)
+    (group,) = [group for group in told["groups"] if "copied" in {names[one["id"]] for one in group}]
+    by_name = {names[one["id"]]: one for one in group}
+    assert by_name.keys() >= {"zorp", "copied", "copied.floats"}
+    assert by_name["copied.floats"]["precisions"] == ["float32"]
+    assert {one["alike"] for one in group[1:]} <= {"same", "precision"}
+    assert {one["other"] for one in group[1:]} == {group[0]["id"]}
+    assert (group[0]["alike"], group[0]["other"]) == (None, None)
+    assert told["found"] == len(told["groups"]) == len(told["firsts"])
+    assert {one["id"] for one in group[1:]} <= set(told["others"])
+    assert told["left_out"] == told["merges"] == []
+    assert ask("GET", "/copies", params={"page": "1"})["groups"] == []
+    assert "page must be a whole number from 0" in ask("GET", "/copies", 422, params={"page": "x"})
+    copy.with_name("copied.floats.safetensors").unlink()
+    ask("POST", "/refresh")
+    left = [one["id"] for group in ask("GET", "/copies")["groups"] for one in group]
+    assert by_name["copied.floats"]["id"] not in left
+
+
 @pytest.mark.full
 def test_every_route_was_asked(ask: Checked) -> None:
     """Runs last: what the tests above asked is all there is."""

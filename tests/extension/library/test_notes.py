@@ -94,6 +94,7 @@ def test_what_is_changed_is_read_again_and_the_rest_stays(file: CatalogFile, bef
         "alpha": 8,
         "rating": 4,
         "favourite": True,
+        "hidden": True,
     }
     write_notes(file, changes)
     found = notes(file)
@@ -131,6 +132,7 @@ def test_a_description_that_is_in_a_text_file_is_changed_there_too(file: Catalog
         ({"rating": 6}, "rating must be a whole number from 0 to 5, not 6"),
         ({"rating": True}, "rating must be"),
         ({"favourite": 1}, "favourite must be true or false, not 1"),
+        ({"hidden": "yes"}, "hidden must be true or false, not 'yes'"),
         ({"strength": "x"}, "strength must be a number"),
         ({"alpha": float("nan")}, "alpha must be a number from -1,000,000 to 1,000,000, or null"),
         ({"alpha": True}, "alpha must be"),
