@@ -27,6 +27,7 @@ VERSION = 1  # of the file, and of the text
 _FILE = "presets.json"
 _HEAD = re.compile(r"#\s*Remora preset\s+(\d+)\s*:\s*(.*)", re.IGNORECASE)
 _LINE = re.compile(rf"<(?:{KIND}):[^<>]*>", re.IGNORECASE)
+_DIGITS = 9
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _MAX_NAME = 100  # characters
 _MAX_TEXT = 100_000
@@ -85,9 +86,10 @@ def read_text(text: str) -> list[SavedPreset]:
         line = written.strip()
         head = _HEAD.fullmatch(line)
         if head is not None:
-            if int(head[1]) > VERSION:
+            number = head[1][:_DIGITS]  # a longer number is larger, too
+            if int(number) > VERSION:
                 raise PresetError(
-                    f"line {place}: this preset is of version {head[1]}, and this Remora knows version {VERSION}; "
+                    f"line {place}: this preset is of version {number}, and this Remora knows version {VERSION}; "
                     "update Remora to use it"
                 )
             found.append((head[2].strip() or "imported", []))

@@ -64,7 +64,7 @@ class ExpertsLoRA(Adapter):
 
 def _is_early(config: Mapping[str, object]) -> bool:
     """Tell whether PEFT 0.17 or 0.18 wrote a configuration; the first of them wrote no version."""
-    version = re.match(r"(\d+)\.(\d+)", str(config.get("peft_version") or "0.17"))
+    version = re.match(r"(\d{1,9})\.(\d{1,9})", str(config.get("peft_version") or "0.17"))
     early = version is not None and (int(version[1]), int(version[2])) < (0, 19)
     return early and bool(config.get("target_parameters"))
 

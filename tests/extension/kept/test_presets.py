@@ -65,6 +65,7 @@ def test_a_bad_import_adds_nothing_and_names_the_line(tmp_path: Path) -> None:
     ("text", "told"),
     [
         ("# Remora preset 2: new\n<lora:a:1>", "line 1: this preset is of version 2, and this Remora knows version 1"),
+        (f"# Remora preset {'9' * 5000}: new\n<lora:a:1>", "line 1: this preset is of version 999999999, and this"),
         ("hello", "line 1: 'hello' is not a LoRA"),
         ("<lora:a:1> <lora:b:1>", "line 1: .* is not a LoRA; write one tag"),
         ("words <lora:a:1>", "line 1: .* is not a LoRA; write one tag"),
