@@ -41,6 +41,8 @@ RUN_BY = {  # command, or its beginning -> file and function of the test that ru
     "python -m lib_lora save": "tests/test_commands.py::test_files_are_saved_and_converted",
     "python -m lib_lora convert": "tests/test_commands.py::test_files_are_saved_and_converted",
     "python -m lib_lora combine": "tests/test_commands.py::test_files_are_saved_and_converted",
+    "python -m lib_lora bake": "tests/lib_lora/saving/test_baked.py::test_the_command_line",
+    "python -m lib_lora extract": "tests/lib_lora/saving/test_extraction.py::test_the_command_line",
     "python -m lib_lora doctor FILE": "tests/test_commands.py::test_files_are_inspected",
     "curl": "tests/extension/standalone/test_sdapi.py::test_the_requests_in_the_documents_are_answered",
     "python benchmarks/count.py --kinds": "tests/test_benchmarks.py::test_the_page_of_pefts_kinds_has_their_cost",

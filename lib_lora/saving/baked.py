@@ -64,7 +64,8 @@ def bake_stack(
     """Write a model on disk again, with LoRA in its weights.
 
     Names, order, dtypes and the files of the model stay. Sums are computed in float64. What is written is read back
-    and compared before it takes its place. The same call makes the same files, bit for bit.
+    and compared before it takes its place. The same call makes the same files, bit for bit. The error of a layer is that
+    of the rounding, as a share of its change.
 
     Args:
         stack: the LoRA, as `engine.stack`.
@@ -77,9 +78,6 @@ def bake_stack(
         seed: of the stochastic rounding.
         replace: whether a new file may take the place of another one. A folder never does.
 
-    Returns:
-        The layers that are changed. Their error is that of the rounding, as a share of the change.
-
     Raises:
         StackError: there is no LoRA, or a strength depends on something that is not given.
         MomentError: the moment lacks what a strength depends on.
@@ -87,25 +85,26 @@ def bake_stack(
         ComponentError: there is no component in `model`.
         ArgumentError: an argument is of another type.
     """
+    _check(stack, model, path, rounding, seed, replace)
+    found, path = ModelFiles(Path(model)), Path(path)
+    place = check_place(path, replace=replace) if found.path.is_file() else _free_folder(path)
+    stack = constant_stack(stack, found.components, moment, image, negative)
+    with plain_mode(_CPU):
+        token = secrets.token_hex(32)
+        said = {"title": _title(place), "model": found.path.name, "model_sha256": token}
+        recipe = recipe_of(stack, moment, {**said, "rounding": rounding, "seed": seed})
+        baking = _Baking(found, _changes(stack, found, moment), rounding, seed, recipe, token)
+        return baking.run(place, replace=replace)
+
+
+def _check(stack: object, model: object, path: object, rounding: object, seed: object, replace: object) -> None:
+    """Raise ArgumentError where an argument is of another type."""
     check_type(stack, Stack, "stack", f"a Stack, as in {_EXAMPLE}")
     for one in (model, path):
         check_path(one, _EXAMPLE)
     check_choice(rounding, get_args(Rounding), "rounding")
     check_count(seed, "seed")
     check_type(replace, bool, "replace", "True or False")
-    found, path = ModelFiles(Path(model)), Path(path)
-    place = check_place(path, replace=replace) if found.path.is_file() else _free_folder(path)
-    stack = constant_stack(stack, found.components, moment, image, negative)
-    with plain_mode(_CPU):
-        changes = _changes(stack, found, moment)
-        token = secrets.token_hex(32)
-        said: dict[str, object] = {"title": _title(place), "model": found.path.name, "model_sha256": token}
-        recipe = recipe_of(stack, moment, {**said, "rounding": rounding, "seed": seed})
-        baking = _Baking(found, changes, rounding, seed, recipe, token)
-        with _places(place, found, replace=replace) as open_file, unchanged([*changes.files, *found.files]):
-            nbytes = baking.write(place, open_file)
-    layers, error = baking.result()
-    return SavedFile(place, nbytes, layers, error, tuple(changes.notes))
 
 
 def _free_folder(path: Path) -> Path:
@@ -190,7 +189,14 @@ class _Baking:
     squares: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
     """The sum of the squares of the errors of a parameter, and of its change."""
 
-    def write(self, place: Path, open_file: _OpenFile) -> int:
+    def run(self, place: Path, *, replace: bool) -> SavedFile:
+        """Write the model, and return what became of its layers."""
+        changes, model = self.changes, self.model
+        with _places(place, model, replace=replace) as open_file, unchanged([*changes.files, *model.files]):
+            nbytes = self._write(place, open_file)
+        return SavedFile(place, nbytes, *self._result(), tuple(changes.notes))
+
+    def _write(self, place: Path, open_file: _OpenFile) -> int:
         """Write all files and read them back; return their bytes."""
         model, parts = self.model, self._parts(place)
         others = {path: path.stat().st_size for path in model.others()}
@@ -309,7 +315,7 @@ class _Baking:
         round_stochastically(out, value.float(), generator)
         return out
 
-    def result(self) -> tuple[tuple[SavedLayer, ...], float]:
+    def _result(self) -> tuple[tuple[SavedLayer, ...], float]:
         """Return the changed layers, and the error of all of them."""
         layers = [
             SavedLayer(component, name.removesuffix(".weight"), None, math.sqrt(missed / size))
