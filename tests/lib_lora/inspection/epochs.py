@@ -1,7 +1,7 @@
-"""How alike the epochs of real trainings are: `python -m tests.lib_lora.inspection.epochs FOLDER [IDEA ...]`.
+"""How alike the epochs of real trainings are: `python -m tests.lib_lora.inspection.epochs FOLDER STEPS [IDEA ...]`.
 
-Trains ideas of the demo as the project does, saves the weights at each eighth of the steps, as trainers do at the end
-of an epoch, and prints the cosine of each two. It takes some minutes for an idea, so no test runs it.
+Trains ideas of the demo as the project does, in so many steps, saves the weights at each eighth of them, as trainers do
+at the end of an epoch, and prints the cosine of each two. It takes some minutes for an idea, so no test runs it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from training.loop import Trainer
 EPOCHS = 8
 
 
-def train(folder: Path, idea: Idea) -> list[Path]:
+def train(folder: Path, idea: Idea, steps: int) -> list[Path]:
     """Train an idea, and return the files of its epochs."""
     saved: list[Path] = []
-    every = idea.steps // EPOCHS
+    every = steps // EPOCHS
 
     class Saving(Trainer):
         def _update(self, step: int, loss: Callable[[Generator], Tensor]) -> float:
@@ -55,12 +55,12 @@ def _read(idea: Idea, modules: Sequence[Any]) -> Iterator[tuple[str, Tensor]]:
 def main(arguments: Sequence[str]) -> None:
     """Run the command line."""
     torch.set_num_threads(1)
-    folder, names = Path(arguments[0]), set(arguments[1:]) or {"night", "stripes"}
+    folder, steps, names = Path(arguments[0]), int(arguments[1]), set(arguments[2:]) or {"night", "stripes"}
     folder.mkdir(parents=True, exist_ok=True)
     for idea in IDEAS:
         if idea.name not in names:
             continue
-        files = train(folder, idea)
+        files = train(folder, idea, steps)
         numbers = torch.stack([sketch(layers_of(path)).numbers for path in files])
         units = numbers / numbers.norm(dim=1, keepdim=True)
         cosines = [" ".join([f"{cosine:6.3f}" for cosine in row]) for row in (units @ units.T).tolist()]
