@@ -80,6 +80,19 @@ def test_a_generation_has_its_loras_and_the_end_takes_them_off(setup: Setup) -> 
     assert torch.equal(setup.output(), before)
 
 
+@pytest.mark.parametrize("tags", [[Tag("zorp")], []], ids=["with LoRA", "without"])
+def test_work_for_later_rests_while_pictures_are_made(setup: Setup, tags: list[Tag]) -> None:
+    busy = setup.session.catalog.copies._busy
+    assert not busy()
+    setup.session.begin_batch([tags])
+    assert busy()
+    setup.session.pictures_made([])  # SD.Next keeps the LoRA in force
+    assert not busy()
+    setup.session.begin_batch([tags])
+    setup.session.end()
+    assert not busy()
+
+
 def test_a_schedule_beyond_the_last_step_has_a_note_in_the_report_and_in_the_parameters(setup: Setup) -> None:
     setup.host.add_options(TABLE)
     late = parse("[cat:<lora:zorp:1>:35]", on=True).tags
