@@ -9,7 +9,7 @@ import copy
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,6 +68,30 @@ class BaseModel(nn.Module):
         self.diffusion_model = Denoiser()
 
 
+Sampler = Callable[[Callable[[Tensor], None], Tensor], None]
+"""Calls a function with the noise of each call; its second argument is the schedule."""
+
+
+def euler(predict: Callable[[Tensor], None], sigmas: Tensor) -> None:
+    """Call once in a step, as comfy/k_diffusion/sampling.py does."""
+    for i in range(len(sigmas) - 1):
+        predict(sigmas[i])
+
+
+def heun(predict: Callable[[Tensor], None], sigmas: Tensor) -> None:
+    """Call twice in a step but the last; the second time with the noise of the next step."""
+    for i in range(len(sigmas) - 1):
+        predict(sigmas[i])
+        if sigmas[i + 1] > 0:
+            predict(sigmas[i + 1])
+
+
+def other_loop(predict: Callable[[Tensor], None], schedule: Tensor) -> None:
+    """Call once in a step, in a loop that does not count."""
+    for sigma in schedule[:-1]:
+        predict(sigma)
+
+
 class Patcher:
     """A MODEL: its clones share the module."""
 
@@ -110,23 +134,34 @@ class Patcher:
             for callback in own:
                 callback(self, True)
 
-    def sample(self, x: Tensor, sigmas: Tensor, chunks: Sequence[int] = (0, 1)) -> list[Tensor]:
-        """Return the output of the denoiser at each sigma but the last, for a batch of each chunk."""
+    def sample(
+        self, x: Tensor, sigmas: Tensor, chunks: Sequence[int] = (0, 1), sampler: Sampler | None = None
+    ) -> list[Tensor]:
+        """Return the output of each call of the denoiser by a sampler, for a batch of each chunk."""
         # ComfyUI deep-copies the options, and the wrappers in them
         wrappers = copy.deepcopy(self.all_wrappers(WrappersMP.APPLY_MODEL))
 
         def call(x: Tensor, t: Tensor, concat: Any, context: Any, control: Any, options: dict[str, Any]) -> Tensor:
             return self.model.diffusion_model(x, t)
 
-        def sampler(guider: Any, sigmas: Tensor, extra: Any) -> list[Tensor]:
-            out = []
-            for sigma in sigmas[:-1]:
-                options = {"cond_or_uncond": list(chunks), "sigmas": sigma.reshape(1)}
-                t = sigma.repeat(len(x) * len(chunks))
-                out.append(Executor(call, wrappers)(torch.cat([x] * len(chunks)), t, None, None, None, options))
+        out: list[Tensor] = []
+
+        def predict(sigma: Tensor) -> None:
+            options = {"cond_or_uncond": list(chunks), "sigmas": sigma.reshape(1)}
+            t = sigma.repeat(len(x) * len(chunks))
+            out.append(Executor(call, wrappers)(torch.cat([x] * len(chunks)), t, None, None, None, options))
+
+        def sample(guider: Any, sigmas: Tensor, extra: Any) -> list[Tensor]:
+            (sampler or euler)(predict, sigmas)
             return out
 
-        return Executor(sampler, self.all_wrappers(WrappersMP.SAMPLER_SAMPLE))(None, sigmas, {})
+        guider = SimpleNamespace(inner_model=SimpleNamespace(model_sampling=SimpleNamespace(timestep=timesteps_of)))
+        return Executor(sample, self.all_wrappers(WrappersMP.SAMPLER_SAMPLE))(guider, sigmas, {})
+
+
+def timesteps_of(sigmas: Tensor) -> Tensor:
+    """Return a timestep for each sigma: the larger the noise, the larger."""
+    return sigmas * 100
 
 
 class TextModel(nn.Module):

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,18 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from lib_lora import Entry, FileError, LoraError, Region, Strength
-from tests.extension.comfy.conftest import TEXT, UNET, CallbacksMP, Clip, Patcher, lora
+from tests.extension.comfy.conftest import (
+    TEXT,
+    UNET,
+    CallbacksMP,
+    Clip,
+    Patcher,
+    Sampler,
+    euler,
+    heun,
+    lora,
+    other_loop,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 SOCKETS = ("MODEL", "CLIP", "LATENT", "MASK", "REMORA_STACK")
@@ -101,6 +113,44 @@ def test_a_schedule_knows_the_step(nodes: Any, model: Patcher) -> None:
         True,
         True,
     ]
+
+
+def acting(with_lora: Patcher, model: Patcher, sampler: Sampler, sigmas: Tensor = SIGMAS) -> list[bool]:
+    """Return whether a LoRA changes the output of each call of a sampler."""
+    outs, before = with_lora.sample(X, sigmas, sampler=sampler), model.sample(X, sigmas, sampler=sampler)
+    return [not torch.equal(out, one) for out, one in zip(outs, before, strict=True)]
+
+
+def test_the_second_call_of_a_step_is_of_the_same_step(nodes: Any, model: Patcher) -> None:
+    late, _ = applied(nodes, model, "a.safetensors", start_percent=0.5)
+    assert acting(late, model, heun) == [False, False, False, False, True, True, True]
+    assert acting(late, model, other_loop) == [False, False, True, True]
+
+
+def test_a_rule_of_the_noise_goes_by_the_step(nodes: Any, model: Patcher, clip: Clip) -> None:
+    for rule in ("1:sigma=7-2", "0@700,1@600,1@200,0@150:by=timestep"):
+        ruled, *_ = nodes.RemoraFromPrompt().apply(model, clip, f"<lora:a:{rule}>")
+        assert acting(ruled, model, euler) == [False, True, True, False]
+        assert acting(ruled, model, heun) == [False, False, True, True, True, True, False]
+
+
+class OnDevice(Tensor):
+    """A tensor of which no number is read."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func.__name__ not in ("item", "tolist", "__float__", "__bool__"), f"{func.__name__} waits for the device"
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_a_schedule_reads_nothing_off_the_device_in_a_step(nodes: Any, model: Patcher, clip: Clip) -> None:
+    def sampler(predict: Callable[[Tensor], None], sigmas: Tensor) -> None:
+        for i in range(len(sigmas) - 1):
+            predict(sigmas[i].as_subclass(OnDevice))
+
+    for rule in ("1:start=0.5", "1:sigma=3-0", "0@400,1@300:by=timestep"):
+        late, *_ = nodes.RemoraFromPrompt().apply(model, clip, f"<lora:a:{rule}>")
+        assert acting(late, model, sampler) == [False, False, True, True]
 
 
 def test_a_half_of_the_prompt_is_told_by_the_conditioning(nodes: Any, model: Patcher, clip: Clip) -> None:
