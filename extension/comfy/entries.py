@@ -93,6 +93,25 @@ def read_prompt(text: str, names: Iterable[str], path_of: Callable[[str], Path])
     return parsed.text, [_entry(path_of(_file_named(tag.name, files)), tag) for tag in parsed.tags]
 
 
+def check_constant(stack: Iterable[Entry]) -> None:
+    """Refuse a stack that no file can say.
+
+    Raises:
+        NodeError: a strength differs between steps, prompts or parts of the picture.
+    """
+    for entry in stack:
+        multiplier = entry.multiplier
+        if isinstance(multiplier, Halves):
+            raise NodeError(f"{entry.name}: a file cannot say that a LoRA is for one prompt only; leave half= out")
+        if isinstance(multiplier, Strength) and multiplier.region is not None:
+            raise NodeError(
+                f"{entry.name}: a file cannot say that a LoRA acts in a part of the picture; take its mask off"
+            )
+        if isinstance(multiplier, Strength) and multiplier.varies:
+            text = "a file cannot say in which steps a LoRA acts; set start_percent to 0 and stop_percent to 1"
+            raise NodeError(f"{entry.name}: {text}")
+
+
 def for_text_encoders(entry: Entry, blocks: BlockNames) -> Entry:
     """Return an entry for text encoders alone: a list of block weights is read as the denoiser's `blocks` take it."""
     multiplier = entry.multiplier

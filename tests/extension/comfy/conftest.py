@@ -219,6 +219,28 @@ def lora(path: Path, seed: int = 0, layers: Sequence[str] = (UNET, TEXT)) -> Pat
     return save(path, tensors)
 
 
+def save_path(prefix: str, output: str) -> tuple[str, str, int, str, str]:
+    """Return where ComfyUI saves the next file of a name."""
+    path = Path(output, prefix)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return str(path.parent), path.name, len(list(path.parent.iterdir())) + 1, "", prefix
+
+
+class PromptServer:
+    """Sends texts to the page, which shows them on a node."""
+
+    instance = SimpleNamespace()
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Return the texts that are shown on nodes."""
+    texts: dict[str, str] = {}
+    send = lambda text, node: texts.update({node: text})  # noqa: E731
+    monkeypatch.setattr(PromptServer.instance, "send_progress_text", send, raising=False)
+    return texts
+
+
 @pytest.fixture
 def model() -> Patcher:
     torch.manual_seed(0)
@@ -241,8 +263,12 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     folders, comfy, extension = ModuleType("folder_paths"), ModuleType("comfy"), ModuleType("comfy.patcher_extension")
     folders.get_filename_list = lambda kind: sorted(path.name for path in tmp_path.iterdir())  # type: ignore[attr-defined]
     folders.get_full_path_or_raise = lambda kind, name: str(tmp_path / name)  # type: ignore[attr-defined]
+    folders.get_output_directory = lambda: str(tmp_path / "output")  # type: ignore[attr-defined]
+    folders.get_save_image_path = save_path  # type: ignore[attr-defined]
+    server = ModuleType("server")
+    server.PromptServer = PromptServer  # type: ignore[attr-defined]
     extension.WrappersMP, extension.CallbacksMP = WrappersMP, CallbacksMP  # type: ignore[attr-defined]
-    for module in (folders, comfy, extension):
+    for module in (folders, comfy, extension, server):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     for name in ("extension.comfy", "extension.comfy.nodes"):
         monkeypatch.delitem(sys.modules, name, raising=False)

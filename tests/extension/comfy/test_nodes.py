@@ -183,9 +183,10 @@ def test_text_encoders_have_the_stack_of_their_clone(nodes: Any, model: Patcher,
 
 
 def test_a_prompt_names_its_lora(nodes: Any, model: Patcher, clip: Clip) -> None:
-    with_lora, encoder, conditioning, text = nodes.RemoraFromPrompt().apply(model, clip, "a cat <lora:a:0.5>")
+    with_lora, encoder, conditioning, text, stack = nodes.RemoraFromPrompt().apply(model, clip, "a cat <lora:a:0.5>")
     same, _ = applied(nodes, model, "a.safetensors", strength=0.5, clip=clip)
     assert text == "a cat "
+    assert [entry.name for entry in stack] == ["a"]
     assert torch.equal(with_lora.sample(X, SIGMAS)[0], same.sample(X, SIGMAS)[0])
     assert torch.equal(conditioning[0][0], encoder.encode_from_tokens(clip.tokenize(text)))
 
@@ -283,12 +284,52 @@ def test_unloading_a_model_frees_former_stacks(nodes: Any, model: Patcher) -> No
     assert torch.equal(with_lora.sample(X, SIGMAS)[0], out)
 
 
-def test_the_report_tells_what_acted(nodes: Any, model: Patcher, clip: Clip) -> None:
-    assert nodes.RemoraReport().tell(model)["result"] == ("no LoRA",)
+def test_a_saved_stack_acts_as_the_stack(nodes: Any, model: Patcher, clip: Clip, shown: dict[str, str]) -> None:
+    stack = (*rows(nodes, "a.safetensors", 0.5, 0.25), *rows(nodes, "b.safetensors", -2))
+    (of_stack, text_of_stack), save = nodes.RemoraApply().apply(model, stack, clip), nodes.RemoraSave().save
+    (summary,) = save(model, stack, "loras/mine", 0, clip, "7")["result"]
+    path = Path(summary.partition(": ")[0])
+    assert (path.parent.name, path.name) == ("loras", "mine_00001_.safetensors")
+    assert shown == {"7": summary}
+    saved, text_of_saved = nodes.RemoraApply().apply(model, (Entry(path),), clip)
+    torch.testing.assert_close(saved.sample(X, SIGMAS)[0], of_stack.sample(X, SIGMAS)[0], rtol=1e-5, atol=1e-4)
+    texts = [one.encode_from_tokens(clip.tokenize("abc")) for one in (text_of_saved, text_of_stack)]
+    torch.testing.assert_close(*texts, rtol=1e-5, atol=1e-4)
+    assert "rank 1 to 1" in save(model, stack, "loras/mine", 1)["result"][0]
+    assert len(list(path.parent.iterdir())) == 2
+
+
+def test_a_stack_that_no_file_can_say_is_not_saved(nodes: Any, model: Patcher, clip: Clip, tmp_path: Path) -> None:
+    mask = torch.zeros(1, 64, 64)
+    mask[:, :, :32] = 1
+    stacks = {
+        "steps": rows(nodes, "a.safetensors", start_percent=0.5),
+        "picture": rows(nodes, "a.safetensors", mask=mask),
+    }
+    stacks["one prompt"] = nodes.RemoraFromPrompt().apply(model, clip, "<lora:a:1:half=pos>")[-1]
+    for reason, stack in stacks.items():
+        with pytest.raises(LoraError, match=f"a: a file cannot say .*{reason}"):
+            nodes.RemoraSave().save(model, stack, "mine", 0, clip)
+    assert not (tmp_path / "output").exists()
+
+
+def test_a_report_is_a_picture(nodes: Any) -> None:
+    short, tall = nodes.picture_of("a: 1 of 1 layers"), nodes.picture_of("a: 1 of 1 layers\n" * 9)
+    assert short.shape == (1, short.shape[1], short.shape[2], 3)
+    assert tall.shape[1] > 4 * short.shape[1]
+    assert tall.shape[2] == short.shape[2]
+    assert (short.min(), short.max(), short.dtype) == (0, 1, torch.float32)
+    assert nodes.picture_of("a" * 5000).shape[2] < 4000
+
+
+def test_the_report_tells_what_acted(nodes: Any, model: Patcher, clip: Clip, shown: dict[str, str]) -> None:
+    assert nodes.RemoraReport().tell(model)["result"][0] == "no LoRA"
     with_lora, encoder = applied(nodes, model, "a.safetensors", clip=clip)
     with_lora.sample(X, SIGMAS)
-    answer = nodes.RemoraReport().tell(with_lora, encoder)
-    assert answer["ui"]["text"] == list(answer["result"])
+    answer = nodes.RemoraReport().tell(with_lora, encoder, unique_id="3")
+    assert answer["ui"]["text"] == [answer["result"][0]]
+    assert shown == {"3": answer["result"][0]}
+    assert torch.equal(answer["result"][1], nodes.picture_of(answer["result"][0]))
     assert answer["result"][0].startswith("model: a: ")
     assert "text encoders: a: " in answer["result"][0]
     assert "unused" not in answer["result"][0]
@@ -298,8 +339,8 @@ def test_the_report_tells_what_acted(nodes: Any, model: Patcher, clip: Clip) -> 
 def test_every_input_and_output_has_a_tooltip(nodes: Any) -> None:
     assert nodes.NODE_CLASS_MAPPINGS.keys() == nodes.NODE_DISPLAY_NAME_MAPPINGS.keys()
     for node in nodes.NODE_CLASS_MAPPINGS.values():
-        for inputs in node.INPUT_TYPES().values():
-            assert all(len(one) == 2 and one[1]["tooltip"].endswith(".") for one in inputs.values())
+        for kind, inputs in node.INPUT_TYPES().items():
+            assert kind == "hidden" or all(len(one) == 2 and one[1]["tooltip"].endswith(".") for one in inputs.values())
         assert len(node.OUTPUT_TOOLTIPS) == len(node.RETURN_TYPES)
         assert node.CATEGORY == "Remora"
         assert callable(getattr(node, node.FUNCTION))
@@ -342,14 +383,17 @@ def test_the_entry_gives_comfyui_the_nodes(tmp_path: Path) -> None:
     code = f"""
 import importlib.util, sys
 from types import ModuleType
-for name in ("comfy", "comfy.sd", "comfy.patcher_extension", "folder_paths"):
+for name in ("comfy", "comfy.sd", "comfy.patcher_extension", "folder_paths", "server"):
     sys.modules[name] = ModuleType(name)
+sys.modules["server"].PromptServer = object
 sys.modules["comfy.patcher_extension"].WrappersMP = sys.modules["comfy.patcher_extension"].CallbacksMP = object
 name = "/custom_nodes/remora"  # as ComfyUI names it
 spec = importlib.util.spec_from_file_location(name, {str(ROOT / "__init__.py")!r})
 module = sys.modules[name] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
-assert sorted(module.NODE_CLASS_MAPPINGS) == ["RemoraApply", "RemoraFromPrompt", "RemoraLora", "RemoraReport"]
+assert sorted(module.NODE_CLASS_MAPPINGS) == [
+    "RemoraApply", "RemoraFromPrompt", "RemoraLora", "RemoraReport", "RemoraSave"
+]
 assert sys.modules["remora"]._session is None
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
