@@ -9,8 +9,8 @@ import folder_paths
 from comfy.patcher_extension import CallbacksMP, WrappersMP
 from server import PromptServer
 
+import lib_lora
 from lib_lora import Engine, Entry, Stack
-from lib_lora.saving import SaveOptions, save_stack
 
 from .applied import applied_of, apply_to_clip, apply_to_model, denoiser_of, refuse_useless, text_encoders_of
 from .entries import check_constant, entry_of, read_prompt
@@ -258,9 +258,9 @@ class RemoraSave:
         encoders = {} if clip is None else text_encoders_of(clip.cond_stage_model)
         engine, output = Engine({**denoiser_of(model), **encoders}), folder_paths.get_output_directory()
         folder, name, number, *_ = folder_paths.get_save_image_path(filename_prefix, output)
-        options = SaveOptions(rank=rank) if rank else SaveOptions()
+        path = Path(folder, f"{name}_{number:05}_.safetensors")
         with engine.active(Stack(stack)):
-            saved = save_stack(engine, Path(folder, f"{name}_{number:05}_.safetensors"), **options)
+            saved = lib_lora.save_stack(engine, path, rank=rank or None)
         text = saved.summary()
         _show(text, unique_id)
         return {"ui": {"text": [text]}, "result": (text,)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
@@ -19,4 +18,5 @@ def picture_of(text: str) -> Tensor:
     box = ImageDraw.Draw(Image.new("L", (1, 1))).multiline_textbbox((0, 0), text, font, spacing=_SPACING)
     page = Image.new("RGB", (int(box[2]) + 2 * _MARGIN, int(box[3]) + 2 * _MARGIN), "white")
     ImageDraw.Draw(page).multiline_text((_MARGIN, _MARGIN), text, "black", font, spacing=_SPACING)
-    return torch.from_numpy(np.array(page))[None].to(torch.float32) / 255
+    numbers = torch.frombuffer(bytearray(page.tobytes()), dtype=torch.uint8)
+    return numbers.reshape(1, page.height, page.width, 3).to(torch.float32) / 255
