@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -186,7 +186,7 @@ def step_of_loop(steps: int, outermost: CodeType) -> int | None:
         steps: of the schedule.
         outermost: the function at which the search ends.
     """
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not outermost:
         if {"i", "sigmas"} <= {*frame.f_code.co_varnames, *frame.f_code.co_cellvars}:
             i, sigmas = frame.f_locals.get("i"), frame.f_locals.get("sigmas")
@@ -211,7 +211,7 @@ def apply_to_model(patcher: Any, entries: Sequence[Entry], wrappers: Any, callba
     current: list[SamplerCalls] = []
 
     def sample(executor: Any, guider: Any, sigmas: Tensor, *args: Any, **kwargs: Any) -> Any:
-        timesteps = guider.inner_model.model_sampling.timestep(sigmas[:-1])
+        timesteps = patcher.model.model_sampling.timestep(sigmas[:-1])
         calls = SamplerCalls(sigmas, timesteps, sample.__code__)
         current.append(calls)
         try:

@@ -62,10 +62,16 @@ class Denoiser(nn.Module):
         return out.transpose(1, 2).reshape(rows, channels, height, width)
 
 
+class ModelSampling(nn.Module):
+    def timestep(self, sigmas: Tensor) -> Tensor:
+        """Return a timestep for each sigma: the larger the noise, the larger."""
+        return sigmas * 100
+
+
 class BaseModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.diffusion_model = Denoiser()
+        self.diffusion_model, self.model_sampling = Denoiser(), ModelSampling()
 
 
 Sampler = Callable[[Callable[[Tensor], None], Tensor], None]
@@ -155,13 +161,7 @@ class Patcher:
             (sampler or euler)(predict, sigmas)
             return out
 
-        guider = SimpleNamespace(inner_model=SimpleNamespace(model_sampling=SimpleNamespace(timestep=timesteps_of)))
-        return Executor(sample, self.all_wrappers(WrappersMP.SAMPLER_SAMPLE))(guider, sigmas, {})
-
-
-def timesteps_of(sigmas: Tensor) -> Tensor:
-    """Return a timestep for each sigma: the larger the noise, the larger."""
-    return sigmas * 100
+        return Executor(sample, self.all_wrappers(WrappersMP.SAMPLER_SAMPLE))(None, sigmas, {})
 
 
 class TextModel(nn.Module):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,10 @@ from lib_lora import Entry, FileError, LoraError, Region, Strength
 from tests.extension.comfy.conftest import (
     TEXT,
     UNET,
+    BaseModel,
     CallbacksMP,
     Clip,
+    CondStage,
     Patcher,
     Sampler,
     euler,
@@ -397,3 +401,14 @@ assert sorted(module.NODE_CLASS_MAPPINGS) == [
 assert sys.modules["remora"]._session is None
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+
+
+def test_a_model_that_comfyui_gives_up_is_freed(nodes: Any) -> None:
+    mine, other = Patcher(BaseModel()), Clip(CondStage())
+    parts = [weakref.ref(mine.model.diffusion_model), weakref.ref(other.cond_stage_model)]
+    with_lora, encoder = applied(nodes, mine, "a.safetensors", clip=other)
+    with_lora.sample(X, SIGMAS)
+    encoder.encode_from_tokens(other.tokenize("abc"))
+    del mine, other, with_lora, encoder
+    gc.collect()
+    assert [part() for part in parts] == [None, None]
