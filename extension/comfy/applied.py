@@ -240,8 +240,9 @@ def apply_to_model(patcher: Any, entries: Sequence[Entry], wrappers: Any, callba
 def apply_to_clip(clip: Any, entries: Sequence[Entry], denoiser: Mapping[str, nn.Module]) -> tuple[Any, AppliedStack]:
     """Return a clone of a CLIP with a stack, in place of the one it may have; block weights are of this denoiser."""
     model, blocks = clip.cond_stage_model, model_blocks(denoiser)
-    entries = [for_text_encoders(entry, blocks) for entry in entries]
-    applied, clone = AppliedStack(engine_of(model, text_encoders_of(model)), entries), clip.clone()
+    encoders = text_encoders_of(model)
+    entries = [for_text_encoders(entry, encoders, blocks) for entry in entries]
+    applied, clone = AppliedStack(engine_of(model, encoders), entries), clip.clone()
     former = getattr(type(clip), "remora_base", None) or type(clip)
     clone.__class__ = _with_stack(former)
     clone.remora_applied = applied

@@ -340,6 +340,16 @@ def test_the_report_tells_what_acted(nodes: Any, model: Patcher, clip: Clip, sho
     assert nodes.RemoraReport.IS_CHANGED() != nodes.RemoraReport.IS_CHANGED()
 
 
+def test_the_report_of_text_encoders_has_no_word_of_steps(nodes: Any, model: Patcher, clip: Clip) -> None:
+    mask = torch.zeros(1, 64, 64)
+    mask[:, :, :32] = 1
+    _, late = applied(nodes, model, "a.safetensors", clip=clip, start_percent=0.5, mask=mask)
+    _, full = applied(nodes, model, "a.safetensors", clip=clip)
+    texts = [one.encode_from_tokens(clip.tokenize("abc")) for one in (late, full)]
+    assert torch.equal(*texts)
+    assert nodes.RemoraReport().tell(clip=late)["result"][0].endswith("sd1)")
+
+
 def test_every_input_and_output_has_a_tooltip(nodes: Any) -> None:
     assert nodes.NODE_CLASS_MAPPINGS.keys() == nodes.NODE_DISPLAY_NAME_MAPPINGS.keys()
     for node in nodes.NODE_CLASS_MAPPINGS.values():
