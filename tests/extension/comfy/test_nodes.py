@@ -340,6 +340,10 @@ def test_the_report_tells_what_acted(nodes: Any, model: Patcher, clip: Clip, sho
     assert nodes.RemoraReport.IS_CHANGED() != nodes.RemoraReport.IS_CHANGED()
 
 
+def test_a_comfyui_that_shows_no_text_on_nodes_has_the_report_as_output(nodes: Any, model: Patcher) -> None:
+    assert nodes.RemoraReport().tell(model, unique_id="3")["result"][0] == "no LoRA"
+
+
 def test_the_report_of_text_encoders_has_no_word_of_steps(nodes: Any, model: Patcher, clip: Clip) -> None:
     mask = torch.zeros(1, 64, 64)
     mask[:, :, :32] = 1
@@ -360,7 +364,7 @@ def test_every_input_and_output_has_a_tooltip(nodes: Any) -> None:
         assert callable(getattr(node, node.FUNCTION))
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "example_workflows").iterdir()), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "example_workflows").glob("*.json")), ids=lambda path: path.stem)
 def test_a_workflow_fits_the_nodes(path: Path, nodes: Any) -> None:
     workflow = json.loads(path.read_text("utf-8"))
     links = {link[0]: link for link in workflow["links"]}
