@@ -367,6 +367,7 @@ def test_every_input_and_output_has_a_tooltip(nodes: Any) -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "example_workflows").glob("*.json")), ids=lambda path: path.stem)
 def test_a_workflow_fits_the_nodes(path: Path, nodes: Any) -> None:
     workflow = json.loads(path.read_text("utf-8"))
+    assert path.with_suffix(".jpg").is_file()  # ComfyUI's page asks for it
     links = {link[0]: link for link in workflow["links"]}
     by_id = {node["id"]: node for node in workflow["nodes"]}
     for number, origin, slot, target, place, kind in links.values():
