@@ -7,9 +7,11 @@ comfy/samplers.py and comfy/sd.py of Comfy-Org/ComfyUI.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import CodeType, FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -127,22 +129,43 @@ class AppliedStack:
 class SamplerCalls:
     """The model calls of one run of a sampler: their step, noise and rows."""
 
-    def __init__(self, sigmas: Tensor) -> None:
-        self._sigmas = sigmas.tolist()
+    def __init__(self, sigmas: Tensor, timesteps: Tensor, sampler: CodeType) -> None:
+        """Read the schedule once, before anything is queued on a device.
+
+        Args:
+            sigmas: of the steps, and the one after the last step.
+            timesteps: of the steps, as the model takes them: from 0 to 1000, or fractions of the noise.
+            sampler: the function that calls the sampler.
+        """
+        self._sampler = sampler
+        self._sigmas, numbers = sigmas.tolist(), timesteps.tolist()
+        scale = 1000.0 if numbers and max(numbers) <= 1 else 1.0
+        self._timesteps = [scale * number for number in numbers]
         self._now: Mapping[str, Any] = {}
+        self._read: tuple[Tensor | None, int] = None, 0
 
     def begin(self, options: Mapping[str, Any]) -> None:
         """Note the `transformer_options` of a call that begins."""
         self._now = options
 
     def moment(self, _: Callable[[], float | None]) -> Moment:
-        """Return the moment of the call; reads the noise off the device, and is asked only if a strength needs it."""
-        steps, sigmas = max(len(self._sigmas) - 1, 1), self._now.get("sigmas")
+        """Return the moment of the step; asked only if a strength needs it."""
+        steps = len(self._timesteps)
+        if not steps:
+            return Moment(steps=1)
+        step = step_of_loop(steps, self._sampler)
+        step = self._step_of_noise() if step is None else step
+        return Moment(step, steps, self._sigmas[step], self._timesteps[step])
+
+    def _step_of_noise(self) -> int:
+        """Return the step by the noise of the call; reads it off the device, once for all parts of a call."""
+        sigmas = self._now.get("sigmas")
         if sigmas is None:
-            return Moment(steps=steps)
-        sigma = float(sigmas.flatten()[0])
-        passed = sum(1 for one in self._sigmas[1:-1] if one >= sigma * (1 - 1e-6))
-        return Moment(step=passed, steps=steps, sigma=sigma)
+            return 0
+        if sigmas is not self._read[0]:
+            sigma = float(sigmas.flatten()[0])
+            self._read = sigmas, sum(1 for one in self._sigmas[1:-1] if one >= sigma * (1 - 1e-6))
+        return self._read[1]
 
     def rows(self, count: int) -> list[Row] | None:
         """Return the image and the prompt of each row: a batch for each conditioning, one after the other."""
@@ -151,6 +174,26 @@ class SamplerCalls:
             return None
         batch = count // len(chunks)
         return [Row(image, negative=chunk == 1) for chunk in chunks for image in range(batch)]
+
+
+def step_of_loop(steps: int, outermost: CodeType) -> int | None:
+    """Return the step of the sampler that calls, off the counter of its loop; None where there is no such loop.
+
+    Samplers of k-diffusion count in `i` over `sigmas`. Their second call of a step may have the noise of the next step,
+    so the noise does not tell the step, and reading it would wait for the device.
+
+    Args:
+        steps: of the schedule.
+        outermost: the function at which the search ends.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not outermost:
+        if {"i", "sigmas"} <= {*frame.f_code.co_varnames, *frame.f_code.co_cellvars}:
+            i, sigmas = frame.f_locals.get("i"), frame.f_locals.get("sigmas")
+            if isinstance(i, int) and isinstance(sigmas, Tensor) and len(sigmas) == steps + 1 and 0 <= i < steps:
+                return i
+        frame = frame.f_back
+    return None
 
 
 def apply_to_model(patcher: Any, entries: Sequence[Entry], wrappers: Any, callbacks: Any) -> tuple[Any, AppliedStack]:
@@ -168,7 +211,8 @@ def apply_to_model(patcher: Any, entries: Sequence[Entry], wrappers: Any, callba
     current: list[SamplerCalls] = []
 
     def sample(executor: Any, guider: Any, sigmas: Tensor, *args: Any, **kwargs: Any) -> Any:
-        calls = SamplerCalls(sigmas)
+        timesteps = patcher.model.model_sampling.timestep(sigmas[:-1])
+        calls = SamplerCalls(sigmas, timesteps, sample.__code__)
         current.append(calls)
         try:
             with applied.active():
@@ -196,8 +240,9 @@ def apply_to_model(patcher: Any, entries: Sequence[Entry], wrappers: Any, callba
 def apply_to_clip(clip: Any, entries: Sequence[Entry], denoiser: Mapping[str, nn.Module]) -> tuple[Any, AppliedStack]:
     """Return a clone of a CLIP with a stack, in place of the one it may have; block weights are of this denoiser."""
     model, blocks = clip.cond_stage_model, model_blocks(denoiser)
-    entries = [for_text_encoders(entry, blocks) for entry in entries]
-    applied, clone = AppliedStack(engine_of(model, text_encoders_of(model)), entries), clip.clone()
+    encoders = text_encoders_of(model)
+    entries = [for_text_encoders(entry, encoders, blocks) for entry in entries]
+    applied, clone = AppliedStack(engine_of(model, encoders), entries), clip.clone()
     former = getattr(type(clip), "remora_base", None) or type(clip)
     clone.__class__ = _with_stack(former)
     clone.remora_applied = applied

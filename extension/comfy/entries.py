@@ -93,18 +93,45 @@ def read_prompt(text: str, names: Iterable[str], path_of: Callable[[str], Path])
     return parsed.text, [_entry(path_of(_file_named(tag.name, files)), tag) for tag in parsed.tags]
 
 
-def for_text_encoders(entry: Entry, blocks: BlockNames) -> Entry:
-    """Return an entry for text encoders alone: a list of block weights is read as the denoiser's `blocks` take it."""
+def check_constant(stack: Iterable[Entry]) -> None:
+    """Refuse a stack that no file can say.
+
+    Raises:
+        NodeError: a strength differs between steps, prompts or parts of the picture.
+    """
+    for entry in stack:
+        multiplier = entry.multiplier
+        if isinstance(multiplier, Halves):
+            raise NodeError(f"{entry.name}: a file cannot say that a LoRA is for one prompt only; leave half= out")
+        if isinstance(multiplier, Strength) and multiplier.region is not None:
+            raise NodeError(
+                f"{entry.name}: a file cannot say that a LoRA acts in a part of the picture; take its mask off"
+            )
+        if isinstance(multiplier, Strength) and multiplier.varies:
+            text = "a file cannot say in which steps a LoRA acts; set start_percent to 0 and stop_percent to 1"
+            raise NodeError(f"{entry.name}: {text}")
+
+
+def for_text_encoders(entry: Entry, names: Iterable[str], blocks: BlockNames) -> Entry:
+    """Return an entry for text encoders alone, with the strengths that they have before the first step.
+
+    Args:
+        entry: of a whole model.
+        names: of the text encoders.
+        blocks: of the denoiser, by which a list of block weights is read.
+    """
     multiplier = entry.multiplier
     if isinstance(multiplier, Halves):
         multiplier = multiplier.positive  # as text encoders have it
-    if not isinstance(multiplier, Strength) or multiplier.blocks is None or multiplier.blocks.values is None:
+    if not isinstance(multiplier, Strength):
         return entry
-    values = multiplier.blocks.values
-    weights = next((dict(zip(names, values, strict=True)) for names in blocks.lists() if len(names) == len(values)), {})
-    rule = Element((_TEXT_ENCODERS,), (), weights.get(_TEXT_ENCODERS, 1.0))
-    of_encoders = BlockWeights(None, (rule, *multiplier.blocks.elements))
-    return replace(entry, multiplier=replace(multiplier, blocks=of_encoders))
+    weights, amounts = multiplier.blocks, {name: multiplier.at(name, None, None) for name in names}
+    if weights is not None and weights.values is not None:
+        values = weights.values
+        listed = next((zip(one, values, strict=True) for one in blocks.lists() if len(one) == len(values)), ())
+        rule = Element((_TEXT_ENCODERS,), (), dict(listed).get(_TEXT_ENCODERS, 1.0))
+        weights = BlockWeights(None, (rule, *weights.elements))
+    return replace(entry, multiplier=Strength(amounts, blocks=weights))
 
 
 def _file_named(name: str, files: list[str]) -> str:

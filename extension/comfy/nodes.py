@@ -7,15 +7,20 @@ from typing import Any
 
 import folder_paths
 from comfy.patcher_extension import CallbacksMP, WrappersMP
+from server import PromptServer
 
-from lib_lora import Entry
+import lib_lora
+from lib_lora import Engine, Entry, Stack
 
-from .applied import applied_of, apply_to_clip, apply_to_model, denoiser_of, refuse_useless
-from .entries import entry_of, read_prompt
+from .applied import applied_of, apply_to_clip, apply_to_model, denoiser_of, refuse_useless, text_encoders_of
+from .entries import check_constant, entry_of, read_prompt
+from .picture import picture_of
 
 CATEGORY = "Remora"
 _STACK = "REMORA_STACK"
 _LIMIT = 100.0
+_NODE = {"unique_id": "UNIQUE_ID"}
+"""What ComfyUI fills in."""
 _MODEL = {"tooltip": "The model that the LoRA act on. Its weights stay as they are."}
 _CLIP = {"tooltip": "The text encoders that the LoRA act on. Without them, the LoRA act on the model alone."}
 
@@ -40,6 +45,13 @@ def _part(default: float, tooltip: str) -> tuple[str, dict[str, object]]:
 
 def _strength(tooltip: str) -> tuple[str, dict[str, object]]:
     return "FLOAT", {"default": 1.0, "min": -_LIMIT, "max": _LIMIT, "step": 0.01, "tooltip": tooltip}
+
+
+def _show(text: str, node: str | None) -> None:
+    """Show a text on a node in the page, where ComfyUI can."""
+    send = getattr(getattr(PromptServer, "instance", None), "send_progress_text", None)
+    if send is not None and node is not None:
+        send(text, node)
 
 
 def _apply(model: Any, clip: Any | None, entries: tuple[Entry, ...]) -> tuple[Any, Any | None]:
@@ -140,23 +152,24 @@ class RemoraFromPrompt:
             }
         }
 
-    RETURN_TYPES = ("MODEL", "CLIP", "CONDITIONING", "STRING")
-    RETURN_NAMES = ("MODEL", "CLIP", "CONDITIONING", "text")
+    RETURN_TYPES = ("MODEL", "CLIP", "CONDITIONING", "STRING", _STACK)
+    RETURN_NAMES = ("MODEL", "CLIP", "CONDITIONING", "text", "stack")
     OUTPUT_TOOLTIPS = (
         "The model with the LoRA.",
         "The text encoders with the LoRA, for the negative prompt.",
         "The encoded prompt.",
         "The prompt without its tags.",
+        "The LoRA, for Remora Save.",
     )
     FUNCTION = "apply"
     CATEGORY = CATEGORY
     DESCRIPTION = "Applies the LoRA of a prompt's <lora:...> tags, and encodes the prompt without them."
 
-    def apply(self, model: Any, clip: Any, text: str) -> tuple[Any, Any, Any, str]:
-        """Return clones with the stack, the conditioning and the text."""
+    def apply(self, model: Any, clip: Any, text: str) -> tuple[Any, Any, Any, str, tuple[Entry, ...]]:
+        """Return clones with the stack, the conditioning, the text and the stack."""
         plain, entries = read_prompt(text, _names(), _path)
         model, clip = _apply(model, clip, tuple(entries))
-        return model, clip, clip.encode_from_tokens_scheduled(clip.tokenize(plain)), plain
+        return model, clip, clip.encode_from_tokens_scheduled(clip.tokenize(plain)), plain, tuple(entries)
 
     @classmethod
     def IS_CHANGED(cls, text: str | None = None, **_: object) -> str:  # noqa: N802
@@ -174,25 +187,29 @@ class RemoraReport:
     def INPUT_TYPES(cls) -> dict[str, Any]:  # noqa: N802
         """Return the inputs."""
         after = {"tooltip": "The sampled latent, so that the report tells which layers were called."}
-        return {"optional": {"model": ("MODEL", _MODEL), "clip": ("CLIP", _CLIP), "after": ("LATENT", after)}}
+        optional = {"model": ("MODEL", _MODEL), "clip": ("CLIP", _CLIP), "after": ("LATENT", after)}
+        return {"optional": optional, "hidden": _NODE}
 
-    RETURN_TYPES = ("STRING",)
-    RETURN_NAMES = ("report",)
-    OUTPUT_TOOLTIPS = ("A line for each LoRA.",)
+    RETURN_TYPES = ("STRING", "IMAGE")
+    RETURN_NAMES = ("report", "image")
+    OUTPUT_TOOLTIPS = ("A line for each LoRA.", "The report as a picture, to be saved beside the others.")
     FUNCTION = "tell"
     CATEGORY = CATEGORY
     OUTPUT_NODE = True
     DESCRIPTION = "Tells which layers the LoRA act on, which keys of the files are unused, and why."
 
-    def tell(self, model: Any = None, clip: Any = None, after: Any = None) -> dict[str, Any]:
-        """Return the report as text."""
+    def tell(
+        self, model: Any = None, clip: Any = None, after: Any = None, unique_id: str | None = None
+    ) -> dict[str, Any]:
+        """Return the report as text and as a picture."""
         lines = []
         for what, part in (("model", model), ("text encoders", clip)):
             applied = None if part is None else applied_of(part)
             if applied is not None:
                 lines += [f"{what}: {line}" for line in applied.summary()]
         text = "\n".join(lines) or "no LoRA"
-        return {"ui": {"text": [text]}, "result": (text,)}
+        _show(text, unique_id)
+        return {"ui": {"text": [text]}, "result": (text, picture_of(text))}
 
     @classmethod
     def IS_CHANGED(cls, **_: object) -> float:  # noqa: N802
@@ -200,15 +217,66 @@ class RemoraReport:
         return float("nan")
 
 
+class RemoraSave:
+    """Saves a stack as one file."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:  # noqa: N802
+        """Return the inputs."""
+        prefix = "The name of the file in the output folder. Files in its folder loras are in ComfyUI's list of LoRA."
+        rank = "The largest rank of a layer. 0 saves the exact sum."
+        return {
+            "required": {
+                "model": ("MODEL", _MODEL),
+                "stack": (_STACK, {"tooltip": "The LoRA, from Remora LoRA."}),
+                "filename_prefix": ("STRING", {"default": "loras/remora", "tooltip": prefix}),
+                "rank": ("INT", {"default": 0, "min": 0, "max": 4096, "tooltip": rank}),
+            },
+            "optional": {"clip": ("CLIP", _CLIP)},
+            "hidden": _NODE,
+        }
+
+    RETURN_TYPES = ("STRING",)
+    RETURN_NAMES = ("summary",)
+    OUTPUT_TOOLTIPS = ("The path of the file, its size, ranks and error.",)
+    FUNCTION = "save"
+    CATEGORY = CATEGORY
+    OUTPUT_NODE = True
+    DESCRIPTION = "Saves the LoRA of a stack, with their strengths and block weights, as one LoRA file."
+
+    def save(
+        self,
+        model: Any,
+        stack: tuple[Entry, ...],
+        filename_prefix: str,
+        rank: int,
+        clip: Any | None = None,
+        unique_id: str | None = None,
+    ) -> dict[str, Any]:
+        """Save the file and return its summary."""
+        check_constant(stack)
+        encoders = {} if clip is None else text_encoders_of(clip.cond_stage_model)
+        engine, output = Engine({**denoiser_of(model), **encoders}), folder_paths.get_output_directory()
+        folder, name, number, *_ = folder_paths.get_save_image_path(filename_prefix, output)
+        path = Path(folder, f"{name}_{number:05}_.safetensors")
+        with engine.active(Stack(stack)):
+            saved = lib_lora.save_stack(engine, path, rank=rank or None)
+        text = saved.summary()
+        _show(text, unique_id)
+        return {"ui": {"text": [text]}, "result": (text,)}
+
+
 NODE_CLASS_MAPPINGS: dict[str, type] = {
     "RemoraLora": RemoraLora,
     "RemoraApply": RemoraApply,
     "RemoraFromPrompt": RemoraFromPrompt,
     "RemoraReport": RemoraReport,
+    "RemoraSave": RemoraSave,
 }
 NODE_DISPLAY_NAME_MAPPINGS: dict[str, str] = {
     "RemoraLora": "Remora LoRA",
     "RemoraApply": "Remora Apply",
     "RemoraFromPrompt": "Remora From Prompt",
     "RemoraReport": "Remora Report",
+    "RemoraSave": "Remora Save",
 }

@@ -9,7 +9,7 @@ import copy
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,10 +62,40 @@ class Denoiser(nn.Module):
         return out.transpose(1, 2).reshape(rows, channels, height, width)
 
 
+class ModelSampling(nn.Module):
+    def timestep(self, sigmas: Tensor) -> Tensor:
+        """Return a timestep for each sigma: the larger the noise, the larger."""
+        return sigmas * 100
+
+
 class BaseModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.diffusion_model = Denoiser()
+        self.diffusion_model, self.model_sampling = Denoiser(), ModelSampling()
+
+
+Sampler = Callable[[Callable[[Tensor], None], Tensor], None]
+"""Calls a function with the noise of each call; its second argument is the schedule."""
+
+
+def euler(predict: Callable[[Tensor], None], sigmas: Tensor) -> None:
+    """Call once in a step, as comfy/k_diffusion/sampling.py does."""
+    for i in range(len(sigmas) - 1):
+        predict(sigmas[i])
+
+
+def heun(predict: Callable[[Tensor], None], sigmas: Tensor) -> None:
+    """Call twice in a step but the last; the second time with the noise of the next step."""
+    for i in range(len(sigmas) - 1):
+        predict(sigmas[i])
+        if sigmas[i + 1] > 0:
+            predict(sigmas[i + 1])
+
+
+def other_loop(predict: Callable[[Tensor], None], schedule: Tensor) -> None:
+    """Call once in a step, in a loop that does not count."""
+    for sigma in schedule[:-1]:
+        predict(sigma)
 
 
 class Patcher:
@@ -110,23 +140,28 @@ class Patcher:
             for callback in own:
                 callback(self, True)
 
-    def sample(self, x: Tensor, sigmas: Tensor, chunks: Sequence[int] = (0, 1)) -> list[Tensor]:
-        """Return the output of the denoiser at each sigma but the last, for a batch of each chunk."""
+    def sample(
+        self, x: Tensor, sigmas: Tensor, chunks: Sequence[int] = (0, 1), sampler: Sampler | None = None
+    ) -> list[Tensor]:
+        """Return the output of each call of the denoiser by a sampler, for a batch of each chunk."""
         # ComfyUI deep-copies the options, and the wrappers in them
         wrappers = copy.deepcopy(self.all_wrappers(WrappersMP.APPLY_MODEL))
 
         def call(x: Tensor, t: Tensor, concat: Any, context: Any, control: Any, options: dict[str, Any]) -> Tensor:
             return self.model.diffusion_model(x, t)
 
-        def sampler(guider: Any, sigmas: Tensor, extra: Any) -> list[Tensor]:
-            out = []
-            for sigma in sigmas[:-1]:
-                options = {"cond_or_uncond": list(chunks), "sigmas": sigma.reshape(1)}
-                t = sigma.repeat(len(x) * len(chunks))
-                out.append(Executor(call, wrappers)(torch.cat([x] * len(chunks)), t, None, None, None, options))
+        out: list[Tensor] = []
+
+        def predict(sigma: Tensor) -> None:
+            options = {"cond_or_uncond": list(chunks), "sigmas": sigma.reshape(1)}
+            t = sigma.repeat(len(x) * len(chunks))
+            out.append(Executor(call, wrappers)(torch.cat([x] * len(chunks)), t, None, None, None, options))
+
+        def sample(guider: Any, sigmas: Tensor, extra: Any) -> list[Tensor]:
+            (sampler or euler)(predict, sigmas)
             return out
 
-        return Executor(sampler, self.all_wrappers(WrappersMP.SAMPLER_SAMPLE))(None, sigmas, {})
+        return Executor(sample, self.all_wrappers(WrappersMP.SAMPLER_SAMPLE))(None, sigmas, {})
 
 
 class TextModel(nn.Module):
@@ -184,6 +219,28 @@ def lora(path: Path, seed: int = 0, layers: Sequence[str] = (UNET, TEXT)) -> Pat
     return save(path, tensors)
 
 
+def save_path(prefix: str, output: str) -> tuple[str, str, int, str, str]:
+    """Return where ComfyUI saves the next file of a name."""
+    path = Path(output, prefix)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return str(path.parent), path.name, len(list(path.parent.iterdir())) + 1, "", prefix
+
+
+class PromptServer:
+    """Sends texts to the page, which shows them on a node."""
+
+    instance = SimpleNamespace()
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Return the texts that are shown on nodes."""
+    texts: dict[str, str] = {}
+    send = lambda text, node: texts.update({node: text})  # noqa: E731
+    monkeypatch.setattr(PromptServer.instance, "send_progress_text", send, raising=False)
+    return texts
+
+
 @pytest.fixture
 def model() -> Patcher:
     torch.manual_seed(0)
@@ -206,8 +263,12 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     folders, comfy, extension = ModuleType("folder_paths"), ModuleType("comfy"), ModuleType("comfy.patcher_extension")
     folders.get_filename_list = lambda kind: sorted(path.name for path in tmp_path.iterdir())  # type: ignore[attr-defined]
     folders.get_full_path_or_raise = lambda kind, name: str(tmp_path / name)  # type: ignore[attr-defined]
+    folders.get_output_directory = lambda: str(tmp_path / "output")  # type: ignore[attr-defined]
+    folders.get_save_image_path = save_path  # type: ignore[attr-defined]
+    server = ModuleType("server")
+    server.PromptServer = PromptServer  # type: ignore[attr-defined]
     extension.WrappersMP, extension.CallbacksMP = WrappersMP, CallbacksMP  # type: ignore[attr-defined]
-    for module in (folders, comfy, extension):
+    for module in (folders, comfy, extension, server):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     for name in ("extension.comfy", "extension.comfy.nodes"):
         monkeypatch.delitem(sys.modules, name, raising=False)

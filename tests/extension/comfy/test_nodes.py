@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
 import sys
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,20 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from lib_lora import Entry, FileError, LoraError, Region, Strength
-from tests.extension.comfy.conftest import TEXT, UNET, CallbacksMP, Clip, Patcher, lora
+from tests.extension.comfy.conftest import (
+    TEXT,
+    UNET,
+    BaseModel,
+    CallbacksMP,
+    Clip,
+    CondStage,
+    Patcher,
+    Sampler,
+    euler,
+    heun,
+    lora,
+    other_loop,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 SOCKETS = ("MODEL", "CLIP", "LATENT", "MASK", "REMORA_STACK")
@@ -103,6 +119,44 @@ def test_a_schedule_knows_the_step(nodes: Any, model: Patcher) -> None:
     ]
 
 
+def acting(with_lora: Patcher, model: Patcher, sampler: Sampler, sigmas: Tensor = SIGMAS) -> list[bool]:
+    """Return whether a LoRA changes the output of each call of a sampler."""
+    outs, before = with_lora.sample(X, sigmas, sampler=sampler), model.sample(X, sigmas, sampler=sampler)
+    return [not torch.equal(out, one) for out, one in zip(outs, before, strict=True)]
+
+
+def test_the_second_call_of_a_step_is_of_the_same_step(nodes: Any, model: Patcher) -> None:
+    late, _ = applied(nodes, model, "a.safetensors", start_percent=0.5)
+    assert acting(late, model, heun) == [False, False, False, False, True, True, True]
+    assert acting(late, model, other_loop) == [False, False, True, True]
+
+
+def test_a_rule_of_the_noise_goes_by_the_step(nodes: Any, model: Patcher, clip: Clip) -> None:
+    for rule in ("1:sigma=7-2", "0@700,1@600,1@200,0@150:by=timestep"):
+        ruled, *_ = nodes.RemoraFromPrompt().apply(model, clip, f"<lora:a:{rule}>")
+        assert acting(ruled, model, euler) == [False, True, True, False]
+        assert acting(ruled, model, heun) == [False, False, True, True, True, True, False]
+
+
+class OnDevice(Tensor):
+    """A tensor of which no number is read."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func.__name__ not in ("item", "tolist", "__float__", "__bool__"), f"{func.__name__} waits for the device"
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_a_schedule_reads_nothing_off_the_device_in_a_step(nodes: Any, model: Patcher, clip: Clip) -> None:
+    def sampler(predict: Callable[[Tensor], None], sigmas: Tensor) -> None:
+        for i in range(len(sigmas) - 1):
+            predict(sigmas[i].as_subclass(OnDevice))
+
+    for rule in ("1:start=0.5", "1:sigma=3-0", "0@400,1@300:by=timestep"):
+        late, *_ = nodes.RemoraFromPrompt().apply(model, clip, f"<lora:a:{rule}>")
+        assert acting(late, model, sampler) == [False, False, True, True]
+
+
 def test_a_half_of_the_prompt_is_told_by_the_conditioning(nodes: Any, model: Patcher, clip: Clip) -> None:
     before = model.sample(X, SIGMAS, chunks=(1, 0))[0]
     with_lora, *_ = nodes.RemoraFromPrompt().apply(model, clip, "a cat <lora:a:1:half=pos>")
@@ -133,9 +187,10 @@ def test_text_encoders_have_the_stack_of_their_clone(nodes: Any, model: Patcher,
 
 
 def test_a_prompt_names_its_lora(nodes: Any, model: Patcher, clip: Clip) -> None:
-    with_lora, encoder, conditioning, text = nodes.RemoraFromPrompt().apply(model, clip, "a cat <lora:a:0.5>")
+    with_lora, encoder, conditioning, text, stack = nodes.RemoraFromPrompt().apply(model, clip, "a cat <lora:a:0.5>")
     same, _ = applied(nodes, model, "a.safetensors", strength=0.5, clip=clip)
     assert text == "a cat "
+    assert [entry.name for entry in stack] == ["a"]
     assert torch.equal(with_lora.sample(X, SIGMAS)[0], same.sample(X, SIGMAS)[0])
     assert torch.equal(conditioning[0][0], encoder.encode_from_tokens(clip.tokenize(text)))
 
@@ -233,31 +288,86 @@ def test_unloading_a_model_frees_former_stacks(nodes: Any, model: Patcher) -> No
     assert torch.equal(with_lora.sample(X, SIGMAS)[0], out)
 
 
-def test_the_report_tells_what_acted(nodes: Any, model: Patcher, clip: Clip) -> None:
-    assert nodes.RemoraReport().tell(model)["result"] == ("no LoRA",)
+def test_a_saved_stack_acts_as_the_stack(nodes: Any, model: Patcher, clip: Clip, shown: dict[str, str]) -> None:
+    stack = (*rows(nodes, "a.safetensors", 0.5, 0.25), *rows(nodes, "b.safetensors", -2))
+    (of_stack, text_of_stack), save = nodes.RemoraApply().apply(model, stack, clip), nodes.RemoraSave().save
+    (summary,) = save(model, stack, "loras/mine", 0, clip, "7")["result"]
+    path = Path(summary.partition(": ")[0])
+    assert (path.parent.name, path.name) == ("loras", "mine_00001_.safetensors")
+    assert shown == {"7": summary}
+    saved, text_of_saved = nodes.RemoraApply().apply(model, (Entry(path),), clip)
+    torch.testing.assert_close(saved.sample(X, SIGMAS)[0], of_stack.sample(X, SIGMAS)[0], rtol=1e-5, atol=1e-4)
+    texts = [one.encode_from_tokens(clip.tokenize("abc")) for one in (text_of_saved, text_of_stack)]
+    torch.testing.assert_close(*texts, rtol=1e-5, atol=1e-4)
+    assert "rank 1 to 1" in save(model, stack, "loras/mine", 1)["result"][0]
+    assert len(list(path.parent.iterdir())) == 2
+
+
+def test_a_stack_that_no_file_can_say_is_not_saved(nodes: Any, model: Patcher, clip: Clip, tmp_path: Path) -> None:
+    mask = torch.zeros(1, 64, 64)
+    mask[:, :, :32] = 1
+    stacks = {
+        "steps": rows(nodes, "a.safetensors", start_percent=0.5),
+        "picture": rows(nodes, "a.safetensors", mask=mask),
+    }
+    stacks["one prompt"] = nodes.RemoraFromPrompt().apply(model, clip, "<lora:a:1:half=pos>")[-1]
+    for reason, stack in stacks.items():
+        with pytest.raises(LoraError, match=f"a: a file cannot say .*{reason}"):
+            nodes.RemoraSave().save(model, stack, "mine", 0, clip)
+    assert not (tmp_path / "output").exists()
+
+
+def test_a_report_is_a_picture(nodes: Any) -> None:
+    short, tall = nodes.picture_of("a: 1 of 1 layers"), nodes.picture_of("a: 1 of 1 layers\n" * 9)
+    assert short.shape == (1, short.shape[1], short.shape[2], 3)
+    assert tall.shape[1] > 4 * short.shape[1]
+    assert tall.shape[2] == short.shape[2]
+    assert (short.min(), short.max(), short.dtype) == (0, 1, torch.float32)
+    assert nodes.picture_of("a" * 5000).shape[2] < 4000
+
+
+def test_the_report_tells_what_acted(nodes: Any, model: Patcher, clip: Clip, shown: dict[str, str]) -> None:
+    assert nodes.RemoraReport().tell(model)["result"][0] == "no LoRA"
     with_lora, encoder = applied(nodes, model, "a.safetensors", clip=clip)
     with_lora.sample(X, SIGMAS)
-    answer = nodes.RemoraReport().tell(with_lora, encoder)
-    assert answer["ui"]["text"] == list(answer["result"])
+    answer = nodes.RemoraReport().tell(with_lora, encoder, unique_id="3")
+    assert answer["ui"]["text"] == [answer["result"][0]]
+    assert shown == {"3": answer["result"][0]}
+    assert torch.equal(answer["result"][1], nodes.picture_of(answer["result"][0]))
     assert answer["result"][0].startswith("model: a: ")
     assert "text encoders: a: " in answer["result"][0]
     assert "unused" not in answer["result"][0]
     assert nodes.RemoraReport.IS_CHANGED() != nodes.RemoraReport.IS_CHANGED()
 
 
+def test_a_comfyui_that_shows_no_text_on_nodes_has_the_report_as_output(nodes: Any, model: Patcher) -> None:
+    assert nodes.RemoraReport().tell(model, unique_id="3")["result"][0] == "no LoRA"
+
+
+def test_the_report_of_text_encoders_has_no_word_of_steps(nodes: Any, model: Patcher, clip: Clip) -> None:
+    mask = torch.zeros(1, 64, 64)
+    mask[:, :, :32] = 1
+    _, late = applied(nodes, model, "a.safetensors", clip=clip, start_percent=0.5, mask=mask)
+    _, full = applied(nodes, model, "a.safetensors", clip=clip)
+    texts = [one.encode_from_tokens(clip.tokenize("abc")) for one in (late, full)]
+    assert torch.equal(*texts)
+    assert nodes.RemoraReport().tell(clip=late)["result"][0].endswith("sd1)")
+
+
 def test_every_input_and_output_has_a_tooltip(nodes: Any) -> None:
     assert nodes.NODE_CLASS_MAPPINGS.keys() == nodes.NODE_DISPLAY_NAME_MAPPINGS.keys()
     for node in nodes.NODE_CLASS_MAPPINGS.values():
-        for inputs in node.INPUT_TYPES().values():
-            assert all(len(one) == 2 and one[1]["tooltip"].endswith(".") for one in inputs.values())
+        for kind, inputs in node.INPUT_TYPES().items():
+            assert kind == "hidden" or all(len(one) == 2 and one[1]["tooltip"].endswith(".") for one in inputs.values())
         assert len(node.OUTPUT_TOOLTIPS) == len(node.RETURN_TYPES)
         assert node.CATEGORY == "Remora"
         assert callable(getattr(node, node.FUNCTION))
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "example_workflows").iterdir()), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "example_workflows").glob("*.json")), ids=lambda path: path.stem)
 def test_a_workflow_fits_the_nodes(path: Path, nodes: Any) -> None:
     workflow = json.loads(path.read_text("utf-8"))
+    assert path.with_suffix(".jpg").is_file()  # ComfyUI's page asks for it
     links = {link[0]: link for link in workflow["links"]}
     by_id = {node["id"]: node for node in workflow["nodes"]}
     for number, origin, slot, target, place, kind in links.values():
@@ -292,14 +402,28 @@ def test_the_entry_gives_comfyui_the_nodes(tmp_path: Path) -> None:
     code = f"""
 import importlib.util, sys
 from types import ModuleType
-for name in ("comfy", "comfy.sd", "comfy.patcher_extension", "folder_paths"):
+for name in ("comfy", "comfy.sd", "comfy.patcher_extension", "folder_paths", "server"):
     sys.modules[name] = ModuleType(name)
+sys.modules["server"].PromptServer = object
 sys.modules["comfy.patcher_extension"].WrappersMP = sys.modules["comfy.patcher_extension"].CallbacksMP = object
 name = "/custom_nodes/remora"  # as ComfyUI names it
 spec = importlib.util.spec_from_file_location(name, {str(ROOT / "__init__.py")!r})
 module = sys.modules[name] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
-assert sorted(module.NODE_CLASS_MAPPINGS) == ["RemoraApply", "RemoraFromPrompt", "RemoraLora", "RemoraReport"]
+assert sorted(module.NODE_CLASS_MAPPINGS) == [
+    "RemoraApply", "RemoraFromPrompt", "RemoraLora", "RemoraReport", "RemoraSave"
+]
 assert sys.modules["remora"]._session is None
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+
+
+def test_a_model_that_comfyui_gives_up_is_freed(nodes: Any) -> None:
+    mine, other = Patcher(BaseModel()), Clip(CondStage())
+    parts = [weakref.ref(mine.model.diffusion_model), weakref.ref(other.cond_stage_model)]
+    with_lora, encoder = applied(nodes, mine, "a.safetensors", clip=other)
+    with_lora.sample(X, SIGMAS)
+    encoder.encode_from_tokens(other.tokenize("abc"))
+    del mine, other, with_lora, encoder
+    gc.collect()
+    assert [part() for part in parts] == [None, None]
