@@ -63,9 +63,9 @@ def bake_stack(
 ) -> SavedFile:
     """Write a model on disk again, with LoRA in its weights.
 
-    Names, order, dtypes and the files of the model stay. Sums are computed in float64. What is written is read back
-    and compared before it takes its place. The same call makes the same files, bit for bit. The error of a layer is that
-    of the rounding, as a share of its change.
+    Names, order, dtypes and the files of the model stay. Sums are computed in float64. What is written is read back and
+    compared before it takes its place. The same call makes the same files, bit for bit. The error of a layer is the
+    rounding's, as a share of its change.
 
     Args:
         stack: the LoRA, as `engine.stack`.
@@ -86,15 +86,14 @@ def bake_stack(
         ArgumentError: an argument is of another type.
     """
     _check(stack, model, path, rounding, seed, replace)
-    found, path = ModelFiles(Path(model)), Path(path)
-    place = check_place(path, replace=replace) if found.path.is_file() else _free_folder(path)
+    found = ModelFiles(Path(model))
+    place = check_place(Path(path), replace=replace) if found.path.is_file() else _free_folder(Path(path))
     stack = constant_stack(stack, found.components, moment, image, negative)
     with plain_mode(_CPU):
-        token = secrets.token_hex(32)
-        said = {"title": _title(place), "model": found.path.name, "model_sha256": token}
-        recipe = recipe_of(stack, moment, {**said, "rounding": rounding, "seed": seed})
-        baking = _Baking(found, _changes(stack, found, moment), rounding, seed, recipe, token)
-        return baking.run(place, replace=replace)
+        token, changes = secrets.token_hex(32), _changes(stack, found, moment)
+        made = {"title": _title(place), "model": found.path.name, "rounding": rounding, "seed": seed}
+        recipe = recipe_of(stack, moment, {**made, "model_sha256": token})
+        return _Baking(found, changes, rounding, seed, recipe, token).run(place, replace=replace)
 
 
 def _check(stack: object, model: object, path: object, rounding: object, seed: object, replace: object) -> None:
