@@ -649,7 +649,19 @@ export interface SaveWanted {
     folder?: string;
     /** such as <lora:zorp:0.8>; without it, the tags of the latest picture */
     tags?: string[];
-    how?: "sum" | "svd" | "linear" | "ties" | "ties_svd" | "dare_linear" | "dare_linear_svd" | "dare_ties" | "dare_ties_svd" | "magnitude_prune" | "magnitude_prune_svd" | "orthogonal";
+    how?:
+        | "sum"
+        | "svd"
+        | "linear"
+        | "ties"
+        | "ties_svd"
+        | "dare_linear"
+        | "dare_linear_svd"
+        | "dare_ties"
+        | "dare_ties_svd"
+        | "magnitude_prune"
+        | "magnitude_prune_svd"
+        | "orthogonal";
     /** the share of the numbers that ties, dare and magnitude_prune keep */
     density?: number | null;
     /** of the numbers that dare draws */

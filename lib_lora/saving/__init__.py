@@ -7,10 +7,10 @@ file, and `combine_files` several files as one. The core imports nothing of this
 from .combination import combine_files as combine_files
 from .combination import save_files as save_files
 from .conversion import convert_file as convert_file
+from .merging import Combination as Combination
 from .new_file import DTYPES as DTYPES
 from .new_file import SavedFile as SavedFile
 from .new_file import SavedLayer as SavedLayer
-from .merging import Combination as Combination
 from .stack_file import SaveOptions as SaveOptions
 from .stack_file import choices_of as choices_of
 from .stack_file import save_again as save_again

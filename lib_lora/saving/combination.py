@@ -78,7 +78,7 @@ def save_files(
     components: Mapping[str, nn.Module] | None,
     moment: Moment | None = None,
 ) -> SavedFile:
-    """Write the files of a stack as one, with the model or, where the files tell its layers, without; raise likewise."""
+    """Write the files of a stack as one, also without the model where they tell its layers; raise as `save_stack`."""
     sources = [AdapterFile.open(Path(one.path)) for one in stack] if components is None else []
     call = "combine_files(files, path, components={})"
     model = model_for(components, sources, call, needs_dots=choices.spelling != "kohya")

@@ -15,6 +15,7 @@ import {Library} from "./library.js";
 import {historyKey} from "./parts.js";
 import {Pictures} from "./pictures.js";
 import {Presets} from "./presets.js";
+import {Save} from "./save.js";
 import {Stack} from "./stack.js";
 import {Strip} from "./strip.js";
 import {StackCheck} from "./together.js";
@@ -60,6 +61,7 @@ export function App({tab, root}) {
         ${state.dialog === "presets" && html`<${Presets} tab=${tab} state=${state} />`}
         ${state.dialog === "pictures" && html`<${Pictures} tab=${tab} state=${state} />`}
         ${state.dialog === "compare" && html`<${Compare} tab=${tab} state=${state} />`}
+        ${state.dialog === "save" && html`<${Save} tab=${tab} state=${state} />`}
         ${state.dialog === "check" && html`<${StackCheck} tab=${tab} />`}`;
 }
 

@@ -19,7 +19,7 @@ from extension.standalone.jobs import Runner
 from extension.standalone.server import make_api
 from lib_lora import Entry, Stack
 from lib_lora.saving import combine_files
-from tests.extension.api.test_api_routes import SMALL, V1, Checked
+from tests.extension.api.test_api_routes import SMALL, Checked
 
 PAIR = ["<lora:stripes:0.8>", "<lora:night:0.5:lbw=OUTALL>"]
 
@@ -96,7 +96,8 @@ def test_the_latest_picture_tells_the_tags_and_gives_the_file_its_picture(
     saved(ask, name="latest", picture=True)
     saved(ask, name="same", tags=PAIR)
     assert equal(folder / "latest.safetensors", folder / "same.safetensors")
-    assert Image.open(folder / "latest.png").size == (64, 64)
+    with Image.open(folder / "latest.png") as beside:
+        assert beside.size == (64, 64)
     assert not (folder / "same.png").exists()
     (listed,) = [lora for lora in ask("GET", "/loras")["loras"] if lora["name"] == "latest"]
     assert listed["picture"]
@@ -125,10 +126,10 @@ def test_files_are_combined_by_a_rule_as_in_python(ask: Checked, folder: Path, t
 
 
 def test_the_step_is_named_where_a_strength_differs(ask: Checked, folder: Path) -> None:
-    tags = ["<lora:stripes:0@0,1@1>"]
+    tags = ["<lora:stripes:te=0:unet=0@0,1@1>"]
     assert "differs from step to step" in ask("POST", "/save", 422, json={"name": "late", "tags": tags})
-    saved(ask, name="late", tags=tags, step=15, steps=21)
-    saved(ask, name="full", tags=["<lora:stripes:0.75>"])
+    saved(ask, name="late", tags=tags, step=16, steps=22)
+    saved(ask, name="full", tags=["<lora:stripes:te=0:unet=0.75>"])
     assert equal(folder / "late.safetensors", folder / "full.safetensors")
 
 
