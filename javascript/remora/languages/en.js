@@ -580,7 +580,7 @@ export const ENGLISH = /** @type {const} */ ({
     "save.rankAtMost": "Largest rank",
     "save.sizeAtMost": "Largest size in MB",
     "save.errorAtMost": "Largest error in %",
-    "save.dtype": "Numbers",
+    "save.dtype": "Number format",
     "save.float16": "float16 (usual)",
     "save.bfloat16": "bfloat16",
     "save.float32": "float32 (twice as large)",
