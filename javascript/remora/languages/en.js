@@ -585,7 +585,7 @@ export const ENGLISH = /** @type {const} */ ({
     "save.bfloat16": "bfloat16",
     "save.float32": "float32 (twice as large)",
     "save.how": "Combine by",
-    "save.sum": "Sum, as in the picture",
+    "save.sum": "Sum",
     "save.orthogonal": "Sum without what they share",
     "save.ties": "TIES",
     "save.dare": "DARE",

@@ -1,7 +1,7 @@
 // The LoRA of the stack saved as one file.
 
 /**
- * @import {Save as SaveState, SavedLora, SaveWanted} from "../../api.d.ts"
+ * @import {Save as SaveState, SavedLora, SaveJob, SaveWanted} from "../../api.d.ts"
  * @import {State, Tab} from "../main.js"
  * @import {Form} from "../save.js"
  */
@@ -30,7 +30,8 @@ export function Save({tab, state}) {
     const job = told?.job;
     const isSaving = Boolean(job?.running && !job.preview);
     const isOwn = isSaving && job?.id === state.saving.id;
-    usePreview(body, !told || isSaving, (wanted) => begin({...wanted, preview: true}));
+    const isCurrent = usePreview(body, !told || isSaving, (wanted) => begin({...wanted, preview: true}));
+    const isShown = job && (job.preview ? isCurrent : job.id === state.saving.id); // else it is about something else
     const start = (/** @type {Event} */ event) => {
         event.preventDefault();
         if (body) begin({...body, name: form.name, replace: form.replace, picture: form.picture}, rows);
@@ -56,16 +57,16 @@ export function Save({tab, state}) {
             <${Choice} title=${t("save.form")} choices=${FORMS} value=${form.form} choose=${(/** @type {Form["form"]} */ to) => change({form: to})} />
             ${form.form !== "exact" && html`<${Amount} title=${t(UNITS[form.form])} value=${form[form.form]} wrong=${wrong[form.form]} set=${(/** @type {string} */ text) => change({[form.form]: text})} />`}
             <${Choice} title=${t("save.dtype")} choices=${DTYPES} value=${form.dtype} choose=${(/** @type {Form["dtype"]} */ to) => change({dtype: to})} />
-            ${parts.several && html`<${Choice} title=${t("save.how")} choices=${COMBINED} value=${form.how} choose=${(/** @type {Form["how"]} */ to) => change({how: to})} />`}
+            ${parts.several && html`<${Choice} title=${t("save.how")} double=${true} choices=${COMBINED} value=${form.how} choose=${(/** @type {Form["how"]} */ to) => change({how: to})} />`}
             ${parts.several && needsDensity(form.how) && html`<${Amount} title=${t("save.density")} value=${form.density} wrong=${wrong.density} set=${(/** @type {string} */ text) => change({density: text})} />`}
             ${isVarying && html`<${Amount} title=${t("save.step")} value=${form.step} wrong=${wrong.step} set=${(/** @type {string} */ text) => change({step: text})} />`}
             <label class="rt-check rt-double"><input type="checkbox" checked=${form.picture} onChange=${() => change({picture: !form.picture})} /> <span>${t("save.picture")}</span></label>
             <label class="rt-check rt-double"><input type="checkbox" checked=${form.replace} onChange=${() => change({replace: !form.replace})} /> <span>${t("save.replace")}</span></label>
         </form>
-        <${Previewed} told=${told} preview=${preview} waits=${body !== null} />
+        ${body && !isSaving && html`<${Previewed} job=${job} preview=${isCurrent && !job?.running ? preview : null} />`}
         ${isSaving && !isOwn && html`<p class="rt-notice" role="status">${t("save.otherRuns")}</p>`}
-        ${job?.problem && html`<p class="rt-error" role="alert">${translated(job.problem)}</p>`}
-        ${job?.cancelled && !job.running && !job.preview && html`<p class="rt-notice" role="status">${t("save.cancelled")}</p>`}
+        ${isShown && job.problem && html`<p class="rt-error" role="alert">${translated(job.problem)}</p>`}
+        ${isShown && job.cancelled && !job.running && !job.preview && html`<p class="rt-notice" role="status">${t("save.cancelled")}</p>`}
         ${saved && html`<${Saved} tab=${tab} saved=${saved} />`}
     <//>`;
 }
@@ -107,7 +108,7 @@ function useSaving(tab) {
 }
 
 /**
- * Ask for a preview when what is wanted changes, and nothing is saved.
+ * Ask for a preview when what is wanted changes, and nothing is saved; tell whether the latest one is of that.
  * @param {SaveWanted | null} body
  * @param {boolean} waits
  * @param {(body: SaveWanted) => unknown} ask
@@ -123,6 +124,7 @@ function usePreview(body, waits, ask) {
         }, TYPED);
         return () => clearTimeout(timer);
     }, [key, waits, asked]);
+    return key === asked;
 }
 
 /** @param {{title: string, double?: boolean, children?: import("../vendor/preact.js").Value}} props */
@@ -131,10 +133,10 @@ function Field({title, double = false, children}) {
 }
 
 /**
- * @param {{title: string, choices: {[name: string]: import("../words.js").Key}, value: string, choose: (to: string) => void}} props
+ * @param {{title: string, choices: {[name: string]: import("../words.js").Key}, value: string, choose: (to: string) => void, double?: boolean}} props
  */
-function Choice({title, choices, value, choose}) {
-    return html`<${Field} title=${title}><select value=${value} onChange=${(event) => choose(event.target.value)}>
+function Choice({title, choices, value, choose, double = false}) {
+    return html`<${Field} title=${title} double=${double}><select value=${value} onChange=${(event) => choose(event.target.value)}>
         ${Object.entries(choices).map(([name, word]) => html`<option key=${name} value=${name}>${t(word)}</option>`)}</select><//>`;
 }
 
@@ -145,13 +147,12 @@ function Amount({title, value, wrong = "", set}) {
         <span class="rt-problem" role="alert">${wrong}</span><//>`;
 }
 
-/** @param {{told: SaveState | null, preview: SavedLora | null, waits: boolean}} props */
-function Previewed({told, preview, waits}) {
-    const job = told?.job;
-    const isMade = Boolean(job?.running && job.preview);
-    if (isMade && job?.layers && !preview) return html`<${Progress} told=${job} label=${t("save.previewProgress")} />`;
-    if (!preview) return html`<p class="rt-hint">${waits && !job?.problem ? t("common.loading") : ""}</p>`;
-    return html`<p role="status" class=${isMade || !waits ? "rt-hint" : ""}>${t("save.preview", {about: about(preview)})}</p>`;
+/** @param {{job: SaveJob | null | undefined, preview: SavedLora | null}} props `preview` is null until it is made */
+function Previewed({job, preview}) {
+    if (preview) return html`<p role="status">${t("save.preview", {about: about(preview)})}</p>`;
+    return job?.problem
+        ? null
+        : html`<${Progress} told=${job?.preview ? job : null} label=${t("save.previewProgress")} />`;
 }
 
 /**

@@ -159,8 +159,8 @@ function Tools({tab, state, rows}) {
         <${Button} label=${t("common.presets")} class="rt-small" onClick=${() => tab.set({dialog: "presets"})}>${t("common.presets")}<//>
         <${Button} label=${t("common.compare")} class="rt-small" disabled=${!state.target}
             onClick=${() => tab.set({dialog: "compare"})}>${t("common.compare")}<//>
-        <${Button} label=${t("check.stackHint")} class="rt-small" disabled=${tab.stack.acting().length < 2}
-            onClick=${() => tab.set({dialog: "check"})}>${t("check.title")}<//>
+        <${WordButton} icon="pulse" word=${t("check.title")} label=${t("check.stackHint")} disabled=${tab.stack.acting().length < 2}
+            onClick=${() => tab.set({dialog: "check"})} />
         <${WordButton} icon="save" word=${t("common.save")} label=${t("save.toolHint")} disabled=${!tags.length}
             onClick=${() => tab.set({dialog: "save"})} />
         <${WordButton} icon="copy" word=${t("stack.copy")} label=${t("stack.copyHint")} onClick=${copy} />
