@@ -67,8 +67,8 @@ def combine_files(
         LoraError: as by `convert_file`; also StackError where ranks differ or the density does not belong to `how`.
     """
     check_path(path, _EXAMPLE)
-    choices = choices_of(options, Combination(how, density, seed))
-    return save_files(Stack(_entries(files)), path, choices, components)
+    stack, choices = Stack(_entries(files)), choices_of(options, Combination(how, density, seed))
+    return save_files(stack, path, choices, components)
 
 
 def save_files(
