@@ -73,6 +73,8 @@ class SaveApi:
         replaces = body.get("replace", False)
         if not is_preview and not replaces and os.path.lexists(path):
             raise SaveError(f"there is a file {path.name} already; choose another name, or replace it")
+        if not is_preview and path.is_symlink():
+            raise SaveError(f"{path.name} is a link to another file, which stays as it is; choose another name")
         tags = body.get("tags", latest_tags(self._session))
         if len(tags) > _MOST:
             raise SaveError(f"a file is made of at most {_MOST} tags")

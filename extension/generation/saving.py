@@ -218,6 +218,7 @@ class SaveRun:
             logger.exception("remora: %s cannot be saved", self.wanted.path)
             self.problem = f"{self.wanted.path.name} cannot be saved: {error!r:.200}"
         finally:
+            self._model = {}  # which may be unloaded
             self.running = False
 
     def _work(self) -> SavedFile:
@@ -258,10 +259,12 @@ class SaveRun:
             return
         self.file = found.file
         latest = next(iter(self.session.record.pictures()), None)
-        if not self.wanted.has_picture or latest is None or latest.thumbnail is None:
-            return
-        try:
-            set_picture(found.file, found, latest.thumbnail)
-        except (PictureError, OSError) as error:
-            self.notes = (*self.notes, f"the picture cannot be saved: {error}")
-        catalog.reread(beside(found.file))
+        if self.wanted.has_picture and latest is not None and latest.thumbnail is not None:
+            try:
+                set_picture(found.file, found, latest.thumbnail)
+            except (PictureError, OSError) as error:
+                self.notes = (*self.notes, f"the picture cannot be saved: {error}")
+        row = catalog.reread(beside(found.file))
+        if row.notes is not None and row.notes.alpha is not None:  # of a former file of this name
+            text = f"{self.wanted.path.stem}.json beside it sets another alpha, so that it acts otherwise"
+            self.notes = (*self.notes, f"{text}; delete the alpha in its details")

@@ -66,7 +66,7 @@ export function Save({tab, state}) {
         ${body && !isSaving && html`<${Previewed} job=${job} preview=${isCurrent && !job?.running ? preview : null} />`}
         ${isSaving && !isOwn && html`<p class="rt-notice" role="status">${t("save.otherRuns")}</p>`}
         ${isShown && job.problem && html`<p class="rt-error" role="alert">${translated(job.problem)}</p>`}
-        ${isShown && job.cancelled && !job.running && !job.preview && html`<p class="rt-notice" role="status">${t("save.cancelled")}</p>`}
+        ${isShown && job.cancelled && !job.running && !job.preview && !job.result && html`<p class="rt-notice" role="status">${t("save.cancelled")}</p>`}
         ${saved && html`<${Saved} tab=${tab} saved=${saved} />`}
     <//>`;
 }

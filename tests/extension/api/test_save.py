@@ -18,7 +18,7 @@ from extension.hosts.txt2img import Txt2Img
 from extension.standalone.jobs import Runner
 from extension.standalone.server import make_api
 from lib_lora import Entry, Stack
-from lib_lora.saving import combine_files
+from lib_lora.saving import Combination, combine_files
 from tests.extension.api.test_api_routes import SMALL, Checked
 
 PAIR = ["<lora:stripes:0.8>", "<lora:night:0.5:lbw=OUTALL>"]
@@ -207,6 +207,30 @@ def test_a_file_is_replaced_only_where_it_is_wanted(ask: Checked, folder: Path) 
     second = saved(ask, name="mine.safetensors", tags=["<lora:night:1>"], replace=True)
     assert first["path"] == second["path"]
     assert first["bytes"] != second["bytes"]
+
+
+def test_a_link_stays_and_what_is_beside_a_former_file_is_said(ask: Checked, folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.safetensors"
+    other.write_bytes(b"of another program")
+    (folder / "linked.safetensors").symlink_to(other)
+    wanted = {"tags": ["<lora:stripes:1>"], "replace": True}
+    said = ask("POST", "/save", 422, json={"name": "linked", **wanted})
+    assert said.startswith("linked.safetensors is a link to another file")
+    assert other.read_bytes() == b"of another program"
+    (folder / "mine.json").write_text('{"remora": {"alpha": 2}}')
+    assert saved(ask, name="mine", **wanted)["notes"] == [
+        "mine.json beside it sets another alpha, so that it acts otherwise; delete the alpha in its details"
+    ]
+
+
+def test_the_model_is_not_kept_when_the_job_is_done(ask: Checked, runner: Runner, folder: Path) -> None:
+    session = runner.studio.session
+    stack = saving.stack_of(session, PAIR, None)
+    run = saving.SaveRun(session, saving.Wanted(stack, folder / "a.safetensors", Combination(), {"preview": True}))
+    assert run._model
+    run.start()
+    run.wait()
+    assert (run.problem, run.running, run._model) == ("", False, {})
 
 
 class Held:
