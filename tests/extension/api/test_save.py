@@ -287,6 +287,7 @@ def test_a_preview_is_dropped_for_the_next_job(ask: Checked, folder: Path, monke
 def test_another_model_or_a_merged_one_ends_the_job(
     ask: Checked, runner: Runner, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    picture(runner, "a fox <lora:stripes:1>")  # which makes the engine
     held = Held(monkeypatch)
     session, host = runner.studio.session, type(runner.studio.host)
     ask("POST", "/save", json={"name": "other", "tags": PAIR})
