@@ -266,5 +266,6 @@ class SaveRun:
                 self.notes = (*self.notes, f"the picture cannot be saved: {error}")
         row = catalog.reread(beside(found.file))
         if row.notes is not None and row.notes.alpha is not None:  # of a former file of this name
-            text = f"{self.wanted.path.stem}.json beside it sets another alpha, so that it acts otherwise"
-            self.notes = (*self.notes, f"{text}; delete the alpha in its details")
+            file = f"{self.wanted.path.stem}.json"
+            note = f"{file} beside it sets another alpha, so that it acts otherwise; delete the alpha in its details"
+            self.notes = (*self.notes, note)

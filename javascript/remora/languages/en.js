@@ -748,7 +748,7 @@ export const ENGLISH = /** @type {const} */ ({
     "said.save.running": "a file is being saved; wait for it or cancel it",
     "said.save.taken": "there is a file {file} already; choose another name, or replace it",
     "said.save.alphaBeside":
-        "{file}.json beside it sets another alpha, so that it acts otherwise; delete the alpha in its details",
+        "{file} beside it sets another alpha, so that it acts otherwise; delete the alpha in its details",
     "said.save.link": "{file} is a link to another file, which stays as it is; choose another name",
     "said.save.manyTags": "a file is made of at most {number} tags",
     "said.save.step": "the step must be from 0 to {number}, not {step}",
