@@ -652,6 +652,98 @@ export interface CompareWanted {
     seed?: number;
 }
 
+/** A file that was saved, or of a preview, what it would be. */
+export interface SavedLora {
+    /** of the file; empty of a preview */
+    id: string;
+    /** as in <lora:name:1>; empty of a preview */
+    name: string;
+    path: string;
+    bytes: number;
+    layers: number;
+    /** lowest and highest; null where no layer has one */
+    ranks: [number, number] | null;
+    /** layers of which the whole difference is saved */
+    whole: number;
+    /** layers that matter too little */
+    left_out: number;
+    /** of all layers, as a share of their change; of a preview without rounding */
+    error: number;
+    /** the layer of the largest error */
+    worst: string;
+    worst_error: number;
+    notes: string[];
+    seconds: number;
+}
+
+/** A file that is saved, or a preview that is made. */
+export interface SaveJob {
+    id: string;
+    preview: boolean;
+    /** layers */
+    done: number;
+    /** of all LoRA; 0 until they are counted */
+    layers: number;
+    running: boolean;
+    cancelled: boolean;
+    problem: string;
+    /** null until it is done */
+    result: SavedLora | null;
+}
+
+/** The latest job, and the folders of LoRA. */
+export interface Save {
+    job: SaveJob | null;
+    /** below the LoRA folders; an empty text is the first LoRA folder */
+    folders: string[];
+}
+
+/** A file to save, of which `preview` tells what it would be. */
+export interface SaveWanted {
+    /** of the file, without suffix; a preview needs none */
+    name?: string;
+    /** one of `folders`, or another one below the LoRA folders */
+    folder?: string;
+    /** such as <lora:zorp:0.8>; without it, the tags of the latest picture */
+    tags?: string[];
+    how?:
+        | "sum"
+        | "svd"
+        | "linear"
+        | "ties"
+        | "ties_svd"
+        | "dare_linear"
+        | "dare_linear_svd"
+        | "dare_ties"
+        | "dare_ties_svd"
+        | "magnitude_prune"
+        | "magnitude_prune_svd"
+        | "orthogonal";
+    /** the share of the numbers that ties, dare and magnitude_prune keep */
+    density?: number | null;
+    /** of the numbers that dare draws */
+    seed?: number;
+    /** of the keys */
+    spelling?: "kohya" | "diffusers" | "comfy";
+    dtype?: "float32" | "float16" | "bfloat16";
+    /** the largest of a layer */
+    rank?: number | null;
+    /** the largest of the file, in bytes */
+    size?: number | null;
+    /** the largest of all layers, as 0.05 */
+    error?: number | null;
+    /** of which the strengths are saved, from 0, where they differ from step to step */
+    step?: number | null;
+    /** of the picture, for `step`; 20 without it */
+    steps?: number;
+    /** whether a file of that name is replaced */
+    replace?: boolean;
+    /** whether the file gets the latest picture */
+    picture?: boolean;
+    /** write nothing */
+    preview?: boolean;
+}
+
 /** The answers as JSON, by path. */
 export interface Answers {
     loras: Loras;
@@ -674,4 +766,5 @@ export interface Answers {
     "blocks/presets": Blocks;
     regions: Regions;
     compare: Compare;
+    save: Save;
 }

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TYPES = ROOT / "javascript" / "api.d.ts"
 DOCS = ROOT / "docs" / "api.md"
 _BEGIN, _END = "<!-- routes: written by `python -m extension.api.contract` -->\n", "<!-- end of routes -->\n"
+_WIDTH = 120  # characters of a line, beyond which the formatter of the tab breaks a union
 _PLAIN = {str: "string", float: "number", int: "number", bool: "boolean", type(None): "null", Any: "unknown"}
 
 
@@ -48,7 +49,8 @@ def _declared(record: Record) -> str:
     for name, (kind, said, required) in fields_of(record).items():
         if "description" in said:
             lines.append(f"    /** {said['description']} */")
-        lines.append(f"    {name}{'' if required else '?'}: {_type(kind)};")
+        line = f"    {name}{'' if required else '?'}: {_type(kind)};"
+        lines.append(line if len(line) <= _WIDTH else line.replace(": ", ": | ", 1).replace(" | ", "\n        | "))
     return "\n".join([*lines, "}\n"])
 
 

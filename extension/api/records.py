@@ -546,3 +546,79 @@ class Compare(TypedDict):
     possible: bool
     samplers: Texts
     comparison: Comparison | None
+
+
+class SaveWanted(TypedDict):
+    """A file to save, of which `preview` tells what it would be."""
+
+    name: NotRequired[Annotated[str, "of the file, without suffix; a preview needs none"]]
+    folder: NotRequired[Annotated[str, "one of `folders`, or another one below the LoRA folders"]]
+    tags: NotRequired[Annotated[Texts, "such as <lora:zorp:0.8>; without it, the tags of the latest picture"]]
+    how: NotRequired[
+        Literal[
+            "sum",
+            "svd",
+            "linear",
+            "ties",
+            "ties_svd",
+            "dare_linear",
+            "dare_linear_svd",
+            "dare_ties",
+            "dare_ties_svd",
+            "magnitude_prune",
+            "magnitude_prune_svd",
+            "orthogonal",
+        ]
+    ]
+    density: NotRequired[Annotated[float | None, "the share of the numbers that ties, dare and magnitude_prune keep"]]
+    seed: NotRequired[Annotated[int, "of the numbers that dare draws"]]
+    spelling: NotRequired[Annotated[Literal["kohya", "diffusers", "comfy"], "of the keys"]]
+    dtype: NotRequired[Literal["float32", "float16", "bfloat16"]]
+    rank: NotRequired[Annotated[int | None, "the largest of a layer"]]
+    size: NotRequired[Annotated[int | None, "the largest of the file, in bytes"]]
+    error: NotRequired[Annotated[float | None, "the largest of all layers, as 0.05"]]
+    step: NotRequired[
+        Annotated[int | None, "of which the strengths are saved, from 0, where they differ from step to step"]
+    ]
+    steps: NotRequired[Annotated[int, "of the picture, for `step`; 20 without it"]]
+    replace: NotRequired[Annotated[bool, "whether a file of that name is replaced"]]
+    picture: NotRequired[Annotated[bool, "whether the file gets the latest picture"]]
+    preview: NotRequired[Annotated[bool, "write nothing"]]
+
+
+class SavedLora(TypedDict):
+    """A file that was saved, or of a preview, what it would be."""
+
+    id: Annotated[str, "of the file; empty of a preview"]
+    name: Annotated[str, "as in <lora:name:1>; empty of a preview"]
+    path: str
+    bytes: int
+    layers: int
+    ranks: Annotated[Pair | None, "lowest and highest; null where no layer has one"]
+    whole: Annotated[int, "layers of which the whole difference is saved"]
+    left_out: Annotated[int, "layers that matter too little"]
+    error: Annotated[float, "of all layers, as a share of their change; of a preview without rounding"]
+    worst: Annotated[str, "the layer of the largest error"]
+    worst_error: float
+    notes: Texts
+    seconds: float
+
+
+class SaveJob(TypedDict):
+    """A file that is saved, or a preview that is made."""
+
+    id: str
+    preview: bool
+    done: Annotated[int, "layers"]
+    layers: Annotated[int, "of all LoRA; 0 until they are counted"]
+    running: bool
+    cancelled: bool
+    problem: str
+    result: Annotated[SavedLora | None, "null until it is done"]
+
+
+class Save(TypedDict):
+    """The latest job, and the folders of LoRA."""
+
+    job: SaveJob | None
+    folders: Annotated[Texts, "below the LoRA folders; an empty text is the first LoRA folder"]

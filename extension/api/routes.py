@@ -20,6 +20,7 @@ from .library import Library
 from .pictures import PicturesApi
 from .presets import PresetsApi
 from .regions import RegionsApi
+from .save import SaveApi
 from .schema import Record, checked, components, reference
 from .stack import StackApi
 
@@ -154,6 +155,11 @@ _REGIONS = (
     Route("PUT", "/regions", RegionsApi.put, records.Regions, Body(records.RegionWanted, "a region", 16 << 20)),
     Route("DELETE", "/regions", RegionsApi.remove, records.Regions),
 )
+_SAVED = (
+    Route("GET", "/save", SaveApi.state, records.Save),
+    Route("POST", "/save", SaveApi.start, records.Save, Body(records.SaveWanted, "a file to save")),
+    Route("DELETE", "/save", SaveApi.cancel, records.Save),
+)
 _COMPARISONS = (
     Route("GET", "/compare", CompareApi.state, records.Compare),
     Route("POST", "/compare", CompareApi.start, records.Compare, Body(records.CompareWanted, "a comparison")),
@@ -170,6 +176,7 @@ SECTIONS: tuple[tuple[str, Callable[[Session], object], tuple[Route, ...]], ...]
     ("Block weights", BlocksApi, _BLOCK),
     ("Regions", RegionsApi, _REGIONS),
     ("Comparisons", CompareApi, _COMPARISONS),
+    ("Saved files", SaveApi, _SAVED),
 )
 """Title, class and routes of each subject."""
 

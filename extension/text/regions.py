@@ -149,9 +149,14 @@ def checked_name(name: str) -> str:
         )
     if name in NAMED:
         raise RegionTextError(f"{name!r} is a built-in region; choose another name")
-    if name.partition(".")[0].rstrip().lower() in _RESERVED:
+    if is_device_name(name):
         raise RegionTextError(f"{name!r} is the name of a device on Windows, where no file has it; choose another name")
     return name
+
+
+def is_device_name(name: str) -> bool:
+    """Tell whether a name is that of a device on Windows, where no file has it."""
+    return name.partition(".")[0].rstrip().lower() in _RESERVED
 
 
 def parameters(masks: Iterable[Mask]) -> dict[str, str]:

@@ -272,6 +272,31 @@ export class Edits {
         this.tab.stack.change(isChanged ? {prompt, always: {...always, entries}} : {prompt});
     }
 
+    /**
+     * Put the tag of a file in the place of the tags that it was made of; what was always on is switched off.
+     * @param {string} name
+     * @param {{text: string}[]} saved
+     */
+    useInstead(name, saved) {
+        this.tab.stack.readBoxes();
+        const texts = new Set(saved.map(({text}) => text));
+        const rows = this.tab.stack.rows();
+        const [first, ...others] = this.tab.stack.tags().flatMap(({text}, index) => (texts.has(text) ? [index] : []));
+        const {always} = this.tab.state;
+        let {prompt} = this.tab.state;
+        for (const index of others.reverse()) prompt = withoutEntry(prompt, index);
+        const body = `${escapedName(name)}:1`;
+        prompt = first === undefined ? withEntry(prompt, `<lora:${body}>`) : withBody(prompt, first, body);
+        const left = rows.filter(({index}) => index === undefined || !others.includes(index));
+        const entries = always.entries.map((one) => (one.on && texts.has(tagOf(one)) ? {...one, on: false} : one));
+        const isChanged = always.on && entries.some((one, at) => one !== always.entries[at]);
+        this.tab.stack.change({
+            prompt,
+            off: this.offAmong(left.map((row) => row.off)),
+            ...(isChanged ? {always: {...always, entries}} : {}),
+        });
+    }
+
     clear() {
         this.tab.stack.readBoxes();
         let now = this.tab.stack.snapshot();

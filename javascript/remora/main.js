@@ -1,5 +1,7 @@
 // The tab of Remora, mounted on the page's element `#remora-tab`.
 
+/** @import {SavedTag} from "./save.js" */
+
 import {html, render} from "./vendor/preact.js";
 import {Api} from "./api.js";
 import {Edits} from "./edits.js";
@@ -35,6 +37,7 @@ const SHOWN = {
     more: "", // key of the row whose settings are shown
     section: /** @type {"schedule" | "region" | "passes" | "blocks"} */ ("schedule"), // of them
     comparison: "", // id of the one that this page began
+    saving: {id: "", rows: /** @type {SavedTag[]} */ ([])}, // the job that this page began, and what it saves
     language: "en", // that is spoken: all is drawn again in another one
     theme: 0, // how often the page has changed its colours: canvases are drawn again
 };

@@ -5,6 +5,7 @@
  * @import {Always} from "./kept.js"
  * @import {Tab} from "./main.js"
  * @import {Tag} from "./prompt.js"
+ * @import {SavedTag} from "./save.js"
  * @import {Reading} from "./tag.js"
  */
 
@@ -13,7 +14,7 @@ import {faultOfNames} from "./faults.js";
 import {isMeant, places as placesOf, unread, wordsOf} from "./grammar.js";
 import {History} from "./history.js";
 import {isFailure, Others, told} from "./outcomes.js";
-import {bodyOf, readBody, readTags, takenBack} from "./prompt.js";
+import {bodyOf, readBody, readTags, tagOf, takenBack} from "./prompt.js";
 import {same} from "./store.js";
 import {spoken, t} from "./words.js";
 
@@ -60,6 +61,7 @@ function meaningsOf(prompt, tags, on, of) {
     }));
 }
 
+const TIMES = ["start", "stop", "step", "sigma"]; // fields of a tag that acts in a part of the time
 const LONGEST = 500_000; // characters of a prompt that is parsed
 
 export const STACK = {
@@ -227,6 +229,21 @@ export class Stack {
     pinned() {
         const {on, entries} = this.tab.state.always;
         return this.idsOf(on ? entries.filter((entry) => entry.on) : []);
+    }
+
+    /**
+     * Return the tags of the next picture, what is always on first; a tag counts before that.
+     * @returns {SavedTag[]}
+     */
+    written() {
+        const rows = this.rows().filter((row) => row.on);
+        const always = this.tab.state.always.on ? this.always() : [];
+        const besides = always.filter((one) => one.on && !rows.some(({name}) => name === one.name));
+        return [...besides.map((one) => ({...one, text: tagOf(one.entry)})), ...rows].map((row) => ({
+            name: row.name,
+            text: String(row.text),
+            varies: Boolean(row.teCurve ?? row.unetCurve) || TIMES.some((key) => row.values[key] !== undefined),
+        }));
     }
 
     /** Return the files that act in the next picture, with their strengths; a tag counts before what is always on. */

@@ -7,10 +7,14 @@ file, and `combine_files` several files as one. `bake_stack` writes a model with
 
 from .baked import bake_stack as bake_stack
 from .combination import combine_files as combine_files
+from .combination import save_files as save_files
 from .conversion import convert_file as convert_file
 from .extraction import extract_lora as extract_lora
+from .merging import Combination as Combination
+from .new_file import DTYPES as DTYPES
 from .new_file import SavedFile as SavedFile
 from .new_file import SavedLayer as SavedLayer
 from .stack_file import SaveOptions as SaveOptions
+from .stack_file import choices_of as choices_of
 from .stack_file import save_again as save_again
 from .stack_file import save_stack as save_stack

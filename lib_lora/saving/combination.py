@@ -12,8 +12,9 @@ from torch import nn
 from ..errors import ArgumentError, StackError, check_path, listed, shown
 from ..files.file import AdapterFile
 from ..stack import Entry, Stack
+from ..strengths.strength import Moment
 from .merging import Combination
-from .new_file import SavedFile
+from .new_file import FileChoices, SavedFile
 from .provenance import constant_stack
 from .skeletons import model_for, model_is_asked_for
 from .stack_file import choices_of, save_constant
@@ -66,12 +67,23 @@ def combine_files(
         LoraError: as by `convert_file`; also StackError where ranks differ or the density does not belong to `how`.
     """
     check_path(path, _EXAMPLE)
-    entries, choices = _entries(files), choices_of(options, Combination(how, density, seed))
-    sources = [AdapterFile.open(Path(one.path)) for one in entries] if components is None else []
+    stack, choices = Stack(_entries(files)), choices_of(options, Combination(how, density, seed))
+    return save_files(stack, path, choices, components)
+
+
+def save_files(
+    stack: Stack,
+    path: str | PathLike[str],
+    choices: FileChoices,
+    components: Mapping[str, nn.Module] | None,
+    moment: Moment | None = None,
+) -> SavedFile:
+    """Write the files of a stack as one, also without the model where they tell its layers; raise as `save_stack`."""
+    sources = [AdapterFile.open(Path(one.path)) for one in stack] if components is None else []
     call = "combine_files(files, path, components={})"
     model = model_for(components, sources, call, needs_dots=choices.spelling != "kohya")
-    with model_is_asked_for(Path(entries[0].path), where=components is None):
-        return save_constant(constant_stack(Stack(entries), model, None, None, None), model, path, choices)
+    with model_is_asked_for(Path(stack.entries[0].path), where=components is None):
+        return save_constant(constant_stack(stack, model, moment, None, None), model, path, choices, moment)
 
 
 def _entries(files: Sequence[Entry | str | Path]) -> list[Entry]:

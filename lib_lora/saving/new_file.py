@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from .merging import SUM, Combination
 from .spelling import PARAMETERS, KeyNames, Spelling, diffusers_header
 from .writing import PlannedTensor, check_place, check_room, header_of, unfinished, write_tensors
 
+Progress: TypeAlias = Callable[[int, int], None]
+"""Is called with the number of layers that are done, and of all; what it raises ends the work."""
 ROUNDING = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """Dtypes of a file -> the error that rounding to it may make, as a share of the change."""
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in ROUNDING}
@@ -43,7 +45,7 @@ class SavedLayer(OneLine):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SavedFile(OneLine):
-    """A file that was saved, as it was read back."""
+    """A file that was saved, as it was read back; or of a preview, as it would be but for rounding."""
 
     path: Path
     nbytes: int
@@ -77,6 +79,8 @@ class FileChoices:
     limits: Limits = field(default_factory=Limits)
     replace: bool = False
     combination: Combination = SUM
+    preview: bool = False
+    progress: Progress | None = None
 
     def to_json(self) -> dict[str, object]:
         """Return plain data for the header: what makes a difference to the file."""
@@ -137,6 +141,11 @@ class _Layer:
         """Return how many numbers a component has."""
         return self.shape[0] + math.prod(self.shape[1:])
 
+    @property
+    def dropped(self) -> float:
+        """Return the size of what its rank leaves out, as a share of the size of its change."""
+        return 0.0 if self.values is None else float(self.values[self.rank :].norm()) / self.size
+
     def planned(self, choices: FileChoices) -> dict[str, PlannedTensor]:
         """Return its tensors by their keys, without alpha."""
         shapes: dict[str, tuple[int, ...]] = {}
@@ -162,6 +171,21 @@ class _Layer:
             yield found.bias
 
 
+@dataclass(slots=True)
+class _LayerCount:
+    """Tells how many layers are done of all; each is gone through several times."""
+
+    progress: Progress | None
+    layers: int
+    times: int
+    count: int = 0
+
+    def add(self, count: int = 1) -> None:
+        self.count += count
+        if self.progress is not None:
+            self.progress(self.count // self.times, self.layers)
+
+
 def write_changes(
     path: Path, changes: Changes, choices: FileChoices, names: KeyNames, metadata: Callable[[], Mapping[str, str]]
 ) -> SavedFile:
@@ -173,14 +197,18 @@ def write_changes(
         FileError: a source has changed, the disk is full, the name is taken, numbers are too large for the dtype, or a
             limit cannot be met. Nothing is written then.
     """
+    if choices.preview:
+        return _preview(path, changes, choices, names, metadata)
     path = check_place(path, replace=choices.replace)
+    count = _LayerCount(choices.progress, len(changes.weights), 3)
     with unfinished(path, replace=choices.replace) as (stream, there), unchanged(changes.files), plain_mode(_CPU):
+        count.add(0)
         said = metadata()
-        layers, dropped = _layers(path, changes, choices, names, said)
+        layers, dropped = _layers(path, changes, choices, names, said, count)
         header, tensors = _planned(layers, choices, said)
         check_room(path, nbytes := len(header) + sum([one.nbytes for one in tensors.values()]))
-        write_tensors(stream, header, _numbers(path, layers, tensors))
-        saved, error, size = _read_back(path, there, changes, layers)
+        write_tensors(stream, header, _numbers(path, layers, tensors, count))
+        saved, error, size = _read_back(path, there, changes, layers, count)
         rounding = ROUNDING[choices.dtype] * max(sum([layer.parts for layer in layers]) / size, 1.0)
         if not error <= dropped + rounding:  # NaN is no more and no less
             raise FileError(path, f"it was not written: read back, it differs from what was meant by {error:.2e}")
@@ -191,8 +219,28 @@ def write_changes(
     return SavedFile(path, nbytes, tuple(saved), error, tuple(changes.notes))
 
 
+def _preview(
+    path: Path, changes: Changes, choices: FileChoices, names: KeyNames, metadata: Callable[[], Mapping[str, str]]
+) -> SavedFile:
+    """Return what a file would be, and write nothing."""
+    count = _LayerCount(choices.progress, len(changes.weights), 1)
+    with unchanged(changes.files), plain_mode(_CPU):
+        count.add(0)
+        said = metadata()
+        layers, dropped = _layers(path, changes, choices, names, said, count)
+        header, tensors = _planned(layers, choices, said)
+        saved = tuple([SavedLayer(*layer.weight.place, layer.rank, layer.dropped) for layer in layers])
+    nbytes = len(header) + sum([one.nbytes for one in tensors.values()])
+    return SavedFile(path, nbytes, saved, dropped, tuple(changes.notes))
+
+
 def _layers(
-    path: Path, changes: Changes, choices: FileChoices, names: KeyNames, metadata: Mapping[str, str]
+    path: Path,
+    changes: Changes,
+    choices: FileChoices,
+    names: KeyNames,
+    metadata: Mapping[str, str],
+    count: _LayerCount,
 ) -> tuple[list[_Layer], float]:
     """Return the layers of a file, and what of the change they leave out, as a share of its size."""
     layers, squares = list[_Layer](), 0.0
@@ -200,6 +248,7 @@ def _layers(
         if weight.target.kind == "experts":
             raise FileError(path, f"it was not written: {weight.target.name} is of experts, which cannot be saved")
         found = weight.difference()
+        count.add()
         size = found.size()
         if size <= NOISE * found.parts:  # nothing, or what is left where parts cancel each other
             continue
@@ -255,7 +304,9 @@ def _planned(
     return header_of(tensors, metadata), tensors
 
 
-def _numbers(path: Path, layers: Sequence[_Layer], tensors: Mapping[str, PlannedTensor]) -> Iterator[Tensor]:
+def _numbers(
+    path: Path, layers: Sequence[_Layer], tensors: Mapping[str, PlannedTensor], count: _LayerCount
+) -> Iterator[Tensor]:
     """Yield the tensors that are written; an alpha is the rank, as the strengths are in the factors."""
     ranks = [layer.rank for layer in layers if layer.rank and f"{layer.prefix}.alpha" in tensors]
     yield from map(torch.tensor, map(float, ranks))
@@ -267,10 +318,11 @@ def _numbers(path: Path, layers: Sequence[_Layer], tensors: Mapping[str, Planned
                 name = str(one.dtype).removeprefix("torch.")
                 raise FileError(path, f"{key} has numbers that {name} cannot hold; write the dtype bfloat16 or float32")
             yield tensor
+        count.add()
 
 
 def _read_back(
-    path: Path, there: Path, changes: Changes, layers: Sequence[_Layer]
+    path: Path, there: Path, changes: Changes, layers: Sequence[_Layer], count: _LayerCount
 ) -> tuple[list[SavedLayer], float, float]:
     """Compare the file that lies `there` with what was meant; return the layers, the error and the size of them all."""
     kept = {layer.weight.place for layer in layers if layer.rank != 0 or layer.has_bias}
@@ -290,4 +342,5 @@ def _read_back(
         missed = wanted.minus(got).size()
         errors, sizes = errors + missed**2, sizes + layer.size**2
         saved.append(SavedLayer(*place, layer.rank, missed / layer.size))
+        count.add()
     return saved, math.sqrt(errors / sizes), math.sqrt(sizes)

@@ -21,7 +21,7 @@ from ..strengths.strength import Moment
 from .changes import StackChanges
 from .difference import Limits
 from .merging import SUM, Combination, CombinedWeight, fallback_notes
-from .new_file import DTYPES, ROUNDING, FileChoices, SavedFile, write_changes
+from .new_file import DTYPES, ROUNDING, FileChoices, Progress, SavedFile, write_changes
 from .provenance import HEADER, carried, constant_stack, recipe_of, stack_again
 from .skeletons import model_for
 from .spelling import KeyNames, Spelling
@@ -41,6 +41,8 @@ class SaveOptions(TypedDict, total=False):
     size: int | None
     error: float | None
     replace: bool
+    preview: bool
+    progress: Progress | None
 
 
 def save_stack(
@@ -66,7 +68,9 @@ def save_stack(
         negative: whether the strengths of the negative prompt are meant, where they differ.
         options: `spelling` of the keys: `kohya`, `diffusers` or `comfy`; `dtype` of the numbers; the largest `rank` of
             a layer; the largest `size` of the file in bytes; the largest relative `error` of all layers; `replace`,
-            whether the file may take the place of another one.
+            whether the file may take the place of another one; `preview`, to write nothing and return what the file
+            would be; `progress`, a function that is called with the number of layers that are done, and of all. What
+            it raises ends the work, and nothing is written.
 
     Raises:
         StackError: no LoRA is in force, or a strength depends on something that is not given.
@@ -159,6 +163,9 @@ def choices_of(options: SaveOptions, combination: Combination = SUM) -> FileChoi
             raise ArgumentError(f"{name} must be a whole number from 1 up, or None, not {shown(value)}")
     if error is not None and (type(error) is not float or not 0 < error < 1):
         raise ArgumentError(f"error must be a number between 0 and 1, or None, not {shown(error)}")
-    replaces = options.get("replace", False)
-    check_type(replaces, bool, "replace", "True or False")
-    return FileChoices(spelling, dtype, Limits(rank, size, error), replaces, combination)
+    replaces, preview, progress = options.get("replace", False), options.get("preview", False), options.get("progress")
+    for name, value in (("replace", replaces), ("preview", preview)):
+        check_type(value, bool, name, "True or False")
+    if progress is not None and not callable(progress):
+        raise ArgumentError(f"progress must be a function of two numbers, or None, not {shown(progress)}")
+    return FileChoices(spelling, dtype, Limits(rank, size, error), replaces, combination, preview, progress)

@@ -17,6 +17,7 @@ import {Library} from "./library.js";
 import {historyKey} from "./parts.js";
 import {Pictures} from "./pictures.js";
 import {Presets} from "./presets.js";
+import {Save} from "./save.js";
 import {Stack} from "./stack.js";
 import {Strip} from "./strip.js";
 import {StackCheck} from "./together.js";
@@ -66,6 +67,7 @@ export function App({tab, root}) {
         ${state.dialog === "pictures" && html`<${Pictures} tab=${tab} state=${state} />`}
         ${state.dialog === "compare" && html`<${Compare} tab=${tab} state=${state} />`}
         ${state.dialog === "copies" && html`<${Copies} tab=${tab} />`}
+        ${state.dialog === "save" && html`<${Save} tab=${tab} state=${state} />`}
         ${state.dialog === "check" && html`<${StackCheck} tab=${tab} />`}`;
 }
 

@@ -54,10 +54,10 @@ function Check({tab, lora}) {
     </div>`;
 }
 
-/** @param {{told: Pick<CheckedFile, "done" | "layers"> | null}} props */
-export function Progress({told}) {
+/** @param {{told: Pick<CheckedFile, "done" | "layers"> | null, label?: string}} props */
+export function Progress({told, label = t("check.progress")}) {
     const {done = 0, layers = 0} = told ?? {};
-    return html`<div class="rt-line"><progress aria-label=${t("check.progress")} max=${layers || 1} value=${done}></progress>
+    return html`<div class="rt-line"><progress aria-label=${label} max=${layers || 1} value=${done}></progress>
         <span class="rt-hint">${layers ? t("check.at", {done, layers}) : t("common.loading")}</span></div>`;
 }
 

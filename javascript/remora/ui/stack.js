@@ -12,7 +12,7 @@
 
 import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import * as boxes from "../boxes.js";
-import {setMultipliers, tagOf} from "../prompt.js";
+import {setMultipliers} from "../prompt.js";
 import {pieces, t} from "../words.js";
 import {Icon} from "./icons.js";
 import {Outcome} from "./outcome.js";
@@ -144,12 +144,8 @@ function Targets({tab, state}) {
 /** @param {{tab: Tab, state: State, rows: PromptRow[]}} props */
 function Tools({tab, state, rows}) {
     const [byHand, setByHand] = useState("");
-    const text = [
-        ...state.always.entries
-            .filter((one) => one.on && state.always.on && !rows.some((row) => row.name === one.name))
-            .map(tagOf),
-        ...rows.filter((row) => row.on).map((row) => row.text),
-    ].join(" ");
+    const tags = tab.stack.written();
+    const text = tags.map((tag) => tag.text).join(" ");
     const copy = async () => {
         const done = text !== "" && (await boxes.copy(text));
         setByHand(done ? "" : text);
@@ -163,8 +159,10 @@ function Tools({tab, state, rows}) {
         <${Button} label=${t("common.presets")} class="rt-small" onClick=${() => tab.set({dialog: "presets"})}>${t("common.presets")}<//>
         <${Button} label=${t("common.compare")} class="rt-small" disabled=${!state.target}
             onClick=${() => tab.set({dialog: "compare"})}>${t("common.compare")}<//>
-        <${Button} label=${t("check.stackHint")} class="rt-small" disabled=${tab.stack.acting().length < 2}
-            onClick=${() => tab.set({dialog: "check"})}>${t("check.title")}<//>
+        <${WordButton} icon="pulse" word=${t("check.title")} label=${t("check.stackHint")} disabled=${tab.stack.acting().length < 2}
+            onClick=${() => tab.set({dialog: "check"})} />
+        <${WordButton} icon="save" word=${t("common.save")} label=${t("save.toolHint")} disabled=${!tags.length}
+            onClick=${() => tab.set({dialog: "save"})} />
         <${WordButton} icon="copy" word=${t("stack.copy")} label=${t("stack.copyHint")} onClick=${copy} />
         <${WordButton} icon="clear" word=${t("stack.clear")} label=${t("stack.clearHint")} disabled=${!rows.length} onClick=${() => tab.edits.clear()} />
     </div></div>

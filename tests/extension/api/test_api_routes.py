@@ -624,6 +624,20 @@ def test_copies_are_listed_by_page(ask: Checked, copy: Path, monkeypatch: pytest
     assert by_name["copied.floats"]["id"] not in left
 
 
+def test_a_file_is_saved(ask: Checked, runner: Runner) -> None:
+    begun = ask("POST", "/save", json={"name": "both", "tags": ["<lora:stripes:0.8>", "<lora:night:0.5>"]})
+    assert begun["job"]["layers"] == 0 or begun["job"]["running"]
+    deadline = time.monotonic() + 60
+    while (job := ask("GET", "/save")["job"])["running"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert ask("DELETE", "/save")["job"]["result"] == job["result"]
+    path = Path(runner.studio.host.adapter_dirs()[0]) / "both.safetensors"
+    assert job["result"]["path"] == str(path)
+    path.unlink()
+    ask("POST", "/refresh")
+
+
 @pytest.mark.full
 def test_every_route_was_asked(ask: Checked) -> None:
     """Runs last: what the tests above asked is all there is."""

@@ -61,6 +61,8 @@ VALID: dict[tuple[str, str], dict[str, Any]] = {
     ("DELETE", "/remora/v1/regions"): KEPT,
     ("POST", "/remora/v1/compare"): {"json": {**SMALL, "names": ["zorp"], "values": [0, 1]}},
     ("DELETE", "/remora/v1/compare"): {},
+    ("POST", "/remora/v1/save"): {"json": {"name": "saved", "tags": ["<lora:stripes:1>"]}},
+    ("DELETE", "/remora/v1/save"): {},
     ("POST", "/sdapi/v1/txt2img"): {"json": SMALL},
     ("POST", "/sdapi/v1/img2img"): {"json": {**SMALL, "init_images": [REGION]}},
     ("POST", "/sdapi/v1/extra-single-image"): {"json": {"image": REGION}},
@@ -236,7 +238,8 @@ def restored(runner: Runner, all_routes: Routes) -> Iterator[None]:
     session.regions.put("Kept", png())
     runner.studio.host.set_option(DEFAULT_MULTIPLIER, 1.0)
     all_routes.client.delete("/remora/v1/compare")
-    while runner.current is not None:
+    all_routes.client.delete("/remora/v1/save")
+    while runner.current is not None or (all_routes.client.get("/remora/v1/save").json()["job"] or {}).get("running"):
         time.sleep(0.01)
     for path in set(folder.iterdir()) - before:
         path.unlink()

@@ -1,0 +1,149 @@
+"""`/remora/v1/save`: the LoRA of tags as one file; one job at a time."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fastapi import HTTPException, Request, Response
+
+from lib_lora import LoraError, Moment
+
+from ..generation.saving import SaveError, SaveRun, Wanted, folders, latest_tags, place, stack_of
+from . import records
+from .answers import CONFLICT, UNPROCESSABLE, answer
+
+if TYPE_CHECKING:
+    from lib_lora import SavedFile
+    from lib_lora.saving import SaveOptions
+
+    from ..generation.session import Session
+
+_MOST = 50  # tags
+_STEPS = 20
+
+
+class SaveApi:
+    """The latest job of one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._lock = threading.Lock()
+        self._latest: SaveRun | None = None
+
+    def start(self, request: Request, body: records.SaveWanted) -> Response:
+        """Begin to save the LoRA of tags as one file, or a preview of it; answer its progress."""
+        try:
+            wanted = self._wanted(body)
+        except (SaveError, LoraError) as error:
+            raise HTTPException(UNPROCESSABLE, str(error)) from error
+        with self._lock:
+            former = self._latest
+            if former is not None and former.running:
+                if not former.is_preview:
+                    raise HTTPException(CONFLICT, "a file is being saved; wait for it or cancel it")
+                former.cancel()
+            self._latest = SaveRun(self._session, wanted, former)
+            self._latest.start()
+        return self.state(request)
+
+    def state(self, request: Request) -> Response:
+        """Return the progress of the latest job, then its result; `job` is null without one."""
+        told: records.Save = {
+            "job": None if self._latest is None else _job(self._latest),
+            "folders": folders(self._session),
+        }
+        return answer(request, told)
+
+    def cancel(self, request: Request) -> Response:
+        """Cancel the job; nothing is written then."""
+        if self._latest is not None:
+            self._latest.cancel()
+        return self.state(request)
+
+    def _wanted(self, body: records.SaveWanted) -> Wanted:
+        """Return what a body asks for; raise SaveError or LoraError where it cannot be."""
+        from lib_lora.saving import Combination, choices_of
+
+        is_preview = body.get("preview", False)
+        name = body.get("name", "preview" if is_preview else "")
+        path = place(self._session, name, body.get("folder", ""))
+        replaces = body.get("replace", False)
+        if not is_preview and not replaces and os.path.lexists(path):
+            raise SaveError(f"there is a file {path.name} already; choose another name, or replace it")
+        if not is_preview and path.is_symlink():
+            raise SaveError(f"{path.name} is a link to another file, which stays as it is; choose another name")
+        tags = body.get("tags", latest_tags(self._session))
+        if len(tags) > _MOST:
+            raise SaveError(f"a file is made of at most {_MOST} tags")
+        moment = _moment(body)
+        combination = Combination(body.get("how", "sum"), body.get("density"), body.get("seed", 0))
+        options = _options(body)
+        choices_of(options, combination)
+        stack = stack_of(self._session, tags, moment)
+        return Wanted(stack, path, combination, options, moment, body.get("picture", False))
+
+
+def _moment(body: records.SaveWanted) -> Moment | None:
+    step, steps = _whole(body.get("step")), body.get("steps", _STEPS)
+    if step is None:
+        return None
+    if not 0 <= step < steps:
+        raise SaveError(f"the step must be from 0 to {steps - 1}, not {step}")
+    return Moment(step, steps)
+
+
+def _options(body: records.SaveWanted) -> SaveOptions:
+    from lib_lora.saving import DTYPES
+
+    return {
+        "spelling": body.get("spelling", "kohya"),
+        "dtype": DTYPES[body.get("dtype", "float32")],
+        "rank": _whole(body.get("rank")),
+        "size": _whole(body.get("size")),
+        "error": None if (error := body.get("error")) is None else float(error),
+        "replace": body.get("replace", False),
+        "preview": body.get("preview", False),
+    }
+
+
+def _whole(number: float | None) -> int | None:
+    """Return a whole number, which JSON may write as 16.0, as an int."""
+    return None if number is None else int(number)
+
+
+def _job(run: SaveRun) -> records.SaveJob:
+    running = run.running  # first: what is told beside it is complete then
+    return {
+        "id": run.id,
+        "preview": run.is_preview,
+        "done": run.done,
+        "layers": run.layers,
+        "running": running,
+        "cancelled": run.cancelled,
+        "problem": run.problem,
+        "result": None if running or run.saved is None else _result(run, run.saved),
+    }
+
+
+def _result(run: SaveRun, saved: SavedFile) -> records.SavedLora:
+    ranks = [one.rank for one in saved.layers if one.rank]
+    worst = max(saved.layers, key=lambda one: one.error)
+    catalog = run.session.catalog
+    return {
+        "id": "" if run.file is None else run.file.id,
+        "name": "" if run.file is None else catalog.names.name_of(run.file),
+        "path": str(Path(saved.path)),
+        "bytes": saved.nbytes,
+        "layers": len(saved.layers),
+        "ranks": (min(ranks), max(ranks)) if ranks else None,
+        "whole": len([one for one in saved.layers if one.rank is None]),
+        "left_out": len([one for one in saved.layers if one.rank == 0]),
+        "error": saved.error,
+        "worst": worst.name,
+        "worst_error": worst.error,
+        "notes": list(run.notes),
+        "seconds": run.seconds,
+    }

@@ -1,0 +1,317 @@
+"""The LoRA of tags as one file, by `/remora/v1/save`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from PIL import Image, ImageChops
+from safetensors.torch import load_file
+
+from extension.generation import saving
+from extension.hosts.txt2img import Txt2Img
+from extension.standalone.jobs import Runner
+from extension.standalone.server import make_api
+from lib_lora import Entry, Stack
+from lib_lora.saving import Combination, combine_files
+from tests.extension.api.test_api_routes import SMALL, Checked
+
+PAIR = ["<lora:stripes:0.8>", "<lora:night:0.5:lbw=OUTALL>"]
+
+
+@pytest.fixture(scope="module")
+def ask(runner: Runner) -> Iterator[Checked]:
+    with TestClient(make_api(runner), base_url="http://localhost") as client:
+        runner.studio.session.catalog.wait(60)
+        yield Checked(client)
+
+
+@pytest.fixture
+def folder(runner: Runner, ask: Checked) -> Iterator[Path]:
+    """Return the LoRA folder, which is as before after the test."""
+    folder = Path(runner.studio.host.adapter_dirs()[0])
+    before = set(folder.rglob("*"))
+    yield folder
+    ask("DELETE", "/save")
+    ended(ask)
+    for path in sorted(set(folder.rglob("*")) - before, reverse=True):
+        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+    runner.studio.session.catalog.refresh()
+
+
+def ended(ask: Checked) -> Any:
+    """Wait for the end of the job, and return it."""
+    deadline = time.monotonic() + 120
+    while (job := ask("GET", "/save")["job"]) is not None and job["running"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return job
+
+
+def saved(ask: Checked, **wanted: Any) -> Any:
+    ask("POST", "/save", json=wanted)
+    job = ended(ask)
+    assert job["problem"] == ""
+    return job["result"]
+
+
+def picture(runner: Runner, prompt: str) -> Image.Image:
+    (made,) = runner.submit(Txt2Img(**{**SMALL, "steps": 4}, prompt=prompt)).result(120).pictures
+    return made.image
+
+
+def equal(path: Path, other: Path) -> bool:
+    """Tell whether two files have the same tensors."""
+    one, two = load_file(path), load_file(other)
+    return one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
+
+
+def difference(one: Image.Image, other: Image.Image) -> int:
+    return max(high for _, high in ImageChops.difference(one, other).getextrema())
+
+
+def test_a_saved_stack_makes_the_picture_of_the_stack(ask: Checked, runner: Runner, folder: Path) -> None:
+    result = saved(ask, name="both", tags=PAIR, picture=True)
+    path = folder / "both.safetensors"
+    assert (result["name"], result["path"], result["bytes"]) == ("both", str(path), path.stat().st_size)
+    assert result["error"] < 1e-5
+    assert result["seconds"] > 0
+    (listed,) = [lora for lora in ask("GET", "/loras")["loras"] if lora["id"] == result["id"]]
+    assert listed["rank"] == result["ranks"]
+    before = picture(runner, "a fox")
+    stack = picture(runner, f"a fox {' '.join(PAIR)}")
+    assert difference(before, stack) > 20
+    assert difference(stack, picture(runner, "a fox <lora:both:1>")) <= 1
+
+
+def test_the_latest_picture_tells_the_tags_and_gives_the_file_its_picture(
+    ask: Checked, runner: Runner, folder: Path
+) -> None:
+    picture(runner, f"a fox {PAIR[0]} {PAIR[1]}")
+    saved(ask, name="latest", picture=True)
+    saved(ask, name="same", tags=PAIR)
+    assert equal(folder / "latest.safetensors", folder / "same.safetensors")
+    with Image.open(folder / "latest.png") as beside:
+        assert beside.size == (64, 64)
+    assert not (folder / "same.png").exists()
+    (listed,) = [lora for lora in ask("GET", "/loras")["loras"] if lora["name"] == "latest"]
+    assert listed["picture"]
+
+
+def test_a_preview_tells_bytes_and_error_and_writes_nothing(ask: Checked, folder: Path) -> None:
+    before = set(folder.iterdir())
+    wanted = {"tags": PAIR, "rank": 2, "name": "small"}
+    told = saved(ask, **wanted, preview=True)
+    assert set(folder.iterdir()) == before
+    assert (told["id"], told["name"], told["ranks"]) == ("", "", [2, 2])
+    result = saved(ask, **wanted)
+    assert told["bytes"] == result["bytes"]
+    assert told["error"] == pytest.approx(result["error"], rel=1e-3)
+    assert result["error"] > 0.01
+    assert saved(ask, tags=PAIR, error=0.5, preview=True)["bytes"] < told["bytes"] * 2
+
+
+def test_files_are_combined_by_a_rule_as_in_python(ask: Checked, folder: Path, tmp_path: Path) -> None:
+    tags = ["<lora:stripes:0.8>", "<lora:night:0.5>"]
+    saved(ask, name="ties", tags=tags, how="ties_svd", density=0.4, rank=8, dtype="float16")
+    files = [Entry(folder / "stripes.safetensors", 0.8), Entry(folder / "night.safetensors", 0.5)]
+    other = tmp_path / "ties.safetensors"
+    combine_files(files, other, "ties_svd", density=0.4, rank=8, dtype=torch.float16)
+    assert equal(folder / "ties.safetensors", other)
+
+
+def test_the_step_is_named_where_a_strength_differs(ask: Checked, folder: Path) -> None:
+    tags = ["<lora:stripes:te=0:unet=0@0,1@1>"]
+    assert "differs from step to step" in ask("POST", "/save", 422, json={"name": "late", "tags": tags})
+    saved(ask, name="late", tags=tags, step=16, steps=22)
+    saved(ask, name="full", tags=["<lora:stripes:te=0:unet=0.75>"])
+    assert equal(folder / "late.safetensors", folder / "full.safetensors")
+
+
+def test_without_a_model_files_that_tell_their_layers_are_saved(
+    ask: Checked, runner: Runner, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(runner.studio.host), "components", lambda self: {})
+    assert saved(ask, name="alone", tags=["<lora:stripes:0.8>", "<lora:night:0.5>"])["error"] < 1e-5
+    ask("POST", "/save", json={"name": "dora", "tags": ["<lora:stars:1>"]})
+    assert ended(ask)["problem"].startswith("no model is loaded, and it cannot be saved without: ")
+    assert not (folder / "dora.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ({"name": "a", "tags": []}, "there is no LoRA to save"),
+        ({"name": "a", "tags": ["a fox"]}, "there is no LoRA to save"),
+        ({"name": "a", "tags": ["<lora:zorp:0>"]}, "every LoRA has the strength 0"),
+        ({"name": "a", "tags": ["<lora:zorp"]}, "the tag is not closed"),
+        ({"name": "a", "tags": ["<lora:nope:1>"]}, "is not in the LoRA folders"),
+        ({"name": "a", "tags": ["<lora:../zorp:1>"]}, "is outside the LoRA folders"),
+        ({"name": "a", "tags": ["<lora:zorp:1:half=pos>"]}, "acts on one prompt only"),
+        ({"name": "a", "tags": ["<lora:zorp:1>"] * 51}, "at most 50 tags"),
+        ({"name": "a", "tags": "<lora:zorp:1>"}, "tags must be a list of texts"),
+        ({"name": "a", "tags": PAIR, "rank": 0}, "rank must be a whole number from 1 up"),
+        ({"name": "a", "tags": PAIR, "rank": "8"}, "rank must be a whole number or null"),
+        ({"name": "a", "tags": PAIR, "size": -1}, "size must be a whole number from 1 up"),
+        ({"name": "a", "tags": PAIR, "error": 1}, "error must be a number between 0 and 1"),
+        ({"name": "a", "tags": PAIR, "dtype": "int8"}, "dtype must be one of"),
+        ({"name": "a", "tags": PAIR, "how": "best"}, "how must be one of"),
+        ({"name": "a", "tags": PAIR, "how": "ties"}, "keeps a share of the numbers; give it"),
+        ({"name": "a", "tags": PAIR, "how": "sum", "density": 0.5}, "keeps all numbers"),
+        ({"name": "a", "tags": PAIR, "step": 20}, "the step must be from 0 to 19"),
+        ({"tags": PAIR}, "a file cannot have the name ''"),
+        ({"name": "zorp", "tags": PAIR}, "there is a file zorp.safetensors already"),
+        ({"name": "a", "tags": PAIR, "folder": "nope"}, "there is no folder 'nope' in the LoRA folders"),
+        *[
+            ({"name": name, "tags": PAIR}, "a file cannot have the name")
+            for name in ("", " ", ".", "..", ".hidden", "../a", "a/b", "a\\b", "/etc/a", "C:a", "a\x00", "a\nb", "a.")
+        ],
+        *[({"name": name, "tags": PAIR}, "a file cannot have the name") for name in ("a<b", "a>b", "a|b", "~", "a*")],
+        *[({"name": name, "tags": PAIR}, "the name of a device") for name in ("con", "NUL", "com1.x", "LPT9")],
+        *[({"name": name, "tags": PAIR}, "the name is too long") for name in ("a" * 101, "ä" * 95)],
+        *[
+            ({"name": "a", "tags": PAIR, "folder": folder}, "there is no folder")
+            for folder in ("..", "../..", "/", "/tmp", ".", "a/../..", "..\\..", "C:\\", "a\x00", "./.", "sub/")
+        ],
+    ],
+)
+def test_what_is_refused_changes_nothing(ask: Checked, folder: Path, wanted: dict[str, Any], said: str) -> None:
+    before = set(folder.parent.rglob("*"))
+    assert said in ask("POST", "/save", 422, json=wanted)
+    assert set(folder.parent.rglob("*")) == before
+
+
+def test_a_folder_may_be_below_the_lora_folders_but_no_link_out_of_them(
+    ask: Checked, folder: Path, tmp_path: Path
+) -> None:
+    (folder / "sub" / "mine").mkdir(parents=True)
+    (folder / "out").symlink_to(tmp_path)
+    tags = ["<lora:stripes:1>"]
+    result = saved(ask, name="inside", folder="sub/mine", tags=tags)
+    assert result["path"] == str(folder / "sub/mine/inside.safetensors")
+    assert "sub/mine" in ask("GET", "/save")["folders"]
+    assert "there is no folder 'out'" in ask("POST", "/save", 422, json={"name": "a", "folder": "out", "tags": tags})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_replaced_only_where_it_is_wanted(ask: Checked, folder: Path) -> None:
+    first = saved(ask, name="mine", tags=["<lora:stripes:1>"])
+    assert "there is a file mine.safetensors already" in ask(
+        "POST", "/save", 422, json={"name": "mine", "tags": ["<lora:night:1>"]}
+    )
+    second = saved(ask, name="mine.safetensors", tags=["<lora:night:1>"], replace=True)
+    assert first["path"] == second["path"]
+    assert first["bytes"] != second["bytes"]
+
+
+def test_a_link_stays_and_what_is_beside_a_former_file_is_said(ask: Checked, folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.safetensors"
+    other.write_bytes(b"of another program")
+    (folder / "linked.safetensors").symlink_to(other)
+    wanted = {"tags": ["<lora:stripes:1>"], "replace": True}
+    said = ask("POST", "/save", 422, json={"name": "linked", **wanted})
+    assert said.startswith("linked.safetensors is a link to another file")
+    assert other.read_bytes() == b"of another program"
+    (folder / "mine.json").write_text('{"remora": {"alpha": 2}}')
+    assert saved(ask, name="mine", **wanted)["notes"] == [
+        "mine.json beside it sets another alpha, so that it acts otherwise; delete the alpha in its details"
+    ]
+
+
+def test_the_model_is_not_kept_when_the_job_is_done(ask: Checked, runner: Runner, folder: Path) -> None:
+    session = runner.studio.session
+    stack = saving.stack_of(session, PAIR, None)
+    run = saving.SaveRun(session, saving.Wanted(stack, folder / "a.safetensors", Combination(), {"preview": True}))
+    assert run._model
+    run.start()
+    run.wait()
+    assert (run.problem, run.running, run._model) == ("", False, {})
+
+
+class Held:
+    """Holds jobs at a layer until they may go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.at: int | None = 5
+        step = saving.SaveRun._step
+
+        def held(run: saving.SaveRun, done: int, layers: int) -> None:
+            step(run, done, layers)
+            deadline = time.monotonic() + 60
+            while self.at is not None and done >= self.at and not run.cancelled:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+
+        monkeypatch.setattr(saving.SaveRun, "_step", held)
+
+
+def waits(ask: Checked) -> Any:
+    deadline = time.monotonic() + 60
+    while (job := ask("GET", "/save")["job"])["done"] < 5:
+        assert job["running"]
+        assert time.monotonic() < deadline
+    return job
+
+
+def test_a_cancelled_job_leaves_nothing(ask: Checked, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Held(monkeypatch)
+    before = set(folder.iterdir())
+    ask("POST", "/save", json={"name": "gone", "tags": PAIR})
+    job = waits(ask)
+    assert 5 <= job["done"] < job["layers"]
+    assert job["result"] is None
+    assert "a file is being saved" in ask("POST", "/save", 409, json={"name": "two", "tags": PAIR})
+    assert "a file is being saved" in ask("POST", "/save", 409, json={"tags": PAIR, "preview": True})
+    ask("DELETE", "/save")
+    job = ended(ask)
+    assert (job["cancelled"], job["result"], job["problem"]) == (True, None, "")
+    assert set(folder.iterdir()) == before
+
+
+def test_a_preview_is_dropped_for_the_next_job(ask: Checked, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Held(monkeypatch)
+    first = ask("POST", "/save", json={"tags": PAIR, "preview": True})["job"]["id"]
+    waits(ask)
+    held.at = None
+    monkeypatch.undo()
+    result = saved(ask, name="next", tags=PAIR)
+    assert result["name"] == "next"
+    assert ask("GET", "/save")["job"]["id"] != first
+
+
+def test_another_model_or_a_merged_one_ends_the_job(
+    ask: Checked, runner: Runner, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picture(runner, "a fox <lora:stripes:1>")  # which makes the engine
+    held = Held(monkeypatch)
+    session, host = runner.studio.session, type(runner.studio.host)
+    ask("POST", "/save", json={"name": "other", "tags": PAIR})
+    waits(ask)
+    with monkeypatch.context() as patch:
+        patch.setattr(host, "components", lambda self: {"unet": torch.nn.Linear(1, 1)})
+        held.at = None
+        assert "another model was loaded meanwhile" in ended(ask)["problem"]
+    engine = session.model.engine
+    assert engine is not None
+    merged = Stack([Entry(folder / "stripes.safetensors")], mode="merged")
+    with engine.active(merged):
+        ask("POST", "/save", json={"name": "merged", "tags": PAIR})
+        assert "LoRA are merged into the model" in ended(ask)["problem"]
+    assert not {"other.safetensors", "merged.safetensors"} & {path.name for path in folder.iterdir()}
+
+
+def test_a_fault_of_the_work_is_said_and_the_next_job_works(
+    ask: Checked, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask("POST", "/save", json={"name": "small", "tags": PAIR, "size": 1000})
+    assert "allow a larger size" in ended(ask)["problem"]
+    with monkeypatch.context() as patch:
+        patch.setattr(saving.SaveRun, "_work", lambda run: 1 / 0)
+        ask("POST", "/save", json={"name": "broken", "tags": PAIR})
+        assert "broken.safetensors cannot be saved: ZeroDivisionError" in ended(ask)["problem"]
+    assert saved(ask, name="works", tags=PAIR)["name"] == "works"

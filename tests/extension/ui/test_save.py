@@ -1,0 +1,170 @@
+"""The stack saved as one file, in the tab."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from PIL import Image, ImageChops
+
+from tests.extension.ui.serving import LONG, Served, opened_small
+from tests.extension.ui.tab import Tab
+from tests.extension.ui.test_accessibility import faults
+
+pytestmark = pytest.mark.browser
+PAIR = "<lora:stripes:0.8> <lora:night:0.5:lbw=OUTALL>"
+
+
+@pytest.fixture(autouse=True)
+def folder(served: Served) -> Iterator[Path]:
+    """Return the LoRA folder, which is as before after the test."""
+    before = set(served.loras.iterdir())
+    yield served.loras
+    httpx.delete(f"{served.url}/remora/v1/save", headers={"Content-Type": "application/json"})
+    for path in set(served.loras.iterdir()) - before:
+        path.unlink()
+    httpx.post(f"{served.url}/remora/v1/refresh", headers={"Content-Type": "application/json"})
+
+
+def asked(tab: Tab, prompt: str = PAIR) -> Any:
+    """Write a prompt, open the dialog, and return it when it has a preview."""
+    tab.write(prompt)
+    tab.pane("Stack")
+    tab.button("Save the LoRA of the stack as one file").click()
+    dialog = tab.page.get_by_role("dialog", name="Save as one file")
+    dialog.get_by_text("The file: ").wait_for(timeout=LONG)
+    return dialog
+
+
+def made(served: Served, page: Any) -> Image.Image:
+    """Press the page's button, and return the picture that it makes."""
+    before = set(served.pictures.rglob("*.png"))
+    page.click("#generate")
+    page.wait_for_selector("#generate[disabled]", timeout=LONG)
+    page.wait_for_selector("#generate:not([disabled])", timeout=LONG)
+    (path,) = set(served.pictures.rglob("*.png")) - before
+    with Image.open(path) as picture:
+        return picture.convert("RGB")
+
+
+def difference(one: Image.Image, other: Image.Image) -> int:
+    return max(high for _, high in ImageChops.difference(one, other).getextrema())
+
+
+def test_the_saved_file_makes_the_picture_of_the_stack(served: Served, page: Any, folder: Path) -> None:
+    tab = Tab(page).ready()
+    tab.write("a fox")
+    plain = made(served, page)
+    tab.write(f"a fox {PAIR}, at dusk")
+    stack = made(served, page)
+    dialog = asked(tab, f"a fox {PAIR}, at dusk")
+    dialog.get_by_label("Name", exact=True).fill("my stack")
+    dialog.get_by_label("Number format").select_option("float32")
+    dialog.get_by_role("button", name="Save", exact=True).click()
+    dialog.get_by_text("Saved as my stack: ").wait_for(timeout=LONG)
+    assert "error below 0.1 %" in dialog.get_by_text("Saved as my stack: ").inner_text()
+    assert faults(page) == []
+    assert (folder / "my stack.png").is_file()
+    dialog.get_by_role("button", name="Use it in place of the stack").click()
+    tab.prompt_is("a fox <lora:my stack:1>, at dusk")
+    saved = made(served, page)
+    assert difference(plain, stack) > 20
+    assert difference(stack, saved) <= 1
+    tab.button("Undo").click()
+    tab.prompt_is(f"a fox {PAIR}, at dusk")
+
+
+@pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 390)])
+def test_the_preview_follows_what_is_typed(served: Served, browser: Any, theme: str, width: int) -> None:
+    phone = width == 390
+    look = {"color_scheme": theme, "viewport": {"width": width, "height": 900}}
+    with opened_small(served, browser, **look, has_touch=phone, is_mobile=phone) as page:
+        tab = Tab(page).ready()
+        dialog = asked(tab)
+        assert "error below 0.1 %" in dialog.get_by_text("The file: ").inner_text()
+        dialog.get_by_label("Accuracy").select_option("rank")
+        dialog.get_by_label("Largest rank").fill("2")
+        dialog.get_by_text("rank 2, ").wait_for(timeout=LONG)
+        told = dialog.get_by_text("The file: ").inner_text()
+        assert float(told.rpartition("error ")[2].removesuffix(" %")) > 1
+        dialog.get_by_label("Largest rank").fill("2.5")
+        dialog.get_by_text("Write a whole number from 1 to 1,000,000.").wait_for()
+        assert dialog.get_by_role("button", name="Save", exact=True).is_disabled()
+        assert faults(page) == []
+        dialog.get_by_label("Accuracy").select_option("size")
+        dialog.get_by_label("Largest size in MB").fill("0.01")
+        dialog.get_by_text("bytes at least; allow a larger size").wait_for(timeout=LONG)
+        dialog.get_by_label("Accuracy").select_option("exact")
+        dialog.get_by_label("Combine by").select_option("ties_svd")
+        dialog.get_by_label("Numbers that are kept, in %").fill("30")
+        dialog.get_by_text("The file: ").wait_for(timeout=LONG)
+        assert faults(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        body = dialog.locator(".rt-dialog-body")
+        assert body.evaluate("body => body.scrollWidth <= body.clientWidth"), "nothing is cut"
+
+
+def test_a_bad_name_and_one_that_is_taken_are_said(served: Served, browser: Any, folder: Path) -> None:
+    before = set(folder.parent.rglob("*"))
+    with opened_small(served, browser) as page:
+        dialog = asked(Tab(page).ready())
+        for name, said in (
+            ("../mine", "a file cannot have the name '../mine'"),
+            ("con", "'con' is the name of a device on Windows"),
+            ("zorp", "there is a file zorp.safetensors already; choose another name, or replace it"),
+        ):
+            dialog.get_by_label("Name", exact=True).fill(name)
+            dialog.get_by_role("button", name="Save", exact=True).click()
+            dialog.get_by_text(said).wait_for(timeout=LONG)
+        dialog.get_by_label("Name", exact=True).fill(" ")
+        assert dialog.get_by_role("button", name="Save", exact=True).is_disabled()
+        assert set(folder.parent.rglob("*")) == before
+
+
+def test_a_step_is_asked_for_where_a_strength_differs(served: Served, browser: Any) -> None:
+    with opened_small(served, browser) as page:
+        dialog = asked(Tab(page).ready(), "<lora:stripes:0@0,1@1>")
+        dialog.get_by_label("Step that is saved").fill("0")
+        dialog.get_by_text("Write a whole number from 1 to ").wait_for()
+        with page.expect_request(lambda request: request.method == "POST") as sent:
+            dialog.get_by_label("Step that is saved").fill("2")
+        assert sent.value.post_data_json["step"] == 1
+
+
+def test_progress_is_shown_and_cancelled(served: Served, browser: Any, folder: Path) -> None:
+    with opened_small(served, browser) as page:
+        tab = Tab(page).ready()
+        dialog = asked(tab)
+        job = {"id": "x", "preview": False, "done": 3, "layers": 9, "running": True}
+        job |= {"cancelled": False, "problem": "", "result": None}
+        answers = [job]
+        methods: list[str] = []
+
+        def answer(route: Any) -> None:
+            methods.append(route.request.method)
+            if route.request.method == "DELETE":
+                answers[0] = {**job, "running": False, "cancelled": True}
+            told = {"job": answers[0], "folders": [""]}
+            route.fulfill(status=200, content_type="application/json", body=json.dumps(told))
+
+        page.route("**/remora/v1/save", answer)
+        dialog.get_by_role("button", name="Save", exact=True).click()
+        dialog.get_by_text("Layer 3 of 9").wait_for(timeout=LONG)
+        assert dialog.get_by_role("progressbar", name="Progress of saving").get_attribute("value") == "3"
+        assert faults(page) == []
+        page.keyboard.press("Escape")
+        tab.button("Save the LoRA of the stack as one file").click()
+        dialog.get_by_text("Layer 3 of 9").wait_for(timeout=LONG)
+        dialog.get_by_role("button", name="Cancel").click()
+        dialog.get_by_text("Cancelled. Nothing was written.").wait_for(timeout=LONG)
+        assert methods[0] == "POST"
+        assert "DELETE" in methods
+        answers[0] = {**job, "id": "y"}
+        page.keyboard.press("Escape")
+        tab.button("Save the LoRA of the stack as one file").click()
+        dialog.get_by_text("Another page or program is saving a file.").wait_for(timeout=LONG)
+        assert dialog.get_by_role("button", name="Save", exact=True).is_disabled()

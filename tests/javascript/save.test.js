@@ -1,0 +1,103 @@
+// What the user wants of a file that is saved: javascript/remora/save.js.
+
+import assert from "node:assert/strict";
+import {afterEach, test} from "node:test";
+import {bodyOf, COMBINED, errorOf, FIRST, nameOf, needsDensity, wrongOf} from "../../javascript/remora/save.js";
+import {leavePage, openPage} from "./page.js";
+
+afterEach(leavePage);
+
+const ROWS = [
+    {name: "a", text: "<lora:a:1>", varies: false},
+    {name: "b", text: "<lora:b:0.5>", varies: false},
+];
+const TWO = {rows: ROWS, several: true, varies: false};
+
+/** @type {(changes?: object) => import("../../javascript/remora/save.js").Form} */
+const form = (changes = {}) => ({...FIRST, name: "mine", steps: null, ...changes});
+
+test("what counts of the form is asked for, in the units of the server", () => {
+    const usual = {tags: ["<lora:a:1>", "<lora:b:0.5>"], folder: "", dtype: "float16", how: "sum"};
+    assert.deepEqual(bodyOf(form(), TWO), usual);
+    assert.deepEqual(bodyOf(form({form: "rank", rank: "8"}), TWO), {...usual, rank: 8});
+    assert.deepEqual(bodyOf(form({form: "size", size: "1,5"}), TWO), {...usual, size: 1572864});
+    assert.deepEqual(bodyOf(form({form: "error", error: "2"}), TWO), {...usual, error: 0.02});
+    const ties = {how: "ties_svd", density: "30"};
+    assert.deepEqual(bodyOf(form(ties), TWO), {...usual, how: "ties_svd", density: 0.3});
+    const one = {rows: ROWS.slice(0, 1), several: false, varies: true};
+    const step = bodyOf(form({...ties, step: "3", steps: 12}), one);
+    assert.deepEqual(step, {tags: ["<lora:a:1>"], folder: "", dtype: "float16", step: 2, steps: 12});
+    assert.equal(bodyOf(form(), one).steps, 20);
+});
+
+test("only the numbers that count are checked", () => {
+    assert.deepEqual(wrongOf(form({rank: "x", size: "", error: "-1", density: "x", step: "x"}), TWO), {});
+    assert.deepEqual(Object.keys(wrongOf(form({form: "rank", rank: "1.5"}), TWO)), ["rank"]);
+    assert.deepEqual(wrongOf(form({form: "rank", rank: "0"}), TWO), {
+        rank: "Write a whole number from 1 to 1,000,000.",
+    });
+    for (const error of ["", "x", "0", "100", "1e9", "-5", "NaN"])
+        assert.deepEqual(Object.keys(wrongOf(form({form: "error", error}), TWO)), ["error"], error);
+    assert.deepEqual(wrongOf(form({form: "error", error: "0.5"}), TWO), {});
+    assert.deepEqual(Object.keys(wrongOf(form({how: "ties_svd", density: "0"}), TWO)), ["density"]);
+    assert.deepEqual(Object.keys(wrongOf(form({step: "13", steps: 12}), {...TWO, varies: true})), ["step"]);
+});
+
+test("every way of combining but the sums keeps a share", () => {
+    const ways = Object.keys(COMBINED);
+    assert.deepEqual(
+        ways.filter((how) => !needsDensity(how)),
+        ["sum", "orthogonal"],
+    );
+});
+
+test("a name is made of the names of the LoRA", () => {
+    assert.equal(nameOf(["a", "sub/b"]), "a + b");
+    assert.equal(nameOf(["Re: fur"]), "Re_ fur");
+    assert.ok(nameOf(Array.from({length: 50}, () => "name")).length <= 60);
+    assert.equal(nameOf([]), "");
+});
+
+test("an error that nobody sees is told as one", () => {
+    assert.equal(errorOf(3e-7), "error below 0.1 %");
+    assert.equal(errorOf(0.031), "error 3.1 %");
+});
+
+test("the tags that are saved are the ones that act, and which of them differ from step to step", () => {
+    const {tab} = openPage({prompts: {txt2img: "<lora:a:1> <lora:b:0@0,1@1> <lora:c:1:stop=5>"}, loras: []});
+    tab.set({
+        always: {
+            on: true,
+            entries: [
+                {name: "d", on: true, unet: 0.5, text_encoder: 0.5, more: ""},
+                {name: "e", on: false, unet: 0.5, text_encoder: 0.5, more: ""},
+                {name: "a", on: true, unet: 0.5, text_encoder: 0.5, more: ""},
+            ],
+        },
+    });
+    assert.deepEqual(
+        tab.stack.written().map(({text, varies}) => [text, varies]),
+        [
+            ["<lora:d:0.5>", false],
+            ["<lora:a:1>", false],
+            ["<lora:b:0@0,1@1>", true],
+            ["<lora:c:1:stop=5>", true],
+        ],
+    );
+});
+
+test("the file comes in place of its tags, in one step, and what was always on is off", () => {
+    const {tab, box} = openPage({prompts: {txt2img: "a fox <lora:a:1>, at <lora:b:0.5> dusk <lora:c:1>"}, loras: []});
+    tab.set({always: {on: true, entries: [{name: "d", on: true, unet: 0.5, text_encoder: 0.5, more: ""}]}});
+    const saved = [...ROWS, {name: "d", text: "<lora:d:0.5>", varies: false}];
+    tab.edits.useInstead("my: file", saved);
+    assert.equal(box().value, "a fox <lora:my\\: file:1>, at dusk <lora:c:1>");
+    assert.equal(tab.state.always.entries[0].on, false);
+    tab.stack.undo();
+    assert.equal(box().value, "a fox <lora:a:1>, at <lora:b:0.5> dusk <lora:c:1>");
+    assert.equal(tab.state.always.entries[0].on, true);
+    box().value = "a cat";
+    tab.stack.readBoxes();
+    tab.edits.useInstead("mine", ROWS);
+    assert.equal(box().value, "a cat <lora:mine:1>", "its tags have gone meanwhile");
+});

@@ -1,0 +1,124 @@
+"""Saving tells how far it is, may be ended in between, and tells before what a file would be."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from lib_lora import ArgumentError, Engine, Entry, FileError, Stack, combine_files, convert_file, save_stack
+from lib_lora.saving import writing
+from tests.fakes.files import pair, save
+
+SHAPES = {"a": (48, 24), "b": (16, 40), "c": (24, 8, 3, 3)}
+
+
+class Net(nn.Module):
+    """Two linear layers and a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(24, 48), nn.Linear(40, 16), nn.Conv2d(8, 24, 3)
+
+
+@pytest.fixture
+def files(tmp_path):
+    found = []
+    for seed, rank in ((1, 5), (2, 7)):
+        tensors = {}
+        for i, (name, shape) in enumerate(SHAPES.items()):
+            tensors |= pair(f"lora_unet_{name}", shape, rank, alpha=rank, seed=10 * seed + i, size=0.1 * (i + 1))
+        found.append(save(tmp_path / f"{rank}.safetensors", tensors))
+    return found
+
+
+@pytest.fixture
+def engine(files):
+    net = Net().requires_grad_(False)  # an engine does not keep its model
+    made = Engine({"unet": net})
+    made.activate(Stack([Entry(path, strength) for path, strength in zip(files, (0.8, -0.5), strict=True)]))
+    yield made
+    made.close()
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+class Told:
+    """Notes what it is told, and ends the work at a layer."""
+
+    def __init__(self, last=math.inf):
+        self.told, self.last = [], last
+
+    def __call__(self, done, layers):
+        self.told.append((done, layers))
+        if len(self.told) > self.last:
+            raise InterruptedError("enough")
+
+
+def test_the_layers_that_are_done_are_told_up_to_the_last(engine, files, tmp_path):
+    for write in (
+        lambda path, told: save_stack(engine, path, progress=told),
+        lambda path, told: combine_files(files, path, "svd", rank=4, progress=told),
+        lambda path, told: convert_file(files[0], path, rank=4, progress=told),
+        lambda path, told: save_stack(engine, path, preview=True, progress=told),
+    ):
+        told = Told()
+        write(tmp_path / "out.safetensors", told)
+        (tmp_path / "out.safetensors").unlink(missing_ok=True)
+        assert told.told[0] == (0, 3)
+        assert told.told[-1] == (3, 3)
+        assert told.told == sorted(told.told)
+
+
+@pytest.mark.parametrize("has_names", [True, False], ids=["with a name", "without a name"])
+def test_what_it_raises_ends_the_work_and_nothing_is_written(engine, tmp_path, monkeypatch, has_names):
+    if has_names:
+        monkeypatch.setattr(writing, "_OPEN", tmp_path / "nowhere")
+    before = names(tmp_path)
+    whole = Told()
+    save_stack(engine, tmp_path / "out.safetensors", progress=whole)
+    (tmp_path / "out.safetensors").unlink()
+    for last in range(len(whole.told)):
+        with pytest.raises((InterruptedError, FileError), match="enough"):
+            save_stack(engine, tmp_path / "out.safetensors", progress=Told(last))
+        assert names(tmp_path) == before
+
+
+@pytest.mark.parametrize("spelling", ["kohya", "diffusers", "comfy"])
+@pytest.mark.parametrize(
+    "limits", [{}, {"rank": 3}, {"size": 9000}, {"error": 0.2}, {"rank": 4, "dtype": torch.float16}]
+)
+def test_a_preview_is_the_file_that_is_written(engine, tmp_path, limits, spelling):
+    before = names(tmp_path)
+    path = tmp_path / "out.safetensors"
+    told = save_stack(engine, path, preview=True, spelling=spelling, **limits)
+    assert names(tmp_path) == before
+    saved = save_stack(engine, path, spelling=spelling, **limits)
+    assert told.nbytes == saved.nbytes == path.stat().st_size
+    assert [(one.name, one.rank) for one in told.layers] == [(one.name, one.rank) for one in saved.layers]
+    rounding = 1e-3 if "dtype" in limits else 1e-6
+    assert told.error == pytest.approx(saved.error, rel=1e-4, abs=rounding)
+    for one, other in zip(told.layers, saved.layers, strict=True):
+        assert one.error == pytest.approx(other.error, rel=1e-4, abs=rounding)
+    assert (told.error > 0.01) == bool(limits)
+    assert told.notes == saved.notes
+
+
+def test_a_preview_needs_no_free_name_and_says_what_is_too_small(engine, tmp_path):
+    path = tmp_path / "out.safetensors"
+    path.write_bytes(b"of another program")
+    assert save_stack(engine, path, preview=True).nbytes > 0
+    assert path.read_bytes() == b"of another program"
+    with pytest.raises(FileError, match="bytes at least; allow a larger size"):
+        save_stack(engine, path, preview=True, size=100)
+
+
+def test_wrong_options_are_said(engine, tmp_path):
+    with pytest.raises(ArgumentError, match="preview must be True or False"):
+        save_stack(engine, tmp_path / "a.safetensors", preview="yes")
+    with pytest.raises(ArgumentError, match="progress must be a function of two numbers, or None"):
+        save_stack(engine, tmp_path / "a.safetensors", progress=3)
