@@ -21,7 +21,7 @@ from ..library.pictures import Thumbnails
 from ..outputs import DamagedError, Index, LoraKey, LoraRow, Picture, Use, read_embedded, tags_of
 from ..text.infotext import parse_infotext
 from . import records
-from .answers import BROKEN, NO_CONTENT, NOT_FOUND, UNPROCESSABLE, answer, whole
+from .answers import NO_CONTENT, NOT_FOUND, UNPROCESSABLE, answer, whole
 
 if TYPE_CHECKING:
     from ..generation.session import Session
@@ -64,7 +64,7 @@ class OutputsApi:
             loras = [row.id for row in index.loras_of(key) if file is None or self._means(row, key, file)]
             return index.count(), *index.of_loras(loras, wanted, where, count)
 
-        total, found, pictures = self._read(read, (0, 0, []))
+        total, found, pictures = self._read(read) or (0, 0, ())
         file_of = self._files()
         told: records.OutputPictures = {
             "total": total,
@@ -91,7 +91,7 @@ class OutputsApi:
         self._session.outputs.look()
         file_of = self._files()
         counted: dict[tuple[str | None, str], records.CountedLora] = {}
-        for row in self._read(lambda index: index.loras(_MOST_LORAS), []):
+        for row in self._read(lambda index: index.loras(_MOST_LORAS)) or ():
             file = file_of(row.name, row.hash)
             key = (None, row.name) if file is None else (file.id, "")
             name = row.name if file is None else self._session.catalog.names.name_of(file)
@@ -122,18 +122,19 @@ class OutputsApi:
             HTTPException: there is none.
         """
         number = whole(id, "id")
-        found = self._read(lambda index: index.picture(number), None)
+        found = self._read(lambda index: index.picture(number))
         if found is None or not self._session.outputs.present(found):
             raise HTTPException(NOT_FOUND, "the output folders have no such picture any more; reload the list")
         return found
 
-    def _read(self, read: Callable[[Index], T], nothing: T) -> T:
-        """Read the index; a web UI without a data folder has none."""
+    def _read(self, read: Callable[[Index], T]) -> T | None:
+        """Read the index; None without one, as in a web UI without a data folder, or if its `problem` says so."""
         index = self._session.outputs.index
         try:
-            return nothing if index is None else read(index)
-        except (sqlite3.Error, OSError) as error:
-            raise HTTPException(BROKEN, index.problem if index is not None else str(error)) from error
+            return None if index is None else read(index)
+        except (sqlite3.Error, OSError):
+            logger.debug("remora: the index of the pictures", exc_info=True)  # its problem is in the log
+            return None
 
     def _progress(self) -> records.OutputsProgress:
         outputs = self._session.outputs

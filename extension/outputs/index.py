@@ -326,8 +326,8 @@ def _pictures(database: sqlite3.Connection, ids: Sequence[int]) -> list[Picture]
         ids,
     ):
         uses.setdefault(number, []).append(Use(*use))
-    found = {
-        number: Picture(*file, width, height, Uses(tuple(uses.get(number, ())), prompt, seed), number)
-        for number, *file, width, height, seed, prompt in rows
-    }
+    found = {}
+    for number, folder, name, size, mtime_ns, width, height, seed, prompt in rows:
+        own = Uses(tuple(uses.get(number, ())), prompt, seed)
+        found[number] = Picture(folder, name, size, mtime_ns, width, height, own, number)
     return [found[number] for number in ids if number in found]

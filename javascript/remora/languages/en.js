@@ -523,6 +523,14 @@ export const ENGLISH = /** @type {const} */ ({
     "pictures.generate": "Generate",
     "pictures.generateHint": "Generate with the prompt of {prompt} (Ctrl+Enter)",
 
+    // pictures in the output folders
+    "outputs.title": "Pictures in the output folders",
+    "outputs.count": {one: "{count} picture used this LoRA.", other: "{count} pictures used this LoRA."},
+    "outputs.reading": "The pictures are being read: {done} of {total}.",
+    "outputs.more": "Show more",
+    "outputs.use": "Use these LoRA",
+    "outputs.inUse": "The prompt has the LoRA of the picture.",
+
     // comparisons
     "compare.what": "What is compared",
     "compare.strengths": "Strengths, a row for each",

@@ -1,0 +1,72 @@
+// The pictures in the web UI's output folders: what they say of their LoRA, and how these are used again.
+
+/**
+ * @import {OutputPicture, OutputPictures} from "../api.d.ts"
+ * @import {Tab} from "./main.js"
+ */
+
+import {query} from "./api.js";
+import {readTags, withEntry} from "./prompt.js";
+import {t} from "./words.js";
+
+/**
+ * Describe the LoRA of a picture, in a few words each.
+ * @param {OutputPicture} picture
+ */
+export const usesOf = (picture) => picture.loras.map(({name, strength}) => [name, strength].filter(Boolean).join(" "));
+
+/**
+ * Return the strength of one LoRA in a picture, as in its tag; of the only one where none has this file.
+ * @param {OutputPicture} picture
+ * @param {string} id
+ */
+export function strengthIn(picture, id) {
+    const {loras} = picture;
+    const found = loras.find((one) => one.id === id) ?? (loras.length === 1 ? loras[0] : undefined);
+    return found?.strength ?? "";
+}
+
+/**
+ * Return a list of pictures with those of a later page. A picture that came or went meanwhile moves the others: none of
+ * them is shown twice.
+ * @param {OutputPicture[]} shown
+ * @param {OutputPicture[]} further
+ */
+export function joined(shown, further) {
+    const ids = new Set(shown.map(({id}) => id));
+    return [...shown, ...further.filter(({id}) => !ids.has(id))];
+}
+
+/**
+ * Ask for the pictures that used a LoRA.
+ * @param {Tab} tab
+ * @param {string} lora id of its file
+ * @param {number} skip how many of the latest are known
+ * @returns {Promise<OutputPictures>}
+ */
+export const ofLora = (tab, lora, skip) => tab.api.get(/** @type {const} */ (`outputs?${query({lora, skip})}`));
+
+/**
+ * Ask for the latest picture with a seed, which another session may have made.
+ * @param {Tab} tab
+ * @param {number} seed
+ */
+export async function withSeed(tab, seed) {
+    const told = await tab.api.get(/** @type {const} */ (`outputs?${query({seed, most: 1})}`));
+    return told.pictures[0] ?? null;
+}
+
+/**
+ * Put the LoRA of a picture into the prompt, in place of those that it has.
+ * @param {Tab} tab
+ * @param {OutputPicture} picture
+ */
+export async function useAgain(tab, picture) {
+    const {tags} = await tab.api.get(/** @type {const} */ (`outputs/picture?${query({id: picture.id})}`));
+    tab.edits.clear();
+    tab.stack.readBoxes();
+    let {prompt} = tab.state;
+    for (const {text} of readTags(tags)) prompt = withEntry(prompt, text, "");
+    tab.stack.change({prompt});
+    tab.set({said: t("outputs.inUse")});
+}
