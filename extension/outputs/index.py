@@ -38,7 +38,7 @@ _TABLES = (
     "CREATE INDEX used_picture ON used (picture)",
 )
 _PUT = "INSERT INTO picture (folder, name, size, mtime_ns, width, height, seed, prompt) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-_SHOWN = "id, folder, name, size, mtime_ns, width, height, seed, prompt"
+_SELECT = "SELECT id, folder, name, size, mtime_ns, width, height, seed, prompt"
 _TIMEOUT = 10.0  # seconds that another process may hold the database
 _MOST_SECONDS = 60.0  # that SQLite may compute
 _EVERY = 100_000  # instructions of SQLite between two looks at the clock
@@ -165,16 +165,15 @@ class Index:
     def of_loras(self, loras: Collection[int], seed: int | None, skip: int, most: int) -> tuple[int, list[Picture]]:
         """Return how many pictures used any of these LoRA, and a page of them, the latest first."""
         marks = ", ".join("?" * len(loras))
-        where, values = f"lora IN ({marks})", [*loras]
+        where, values = f"WHERE lora IN ({marks})", [*loras]
         if seed is not None:
             where, values = f"{where} AND picture IN (SELECT id FROM picture WHERE seed = ?)", [*values, seed]
         several = len(loras) > 1  # then one picture may have two rows
         counted, grouped = ("count(DISTINCT picture)", "GROUP BY picture") if several else ("count(*)", "")
         with self._opened() as database:
-            (count,) = database.execute(f"SELECT {counted} FROM used WHERE {where}", values).fetchone()
+            (count,) = database.execute(f"SELECT {counted} FROM used {where}", values).fetchone()
             ids = database.execute(
-                f"SELECT picture FROM used WHERE {where} {grouped} ORDER BY mtime_ns DESC, picture DESC "
-                "LIMIT ? OFFSET ?",
+                f"SELECT picture FROM used {where} {grouped} ORDER BY mtime_ns DESC, picture DESC LIMIT ? OFFSET ?",
                 (*values, most, skip),
             )
             return count, _pictures(database, [number for (number,) in ids])
@@ -187,9 +186,9 @@ class Index:
     def loras_of(self, key: LoraKey) -> list[LoraRow]:
         """Return what texts call one LoRA file."""
         names, hashes = sorted(filter(is_text, key.names)), sorted(key.hashes)
-        where = f"folded IN ({', '.join('?' * len(names))}) OR hash IN ({', '.join('?' * len(hashes))})"
+        where = f"WHERE folded IN ({', '.join('?' * len(names))}) OR hash IN ({', '.join('?' * len(hashes))})"
         with self._opened() as database:
-            found = database.execute(f"SELECT id, name, hash FROM lora WHERE {where}", (*names, *hashes)).fetchall()
+            found = database.execute(f"SELECT id, name, hash FROM lora {where}", (*names, *hashes)).fetchall()
         return [row for row in (LoraRow(*one) for one in found) if key.fits(row)]
 
     def loras(self, most: int) -> list[LoraRow]:
@@ -318,7 +317,7 @@ def _lora(database: sqlite3.Connection, use: Use) -> int:
 def _pictures(database: sqlite3.Connection, ids: Sequence[int]) -> list[Picture]:
     """Return pictures by their ids, in this order."""
     marks = ", ".join("?" * len(ids))
-    rows = database.execute(f"SELECT {_SHOWN} FROM picture WHERE id IN ({marks})", ids).fetchall()
+    rows = database.execute(f"{_SELECT} FROM picture WHERE id IN ({marks})", ids).fetchall()
     uses: dict[int, list[Use]] = {}
     for number, *use in database.execute(
         f"SELECT picture, name, strength, hash FROM used JOIN lora ON lora.id = lora WHERE picture IN ({marks}) "

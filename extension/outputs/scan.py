@@ -9,7 +9,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..library.scan import Progress
@@ -92,9 +92,15 @@ class Outputs:
         self._remembered: dict[str, _Folder] = {}
         """Folders that did not change since they were read."""
         self._told: set[Path] = set()
-        self.progress = Progress()
+        self._progress = Progress()
         self.problem = ""
         """One sentence if there are more pictures than a scan goes through."""
+
+    @property
+    def progress(self) -> Progress:
+        """Return how far the pictures are read; it is running, too, while a scan is due."""
+        is_behind = self._thread is not None and not self._idle.is_set()
+        return replace(self._progress, running=self._progress.running or is_behind)
 
     @property
     def index(self) -> Index | None:
@@ -177,7 +183,7 @@ class Outputs:
         except Exception:  # the next scan may succeed
             logger.exception("remora: the output folders could not be looked through")
         finally:
-            self.progress = Progress()
+            self._progress = Progress()
             self._scanned = time.monotonic()
         with self._made:
             if self._due == math.inf:
@@ -213,7 +219,7 @@ class Outputs:
         """Read the changed folders, the latest first; tell whether some files are too new."""
         total, done, again = sum(folder.count for folder in changed), 0, False
         for folder in sorted(changed, key=lambda one: one.mtime_ns, reverse=True):
-            self.progress = Progress(True, done, total)
+            self._progress = Progress(True, done, total)
             is_settled = self._read_folder(index, folder, done, total)
             done += folder.count
             again |= not is_settled
@@ -275,7 +281,7 @@ class Outputs:
             try:
                 pictures = [self._read(folder.path, *one) for one in some]
             finally:
-                self.progress = Progress(True, done + begin, total)
+                self._progress = Progress(True, done + begin, total)
             index.change(pictures, ())
         return is_settled
 

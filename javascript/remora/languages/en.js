@@ -1055,6 +1055,12 @@ export const ENGLISH = /** @type {const} */ ({
     "said.indexUnwritten": "the index of the LoRA files cannot be written to {file} now: {error}",
     "said.hasNoPicture": "{name} has no picture",
     "said.noFormer": "there is no former picture of {name} to restore",
+    "said.outputsEnd":
+        "the output folders have more than {count} pictures and folders, so the pictures in {path} and others are left out",
+    "said.outputsEndAdvice": "move some of them elsewhere",
+    "said.pictureIndex": "the index of the pictures at {file} cannot be used now: {error}",
+    "said.picturesAgain": "all pictures are read again",
+    "said.noSuchOutput": "the output folders have no such picture any more",
     "said.pictureUnread": "this picture cannot be read: {error}",
     "said.pictureDamaged": "its file is damaged, or of an unknown format",
     "said.manyPixels": "it has more than {count} pixels",

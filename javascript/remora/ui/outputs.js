@@ -49,13 +49,14 @@ function Outputs({tab, lora}) {
         <${Trouble} trouble=${trouble} />
         ${told.problem && html`<p class="rt-notice">${translated(told.problem)}</p>`}
         <p class="rt-hint" role="status">${found || !scan.running ? t("outputs.count", {count: found}) : ""}
-            ${scan.running && html` ${t("outputs.reading", {done: scan.done, total: scan.total})}`}</p>
-        <ul class="rt-outputs" aria-label=${t("outputs.title")}>${pictures.map(
-            (picture) => html`<li key=${picture.id}><${Thumbnail} tab=${tab} picture=${picture} lora=${lora}
-                chosen=${chosen?.id === picture.id} choose=${() => setChosen(picture)} /></li>`,
-        )}</ul>
+            ${scan.total > 0 && html` ${t("outputs.reading", {done: scan.done, total: scan.total})}`}</p>
+        <ul class="rt-outputs" aria-label=${t("outputs.title")}>${pictures.map((picture) => {
+            const isChosen = chosen?.id === picture.id;
+            return html`<li key=${picture.id}><${Thumbnail} tab=${tab} picture=${picture} lora=${lora}
+                chosen=${isChosen} choose=${() => setChosen(picture)} /></li>
+                ${isChosen && html`<li key=${`${picture.id} chosen`} class="rt-output-chosen"><${Chosen} tab=${tab} picture=${picture} /></li>`}`;
+        })}</ul>
         ${pictures.length < found && html`<div class="rt-line"><button type="button" class="rt-small" onClick=${further}>${t("outputs.more")}</button></div>`}
-        ${chosen && html`<${Chosen} key=${chosen.id} tab=${tab} picture=${chosen} />`}
     </div>`;
 }
 
@@ -85,7 +86,7 @@ function Chosen({tab, picture}) {
     const time = new Date(picture.time * 1000).toLocaleString(locale());
     const size = `${picture.width} × ${picture.height}`;
     const seed = picture.seed === null ? "" : t("common.seed", {seed: String(picture.seed)});
-    return html`<div class="rt-output-chosen" role="group" aria-label=${picture.file}>
+    return html`<div role="group" aria-label=${picture.file}>
         <p><strong>${usesOf(picture).join(t("mark.list"))}</strong></p>
         <p class="rt-output-prompt">${picture.prompt}</p>
         <p class="rt-hint">${[picture.file, time, size, seed].filter(Boolean).join(t("mark.list"))}</p>
