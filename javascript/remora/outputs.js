@@ -57,16 +57,14 @@ export async function withSeed(tab, seed) {
 }
 
 /**
- * Put the LoRA of a picture into the prompt, in place of those that it has.
+ * Put the LoRA of a picture into the prompt, in place of those that it has; it is undone in one step.
  * @param {Tab} tab
  * @param {OutputPicture} picture
  */
 export async function useAgain(tab, picture) {
     const {tags} = await tab.api.get(/** @type {const} */ (`outputs/picture?${query({id: picture.id})}`));
-    tab.edits.clear();
-    tab.stack.readBoxes();
-    let {prompt} = tab.state;
-    for (const {text} of readTags(tags)) prompt = withEntry(prompt, text, "");
-    tab.stack.change({prompt});
+    const changes = tab.edits.cleared();
+    for (const {text} of readTags(tags)) changes.prompt = withEntry(changes.prompt, text, "");
+    tab.stack.change(changes);
     tab.set({said: t("outputs.inUse")});
 }

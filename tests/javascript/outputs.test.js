@@ -64,6 +64,8 @@ test("the LoRA of a picture replace those of the prompt, and the rest of it stay
     assert.deepEqual(tags, ["<lora:zorp:0.5>", "<lora:neon:1:stop=10>"]);
     assert.match(tab.state.prompt, /a fox.*in the rain/);
     assert.equal(tab.state.said, "The prompt has the LoRA of the picture.");
+    tab.stack.undo();
+    assert.equal(tab.state.prompt, "a fox <lora:old:1> in the rain", "in one step");
 });
 
 test("where this session did not make the picture on view, the output folders are asked once", async () => {
