@@ -18,7 +18,7 @@ from ..generation.paste import with_own_names
 from ..library import Found
 from ..library.catalog import CatalogError, CatalogFile
 from ..library.pictures import Thumbnails
-from ..outputs import DamagedError, Index, LoraKey, LoraRow, Picture, Use, read_embedded, tags_of
+from ..outputs import DamagedError, LoraKey, LoraRow, PictureFile, PictureIndex, Use, read_embedded, tags_of
 from ..text.infotext import parse_infotext
 from . import records
 from .answers import NO_CONTENT, NOT_FOUND, UNPROCESSABLE, answer, whole
@@ -58,7 +58,7 @@ class OutputsApi:
             raise HTTPException(UNPROCESSABLE, f"most must be a number from 1 to {_LARGEST_PAGE}")
         file, key = self._wanted(lora, name)
 
-        def read(index: Index) -> tuple[int, int, Sequence[Picture]]:
+        def read(index: PictureIndex) -> tuple[int, int, Sequence[PictureFile]]:
             if key is None:
                 return index.count(), *index.latest(wanted, where, count)
             loras = [row.id for row in index.loras_of(key) if file is None or self._means(row, key, file)]
@@ -115,7 +115,7 @@ class OutputsApi:
             return Response(status_code=NO_CONTENT, headers=headers)
         return Response(made, media_type="image/webp", headers=headers)
 
-    def _picture(self, id: str) -> Picture:  # noqa: A002
+    def _picture(self, id: str) -> PictureFile:  # noqa: A002
         """Return a picture of the index that is still in its place.
 
         Raises:
@@ -127,7 +127,7 @@ class OutputsApi:
             raise HTTPException(NOT_FOUND, "the output folders have no such picture any more; reload the list")
         return found
 
-    def _read(self, read: Callable[[Index], T]) -> T | None:
+    def _read(self, read: Callable[[PictureIndex], T]) -> T | None:
         """Read the index; None without one, as in a web UI without a data folder, or if its `problem` says so."""
         index = self._session.outputs.index
         try:
@@ -197,7 +197,7 @@ class OutputsApi:
 
         return file_of
 
-    def _told(self, picture: Picture, file_of: Callable[[str, str], CatalogFile | None]) -> records.OutputPicture:
+    def _told(self, picture: PictureFile, file_of: Callable[[str, str], CatalogFile | None]) -> records.OutputPicture:
         return {
             "id": picture.id,
             "time": picture.mtime_ns / 1e9,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 _SECTION = ("remora", "Remora")
 _EXPERT_SECTION = ("remora_experts", "Remora for experts")
 _CATEGORY = "sd"
-_OUTPUT_DIR, _SAVE_DIR = "outdir_samples", "outdir_save"  # options: of all pictures, of those that Save copies
+_OUTPUTS = tuple(f"outdir_{one}_samples" for one in ("txt2img", "img2img", "extras", "control"))
 _TAB = ("Remora", "remora")  # its title, and what its element is called
 
 
@@ -43,13 +43,6 @@ class WebUIHost(Host):
 
     lora_dir_flags: ClassVar[tuple[str, ...]] = ("lora_dir", "lyco_dir", "lyco_dir_backcompat")
     """Names of the options with the LoRA folders, in the command line or in the settings."""
-
-    output_dir_options: ClassVar[tuple[str, ...]] = (
-        "outdir_txt2img_samples",
-        "outdir_img2img_samples",
-        "outdir_extras_samples",
-    )
-    """Names of the options with the folders of pictures; grids are made of these pictures."""
 
     shows_info_of_options: ClassVar[bool] = False
     """Whether `OptionInfo.info` is used; SD.Next does not show it."""
@@ -126,10 +119,7 @@ class WebUIHost(Host):
         return tuple(dict.fromkeys(found))
 
     def output_dirs(self) -> Sequence[Path]:
-        opts = shared().opts
-        common, kept = getattr(opts, _OUTPUT_DIR, ""), getattr(opts, _SAVE_DIR, "")
-        own = [common] if common else [getattr(opts, name, "") for name in self.output_dir_options]
-        return absolute_paths([*own, kept])
+        return output_dirs(shared().opts)
 
     def block_preset_files(self) -> Sequence[Path]:
         data = getattr(shared().cmd_opts, "data_dir", None) or getattr(module("modules.paths"), "data_path", None)
@@ -280,9 +270,14 @@ class WebUIHost(Host):
         return True
 
 
-def absolute_paths(written: Iterable[object]) -> tuple[Path, ...]:
-    """Return the paths among the values of options; a relative one is below the host's working folder."""
-    return tuple(dict.fromkeys(Path(one).absolute() for one in written if one and isinstance(one, str)))
+def output_dirs(opts: object) -> tuple[Path, ...]:
+    """Return the folders of pictures by the host's settings; a relative one is below its working folder."""
+    common, kept, *own = (str(getattr(opts, name, "") or "") for name in ("outdir_samples", "outdir_save", *_OUTPUTS))
+    if hasattr(opts, "outdir_control_samples"):  # SD.Next puts the others below the common one
+        written = [str(Path(common, one)) for one in (*own, kept) if one]
+    else:
+        written = [*([common] if common else own), kept]
+    return tuple(dict.fromkeys(Path(one).absolute() for one in written if one))
 
 
 def attempt(*steps: Callable[[], object]) -> Sequence[Exception]:

@@ -20,7 +20,7 @@ from ._prompt_tags import Images
 from ._sdnext_builtin import Merged, changed_parts, take_off
 from ._sdnext_infotext import HASHES, Infotexts
 from ._sdnext_prompts import Prompts
-from ._webui import WebUIHost, absolute_paths, attempt, batch_of, pictures_of
+from ._webui import WebUIHost, attempt, batch_of, pictures_of
 from ._webui_modules import module, shared
 from ._wraps import Wraps
 from .base import Outcome, Remora
@@ -57,7 +57,6 @@ class SDNextHost(WebUIHost):
     """SD.Next. Uses no Script classes, which its control tab drops."""
 
     name: ClassVar[str] = "sdnext"
-    output_dir_options = (*WebUIHost.output_dir_options, "outdir_control_samples", "outdir_save")
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,12 +88,6 @@ class SDNextHost(WebUIHost):
         else:
             found = {}
         return {name: files for name, files in found.items() if files}
-
-    def output_dirs(self) -> Sequence[Path]:
-        opts = shared().opts
-        base = getattr(opts, "outdir_samples", "") or ""
-        written = [getattr(opts, name, "") for name in self.output_dir_options]
-        return absolute_paths(str(Path(base, one)) for one in written if one)
 
     def own_choice(self, files: Sequence[Path]) -> Path | None:
         return max(files, key=str)  # in the order of whole paths

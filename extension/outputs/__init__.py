@@ -4,18 +4,18 @@
 """
 
 from .embedded import DamagedError, Embedded, comment_text, read_embedded
-from .index import Index, LoraKey, LoraRow, Picture
+from .index import LoraKey, LoraRow, PictureFile, PictureIndex
 from .scan import Outputs
 from .uses import Use, Uses, read_uses, tags_of
 
 __all__ = [
     "DamagedError",
     "Embedded",
-    "Index",
     "LoraKey",
     "LoraRow",
     "Outputs",
-    "Picture",
+    "PictureFile",
+    "PictureIndex",
     "Use",
     "Uses",
     "comment_text",

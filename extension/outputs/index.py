@@ -38,7 +38,7 @@ _TABLES = (
     "CREATE INDEX used_picture ON used (picture)",
 )
 _PUT = "INSERT INTO picture (folder, name, size, mtime_ns, width, height, seed, prompt) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-_SELECT = "SELECT id, folder, name, size, mtime_ns, width, height, seed, prompt"
+_COLUMNS = ", ".join(("id", "folder", "name", "size", "mtime_ns", "width", "height", "seed", "prompt"))
 _TIMEOUT = 10.0  # seconds that another process may hold the database
 _MOST_SECONDS = 60.0  # that SQLite may compute
 _EVERY = 100_000  # instructions of SQLite between two looks at the clock
@@ -46,7 +46,7 @@ _DIGITS = (8, 10, 12, 64)  # of a hash in a text
 
 
 @dataclass(frozen=True)
-class Picture:
+class PictureFile:
     """One picture file."""
 
     folder: str
@@ -103,7 +103,7 @@ class LoraKey:
         return {one[:length] for one in (self.short, self.sha256) for length in _DIGITS if len(one) >= length}
 
 
-class Index:
+class PictureIndex:
     """Pictures by file, and by the LoRA that they used; thread-safe.
 
     Args:
@@ -127,7 +127,7 @@ class Index:
         with self._opened() as database:
             return [folder for (folder,) in database.execute("SELECT DISTINCT folder FROM picture")]
 
-    def change(self, pictures: Iterable[Picture], gone: Iterable[int]) -> None:
+    def change(self, pictures: Iterable[PictureFile], gone: Iterable[int]) -> None:
         """Store pictures, in place of former ones with the same files, and forget others, in one transaction.
 
         Args:
@@ -151,7 +151,7 @@ class Index:
         with self._opened() as database:
             return int(database.execute("SELECT count(*) FROM picture").fetchone()[0])
 
-    def latest(self, seed: int | None, skip: int, most: int) -> tuple[int, list[Picture]]:
+    def latest(self, seed: int | None, skip: int, most: int) -> tuple[int, list[PictureFile]]:
         """Return how many pictures there are, or with this seed, and a page of them, the latest first."""
         where, values = ("", ()) if seed is None else ("WHERE seed = ?", (seed,))
         with self._opened() as database:
@@ -162,7 +162,7 @@ class Index:
             )
             return count, _pictures(database, [number for (number,) in ids])
 
-    def of_loras(self, loras: Collection[int], seed: int | None, skip: int, most: int) -> tuple[int, list[Picture]]:
+    def of_loras(self, loras: Collection[int], seed: int | None, skip: int, most: int) -> tuple[int, list[PictureFile]]:
         """Return how many pictures used any of these LoRA, and a page of them, the latest first."""
         marks = ", ".join("?" * len(loras))
         where, values = f"WHERE lora IN ({marks})", [*loras]
@@ -178,7 +178,7 @@ class Index:
             )
             return count, _pictures(database, [number for (number,) in ids])
 
-    def picture(self, number: int) -> Picture | None:
+    def picture(self, number: int) -> PictureFile | None:
         """Return one picture, or None."""
         with self._opened() as database:
             return next(iter(_pictures(database, [number])), None)
@@ -292,7 +292,7 @@ def _forget(database: sqlite3.Connection, ids: Iterable[int]) -> None:
         database.execute("DELETE FROM picture WHERE id = ?", (number,))
 
 
-def _put(database: sqlite3.Connection, picture: Picture, loras: dict[tuple[str, str], int]) -> None:
+def _put(database: sqlite3.Connection, picture: PictureFile, loras: dict[tuple[str, str], int]) -> None:
     where = picture.folder, picture.name
     former = database.execute("SELECT id FROM picture WHERE folder = ? AND name = ?", where).fetchall()
     _forget(database, [number for (number,) in former])
@@ -314,10 +314,10 @@ def _lora(database: sqlite3.Connection, use: Use) -> int:
     return int(found[0])
 
 
-def _pictures(database: sqlite3.Connection, ids: Sequence[int]) -> list[Picture]:
+def _pictures(database: sqlite3.Connection, ids: Sequence[int]) -> list[PictureFile]:
     """Return pictures by their ids, in this order."""
     marks = ", ".join("?" * len(ids))
-    rows = database.execute(f"{_SELECT} FROM picture WHERE id IN ({marks})", ids).fetchall()
+    rows = database.execute(f"SELECT {_COLUMNS} FROM picture WHERE id IN ({marks})", ids).fetchall()
     uses: dict[int, list[Use]] = {}
     for number, *use in database.execute(
         f"SELECT picture, name, strength, hash FROM used JOIN lora ON lora.id = lora WHERE picture IN ({marks}) "
@@ -328,5 +328,5 @@ def _pictures(database: sqlite3.Connection, ids: Sequence[int]) -> list[Picture]
     found = {}
     for number, folder, name, size, mtime_ns, width, height, seed, prompt in rows:
         own = Uses(tuple(uses.get(number, ())), prompt, seed)
-        found[number] = Picture(folder, name, size, mtime_ns, width, height, own, number)
+        found[number] = PictureFile(folder, name, size, mtime_ns, width, height, own, number)
     return [found[number] for number in ids if number in found]

@@ -15,7 +15,7 @@ from pathlib import Path
 from ..library.scan import Progress
 from ..library.walk import ScanStoppedError, is_text
 from .embedded import SUFFIXES, DamagedError, Embedded, read_embedded
-from .index import Index, Picture
+from .index import PictureFile, PictureIndex
 from .uses import Uses, read_uses
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class Outputs:
         self._data_dir = data_dir
         self._is_busy = is_busy
         self._made = threading.Lock()
-        self._index: Index | None = None
+        self._index: PictureIndex | None = None
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
         self._asked = threading.Event()
@@ -103,11 +103,11 @@ class Outputs:
         return replace(self._progress, running=self._progress.running or is_behind)
 
     @property
-    def index(self) -> Index | None:
+    def index(self) -> PictureIndex | None:
         """Return the index; None without a folder for it."""
         with self._made:
             if self._index is None and (folder := self._data_dir()) is not None:
-                self._index = Index(folder)
+                self._index = PictureIndex(folder)
             return self._index
 
     def tops(self) -> list[str]:
@@ -148,7 +148,7 @@ class Outputs:
         """Wait at most `seconds` until all pictures are read; tell whether they are."""
         return self._idle.wait(seconds)
 
-    def present(self, picture: Picture) -> bool:
+    def present(self, picture: PictureFile) -> bool:
         """Tell whether a picture is still the file that was read, below one of the folders and behind no link."""
         path = str(picture.path)
         try:
@@ -215,7 +215,7 @@ class Outputs:
                     self._rest()
         return again
 
-    def _read_all(self, index: Index, changed: Sequence[_Folder]) -> bool:
+    def _read_all(self, index: PictureIndex, changed: Sequence[_Folder]) -> bool:
         """Read the changed folders, the latest first; tell whether some files are too new."""
         total, done, again = sum(folder.count for folder in changed), 0, False
         for folder in sorted(changed, key=lambda one: one.mtime_ns, reverse=True):
@@ -259,7 +259,7 @@ class Outputs:
                 )
         return found
 
-    def _read_folder(self, index: Index, folder: _Folder, done: int, total: int) -> bool:
+    def _read_folder(self, index: PictureIndex, folder: _Folder, done: int, total: int) -> bool:
         """Read the new pictures of one folder, the latest first; tell whether all of its files are settled."""
         known = index.known(folder.path)
         now = time.time()
@@ -285,7 +285,7 @@ class Outputs:
             index.change(pictures, ())
         return is_settled
 
-    def _read(self, folder: str, mtime_ns: int, name: str, size: int) -> Picture:
+    def _read(self, folder: str, mtime_ns: int, name: str, size: int) -> PictureFile:
         """Read one picture; a damaged one has no LoRA."""
         self._rest()
         found, uses, path = Embedded(), Uses(), Path(folder, name)
@@ -299,7 +299,7 @@ class Outputs:
         except Exception as error:  # one bad file must not stop the scan
             logger.exception("remora: the parameters of a picture cannot be read")
             self._leave_out(path, repr(error)[:300])
-        return Picture(folder, name, size, mtime_ns, found.width, found.height, uses)
+        return PictureFile(folder, name, size, mtime_ns, found.width, found.height, uses)
 
     def _leave_out(self, path: Path, why: str) -> None:
         """Log it once, as the folders are looked through again and again."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from extension.library.walk import ScanStoppedError
-from extension.outputs import Index, LoraKey, LoraRow, Outputs, Picture, scan
+from extension.outputs import LoraKey, LoraRow, Outputs, PictureFile, PictureIndex, scan
 from extension.outputs import index as index_module
 from tests.extension.outputs.pictures import HEAD, SIZE, aged, chunk, png, saved, text_with
 
@@ -34,12 +34,12 @@ def outputs(top: Path, tmp_path: Path) -> Outputs:
     return Outputs(lambda: [top], lambda: tmp_path / "data")
 
 
-def index_of(outputs: Outputs) -> Index:
+def index_of(outputs: Outputs) -> PictureIndex:
     assert outputs.index is not None
     return outputs.index
 
 
-def every(outputs: Outputs) -> list[Picture]:
+def every(outputs: Outputs) -> list[PictureFile]:
     return index_of(outputs).latest(None, 0, 200)[1]
 
 
@@ -367,9 +367,9 @@ def test_a_text_means_a_file_by_its_hash_else_by_its_name() -> None:
 
 
 def test_one_file_under_two_names_counts_a_picture_once(tmp_path: Path) -> None:
-    index = Index(tmp_path)
+    index = PictureIndex(tmp_path)
     uses = scan.read_uses(text_with("<lora:zorp:1> <lora:old:0.5>", f"zorp: {SHORT}, old: {SHORT}"))
-    index.change([Picture("/a", f"{number}.png", 1, number, uses=uses) for number in range(5)], ())
+    index.change([PictureFile("/a", f"{number}.png", 1, number, uses=uses) for number in range(5)], ())
     loras = [row.id for row in index.loras_of(LoraKey(frozenset({"zorp"}), SHORT))]
     assert len(loras) == 2
     count, found = index.of_loras(loras, None, 1, 3)
@@ -379,7 +379,7 @@ def test_one_file_under_two_names_counts_a_picture_once(tmp_path: Path) -> None:
 
 
 def test_pages_need_no_table_that_is_read_whole(tmp_path: Path) -> None:
-    index = Index(tmp_path)
+    index = PictureIndex(tmp_path)
     with index_module._connected(tmp_path / "pictures.sqlite3") as database:
         for query in (
             "SELECT picture FROM used WHERE lora IN (1) ORDER BY mtime_ns DESC, picture DESC LIMIT 60 OFFSET 0",
