@@ -37,14 +37,28 @@ export function joined(shown, further) {
     return [...shown, ...further.filter(({id}) => !ids.has(id))];
 }
 
+const [PAGE, LARGEST_PAGE] = [60, 200]; // pictures of an answer
+
 /**
- * Ask for the pictures that used a LoRA.
+ * Ask for the latest pictures that used a LoRA: as many as are shown, for some of them may be gone.
  * @param {Tab} tab
  * @param {string} lora id of its file
- * @param {number} skip how many of the latest are known
+ * @param {number} shown
  * @returns {Promise<OutputPictures>}
  */
-export const ofLora = (tab, lora, skip) => tab.api.get(/** @type {const} */ (`outputs?${query({lora, skip})}`));
+export function latestOf(tab, lora, shown) {
+    const most = Math.min(LARGEST_PAGE, Math.max(PAGE, shown));
+    return tab.api.get(/** @type {const} */ (`outputs?${query({lora, most})}`));
+}
+
+/**
+ * Ask for further pictures that used a LoRA.
+ * @param {Tab} tab
+ * @param {string} lora id of its file
+ * @param {number} skip how many of the latest are shown
+ * @returns {Promise<OutputPictures>}
+ */
+export const furtherOf = (tab, lora, skip) => tab.api.get(/** @type {const} */ (`outputs?${query({lora, skip})}`));
 
 /**
  * Ask for the latest picture with a seed, which another session may have made.

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import {afterEach, test} from "node:test";
 import {NO_PART} from "../../javascript/remora/boxes.js";
-import {joined, strengthIn, useAgain, usesOf} from "../../javascript/remora/outputs.js";
+import {furtherOf, joined, latestOf, strengthIn, useAgain, usesOf} from "../../javascript/remora/outputs.js";
 import {leavePage, openPage, serverState} from "./page.js";
 
 afterEach(leavePage);
@@ -51,6 +51,16 @@ test("the strength of a LoRA is found by its file, or where it is the only one",
 test("a page that overlaps shows no picture twice", () => {
     const ids = joined([picture(3), picture(2)], [picture(2), picture(1)]).map(({id}) => id);
     assert.deepEqual(ids, [3, 2, 1]);
+});
+
+test("a list is loaded again as long as it is, within the server's bound", async () => {
+    const {tab, sent} = openPage({routes: {"GET outputs": () => ({data: {}})}});
+    for (const shown of [0, 120, 500]) await latestOf(tab, "1", shown);
+    await furtherOf(tab, "1", 60);
+    assert.deepEqual(
+        sent.map(({path}) => path),
+        ["outputs?lora=1&most=60", "outputs?lora=1&most=120", "outputs?lora=1&most=200", "outputs?lora=1&skip=60"],
+    );
 });
 
 test("the LoRA of a picture replace those of the prompt, and the rest of it stays", async () => {

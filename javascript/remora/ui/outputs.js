@@ -7,7 +7,7 @@
 
 import {html, useEffect, useState} from "../vendor/preact.js";
 import {query} from "../api.js";
-import {joined, ofLora, strengthIn, useAgain, usesOf} from "../outputs.js";
+import {furtherOf, joined, latestOf, strengthIn, useAgain, usesOf} from "../outputs.js";
 import {locale, t, translated} from "../words.js";
 import {Picture, Trouble, useLoad} from "./parts.js";
 
@@ -26,10 +26,7 @@ function Outputs({tab, lora}) {
     const [told, setTold] = useState(/** @type {OutputPictures | null} */ (null));
     const [chosen, setChosen] = useState(/** @type {OutputPicture | null} */ (null));
     const [round, setRound] = useState(0);
-    const load = async () => {
-        const latest = await ofLora(tab, lora, 0);
-        setTold((now) => ({...latest, pictures: joined(latest.pictures, now?.pictures ?? [])}));
-    };
+    const load = async () => setTold(await latestOf(tab, lora, told?.pictures.length ?? 0));
     const [trouble, attempt] = useLoad(tab, load, [lora, round, tab.state.server?.pictures]);
     useEffect(() => {
         if (!told?.scan.running) return undefined;
@@ -39,7 +36,7 @@ function Outputs({tab, lora}) {
     const further = () =>
         attempt(async () => {
             const pictures = told?.pictures ?? [];
-            const more = await ofLora(tab, lora, pictures.length);
+            const more = await furtherOf(tab, lora, pictures.length);
             setTold({...more, pictures: joined(pictures, more.pictures)});
         });
     if (!told)
