@@ -24,6 +24,7 @@ CAPTIONS = {
     "extension.hosts": "one file per web UI",
     "extension.kept": "presets, always-on stack, regions",
     "extension.library": "the user's LoRA files",
+    "extension.outputs": "the pictures in the output folders",
     "extension.text": "prompts and tags",
     "extension.addresses": "host names",
     "extension.store": "locked files",

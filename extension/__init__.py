@@ -39,6 +39,7 @@ def unregister() -> None:
     if _session is not None:
         _session.close()
         _session.catalog.close()
+        _session.outputs.close()
         _session = None
     uninstall()
 

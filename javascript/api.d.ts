@@ -516,6 +516,77 @@ export interface Pictures {
     pictures: MadePicture[];
 }
 
+/** One LoRA of one picture, by its parameters text. */
+export interface OutputLora {
+    /** id of the file; null without one */
+    id: string | null;
+    /** as in the tag */
+    name: string;
+    /** hex digits; empty if the text has none */
+    hash: string;
+    /** as in the tag, such as 0.8 or 0.8:stop=10; empty if the tag has none */
+    strength: string;
+}
+
+/** One picture in the output folders. */
+export interface OutputPicture {
+    id: number;
+    /** seconds since 1970 */
+    time: number;
+    /** path below its output folder */
+    file: string;
+    width: number;
+    height: number;
+    seed: number | null;
+    /** the first 1,000 characters */
+    prompt: string;
+    loras: OutputLora[];
+}
+
+/** Pictures in the output folders, the latest first. */
+export interface OutputPictures {
+    scan: Scan;
+    problem: string;
+    /** pictures that are read */
+    total: number;
+    /** pictures that fit the query */
+    found: number;
+    /** 60 of them, or `most`, behind the first `skip` */
+    pictures: OutputPicture[];
+}
+
+/** One LoRA, and the pictures that used it. */
+export interface CountedLora {
+    /** id of the file; null without one */
+    id: string | null;
+    name: string;
+    pictures: number;
+}
+
+/** All LoRA of the pictures, the most used first. */
+export interface CountedLoras {
+    scan: Scan;
+    problem: string;
+    loras: CountedLora[];
+}
+
+/** One picture, and how to use its LoRA again. */
+export interface OutputPictureDetails {
+    id: number;
+    /** seconds since 1970 */
+    time: number;
+    /** path below its output folder */
+    file: string;
+    width: number;
+    height: number;
+    seed: number | null;
+    /** the first 1,000 characters */
+    prompt: string;
+    loras: OutputLora[];
+    /** the tags of its LoRA, under the names they have here */
+    tags: string;
+}
+
 /** A saved list of LoRA. */
 export interface Preset {
     name: string;
@@ -759,6 +830,9 @@ export interface Answers {
     grammar: State;
     stack: Stack;
     pictures: Pictures;
+    outputs: OutputPictures;
+    "outputs/loras": CountedLoras;
+    "outputs/picture": OutputPictureDetails;
     presets: Presets;
     preset: Presets;
     "preset/thumbnail": Presets;

@@ -410,6 +410,63 @@ class Pictures(TypedDict):
     pictures: list[MadePicture]
 
 
+class OutputsProgress(TypedDict):
+    """How far the pictures in the output folders are read."""
+
+    scan: Scan
+    problem: str
+
+
+class OutputLora(TypedDict):
+    """One LoRA of one picture, by its parameters text."""
+
+    id: Annotated[str | None, "id of the file; null without one"]
+    name: Annotated[str, "as in the tag"]
+    hash: Annotated[str, "hex digits; empty if the text has none"]
+    strength: Annotated[str, "as in the tag, such as 0.8 or 0.8:stop=10; empty if the tag has none"]
+
+
+class OutputPicture(TypedDict):
+    """One picture in the output folders."""
+
+    id: int
+    time: Annotated[float, "seconds since 1970"]
+    file: Annotated[str, "path below its output folder"]
+    width: int
+    height: int
+    seed: int | None
+    prompt: Annotated[str, "the first 1,000 characters"]
+    loras: list[OutputLora]
+
+
+class OutputPictureDetails(OutputPicture):
+    """One picture, and how to use its LoRA again."""
+
+    tags: Annotated[str, "the tags of its LoRA, under the names they have here"]
+
+
+class OutputPictures(OutputsProgress):
+    """Pictures in the output folders, the latest first."""
+
+    total: Annotated[int, "pictures that are read"]
+    found: Annotated[int, "pictures that fit the query"]
+    pictures: Annotated[list[OutputPicture], "60 of them, or `most`, behind the first `skip`"]
+
+
+class CountedLora(TypedDict):
+    """One LoRA, and the pictures that used it."""
+
+    id: Annotated[str | None, "id of the file; null without one"]
+    name: str
+    pictures: int
+
+
+class CountedLoras(OutputsProgress):
+    """All LoRA of the pictures, the most used first."""
+
+    loras: list[CountedLora]
+
+
 class Preset(TypedDict):
     """A saved list of LoRA."""
 

@@ -17,6 +17,7 @@ from .check import CheckApi
 from .compare import CompareApi
 from .copies import CopiesApi
 from .library import Library
+from .outputs import OutputsApi
 from .pictures import PicturesApi
 from .presets import PresetsApi
 from .regions import RegionsApi
@@ -136,6 +137,12 @@ _PICTURES = (
     Route("GET", "/pictures", PicturesApi.list, records.Pictures),
     Route("GET", "/pictures/thumbnail", PicturesApi.thumbnail, WEBP),
 )
+_OUTPUTS = (
+    Route("GET", "/outputs", OutputsApi.list, records.OutputPictures),
+    Route("GET", "/outputs/loras", OutputsApi.loras, records.CountedLoras),
+    Route("GET", "/outputs/picture", OutputsApi.one, records.OutputPictureDetails),
+    Route("GET", "/outputs/thumbnail", OutputsApi.thumbnail, WEBP, nothing="the picture is damaged"),
+)
 _PRESETS = (
     Route("GET", "/presets", PresetsApi.list, records.Presets),
     Route("POST", "/presets", PresetsApi.add, records.Presets, Body(records.Text, "the import")),
@@ -172,6 +179,7 @@ SECTIONS: tuple[tuple[str, Callable[[Session], object], tuple[Route, ...]], ...]
     ("Copies", CopiesApi, _COPIES),
     ("Stack and latest picture", StackApi, _STACK),
     ("Pictures of this session, the latest 200", PicturesApi, _PICTURES),
+    ("Pictures in the output folders", OutputsApi, _OUTPUTS),
     ("Presets", PresetsApi, _PRESETS),
     ("Block weights", BlocksApi, _BLOCK),
     ("Regions", RegionsApi, _REGIONS),

@@ -14,6 +14,7 @@ from ..kept.block_presets import BlockPresetsFile
 from ..kept.presets import PresetsFile
 from ..kept.region_files import RegionFiles
 from ..library.catalog import Catalog
+from ..outputs import Outputs
 from ..text.known import Known
 from ..text.prompt import parse_arguments
 from ..text.tag import Place, Tag
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from ..hosts import Host
 
 logger = logging.getLogger(__name__)
+
+_SAVED = 3.0  # seconds after a picture was made, in which its file is written
 
 
 class Session:
@@ -49,6 +52,8 @@ class Session:
         self.log = OnceLog()
         self.record = Record()
         """The pictures of this session."""
+        self.outputs = Outputs(host.output_dirs, host.data_dir, lambda: self._batch is not None)
+        """The pictures in the host's output folders."""
         self.passes = Passes()
         """The passes of the latest pictures."""
         self.failed: tuple[TagOutcome, ...] = ()
@@ -331,6 +336,7 @@ class Session:
         self.is_making = False
         self._note_outcome()
         self.record.made(pictures)
+        self.outputs.ask(_SAVED)
 
     def end(self) -> None:
         """Deactivate all LoRA; the model is as it was without any."""

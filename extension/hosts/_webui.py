@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 _SECTION = ("remora", "Remora")
 _EXPERT_SECTION = ("remora_experts", "Remora for experts")
 _CATEGORY = "sd"
+_OUTPUTS = tuple(f"outdir_{one}_samples" for one in ("txt2img", "img2img", "extras", "control"))
 _TAB = ("Remora", "remora")  # its title, and what its element is called
 
 
@@ -116,6 +117,9 @@ class WebUIHost(Host):
                 several = written if isinstance(written, list | tuple) else (written,)
                 found += [Path(one).absolute() for one in several if one and Path(one).is_dir()]
         return tuple(dict.fromkeys(found))
+
+    def output_dirs(self) -> Sequence[Path]:
+        return output_dirs(shared().opts)
 
     def block_preset_files(self) -> Sequence[Path]:
         data = getattr(shared().cmd_opts, "data_dir", None) or getattr(module("modules.paths"), "data_path", None)
@@ -264,6 +268,16 @@ class WebUIHost(Host):
         for one in errors:
             self.remora.failed(f"the web UI's own LoRA may not work ({type(one).__name__}: {one})")
         return True
+
+
+def output_dirs(opts: object) -> tuple[Path, ...]:
+    """Return the folders of pictures by the host's settings; a relative one is below its working folder."""
+    common, kept, *own = (str(getattr(opts, name, "") or "") for name in ("outdir_samples", "outdir_save", *_OUTPUTS))
+    if hasattr(opts, "outdir_control_samples"):  # SD.Next puts the others below the common one
+        written = [str(Path(common, one)) for one in (*own, kept) if one]
+    else:
+        written = [*([common] if common else own), kept]
+    return tuple(dict.fromkeys(Path(one).absolute() for one in written if one))
 
 
 def attempt(*steps: Callable[[], object]) -> Sequence[Exception]:

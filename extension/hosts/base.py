@@ -329,6 +329,10 @@ class Host(ABC):
     def adapter_dirs(self) -> Sequence[Path]:
         """Return the folders of LoRA files."""
 
+    def output_dirs(self) -> Sequence[Path]:
+        """Return the folders in which the host saves pictures, which need not exist; empty if it saves none."""
+        return ()
+
     def own_choice(self, files: Sequence[Path]) -> Path | None:
         """Return which of several files of one name the host's own LoRA takes; None if it takes none."""
         return None

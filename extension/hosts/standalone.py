@@ -30,14 +30,21 @@ class StandaloneHost(Host):
         self._use_embeddings: Callable[[Embeddings], Sequence[str]] | None = None
         self._dirs: tuple[Path, ...] = ()
         self._data_dir: Path | None = None
+        self._output_dir: Path | None = None
         self._values: dict[str, object] = {}
         self._remora: Remora | None = None
         self.painter: Painter | None = None
 
-    def open(self, dirs: Sequence[Path], settings: Mapping[str, object], data_dir: Path | None = None) -> None:
+    def open(
+        self,
+        dirs: Sequence[Path],
+        settings: Mapping[str, object],
+        data_dir: Path | None = None,
+        output_dir: Path | None = None,
+    ) -> None:
         """Become the current host, with these LoRA folders and settings other than the defaults."""
         self._open = True
-        self._data_dir = data_dir
+        self._data_dir, self._output_dir = data_dir, output_dir
         self._dirs = tuple(dirs)
         self._values = dict(settings)
 
@@ -87,6 +94,9 @@ class StandaloneHost(Host):
 
     def adapter_dirs(self) -> Sequence[Path]:
         return self._dirs
+
+    def output_dirs(self) -> Sequence[Path]:
+        return () if self._output_dir is None else (self._output_dir,)
 
     def data_dir(self) -> Path | None:
         return self._data_dir

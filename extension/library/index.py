@@ -245,7 +245,7 @@ class Index:
             try:
                 written = _write(self._path, rows, [(str(path),) for path in deleted if is_text(str(path))], uses)
             except (sqlite3.Error, OSError) as error:
-                if not _is_damaged(error) or self._begin_again():
+                if not is_damaged(error) or self._begin_again():
                     self._complain(f"the index of the LoRA files cannot be written to {self._path} now: {error}")
             else:
                 self.problem = ""
@@ -288,7 +288,7 @@ class Index:
             if self._path is not None and self._path.is_file():
                 self._take(_read(self._path))
         except (sqlite3.Error, OSError) as error:
-            if not _is_damaged(error):
+            if not is_damaged(error):
                 self._complain(
                     f"{self._path} cannot be read now ({error}), so the LoRA files are read again; it is tried again"
                 )
@@ -389,7 +389,7 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
     until = time.monotonic() + _MOST_SECONDS
     try:
         database.set_progress_handler(lambda: time.monotonic() > until, _EVERY)
-        _check_schema(database, path)
+        check_schema(database, path)
         database.text_factory = lambda text: text.decode("utf-8", "replace")
         if not _is_current(database):
             database.execute("BEGIN IMMEDIATE")
@@ -403,7 +403,7 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
         database.close()  # undoes uncommitted changes
 
 
-def _check_schema(database: sqlite3.Connection, path: Path) -> None:
+def check_schema(database: sqlite3.Connection, path: Path) -> None:
     """Refuse a database that makes SQLite compute: views and triggers inside each other never end.
 
     Raises:
@@ -438,7 +438,7 @@ def _migrate(database: sqlite3.Connection) -> None:
     database.execute(f"PRAGMA user_version = {_VERSION}")
 
 
-def _is_damaged(error: Exception) -> bool:
+def is_damaged(error: Exception) -> bool:
     """Tell whether the file is no database; a locked one, or one on a full disk, is not damaged."""
     said = str(error)
     return isinstance(error, sqlite3.DatabaseError) and ("malformed" in said or "not a database" in said)
@@ -448,7 +448,7 @@ def _damage(path: Path) -> bool:
     try:
         _read(path)
     except (sqlite3.Error, OSError) as error:
-        return _is_damaged(error)
+        return is_damaged(error)
     return False
 
 

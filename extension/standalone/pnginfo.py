@@ -16,6 +16,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from ..hosts.txt2img import RequestError
 from ..library.pictures import PictureError, opened_picture
+from ..outputs import comment_text
 from ..store import locked, write_bytes
 
 if TYPE_CHECKING:
@@ -70,13 +71,7 @@ def read_infotext(image: Image) -> str:
     """Return the parameters text of a PNG, or the comment of a JPEG or WebP; an empty text without one."""
     if _CHUNK in image.info:
         return str(image.info[_CHUNK])
-    comment = image.getexif().get_ifd(IFD.Exif).get(Base.UserComment, b"")
-    if not isinstance(comment, bytes):
-        return str(comment)
-    kind, text = comment[:8], comment[8:]
-    if kind == b"UNICODE\0":
-        return text.decode("utf-16-be", "replace")
-    return (text if kind in (b"ASCII\0\0\0", bytes(8)) else comment).decode("utf-8", "replace")
+    return comment_text(image.getexif().get_ifd(IFD.Exif).get(Base.UserComment, b""))
 
 
 def read_texts(image: Image) -> dict[str, str]:

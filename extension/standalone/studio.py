@@ -69,7 +69,7 @@ def open_studio(
     """
     offload.check_mode(offload_mode, device)
     # the user sees the error at once; in other hosts the default is to go on
-    STANDALONE.open(lora_dirs, {ON_BAD_LORA: FAIL}, data_dir)
+    STANDALONE.open(lora_dirs, {ON_BAD_LORA: FAIL}, data_dir, output_dir)
     session = register()
     if session is None:
         raise RuntimeError("Remora could not be set up; the log has the reason")

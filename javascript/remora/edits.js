@@ -298,11 +298,16 @@ export class Edits {
     }
 
     clear() {
+        this.tab.stack.change(this.cleared());
+    }
+
+    /** Read the prompt, and return the changes that remove all of its LoRA and their words. */
+    cleared() {
         this.tab.stack.readBoxes();
         let now = this.tab.stack.snapshot();
         for (let index = this.tab.stack.tags().length - 1; index >= 0; index -= 1)
             now = {...now, ...this.withoutTag(index, now)};
-        this.tab.stack.change({...now, off: this.tab.state.off.filter((one) => one.target !== this.tab.state.target)});
+        return {...now, off: this.tab.state.off.filter((one) => one.target !== this.tab.state.target)};
     }
 
     /**

@@ -1,18 +1,20 @@
 // The picture that the page shows, its seed and its LoRAs, and the page's own button that makes the next one.
 
 /**
- * @import {MadePicture} from "../api.d.ts"
+ * @import {MadePicture, OutputPicture} from "../api.d.ts"
  * @import {Tab} from "./main.js"
  */
 
 import {query} from "./api.js";
 import {NO_PART, pagePart, press} from "./boxes.js";
+import {withSeed} from "./outputs.js";
 import {same} from "./store.js";
 import {t} from "./words.js";
 
 export const PICTURES = {
     page: NO_PART,
     latest: /** @type {MadePicture | null} */ (null), // the picture that the page shows, as the server recorded it
+    former: /** @type {OutputPicture | null} */ (null), // the same, where another session made it
 };
 
 const SCHEDULE = "schedule"; // the server's word for a strength that changes
@@ -74,8 +76,11 @@ export class Pictures {
         const told = server?.pictures
             ? await this.tab.api.get(/** @type {const} */ (`pictures?${query(asked)}`))
             : null;
+        const latest = told?.pictures[0] ?? null;
+        const {seed} = asked;
+        const former = latest || seed === undefined ? null : await withSeed(this.tab, seed);
         this.known = wanted;
-        this.tab.set({latest: told?.pictures[0] ?? null});
+        this.tab.set({latest, former});
     }
 }
 

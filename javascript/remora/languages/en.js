@@ -530,6 +530,14 @@ export const ENGLISH = /** @type {const} */ ({
     "pictures.generate": "Generate",
     "pictures.generateHint": "Generate with the prompt of {prompt} (Ctrl+Enter)",
 
+    // pictures in the output folders
+    "outputs.title": "Pictures in the output folders",
+    "outputs.count": {one: "{count} picture used this LoRA.", other: "{count} pictures used this LoRA."},
+    "outputs.reading": "The pictures are being read: {done} of {total}.",
+    "outputs.more": "Show more",
+    "outputs.use": "Use these LoRA",
+    "outputs.inUse": "The prompt has the LoRA of the picture.",
+
     // comparisons
     "compare.what": "What is compared",
     "compare.strengths": "Strengths, a row for each",
@@ -1205,6 +1213,12 @@ export const ENGLISH = /** @type {const} */ ({
     "said.indexUnwritten": "the index of the LoRA files cannot be written to {file} now: {error}",
     "said.hasNoPicture": "{name} has no picture",
     "said.noFormer": "there is no former picture of {name} to restore",
+    "said.outputsEnd":
+        "the output folders have more than {count} pictures and folders, so the pictures in {path} and others are left out",
+    "said.outputsEndAdvice": "move some of them elsewhere",
+    "said.pictureIndex": "the index of the pictures at {file} cannot be used now: {error}",
+    "said.picturesAgain": "all pictures are read again",
+    "said.noSuchOutput": "the output folders have no such picture any more",
     "said.pictureUnread": "this picture cannot be read: {error}",
     "said.pictureDamaged": "its file is damaged, or of an unknown format",
     "said.manyPixels": "it has more than {count} pixels",

@@ -4,18 +4,20 @@
 
 import {html} from "../vendor/preact.js";
 import {query} from "../api.js";
+import {usesOf} from "../outputs.js";
 import {lorasOf} from "../pictures.js";
 import {t} from "../words.js";
 import {Button, Picture} from "./parts.js";
 
 /** @param {{tab: Tab, state: State}} props */
 export function Strip({tab, state}) {
-    const {page, latest} = state;
+    const {page, latest, former} = state;
     const {needsButton, seed} = tab.pictures;
-    if (!needsButton && !latest) return null;
+    if (!needsButton && !latest && !former) return null;
     const thumbnail = latest?.thumbnail ? `pictures/thumbnail?${query({id: latest.id, t: latest.time})}` : "";
     const open = () => tab.set({dialog: "pictures"});
     const record = latest && (seed === null || latest.seed === seed) ? latest : null;
+    const loras = (record && lorasOf(record)) ?? (former && usesOf(former));
     return html`<div class="rt-made" role="group" aria-label=${t("pictures.picture")}>
         ${needsButton && html`<${Make} tab=${tab} state=${state} />`}
         ${
@@ -26,7 +28,7 @@ export function Strip({tab, state}) {
         }
         <p class="rt-made-text">
             ${record || seed !== null ? html`<strong>${t("common.seed", {seed: String(seed ?? record?.seed)})}</strong>` : html`<span class="rt-hint">${t("pictures.noneYet")}</span>`}
-            ${record && html` <span>${lorasOf(record).join(", ") || t("common.noLora")}</span>`}
+            ${loras && html` <span>${loras.join(", ") || t("common.noLora")}</span>`}
         </p>
         ${latest && html`<button type="button" class="rt-small" onClick=${open}>${t("common.pictures")}</button>`}
     </div>`;

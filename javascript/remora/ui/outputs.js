@@ -1,0 +1,94 @@
+// The pictures in the output folders that used one LoRA.
+
+/**
+ * @import {OutputPicture, OutputPictures} from "../../api.d.ts"
+ * @import {Tab} from "../main.js"
+ */
+
+import {html, useEffect, useState} from "../vendor/preact.js";
+import {query} from "../api.js";
+import {furtherOf, joined, latestOf, strengthIn, useAgain, usesOf} from "../outputs.js";
+import {locale, t, translated} from "../words.js";
+import {Picture, Trouble, useLoad} from "./parts.js";
+
+const POLL = 3000; // milliseconds, while the server reads the pictures
+
+/** @param {{tab: Tab, lora: string}} props */
+export function OutputSection({tab, lora}) {
+    const [open, setOpen] = useState(false);
+    return html`<details onToggle=${(/** @type {Event} */ event) => setOpen(/** @type {HTMLDetailsElement} */ (event.currentTarget).open)}>
+        <summary>${t("outputs.title")}</summary>
+        ${open && html`<${Outputs} tab=${tab} lora=${lora} />`}</details>`;
+}
+
+/** @param {{tab: Tab, lora: string}} props */
+function Outputs({tab, lora}) {
+    const [told, setTold] = useState(/** @type {OutputPictures | null} */ (null));
+    const [chosen, setChosen] = useState(/** @type {OutputPicture | null} */ (null));
+    const [round, setRound] = useState(0);
+    const load = async () => setTold(await latestOf(tab, lora, told?.pictures.length ?? 0));
+    const [trouble, attempt] = useLoad(tab, load, [lora, round, tab.state.server?.pictures]);
+    useEffect(() => {
+        if (!told?.scan.running) return undefined;
+        const timer = setTimeout(() => setRound(round + 1), POLL);
+        return () => clearTimeout(timer);
+    }, [told]);
+    const further = () =>
+        attempt(async () => {
+            const pictures = told?.pictures ?? [];
+            const more = await furtherOf(tab, lora, pictures.length);
+            setTold({...more, pictures: joined(pictures, more.pictures)});
+        });
+    if (!told)
+        return html`<${Trouble} trouble=${trouble} />${!trouble.text && html`<p class="rt-hint">${t("common.loading")}</p>`}`;
+    const {found, pictures, scan} = told;
+    return html`<div class="rt-part">
+        <${Trouble} trouble=${trouble} />
+        ${told.problem && html`<p class="rt-notice">${translated(told.problem)}</p>`}
+        <p class="rt-hint" role="status">${found || !scan.running ? t("outputs.count", {count: found}) : ""}
+            ${scan.total > 0 && html` ${t("outputs.reading", {done: scan.done, total: scan.total})}`}</p>
+        <ul class="rt-outputs" aria-label=${t("outputs.title")}>${pictures.map((picture) => {
+            const isChosen = chosen?.id === picture.id;
+            return html`<li key=${picture.id}><${Thumbnail} tab=${tab} picture=${picture} lora=${lora}
+                chosen=${isChosen} choose=${() => setChosen(picture)} /></li>
+                ${isChosen && html`<li key=${`${picture.id} chosen`} class="rt-output-chosen"><${Chosen} tab=${tab} picture=${picture} /></li>`}`;
+        })}</ul>
+        ${pictures.length < found && html`<div class="rt-line"><button type="button" class="rt-small" onClick=${further}>${t("outputs.more")}</button></div>`}
+    </div>`;
+}
+
+/** @param {{tab: Tab, picture: OutputPicture, lora: string, chosen: boolean, choose: () => void}} props */
+function Thumbnail({tab, picture, lora, chosen, choose}) {
+    const uses = usesOf(picture).join(t("mark.list"));
+    const label = [picture.file, uses].filter(Boolean).join(": ");
+    return html`<button type="button" class="rt-output" aria-label=${label} title=${`${uses}\n${picture.prompt}`}
+        aria-pressed=${String(chosen)} onFocus=${choose} onClick=${choose}>
+        <span class="rt-thumb"><${Picture} api=${tab.api} name=${String(picture.seed ?? "")}
+            path=${`outputs/thumbnail?${query({id: picture.id, v: picture.time})}`} /></span>
+        <span class="rt-hint">${strengthIn(picture, lora)}</span></button>`;
+}
+
+/**
+ * Draw what one picture says of itself.
+ * @param {{tab: Tab, picture: OutputPicture}} props
+ */
+function Chosen({tab, picture}) {
+    const [trouble, attempt] = useLoad(tab, async () => {}, []);
+    const [done, setDone] = useState(false);
+    const use = () =>
+        attempt(async () => {
+            await useAgain(tab, picture);
+            setDone(true);
+        });
+    const time = new Date(picture.time * 1000).toLocaleString(locale());
+    const size = `${picture.width} × ${picture.height}`;
+    const seed = picture.seed === null ? "" : t("common.seed", {seed: String(picture.seed)});
+    return html`<div role="group" aria-label=${picture.file}>
+        <p><strong>${usesOf(picture).join(t("mark.list"))}</strong></p>
+        <p class="rt-output-prompt">${picture.prompt}</p>
+        <p class="rt-hint">${[picture.file, time, size, seed].filter(Boolean).join(t("mark.list"))}</p>
+        <${Trouble} trouble=${trouble} />
+        <div class="rt-line"><button type="button" class="rt-small" onClick=${use}>${t("outputs.use")}</button>
+            <span class="rt-hint" role="status">${done && t("outputs.inUse")}</span></div>
+    </div>`;
+}
