@@ -52,7 +52,7 @@ class _Inputs:
 
 
 @dataclass(frozen=True)
-class _Outputs:
+class _Results:
     """The outputs, in the order of `Update`."""
 
     progress: Any
@@ -244,7 +244,7 @@ def _offload(backend: Backend, handlers: Handlers) -> None:
     mode.input(handlers.offload, mode, mode, **_EVENT)
 
 
-def _results(generate: Any, cancel: Any) -> _Outputs:
+def _results(generate: Any, cancel: Any) -> _Results:
     progress = gr.HTML(shown.idle(), elem_id="progress")
     older = gr.HTML("", elem_id="older", elem_classes="remora-optional")
     preview = gr.Image(
@@ -268,7 +268,7 @@ def _results(generate: Any, cancel: Any) -> _Outputs:
         elem_id="infotext",
         render=False,
     )
-    return _Outputs(progress, preview, older, gallery, infotext, outcome, gr.State([]), generate, cancel)
+    return _Results(progress, preview, older, gallery, infotext, outcome, gr.State([]), generate, cancel)
 
 
 def _keep(page: Any, model: str, inputs: list[Any]) -> None:
@@ -285,7 +285,7 @@ def _keep(page: Any, model: str, inputs: list[Any]) -> None:
     gr.on([one.change for one in inputs], None, inputs, None, js=keep, **_EVENT)
 
 
-def _connect(handlers: Handlers, inputs: _Inputs, outputs: _Outputs, options: Sequence[Any]) -> None:
+def _connect(handlers: Handlers, inputs: _Inputs, outputs: _Results, options: Sequence[Any]) -> None:
     every_input = list(vars(inputs).values())
     every_output = list(vars(outputs).values())
     gr.on(
