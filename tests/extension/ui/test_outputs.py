@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -38,9 +39,22 @@ def pictures(served: Served) -> Iterator[Path]:
         image = Image.new("RGB", (96, 64), COLOURS[number % len(COLOURS)])
         text = f"a fox in the rain, number {number} {tags}\nNegative prompt: grey\n{settings}"
         saved(folder / f"{number:02}.png", encode_png(image, text), age=100 + number)
+    wait_until_read(served)
     yield folder
     shutil.rmtree(folder)
     aged(served.pictures, 30.0)
+
+
+def wait_until_read(served: Served) -> None:
+    """Wait until the server has looked through the folder again; what it had from another test is forgotten."""
+    until = time.monotonic() + LONG / 1000
+    while time.monotonic() < until:
+        time.sleep(5.5)  # it looks every five seconds at most
+        httpx.get(f"{served.url}/remora/v1/outputs")
+        time.sleep(1)
+        if not httpx.get(f"{served.url}/remora/v1/outputs").json()["scan"]["running"]:
+            return
+    raise AssertionError("the pictures were not read")
 
 
 def section(tab: Tab, name: str) -> Any:
@@ -66,6 +80,7 @@ def test_the_pictures_of_a_lora_are_seen_and_used_again(
         grid = dialog.get_by_role("list", name="Pictures in the output folders")
         shown = grid.locator("button[aria-pressed]")
         assert shown.count() == 60
+        shown.first.scroll_into_view_if_needed()  # pictures out of sight are not loaded
         page.wait_for_function(LOADED, arg=4, timeout=LONG)
         first = shown.first
         assert first.get_attribute("aria-label") == "earlier/00.png: stripes 0.5:stop=10, night 1"
