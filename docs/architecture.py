@@ -89,7 +89,7 @@ def picture() -> str:
         *column("lib_lora", "lib_lora: the library", WIDTH + 70),
         f'<path d="M{WIDTH + 16} 55 h46 m-8 -5 l8 5 l-8 5"/>',
         f'<text x="10" y="{height - 10}" class="caption">Imports run downwards. The extension imports public names of '
-        "lib_lora and its inspection alone; lib_lora imports nothing of the extension.</text>",
+        "lib_lora, its inspection and its saving alone; lib_lora imports nothing of the extension.</text>",
         "</svg>",
     ]
     return "\n".join(lines) + "\n"
