@@ -638,6 +638,15 @@ def test_a_file_is_saved(ask: Checked, runner: Runner) -> None:
     ask("POST", "/refresh")
 
 
+def test_the_pictures_of_the_output_folders_are_none_without_a_folder(ask: Checked) -> None:
+    """`test_outputs.py` beside this file has folders."""
+    told = ask("GET", "/outputs", params={"name": "zorp"})
+    assert (told["total"], told["found"], told["pictures"]) == (0, 0, [])
+    assert ask("GET", "/outputs/loras")["loras"] == []
+    for route in ("/outputs/picture", "/outputs/thumbnail"):
+        assert "no such picture any more" in ask("GET", route, 404, params={"id": "1"})
+
+
 @pytest.mark.full
 def test_every_route_was_asked(ask: Checked) -> None:
     """Runs last: what the tests above asked is all there is."""
