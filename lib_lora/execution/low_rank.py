@@ -189,13 +189,14 @@ class LowRankExecutor(Resident[Placed]):
         own, parts, number = x, placed.get(), self._number(placed) if self._is_plain else None
         if self._kind != "embedding" and (x.dtype is not y.dtype or x.device != y.device):
             own = shared_cast(x.to(y.device), y.dtype)  # a host casts, as autocast does, or moves inside its forward
-        fresh = is_fresh(layer, y, base_forward, held=2)  # `base` holds it, too
         if number is not None and parts.pair is not None:
+            fresh = is_fresh(layer, y, base_forward, held=2)  # `base` holds it, too
             return add_pair(layer, own, y, parts.pair, number, fresh=fresh)
         if self._strengths.stale:  # compiled code reads them without asking
             self._strengths.rewrite()
         by_row = None if alike or parts.pair is None else self._by_row(layer, placed, own, y)
         if by_row is not None and parts.pair is not None and not parts.outputs and parts.bias is None:
+            fresh = is_fresh(layer, y, base_forward, held=2)
             return add_pair_by_row(own, y, parts.pair, *by_row, fresh=fresh)
         of_pair, of_bias, *of_outputs = placed.strengths.alike if alike else self._live(layer, placed.strengths, x, y)
         if y.requires_grad:  # strengths may change before the gradient is computed
