@@ -47,7 +47,7 @@ class OutputsApi:
     def list(
         self, request: Request, lora: str = "", name: str = "", seed: str = "", skip: str = "0", most: str = ""
     ) -> Response:
-        """List the pictures in the output folders, the latest first: all, or those of one LoRA.
+        """List the pictures in the output folders, the latest first: all, or only the pictures of one LoRA.
 
         `lora` is the id of a file, `name` a name as in tags, whose file need not exist. `seed` limits the list.
         """

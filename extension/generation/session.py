@@ -52,7 +52,7 @@ class Session:
         self.log = OnceLog()
         self.record = Record()
         """The pictures of this session."""
-        self.outputs = Outputs(host.output_dirs, host.data_dir, lambda: self._batch is not None)
+        self.outputs = Outputs(host.output_dirs, host.data_dir, lambda: self.is_making)
         """The pictures in the host's output folders."""
         self.passes = Passes()
         """The passes of the latest pictures."""
@@ -126,14 +126,13 @@ class Session:
         asked = tuple(placed(tags, "prompt") for tags in images)
         batch = Request(asked, settings, placed(always, "always"), tuple(seeds), at, tuple(apart), steps)
         self._note_outcome()
-        self.is_making = True
         self.failed = ()
         try:
             activation = self._put_in_force(batch)
         except LoraError as error:
             self.failed = self.failed or (TagOutcome.of_all(str(error)),)
             raise
-        self._batch = batch
+        self._batch, self.is_making = batch, True
         self._begin_pass(at, activation)
         if at == "base":
             self.record.begin(batch.seeds, used_loras(activation, batch))

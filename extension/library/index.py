@@ -13,13 +13,14 @@ import sqlite3
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..store import locked, set_aside
+from .database import is_damaged, opened, set_damaged_aside
 from .facts import Facts
 from .notes import Notes
 from .plain import are_texts, demand, read_json
@@ -55,19 +56,9 @@ _HISTORY = (
     f"SELECT {', '.join('NULL' if name in ('facts', 'notes') else name for name in _COLUMNS)} FROM file WHERE path = ?"
 )
 _MOST = 2**63  # of a whole number, as SQLite has it
-_OTHERS = (
-    "SELECT count(*) FROM sqlite_master WHERE type NOT IN ('table', 'index') OR sql LIKE 'CREATE VIRTUAL%' "
-    "OR sql LIKE '%(%(%'"  # an expression, which is computed for each row
-)
-"""A question that counts what no table of Remora has."""
 _NOT_STORED = sqlite3.DataError, sqlite3.InterfaceError, sqlite3.ProgrammingError
 """Errors of SQLite about one value."""
 _LATEST = 1e11  # seconds since 1970
-_TIMEOUT = 10.0  # seconds that another process may hold the database
-_MOST_SECONDS = 60.0  # that SQLite may compute: a hundred times as long as for the largest libraries
-_EVERY = 100_000  # instructions of SQLite between two looks at the clock
-_LARGEST = 2 << 30  # bytes of a database
-_MALFORMED = "database disk image is malformed"  # as SQLite says it
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,14 +303,12 @@ class Index:
         """Rename a damaged database; tell whether a new one can be made."""
         assert self._path is not None, "an index without a file is not damaged"
         try:
-            with locked(Path(os.path.realpath(self._path.parent))):
-                if not _damage(self._path):
-                    return True  # another process was first
-                aside = set_aside(self._path)  # SQLite handled its journal when it read it
+            aside = set_damaged_aside(self._path, partial(_read, self._path))
         except OSError as error:
             self._complain(f"{self._path} is damaged and cannot be set aside: {error.strerror or error}")
             return False
-        self._complain(f"{self._path} is damaged and was renamed to {aside.name}; all LoRA files are read again")
+        if aside is not None:
+            self._complain(f"{self._path} is damaged and was renamed to {aside.name}; all LoRA files are read again")
         return True
 
     def _complain(self, text: str) -> None:
@@ -381,38 +370,9 @@ def _put(database: sqlite3.Connection, row: Row) -> bool:
     return True
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+def _opened(path: Path) -> AbstractContextManager[sqlite3.Connection]:
     """Open a database with a table of this version."""
-    # no isolation level: transactions include changes of the table
-    database = sqlite3.connect(path, timeout=_TIMEOUT, isolation_level=None)
-    until = time.monotonic() + _MOST_SECONDS
-    try:
-        database.set_progress_handler(lambda: time.monotonic() > until, _EVERY)
-        check_schema(database, path)
-        database.text_factory = lambda text: text.decode("utf-8", "replace")
-        if not _is_current(database):
-            database.execute("BEGIN IMMEDIATE")
-            if not _is_current(database):  # another process may have been first
-                _migrate(database)
-            database.execute("COMMIT")
-        yield database
-    except UnicodeDecodeError as error:  # SQLite's message about a damaged table contains bytes of it
-        raise sqlite3.DatabaseError("a table of the database is malformed") from error
-    finally:
-        database.close()  # undoes uncommitted changes
-
-
-def check_schema(database: sqlite3.Connection, path: Path) -> None:
-    """Refuse a database that makes SQLite compute: views and triggers inside each other never end.
-
-    Raises:
-        sqlite3.DatabaseError: it is not one of Remora, or too large.
-    """
-    if path.stat().st_size > _LARGEST:
-        raise sqlite3.DatabaseError(_MALFORMED)
-    if database.execute(_OTHERS).fetchone()[0]:
-        raise sqlite3.DatabaseError(_MALFORMED)
+    return opened(path, (_is_current, _migrate))
 
 
 def _is_current(database: sqlite3.Connection) -> bool:
@@ -436,20 +396,6 @@ def _migrate(database: sqlite3.Connection) -> None:
         database.execute(f"INSERT OR REPLACE INTO file ({names}) SELECT {names} FROM former")
         database.execute("DROP TABLE former")
     database.execute(f"PRAGMA user_version = {_VERSION}")
-
-
-def is_damaged(error: Exception) -> bool:
-    """Tell whether the file is no database; a locked one, or one on a full disk, is not damaged."""
-    said = str(error)
-    return isinstance(error, sqlite3.DatabaseError) and ("malformed" in said or "not a database" in said)
-
-
-def _damage(path: Path) -> bool:
-    try:
-        _read(path)
-    except (sqlite3.Error, OSError) as error:
-        return is_damaged(error)
-    return False
 
 
 def _same(one: CatalogFile, other: CatalogFile) -> bool:

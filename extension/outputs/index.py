@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import logging
-import os
 import sqlite3
 import threading
-import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from ..library.index import check_schema, is_damaged
+from ..library.database import is_damaged, opened, set_damaged_aside
 from ..library.walk import is_text
-from ..store import locked, set_aside
 from .uses import Use, Uses
 
 logger = logging.getLogger(__name__)
 
 _NAME = "pictures.sqlite3"
 _VERSION = 1  # of the tables; tables of another version are emptied
-# no key of several columns: `check_schema` refuses parentheses within parentheses
+# no key of several columns: `opened` refuses parentheses within parentheses
 _TABLES = (
     "CREATE TABLE picture (id INTEGER PRIMARY KEY AUTOINCREMENT, folder TEXT NOT NULL, name TEXT NOT NULL, "
     "size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, width INTEGER NOT NULL, height INTEGER NOT NULL, seed INTEGER, "
@@ -39,9 +37,6 @@ _TABLES = (
 )
 _PUT = "INSERT INTO picture (folder, name, size, mtime_ns, width, height, seed, prompt) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 _COLUMNS = ", ".join(("id", "folder", "name", "size", "mtime_ns", "width", "height", "seed", "prompt"))
-_TIMEOUT = 10.0  # seconds that another process may hold the database
-_MOST_SECONDS = 60.0  # that SQLite may compute
-_EVERY = 100_000  # instructions of SQLite between two looks at the clock
 _DIGITS = (8, 10, 12, 64)  # of a hash in a text
 
 
@@ -192,7 +187,7 @@ class PictureIndex:
         return [row for row in (LoraRow(*one) for one in found) if key.fits(row)]
 
     def loras(self, most: int) -> list[LoraRow]:
-        """Return all LoRA that pictures used, those of most pictures first."""
+        """Return all LoRA that pictures used, the most used first."""
         with self._opened() as database:
             found = database.execute(
                 "SELECT id, name, hash, pictures FROM lora JOIN (SELECT lora, count(*) AS pictures FROM used "
@@ -223,16 +218,12 @@ class PictureIndex:
         """Rename a damaged database; the pictures are read again."""
         with self._repairing:
             try:
-                with locked(Path(os.path.realpath(self._path.parent))):
-                    if not _damage(self._path):
-                        return  # another thread or process was first
-                    aside = set_aside(self._path)
-                    for end in ("-wal", "-shm"):
-                        Path(f"{self._path}{end}").unlink(missing_ok=True)
+                aside = set_damaged_aside(self._path, partial(_check, self._path))
             except OSError as error:
                 self._tell(f"{self._path} is damaged and cannot be set aside: {error.strerror or error}")
                 return
-        self._tell(f"{self._path} is damaged and was renamed to {aside.name}; all pictures are read again")
+        if aside is not None:  # else another thread or process was first
+            self._tell(f"{self._path} is damaged and was renamed to {aside.name}; all pictures are read again")
 
     def _tell(self, text: str) -> None:
         if text != self.problem:
@@ -243,25 +234,9 @@ class PictureIndex:
 @contextmanager
 def _connected(path: Path) -> Iterator[sqlite3.Connection]:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # no isolation level: transactions include changes of the tables
-    database = sqlite3.connect(path, timeout=_TIMEOUT, isolation_level=None)
-    until = time.monotonic() + _MOST_SECONDS
-    try:
-        database.set_progress_handler(lambda: time.monotonic() > until, _EVERY)
-        check_schema(database, path)
-        database.text_factory = lambda text: text.decode("utf-8", "replace")
-        if not _is_current(database):
-            database.execute("PRAGMA journal_mode = WAL")  # pages are read while pictures are added
-            database.execute("BEGIN IMMEDIATE")
-            if not _is_current(database):  # another process may have been first
-                _make_tables(database)
-            database.execute("COMMIT")
+    with opened(path, (_is_current, _make_tables), is_shared=True) as database:
         database.execute("PRAGMA synchronous = NORMAL")  # a power cut may lose the latest rows, which are read again
         yield database
-    except UnicodeDecodeError as error:  # SQLite's message about a damaged table contains bytes of it
-        raise sqlite3.DatabaseError("a table of the database is malformed") from error
-    finally:
-        database.close()  # undoes uncommitted changes
 
 
 def _is_current(database: sqlite3.Connection) -> bool:
@@ -277,13 +252,12 @@ def _make_tables(database: sqlite3.Connection) -> None:
     database.execute(f"PRAGMA user_version = {_VERSION}")
 
 
-def _damage(path: Path) -> bool:
-    try:
-        with _connected(path) as database:
-            database.execute("SELECT count(*) FROM picture, lora, used WHERE 0").fetchone()
-            return any(text != "ok" for (text,) in database.execute("PRAGMA quick_check(1)"))
-    except (sqlite3.Error, OSError) as error:
-        return is_damaged(error)
+def _check(path: Path) -> None:
+    """Raise sqlite3.Error where a database is damaged."""
+    with _connected(path) as database:
+        database.execute("SELECT count(*) FROM picture, lora, used WHERE 0").fetchone()
+        if any(text != "ok" for (text,) in database.execute("PRAGMA quick_check(1)")):
+            raise sqlite3.DatabaseError("a table of the database is malformed")
 
 
 def _forget(database: sqlite3.Connection, ids: Iterable[int]) -> None:

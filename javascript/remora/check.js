@@ -84,8 +84,8 @@ const WORST = /** @type {const} */ (["cancel", "collide", "reinforce", "independ
 /** @typedef {typeof WORST[number]} Relation */
 
 /**
- * Put the bands of each pair of files together. Its relations are those of its bands, the worst first; that they are
- * independent is said where nothing else is.
+ * Put the bands of each pair of files together. A pair has the relations of its bands, the worst first, and is
+ * independent where it has no other.
  * @param {CheckPair[]} bands
  */
 export function pairsOf(bands) {

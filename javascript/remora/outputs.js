@@ -27,8 +27,8 @@ export function strengthIn(picture, id) {
 }
 
 /**
- * Return a list of pictures with those of a later page. A picture that came or went meanwhile moves the others: none of
- * them is shown twice.
+ * Return a list of pictures with a later page behind it. A picture that came or went meanwhile moves the others, and
+ * none is shown twice.
  * @param {OutputPicture[]} shown
  * @param {OutputPicture[]} further
  */

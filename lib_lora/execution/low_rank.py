@@ -195,10 +195,9 @@ class LowRankExecutor(Resident[Placed]):
         if self._strengths.stale:  # compiled code reads them without asking
             self._strengths.rewrite()
         by_row = None if alike or parts.pair is None else self._by_row(layer, placed, own, y)
-        if by_row is not None and parts.pair is not None and not parts.outputs and parts.bias is None:
-            fresh = is_fresh(layer, y, base_forward, held=2)
-            return add_pair_by_row(own, y, parts.pair, *by_row, fresh=fresh)
-        of_pair, of_bias, *of_outputs = placed.strengths.alike if alike else self._live(layer, placed.strengths, x, y)
+        is_alone = by_row is not None and not parts.outputs and parts.bias is None  # then nothing reads the others
+        live = placed.strengths.alike if alike or is_alone else self._live(layer, placed.strengths, x, y)
+        of_pair, of_bias, *of_outputs = live
         if y.requires_grad:  # strengths may change before the gradient is computed
             of_outputs = [one.clone() for one in of_outputs]
         y, deltas = self._with_outputs(y, x, of_outputs, parts, placed.reads, op) if parts.outputs else (y, [])
@@ -207,8 +206,10 @@ class LowRankExecutor(Resident[Placed]):
             y, is_new = y + (F.embedding(own, parts.pair.up) * of_pair) @ parts.pair.down, True
         elif parts.pair is not None:
             fresh = (is_new and not y.requires_grad) or is_fresh(layer, y, base_forward, held=2)
-            rows = None if by_row is None else add_pair_by_row(own, y, parts.pair, *by_row, fresh=fresh)
-            y, is_new = add_pair(layer, own, y, parts.pair, of_pair, fresh=fresh) if rows is None else rows, True
+            if by_row is None:
+                y, is_new = add_pair(layer, own, y, parts.pair, of_pair, fresh=fresh), True
+            else:
+                y, is_new = add_pair_by_row(own, y, parts.pair, *by_row, fresh=fresh), True
         for delta, window in deltas:
             if y.requires_grad or not (is_new or is_fresh(layer, y, base_forward, held=2)):
                 y = y.clone()

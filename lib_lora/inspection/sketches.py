@@ -233,7 +233,7 @@ def _sums(numbers: Tensor, norms: Tensor, copies: Sequence[int]) -> list[Merge]:
 
 
 def _merges(numbers: Tensor, norms: Tensor, files: Tensor, parents: Tensor) -> Iterator[Merge]:
-    """Yield those of the files that are sums of two parents."""
+    """Yield the files that are sums of two parents."""
     if not len(files) or len(parents) < 2:
         return
     units = numbers / norms.unsqueeze(1)
@@ -246,7 +246,7 @@ def _merges(numbers: Tensor, norms: Tensor, files: Tensor, parents: Tensor) -> I
 
 
 def _least(numbers: Tensor, norms: Tensor, files: Tensor, candidates: Tensor, cosines: Tensor) -> Iterator[Merge]:
-    """Yield those of the files that are sums of two of their candidates.
+    """Yield the files that are sums of two of their candidates.
 
     By least squares with all pairs. Both strengths are positive: else a parent would be the sum of its child and,
     negatively, of the other parent. What one explains nearly as well is no sum.

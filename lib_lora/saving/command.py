@@ -1,26 +1,23 @@
-"""`save`, `combine`, `convert`, `bake` and `extract` of the command line, and the model on disk that they may need."""
+"""`save`, `combine`, `convert`, `bake` and `extract` of the command line."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
 from torch import nn
 
 from ..errors import StackError, printed
-from ..files.file import AdapterFile
-from ..inspection.skeleton import model_skeleton
-from ..naming.index import LayerIndex, alias_table, parameter_of
 from ..stack import Entry, Stack
 from .baked import Rounding, bake_stack
 from .combination import combine_files
 from .conversion import TextEncoders, convert_file
 from .extraction import extract_lora
 from .merging import How
+from .model_files import ModelFiles
 from .new_file import DTYPES, SavedFile
 from .provenance import constant_stack
 from .spelling import Spelling
@@ -184,31 +181,4 @@ def model_on_disk(path: Path) -> dict[str, nn.Module]:
         FileError: a weight file cannot be read.
         ComponentError: there is no component in `path`.
     """
-    found = model_skeleton(path)
-    for name, module in found.items():
-        index = LayerIndex(name, module, alias_table())
-        for file in _files(path, name):
-            _map_weights(AdapterFile.open(file), index)
-        for layer in module.modules():
-            weight, bias = (layer._parameters.get(one) for one in ("weight", "bias"))
-            if weight is not None and bias is not None and bias.is_meta and not weight.is_meta:
-                layer._parameters["bias"] = None  # the model has none
-    return found
-
-
-def _files(path: Path, component: str) -> Sequence[Path]:
-    if path.is_file():
-        return [path]
-    folder = path / component if (path / component).is_dir() else path
-    files = sorted(folder.glob("*.safetensors"))
-    return [file for file in files if not file.stem.endswith(".fp16")] or files
-
-
-def _map_weights(file: AdapterFile, index: LayerIndex) -> None:
-    for key, info in file.infos.items():
-        place = parameter_of(index, key) if info.dtype.itemsize > 1 and info.dtype.is_floating_point else None
-        if place is not None:
-            layer, param = index.module(place[0]), place[1]
-            former = layer._parameters.get(param)
-            if former is not None and tuple(former.shape) == info.shape:
-                layer._parameters[param] = nn.Parameter(file.tensor(key), requires_grad=False)
+    return ModelFiles(path).components

@@ -349,7 +349,7 @@ def _flat(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def _named_weights(index: LayerIndex) -> list[Target]:
-    """List the weights of a component; those of a fused one by themselves where they have names."""
+    """List the weights of a component. The parts of a fused weight stand alone where they have names."""
     fused = {(one.path, one.param) for one in index.targets if one.rows is not None}
     return [one for one in index.targets if one.rows is not None or (one.path, one.param) not in fused]
 

@@ -177,7 +177,7 @@ class CombinedWeight(StackWeight):
 
     @property
     def _has_factors(self) -> bool:
-        """Return whether the rule is for factors, and each file has those of one LoRA."""
+        """Return whether the rule is for factors, and each file has the factors of one LoRA."""
         if not self.combination.merges_factors or len(self._by_file()) < len(self.acting):
             return False
         bindings = [one.binding for one in self.acting]

@@ -79,7 +79,7 @@ def _check_alike(
     layers: Mapping[str, tuple[str, tuple[int, ...]]],
     known: Mapping[str, tuple[str, tuple[int, ...]]],
 ) -> None:
-    """Raise FileError where the layers of a file are not those of the files before: of other names or shapes."""
+    """Raise FileError where the layers of a file have other names or shapes than in the files before."""
     common = layers.keys() & known.keys()
     if known and not common:
         text = f"it has no layer of the {component} that another file has, or other names for them"

@@ -65,7 +65,7 @@ class KeyNames:
     def _usual(self, component: str, name: str) -> str:
         """Return the name that files have for a layer of a checkpoint in one file; its name here where they have none.
 
-        kohya's files of SDXL have the names of the checkpoint, those of other UNets diffusers' names.
+        kohya's files have the names of the checkpoint for SDXL, and diffusers' names for other UNets.
         """
         index, begins = self.indexes[component], _CLIP
         if component == "unet" and name.startswith(_LDM) and self.spelling != "comfy":

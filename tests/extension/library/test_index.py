@@ -470,7 +470,7 @@ def held(path: Path) -> Iterator[None]:
 def test_an_index_that_another_process_holds_is_waited_for_and_never_deleted(
     started: Callable[[], Catalog], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("extension.library.index._TIMEOUT", 0.2)
+    monkeypatch.setattr("extension.library.database._TIMEOUT", 0.2)
     monkeypatch.setattr("extension.library.scan._RETRY", 0.1)
     for name in "ab":
         lora(folder / f"{name}.safetensors")
@@ -528,7 +528,7 @@ def test_a_stop_as_a_scan_begins_is_not_forgotten(
 def test_what_could_not_be_saved_is_saved_later(
     started: Callable[[], Catalog], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("extension.library.index._TIMEOUT", 0.2)
+    monkeypatch.setattr("extension.library.database._TIMEOUT", 0.2)
     monkeypatch.setattr("extension.library.scan._RETRY", 0.1)
     lora(folder / "a.safetensors")
     catalog = started()
