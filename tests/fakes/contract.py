@@ -43,6 +43,15 @@ def by_recipe(cases: Iterable[Any], *axes: Iterable[Any]) -> list[Any]:
     return [all_cases[place] for place in covering(keys, 1)]
 
 
+def of_recipes(cases: Iterable[Any]) -> list[Any]:
+    """Return the arguments of all cases of a recipe as one case: they are computed alike, so they fail together."""
+    groups: dict[str, list[tuple[Any, ...]]] = {}
+    for case in cases:
+        own = case.values if hasattr(case, "values") else (case,)
+        groups.setdefault(own[0].recipe, []).append(tuple(own))
+    return [pytest.param(group, id=recipe) for recipe, group in groups.items()]
+
+
 LIVE = re.compile("no bias to merge into|its ranks or heads change from step to step")
 """Why a layer may stay live where merging is asked for."""
 

@@ -1,6 +1,7 @@
 // Which language the tab speaks: javascript/remora/language.js.
 
 import assert from "node:assert/strict";
+import {readFileSync} from "node:fs";
 import {test} from "node:test";
 import {chosenOf, wanted} from "../../javascript/remora/language.js";
 
@@ -55,4 +56,17 @@ test("a language is found by its tag and script, by its own name and by its Engl
         [[], "en"],
     ];
     for (const [names, tag] of cases) assert.equal(chosenOf(names, LANGUAGES), tag, names.join());
+});
+
+test("a table of strings has each key once: JSON takes the last of several", () => {
+    for (const language of ["de", "ja", "zh-CN"]) {
+        const text = readFileSync(`javascript/remora/languages/${language}.json`, "utf-8");
+        const keys = [...text.matchAll(/^ {4}"([^"]+)":/gm)].map((match) => match[1]);
+        assert.ok(keys.length > 500);
+        assert.deepEqual(
+            keys.filter((key, at) => keys.indexOf(key) !== at),
+            [],
+            language,
+        );
+    }
 });

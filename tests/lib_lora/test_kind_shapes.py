@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from lib_lora import LoraError, load_network
+from tests.fakes.contract import of_recipes
 from tests.fakes.files import save
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.layers import LAYERS, NAMES, Model, weight_of
@@ -32,8 +33,15 @@ def deformed(tensors, site):
             yield {key: torch.full(shape, 0.1) for key, shape in shapes.items()}
 
 
-@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
-def test_parameters_of_any_shape_are_taken_or_refused(tmp_path, sample, pytestconfig):
+@pytest.mark.parametrize("alike", of_recipes(SAMPLES))
+def test_parameters_of_any_shape_are_taken_or_refused(tmp_path, pytestconfig, alike):
+    for number, (sample,) in enumerate(alike):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        _parameters_of_any_shape_are_taken_or_refused(folder, sample, pytestconfig)
+
+
+def _parameters_of_any_shape_are_taken_or_refused(tmp_path, sample, pytestconfig):
     if sample.config is not None:
         (tmp_path / "adapter_config.json").write_text(json.dumps(sample.config))
     path = tmp_path / "adapter_model.safetensors"
@@ -70,8 +78,15 @@ OF_LENGTH_1 = {
 """Reason -> samples of which a parameter may have the length 1 in place of another, all else being equal."""
 
 
-@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
-def test_a_length_of_1_is_not_spread_over_a_layer(tmp_path, sample):
+@pytest.mark.parametrize("alike", of_recipes(SAMPLES))
+def test_a_length_of_1_is_not_spread_over_a_layer(tmp_path, alike):
+    for number, (sample,) in enumerate(alike):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        _a_length_of_1_is_not_spread_over_a_layer(folder, sample)
+
+
+def _a_length_of_1_is_not_spread_over_a_layer(tmp_path, sample):
     """As torch would do it. Of embeddings, a file may change a few tokens."""
     if sample.config is not None:
         (tmp_path / "adapter_config.json").write_text(json.dumps(sample.config))

@@ -15,7 +15,19 @@ from lib_lora.execution.dense import DenseExecutor
 from lib_lora.execution.hooks import slot_of
 from lib_lora.execution.low_rank import LowRankExecutor
 from lib_lora.naming.parsed import ParsedFile
-from tests.fakes.contract import BOUNDS, CASES, EACH, FILE, by_recipe, change_bias, reference, run, worst, write
+from tests.fakes.contract import (
+    BOUNDS,
+    CASES,
+    EACH,
+    FILE,
+    by_recipe,
+    change_bias,
+    of_recipes,
+    reference,
+    run,
+    worst,
+    write,
+)
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.layers import LAYERS, NAMES, bias_of, exact, make, weight_of
 
@@ -77,9 +89,16 @@ def test_a_file_in_half_precision(tmp_path, sample, layer, dtype):
     assert worst(run(base, x), want) < BOUNDS[torch.float32]
 
 
-@pytest.mark.parametrize(("sample", "layer"), EACH)
-def test_the_shape_that_parameters_were_made_for(tmp_path, sample, layer):
-    """Outputs and inputs with the kernel, or with the kernel's places among the inputs, or without it; or none."""
+@pytest.mark.parametrize("alike", of_recipes(EACH))
+def test_the_shape_that_parameters_were_made_for(tmp_path, alike):
+    for number, (sample, layer) in enumerate(alike):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        _the_shape_that_parameters_were_made_for(folder, sample, layer)
+
+
+def _the_shape_that_parameters_were_made_for(tmp_path, sample, layer):
+    """Compare outputs and inputs: with the kernel, with its places among the inputs, or without it; or none."""
     weight = weight_of(make(layer)[0], layer)
     path, _ = write(tmp_path, sample, layer, tuple(weight.shape))
     parsed = ParsedFile(AdapterFile.open(path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import pytest
 
@@ -19,35 +20,35 @@ def test_name_strength_and_hash_are_as_the_text_has_them() -> None:
     assert found.prompt == "a fox <lora:zorp:0.8> <lora:sub/neon:1:stop=10>"
 
 
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("", ()),
-        (f"a fox\n{SETTINGS}", ()),
-        ("a fox <lora:zorp:1>", (Use("zorp", "1"),)),
-        (text_with("<LoRA:zorp> &lt;lora:neon:0.5&gt;"), (Use("zorp"), Use("neon", "0.5"))),
-        (text_with("<lora:zorp:1> <lora:zorp:1> <lora:zorp:2>"), (Use("zorp", "1, 2"),)),
-        (text_with(r"<lora:a\: b, c:1>", f"a b c: {HASH}"), (Use("a: b, c", "1", HASH),)),
-        (text_with("<lora:zorp:0>"), ()),
-        (text_with("", f"zorp: {HASH}"), (Use("zorp", "", HASH),)),
-        (text_with("<lora:zorp:1>", "zorp: e3b0c44298fc"), (Use("zorp", "1"),)),
-        (text_with("<lora:zorp:1>", "zorp: no hash"), (Use("zorp", "1"),)),
-        (
-            text_with("<lora:a:1>") + ', Remora stack: "<lora:b:0.5> <lora:c:1>"',
-            (Use("a", "1"), Use("b", "0.5"), Use("c", "1")),
-        ),
-        (text_with("<lora:a:1> <lora:b:0>") + ', Remora stack: "<lora:b:0.5>"', (Use("a", "1"),)),
-        (text_with("<lora:a:1>") + ', Hires prompt: "x <lora:b:1>"', (Use("a", "1"), Use("b", "1"))),
-        (
-            f'a fox\n{SETTINGS}, LoRA networks: "a, b", LoRA hashes: "0123abcd, 4567abcd"',
-            (Use("a", "", "0123abcd"), Use("b", "", "4567abcd")),
-        ),
-        (f"a fox\n{SETTINGS}, LoRA networks: a", (Use("a"),)),
-        ("<lora::1> <lora: :1> <lora:", ()),
-    ],
-)
-def test_the_lora_of_texts_of_many_programs(text: str, wanted: tuple[Use, ...]) -> None:
-    assert read_uses(text).loras == wanted
+TEXTS: Sequence[tuple[str, tuple[Use, ...]]] = [
+    ("", ()),
+    (f"a fox\n{SETTINGS}", ()),
+    ("a fox <lora:zorp:1>", (Use("zorp", "1"),)),
+    (text_with("<LoRA:zorp> &lt;lora:neon:0.5&gt;"), (Use("zorp"), Use("neon", "0.5"))),
+    (text_with("<lora:zorp:1> <lora:zorp:1> <lora:zorp:2>"), (Use("zorp", "1, 2"),)),
+    (text_with(r"<lora:a\: b, c:1>", f"a b c: {HASH}"), (Use("a: b, c", "1", HASH),)),
+    (text_with("<lora:zorp:0>"), ()),
+    (text_with("", f"zorp: {HASH}"), (Use("zorp", "", HASH),)),
+    (text_with("<lora:zorp:1>", "zorp: e3b0c44298fc"), (Use("zorp", "1"),)),
+    (text_with("<lora:zorp:1>", "zorp: no hash"), (Use("zorp", "1"),)),
+    (
+        text_with("<lora:a:1>") + ', Remora stack: "<lora:b:0.5> <lora:c:1>"',
+        (Use("a", "1"), Use("b", "0.5"), Use("c", "1")),
+    ),
+    (text_with("<lora:a:1> <lora:b:0>") + ', Remora stack: "<lora:b:0.5>"', (Use("a", "1"),)),
+    (text_with("<lora:a:1>") + ', Hires prompt: "x <lora:b:1>"', (Use("a", "1"), Use("b", "1"))),
+    (
+        f'a fox\n{SETTINGS}, LoRA networks: "a, b", LoRA hashes: "0123abcd, 4567abcd"',
+        (Use("a", "", "0123abcd"), Use("b", "", "4567abcd")),
+    ),
+    (f"a fox\n{SETTINGS}, LoRA networks: a", (Use("a"),)),
+    ("<lora::1> <lora: :1> <lora:", ()),
+]
+
+
+def test_the_lora_of_texts_of_many_programs() -> None:
+    for text, wanted in TEXTS:
+        assert read_uses(text).loras == wanted, text
 
 
 def test_what_is_kept_of_a_huge_text_is_bounded() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from lib_lora.inspection.layers import layers_of
 from lib_lora.inspection.measures import LayerMeasures, measure
-from tests.fakes.contract import CASES, by_recipe, write
+from tests.fakes.contract import CASES, by_recipe, of_recipes, write
 from tests.fakes.files import save
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.kinds.base import Sample
@@ -63,8 +64,15 @@ MISFIT = "dora by columns of each group"
 """Its parameters fit no layer without groups."""
 
 
-@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
-def test_measures_without_a_model(sample: Sample, tmp_path: Path) -> None:
+@pytest.mark.parametrize("alike", of_recipes(SAMPLES))
+def test_measures_without_a_model(tmp_path: Path, alike: Sequence[tuple[Sample]]) -> None:
+    for number, (sample,) in enumerate(alike):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        _measures_without_a_model(sample, folder)
+
+
+def _measures_without_a_model(sample: Sample, tmp_path: Path) -> None:
     shape = shape_of(sample)
     path, tensors = sample.write(tmp_path, shape)
     found = measure(layers_of(path))

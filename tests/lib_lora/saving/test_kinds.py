@@ -7,7 +7,7 @@ import torch
 
 from lib_lora import Engine, Entry, Moment, Stack, save_stack
 from tests.covering import chosen
-from tests.fakes.contract import EACH, change_bias, reference, run, worst, write
+from tests.fakes.contract import EACH, change_bias, of_recipes, reference, run, worst, write
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.layers import LAYERS, bias_of, exact, make, weight_of
 
@@ -21,8 +21,15 @@ def in_fp64(x):
     return x if x.dtype == torch.int64 else x.double()
 
 
-@pytest.mark.parametrize(("sample", "layer"), EACH)
-def test_the_file_of_one_entry(tmp_path, sample, layer):
+@pytest.mark.parametrize("alike", of_recipes(EACH))
+def test_the_file_of_one_entry(tmp_path, alike):
+    for number, (sample, layer) in enumerate(alike):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        _the_file_of_one_entry(folder, sample, layer)
+
+
+def _the_file_of_one_entry(tmp_path, sample, layer):
     base, x = make(layer)
     path, tensors = write(tmp_path, sample, layer, tuple(weight_of(base, layer).shape))
     pristine, served = exact(base), Engine({"unet": base})
