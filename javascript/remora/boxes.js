@@ -1,5 +1,6 @@
 // The web UI's own prompt boxes, and what else of its page is asked.
 
+import {settingsOfPage} from "./language.js";
 import {difference} from "./prompt.js";
 
 /**
@@ -86,9 +87,13 @@ export const isPrompt = (element) => BOXES.some(([, prompt, negative]) => elemen
 
 /**
  * Tell whether the page completes what is typed by other means: the lists of the extension tagcomplete and of SD.Next
- * have this class, also while they are hidden.
+ * have this class, also while they are hidden. SD.Next has its list also while its setting is off.
  */
-export const completesItself = () => document.getElementsByClassName("autocompleteResults").length > 0;
+export function completesItself() {
+    const lists = document.getElementsByClassName("autocompleteResults").length;
+    const isOff = settingsOfPage()?.autocomplete_active === false;
+    return lists > (isOff ? 1 : 0);
+}
 
 /** What a text needs to break into the same lines as in a box. */
 const LINES = /** @type {const} */ ([

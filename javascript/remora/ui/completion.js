@@ -104,7 +104,8 @@ export class Completion {
     /** @param {Event} event */
     typed(event) {
         const {target} = event;
-        if (this.accepting || !this.serves(target)) return;
+        if (this.accepting) return;
+        if (!this.serves(target)) return this.close(); // the page may have begun to complete by itself
         const {inputType = "", isComposing = false} = /** @type {Partial<InputEvent>} */ (event);
         // an input method of a computer has a list of its own; on phones, every word is composed
         const isTheirs = isComposing && !matchMedia("(pointer: coarse)").matches;

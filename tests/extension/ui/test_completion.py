@@ -238,6 +238,16 @@ def test_the_prompt_of_a_host_is_completed_while_the_tab_is_hidden(served: Serve
         negative = Typing(page, "#txt2img_neg_prompt textarea").begin()
         negative.type("<lora:ni")
         assert negative.labels[0] == "night"
+        # as SD.Next, whose list is always there
+        page.evaluate("""() => {
+            window.opts = {autocomplete_active: false};
+            document.body.append(Object.assign(document.createElement("div"), {className: "autocompleteResults"}));
+        }""")
+        negative.type("g")
+        assert negative.labels[0] == "night"
+        page.evaluate("window.opts.autocomplete_active = true")
+        negative.type("h")
+        assert negative.options.count() == 0
 
 
 def test_the_words_and_the_strength_of_a_file_and_a_file_that_does_not_fit(served: Served, browser: Any) -> None:
