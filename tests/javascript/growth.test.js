@@ -44,8 +44,8 @@ function growth(read, [before, run, after]) {
         const text = before + run.repeat(size / run.length) + after;
         const limit = MOST * Math.max(FLOOR, times[times.length - 2] ?? ENOUGH);
         let time = seconds(() => read(text));
-        // the collector of memory runs in any of them
-        for (let again = 0; again < 3 && time > limit; again += 1)
+        // the collector of memory and the compiler run in any of them
+        for (let again = 0; again < 9 && time > limit; again += 1)
             time = Math.min(
                 time,
                 seconds(() => read(text)),

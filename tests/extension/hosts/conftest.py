@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi import FastAPI
 
 import extension
 from extension.library import Scanner
+from extension.outputs import Outputs
 from lib_lora import uninstall
 from tests.fakes import forge
 from tests.fakes.files import pair, save
@@ -27,18 +30,21 @@ def _classes_as_torch_has_them() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_scan_outlives_its_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Stop the watcher, which would ask a host that is gone for its folders and log that during other tests."""
-    started: list[Scanner] = []
-    start = Scanner.start
+    """Stop the watchers, which would ask a host that is gone for its folders and log that during other tests."""
+    with ExitStack() as ends:
+        for kind, end in ((Scanner, Scanner.stop), (Outputs, Outputs.close)):
+            _end_after(kind, end, ends, monkeypatch)
+        yield
 
-    def noted(scanner: Scanner) -> None:
-        started.append(scanner)
-        start(scanner)
 
-    monkeypatch.setattr(Scanner, "start", noted)
-    yield
-    for scanner in started:
-        scanner.stop()
+def _end_after(kind: type[Any], end: Callable[[Any], None], ends: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = kind.start
+
+    def noted(watcher: Any) -> None:
+        ends.callback(end, watcher)
+        start(watcher)
+
+    monkeypatch.setattr(kind, "start", noted)
 
 
 @pytest.fixture
