@@ -35,6 +35,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--gpus", type=float, default=0.0, help="GPUs of each replica, 0.5 shares one (default: 0)")
     made.add_argument("--host", default="127.0.0.1", help="address to serve on (default: this machine only)")
     made.add_argument("--port", type=int, default=8000)
+    made.add_argument("--metrics-port", type=int, default=0, help="port of the metrics for Prometheus (default: any)")
     made.add_argument("--keys", type=Path, help="file with a line user:key for each user")
     made.add_argument("--without-login", action="store_true", help="require no key, also from other machines")
     made.add_argument("--device", default="auto", help="auto, cpu, cuda, mps, xpu")
@@ -75,6 +76,8 @@ def _serve(arguments: argparse.Namespace, model: str, logins: Sequence[str]) -> 
 
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     own: dict[str, Any] = {"_node_ip_address": "127.0.0.1", "include_dashboard": False, "object_store_memory": _MEMORY}
+    if arguments.metrics_port:
+        own["_metrics_export_port"] = arguments.metrics_port
     ray.init(runtime_env={"env_vars": {"PYTHONPATH": path}}, log_to_driver=False, **({} if joins else own))
     serve.start(proxy_location="EveryNode", http_options={"host": arguments.host, "port": arguments.port})
     ended = threading.Event()
@@ -83,6 +86,8 @@ def _serve(arguments: argparse.Namespace, model: str, logins: Sequence[str]) -> 
     try:
         serve.run(build(_settings(arguments, model, logins)), name=NAME, route_prefix="/")
         logger.info("serving on http://%s:%d/sdapi/v1", arguments.host, arguments.port)
+        for node in ray.nodes():
+            logger.info("metrics on http://%s:%d/metrics", node["NodeManagerAddress"], node["MetricsExportPort"])
         ended.wait()
     finally:
         serve.delete(NAME)

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fastapi import FastAPI, HTTPException, Query, Request, Response
@@ -17,6 +18,7 @@ from ..api import add_route, object_of
 from ..api.answers import LONGEST_BODY, answer
 from ..hosts import Access
 from ..standalone.guard import Guard
+from ..standalone.sdapi import PictureRequests, picture_info
 from .model import LISTS
 
 if TYPE_CHECKING:
@@ -74,6 +76,7 @@ class Ingress:
 
     def __init__(self, models: Models, settings: IngressSettings) -> None:
         self._models, self._settings = models, settings
+        self._pictures = PictureRequests()
         self._running: dict[str, list[_Running]] = defaultdict(list)
         """By user; the oldest first."""
 
@@ -85,6 +88,7 @@ class Ingress:
         routes: list[tuple[str, str, Callable[..., Any]]] = [
             ("POST", "txt2img", self.txt2img),
             ("POST", "img2img", self.img2img),
+            ("POST", "png-info", self.png_info),
             ("GET", "progress", self.progress),
             ("POST", "interrupt", self.interrupt),
             ("POST", "options", self.set_options),
@@ -102,6 +106,11 @@ class Ingress:
     async def img2img(self, request: Request, response: Response) -> dict[str, Any]:
         """Make pictures from pictures; answers when they are done."""
         return await self._make(request, response, from_images=True)
+
+    async def png_info(self, request: Request) -> dict[str, Any]:
+        """Return the parameters text of a picture, also by name."""
+        payload = await object_of(request, LONGEST_BODY, "a request about a picture")
+        return await self._pictures.answer(partial(picture_info, payload))
 
     async def _make(self, request: Request, response: Response, *, from_images: bool) -> dict[str, Any]:
         payload = await object_of(request, LONGEST_BODY, "a request for pictures")

@@ -67,6 +67,27 @@ OWN = tuple(option.key for option in TABLE)
 T = TypeVar("T")
 
 
+class PictureRequests:
+    """Requests with pictures, of which only a few are answered at once."""
+
+    def __init__(self) -> None:
+        self._few = asyncio.Semaphore(_AT_ONCE)
+        self._waiting = 0
+        """Requests that wait for their turn, or have it."""
+
+    async def answer(self, work: Callable[[], T]) -> T:
+        """Return what a function makes of a request's pictures, in another thread."""
+        if self._waiting >= MOST_WAITING:
+            detail = f"{MOST_WAITING} requests with pictures are waiting already; try again when some are done"
+            raise HTTPException(_UNAVAILABLE, detail, {"Retry-After": _LATER})
+        self._waiting += 1
+        try:
+            async with self._few:
+                return await run_in_threadpool(tried, work)
+        finally:
+            self._waiting -= 1
+
+
 class SdApi:
     """The routes, over one runner."""
 
@@ -74,9 +95,7 @@ class SdApi:
         self._runner = runner
         self._clip_skip = 1
         self._interrupted = False
-        self._few = asyncio.Semaphore(_AT_ONCE)
-        self._waiting = 0
-        """Requests with pictures that wait for their turn, or have it."""
+        self._pictures = PictureRequests()
 
     def add_routes(self, app: FastAPI) -> None:
         """Add the routes under `/sdapi/v1`."""
@@ -111,21 +130,9 @@ class SdApi:
         if names_model(payload):
             await hashed(self._runner.studio.model)
         submit = partial(self._submitted, payload, from_images=from_images)
-        asked, job = await (self._with_pictures(submit) if from_images else run_in_threadpool(tried, submit))
+        asked, job = await (self._pictures.answer(submit) if from_images else run_in_threadpool(tried, submit))
         await job.over().wait()  # without a thread: waiting jobs must leave some to other requests
         return await run_in_threadpool(self.answered, payload, asked, job)
-
-    async def _with_pictures(self, work: Callable[[], T]) -> T:
-        """Return what a function makes of a request's pictures; only a few requests have their turn at once."""
-        if self._waiting >= MOST_WAITING:
-            detail = f"{MOST_WAITING} requests with pictures are waiting already; try again when some are done"
-            raise HTTPException(_UNAVAILABLE, detail, {"Retry-After": _LATER})
-        self._waiting += 1
-        try:
-            async with self._few:
-                return await run_in_threadpool(tried, work)
-        finally:
-            self._waiting -= 1
 
     def _submitted(self, payload: dict[str, Any], *, from_images: bool) -> tuple[Asked, Job]:
         self._runner.refuse_if_busy()  # before pictures are decoded
@@ -159,17 +166,17 @@ class SdApi:
     async def extra_single_image(self, request: Request) -> dict[str, Any]:
         """Upscale a picture."""
         payload = await object_of(request, LONGEST_BODY, "a request for a picture")
-        return await self._with_pictures(partial(_upscale_one, payload))
+        return await self._pictures.answer(partial(_upscale_one, payload))
 
     async def extra_batch_images(self, request: Request) -> dict[str, Any]:
         """Upscale pictures."""
         payload = await object_of(request, LONGEST_BODY, "a request for pictures")
-        return await self._with_pictures(partial(_upscale_all, payload))
+        return await self._pictures.answer(partial(_upscale_all, payload))
 
     async def png_info(self, request: Request) -> dict[str, Any]:
         """Return the parameters text of a picture, also by name."""
         payload = await object_of(request, LONGEST_BODY, "a request about a picture")
-        return await self._with_pictures(partial(_read_info, payload))
+        return await self._pictures.answer(partial(picture_info, payload))
 
     def progress(self, skip_current_image: bool = Query(default=False)) -> dict[str, Any]:
         """Return the progress of the running job, with a preview."""
@@ -304,7 +311,12 @@ def _upscale_all(payload: dict[str, Any]) -> dict[str, Any]:
     return {"html_info": "", "images": images if read_flag(payload, "show_extras_results", True) else []}
 
 
-def _read_info(payload: dict[str, Any]) -> dict[str, Any]:
+def picture_info(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters text of a request's picture, also by name, and its other texts.
+
+    Raises:
+        RequestError: it is no picture, or too large.
+    """
     image = read_picture(payload.get("image"), "image")
     text = read_infotext(image)
     parsed = parse_infotext(text)

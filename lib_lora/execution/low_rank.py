@@ -198,8 +198,6 @@ class LowRankExecutor(Resident[Placed]):
         is_alone = by_row is not None and not parts.outputs and parts.bias is None  # then nothing reads the others
         live = placed.strengths.alike if alike or is_alone else self._live(layer, placed.strengths, x, y)
         of_pair, of_bias, *of_outputs = live
-        if y.requires_grad:  # strengths may change before the gradient is computed
-            of_outputs = [one.clone() for one in of_outputs]
         y, deltas = self._with_outputs(y, x, of_outputs, parts, placed.reads, op) if parts.outputs else (y, [])
         is_new = len(deltas) < len(parts.outputs)
         if parts.pair is not None and self._kind == "embedding":
@@ -295,6 +293,8 @@ class LowRankExecutor(Resident[Placed]):
         whole = op.whole(x) if self._inputs and reads else y
         pristine = whole if all(reads) else op.without_bias(whole)
         x, total, deltas = x.to(device=y.device, dtype=y.dtype), y, []
+        if y.requires_grad:  # strengths may change before the gradient is computed
+            strengths = [one.clone() for one in strengths]
         for i, effect, strength in zip(self._outputs, parts.outputs, strengths, strict=True):
             rows, seen = self._bindings[i].target.rows, whole if effect.reads_bias else pristine
             if rows is None:

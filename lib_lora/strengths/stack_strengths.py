@@ -97,11 +97,14 @@ class StackStrengths:
         self.by_noise = self.varies and any(one.by_noise for _, one in every)
         """Whether the timestep or the noise makes a difference."""
         self._block_weights = self._weigh() if [one for _, one in every if one.blocks is not None] else None
-        regional = {entry for entry, one in every if (one.region, one.part) != ALL_PLACES} & denoising
+        self._find_regions({entry for entry, one in every if (one.region, one.part) != ALL_PLACES} & denoising)
+
+    def _find_regions(self, regional: set[int]) -> None:
+        """Note what is needed for entries that act in a region, or for one part of the prompt."""
         variants = self._variants if regional else ()
         self.regions = tuple([tuple([(one.region, one.part) for one in own]) for own in variants])
         """For each variant, the region of each entry and the part of the prompt that describes it; or nothing."""
-        numbered = enumerate(groups) if regional else ()
+        numbered = enumerate(self.groups) if regional else ()
         self.regional_groups = frozenset([i for i, group in numbered if group.side and group.entry in regional])
         """The groups that have a region, in any variant."""
         self.has_regions = bool(regional)

@@ -114,7 +114,7 @@ def wait_until(holds: Any) -> None:
         time.sleep(0.01)
 
 
-def test_pictures_are_made_with_their_lora(ann: Client) -> None:
+def test_pictures_are_made_with_their_lora(ann: Client, raw: httpx.Client) -> None:
     seen: list[float] = []
     made = ann.txt2img("a square <lora:stars:0.8>", progress=seen.append, **SMALL)
     image = Image.open(io.BytesIO(made.images[0]))
@@ -122,6 +122,9 @@ def test_pictures_are_made_with_their_lora(ann: Client) -> None:
     assert "<lora:stars:0.8>" in image.info["parameters"]
     assert made.info["remora"]["loras"][0].startswith("stars")
     assert not made.retried
+    told = raw.post("png-info", json={"image": base64.b64encode(made.images[0]).decode()}).json()
+    assert told["parameters"]["Prompt"] == "a square <lora:stars:0.8>"
+    assert raw.post("png-info", json={"image": "no picture"}).status_code == 422
     again = ann.img2img("a circle", [made.images[0]], denoising_strength=0.5, **SMALL)
     assert Image.open(io.BytesIO(again.images[0])).size == (64, 64)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -31,6 +33,13 @@ ANN, BOB = "0123456789abcdef", "fedcba9876543210"
 SMALL: dict[str, Any] = {"steps": 4, "width": 64, "height": 64}
 
 
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """Serve two replicas on a cluster of two nodes."""
@@ -49,9 +58,7 @@ def address() -> Iterator[str]:
     try:
         cluster.add_node(**node)
         ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = _free_port()
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
         logins = [f"ann:{ANN}", f"bob:{BOB}"]
         model = {"gather": 0.2, "most_pictures": 2}
@@ -186,3 +193,25 @@ def test_the_routes_are_on_the_head_node(address: str) -> None:
     routes = [one["Address"]["NodeID"] for one in actors if "IngressReplica" in one["ActorClassName"]]
     heads = [node["NodeID"] for node in ray.nodes() if "node:__internal_head__" in node["Resources"]]
     assert routes == heads
+
+
+def test_one_machine_tells_where_its_metrics_are(tmp_path: Path) -> None:
+    """As no other program finds a port that Ray chose."""
+    import httpx
+
+    command = [sys.executable, "-m", "extension.serve", "--port", str(_free_port())]
+    for port in (0, _free_port()):
+        log = tmp_path / f"{port}.txt"
+        with log.open("w") as lines:
+            served = subprocess.Popen([*command, "--metrics-port", str(port)], cwd=ROOT, stderr=lines)
+        try:
+            end = time.monotonic() + 120
+            while not (told := re.search(r"metrics on (http://127.0.0.1:(\d+)/metrics)", log.read_text("utf-8"))):
+                assert served.poll() is None
+                assert time.monotonic() < end
+                time.sleep(0.2)
+            assert port in (0, int(told[2]))
+            assert "ray_" in httpx.get(told[1]).text
+        finally:
+            served.send_signal(signal.SIGINT)
+            served.wait(60)
