@@ -96,6 +96,9 @@ class AppliedStack:
         """Return the entries that fit this part of the model."""
         return Stack([entry for i, entry in enumerate(self.entries) if i not in self.elsewhere])
 
+    def __deepcopy__(self, memo: object) -> Any:
+        raise LoraError("a model with LoRA by Remora cannot be copied; put Remora Apply after the node that copies it")
+
     @contextmanager
     def active(self) -> Iterator[None]:
         """Have the stack in force inside a `with` block; note what it did, also after an interruption."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import os
@@ -236,6 +237,8 @@ def test_inputs_at_fault_are_refused(nodes: Any, model: Patcher, tmp_path: Path)
     lora(tmp_path / "text.safetensors", layers=[TEXT])
     with pytest.raises(FileError):
         applied(nodes, model, "text.safetensors")
+    with pytest.raises(LoraError, match="put Remora Apply after the node that copies it"):
+        copy.deepcopy(applied(nodes, model, "a.safetensors")[0].attachments)  # as a node of KJNodes does
 
 
 @pytest.mark.parametrize("base", [0.0, 0.5])
