@@ -48,8 +48,12 @@ def engine_of(module: nn.Module, components: Mapping[str, nn.Module]) -> Engine:
 
 
 def denoiser_of(patcher: Any) -> dict[str, nn.Module]:
-    """Return the denoiser of a MODEL by its name in diffusers."""
-    denoiser = patcher.model.diffusion_model
+    """Return the denoiser of a MODEL by its name in diffusers.
+
+    A clone that ran last may have another module in its place still, as nodes that compile a model do.
+    """
+    denoiser = patcher.get_model_object("diffusion_model")
+    denoiser = getattr(denoiser, "_orig_mod", denoiser)  # of a compiled module
     return {"unet" if hasattr(denoiser, "input_blocks") else "transformer": denoiser}
 
 

@@ -106,13 +106,29 @@ class Patcher:
         self.wrappers: dict[str, dict[str, list[Any]]] = {}
         self.callbacks: dict[str, dict[str, list[Any]]] = {}
         self.attachments: dict[str, Any] = {}
+        self.object_patches: dict[str, Any] = {}
+        self.object_patches_backup: dict[str, Any] = {}
 
     def clone(self) -> Patcher:
         clone = Patcher(self.model)
         clone.wrappers = {kind: {key: list(one) for key, one in own.items()} for kind, own in self.wrappers.items()}
         clone.callbacks = {kind: {key: list(one) for key, one in own.items()} for kind, own in self.callbacks.items()}
         clone.attachments = dict(self.attachments)
+        clone.object_patches = dict(self.object_patches)
+        clone.object_patches_backup = self.object_patches_backup
         return clone
+
+    def get_model_object(self, name: str) -> Any:
+        return self.object_patches.get(name, self.object_patches_backup.get(name, getattr(self.model, name)))
+
+    def patch_model(self) -> None:
+        """Put the object patches of this clone into the model, in place of another's; they stay after sampling."""
+        for name, original in self.object_patches_backup.items():
+            setattr(self.model, name, original)
+        self.object_patches_backup.clear()
+        for name, patch in self.object_patches.items():
+            self.object_patches_backup[name] = getattr(self.model, name)
+            setattr(self.model, name, patch)
 
     def add_wrapper_with_key(self, kind: str, key: str, wrapper: Any) -> None:
         self.wrappers.setdefault(kind, {}).setdefault(key, []).append(wrapper)
@@ -144,6 +160,7 @@ class Patcher:
         self, x: Tensor, sigmas: Tensor, chunks: Sequence[int] = (0, 1), sampler: Sampler | None = None
     ) -> list[Tensor]:
         """Return the output of each call of the denoiser by a sampler, for a batch of each chunk."""
+        self.patch_model()
         # ComfyUI deep-copies the options, and the wrappers in them
         wrappers = copy.deepcopy(self.all_wrappers(WrappersMP.APPLY_MODEL))
 

@@ -84,6 +84,17 @@ def test_two_branches_have_their_own_stacks(nodes: Any, model: Patcher) -> None:
     assert torch.equal(two.clone().sample(X, SIGMAS)[0], second)
 
 
+def test_a_compiled_module_that_another_clone_left_is_not_taken_for_the_denoiser(nodes: Any, model: Patcher) -> None:
+    (alone, _), compiled = applied(nodes, model, "a.safetensors"), model.clone()
+    want = alone.sample(X, SIGMAS)
+    compiled.object_patches["diffusion_model"] = torch.compile(model.model.diffusion_model, backend="eager")
+    assert not torch.equal(compiled.sample(X, SIGMAS)[0], want[0])
+    (beside, _), (on_it, _) = applied(nodes, model, "a.safetensors"), applied(nodes, compiled, "a.safetensors")
+    for one in (beside, on_it, alone, on_it):
+        assert all(map(torch.equal, one.sample(X, SIGMAS), want))
+    assert not torch.equal(compiled.sample(X, SIGMAS)[0], want[0])
+
+
 def test_a_stack_replaces_the_former_one(nodes: Any, model: Patcher) -> None:
     alone, _ = applied(nodes, model, "b.safetensors")
     one, _ = applied(nodes, model, "a.safetensors")
