@@ -38,10 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns the exit status."""
     made = parser(__doc__, rounds=10)
     made.add_argument("--files", type=int, default=24, help="how many")
+    made.add_argument("--divide", type=float, default=1, metavar="N", help="write files of 1/N of these sizes")
     options = parse(made, arguments)
     with TemporaryDirectory() as name:
         folder = Path(name)
-        size = generate(folder / "loras", 3 if options.tiny else options.files, options.tiny)
+        size = generate(folder / "loras", 3 if options.tiny else options.files, options.tiny, options.divide)
         with multiprocessing.get_context("spawn").Pool(1) as pool:  # whose memory is nobody else's
             measured = pool.apply(search, (folder,))
         rows = [*measured, {"what": "size of a file", "value": size / 2**20, "unit": "MB"}]
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def generate(folder: Path, count: int, tiny: bool) -> float:
+def generate(folder: Path, count: int, tiny: bool, divide: float) -> float:
     """Write files, each of another size; return the mean of these."""
     folder.mkdir()
     families = [unet_layers(TINY)]
@@ -61,7 +62,7 @@ def generate(folder: Path, count: int, tiny: bool) -> float:
         families = [unet_layers(SD15), unet_layers(SDXL), flux_layers(19, 38)]
     for number in range(count):
         sizes = families[number % len(families)]
-        wanted = SMALLEST * (LARGEST / SMALLEST) ** (number / max(1, count - 1))
+        wanted = SMALLEST / divide * (LARGEST / SMALLEST) ** (number / max(1, count - 1))
         each = 2 * sum(out + inside for out, inside in sizes.values())
         rank = 4 if tiny else max(1, min(MOST_RANK, round(wanted / each)))
         write(folder / f"{number}.safetensors", dict(sizes), rank)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from .errors import LoraError
 from .files.file import AdapterFile
+from .files.sources import file_of
 from .inspection import doctor
 from .inspection.key_list import key_list
 from .inspection.renames import Rename, load_with_renames
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(command.run(options))
             return 0
         model = None if options.model is None else model_skeleton(options.model)
-        file = AdapterFile.open(options.file)
+        file = AdapterFile.open(file_of(options.file))
         report, renames = (ParsedFile(file).report(), []) if model is None else load_with_renames(file, model)
         zero = changes_nothing(file)
         if options.report is not None:
@@ -69,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
     inspect, families = [commands.add_parser(name, help=text) for name, text in texts.items()]
     doctor.add_options(commands.add_parser("doctor", help="measure LoRA files, alone and together; give hints"))
     for one in (inspect, families):
-        one.add_argument("file", type=Path, metavar="FILE", help="a LoRA in a safetensors file")
+        one.add_argument("file", type=Path, metavar="FILE", help="a LoRA: a safetensors file, or the folder of one")
     text = "a diffusers folder, the folder of a component, or a checkpoint: show which layers fit it"
     inspect.add_argument("--model", type=Path, metavar="PATH", help=text)
     inspect.add_argument("--json", action="store_true", help="print JSON")

@@ -42,8 +42,16 @@ class CheckApi:
 
     def file(self, request: Request, id: str = "", name: str = "") -> Response:  # noqa: A002  # of the query
         """Return what the doctor says of a file, or how far it is; ask again until it is done, or it stops."""
-        check = self._check(file_check, [self._file(id, name)])
-        told: records.CheckedFile = {"done": check.done, "layers": check.layers, "result": check.result}
+        file = self._file(id, name)
+        check = self._check(file_check, [file])
+        found = None if check.result is None else self._session.catalog.copies.standing(file)
+        standing: records.Standing | None = None if found is None else {"others": found[0], "smaller": found[1]}
+        told: records.CheckedFile = {
+            "done": check.done,
+            "layers": check.layers,
+            "result": check.result,
+            "standing": standing,
+        }
         return answer(request, told)
 
     def stack(self, request: Request, ids: str = "", strengths: str = "") -> Response:

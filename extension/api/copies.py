@@ -38,6 +38,7 @@ class CopiesApi:
             "per_page": _PER_PAGE,
             "firsts": [group[0].file.id for group in compared.groups],
             "others": [one.file.id for group in compared.groups for one in group[1:]],
+            "superseded": [file.id for file in compared.superseded],
             "merges": [_merged(one) for one in compared.merges],
         }
         return answer(request, told)
@@ -49,6 +50,7 @@ def _copied(one: Copy) -> records.CopiedFile:
         "precisions": list(one.precisions),
         "other": None if one.other is None else one.other.id,
         "alike": one.alike,
+        "steps": one.steps,
         "cosine": one.cosine,
         "factor": one.factor,
     }

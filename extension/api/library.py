@@ -15,6 +15,7 @@ from fastapi.concurrency import run_in_threadpool
 
 import lib_lora
 from lib_lora import AdapterFile, Family, LoraError
+from lib_lora.inspection.families import named_otherwise
 
 from ..library import (
     EDITABLE,
@@ -22,6 +23,7 @@ from ..library import (
     Found,
     Notes,
     NotesError,
+    Structure,
     Training,
     beside,
     distilled,
@@ -36,7 +38,7 @@ from . import records
 from .answers import BROKEN, NO_CONTENT, NOT_FOUND, UNPROCESSABLE, answer, refuse_stale, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from ..generation.session import Session
     from ..library import CatalogFile, Row
@@ -228,7 +230,8 @@ class Library:
             for row in self._session.catalog.index.rows()
             if row.facts is not None and (family := row.facts.structure.family) is not None
         }
-        return {key: _family(family, model) for key, family in families.items()}
+        loads = self._session.host.families
+        return {key: _family(family, model, loads) for key, family in families.items()}
 
 
 def find_file(catalog: Catalog, id: str, name: str) -> CatalogFile:  # noqa: A002
@@ -297,6 +300,7 @@ def listed(row: Row) -> records.Lora:
         "readable": not facts.problem,
         "reason": facts.problem,
         "family": None if structure.family is None else family_key(structure.family),
+        "named": _named(structure, notes),
         "base_model": facts.base_model or notes.base_model or None,
         "kind": "+".join(sorted(structure.kinds, key=lambda kind: -structure.kinds[kind])),
         "rank": structure.ranks,
@@ -321,6 +325,12 @@ def listed(row: Row) -> records.Lora:
     }
 
 
+def _named(structure: Structure, notes: Notes) -> str | None:
+    """Return the family that the header or the notes name, if the layers are of another."""
+    otherwise = named_otherwise([notes.base_model], structure.family) if notes.base_model else None
+    return structure.named or (None if otherwise is None else otherwise.titles)
+
+
 def _distilled(row: Row, header: Mapping[str, str]) -> records.Distilled | None:
     """Return the settings that a distilled LoRA was made for; None for others."""
     made = distilled(row.name, row.facts.alias if row.facts is not None else "", header=header)
@@ -342,8 +352,11 @@ def _without_tags(text: str) -> str:
     return re.sub(r"[<>\s]+", " ", text).strip()
 
 
-def _family(family: Family, model: Family | None) -> records.FamilyFit:
+def _family(family: Family, model: Family | None, loads: Collection[str] | None = None) -> records.FamilyFit:
+    usable = loads is None or not family.known or any(one.name in loads for one in (family, *family.also))
     # a card is only dimmed by it, so that a probable family of the model is enough
-    fits = model is None or not family.differs(model, hints=True)
+    fits = usable and (model is None or not family.differs(model, hints=True))
     reason = "" if fits or model is None else f"made for {family.titles}; the loaded model is {model.likely}"
-    return {"name": family.name, "title": family.titles, "fits": fits, "reason": reason}
+    if not usable:
+        reason = f"made for {family.titles}, which this web UI does not load"
+    return {"name": family.name, "title": family.titles, "fits": fits, "usable": usable, "reason": reason}

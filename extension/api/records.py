@@ -44,6 +44,7 @@ class Lora(TypedDict):
     readable: bool
     reason: Annotated[str, "why the file cannot be used; empty if it can"]
     family: Annotated[str | None, "a key of `families`"]
+    named: Annotated[str | None, "the family that its header or notes name, if its layers are of another"]
     base_model: str | None
     kind: Annotated[str, "adapter kinds, the most frequent first, such as lora+dora"]
     rank: Annotated[Pair | None, "lowest and highest"]
@@ -107,6 +108,7 @@ class FamilyFit(TypedDict):
     name: str
     title: str
     fits: bool
+    usable: Annotated[bool, "false if the web UI loads no model of it"]
     reason: str
 
 
@@ -181,12 +183,20 @@ class FileCheck(TypedDict):
     verdicts: list[CheckVerdict]
 
 
+class Standing(TypedDict):
+    """Where the norm of a file is among the files of its family that were compared."""
+
+    others: int
+    smaller: Annotated[int, "of these"]
+
+
 class CheckedFile(TypedDict):
     """What the doctor says of a file, or how far it is."""
 
     done: Annotated[int, "layers"]
     layers: Annotated[int, "of the whole file; 0 until they are counted"]
     result: Annotated[FileCheck | None, "null until it is done"]
+    standing: Annotated[Standing | None, "null until it was compared, see `copies`"]
 
 
 class CheckPair(TypedDict):
@@ -230,7 +240,8 @@ class CopiedFile(TypedDict):
     id: str
     precisions: Annotated[Texts, "of its tensors, such as float16"]
     other: Annotated[str | None, "id of the file that it is compared with; null of the first of the group"]
-    alike: Literal["same", "precision", "rank", "scaled", "resized", "near"] | None
+    alike: Literal["same", "precision", "rank", "scaled", "resized", "near", "epoch"] | None
+    steps: Annotated[int | None, "of its training until it was saved, if its header tells"]
     cosine: Annotated[float, "1 for the same change"]
     factor: Annotated[float, "it is about this times the other file"]
 
@@ -263,6 +274,7 @@ class Copies(TypedDict):
     per_page: int
     firsts: Annotated[Texts, "ids of the first of each group, on all pages"]
     others: Annotated[Texts, "ids of the others"]
+    superseded: Annotated[Texts, "ids of the files whose training wrote a later file, which is here, too"]
     merges: Annotated[list[MergedFile], "files that are sums of two others"]
 
 

@@ -36,6 +36,26 @@ logger = logging.getLogger(__name__)
 
 _NUMBERED = {"clip_l": 1, "clip_h": 1, "clip_g": 2}
 """Number of each text encoder in diffusers; the refiner of SDXL has only the second."""
+_FAMILIES = {
+    "Anima": "anima",
+    "Chroma": "chroma",
+    "ErnieImage": "ernie_image",
+    "Flux": "flux",
+    "Flux2": "flux2",
+    "Krea2": "krea2",
+    "Lumina2": "lumina2",
+    "Mugen": "sdxl",
+    "PiD": "",  # no family of ours
+    "QwenImage": "qwen_image",
+    "StableDiffusion": "sd1",
+    "StableDiffusion2": "sd2",
+    "StableDiffusion3": "sd3",
+    "StableDiffusionXL": "sdxl",
+    "StableDiffusionXLRefiner": "sdxl_refiner",
+    "Wan": "wan",
+    "ZImage": "z_image",
+}
+"""Class of backend/diffusion_engine -> the family of its models."""
 _MOST_LISTS = 4
 """Names, and multipliers of text encoders, of the UNet, and the rank."""
 _NO_LORA = str([])
@@ -62,6 +82,12 @@ class ForgeFamilyHost(A1111FamilyHost):
         """Yield the objects that have layer classes as attributes."""
 
     # --- the model ---
+
+    @property
+    def families(self) -> frozenset[str] | None:
+        names = [one.__name__ for one in getattr(module("backend.loader"), "possible_models", ())]
+        found = [_FAMILIES.get(name) for name in names]
+        return None if not found or None in found else frozenset(filter(None, found))
 
     def model(self) -> Any:
         """Return the host's present model, or None; does not load one."""

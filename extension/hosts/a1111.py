@@ -44,6 +44,10 @@ class A1111Host(A1111FamilyHost):
             and hasattr(getattr(processing, "StableDiffusionProcessing", None), "cached_params")
         )
 
+    @property
+    def families(self) -> frozenset[str] | None:
+        return frozenset({"sd1", "sd2", "sdxl", "sdxl_refiner", "sd3"})
+
     def components(self) -> Mapping[str, nn.Module]:
         model = self._model()
         return {} if model is None else {**_denoiser(model), **_text_encoders(model)}

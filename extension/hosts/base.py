@@ -300,6 +300,12 @@ class Host(ABC):
     def is_current(self) -> bool:
         """Tell whether this process is that web UI, by its features, never by a version."""
 
+    @property
+    def families(self) -> frozenset[str] | None:
+        """Return the families of models that it loads, by the names of `lib_lora.Family`; None if others may load, too.
+        """
+        return None
+
     @abstractmethod
     def components(self) -> Mapping[str, nn.Module]:
         """Return the loaded model's parts that LoRA can change, by diffusers' names; empty without a model."""

@@ -82,6 +82,10 @@ class StandaloneHost(Host):
     def is_current(self) -> bool:
         return self._open
 
+    @property
+    def families(self) -> frozenset[str] | None:
+        return frozenset({"sd1", "sd2", "sdxl", "sdxl_refiner"})
+
     def components(self) -> Mapping[str, nn.Module]:
         return self._parts
 

@@ -55,6 +55,8 @@ class Copy:
     cosine: float = 1.0
     factor: float = 1.0
     """It is about this times the other file."""
+    steps: int | None = None
+    """Of its training until it was saved; None if its header does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,8 @@ class Compared:
     groups: tuple[tuple[Copy, ...], ...] = ()
     """The largest first; the first of a group is the one to keep."""
     merges: tuple[MergeOfTwo, ...] = ()
+    superseded: tuple[CatalogFile, ...] = ()
+    """Files whose training wrote a later one of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +153,23 @@ class CopyFinder:
         compared, index = self._compared, self._files.index
         groups = [tuple(one for one in group if index.get(one.file) is not None) for group in compared.groups]
         merges = [one for one in compared.merges if None not in map(index.get, (one.file, *one.parents))]
-        return Compared(tuple(group for group in groups if len(group) > 1), tuple(merges))
+        superseded = [file for file in compared.superseded if index.get(file) is not None]
+        return Compared(tuple(group for group in groups if len(group) > 1), tuple(merges), tuple(superseded))
+
+    def standing(self, file: CatalogFile) -> tuple[int, int] | None:
+        """Return how many other files of its family have a sketch, and how many of these have a smaller norm.
+
+        None without a sketch of the file, whose norm is the file's to about 5%.
+        """
+        from lib_lora.inspection.sketches import norm_in
+
+        own = self._files.index.get(file)
+        family = None if own is None else _family(own)
+        if own is None or not own.sketch or family is None:
+            return None
+        others = [row for row in self._sketched() if row.file != own.file and _family(row) == family]
+        smaller = sum(norm_in(row.sketch) < norm_in(own.sketch) for row in others)
+        return len(others), smaller
 
     def close(self) -> None:
         """Stop the thread, in the middle of a file, too."""
@@ -246,6 +266,12 @@ class CopyFinder:
         self._again = time.monotonic() + max(_SAVE_EVERY, _LEAST_SHARE * took)
 
 
+def _family(row: Row) -> str | None:
+    """Return the name of the family of a file; None if it is not known."""
+    family = None if row.facts is None else row.facts.structure.family
+    return None if family is None or not family.known else family.name
+
+
 def _state(rows: Iterable[Row]) -> dict[CatalogFile, object]:
     """Return all that a comparison depends on."""
     return {row.file: (row.sketch, _worth(row)) for row in rows}
@@ -253,7 +279,7 @@ def _state(rows: Iterable[Row]) -> dict[CatalogFile, object]:
 
 def compared(rows: Sequence[Row], sketches: Sequence[Sketch]) -> Compared:
     """Return the groups of copies among files, and the files that are sums of two others."""
-    from lib_lora.inspection.sketches import compare
+    from lib_lora.inspection.sketches import compare, later_epochs
 
     files, order = [row.file for row in rows], sorted(range(len(rows)), key=lambda at: _worth(rows[at]), reverse=True)
     alike, merges = compare(sketches)
@@ -264,17 +290,19 @@ def compared(rows: Sequence[Row], sketches: Sequence[Sketch]) -> Compared:
         MergeOfTwo(files[one.file], (files[one.parents[0]], files[one.parents[1]]), one.strengths, one.left)
         for one in merges
     ]
-    return Compared(tuple(sorted(groups, key=len, reverse=True)), tuple(sums))
+    superseded = [files[at] for at in later_epochs(sketches)]
+    return Compared(tuple(sorted(groups, key=len, reverse=True)), tuple(sums), tuple(superseded))
 
 
 def _copy(files: Sequence[CatalogFile], sketch: Sketch, at: int, likeness: Likeness | None) -> Copy:
     precisions = tuple(sorted(name.removeprefix("torch.") for name in sketch.dtypes))
+    steps = None if sketch.training is None else sketch.training.steps
     if likeness is None:
-        return Copy(files[at], precisions)
+        return Copy(files[at], precisions, steps=steps)
     first, second = likeness.files
     factor = likeness.factor if at == second else 1 / likeness.factor
     other = files[first if at == second else second]
-    return Copy(files[at], precisions, other, likeness.alike, likeness.cosine, factor)
+    return Copy(files[at], precisions, other, likeness.alike, likeness.cosine, factor, steps)
 
 
 def groups_of(alike: Iterable[Likeness], order: Sequence[int]) -> list[list[tuple[int, Likeness | None]]]:

@@ -14,10 +14,11 @@ from typing import Any, TypeGuard
 
 import lib_lora
 from lib_lora import AdapterFile, Family, FileError, Glance, LoraError, base_model, glance
+from lib_lora.inspection.families import named_otherwise
 
 from .plain import are_texts, demand, is_count, read_json
 
-VERSION = 1
+VERSION = 2
 """Of these data; facts of another version are read again."""
 _NO_ALIAS = frozenset({"", "none", "Addams"})  # trainers' defaults that thousands of files share
 _HASH = re.compile(r"[0-9a-fA-F]{12,64}")
@@ -67,6 +68,8 @@ class Structure:
     ranks: tuple[int, int] | None = None
     layers: int = 0
     family: Family | None = None
+    named: str = ""
+    """The family that the header names, for people, if its layers are of another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +179,9 @@ class FactsReader:
 
 def _inspect(path: Path) -> Structure:
     report = lib_lora.inspect_file(path)
-    return Structure(report.format, dict(report.kinds), report.ranks, report.layers, report.family)
+    named = named_otherwise([report.metadata.get(key, "") for key in _FAMILY_KEYS], report.family)
+    title = "" if named is None else named.titles
+    return Structure(report.format, dict(report.kinds), report.ranks, report.layers, report.family, title)
 
 
 def _credible(stored: str) -> str:
@@ -237,9 +242,9 @@ def _structure_from(text: str) -> Structure:
     """Return a shared object for equal texts: thousands of files have few structures."""
     data = read_json(text)
     ranks = (data["ranks"][0], data["ranks"][1]) if data["ranks"] else None
-    demand(isinstance(data["format"], str) and isinstance(data["kinds"], dict) and is_count(data["layers"]))
+    demand(are_texts((data["format"], data["named"])) and isinstance(data["kinds"], dict) and is_count(data["layers"]))
     demand(all(map(is_count, (*data["kinds"].values(), *(ranks or ())))))
-    return Structure(data["format"], data["kinds"], ranks, data["layers"], _family(data["family"]))
+    return Structure(data["format"], data["kinds"], ranks, data["layers"], _family(data["family"]), data["named"])
 
 
 def _family(data: Mapping[str, Any] | None) -> Family | None:

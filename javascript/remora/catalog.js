@@ -38,6 +38,8 @@ export class Catalog {
         this.firsts = new Set(); // ids of the files to keep of each group of copies
         /** @type {Set<string>} */
         this.others = new Set(); // ids of their copies
+        /** @type {Set<string>} */
+        this.superseded = new Set(); // ids of files whose training wrote a later one that is here
     }
 
     /**
@@ -72,11 +74,11 @@ export class Catalog {
 
     /**
      * Take which files are copies of others; tell whether that is news.
-     * @param {Pick<Copies, "firsts" | "others">} told
+     * @param {Pick<Copies, "firsts" | "others" | "superseded">} told
      */
-    takeCopies({firsts, others}) {
-        if (same(firsts, [...this.firsts]) && same(others, [...this.others])) return false;
-        [this.firsts, this.others] = [new Set(firsts), new Set(others)];
+    takeCopies({firsts, others, superseded}) {
+        if (same([firsts, others, superseded], [[...this.firsts], [...this.others], [...this.superseded]])) return false;
+        [this.firsts, this.others, this.superseded] = [new Set(firsts), new Set(others), new Set(superseded)];
         this.version += 1;
         return true;
     }
@@ -211,7 +213,12 @@ export const SHOWS = {
     "": ["common.all", () => true],
     copies: ["library.show.copies", ({id}, {firsts, others}) => firsts.has(id) || others.has(id)],
     single: ["library.show.single", ({id}, {others}) => !others.has(id)],
-    unusable: ["library.show.unusable", ({readable}) => !readable],
+    superseded: ["library.show.superseded", ({id}, {superseded}) => superseded.has(id)],
+    misnamed: ["library.show.misnamed", ({named}) => named !== null],
+    unusable: [
+        "library.show.unusable",
+        (lora, catalog) => !lora.readable || catalog.familyOf(lora)?.usable === false,
+    ],
     hidden: ["library.show.hidden", () => true],
 };
 

@@ -25,20 +25,23 @@ export function likeness({alike, cosine, factor}, other) {
             return t("copies.resized", {other, cosine: signed(cosine)});
         case "near":
             return t("copies.near", {other, cosine: signed(cosine)});
+        case "epoch":
+            return t("copies.epoch", {other, cosine: signed(cosine)});
         default:
             return "";
     }
 }
 
 /**
- * Return what copies may differ in: size, kind and rank, precision, date.
+ * Return what copies may differ in: size, kind and rank, precision, steps, date.
  * @param {Lora} lora
- * @param {Pick<CopiedFile, "precisions">} file
+ * @param {Pick<CopiedFile, "precisions" | "steps">} file
  * @param {string} rank its kind and rank, in words
  */
-export const factsOf = (lora, {precisions}, rank) => [
+export const factsOf = (lora, {precisions, steps}, rank) => [
     size(lora.size),
     rank,
     precisions.join(" + "),
+    steps === null ? "" : t("copies.steps", {count: steps}),
     new Date(lora.mtime * 1000).toLocaleDateString(locale()),
 ];

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ..errors import LoraError
+from ..files.sources import file_of, name_of
 from .layers import layers_of
 from .measures import FileMeasures, measure, trained
 from .skeleton import mapped_model
@@ -24,12 +25,13 @@ _ALIKE = {
     "scaled": "is a multiple of",
     "resized": "is, resized or converted,",
     "near": "is close to, as another epoch of one training,",
+    "epoch": "is of the same training, after another number of steps, as",
 }
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    command.add_argument("files", type=Path, nargs="+", metavar="FILE", help="a LoRA in a safetensors file")
+    command.add_argument("files", type=Path, nargs="+", metavar="FILE", help="a LoRA: a safetensors file, or the folder of one")
     text = "a diffusers folder, the folder of a component, or a checkpoint: compare norms with its weights"
     command.add_argument("--model", type=Path, metavar="PATH", help=text)
     text = "the strength of each file in a stack; 1 if not given"
@@ -43,7 +45,7 @@ def report(options: argparse.Namespace) -> str:
     Raises:
         LoraError: a file or the model cannot be used, or the number of strengths is not that of the files.
     """
-    files: list[Path] = options.files
+    files = [file_of(path) for path in options.files]
     strengths = options.strengths or [1.0] * len(files)
     if len(strengths) != len(files):
         raise LoraError(f"{len(strengths)} strengths for {len(files)} files")
@@ -57,7 +59,7 @@ def report(options: argparse.Namespace) -> str:
     if options.json:
         return _json(measured, stack, strengths, alike, merged)
     parts = [_file_text(one) for one in measured]
-    names = [path.stem for path in files]
+    names = [name_of(path) for path in files]
     parts += [_stack_text(names, stack, strengths)] if stack is not None else []
     parts += [_set_text(names, alike, merged)] if stack is not None else []
     return "\n\n".join(parts)

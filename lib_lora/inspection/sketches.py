@@ -14,10 +14,11 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,8 +57,26 @@ _AT_ONCE = 128
 """The files that are compared with all others at a time."""
 _CANDIDATES = 48
 """The files that are most like a file, among which its parts are looked for."""
+_DIGITS, _LONGEST_NAME = 10, 100
+"""The most that is kept of a header: digits of a number of steps, and characters of a name."""
 
-Alike = Literal["same", "precision", "rank", "scaled", "resized", "near"]
+Alike = Literal["same", "precision", "rank", "scaled", "resized", "near", "epoch"]
+
+
+class Training(NamedTuple):
+    """The training that wrote a file, and how far it was."""
+
+    session: str
+    """The same in all files of one training, and in no others."""
+    steps: int
+
+    @classmethod
+    def of(cls, metadata: Mapping[str, str]) -> Training | None:
+        """Return what kohya's trainers write; None where the metadata have none of it."""
+        session, began = (metadata.get(key, "") for key in ("ss_session_id", "ss_training_started_at"))
+        steps = metadata.get("ss_steps", "")
+        is_told = session and began and steps.isdecimal() and len(steps) < _DIGITS
+        return cls(f"{session} {began}"[:_LONGEST_NAME], int(steps)) if is_told else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,10 +87,12 @@ class Sketch:
     dtypes: frozenset[str]
     ranks: tuple[int, int] | None
     kinds: Mapping[str, int]
+    training: Training | None = None
 
     def to_bytes(self) -> bytes:
         """Return about 1,100 bytes that `from_bytes` reads: a line of JSON, then the numbers in fp32."""
         said = {"version": VERSION, "dtypes": sorted(self.dtypes), "ranks": self.ranks, "kinds": dict(self.kinds)}
+        said["training"] = self.training
         return json.dumps(said).encode() + b"\n" + _STORED.pack(*self.numbers.float().tolist())
 
     @classmethod
@@ -84,9 +105,17 @@ class Sketch:
             ranks = None if said["ranks"] is None else (int(said["ranks"][0]), int(said["ranks"][1]))
             kinds = {str(kind): int(count) for kind, count in said["kinds"].items()}
             dtypes = frozenset(map(str, said["dtypes"]))
+            told = said.get("training")
+            training = None if told is None else Training(str(told[0]), int(told[1]))
         except (ValueError, TypeError, LookupError, AttributeError, struct.error, RecursionError):
             return None
-        return cls(numbers, dtypes, ranks, kinds) if said.get("version") == VERSION else None
+        return cls(numbers, dtypes, ranks, kinds, training) if said.get("version") == VERSION else None
+
+
+def norm_in(stored: bytes) -> float:
+    """Return the norm of the numbers of a stored sketch, which estimates that of the change; 0 if it is damaged."""
+    numbers = stored[-_STORED.size :]
+    return math.hypot(*_STORED.unpack(numbers)) if len(numbers) == _STORED.size else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +166,8 @@ def sketch(file: FileLayers, progress: Progress = unheard) -> Sketch:
     infos = file.parsed.file.infos
     named = [named for group in file.parsed.groups for named in group.keys.items()]
     dtypes = {str(infos[key].dtype) for param, key in named if param != "alpha"}
-    return Sketch(total, frozenset(dtypes), file.report.ranks, file.report.kinds)
+    training = Training.of(file.report.metadata)
+    return Sketch(total, frozenset(dtypes), file.report.ranks, file.report.kinds, training)
 
 
 def _is_too_large(layer: FileLayer) -> bool:
@@ -185,17 +215,22 @@ def _signs(size: int, side: int) -> Tensor:
 def compare(sketches: Sequence[Sketch]) -> tuple[list[Likeness], list[Merge]]:
     """Return the pairs of files that are alike, the most alike first, and the files that are sums of two others.
 
-    A sum is like its larger part, and like another sum with that part. Such pairs are left out.
+    A sum is like its larger part, and like another sum with that part. Such pairs are left out. Each file of a training
+    is paired with the latest one, however little they are alike.
     """
     if not sketches:
         return [], []
     numbers = torch.stack([one.numbers for one in sketches])
     norms = numbers.norm(dim=1).clamp_min(torch.finfo(numbers.dtype).tiny)
-    pairs = list(_near(numbers / norms.unsqueeze(1)))
-    merges = _sums(numbers, norms, [j for _, j, cosine in pairs if cosine > _SAME])
+    units = numbers / norms.unsqueeze(1)
+    pairs = {(i, j): cosine for i, j, cosine in _near(units)}
+    merges = _sums(numbers, norms, [j for (_, j), cosine in pairs.items() if cosine > _SAME])
+    merges = [one for one in merges if not any(_is_epoch(sketches[one.file], sketches[at]) for at in one.parents)]
     merged = {merge.file for merge in merges}
+    for i, j in later_epochs(sketches).items():
+        pairs.setdefault((min(i, j), max(i, j)), float(units[i] @ units[j]))
     found = []
-    for i, j, cosine in pairs:
+    for (i, j), cosine in pairs.items():
         if cosine > _SAME or not {i, j} & merged:
             factor = cosine * float(norms[j] / norms[i])
             found.append(Likeness((i, j), _alike(sketches[i], sketches[j], cosine, factor), cosine, factor))
@@ -211,7 +246,30 @@ def _near(units: Tensor) -> Iterator[tuple[int, int, float]]:
             yield start + i, start + j, cosine
 
 
+def later_epochs(sketches: Sequence[Sketch]) -> dict[int, int]:
+    """Return file -> the latest file of the same training, for all that are not the latest."""
+    trainings = defaultdict[str, list[tuple[int, int]]](list)
+    for at, one in enumerate(sketches):
+        if one.training is not None:
+            trainings[one.training.session].append((one.training.steps, at))
+    latest = {session: max(files) for session, files in trainings.items()}
+    return {
+        at: latest[session][1]
+        for session, files in trainings.items()
+        for steps, at in files
+        if steps < latest[session][0]
+    }
+
+
+def _is_epoch(one: Sketch, other: Sketch) -> bool:
+    """Return whether two files are of one training, after different numbers of steps."""
+    first, second = one.training, other.training
+    return first is not None and second is not None and first.session == second.session and first != second
+
+
 def _alike(first: Sketch, second: Sketch, cosine: float, factor: float) -> Alike:
+    if _is_epoch(first, second):
+        return "epoch"
     resized = (first.ranks, first.kinds) != (second.ranks, second.kinds)
     if cosine < _SAME:
         return "resized" if resized else "near"

@@ -20,9 +20,9 @@ from torch import nn
 
 from ..engine import Engine
 from ..errors import ActivationError, ArgumentError, ComponentError, FileError, StackError, check_type, shown
+from ..files.sources import Source, name_of, path_of
 from ..report import ActivationReport, NetworkReport
 from ..stack import Entry, Stack
-from .sources import Source, name_of, path_of
 from .wishes import Wish, multiplier_of
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from ..errors import ArgumentError, ComponentError, StackError, check_type, shown, texts
+from ..files.sources import Source
 from .attached import PipelineEngine, attach
-from .sources import Source
 from .wishes import Wish, multiplier_of, scaled
 
 if TYPE_CHECKING:

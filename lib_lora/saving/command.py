@@ -11,6 +11,7 @@ from typing import get_args
 from torch import nn
 
 from ..errors import StackError, printed
+from ..files.sources import file_of, name_of
 from ..stack import Entry, Stack
 from .baked import Rounding, bake_stack
 from .combination import combine_files
@@ -33,7 +34,7 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     combine = commands.add_parser("combine", help="combine LoRA files to one by a rule, also without a model")
     for command in (save, combine):
         command.add_argument("out", type=Path, metavar="OUT", help="the file to write")
-        text = "a LoRA, at the strength 1 or another one"
+        text = "a LoRA or its folder, at the strength 1 or another one"
         command.add_argument("files", nargs="*", metavar="FILE[=STRENGTH]", help=text)
     text = "a diffusers folder, the folder of a component, or a checkpoint: the model that the LoRA are for"
     save.add_argument("--model", type=Path, metavar="PATH", required=True, help=text)
@@ -42,7 +43,7 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         text = "make a saved file again as its header says; FILE are then the folders of its sources"
         command.add_argument("--again", type=Path, metavar="SAVED", help=text)
     convert = commands.add_parser("convert", aliases=["resize"], help="write one LoRA file in another form")
-    convert.add_argument("file", type=Path, metavar="FILE", help="a LoRA in a safetensors file")
+    convert.add_argument("file", type=Path, metavar="FILE", help="a LoRA: a safetensors file, or the folder of one")
     convert.add_argument("out", type=Path, metavar="OUT", help="the file to write")
     convert.add_argument("--strength", type=float, default=1.0, metavar="X", help="fold a strength in")
     text = "keep the layers of text encoders, drop them, or keep no others"
@@ -82,7 +83,7 @@ def _add_bake(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     bake = commands.add_parser("bake", help="write a model again with LoRA in its weights")
     bake.add_argument("out", type=Path, metavar="OUT", help="the file to write; a folder, if MODEL is one")
     bake.add_argument("model", type=Path, metavar="MODEL", help=_MODEL)
-    bake.add_argument("files", nargs="+", metavar="FILE[=STRENGTH]", help="a LoRA, at the strength 1 or another one")
+    bake.add_argument("files", nargs="+", metavar="FILE[=STRENGTH]", help="a LoRA or its folder, at the strength 1 or another one")
     text = "of weights in float16 and bfloat16; stochastic keeps small changes on average"
     bake.add_argument("--rounding", choices=get_args(Rounding), default="nearest", help=text)
     bake.add_argument("--seed", type=int, default=0, metavar="N", help="of the stochastic rounding")
@@ -118,7 +119,7 @@ def run(options: argparse.Namespace) -> str:
     if options.command in ("save", "combine"):
         return _save(options, model, choices).summary(layers=options.layers)
     saved = convert_file(
-        options.file,
+        file_of(options.file),
         options.out,
         strength=options.strength,
         text_encoders=options.text_encoders,
@@ -149,12 +150,14 @@ def _save(options: argparse.Namespace, model: dict[str, nn.Module] | None, choic
 
 def _entry(text: str) -> Entry:
     path, _, number = text.rpartition("=")
-    if not path or Path(text).is_file():
-        return Entry(text)
+    if not path or Path(text).exists():
+        path, number = text, "1"
     try:
-        return Entry(path, float(number))
+        strength = float(number)
     except ValueError as error:
         raise StackError(f"{printed(text)}: what is behind = is no number; write FILE=0.8") from error
+    file = file_of(path)
+    return Entry(file, strength, name=name_of(file))
 
 
 def _bytes(text: str) -> int:

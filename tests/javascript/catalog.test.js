@@ -114,7 +114,7 @@ test("it asks for the changes since its revision, or has the server look again",
 test("a whole answer replaces everything", () => {
     const catalog = catalogOf(lora("a"), lora("b"));
     const scan = {running: true, done: 1, total: 2};
-    const families = {sd1: {name: "sd1", title: "SD 1", fits: true, reason: ""}};
+    const families = {sd1: {name: "sd1", title: "SD 1", fits: true, usable: true, reason: ""}};
     catalog.take(answer([lora("c")], {revision: 5, scan, families, problem: "a disk is full"}));
     assert.deepEqual(names(catalog.all), ["c"]);
     assert.deepEqual(
@@ -172,8 +172,8 @@ test("it is said why a file cannot be used or does not fit", () => {
     ];
     const catalog = catalogOf(broken, twin, other, fits, misfit, unknown);
     catalog.families = {
-        sd1: {name: "sd1", title: "SD 1", fits: true, reason: ""},
-        flux: {name: "flux", title: "FLUX", fits: false, reason: "made for FLUX"},
+        sd1: {name: "sd1", title: "SD 1", fits: true, usable: true, reason: ""},
+        flux: {name: "flux", title: "FLUX", fits: false, usable: true, reason: "made for FLUX"},
     };
     assert.equal(catalog.against(broken), "its header is cut off");
     assert.equal(catalog.against(twin), "several files have the name twin; rename all but one to use them");
@@ -275,20 +275,24 @@ test("a filter shows copies, or one file of each group, or what cannot be used; 
         lora("a copy"),
         lora("b"),
         lora("bad", {readable: false, reason: "cut off"}),
+        lora("foreign", {family: "wan", named: "FLUX.1"}),
         lora("gone", {hidden: true}),
         lora("hidden copy", {hidden: true}),
     );
     const {version} = catalog;
-    const told = {firsts: ["a"], others: ["a copy", "hidden copy"]};
+    catalog.families = {wan: {name: "wan", title: "Wan", fits: false, usable: false, reason: "made for Wan"}};
+    const told = {firsts: ["a"], others: ["a copy", "hidden copy"], superseded: ["a copy"]};
     assert.equal(catalog.takeCopies(told), true);
     assert.equal(catalog.takeCopies(told), false, "no news");
     assert.equal(catalog.version, version + 1);
     /** @type {{[show: string]: string[]}} */
     const cases = {
-        "": ["a", "a copy", "b", "bad"],
+        "": ["a", "a copy", "b", "bad", "foreign"],
         copies: ["a", "a copy"],
-        single: ["a", "b", "bad"],
-        unusable: ["bad"],
+        single: ["a", "b", "bad", "foreign"],
+        superseded: ["a copy"],
+        misnamed: ["foreign"],
+        unusable: ["bad", "foreign"],
         hidden: ["gone", "hidden copy"],
     };
     assert.deepEqual(Object.keys(cases), Object.keys(SHOWS));

@@ -9,8 +9,8 @@ import {KEYS, readBody} from "../../javascript/remora/tag.js";
 import {listOf, lora} from "./page.js";
 
 const FAMILIES = {
-    sd1: {name: "sd1", title: "SD 1", fits: true, reason: ""},
-    flux: {name: "flux", title: "Flux", fits: false, reason: "made for Flux"},
+    sd1: {name: "sd1", title: "SD 1", fits: true, usable: true, reason: ""},
+    flux: {name: "flux", title: "Flux", fits: false, usable: true, reason: "made for Flux"},
 };
 const BLOCKS = {
     ...{blocks: [], layouts: [{length: 2, ids: ["IN00", "OUT00"]}], rules: ["ATTNDEEPOFF"], problem: ""},

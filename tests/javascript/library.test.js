@@ -224,7 +224,7 @@ test("after a refresh a name that the server resolved is asked for again", async
 });
 
 test("the files that are copies are asked for by page, and the list is drawn again where they changed", async () => {
-    const told = {firsts: ["id-a"], others: ["id-b"], groups: [], found: 60, running: false};
+    const told = {firsts: ["id-a"], others: ["id-b"], superseded: [], groups: [], found: 60, running: false};
     const {tab, sent} = openPage({loras: [lora("a"), lora("b")], routes: {"GET copies": () => ({data: told})}});
     const {version} = tab.library.catalog;
     assert.equal((await tab.library.loadCopies(1)).found, 60);

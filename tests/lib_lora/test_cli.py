@@ -243,6 +243,35 @@ def test_what_cannot_be_read_is_one_line_on_stderr(tmp_path, lora, capsys):
         assert printed.out == ""
 
 
+def test_a_folder_of_peft_is_one_lora_to_every_command(tmp_path, model, capsys):
+    """Its configuration has the scale, and the folder the name."""
+    layer = "base_model.model.down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q"
+    shape = tiny_unet(0).get_submodule(layer.removeprefix("base_model.model.")).weight.shape
+    tensors = {f"{layer}.lora_A.weight": torch.ones(2, shape[1]), f"{layer}.lora_B.weight": torch.ones(shape[0], 2)}
+    loras = tmp_path / "loras"
+    for name in ("style", "other"):
+        (loras / name).mkdir(parents=True)
+        save(loras / name / "adapter_model.safetensors", tensors)
+        (loras / name / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2, "lora_alpha": 6}')
+    style, out = loras / "style", tmp_path / "out.safetensors"
+    commands = {
+        ("inspect", style): f"file          {style / 'adapter_model.safetensors'}",
+        ("families", style): "sd1 ",
+        ("doctor", style, loras / "other"): "style + other: reinforce, cosine +1.000",
+        ("doctor", style): "scale       3",
+        ("save", out, f"{style}=0.5", "--model", model): "out.safetensors",
+        ("convert", style, tmp_path / "again.safetensors", "--model", model): "again.safetensors",
+    }
+    for command, said in commands.items():
+        assert main(list(map(str, command))) == 0, capsys.readouterr().err
+        assert said in capsys.readouterr().out, command
+    saved = AdapterFile.open(out)
+    up, down = (next(saved.tensor(key) for key in saved.infos if f"lora_{side}" in key) for side in ("up", "down"))
+    torch.testing.assert_close(up @ down, torch.full(tuple(shape), 0.5 * 3 * 2.0))
+    assert main(["doctor", str(loras)]) == 1
+    assert "load a folder in it: other, style" in capsys.readouterr().err
+
+
 def test_as_a_program(lora):
     done = subprocess.run([sys.executable, "-m", "lib_lora", "inspect", str(lora)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -238,6 +238,24 @@ def test_layers_that_families_share_are_of_none_for_sure(component, layers):
     assert found is None or not found.sure
 
 
+def test_a_small_model_with_the_layers_of_sdxl_is_not_dreamlite():
+    """DreamLite alone has attention to the text, and no other, on the finest level."""
+    cases = {
+        ("down_blocks.1.attentions.0", "up_blocks.1.attentions.0", "input_blocks.4.1"): "sdxl",
+        ("down_blocks.0.attentions.0", "input_blocks.1.1"): None,
+    }
+    for levels, expected in cases.items():
+        for level in levels:
+            inside = f"{level}.transformer_blocks.0"
+            every = {f"{inside}.attn2.to_k": 2048, f"{inside}.attn1.to_q": 320, f"{inside}.attn2.to_q": 320}
+            found = family_of(facts("unet", every))
+            assert (found and found.name) == expected, level
+    own = {"down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_q": 320, "mid_block.attentions.0.attn2.to_k": 2048}
+    found = family_of(facts("unet", own))
+    assert found is not None
+    assert found.name == "dream_lite"
+
+
 def test_a_lora_of_chromas_blocks_is_not_warned_of(tmp_path):
     """As tdrussell/diffusion-pipe writes it: FLUX.1 has the same blocks, and the metadata tells nothing."""
     family = FAMILIES["chroma"]

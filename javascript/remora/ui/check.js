@@ -50,7 +50,7 @@ function Check({tab, lora}) {
     return html`<div class="rt-part">
         <${Trouble} trouble=${trouble} />
         ${!trouble.text && !told?.result && html`<${Progress} told=${told} />`}
-        ${told?.result && html`<${Found} tab=${tab} found=${told.result} entry=${entryOf(tab, lora)} />`}
+        ${told?.result && html`<${Found} tab=${tab} found=${told.result} standing=${told.standing} entry=${entryOf(tab, lora)} />`}
     </div>`;
 }
 
@@ -72,8 +72,8 @@ function entryOf(tab, lora) {
     return on.find((row) => tab.library.meaning(row.name).lora?.id === lora);
 }
 
-/** @param {{tab: Tab, found: FileCheck, entry: Reading | undefined}} props */
-function Found({tab, found, entry}) {
+/** @param {{tab: Tab, found: FileCheck, standing: CheckedFile["standing"], entry: Reading | undefined}} props */
+function Found({tab, found, standing, entry}) {
     const unmeasured = Object.values(found.unmeasured).reduce((one, other) => one + other, 0);
     const weighed = entry?.values.lbw ? entry : undefined;
     const {blocks} = tab.state;
@@ -106,7 +106,9 @@ function Found({tab, found, entry}) {
             <${Bars} label=${t("check.kept")} bars=${found.kept.map(([rank, share]) => ({name: t("check.rank", {rank}), share}))} />
             <p class="rt-hint">${t("check.needs", {low: found.rank_90, high: found.rank_99, rank: found.rank})}</p>`
         }
-        <p class="rt-hint">${measured && t("check.norm", {norm: short(found.norm)})} ${pieces("check.withModel", {command: html`<code>${COMMAND}</code>`})}</p>`;
+        <p class="rt-hint">${measured && t("check.norm", {norm: short(found.norm)})}
+            ${measured && standing !== null && standing.others > 0 && t("check.standing", {count: standing.others, smaller: standing.smaller})}
+            ${pieces("check.withModel", {command: html`<code>${COMMAND}</code>`})}</p>`;
 }
 
 /** @param {{verdict: CheckVerdict}} props */

@@ -113,7 +113,7 @@ function File({tab, lora, file, usual, other, attempt}) {
             <button type="button" class="rt-link rt-copy-name" aria-label=${t("card.about", {name})} title=${lora.file} onClick=${() => tab.set({details: lora.id})}><${Name} text=${name} /></button>
             <span>${said}</span>
             <span class="rt-hint">${factsOf(lora, file, rank(lora)).map((fact, at) => [
-                at > 0 && " · ",
+                at > 0 && fact && " · ",
                 fact === usual[at] ? fact : html`<strong>${fact}</strong>`,
             ])}</span>
         </div>

@@ -143,9 +143,10 @@ function Facts({lora, tab}) {
     const family = tab.library.catalog.familyOf(lora);
     const layers = lora.layers && t("common.layers", {count: lora.layers});
     const time = new Date(lora.used * 1000).toLocaleString(locale());
+    const {named} = lora;
     const facts = [
         [t("details.file"), lora.path],
-        [t("common.madeFor"), family?.title],
+        [t("common.madeFor"), family && named ? t("details.named", {family: family.title, named}) : family?.title],
         [t("details.madeFrom"), lora.base_model],
         [t("common.kind"), [rank(lora), layers, lora.format].filter(Boolean).join(t("mark.list"))],
         [t("details.size"), size(lora.size)],

@@ -40,7 +40,7 @@ export function Library({tab, state}) {
                 onClick=${() => tab.server.attempt(() => tab.library.refresh("POST"))} />
         </div></div>
         ${more && html`<${Filters} folders=${folders} state=${state} filter=${filter} tab=${tab} />`}
-        ${["copies", "single"].includes(state.filters.show) && html`<${AboutCopies} tab=${tab} />`}
+        ${["copies", "single", "superseded"].includes(state.filters.show) && html`<${AboutCopies} tab=${tab} />`}
         <${Folders} folders=${folders} state=${state} filter=${filter} />
         <div class="rt-line rt-found">
             <div class=${found.length ? "rt-hint rt-line" : "rt-empty"} role="status">

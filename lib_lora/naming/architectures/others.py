@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypedDict
 
 from ._encoders import BIG_G_SIGN
+from ._ldm_unet import FINEST
 from .base import Architecture, Sign, Variant, named, within
 from .flux import FLUX_DIFFUSERS_SIGNS, JOINT_ATTENTION_SIGN, MODULATION_SIGN, SINGLE_ATTENTION_SIGN, T5_INPUT_SIGN
 from .hunyuan import ATTENTION_2048, LATE_BLOCK_SIGNS
@@ -477,5 +478,6 @@ DREAM_LITE = _family(
     None,
     _own(r"(down|mid|middle|up|input|output)_block.*resnets_\d+_conv\d_(depthwise|pointwise):"),
     _own("(down|mid|middle|up|input|output)_block.*attn2_to_[kv]:2048$", 1),
+    never=Sign(rf"{FINEST}.*attn1_"),  # there it attends to the text alone
     flow=False,
 )

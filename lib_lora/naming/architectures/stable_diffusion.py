@@ -1,7 +1,7 @@
 """Stable Diffusion with a UNet: 1.x, 2.x, XL and its refiner."""
 
 from ._encoders import BIG_G_SIGN
-from ._ldm_unet import IN_UNET, UNET_ALIASES
+from ._ldm_unet import FINEST, IN_UNET, UNET_ALIASES
 from .base import Architecture, Sign, Variant, layers, named
 
 SD1 = Architecture(  # 768-wide cross attention, CLIP ViT-L/14
@@ -54,7 +54,7 @@ SDXL = Architecture(  # three levels, 2048-wide cross attention, CLIP ViT-L/14 a
         BIG_G_SIGN,
         named("sdxl(?!.refiner)|stable-diffusion-xl-v1-base"),
     ),
-    never=Sign(rf"{IN_UNET}.*attn[12]_to_q:320$"),  # it has no attention on its finest level, as DreamLite has
+    never=Sign(rf"{FINEST}.*attn2_to_q:320$"),  # it has no attention on its finest level, as DreamLite has
     inputs=("conv_in",),
     variants=(
         Variant("Stable Diffusion XL", inputs=4),

@@ -118,6 +118,7 @@ def test_the_list_and_what_changed_since(ask: Checked, copy: Path) -> None:
         "name": "sd1",
         "title": "Stable Diffusion 1.x",
         "fits": True,
+        "usable": True,
         "reason": "",
     }
     ask("PATCH", "/lora", params={"id": one["id"]}, json={"rating": 3})
@@ -532,6 +533,7 @@ def test_a_file_is_checked_and_its_verdicts_have_their_numbers(ask: Checked, cop
     measured = measure(layers_of(copy))
     found = told["result"]
     assert told["done"] == told["layers"] > 10
+    assert told["standing"] is None
     assert found["norm"] == pytest.approx(measured.norm)
     assert found["components"] == pytest.approx(measured.by_component())
     blocks = {one["block"]: one["share"] for one in found["blocks"] if one["block"]}
@@ -685,3 +687,7 @@ def test_a_file_for_another_family_does_not_fit_a_model_of_a_probable_one(sure: 
     assert (told["fits"], told["reason"]) == (False, said)
     assert _family(Family("sd1", "Stable Diffusion 1.x"), model)["fits"]
     assert _family(Family("sdxl", "Stable Diffusion XL", sure=False), model)["fits"]
+    for loads, usable in ((None, True), ({"sd1", "sdxl"}, True), ({"sd1"}, False)):
+        told = _family(Family("sdxl", "Stable Diffusion XL", sure=sure), None, loads)
+        assert told["usable"] is (usable or not sure), "a hint is not enough"
+        assert told["reason"] == ("" if told["usable"] else "made for Stable Diffusion XL, which this web UI does not load")

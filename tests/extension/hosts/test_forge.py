@@ -20,12 +20,14 @@ from torch import Tensor, nn
 import extension
 from extension.generation.options import ENABLED, GRAMMAR, MERGE, ON_BAD_LORA
 from extension.generation.state import state_of
-from extension.hosts import current_host
+from extension.hosts import current_host, known_hosts
 from extension.hosts._chunk_parts import ChunkParts
+from extension.hosts._forge import _FAMILIES
 from extension.hosts.forge import FORGE
 from extension.hosts.forge_neo import FORGE_NEO
 from lib_lora import Row
 from lib_lora.execution import hooks
+from lib_lora.naming.architectures.base import known_architectures
 from tests.fakes import forge
 from tests.fakes.files import pair, save
 from tests.fakes.forge import CHANNELS, SAMPLING, WIDTH, Condition, FakeForge
@@ -54,6 +56,24 @@ def test_a_host_knows_itself_and_no_other(web: FakeForge, kind: str) -> None:
     host = current_host()
     assert host is not None
     assert host.name == kind
+
+
+def test_the_families_of_a_forge_are_those_of_its_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One class that is not known, and any family may load."""
+    cases = {
+        ("StableDiffusion", "StableDiffusionXL", "Mugen", "PiD"): {"sd1", "sdxl"},
+        ("StableDiffusion", "Newest"): None,
+        (): None,
+    }
+    for names, families in cases.items():
+        loader = ModuleType("backend.loader")
+        loader.possible_models = tuple(type(name, (), {}) for name in names)  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "backend", ModuleType("backend"))
+        monkeypatch.setitem(sys.modules, "backend.loader", loader)
+        assert FORGE_NEO.families == families
+    known = {one.name for one in known_architectures()}
+    hosts = [one.families or set() for one in known_hosts()]
+    assert set().union(*hosts, filter(None, _FAMILIES.values())) <= known
 
 
 def test_a_forge_is_asked_before_what_it_is_a_fork_of() -> None:

@@ -132,6 +132,32 @@ def test_copies_are_grouped_and_each_says_how_it_is_one(library: Library) -> Non
     assert 0.8 < by_name["epoch"].cosine < 0.998
 
 
+def test_an_epoch_is_superseded_while_a_later_one_of_its_training_is_here(library: Library) -> None:
+    said = {"ss_session_id": "7", "ss_training_started_at": "1.5"}
+    for steps, seed in ((100, 1), (200, 0)):
+        save(library.folder / f"{steps}.safetensors", made(seed), said | {"ss_steps": str(steps)})
+    catalog = library.start()
+    compared = found(catalog)
+    (group,) = compared.groups
+    assert {(one.file.name, one.steps) for one in group} == {("100", 100), ("200", 200)}
+    assert {one.alike for one in group} == {None, "epoch"}
+    assert [file.name for file in compared.superseded] == ["100"]
+    (library.folder / "200.safetensors").unlink()
+    catalog.refresh()
+    assert not found(catalog).superseded
+
+
+def test_a_norm_stands_among_those_of_the_files_of_its_family(library: Library) -> None:
+    name = "lora_unet_down_blocks_1_attentions_0_transformer_blocks_0_attn2_to_k"
+    for file, (width, size) in {"a": (768, 1.0), "b": (768, 2.0), "c": (768, 3.0), "xl": (2048, 9.0)}.items():
+        library.file(file, pair(name, (24, width), 4, size=size))
+    catalog = library.start()
+    assert catalog.copies.standing(catalog.find("a")) is None, "it was not compared"
+    found(catalog)
+    told = {file: catalog.copies.standing(catalog.find(file)) for file in ("a", "b", "c", "xl")}
+    assert told == {"a": (2, 0), "b": (2, 1), "c": (2, 2), "xl": (0, 0)}
+
+
 def test_the_file_to_keep_is_the_favourite_then_the_most_used_then_the_largest(library: Library) -> None:
     library.file("small", spoiled.cast(made(0), torch.float16))
     library.file("large")

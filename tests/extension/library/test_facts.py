@@ -14,6 +14,8 @@ from safetensors.torch import save_file
 
 from extension.library.facts import Facts, FactsReader, read_training
 from extension.standalone.demo import Demo
+from lib_lora.inspection.families import named_otherwise
+from tests.fakes.files import pair
 
 LAYER = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q"
 
@@ -98,6 +100,26 @@ def test_what_cannot_be_used_has_its_reason(tmp_path: Path) -> None:
     reader = FactsReader()
     assert reader.read(tmp_path / "a.safetensors").problem.startswith("it is truncated")
     assert "is not a known adapter" in reader.read(tmp_path / "b.safetensors").problem
+
+
+def test_a_header_that_names_another_family_than_the_layers_is_told(tmp_path: Path) -> None:
+    layer = "lora_unet_down_blocks_1_attentions_0_transformer_blocks_0_attn2_to_k"
+    cases = {
+        ("sd_v1", ""): "Stable Diffusion 1.x",
+        ("", "flux-1-dev/lora"): "FLUX.1",
+        ("sdxl_base_v1-0", "stable-diffusion-xl-v1-base/lora"): "",
+        ("pony", ""): "",
+        ("", ""): "",
+    }
+    for at, ((version, architecture), named) in enumerate(cases.items()):
+        said = {"ss_base_model_version": version, "modelspec.architecture": architecture}
+        tensors = pair(layer, (640, 2048), 2)
+        save_file(tensors, tmp_path / f"{at}.safetensors", {key: text for key, text in said.items() if text})
+        structure = FactsReader().read(tmp_path / f"{at}.safetensors").structure
+        assert (structure.named, structure.family and structure.family.name) == (named, "sdxl"), said
+    assert named_otherwise(["SD 1.5"], structure.family) is not None
+    assert all(named_otherwise([text], structure.family) is None for text in ("SDXL 1.0", "Pony", "", "a\nb"))
+    assert named_otherwise(["SD 1.5"], None) is None
 
 
 def test_facts_are_the_same_after_they_were_kept(demo: Demo) -> None:

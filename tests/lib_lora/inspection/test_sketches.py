@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from lib_lora.inspection import sketches
 from lib_lora.inspection.layers import layers_of
 from lib_lora.inspection.skeleton import mapped_model
-from lib_lora.inspection.sketches import NUMBERS, Sketch, _signs, compare, sketch
+from lib_lora.inspection.sketches import NUMBERS, Sketch, _signs, compare, later_epochs, sketch
 from lib_lora.inspection.stacked import measure_stack
 from tests.fakes import spoiled
 from tests.fakes.files import pair, save
@@ -128,6 +128,31 @@ def test_a_sum_of_two_files_is_found_with_its_strengths(tmp_path: Path) -> None:
     assert merge.left < 1e-3
 
 
+def test_files_of_one_training_are_its_epochs_however_little_they_are_alike(tmp_path: Path) -> None:
+    """A file without a session, or of another one, is none of them; and what is between two is no sum of them."""
+    night, other = part("night"), spoiled.redrawn(part("night"), torch.Generator().manual_seed(0))
+    between = spoiled.merged([(0.5, night), (0.5, other)], 16)
+    said = {"ss_session_id": "7", "ss_training_started_at": "1.5"}
+    cases = [
+        (night, said | {"ss_steps": "900"}),
+        (other, said | {"ss_steps": "100"}),
+        (between, said | {"ss_steps": "500"}),
+        (spoiled.cast(night, torch.bfloat16), said | {"ss_steps": "900"}),
+        (night, {"ss_steps": "950"}),
+        (other, said | {"ss_session_id": "8", "ss_steps": "9" * 400}),
+    ]
+    files = [save(tmp_path / f"{i}.safetensors", *case) for i, case in enumerate(cases)]
+    found = [Sketch.from_bytes(sketch(layers_of(file)).to_bytes()) for file in files]
+    sketched = [one for one in found if one is not None]
+    assert [one.training and one.training.steps for one in sketched] == [900, 100, 500, 900, None, None]
+    assert later_epochs(sketched) == {1: 3, 2: 3}
+    alike, merges = compare(sketched)
+    kinds = {one.files: one.alike for one in alike}
+    assert {pair for pair, kind in kinds.items() if kind == "epoch"} == {(1, 3), (2, 3)}
+    assert kinds[0, 3] == "precision"
+    assert not {2} & {one.file for one in merges}
+
+
 def test_a_set_with_files_that_change_nothing_or_too_much(tmp_path: Path) -> None:
     tensors = pair("lora_unet_a", (12, 8), 2)
     dead = {key: value * 0 for key, value in tensors.items()}
@@ -170,6 +195,7 @@ def test_a_stored_sketch_is_read_again_and_a_damaged_one_is_not(tmp_path: Path) 
         b"[" * 100_000 + b"\n" + rest,
         head.replace(b'"version": 1', b'"version": 2') + b"\n" + rest,
         head.replace(b'"ranks": [', b'"ranks": ["x"') + b"\n" + rest,
+        head.replace(b'"training": null', b'"training": ["x"]') + b"\n" + rest,
         b"\xff" + stored,
     ):
         assert Sketch.from_bytes(damaged) is None
