@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         if options.command == "families":
-            print(_scores(options.file))
+            print(_scores(file_of(options.file)))
             return 0
         if options.command == "doctor":
             print(doctor.report(options))

@@ -15,7 +15,7 @@ from fastapi.concurrency import run_in_threadpool
 
 import lib_lora
 from lib_lora import AdapterFile, Family, LoraError
-from lib_lora.inspection.families import named_otherwise
+from lib_lora.inspection.families import family_named
 
 from ..library import (
     EDITABLE,
@@ -327,8 +327,10 @@ def listed(row: Row) -> records.Lora:
 
 def _named(structure: Structure, notes: Notes) -> str | None:
     """Return the family that the header or the notes name, if the layers are of another."""
-    otherwise = named_otherwise([notes.base_model], structure.family) if notes.base_model else None
-    return structure.named or (None if otherwise is None else otherwise.titles)
+    named, family = family_named(notes.base_model), structure.family
+    if structure.named or named is None or family is None or not named.differs(family):
+        return structure.named or None
+    return named.titles
 
 
 def _distilled(row: Row, header: Mapping[str, str]) -> records.Distilled | None:

@@ -12,9 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeGuard
 
-import lib_lora
 from lib_lora import AdapterFile, Family, FileError, Glance, LoraError, base_model, glance
-from lib_lora.inspection.families import named_otherwise
+from lib_lora.inspection.families import report_of
 
 from .plain import are_texts, demand, is_count, read_json
 
@@ -178,8 +177,7 @@ class FactsReader:
 
 
 def _inspect(path: Path) -> Structure:
-    report = lib_lora.inspect_file(path)
-    named = named_otherwise([report.metadata.get(key, "") for key in _FAMILY_KEYS], report.family)
+    report, named = report_of(path)
     title = "" if named is None else named.titles
     return Structure(report.format, dict(report.kinds), report.ranks, report.layers, report.family, title)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import lru_cache
+from pathlib import Path
 
+from ..files.file import AdapterFile
+from ..files.reading import USUAL, with_sidecar
 from ..naming.architectures.base import family_of
-from ..report import Family
+from ..naming.parsed import ParsedFile
+from ..report import Family, NetworkReport
 
 
 @lru_cache(maxsize=4096)
@@ -16,7 +19,14 @@ def family_named(*texts: str) -> Family | None:
     return family_of([f"meta:ss_base_model_version:{word}" for word in words])
 
 
-def named_otherwise(texts: Iterable[str], family: Family | None) -> Family | None:
-    """Return the family that texts name, if the layers of the file are of another one; None if either is unknown."""
-    named = family_named(*texts)
-    return named if named is not None and family is not None and named.differs(family) else None
+def report_of(path: Path) -> tuple[NetworkReport, Family | None]:
+    """Return what a file is, and the family that its header names, if its layers are of another.
+
+    Raises:
+        FileError: the file cannot be read.
+    """
+    parsed = ParsedFile(AdapterFile.open(path))
+    named = family_of([fact for fact in parsed.facts if fact.startswith("meta:")])
+    layers = family_of([fact for fact in parsed.facts if not fact.startswith("meta:")])
+    is_misnamed = named is not None and layers is not None and named.differs(layers)
+    return parsed.report(reading=with_sidecar(path, USUAL)), named if is_misnamed else None

@@ -234,7 +234,7 @@ def test_unused_keys_are_shown_with_their_reason(tmp_path, model, capsys):
 def test_what_cannot_be_read_is_one_line_on_stderr(tmp_path, lora, capsys):
     (tmp_path / "empty").mkdir()
     for arguments, text in (
-        ([str(tmp_path / "none.safetensors")], "error: none.safetensors: it cannot be read"),
+        ([str(tmp_path / "none.safetensors")], "error: none.safetensors: there is no such file or folder"),
         ([str(lora), "--model", str(tmp_path / "empty")], "no unet, transformer or text encoder"),
     ):
         assert main(["inspect", *arguments]) == 1

@@ -14,9 +14,20 @@ from safetensors.torch import save_file
 
 from extension.library.facts import Facts, FactsReader, read_training
 from extension.standalone.demo import Demo
-from lib_lora.inspection.families import named_otherwise
+from lib_lora.inspection.families import family_named
 from tests.fakes.files import pair
 
+SITE = {
+    "SD 1.5": "sd1",
+    "SDXL 1.0": "sdxl",
+    "Flux.1 D": "flux",
+    "Wan Video 14B t2v": "wan",
+    "ZImageTurbo": "z_image",
+    "Pony": None,
+    "a\nb": None,
+    "": None,
+}
+"""What Civitai writes beside a file as its base model -> the family that is named."""
 LAYER = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q"
 
 
@@ -116,10 +127,9 @@ def test_a_header_that_names_another_family_than_the_layers_is_told(tmp_path: Pa
         tensors = pair(layer, (640, 2048), 2)
         save_file(tensors, tmp_path / f"{at}.safetensors", {key: text for key, text in said.items() if text})
         structure = FactsReader().read(tmp_path / f"{at}.safetensors").structure
-        assert (structure.named, structure.family and structure.family.name) == (named, "sdxl"), said
-    assert named_otherwise(["SD 1.5"], structure.family) is not None
-    assert all(named_otherwise([text], structure.family) is None for text in ("SDXL 1.0", "Pony", "", "a\nb"))
-    assert named_otherwise(["SD 1.5"], None) is None
+        assert structure.named == named, said
+    found = {text: family_named(text) for text in SITE}
+    assert {text: family and family.name for text, family in found.items()} == SITE
 
 
 def test_facts_are_the_same_after_they_were_kept(demo: Demo) -> None:

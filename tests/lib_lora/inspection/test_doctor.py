@@ -118,7 +118,7 @@ def test_files_without_a_common_layer(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_what_cannot_be_done_is_one_line_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = save(tmp_path / "a.safetensors", pair(FIRST, (12, 8), 2))
     for arguments, text in (
-        ([str(tmp_path / "none.safetensors")], "error: none.safetensors: it cannot be read"),
+        ([str(tmp_path / "none.safetensors")], "error: none.safetensors: there is no such file or folder"),
         ([str(path), "--strengths", "1", "2"], "error: 2 strengths for 1 files"),
         ([str(path), "--model", str(tmp_path)], "no unet, transformer or text encoder"),
     ):

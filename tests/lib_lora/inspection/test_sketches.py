@@ -148,7 +148,7 @@ def test_files_of_one_training_are_its_epochs_however_little_they_are_alike(tmp_
     assert later_epochs(sketched) == {1: 3, 2: 3}
     alike, merges = compare(sketched)
     kinds = {one.files: one.alike for one in alike}
-    assert {pair for pair, kind in kinds.items() if kind == "epoch"} == {(1, 3), (2, 3)}
+    assert {pair for pair, kind in kinds.items() if kind == "epoch"} >= {(1, 3), (2, 3)}
     assert kinds[0, 3] == "precision"
     assert not {2} & {one.file for one in merges}
 
