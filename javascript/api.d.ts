@@ -23,6 +23,8 @@ export interface Lora {
     reason: string;
     /** a key of `families` */
     family: string | null;
+    /** the family that its header or notes name, if its layers are of another */
+    named: string | null;
     base_model: string | null;
     /** adapter kinds, the most frequent first, such as lora+dora */
     kind: string;
@@ -63,6 +65,8 @@ export interface FamilyFit {
     name: string;
     title: string;
     fits: boolean;
+    /** false if the web UI loads no model of it */
+    usable: boolean;
     reason: string;
 }
 
@@ -116,6 +120,8 @@ export interface LoraDetails {
     reason: string;
     /** a key of `families` */
     family: string | null;
+    /** the family that its header or notes name, if its layers are of another */
+    named: string | null;
     base_model: string | null;
     /** adapter kinds, the most frequent first, such as lora+dora */
     kind: string;
@@ -251,6 +257,13 @@ export interface FileCheck {
     verdicts: CheckVerdict[];
 }
 
+/** Where the norm of a file is among the files of its family that were compared. */
+export interface Standing {
+    others: number;
+    /** of these */
+    smaller: number;
+}
+
 /** What the doctor says of a file, or how far it is. */
 export interface CheckedFile {
     /** layers */
@@ -259,6 +272,8 @@ export interface CheckedFile {
     layers: number;
     /** null until it is done */
     result: FileCheck | null;
+    /** null until it was compared, see `copies` */
+    standing: Standing | null;
 }
 
 /** Two files in one band of blocks; `..._by_chance` is what random changes have. */
@@ -319,7 +334,9 @@ export interface CopiedFile {
     precisions: string[];
     /** id of the file that it is compared with; null of the first of the group */
     other: string | null;
-    alike: "same" | "precision" | "rank" | "scaled" | "resized" | "near" | null;
+    alike: "same" | "precision" | "rank" | "scaled" | "resized" | "near" | "epoch" | null;
+    /** of its training until it was saved, if its header tells */
+    steps: number | null;
     /** 1 for the same change */
     cosine: number;
     /** it is about this times the other file */
@@ -354,6 +371,8 @@ export interface Copies {
     firsts: string[];
     /** ids of the others */
     others: string[];
+    /** ids of the files whose training wrote a later file, which is here, too */
+    superseded: string[];
     /** files that are sums of two others */
     merges: MergedFile[];
 }

@@ -77,7 +77,8 @@ export class Catalog {
      * @param {Pick<Copies, "firsts" | "others" | "superseded">} told
      */
     takeCopies({firsts, others, superseded}) {
-        if (same([firsts, others, superseded], [[...this.firsts], [...this.others], [...this.superseded]])) return false;
+        if (same([firsts, others, superseded], [[...this.firsts], [...this.others], [...this.superseded]]))
+            return false;
         [this.firsts, this.others, this.superseded] = [new Set(firsts), new Set(others), new Set(superseded)];
         this.version += 1;
         return true;
@@ -215,10 +216,7 @@ export const SHOWS = {
     single: ["library.show.single", ({id}, {others}) => !others.has(id)],
     superseded: ["library.show.superseded", ({id}, {superseded}) => superseded.has(id)],
     misnamed: ["library.show.misnamed", ({named}) => named !== null],
-    unusable: [
-        "library.show.unusable",
-        (lora, catalog) => !lora.readable || catalog.familyOf(lora)?.usable === false,
-    ],
+    unusable: ["library.show.unusable", (lora, catalog) => !lora.readable || catalog.familyOf(lora)?.usable === false],
     hidden: ["library.show.hidden", () => true],
 };
 

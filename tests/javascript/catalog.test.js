@@ -34,6 +34,7 @@ function lora(name, more = {}) {
         readable: true,
         reason: "",
         family: null,
+        named: null,
         base_model: null,
         kind: "lora",
         rank: [4, 4],

@@ -44,7 +44,8 @@ export class Box extends EventTarget {
 export function lora(name, more = {}) {
     return {
         ...{id: `id-${name}`, name, alias: name, file: name, folder: "", read: true, readable: true, reason: ""},
-        ...{family: null, named: null, base_model: null, kind: "lora", rank: [4, 4], layers: 1, format: "kohya", size: 1, mtime: 0},
+        ...{named: null, base_model: null},
+        ...{family: null, kind: "lora", rank: [4, 4], layers: 1, format: "kohya", size: 1, mtime: 0},
         ...{
             words: "",
             negative: "",
