@@ -31,7 +31,9 @@ _ALIKE = {
 
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    command.add_argument("files", type=Path, nargs="+", metavar="FILE", help="a LoRA: a safetensors file, or the folder of one")
+    command.add_argument(
+        "files", type=Path, nargs="+", metavar="FILE", help="a LoRA: a safetensors file, or the folder of one"
+    )
     text = "a diffusers folder, the folder of a component, or a checkpoint: compare norms with its weights"
     command.add_argument("--model", type=Path, metavar="PATH", help=text)
     text = "the strength of each file in a stack; 1 if not given"

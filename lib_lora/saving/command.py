@@ -83,7 +83,9 @@ def _add_bake(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     bake = commands.add_parser("bake", help="write a model again with LoRA in its weights")
     bake.add_argument("out", type=Path, metavar="OUT", help="the file to write; a folder, if MODEL is one")
     bake.add_argument("model", type=Path, metavar="MODEL", help=_MODEL)
-    bake.add_argument("files", nargs="+", metavar="FILE[=STRENGTH]", help="a LoRA or its folder, at the strength 1 or another one")
+    bake.add_argument(
+        "files", nargs="+", metavar="FILE[=STRENGTH]", help="a LoRA or its folder, at the strength 1 or another one"
+    )
     text = "of weights in float16 and bfloat16; stochastic keeps small changes on average"
     bake.add_argument("--rounding", choices=get_args(Rounding), default="nearest", help=text)
     bake.add_argument("--seed", type=int, default=0, metavar="N", help="of the stochastic rounding")
