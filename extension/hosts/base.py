@@ -302,7 +302,7 @@ class Host(ABC):
 
     @property
     def families(self) -> frozenset[str] | None:
-        """Return the families of models that it loads, by the names of `lib_lora.Family`; None if others may load, too."""
+        """Return the families of models that it loads, by the names of `lib_lora.Family`; None if unknown."""
         return None
 
     @abstractmethod

@@ -25,6 +25,7 @@ from .spelling import Spelling
 from .stack_file import SaveOptions, choices_of, save_again, save_constant
 
 _UNITS = {"": 1, "K": 1_000, "M": 1_000_000, "G": 1_000_000_000}
+_LORA = "a LoRA or its folder, at the strength 1 or another one"
 _MODEL = "a checkpoint, the index of its shards, the folder of a component, or a diffusers folder"
 
 
@@ -34,8 +35,7 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     combine = commands.add_parser("combine", help="combine LoRA files to one by a rule, also without a model")
     for command in (save, combine):
         command.add_argument("out", type=Path, metavar="OUT", help="the file to write")
-        text = "a LoRA or its folder, at the strength 1 or another one"
-        command.add_argument("files", nargs="*", metavar="FILE[=STRENGTH]", help=text)
+        command.add_argument("files", nargs="*", metavar="FILE[=STRENGTH]", help=_LORA)
     text = "a diffusers folder, the folder of a component, or a checkpoint: the model that the LoRA are for"
     save.add_argument("--model", type=Path, metavar="PATH", required=True, help=text)
     _add_combine_options(combine)
@@ -83,9 +83,7 @@ def _add_bake(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     bake = commands.add_parser("bake", help="write a model again with LoRA in its weights")
     bake.add_argument("out", type=Path, metavar="OUT", help="the file to write; a folder, if MODEL is one")
     bake.add_argument("model", type=Path, metavar="MODEL", help=_MODEL)
-    bake.add_argument(
-        "files", nargs="+", metavar="FILE[=STRENGTH]", help="a LoRA or its folder, at the strength 1 or another one"
-    )
+    bake.add_argument("files", nargs="+", metavar="FILE[=STRENGTH]", help=_LORA)
     text = "of weights in float16 and bfloat16; stochastic keeps small changes on average"
     bake.add_argument("--rounding", choices=get_args(Rounding), default="nearest", help=text)
     bake.add_argument("--seed", type=int, default=0, metavar="N", help="of the stochastic rounding")

@@ -690,6 +690,5 @@ def test_a_file_for_another_family_does_not_fit_a_model_of_a_probable_one(sure: 
     for loads, usable in ((None, True), ({"sd1", "sdxl"}, True), ({"sd1"}, False)):
         told = _family(Family("sdxl", "Stable Diffusion XL", sure=sure), None, loads)
         assert told["usable"] is (usable or not sure), "a hint is not enough"
-        assert told["reason"] == (
-            "" if told["usable"] else "made for Stable Diffusion XL, which this web UI does not load"
-        )
+        said = "" if told["usable"] else "made for Stable Diffusion XL, which this web UI does not load"
+        assert told["reason"] == said
