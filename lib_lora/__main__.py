@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .errors import LoraError
 from .files.file import AdapterFile
-from .files.sources import file_of
+from .files.sources import path_of
 from .inspection import doctor
 from .inspection.key_list import key_list
 from .inspection.renames import Rename, load_with_renames
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         if options.command == "families":
-            print(_scores(file_of(options.file)))
+            print(_scores(path_of(options.file)))
             return 0
         if options.command == "doctor":
             print(doctor.report(options))
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(command.run(options))
             return 0
         model = None if options.model is None else model_skeleton(options.model)
-        file = AdapterFile.open(file_of(options.file))
+        file = AdapterFile.open(path_of(options.file))
         report, renames = (ParsedFile(file).report(), []) if model is None else load_with_renames(file, model)
         zero = changes_nothing(file)
         if options.report is not None:

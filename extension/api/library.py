@@ -289,7 +289,6 @@ def family_key(family: Family) -> str:
 def listed(row: Row) -> records.Lora:
     """Return the data of a file in a list."""
     facts, notes = row.facts or Facts(), row.notes or Notes()
-    structure = facts.structure
     return {
         "id": row.file.id,
         "name": row.name,
@@ -299,13 +298,13 @@ def listed(row: Row) -> records.Lora:
         "read": row.complete,
         "readable": not facts.problem,
         "reason": facts.problem,
-        "family": None if structure.family is None else family_key(structure.family),
-        "named": _named(structure, notes),
+        "family": None if facts.structure.family is None else family_key(facts.structure.family),
+        "named": _named(facts.structure, notes),
         "base_model": facts.base_model or notes.base_model or None,
-        "kind": "+".join(sorted(structure.kinds, key=lambda kind: -structure.kinds[kind])),
-        "rank": structure.ranks,
-        "layers": structure.layers,
-        "format": structure.format,
+        "kind": "+".join(sorted(facts.structure.kinds, key=lambda kind: -facts.structure.kinds[kind])),
+        "rank": facts.structure.ranks,
+        "layers": facts.structure.layers,
+        "format": facts.structure.format,
         "size": row.file.size,
         "mtime": row.file.mtime_ns / 1e9,
         "words": notes.words or _without_tags(", ".join(facts.words)),

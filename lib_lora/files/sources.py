@@ -25,7 +25,7 @@ _REPOSITORY = "models--"
 _EXAMPLE = "the path of a file or a folder, a state dict, or a file that is open for reading bytes"
 
 
-def path_of(source: Source, weight_name: str | None, new_file: Callable[[], Path]) -> Path:
+def path_of(source: Source, weight_name: str | None = None, new_file: Callable[[], Path] = Path) -> Path:
     """Return the path of a file; `new_file` returns one to write, where the source is none yet.
 
     `weight_name` is the file in a folder; None stands for the usual names, or the only file.
@@ -36,11 +36,6 @@ def path_of(source: Source, weight_name: str | None, new_file: Callable[[], Path
         return _saved(source, new_file())
     if not isinstance(source, str | os.PathLike) and callable(getattr(source, "read", None)):
         return _copied(source, new_file())
-    return file_of(source, weight_name)
-
-
-def file_of(source: object, weight_name: str | None = None) -> Path:
-    """Return the file that a path of a file or a folder, or a hub's id, stands for."""
     written = os.fspath(source) if isinstance(source, str | os.PathLike) else None
     if not isinstance(written, str) or "\0" in written or not written:
         raise ArgumentError(f"a LoRA is loaded from {_EXAMPLE}, not from {shown(source)}")
@@ -94,8 +89,7 @@ def _in_folder(folder: Path, weight_name: str | None) -> Path:
     if len(usual) == 1:
         return folder / usual[0]
     if usual:
-        text = f"the folder has several files: {', '.join(usual)}; give the path of one, or its name as weight_name"
-        raise FileError(folder, text)
+        raise FileError(folder, f"the folder has several files; give the path of one (or weight_name=): {usual}")
     pickled = [path.name for path in folder.glob("*.bin")]
     below = sorted(path.parent.name for path in folder.glob("*/adapter_model.safetensors"))
     text = "the folder has no file that ends in .safetensors"

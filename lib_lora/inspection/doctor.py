@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ..errors import LoraError
-from ..files.sources import file_of, name_of
+from ..files.sources import name_of, path_of
 from .layers import layers_of
 from .measures import FileMeasures, measure, trained
 from .skeleton import mapped_model
@@ -47,7 +47,7 @@ def report(options: argparse.Namespace) -> str:
     Raises:
         LoraError: a file or the model cannot be used, or the number of strengths is not that of the files.
     """
-    files = [file_of(path) for path in options.files]
+    files = [path_of(path) for path in options.files]
     strengths = options.strengths or [1.0] * len(files)
     if len(strengths) != len(files):
         raise LoraError(f"{len(strengths)} strengths for {len(files)} files")

@@ -11,7 +11,7 @@ from typing import get_args
 from torch import nn
 
 from ..errors import StackError, printed
-from ..files.sources import file_of, name_of
+from ..files.sources import name_of, path_of
 from ..stack import Entry, Stack
 from .baked import Rounding, bake_stack
 from .combination import combine_files
@@ -119,7 +119,7 @@ def run(options: argparse.Namespace) -> str:
     if options.command in ("save", "combine"):
         return _save(options, model, choices).summary(layers=options.layers)
     saved = convert_file(
-        file_of(options.file),
+        path_of(options.file),
         options.out,
         strength=options.strength,
         text_encoders=options.text_encoders,
@@ -156,7 +156,7 @@ def _entry(text: str) -> Entry:
         strength = float(number)
     except ValueError as error:
         raise StackError(f"{printed(text)}: what is behind = is no number; write FILE=0.8") from error
-    file = file_of(path)
+    file = path_of(path)
     return Entry(file, strength, name=name_of(file))
 
 

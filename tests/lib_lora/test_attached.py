@@ -270,7 +270,7 @@ class TestSources:
         lora(tmp_path / "one.safetensors", 1)
         engine.load(tmp_path)
         lora(tmp_path / "two.safetensors", 2)
-        with pytest.raises(FileError, match=r"several files: one.safetensors, two.safetensors; give the path"):
+        with pytest.raises(FileError, match=r"several files; give the path of one \(or weight_name=\): \['one.safe"):
             engine.load(tmp_path)
         engine.load(tmp_path, weight_name="two.safetensors")
         with pytest.raises(FileError, match=r"has no file 'three'; it has one.safetensors, two.safetensors"):

@@ -74,9 +74,8 @@ def _table() -> dict[str, str | tuple[str, ...]]:
 UNET_ALIASES = aliases(DENOISER, _table())
 
 IN_UNET = r"^(denoiser|\?):(down|mid|middle|up|input|output)_block"
-"""Begins the pattern of a sign: the blocks of a UNet, where transformers have names as well (`attn2.to_k`)."""
 FINEST = r"^(denoiser|\?):(down_blocks_0|up_blocks_2|input_blocks_[12]|output_blocks_[678])_"
-"""Likewise: the blocks of the full size, in a UNet of three levels."""
+"""Begin a sign's pattern: blocks of a UNet, as transformers have `attn2.to_k`, too; those of full size, of 3 levels."""
 
 
 def unet_block(dotted: str) -> str | None:
