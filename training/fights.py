@@ -1,0 +1,82 @@
+"""Makes LoRA that fight another one, by training them while it acts, and counts what the doctor's strengths make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from shutil import copyfile
+from typing import Any
+
+from lib_lora import Engine, Entry, Stack
+from lib_lora.inspection.layers import layers_of
+from lib_lora.inspection.stacked import StackMeasures, measure_stack
+
+from .adapters import train_adapter
+from .check import Gallery, obeys
+from .files import write_lora
+from .ideas import IDEAS, Idea
+from .judge import Judge
+from .world import Teller
+
+FIRST = next(idea for idea in IDEAS if idea.name == "night")
+RIVALS = (
+    Idea("day", "Day", "Undoes night.", "lora", rank=8, pictures=600, steps=150),
+    Idea("daystripes", "Day", "Undoes night, with stripes.", "lora", 8, ("stripes",), pictures=600, steps=250),
+)
+"""They learn pictures by day while `FIRST` acts."""
+SEED = 4000  # of captions: no other count has it
+
+
+@contextmanager
+def acting(pipeline: Any, path: Path) -> Iterator[None]:
+    """Let a file act in the weights of a model, so that it acts in copies of them too."""
+    engine = Engine({"unet": pipeline.unet, "text_encoder": pipeline.text_encoder})
+    engine.activate(Stack([Entry(path)], mode="merged"))
+    try:
+        yield
+    finally:
+        engine.deactivate()
+
+
+def train_rivals(pipeline: Any, first: Path, folder: Path, rivals: Sequence[Idea] = RIVALS) -> None:
+    """Write a copy of the first file, and the files that fight it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    copyfile(first, folder / first.name)
+    for idea in rivals:
+        with acting(pipeline, first):
+            trained = train_adapter(folder, pipeline, idea)
+        write_lora(folder / f"{idea.name}.safetensors", idea, trained.tensors)
+
+
+def count_fights(pipeline: Any, judge: Judge, folder: Path, count: int = 50) -> dict[str, object]:
+    """Return what the doctor says of each pair, and what the judge sees at strengths of 1 and at the doctor's."""
+    gallery = Gallery(pipeline, judge, folder)
+    found: dict[str, object] = {"pictures": count, FIRST.name: _seen(gallery, {FIRST.name: 1.0}, count)}
+    for idea in RIVALS:
+        names = FIRST.name, idea.name
+        measured = measure_stack([layers_of(folder / f"{name}.safetensors") for name in names])
+        offered = _offered(measured)
+        found[idea.name] = {
+            "relations": [[pair.band, pair.relation, pair.cosine] for pair in measured.pairs],
+            "offered": offered,
+            "alone": _seen(gallery, {idea.name: 1.0}, count),
+            "at 1": _seen(gallery, dict.fromkeys(names, 1.0), count),
+            "as offered": _seen(gallery, dict(zip(names, offered, strict=True)), count),
+        }
+    return found
+
+
+def _offered(measured: StackMeasures) -> list[float]:
+    """Return the strengths, rounded as in the tab, at which the file that loses the most has what it lost."""
+    left = measured.left([1.0, 1.0])
+    return [round(2 - share, 2) if share == min(left) else 1.0 for share in left]
+
+
+def _seen(gallery: Gallery, strengths: Mapping[str, float], count: int) -> dict[str, int]:
+    """Return how many pictures show each look, and how many have the things of their captions and no others."""
+    teller = Teller(SEED, pairs=0, plain=True)
+    scenes = [teller.scene() for _ in range(count)]
+    seen = gallery.seen([teller.caption(scene) for scene in scenes], strengths)
+    looks = {name: sum(f"look {name}" in labels for labels in seen) for name in ("night", "stripes")}
+    return {**looks, "right": sum(obeys(scene, labels) for scene, labels in zip(scenes, seen, strict=True))}
