@@ -264,7 +264,9 @@ class ComparisonRun:
         first, second = self.pictures[self._at - 2 : self._at]
         if first is None or second is None:
             return None
-        return ImageChops.difference(first.convert("RGB"), second.convert("RGB"))
+        made = ImageChops.difference(first.convert("RGB"), second.convert("RGB"))
+        made.info.clear()  # it has what the first picture says of itself
+        return made
 
 
 def _drawn(made: Plan, pictures: Sequence[Image.Image | None]) -> Image.Image:

@@ -78,7 +78,7 @@ function Found({tab, found, entry}) {
     const {blocks} = tab.state;
     useEffect(() => {
         if (entry && !blocks) tab.server.attempt(() => tab.kept.loadBlocks());
-    }, [entry, blocks]);
+    }, [Boolean(entry), blocks]);
     const acting = entry && blocks ? factorsOf(found.blocks, entry, blocks) : null;
     const factors = acting?.some((factor) => factor !== 1) ? acting : null;
     const measured = found.blocks.length > 0;
