@@ -1,4 +1,4 @@
-"""Makes LoRA that fight another one, by training them while it acts, and counts what the doctor's strengths make of them."""
+"""Makes LoRA that fight another one, and counts what the strengths that the doctor offers make of their pictures."""
 
 from __future__ import annotations
 

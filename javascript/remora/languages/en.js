@@ -585,7 +585,8 @@ export const ENGLISH = /** @type {const} */ ({
     "compare.noText": "Write at least one text, or None.",
     "compare.notANumber": "{field} must be a number, not “{text}”.",
     "sheet.title": "What it does",
-    "sheet.hint": "Pictures of the same prompts and seeds without and with this LoRA, and where they differ. LoRA that are always on act in both.",
+    "sheet.hint":
+        "Pictures of the same prompts and seeds without and with this LoRA, and where they differ. LoRA that are always on act in both.",
     "sheet.prompts": "Prompts, one in each line",
     "sheet.strength": "Strength",
     "sheet.without": "Without",
@@ -750,7 +751,8 @@ export const ENGLISH = /** @type {const} */ ({
     "check.sumEqual": "The sum is about as large as the strongest file alone.",
     "check.sumSmaller":
         "The sum has {percent} of the size of the strongest file alone: the files cancel each other in part.",
-    "check.lost": "{name} has {percent} of its own change left in the sum: the others undo the rest. A higher strength gives it back.",
+    "check.lost":
+        "{name} has {percent} of its own change left in the sum: the others undo the rest. A higher strength gives it back.",
     "check.set": "Set these strengths",
     "check.raise": "Set this strength",
     "check.change": "{name} {before} → {after}",

@@ -134,7 +134,9 @@ def test_pictures_come_one_after_the_other_with_one_seed() -> None:
     assert comparison.picture(-2) is None
 
 
-def test_a_sheet_has_the_pictures_without_and_with_a_lora_and_their_difference(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_sheet_has_the_pictures_without_and_with_a_lora_and_their_difference(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     made = plan("sheet", "<lora:a:0.8>", ["a"], ["a fox", "a cat"])
     assert made.columns == ("without a", "with a", "difference")
     foxes = ("a fox <lora:a:0>", "a fox <lora:a:0.8>", None)
