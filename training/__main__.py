@@ -19,7 +19,7 @@ from .card import write_card
 from .check import Gallery, count_everything
 from .curves import plot_losses
 from .denoiser import load_pipeline, train_denoiser
-from .fights import FIRST, count_fights, train_rivals
+from .fights import FIRST, count_fight, train_rival
 from .ideas import IDEAS
 from .judge import load_judge, save_judge, train_judge
 from .loras import make_loras
@@ -91,8 +91,8 @@ def _make_pictures(runs: Path, demo: Path) -> None:
 
 def _make_fights(runs: Path, demo: Path) -> None:
     pipeline, folder = load_pipeline(demo / MODEL), runs / "fights"
-    train_rivals(pipeline, demo / "loras" / f"{FIRST.name}.safetensors", folder)
-    print(json.dumps(count_fights(pipeline, load_judge(demo / "judge.safetensors"), folder), indent=2))
+    train_rival(pipeline, demo / "loras" / f"{FIRST.name}.safetensors", folder)
+    print(json.dumps(count_fight(pipeline, load_judge(demo / "judge.safetensors"), folder), indent=2))
 
 
 _MAKERS = {
