@@ -20,7 +20,7 @@ from .judge import Judge
 from .world import Teller
 
 FIRST = next(idea for idea in IDEAS if idea.name == "night")
-RIVAL = Idea("day", "Day", "Undoes night.", "lora", rank=8, pictures=600, steps=70)
+RIVAL = Idea("day", "Day", "Undoes night.", "lora", rank=8, pictures=600, steps=200)
 """It learns usual pictures while `FIRST` acts."""
 SEED = 4000  # of captions: no other count has it
 
