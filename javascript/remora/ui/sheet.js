@@ -29,7 +29,7 @@ function Sheet({tab, lora}) {
     const comparison = useComparison(tab, lora.id);
     const {told, own} = comparison;
     const words = tab.library.wordsOf(lora.name);
-    const given = (told?.examples ?? []).map((example) => [example, words].filter(Boolean).join(", ")).join("\n");
+    const given = (told?.examples ?? []).map((example) => [words, example].filter(Boolean).join(", ")).join("\n");
     const [typed, setTyped] = useState(/** @type {string | null} */ (null));
     const [strength, setStrength] = useState(String(lora.strength ?? tab.stack.standard));
     const [wanted, setWanted] = useState(() => bounded({...STANDARD, ...settings(tab.state.target), seed: 1}));

@@ -147,7 +147,7 @@ def test_what_a_file_does_is_shown_in_a_sheet(served: Served, browser: Any, them
         dialog.locator("summary", has_text="What it does").press("Enter")
         prompts = dialog.get_by_label("Prompts, one in each line")
         page.wait_for_function("box => box.value.split('\\n').length === 4", arg=prompts.element_handle(), timeout=LONG)
-        assert all(line.endswith(" ground, zorp") for line in prompts.input_value().split("\n")), "its trigger word"
+        assert all(line.startswith("zorp, ") for line in prompts.input_value().split("\n"))
         assert int(dialog.get_by_label("Steps", exact=True).input_value()) <= 12
         prompts.fill("a green zorp on a white ground\n\na red circle")
         for field in ("Width", "Height"):
