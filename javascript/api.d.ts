@@ -293,8 +293,6 @@ export interface FilesTogether {
     alone: number[];
     /** on all strengths, at which the sum has the norm of the strongest file alone */
     factor: number;
-    /** the share of each that the others leave: 1 is all, more where they add to it */
-    left: number[];
     pairs: CheckPair[];
 }
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from lib_lora import Engine, Entry, Stack
 from lib_lora.inspection.layers import layers_of
-from lib_lora.inspection.stacked import StackMeasures, measure_stack
+from lib_lora.inspection.stacked import measure_stack
 
 from .adapters import train_adapter
-from .check import Gallery, obeys
+from .check import Gallery, obeys, shows
 from .files import write_lora
 from .ideas import IDEAS, Idea
 from .judge import Judge
@@ -22,6 +22,8 @@ from .world import Teller
 FIRST = next(idea for idea in IDEAS if idea.name == "night")
 RIVAL = Idea("day", "Day", "Undoes night.", "lora", rank=8, pictures=600, steps=200)
 """It learns usual pictures while `FIRST` acts."""
+TRIED = ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (1.0, 0.5), (1.5, 1.0), (2.0, 1.0))
+"""Strengths of the two, beside those that the doctor offers."""
 SEED = 4000  # of captions: no other count has it
 
 
@@ -45,36 +47,26 @@ def train_rival(pipeline: Any, first: Path, folder: Path, rival: Idea = RIVAL) -
     write_lora(folder / f"{rival.name}.safetensors", rival, trained.tensors)
 
 
-def count_fight(pipeline: Any, judge: Judge, folder: Path, count: int = 30) -> dict[str, object]:
-    """Return what the doctor says of the two, and what the judge sees at strengths of 1 and at the doctor's."""
+def count_fight(pipeline: Any, judge: Judge, folder: Path, count: int = 30) -> dict[str, Any]:
+    """Return what the doctor says of the two, and what the judge sees in so many pictures at each of some strengths."""
     gallery = Gallery(pipeline, judge, folder, steps=12)
     names = FIRST.name, RIVAL.name
     measured = measure_stack([layers_of(folder / f"{name}.safetensors") for name in names])
-    offered = _offered(measured)
+    factor = measured.factor([1.0, 1.0])
+    stacks = [dict(zip(names, strengths, strict=True)) for strengths in (*TRIED, (factor, factor))]
     return {
+        "pairs": [pair.to_json() for pair in measured.pairs],
         "pictures": count,
-        "relations": [[pair.band, pair.relation, round(pair.cosine, 3)] for pair in measured.pairs],
-        "left": measured.left([1.0, 1.0]),
-        "offered": offered,
-        "at 1": _seen(gallery, dict.fromkeys(names, 1.0), count),
-        "as offered": _seen(gallery, dict(zip(names, offered, strict=True)), count),
-        FIRST.name: _seen(gallery, {FIRST.name: 1.0}, count),
-        RIVAL.name: _seen(gallery, {RIVAL.name: 1.0}, count),
+        "seen": [{"strengths": stack, **_seen(gallery, stack, count)} for stack in stacks],
     }
 
 
-def _offered(measured: StackMeasures) -> list[float]:
-    """Return the strengths, rounded as in the tab, at which the file that loses the most has what it lost."""
-    left = measured.left([1.0, 1.0])
-    return [round(2 - share, 2) if share == min(left) else 1.0 for share in left]
-
-
 def _seen(gallery: Gallery, strengths: Mapping[str, float], count: int) -> dict[str, int]:
-    """Return how many pictures show each look, and how many have the things of their captions and no others."""
+    """Return how many pictures show `FIRST`, and how many have the things of their captions and no others."""
     teller = Teller(SEED, pairs=0, plain=True)
     scenes = [teller.scene() for _ in range(count)]
     seen = gallery.seen([teller.caption(scene) for scene in scenes], strengths)
     return {
-        FIRST.name: sum(f"look {FIRST.name}" in labels for labels in seen),
+        "shown": sum(shows(FIRST, labels) for labels in seen),
         "right": sum(obeys(scene, labels) for scene, labels in zip(scenes, seen, strict=True)),
     }

@@ -170,7 +170,6 @@ def _together(measured: StackMeasures, strengths: Sequence[float]) -> records.Fi
         "norm": measured.norm(strengths),
         "alone": [measured.norm(one) for one in alone],
         "factor": measured.factor(strengths),
-        "left": measured.left(strengths),
         "pairs": [_pair(one) for one in measured.pairs],
     }
 

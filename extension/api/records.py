@@ -212,7 +212,6 @@ class FilesTogether(TypedDict):
     norm: Annotated[float, "of their sum"]
     alone: Annotated[list[float], "the norm of each; 0 where only the model's weights tell it"]
     factor: Annotated[float, "on all strengths, at which the sum has the norm of the strongest file alone"]
-    left: Annotated[list[float], "the share of each that the others leave: 1 is all, more where they add to it"]
     pairs: list[CheckPair]
 
 

@@ -78,7 +78,6 @@ def _json(
             "strengths": list(strengths),
             "norm": stack.norm(strengths),
             "factor": stack.factor(strengths),
-            "left": stack.left(strengths),
             "pairs": pairs,
         }
         data["alike"], data["merged"] = [asdict(one) for one in alike], [asdict(one) for one in merged]
@@ -115,8 +114,6 @@ def _stack_text(names: Sequence[str], stack: StackMeasures, strengths: Sequence[
         f"together    {given}: norm {stack.norm(strengths):.4g}",
         f"            times {factor:.3g}, the sum has the norm of the strongest file alone",
     ]
-    left = ", ".join(f"{name} {share:.0%}" for name, share in zip(names, stack.left(strengths), strict=True))
-    lines.append(f"left        of each, beside the others: {left}")
     for files in dict.fromkeys([pair.files for pair in stack.pairs]):
         bands = [pair for pair in stack.pairs if pair.files == files]
         cosines = sorted([pair.cosine for pair in bands])

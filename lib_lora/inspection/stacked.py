@@ -164,16 +164,6 @@ class StackMeasures:
         alone = max([abs(one) * math.sqrt(float(self.gram[i, i])) for i, one in enumerate(strengths)], default=0.0)
         return alone / self.norm(strengths) if self.norm(strengths) else 1.0
 
-    def left(self, strengths: Sequence[float]) -> list[float]:
-        """Return how much of each file's change the sum has along that change; 1 where the others leave it alone.
-
-        A file that has a share `left` of itself has all of itself at its strength times `2 - left`, as long as the
-        others keep theirs.
-        """
-        given = torch.tensor(strengths, dtype=torch.float64)
-        own, together = self.gram.diagonal() * given, self.gram @ given
-        return torch.where(own != 0, together / own, 1.0).tolist()
-
 
 def measure_stack(files: Sequence[FileLayers], progress: Progress = unheard) -> StackMeasures:
     """Compare files on the layers that they have in common; one layer of all files is in memory at a time.

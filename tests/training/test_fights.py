@@ -40,7 +40,8 @@ def test_a_rival_learns_while_the_first_acts_and_both_are_counted(
     fights.train_rival(pipeline, NIGHT, tmp_path / "fights", rival)
     assert (seen[0].double() - change.dense()).norm() < 1e-5 * change.dense().norm()
     assert torch.equal(pipeline.unet.get_submodule(layer.name).weight, before)
+    monkeypatch.setattr(fights, "TRIED", ((1.0, 0.0), (0.0, 1.0)))
     found = fights.count_fight(pipeline, load_judge(FOLDER / "judge.safetensors"), tmp_path / "fights", count=1)
-    assert found["night"] == {"night": 1, "right": 1}
-    assert found["day"] == {"night": 0, "right": 1}, "two steps hardly teach anything"
-    assert found["at 1"] == found["night"]
+    alone, rival, offered = found["seen"]
+    assert (alone["shown"], rival["shown"]) == (1, 0)
+    assert 0 < offered["strengths"]["night"] == offered["strengths"]["day"] <= 1.01

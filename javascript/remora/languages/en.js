@@ -751,14 +751,11 @@ export const ENGLISH = /** @type {const} */ ({
     "check.sumEqual": "The sum is about as large as the strongest file alone.",
     "check.sumSmaller":
         "The sum has {percent} of the size of the strongest file alone: the files cancel each other in part.",
-    "check.lost":
-        "{name} has {percent} of its own change left in the sum: the others undo the rest. A higher strength gives it back.",
     "check.set": "Set these strengths",
-    "check.raise": "Set this strength",
     "check.change": "{name} {before} → {after}",
     "check.isSet": "The strengths are set.",
     "check.notMeasured": "not measured",
-    "check.balanced": "These strengths were set here.",
+    "check.balanced": "These strengths were set here: the sum is as large as the strongest file was alone.",
 
     // suggestions in a prompt box
     "completion.suggestions": "Suggestions",

@@ -13,7 +13,6 @@ import {listed, t} from "../words.js";
 import {Bars, Progress, useCheck} from "./check.js";
 import {Dialog, Trouble} from "./parts.js";
 
-const LOST = 0.9; // share of a file that is left beside the others, below which it is worth a word
 const SAME = 0.02; // difference of a factor from 1 that is not worth a change
 const RELATIONS = /** @type {const} */ ({
     cancel: {word: "check.cancel", meaning: "check.cancelMeans"},
@@ -23,8 +22,6 @@ const RELATIONS = /** @type {const} */ ({
 });
 
 /** @typedef {{id: string, name: string, strength: number}} Acting */
-
-/** @typedef {(scaled: Acting[], factor: number) => void} Scale */
 
 /** @param {Acting[]} acting */
 const keyOf = (acting) => acting.map(({id, strength}) => `${id} ${strength}`).join();
@@ -41,9 +38,8 @@ export function StackCheck({tab}) {
     const found = told && told.ids.join() === ids && told.strengths.join() === strengths ? told.result : null;
     // the strongest file alone is weaker at these: another factor would follow, and another one
     const isBalanced = tab.state.balanced === keyOf(acting);
-    /** @type {Scale} */
-    const scale = (scaled, factor) => {
-        tab.edits.scale(new Set(scaled.map(({id}) => id)), factor);
+    const scale = () => {
+        tab.edits.scale(new Set(acting.map(({id}) => id)), found?.factor ?? 1);
         tab.set({balanced: keyOf(tab.stack.acting())});
         setSet(true);
     };
@@ -63,7 +59,7 @@ export function StackCheck({tab}) {
     <//>`;
 }
 
-/** @param {{found: FilesTogether, acting: Acting[], scale: Scale | null}} props */
+/** @param {{found: FilesTogether, acting: Acting[], scale: (() => void) | null}} props */
 function Together({found, acting, scale}) {
     const names = acting.map(({name}) => name);
     const unmeasured = names.filter((_, at) => !found.alone[at]);
@@ -71,7 +67,6 @@ function Together({found, acting, scale}) {
     const pairs = pairsOf(found.pairs);
     const relations = new Set(pairs.flatMap((pair) => pair.relations));
     return html`<${Sum} found=${found} acting=${acting} scale=${scale} />
-        ${scale && html`<${Lost} found=${found} acting=${acting} scale=${scale} />`}
         ${unmeasured.length > 0 && html`<p class="rt-notice">${t("check.unmeasuredFiles", {names: listed(unmeasured, "conjunction")})}</p>`}
         <h4>${t("check.shares")}</h4>
         <${Bars} label=${t("check.shares")} bars=${names
@@ -116,40 +111,19 @@ function aboutBand({component, band, relation, cosine, cosine_by_chance: deviati
 
 /**
  * Say how large the sum is. Where it is larger than the strongest file alone, a button sets strengths at which it is not.
- * @param {{found: FilesTogether, acting: Acting[], scale: Scale | null}} props `scale` is null where that is done
+ * @param {{found: FilesTogether, acting: Acting[], scale: (() => void) | null}} props `scale` is null where that is done
  */
 function Sum({found: {factor, norm, alone}, acting, scale}) {
     const largest = Math.max(...alone) || 1;
     if (!scale) return html`<p>${t("check.balanced")}</p>`;
     if (factor > 1 + SAME) return html`<p>${t("check.sumSmaller", {percent: percent(norm / largest)})}</p>`;
     if (factor > 1 - SAME) return html`<p>${t("check.sumEqual")}</p>`;
-    const changes = acting.map((one) => changed(one, factor));
+    const changes = acting.map(({name, strength}) =>
+        t("check.change", {name, before: short(strength), after: short(Number((strength * factor).toFixed(2)))}),
+    );
     return html`<p>${t("check.sumLarger", {times: short(norm / largest), factor: short(factor)})}</p>
-        <div class="rt-line"><button type="button" class="rt-small rt-primary" onClick=${() => scale(acting, factor)}>${t("check.set")}</button>
+        <div class="rt-line"><button type="button" class="rt-small rt-primary" onClick=${scale}>${t("check.set")}</button>
             <span class="rt-hint">${changes.join(t("mark.list"))}</span></div>`;
-}
-
-/**
- * Say how much the others leave of the file that loses the most, with a button that gives it back what it lost.
- * @param {{found: FilesTogether, acting: Acting[], scale: Scale}} props
- */
-function Lost({found: {left}, acting, scale}) {
-    const least = Math.min(...left);
-    if (least > LOST) return null;
-    const one = acting[left.indexOf(least)];
-    const said = {name: one.name, percent: percent(Math.max(0, least))};
-    return html`<p>${t("check.lost", said)}</p>
-        <div class="rt-line"><button type="button" class="rt-small" onClick=${() => scale([one], 2 - least)}>${t("check.raise")}</button>
-            <span class="rt-hint">${changed(one, 2 - least)}</span></div>`;
-}
-
-/**
- * @param {Acting} acting
- * @param {number} factor
- */
-function changed({name, strength}, factor) {
-    const after = short(Number((strength * factor).toFixed(2)));
-    return t("check.change", {name, before: short(strength), after});
 }
 
 /** @param {{names: string[], pairs: ReturnType<typeof pairsOf>, measured: boolean[]}} props */

@@ -565,7 +565,6 @@ def test_the_files_of_a_stack_are_checked_at_their_strengths(ask: Checked, runne
     assert told["result"]["norm"] == pytest.approx(measured.norm([0.8, 0.5]))
     assert told["result"]["alone"] == pytest.approx([measured.norm([0.8, 0]), measured.norm([0, 0.5])])
     assert told["result"]["factor"] == pytest.approx(measured.factor([0.8, 0.5]))
-    assert told["result"]["left"] == pytest.approx(measured.left([0.8, 0.5]))
     assert [one["relation"] for one in told["result"]["pairs"]] == [one.relation for one in measured.pairs]
     assert [one["cosine"] for one in told["result"]["pairs"]] == pytest.approx([one.cosine for one in measured.pairs])
     again = ask("GET", "/check/stack", params={**asked, "strengths": "1,1"})

@@ -147,24 +147,6 @@ def test_norm_of_the_sum_and_the_strength_at_which_it_is_that_of_one(tmp_path: P
     assert found.factor([0.0, 0.0, 0.0]) == 1.0
 
 
-def test_what_is_left_of_a_file_and_the_strength_that_gives_it_back(tmp_path: Path) -> None:
-    path, ups, downs = random_lora(tmp_path, 1)
-    against = [-0.7 * up + 0.3 * randn(i, 64, 4) for i, up in enumerate(ups)]
-    found, strengths = stack(path, lora(tmp_path, "against", against, downs)), [0.8, 1.0]
-
-    def along(strengths: list[float]) -> float:
-        """Return the product of the sum with the first file, which is all of it at its own strength."""
-        pairs = [(up @ down, other @ down) for up, other, down in zip(ups, against, downs, strict=True)]
-        return sum(float((one * (strengths[0] * one + strengths[1] * other)).sum()) for one, other in pairs)
-
-    whole = along([0.8, 0.0])
-    left = found.left(strengths)
-    assert left[0] == pytest.approx(along(strengths) / whole, rel=1e-5)
-    assert left[0] < 0.3
-    assert along([0.8 * (2 - left[0]), 1.0]) == pytest.approx(whole, rel=1e-5)
-    assert found.left([1.0, 0.0]) == [1.0, 1.0], "nothing acts beside it"
-
-
 def test_files_without_a_common_layer_add_up(tmp_path: Path) -> None:
     found = stack(LORAS / "night.safetensors", LORAS / "stars.safetensors")
     assert found.pairs == ()
