@@ -250,6 +250,8 @@ export interface FileCheck {
     blocks: CheckBlock[];
     /** ranks, and the share of the energy that is left at each */
     kept: [number, number][];
+    /** the share of each direction in the energy of all layers, the strongest 64 */
+    spectrum: number[];
     /** what the header says of the training */
     trained: {[name: string]: string};
     /** layers that cannot be measured without the model, by kind */
@@ -704,8 +706,8 @@ export interface Comparison {
     id: string;
     columns: string[];
     rows: string[];
-    /** row by row, like `done` */
-    prompts: string[];
+    /** row by row, like `done`; null is the difference of the two before it */
+    prompts: (string | null)[];
     done: boolean[];
     running: boolean;
     cancelled: boolean;
@@ -713,6 +715,7 @@ export interface Comparison {
     /** cell */
     at: number;
     fraction: number;
+    /** of the first row; each row of a sheet has the next one */
     seed: number;
 }
 
@@ -721,6 +724,8 @@ export interface Compare {
     possible: boolean;
     samplers: string[];
     comparison: Comparison | null;
+    /** prompts for a sheet that the loaded model understands */
+    examples: string[];
 }
 
 /** A comparison to make. */
@@ -728,8 +733,8 @@ export interface CompareWanted {
     prompt: string;
     /** names of LoRA in the prompt */
     names: string[];
-    mode?: "strengths" | "against" | "without" | "combinations" | "blocks" | "regions" | "schedules";
-    /** strengths for the modes that compare strengths; texts such as OUTALL, left or stop=10 for blocks, regions and schedules, with None for none */
+    mode?: "strengths" | "against" | "without" | "combinations" | "blocks" | "regions" | "schedules" | "sheet";
+    /** strengths for the modes that compare strengths; texts such as OUTALL, left or stop=10 for blocks, regions and schedules, with None for none; for a sheet, what the prompt of each row begins with */
     values?: number[] | string[];
     negative_prompt?: string;
     steps?: number;
@@ -738,7 +743,7 @@ export interface CompareWanted {
     cfg_scale?: number;
     width?: number;
     height?: number;
-    /** -1: one random seed for all */
+    /** -1: one random seed for all; rows of a sheet count from it */
     seed?: number;
 }
 

@@ -19,6 +19,7 @@ from .card import write_card
 from .check import Gallery, count_everything
 from .curves import plot_losses
 from .denoiser import load_pipeline, train_denoiser
+from .fights import FIRST, count_fight, train_rival
 from .ideas import IDEAS
 from .judge import load_judge, save_judge, train_judge
 from .loras import make_loras
@@ -36,13 +37,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m training", description=__doc__)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="where unfinished training is kept")
     parser.add_argument("--demo", type=Path, default=ROOT / "demo", help="where the results go")
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"only these (default: all): {', '.join(_MAKERS)}")
+    text = f"only these (default: all but fights): {', '.join(_MAKERS)}"
+    parser.add_argument("parts", nargs="*", metavar="PART", help=text)
     arguments = parser.parse_args(argv)
     if unknown := [part for part in arguments.parts if part not in _MAKERS]:
         parser.error(f"no part is called {unknown[0]!r}; known are {', '.join(_MAKERS)}")
     arguments.demo.mkdir(parents=True, exist_ok=True)
     for part, make in _MAKERS.items():
-        if part in arguments.parts or not arguments.parts:
+        if part in arguments.parts or not (arguments.parts or part == "fights"):
             make(arguments.runs, arguments.demo)
     _write_checksums(arguments.demo)
     return 0
@@ -87,6 +89,12 @@ def _make_pictures(runs: Path, demo: Path) -> None:
     write_card(demo, words, SIDE)
 
 
+def _make_fights(runs: Path, demo: Path) -> None:
+    pipeline, folder = load_pipeline(demo / MODEL), runs / "fights"
+    train_rival(pipeline, demo / "loras" / f"{FIRST.name}.safetensors", folder)
+    print(json.dumps(count_fight(pipeline, load_judge(demo / "judge.safetensors"), folder), indent=2))
+
+
 _MAKERS = {
     "model": _make_model,
     "judge": _make_judge,
@@ -94,6 +102,7 @@ _MAKERS = {
     "rounded": _round_weights,
     "figures": _make_figures,
     "pictures": _make_pictures,
+    "fights": _make_fights,
 }
 
 

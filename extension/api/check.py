@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _SHOWN = 20
 """Layers of a verdict that an answer names."""
+_DIRECTIONS = 64
+"""Of a spectrum, the strongest first."""
 _MOST = 10
 """Files of a stack: the work grows with their pairs."""
 _LARGEST = 1e6
@@ -127,6 +129,7 @@ def file_check(paths: Sequence[Path], progress: Progress) -> records.FileCheck:
         "components": measured.by_component(),
         "blocks": _blocks(measured),
         "kept": list(measured.kept().items()),
+        "spectrum": measured.spectrum()[:_DIRECTIONS],
         "trained": trained(measured.file.report.metadata),
         "unmeasured": dict(measured.unmeasured),
         "verdicts": [_verdict(one) for one in verdicts(measured)],

@@ -42,13 +42,14 @@ class CompareApi:
             painter.check(asked)
             made = plan(body.get("mode", "strengths"), asked.prompt, body["names"], body.get("values", []))
             for prompt in made.prompts:
-                parse(prompt, self._session.names)  # before the first picture is made
+                if prompt is not None:
+                    parse(prompt, self._session.names)  # before the first picture is made
         except (RequestError, LoraError) as error:  # an invalid request, or an invalid tag in its prompt
             raise HTTPException(UNPROCESSABLE, str(error)) from error
         with self._lock:
             if self._latest is not None and self._latest.running:
                 raise HTTPException(CONFLICT, "a comparison is running; wait for it or cancel it")
-            self._latest = ComparisonRun(painter, asked, made)
+            self._latest = ComparisonRun(painter, asked, made, {**body, "seed": asked.seed})
             self._latest.start()
         return self.state(request)
 
@@ -57,7 +58,12 @@ class CompareApi:
         painter = self._session.host.painter
         latest = None if self._latest is None else cast(records.Comparison, self._latest.to_json())
         samplers = [] if painter is None else list(painter.samplers)
-        told: records.Compare = {"comparison": latest, "samplers": samplers, "possible": painter is not None}
+        told: records.Compare = {
+            "comparison": latest,
+            "samplers": samplers,
+            "possible": painter is not None,
+            "examples": list(self._session.host.examples),
+        }
         return answer(request, told)
 
     def cancel(self, request: Request) -> Response:

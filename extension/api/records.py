@@ -178,6 +178,7 @@ class FileCheck(TypedDict):
     components: Annotated[dict[str, float], "the share of each in the energy"]
     blocks: list[CheckBlock]
     kept: Annotated[list[tuple[int, float]], "ranks, and the share of the energy that is left at each"]
+    spectrum: Annotated[list[float], "the share of each direction in the energy of all layers, the strongest 64"]
     trained: Annotated[dict[str, str], "what the header says of the training"]
     unmeasured: Annotated[dict[str, int], "layers that cannot be measured without the model, by kind"]
     verdicts: list[CheckVerdict]
@@ -575,12 +576,14 @@ class CompareWanted(TypedDict):
 
     prompt: str
     names: Annotated[Texts, "names of LoRA in the prompt"]
-    mode: NotRequired[Literal["strengths", "against", "without", "combinations", "blocks", "regions", "schedules"]]
+    mode: NotRequired[
+        Literal["strengths", "against", "without", "combinations", "blocks", "regions", "schedules", "sheet"]
+    ]
     values: NotRequired[
         Annotated[
             list[float] | Texts,
             "strengths for the modes that compare strengths; texts such as OUTALL, left or stop=10 for blocks, regions "
-            "and schedules, with None for none",
+            "and schedules, with None for none; for a sheet, what the prompt of each row begins with",
         ]
     ]
     negative_prompt: NotRequired[str]
@@ -590,7 +593,7 @@ class CompareWanted(TypedDict):
     cfg_scale: NotRequired[float]
     width: NotRequired[int]
     height: NotRequired[int]
-    seed: NotRequired[Annotated[int, "-1: one random seed for all"]]
+    seed: NotRequired[Annotated[int, "-1: one random seed for all; rows of a sheet count from it"]]
 
 
 class Comparison(TypedDict):
@@ -599,14 +602,14 @@ class Comparison(TypedDict):
     id: str
     columns: Texts
     rows: Texts
-    prompts: Annotated[Texts, "row by row, like `done`"]
+    prompts: Annotated[list[str | None], "row by row, like `done`; null is the difference of the two before it"]
     done: list[bool]
     running: bool
     cancelled: bool
     problem: str
     at: Annotated[int, "cell"]
     fraction: float
-    seed: int
+    seed: Annotated[int, "of the first row; each row of a sheet has the next one"]
 
 
 class Compare(TypedDict):
@@ -615,6 +618,7 @@ class Compare(TypedDict):
     possible: bool
     samplers: Texts
     comparison: Comparison | None
+    examples: Annotated[Texts, "prompts for a sheet that the loaded model understands"]
 
 
 class SaveWanted(TypedDict):

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 import logging
 import math
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from PIL import Image
+from PIL import Image, ImageChops
+from PIL.PngImagePlugin import PngInfo
 
 from ..hosts.txt2img import RequestError, Txt2Img
 from ..text.prompt_edit import names_in, with_strength, without
@@ -23,10 +25,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Mode: TypeAlias = Literal["strengths", "against", "without", "combinations", "blocks", "regions", "schedules"]
+Mode: TypeAlias = Literal["strengths", "against", "without", "combinations", "blocks", "regions", "schedules", "sheet"]
 """One LoRA's strength per row; two LoRA's strengths against each other; all, all but one, none; every subset; one
-LoRA's block weights, region or schedule per row.
+LoRA's block weights, region or schedule per row; one prompt per row, without and with a LoRA, and the difference.
 """
+RECIPE = "Remora comparison"
+"""The text in the picture of a grid that has its request, which makes the same grid again."""
 _MAX_CELLS = 150
 _MAX_NAMES = 8
 _STRENGTH = 100.0
@@ -41,8 +45,10 @@ class Plan:
 
     columns: tuple[str, ...]
     rows: tuple[str, ...]
-    prompts: tuple[str, ...]
-    """In row order."""
+    prompts: tuple[str | None, ...]
+    """In row order; None for the difference of the two cells before it."""
+    own_seeds: bool = False
+    """Whether each row has a seed that is one more than that of the row before."""
 
 
 def plan(mode: str, prompt: str, names: Sequence[str], values: Sequence[float] | Sequence[str]) -> Plan:
@@ -63,7 +69,9 @@ def plan(mode: str, prompt: str, names: Sequence[str], values: Sequence[float] |
         raise RequestError(f"choose 1 to {_MAX_NAMES} different LoRA to compare")
     if missing := [name for name in names if name not in names_in(prompt)]:
         raise RequestError(f"LoRA {missing[0]!r:.120} is not in the prompt, so there is nothing to compare")
-    if mode in _FIELDS:
+    if mode == "sheet":
+        made = _sheet(prompt, names, _texts(values))
+    elif mode in _FIELDS:
         made = _of_field(_FIELDS[mode], prompt, names, _texts(values))
     else:
         made = _PLANS[mode](prompt, names, _strengths_of(values) if mode in ("strengths", "against") else ())
@@ -134,6 +142,17 @@ def _combinations(prompt: str, names: Sequence[str], values: Sequence[float]) ->
     return Plan(tuple(map(_label, across)), tuple(map(_label, down)) if names[half:] else ("",), tuple(prompts))
 
 
+def _sheet(prompt: str, names: Sequence[str], texts: Sequence[str]) -> Plan:
+    if len(names) != 1:
+        raise RequestError("choose 1 LoRA for a sheet")
+    (name,) = names
+    prompts = list[str | None]()
+    for text in texts:
+        whole = f"{text} {prompt}"
+        prompts += [with_strength(whole, name, 0, 0), whole, None]  # without a tag, it could still be always on
+    return Plan((f"without {name}", f"with {name}", "difference"), tuple(texts), tuple(prompts), own_seeds=True)
+
+
 def _subsets(names: Sequence[str]) -> list[tuple[str, ...]]:
     return [kept for count in range(len(names) + 1) for kept in itertools.combinations(names, count)]
 
@@ -160,8 +179,11 @@ _FIELDS: dict[str, Callable[[str, str, str], str]] = {
 class ComparisonRun:
     """A comparison that is running or done; its pictures are kept until the next one."""
 
-    def __init__(self, painter: Painter, request: Txt2Img, made: Plan) -> None:
+    def __init__(
+        self, painter: Painter, request: Txt2Img, made: Plan, recipe: Mapping[str, object] | None = None
+    ) -> None:
         self.plan = made
+        self._recipe = recipe or {}
         self.id = secrets.token_hex(4)
         """Distinguishes its pictures from pictures of other comparisons."""
         self._painter = painter
@@ -207,11 +229,16 @@ class ComparisonRun:
     def picture(self, cell: int) -> bytes | None:
         """Return one picture as PNG, or None if it is not finished."""
         picture = self.pictures[cell] if 0 <= cell < len(self.pictures) else None
-        return None if picture is None else _png(picture)
+        return None if picture is None else _png(picture, _parameters_of(picture))
 
     def grid(self) -> bytes:
-        """Return all pictures with their labels as one PNG; unfinished pictures are white."""
-        return _png(_drawn(self.plan, self.pictures))
+        """Return all pictures with their labels as one PNG; unfinished pictures are white.
+
+        It has its request as a text, and the parameters of the last picture of the first row.
+        """
+        row = [_parameters_of(picture) for picture in self.pictures[: len(self.plan.columns)] if picture is not None]
+        parameters = next(filter(None, reversed(row)), {})
+        return _png(_drawn(self.plan, self.pictures), {**parameters, RECIPE: json.dumps(self._recipe)})
 
     def _run(self) -> None:
         try:
@@ -219,15 +246,27 @@ class ComparisonRun:
                 self._at = at
                 if self.cancelled:
                     break
-                made = self._painter.paint(replace(self._request, prompt=prompt), lambda: self.cancelled)
-                if made is None:  # also if the user pressed the host's own button
+                self.pictures[at] = self._difference() if prompt is None else self._painted(prompt)
+                if self.pictures[at] is None:  # also if the user pressed the host's own button
                     self.cancelled = True
-                self.pictures[at] = made
         except Exception as error:  # the tab shows every error of a host
             logger.exception("remora: the comparison failed")
             self.problem = str(error) or type(error).__name__
         finally:
             self.running = False
+
+    def _painted(self, prompt: str) -> Image.Image | None:
+        row = self._at // len(self.plan.columns) if self.plan.own_seeds else 0
+        request = replace(self._request, prompt=prompt, seed=self._request.seed + row)
+        return self._painter.paint(request, lambda: self.cancelled)
+
+    def _difference(self) -> Image.Image | None:
+        first, second = self.pictures[self._at - 2 : self._at]
+        if first is None or second is None:
+            return None
+        made = ImageChops.difference(first.convert("RGB"), second.convert("RGB"))
+        made.info.clear()  # it has what the first picture says of itself
+        return made
 
 
 def _drawn(made: Plan, pictures: Sequence[Image.Image | None]) -> Image.Image:
@@ -263,7 +302,16 @@ def _short(text: str, width: int) -> str:
     return f"{text[: most - 3 - end]}...{text[-end:]}"
 
 
-def _png(picture: Image.Image) -> bytes:
+def _parameters_of(picture: Image.Image) -> dict[str, str]:
+    """Return the parameters text that the host wrote for a picture, by its name in a PNG."""
+    text = picture.info.get("parameters")
+    return {"parameters": text} if isinstance(text, str) else {}
+
+
+def _png(picture: Image.Image, texts: Mapping[str, str]) -> bytes:
+    written = PngInfo()
+    for name, text in texts.items():
+        written.add_text(name, text)
     stream = io.BytesIO()
-    picture.save(stream, "PNG")
+    picture.save(stream, "PNG", pnginfo=written)
     return stream.getvalue()

@@ -295,6 +295,13 @@ class Host(ABC):
     before: ClassVar[tuple[str, ...]] = ()  # hosts to check after this one, such as the one it is a fork of
     painter: Painter | None = None
     """What makes pictures for Remora; None if the host makes its user's pictures only."""
+    examples: Sequence[str] = (
+        "portrait of a woman, smiling",
+        "a man walking in a street, full body",
+        "a cat on a wooden table",
+        "a house by a lake, mountains",
+    )
+    """Prompts that the loaded model understands, to show what a LoRA does."""
 
     @abstractmethod
     def is_current(self) -> bool:

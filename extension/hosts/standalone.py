@@ -34,6 +34,7 @@ class StandaloneHost(Host):
         self._values: dict[str, object] = {}
         self._remora: Remora | None = None
         self.painter: Painter | None = None
+        self.examples = Host.examples
 
     def open(
         self,

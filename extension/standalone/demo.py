@@ -11,6 +11,14 @@ FOLDER = Path(__file__).resolve().parents[2] / "demo"
 DEMO_PROMPT = "two red circles on a blue ground <lora:stripes:1> <lora:stars:1>"
 DEMO_SEED = 1
 """The page begins with this seed, so that pictures differ by what the user changes alone."""
+DEMO_MODEL = "remora-shapes"
+DEMO_EXAMPLES = (
+    "a big red circle on a blue ground",
+    "a green heart on a white ground",
+    "two yellow stars on a grey ground",
+    "a purple square left of an orange triangle on a green ground",
+)
+"""Prompts of words that the model knows."""
 _SUMS = "SHA256SUMS"
 
 
@@ -38,7 +46,7 @@ def find_demo(folder: Path = FOLDER) -> Demo:
             raise DemoError(f"{path} is missing; get a complete copy of Remora, or choose a model with --model")
         if hashlib.sha256(path.read_bytes()).hexdigest() != published:
             raise DemoError(f"{path} is damaged; download it again, or choose a model with --model")
-    return Demo(folder / "remora-shapes", folder / "loras")
+    return Demo(folder / DEMO_MODEL, folder / "loras")
 
 
 def _published(folder: Path) -> Mapping[str, str]:

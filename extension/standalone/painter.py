@@ -34,7 +34,11 @@ class RunnerPainter:
                 if cancelled():
                     job.cancel()
             result = job.result()
-            return result.pictures[0].image if result.pictures and not result.cancelled else None
+            if not result.pictures or result.cancelled:
+                return None
+            picture = result.pictures[0]
+            picture.image.info["parameters"] = picture.infotext  # as in other web UIs
+            return picture.image
         finally:
             self._job = None
 

@@ -18,6 +18,7 @@ from ..guest import Guest
 from ..hosts import Access
 from ..hosts.txt2img import Txt2Img
 from . import offload
+from .demo import DEMO_EXAMPLES, DEMO_MODEL
 from .guard import Guard
 from .jobs import Job, Runner
 from .painter import RunnerPainter
@@ -93,6 +94,8 @@ def make_api(runner: Runner, address: str = "127.0.0.1", login: str = "") -> Fas
     app.add_middleware(Guard, address=address, logins=[login] if login else [])
     SdApi(runner).add_routes(app)
     runner.studio.host.painter = RunnerPainter(runner)
+    if runner.studio.model.name == DEMO_MODEL:
+        runner.studio.host.examples = DEMO_EXAMPLES
     runner.studio.host.app_started(app)
     _refuse_other_methods(app)
     return app

@@ -60,23 +60,43 @@ export function sentence({name, sure, numbers, text}) {
 }
 
 /**
- * Return by which factor each block of a file acts in the stack; null where its entry has no weights of blocks, or where
- * these are drawn at random or not for this model.
+ * Return by which factor each block of a file acts in the stack; null where its weight is drawn at random or not known,
+ * or where the weights are not for this model.
  * @param {CheckBlock[]} blocks
  * @param {Pick<Reading, "te" | "unet" | "values">} entry a schedule counts with the value farthest from 0
  * @param {Pick<Blocks, "blocks" | "layouts" | "presets">} told
  * @returns {(number | null)[] | null}
  */
 export function factorsOf(blocks, entry, told) {
-    const {cells} = entry.values.lbw ? readWeights(entry.values.lbw, told) : {cells: null};
+    const {lbw = ""} = entry.values;
+    const {cells} = lbw ? readWeights(lbw, told) : {cells: []};
     if (!cells) return null;
     const byId = new Map(shownBlocks(told).map(({id}, at) => [id, Number(cells[at])]));
     return blocks.map(({component, block}) => {
         const isText = component.startsWith("text_encoder");
         const weight = isText ? (byId.get("BASE") ?? byId.get("CLIP")) : byId.get(block);
-        const factor = (weight ?? Number.NaN) * (isText ? entry.te : entry.unet);
+        const factor = (lbw ? (weight ?? Number.NaN) : 1) * (isText ? entry.te : entry.unet);
         return Number.isFinite(factor) ? factor : null;
     });
+}
+
+/**
+ * Return the share of a file's energy that the block weights of its entry leave; null where these are not known.
+ * @param {CheckBlock[]} blocks
+ * @param {Pick<Reading, "te" | "unet" | "values">} entry
+ * @param {Pick<Blocks, "blocks" | "layouts" | "presets">} told
+ */
+export function leftOf(blocks, entry, told) {
+    const factors = factorsOf(blocks, entry, told);
+    const known = blocks.flatMap(({block, share}, at) => {
+        const factor = factors?.[at] ?? null;
+        return factor === null && !block ? [] : [{share, factor: factor ?? Number.NaN, at}];
+    });
+    const whole = factorsOf(blocks, {...entry, values: {}}, told) ?? [];
+    const energy = (/** @type {number} */ sum, /** @type {number} */ part) => sum + part;
+    const left = known.map(({share, factor}) => share * factor ** 2).reduce(energy, 0);
+    const all = known.map(({share, at}) => share * (whole[at] ?? 0) ** 2).reduce(energy, 0);
+    return all && Number.isFinite(left) ? left / all : null;
 }
 
 const WORST = /** @type {const} */ (["cancel", "collide", "reinforce", "independent"]);

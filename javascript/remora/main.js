@@ -37,6 +37,7 @@ const SHOWN = {
     more: "", // key of the row whose settings are shown
     section: /** @type {"schedule" | "region" | "passes" | "blocks"} */ ("schedule"), // of them
     comparison: "", // id of the one that this page began
+    sheet: "", // id of the file that it shows; empty where it compares the stack
     saving: {id: "", rows: /** @type {SavedTag[]} */ ([])}, // the job that this page began, and what it saves
     language: "en", // that is spoken: all is drawn again in another one
     theme: 0, // how often the page has changed its colours: canvases are drawn again

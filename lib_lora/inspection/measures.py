@@ -152,6 +152,13 @@ class FileMeasures:
             found[rank] = sum([float(one.squares[:rank].sum()) for one in self.layers]) / self.energy
         return found
 
+    def spectrum(self) -> list[float]:
+        """Return the share of the energy in the strongest direction of all layers, in the second of all, and so on."""
+        found = torch.zeros(max([len(one.squares) for one in self.layers], default=0), dtype=torch.float64)
+        for one in self.layers:
+            found[: len(one.squares)] += one.squares
+        return (found / (self.energy or 1.0)).tolist()
+
     def rank_for(self, share: float) -> int:
         """Return the least rank of all layers at which each keeps this share of its energy; 0 of nothing."""
         return max([one.effective_rank(share) for one in self.layers], default=0)

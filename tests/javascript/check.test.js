@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import {readFileSync} from "node:fs";
 import {afterEach, test} from "node:test";
-import {factorsOf, pairsOf, percent, sentence, signed} from "../../javascript/remora/check.js";
+import {factorsOf, leftOf, pairsOf, percent, sentence, signed} from "../../javascript/remora/check.js";
 import {readBody} from "../../javascript/remora/tag.js";
 import {speak} from "../../javascript/remora/words.js";
 
@@ -29,12 +29,29 @@ const BLOCKS = [
 const factors = (body) => factorsOf(BLOCKS, readBody(body), TOLD);
 
 test("a block acts by its weight times the strength of its half", () => {
-    assert.equal(factors("a:0.5"), null, "no weights of blocks");
+    assert.deepEqual(factors("a:0.5:2"), [0.5, 2, 2, 2, 2], "no weights of blocks");
     assert.deepEqual(factors("a:0.5:2:lbw=1,0,0.25,1"), [0.5, 0.5, 2, null, null]);
     assert.deepEqual(factors("a:1:lbw=HALF"), [1, 0.5, 0.5, null, null]);
     assert.deepEqual(factors("a:1:0.4@0,0@1:lbw=0,1,1,1"), [0, 0.4, 0.4, null, null], "a schedule at its strongest");
     assert.deepEqual(factors("a:1:lbw=R,1,R,1"), [null, null, 1, null, null], "drawn at random");
     assert.equal(factors("a:1:lbw=1,0,0,0,0,1"), null, "not for this model");
+});
+
+test("weights of blocks leave a share of the energy, as far as they are known", () => {
+    const named = BLOCKS.filter(({block}) => block !== "D00");
+    /** @type {(body: string, blocks?: typeof BLOCKS) => number | null} */
+    const left = (body, blocks = named) => leftOf(blocks, readBody(body), TOLD);
+    for (const [body, share] of /** @type {const} */ ([
+        ["a:0.7", 1],
+        ["a:0.7:lbw=1,1,0,1", 2 / 3], // each block has the same share, and one is 0
+        ["a:0.5:2:lbw=1,1,0,1", (0.25 + 4) / (0.25 + 8)], // at their strengths
+        ["a:1:lbw=1,1,2,1", 2],
+    ]))
+        assert.ok(Math.abs(Number(left(body)) - share) < 1e-12, body);
+    assert.equal(left("a:1:lbw=1,1,R,1"), null, "drawn at random");
+    assert.equal(left("a:1:lbw=1,1,0,1", BLOCKS), null, "a block that the weights do not know");
+    assert.equal(left("a:1:lbw=1,0,0,0,0,1"), null, "not for this model");
+    assert.equal(left("a:0:lbw=1,1,0,1"), null, "nothing acts");
 });
 
 test("a share has a digit behind the point where it needs one", () => {

@@ -13,6 +13,7 @@ import {written} from "../curve.js";
 import {setField} from "../tag.js";
 import {t, translated} from "../words.js";
 import {isLetter, nameProblem, painted, readWeights, shownBlocks, snapped, writeWeights} from "../weights.js";
+import {BlockEnergy} from "./check.js";
 import {Button, Deleted, isNumber, isStill, NameForm, numberOf, Trouble, useLoad} from "./parts.js";
 
 const LOWEST = -1,
@@ -34,6 +35,7 @@ export function Blocks({tab, entry}) {
     const [trouble, attempt] = useLoad(tab, () => tab.kept.loadBlocks(), [server?.model]);
     const told = blocks ?? UNKNOWN;
     const text = entry.values.lbw ?? "";
+    const {lora} = tab.library.meaning(entry.name);
     const {cells, preset} = readWeights(text, told);
     const write = (/** @type {string} */ value, what = "") => entry.edit((body) => setField(body, "lbw", value), what);
     const said = blocks && !told.layouts.length ? t("blocks.unknown") : "";
@@ -53,7 +55,19 @@ export function Blocks({tab, entry}) {
             write=${write} attempt=${attempt} />`
         }
         <${Rules} entry=${entry} told=${told} />
+        ${blocks && lora?.readable && html`<${Energy} tab=${tab} lora=${lora.id} entry=${entry} told=${told} />`}
     </div>`;
+}
+
+/**
+ * Draw what the weights leave of the file, once it is asked for: that reads the file.
+ * @param {{tab: Tab, lora: string, entry: Entry, told: Told}} props
+ */
+function Energy({tab, lora, entry, told}) {
+    const [open, setOpen] = useState(false);
+    return html`<details onToggle=${(/** @type {Event} */ event) => setOpen(/** @type {HTMLDetailsElement} */ (event.currentTarget).open)}>
+        <summary>${t("blocks.energy")}</summary>
+        ${open && html`<${BlockEnergy} tab=${tab} lora=${lora} entry=${entry} told=${told} />`}</details>`;
 }
 
 /**

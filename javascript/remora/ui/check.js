@@ -1,14 +1,14 @@
 // What the doctor says of one file.
 
 /**
- * @import {CheckedFile, CheckVerdict, FileCheck} from "../../api.d.ts"
+ * @import {Blocks, CheckBlock, CheckedFile, CheckVerdict, FileCheck} from "../../api.d.ts"
  * @import {Tab} from "../main.js"
  * @import {Reading} from "../tag.js"
  */
 
 import {html, useEffect, useState} from "../vendor/preact.js";
 import {query} from "../api.js";
-import {factorsOf, percent, sentence, short} from "../check.js";
+import {factorsOf, leftOf, percent, sentence, short} from "../check.js";
 import {pieces, t} from "../words.js";
 import {Trouble, useLoad} from "./parts.js";
 
@@ -75,12 +75,12 @@ function entryOf(tab, lora) {
 /** @param {{tab: Tab, found: FileCheck, standing: CheckedFile["standing"], entry: Reading | undefined}} props */
 function Found({tab, found, standing, entry}) {
     const unmeasured = Object.values(found.unmeasured).reduce((one, other) => one + other, 0);
-    const weighed = entry?.values.lbw ? entry : undefined;
     const {blocks} = tab.state;
     useEffect(() => {
-        if (weighed && !blocks) tab.server.attempt(() => tab.kept.loadBlocks());
-    }, [weighed, blocks]);
-    const factors = weighed && blocks ? factorsOf(found.blocks, weighed, blocks) : null;
+        if (entry && !blocks) tab.server.attempt(() => tab.kept.loadBlocks());
+    }, [Boolean(entry), blocks]);
+    const acting = entry && blocks ? factorsOf(found.blocks, entry, blocks) : null;
+    const factors = acting?.some((factor) => factor !== 1) ? acting : null;
     const measured = found.blocks.length > 0;
     const components = Object.entries(found.components);
     return html`<div class="rt-part" role="status">
@@ -96,12 +96,9 @@ function Found({tab, found, standing, entry}) {
         ${
             measured
             && html`<h4>${t("check.blocks")}</h4>
-            <${Bars} label=${t("check.blocks")} bars=${found.blocks.map(({component, block, share}, at) => ({
-                name: block || component,
-                share,
-                factor: factors?.[at] ?? null,
-            }))} />
-            ${factors && html`<p class="rt-hint">${t("check.inStackHint")}</p>`}
+            <${BlockBars} blocks=${found.blocks} factors=${factors} />
+            <h4>${t("check.spectrum")}</h4>
+            <${Spectrum} shares=${found.spectrum} />
             <h4>${t("check.kept")}</h4>
             <${Bars} label=${t("check.kept")} bars=${found.kept.map(([rank, share]) => ({name: t("check.rank", {rank}), share}))} />
             <p class="rt-hint">${t("check.needs", {low: found.rank_90, high: found.rank_99, rank: found.rank})}</p>`
@@ -109,6 +106,45 @@ function Found({tab, found, standing, entry}) {
         <p class="rt-hint">${measured && t("check.norm", {norm: short(found.norm)})}
             ${measured && standing !== null && standing.others > 0 && t("check.standing", {count: standing.others, smaller: standing.smaller})}
             ${pieces("check.withModel", {command: html`<code>${COMMAND}</code>`})}</p>`;
+}
+
+/** @param {{blocks: CheckBlock[], factors: (number | null)[] | null}} props */
+function BlockBars({blocks, factors}) {
+    return html`<${Bars} label=${t("check.blocks")} bars=${blocks.map(({component, block, share}, at) => ({
+        name: block || component,
+        share,
+        factor: factors?.[at] ?? null,
+    }))} />
+    ${factors && html`<p class="rt-hint">${t("check.inStackHint")}</p>`}`;
+}
+
+/**
+ * Draw what the strength and the block weights of an entry leave of its file, as far as that is measured.
+ * @param {{tab: Tab, lora: string, entry: Reading, told: Blocks}} props
+ */
+export function BlockEnergy({tab, lora, entry, told: blocks}) {
+    const ask = () => tab.api.get(/** @type {const} */ (`check?${query({id: lora})}`));
+    const {told, trouble} = useCheck(tab, ask, [lora]);
+    const found = told?.result;
+    const left = found ? leftOf(found.blocks, entry, blocks) : null;
+    return html`<${Trouble} trouble=${trouble} />
+        ${!trouble.text && !found && html`<${Progress} told=${told} />`}
+        ${left !== null && html`<p role="status">${left > 1 ? t("blocks.adds", {left: percent(left)}) : t("blocks.removes", {removed: percent(1 - left), left: percent(left)})}</p>`}
+        ${found && html`<${BlockBars} blocks=${found.blocks} factors=${factorsOf(found.blocks, entry, blocks)} />`}
+        ${found && !found.blocks.length && html`<p class="rt-hint">${t("check.notMeasured")}</p>`}`;
+}
+
+/**
+ * Draw the share of each direction, the strongest first.
+ * @param {{shares: number[]}} props
+ */
+function Spectrum({shares}) {
+    const [first, last] = [shares[0] ?? 0, shares.at(-1) ?? 0];
+    const said = t("check.directions", {count: shares.length, first: percent(first), last: percent(last)});
+    const bars = shares.map((share) => (first ? Math.max(1, (share / first) * 100) : 0));
+    return html`<svg class="rt-spectrum" viewBox=${`0 0 ${shares.length} 100`} preserveAspectRatio="none" role="img" aria-label=${said}>
+            ${bars.map((height, at) => html`<rect key=${at} x=${at + 0.1} y=${100 - height} width="0.8" height=${height} />`)}</svg>
+        <p class="rt-hint" aria-hidden="true">${said}</p>`;
 }
 
 /** @param {{verdict: CheckVerdict}} props */

@@ -36,7 +36,9 @@ const VALUES = /** @type {const} */ ({
  */
 const valuesFor = (mode) => (mode in VALUES ? VALUES[/** @type {keyof typeof VALUES} */ (mode)] : undefined);
 
-const STANDARD = {steps: 20, cfg_scale: 7, width: 512, height: 512, seed: -1, sampler: "", schedule: ""};
+/** @typedef {{[field: string]: string | number}} Wanted */
+
+export const STANDARD = {steps: 20, cfg_scale: 7, width: 512, height: 512, seed: -1, sampler: "", schedule: ""};
 const NUMBERS = /** @type {const} */ ([
     ["steps", "compare.steps"],
     ["cfg_scale", "compare.cfgScale"],
@@ -45,11 +47,37 @@ const NUMBERS = /** @type {const} */ ([
     ["seed", "compare.seed"],
 ]);
 
-/** @param {{tab: Tab, state: State}} props */
-export function Compare({tab, state}) {
+/**
+ * Follow the comparison that the server makes, and begin one. A page shows only what it began.
+ * @param {Tab} tab
+ * @param {string} [sheet] id of the file whose sheet is shown; empty for a comparison of the stack
+ */
+export function useComparison(tab, sheet = "") {
     const [told, setTold] = useState(/** @type {CompareState | null} */ (null));
     const load = async () => setTold(await tab.api.get("compare"));
     const [trouble, attempt] = useLoad(tab, load, []);
+    const made = told?.comparison;
+    const own = made && made.id === tab.state.comparison && sheet === tab.state.sheet ? made : null;
+    const running = Boolean(made?.running);
+    const ask = (/** @type {string} */ method) => attempt(async () => setTold(await tab.api.ask(method, "compare")));
+    useEffect(() => {
+        if (!running) return undefined;
+        const timer = setInterval(() => ask("GET"), POLL);
+        return () => clearInterval(timer);
+    }, [running]);
+    const start = (/** @type {() => object} */ body) =>
+        attempt(async () => {
+            const begun = await tab.api.ask("POST", "compare", body());
+            setTold(begun);
+            tab.set({comparison: begun.comparison?.id ?? "", sheet});
+        });
+    return {told, own, running, trouble, start, cancel: () => ask("DELETE")};
+}
+
+/** @param {{tab: Tab, state: State}} props */
+export function Compare({tab, state}) {
+    const comparison = useComparison(tab);
+    const {told, own} = comparison;
     const names = [
         ...new Set(
             tab.stack
@@ -69,24 +97,15 @@ export function Compare({tab, state}) {
         setMode(to);
     };
     const [wanted, setWanted] = useState(
-        /** @type {{[field: string]: string | number}} */ ({
+        /** @type {Wanted} */ ({
             ...STANDARD,
             ...settings(state.target),
             ...(tab.pictures.seed === null ? {} : {seed: tab.pictures.seed}), // what is compared is the picture that is shown
         }),
     );
-    const made = told?.comparison;
-    const own = made && made.id === state.comparison ? made : null;
-    const running = Boolean(made?.running);
-    const ask = (/** @type {string} */ method) => attempt(async () => setTold(await tab.api.ask(method, "compare")));
-    useEffect(() => {
-        if (!running) return undefined;
-        const timer = setInterval(() => ask("GET"), POLL);
-        return () => clearInterval(timer);
-    }, [running]);
     const start = (/** @type {Event} */ event) => {
         event.preventDefault();
-        attempt(async () => {
+        comparison.start(() => {
             /** @type {{[field: string]: unknown}} */
             const body = {
                 mode,
@@ -96,23 +115,18 @@ export function Compare({tab, state}) {
                 ...numbersOf(wanted),
             };
             if (field) body.values = field.title === STRENGTHS.title ? valuesOf(values) : textsOf(values);
-            const begun = await tab.api.ask("POST", "compare", body);
-            setTold(begun);
-            tab.set({comparison: begun.comparison?.id ?? ""});
+            return body;
         });
     };
     const flip = (/** @type {string} */ name) =>
         setChosen(chosen.includes(name) ? chosen.filter((one) => one !== name) : [...chosen, name]);
-    const foot = html`<${Trouble} trouble=${trouble} />
-        <div class="rt-line rt-end">
-            ${own && html`<${Progress} made=${own} />`}
-            ${
-                own?.running
-                    ? html`<button type="button" onClick=${() => ask("DELETE")}>${t("common.cancel")}</button>`
-                    : html`<button type="submit" form="rt-compare" class="rt-primary" disabled=${running || (told !== null && !told.possible)}>${t("compare.make")}</button>`
-            }
-        </div>`;
-    return html`<${Dialog} title=${t("common.compare")} close=${() => tab.set({dialog: "", compared: []})} foot=${foot} class="rt-wide-dialog">
+    const use = (/** @type {string} */ prompt) => {
+        tab.stack.readBoxes();
+        tab.stack.change({prompt});
+        tab.set({dialog: "", compared: [], said: t("compare.used")});
+    };
+    return html`<${Dialog} title=${t("common.compare")} close=${() => tab.set({dialog: "", compared: []})}
+        foot=${html`<${Foot} comparison=${comparison} form="rt-compare" />`} class="rt-wide-dialog">
         <form class="rt-compare" id="rt-compare" onSubmit=${start}>
             <fieldset class="rt-tags"><legend>LoRA</legend>
                 ${names.map(
@@ -132,23 +146,54 @@ export function Compare({tab, state}) {
                     <input type="text" value=${values} onInput=${(event) => setValues(event.target.value)} />
                     <span class="rt-hint">${t(field.hint)}</span></label>`
                 }
-                ${NUMBERS.map(
-                    ([name, title]) => html`<label class="rt-field" key=${name}><span>${t(title)}</span>
-                    <input type="text" inputmode="decimal" value=${wanted[name]}
-                        onInput=${(event) => setWanted({...wanted, [name]: event.target.value})} /></label>`,
-                )}
-                <label class="rt-field"><span>${t("compare.sampler")}</span><select value=${wanted.sampler}
-                    onChange=${(event) => setWanted({...wanted, sampler: event.target.value})}>
-                    ${[...new Set([wanted.sampler, ...(told?.samplers ?? [])])].filter(Boolean).map(
-                        (name) => html`
-                        <option key=${name} value=${name}>${name}</option>`,
-                    )}</select></label>
+                <${Settings} wanted=${wanted} set=${setWanted} samplers=${told?.samplers ?? []} />
             </div>
         </form>
-        ${told && !told.possible && html`<p class="rt-notice">${t("compare.impossible")}</p>`}
-        ${running && !own && html`<p class="rt-notice" role="status">${t("compare.otherRuns")}</p>`}
-        ${own && html`<${Grid} tab=${tab} made=${own} />`}
+        <${Hindrance} comparison=${comparison} />
+        ${own && html`<${Grid} tab=${tab} made=${own} use=${use} />`}
     <//>`;
+}
+
+/**
+ * Draw the fields of the numbers and of the sampler.
+ * @param {{wanted: Wanted, set: (wanted: Wanted) => void, samplers: string[]}} props
+ */
+export function Settings({wanted, set, samplers}) {
+    return html`${NUMBERS.map(
+        ([name, title]) => html`<label class="rt-field" key=${name}><span>${t(title)}</span>
+            <input type="text" inputmode="decimal" value=${wanted[name]} onInput=${(event) => set({...wanted, [name]: event.target.value})} /></label>`,
+    )}
+        <label class="rt-field"><span>${t("compare.sampler")}</span><select value=${wanted.sampler}
+            onChange=${(event) => set({...wanted, sampler: event.target.value})}>
+            ${[...new Set([wanted.sampler, ...samplers])].filter(Boolean).map(
+                (name) => html`
+                <option key=${name} value=${name}>${name}</option>`,
+            )}</select></label>`;
+}
+
+/**
+ * Draw the progress, and the button that begins or cancels.
+ * @param {{comparison: ReturnType<typeof useComparison>, form: string}} props
+ */
+export function Foot({comparison: {told, own, running, trouble, cancel}, form}) {
+    return html`<${Trouble} trouble=${trouble} />
+        <div class="rt-line rt-end">
+            ${own && html`<${Progress} made=${own} />`}
+            ${
+                own?.running
+                    ? html`<button type="button" onClick=${cancel}>${t("compare.cancel")}</button>`
+                    : html`<button type="submit" form=${form} class="rt-primary" disabled=${running || (told !== null && !told.possible)}>${t("compare.make")}</button>`
+            }
+        </div>`;
+}
+
+/**
+ * Say why no comparison can begin.
+ * @param {{comparison: ReturnType<typeof useComparison>}} props
+ */
+export function Hindrance({comparison: {told, own, running}}) {
+    return html`${told && !told.possible && html`<p class="rt-notice">${t("compare.impossible")}</p>`}
+        ${running && !own && html`<p class="rt-notice" role="status">${t("compare.otherRuns")}</p>`}`;
 }
 
 /** @param {{made: Comparison}} props */
@@ -163,34 +208,39 @@ function Progress({made}) {
         <span class="rt-hint" role="status">${said}</span>`;
 }
 
-/** @param {{tab: Tab, made: Comparison}} props */
-function Grid({tab, made}) {
+/**
+ * Draw the pictures. Where a prompt can be used, a picture is a button for that, else a link to itself.
+ * @param {{tab: Tab, made: Comparison, use?: (prompt: string) => void, titles?: string[], file?: string}} props
+ */
+export function Grid({tab, made, use, titles = made.columns, file = "comparison"}) {
     const ready = !made.running && made.done.some(Boolean);
-    const use = (/** @type {number} */ cell) => {
-        tab.stack.readBoxes();
-        tab.stack.change({prompt: made.prompts[cell]});
-        tab.set({dialog: "", compared: [], said: t("compare.used")});
-    };
     return html`<div class="rt-result">
-        ${ready && html`<div class="rt-line"><span class="rt-hint">${t("compare.useHint")}</span> <a href=${`${tab.api.base}compare/picture`} download="comparison.png">${t("compare.save")}</a></div>`}
+        ${ready && html`<div class="rt-line">${use && html`<span class="rt-hint">${t("compare.useHint")}</span>`} <a href=${`${tab.api.base}compare/picture`} download=${`${file}.png`}>${t("compare.save")}</a></div>`}
         ${made.problem && html`<p class="rt-error" role="alert">${translated(made.problem)}</p>`}
         <div class="rt-grid-scroll" tabindex="0" role="region" aria-label=${t("compare.grid")}><table class="rt-grid" style=${`--across:${made.columns.length}`}><thead><tr><td></td>
-            ${made.columns.map((title) => html`<th scope="col" key=${title} title=${title}>${broken(title)}</th>`)}</tr></thead>
+            ${titles.map((title) => html`<th scope="col" key=${title} title=${title}>${broken(title)}</th>`)}</tr></thead>
             <tbody>${made.rows.map(
-                (title, y) => html`<tr key=${title}><th scope="row" title=${title}>${broken(title)}</th>
-                ${made.columns.map((column, x) => {
-                    const cell = y * made.columns.length + x;
-                    const label = `${title} ${column}`.trim();
+                (title, y) => html`<tr key=${y}><th scope="row" title=${title}>${broken(title)}</th>
+                ${titles.map((column, x) => {
+                    const cell = y * titles.length + x;
                     return html`<td key=${cell}>${
                         made.done[cell]
-                            ? html`<${Button} label=${t("compare.usePrompt", {picture: label})} class="rt-cell"
-                        onClick=${() => use(cell)}><${Picture} api=${tab.api} name=${label}
-                        path=${`compare/picture?${query({cell, v: made.id})}`} /><//>`
+                            ? html`<${Cell} tab=${tab} made=${made} cell=${cell} label=${`${title} ${column}`.trim()} use=${use} />`
                             : html`<span class="rt-cell rt-awaited">${made.running && made.at === cell ? `${Math.round(made.fraction * 100)} %` : ""}</span>`
                     }</td>`;
                 })}</tr>`,
             )}</tbody></table></div>
     </div>`;
+}
+
+/** @param {{tab: Tab, made: Comparison, cell: number, label: string, use?: (prompt: string) => void}} props */
+function Cell({tab, made, cell, label, use}) {
+    const path = `compare/picture?${query({cell, v: made.id})}`;
+    const prompt = made.prompts[cell];
+    const picture = html`<${Picture} api=${tab.api} name=${label} path=${path} />`;
+    if (!use || prompt === null)
+        return html`<a class="rt-cell" href=${tab.api.base + path} target="_blank" rel="noopener" aria-label=${label} title=${label}>${picture}</a>`;
+    return html`<${Button} label=${t("compare.usePrompt", {picture: label})} class="rt-cell" onClick=${() => use(prompt)}>${picture}<//>`;
 }
 
 /**

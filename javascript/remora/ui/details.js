@@ -19,6 +19,7 @@ import {Icon} from "./icons.js";
 import {OutputSection} from "./outputs.js";
 import {PictureList} from "./pictures.js";
 import {Button, Deleted, Dialog, isNumber, numberOf, Picture, Stars, tooStrong, Trouble, useLoad} from "./parts.js";
+import {SheetSection} from "./sheet.js";
 
 const HASHED = 1500; // milliseconds after which a hash that was not known is asked for again
 
@@ -127,6 +128,7 @@ export function Details({tab, id}) {
                 <${OutputSection} tab=${tab} lora=${lora.id} />
                 <${Used} tab=${tab} lora=${lora.id} />
                 ${lora.readable && html`<${CheckSection} tab=${tab} lora=${lora.id} />`}
+                ${canBeInserted(lora) && html`<${SheetSection} tab=${tab} lora=${lora} />`}
                 ${
                     Object.keys(lora.training).length > 0
                     && html`<details><summary>${t("details.training")}</summary><dl class="rt-facts">

@@ -424,7 +424,11 @@ def test_a_comparison(ask: Checked) -> None:
     pictures = [Image.open(io.BytesIO(ask("GET", "/compare/picture", params={"cell": cell}))) for cell in (0, 1)]
     assert [picture.size for picture in pictures] == [(64, 64)] * 2
     assert pictures[0].tobytes() != pictures[1].tobytes()
-    assert Image.open(io.BytesIO(ask("GET", "/compare/picture"))).width > 128
+    grid = Image.open(io.BytesIO(ask("GET", "/compare/picture")))
+    assert grid.width > 128
+    assert "a fox <lora:zorp:1>" in grid.info["parameters"]
+    assert pictures[0].info["parameters"].startswith("a fox <lora:zorp:0>\n")
+    assert json.loads(grid.info["Remora comparison"]) == wanted
     ask("DELETE", "/compare")
 
 
@@ -540,6 +544,9 @@ def test_a_file_is_checked_and_its_verdicts_have_their_numbers(ask: Checked, cop
     assert blocks == pytest.approx({key: share for key, share in measured.by_block().items() if key in blocks})
     assert sum(one["share"] for one in found["blocks"]) == pytest.approx(1)
     assert {int(rank): share for rank, share in found["kept"]} == pytest.approx(measured.kept())
+    assert sum(found["spectrum"]) == pytest.approx(1)
+    assert found["spectrum"] == pytest.approx(sorted(found["spectrum"], reverse=True))
+    assert sum(found["spectrum"][:2]) == pytest.approx(measured.kept()[2])
     assert found["rank_90"] <= found["rank_99"]
     assert max(one["rank_99"] for one in found["blocks"]) == found["rank_99"]
     assert found["trained"] == {"rank": "16", "steps": "300"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import threading
 from collections.abc import Callable, Sequence
 
@@ -35,7 +36,9 @@ class Painter:
         self.gate.wait(30)
         if "<lora:broken" in request.prompt:
             raise RequestError("LoRA 'broken' cannot be used")
-        return None if cancelled() else Image.new("RGB", (64, 32), (len(self.asked) * 20, 0, 0))
+        picture = Image.new("RGB", (64, 32), (len(self.asked) ** 2 * 10, 0, 0))
+        picture.info["parameters"] = request.prompt
+        return None if cancelled() else picture
 
     def interrupt(self) -> None:
         self.interrupted = True
@@ -100,6 +103,7 @@ def test_blocks_regions_and_schedules_of_each() -> None:
         ("strengths", ["a"], [float("nan")], "strengths are numbers"),
         ("strengths", ["a", "b"], list(range(100)), "this would be 200 pictures"),
         ("against", ["a"], [1], "two LoRA are needed"),
+        ("sheet", ["a", "b"], ["x"], "choose 1 LoRA for a sheet"),
     ],
 )
 def test_what_cannot_be_compared(mode: str, names: list[str], values: list[float], told: str) -> None:
@@ -123,11 +127,35 @@ def test_pictures_come_one_after_the_other_with_one_seed() -> None:
     assert {request.seed for request in painter.asked} == {5}
     content = comparison.picture(2)
     assert content is not None
-    assert Image.open(io.BytesIO(content)).getpixel((0, 0)) == (60, 0, 0)
+    assert Image.open(io.BytesIO(content)).getpixel((0, 0)) == (90, 0, 0)
     grid = Image.open(io.BytesIO(comparison.grid())).convert("RGB")
-    assert {(20, 0, 0), (40, 0, 0), (60, 0, 0), (80, 0, 0)} <= {colour for _, colour in grid.getcolors(1 << 20) or []}
+    assert {(10, 0, 0), (40, 0, 0), (90, 0, 0), (160, 0, 0)} <= {colour for _, colour in grid.getcolors(1 << 20) or []}
     assert comparison.picture(4) is None
     assert comparison.picture(-2) is None
+
+
+def test_a_sheet_has_the_pictures_without_and_with_a_lora_and_their_difference(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made = plan("sheet", "<lora:a:0.8>", ["a"], ["a fox", "a cat"])
+    assert made.columns == ("without a", "with a", "difference")
+    foxes = ("a fox <lora:a:0>", "a fox <lora:a:0.8>", None)
+    assert made.prompts == (*foxes, "a cat <lora:a:0>", "a cat <lora:a:0.8>", None)
+    painter = Painter()
+    recipe = {"mode": "sheet", "values": ["a fox", "a cat"]}
+    comparison = ComparisonRun(painter, Txt2Img("", seed=5), made, recipe)
+    comparison.start()
+    comparison.join(30)
+    assert comparison.to_json()["done"] == [True] * 6
+    assert [request.seed for request in painter.asked] == [5, 5, 6, 6], "a seed for each row"
+    difference, grid = comparison.picture(5), Image.open(io.BytesIO(comparison.grid()))
+    assert difference is not None
+    assert Image.open(io.BytesIO(difference)).getpixel((0, 0)) == (160 - 90, 0, 0)
+    assert grid.info["parameters"] == "a fox <lora:a:0.8>"
+    assert json.loads(grid.info["Remora comparison"]) == recipe
+    broken = run(Painter(), plan("sheet", "<lora:broken:1>", ["broken"], ["a fox"]))
+    broken.join(30)
+    assert (broken.to_json()["done"], broken.to_json()["problem"]) == ([False] * 3, "LoRA 'broken' cannot be used")
 
 
 def test_labels_of_the_grid_show_the_ends_of_long_names() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import time
@@ -11,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from tests.extension.ui.serving import LONG, Served, opened_small
@@ -73,6 +75,10 @@ def test_the_verdicts_come_first_then_bars_with_their_numbers(
         assert sum(shares) == pytest.approx(100, abs=3)
         kept = dialog.get_by_role("list", name="Energy that a lower rank keeps").locator("li").all_inner_texts()
         assert [text.split()[:2] for text in kept] == [["Rank", "1"], ["Rank", "2"], ["Rank", "4"]]
+        spectrum = dialog.get_by_role("img", name="Of 4 directions, the strongest has")
+        heights = [float(bar.get_attribute("height")) for bar in spectrum.locator("rect").all()]
+        assert heights == sorted(heights, reverse=True)
+        assert heights[0] == 100
         assert faults(page) == []
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         body = dialog.locator(".rt-dialog-body")
@@ -93,6 +99,88 @@ def test_bars_show_what_the_stack_makes_of_them(served: Served, browser: Any) ->
         first = next(text for text in bars.all_inner_texts() if text.startswith("IN01"))
         assert first.endswith("→ 0.0 %")
         assert faults(page) == []
+        page.keyboard.press("Escape")
+        tab.write("<lora:stripes:0.5>")
+        dialog = checked(tab, "stripes")
+        dialog.get_by_text("behind it: with the strength").wait_for(timeout=LONG)
+        text = next(text for text in bars.all_inner_texts() if text.startswith("OUT04"))
+        before, after = (float(number) for number in re.findall(r"([\d.]+) %", text))
+        assert after == pytest.approx(before * 0.5 * 0.5, abs=0.06)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 390)])
+def test_what_a_change_of_block_weights_removes_is_seen_at_once(
+    served: Served, browser: Any, theme: str, width: int
+) -> None:
+    phone = width == 390
+    look = {"color_scheme": theme, "viewport": {"width": width, "height": 900}}
+    with opened_small(served, browser, **look, has_touch=phone, is_mobile=phone) as page:
+        tab = Tab(page).ready()
+        tab.write("<lora:stripes:0.5>")
+        row = tab.more("stripes", "Blocks")
+        row.locator("summary", has_text="What these weights remove").press("Enter")
+        row.get_by_text("The block weights remove 0.0 % of").wait_for(timeout=LONG)
+        strip = row.get_by_role("group", name="Block weights of stripes")
+        strip.get_by_role("slider", name=re.compile("^OUT04")).press("Home")
+        row.get_by_text(re.compile("remove [1-9]")).wait_for()
+        bars = row.get_by_role("list", name="Energy by block").locator("li").all_inner_texts()
+        shares = {text.split()[0]: [float(one) for one in re.findall(r"([\d.]+) %", text)] for text in bars}
+        removed = float(re.findall(r"remove ([\d.]+) %", row.inner_text())[0])
+        assert removed == pytest.approx(shares["OUT04"][0], abs=0.6)
+        assert shares["OUT04"][1] == 0
+        assert shares["OUT05"][1] == pytest.approx(shares["OUT05"][0] / 4, abs=0.06)
+        assert faults(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 390)])
+def test_what_a_file_does_is_shown_in_a_sheet(served: Served, browser: Any, theme: str, width: int) -> None:
+    phone = width == 390
+    look = {"color_scheme": theme, "viewport": {"width": width, "height": 900}}
+    with opened_small(served, browser, **look, has_touch=phone, is_mobile=phone) as page:
+        tab = Tab(page).ready()
+        tab.pane("Library")
+        tab.button("About zorp").click()
+        dialog = page.get_by_role("dialog", name="zorp")
+        dialog.locator("summary", has_text="What it does").press("Enter")
+        prompts = dialog.get_by_label("Prompts, one in each line")
+        page.wait_for_function("box => box.value.split('\\n').length === 4", arg=prompts.element_handle(), timeout=LONG)
+        assert all(line.startswith("zorp, ") for line in prompts.input_value().split("\n"))
+        assert int(dialog.get_by_label("Steps", exact=True).input_value()) <= 12
+        prompts.fill("a green zorp on a white ground\n\na red circle")
+        for field in ("Width", "Height"):
+            dialog.get_by_label(field, exact=True).fill("64")
+        dialog.get_by_label("Steps", exact=True).fill("2x")
+        dialog.get_by_role("button", name="Make the pictures").click()
+        dialog.get_by_role("alert").get_by_text("“2x”").wait_for()
+        dialog.get_by_label("Steps", exact=True).fill("2")
+        dialog.get_by_role("button", name="Make the pictures").click()
+        dialog.get_by_text("6 of 6 pictures, seed 1").wait_for(timeout=LONG)
+        assert dialog.locator("th[scope=col]").all_inner_texts() == ["Without", "With", "Difference"]
+        drawn = (
+            "[...window.remoraTab && document.getElementById('remora-tab').shadowRoot.querySelectorAll('.rt-cell img')]"
+        )
+        page.wait_for_function(f"{drawn}.filter(image => image.naturalWidth === 64).length === 6")
+        assert faults(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        sheet = Image.open(io.BytesIO(httpx.get(f"{served.url}/remora/v1/compare/picture").content))
+        assert sheet.info["parameters"].startswith("a green zorp on a white ground <lora:zorp:1>\n")
+        assert json.loads(sheet.info["Remora comparison"])["values"] == [
+            "a green zorp on a white ground",
+            "a red circle",
+        ]
+        dialog.get_by_label("Steps", exact=True).fill("150")
+        dialog.get_by_role("button", name="Make the pictures").click()
+        dialog.get_by_role("button", name="Cancel the pictures").click()
+        dialog.get_by_text("Cancelled after").wait_for(timeout=LONG)
+        page.keyboard.press("Escape")
+        tab.button("About night").click()
+        other = page.get_by_role("dialog", name="night")
+        other.locator("summary", has_text="What it does").press("Enter")
+        other.get_by_role("button", name="Make the pictures").wait_for()
+        assert other.get_by_role("table").count() == 0, "that sheet is of another file"
 
 
 @pytest.mark.browser

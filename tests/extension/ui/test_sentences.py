@@ -74,6 +74,9 @@ IN_ENGLISH = {
         r"Gemma 2 2B|T5-XXL, .*|Layers with(out)? 7 in their names|77?: weight 7\.|Tags obey .*|load 7",
         r"the model it was made for, such as .*",
     ),
+    "prompts, which models read in English": (
+        r"portrait of a woman, smiling|a man walking in a street, .*|a cat on a wooden table|a house by a lake, .*",
+    ),
     "numbers of one layer, for who trains": (r"7\.7 is 7 in the model, 7 in the file", r"no adapter kind reads 7 .*"),
     "what a program may ask for; the tab asks for nothing that is refused with these": (
         r"7 (of the query is wrong|is missing from the query).*|it cannot be read|without a type",

@@ -84,6 +84,8 @@ def _measures_without_a_model(sample: Sample, tmp_path: Path) -> None:
     if sample.additive or sample.recipe == "lora+whole_bias":
         delta = sample.weight(tensors, torch.zeros(shape, dtype=torch.float64), 1.0).reshape(shape)
         check(one, delta.reshape(len(delta), -1))
+        assert sum(found.spectrum()) == pytest.approx(1)
+        assert found.spectrum()[0] == pytest.approx(one.first_share)
         return
     inner = {key: value for key, value in tensors.items() if not key.endswith(MODIFIERS)}
     assert len(inner) < len(tensors), "what depends on the base weight is not measured"
