@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Mode: TypeAlias = Literal["strengths", "against", "without", "combinations", "blocks", "regions", "schedules"]
+Mode: TypeAlias = Literal[
+    "strengths", "against", "without", "combinations", "blocks", "regions", "schedules", "instead"
+]
 """One LoRA's strength per row; two LoRA's strengths against each other; all, all but one, none; every subset; one
-LoRA's block weights, region or schedule per row.
+LoRA's block weights, region or schedule per row; all, and one in their place.
 """
 _MAX_CELLS = 150
 _MAX_NAMES = 8
@@ -59,11 +61,14 @@ def plan(mode: str, prompt: str, names: Sequence[str], values: Sequence[float] |
     """
     if mode not in get_args(Mode):
         raise RequestError(f"mode must be one of {', '.join(get_args(Mode))}, not {mode!r:.40}")
-    if not 0 < len(names) <= _MAX_NAMES or len(set(names)) < len(names):
-        raise RequestError(f"choose 1 to {_MAX_NAMES} different LoRA to compare")
+    most = _MAX_CELLS if mode == "instead" else _MAX_NAMES
+    if not 0 < len(names) <= most or len(set(names)) < len(names):
+        raise RequestError(f"choose 1 to {most} different LoRA to compare")
     if missing := [name for name in names if name not in names_in(prompt)]:
         raise RequestError(f"LoRA {missing[0]!r:.120} is not in the prompt, so there is nothing to compare")
-    if mode in _FIELDS:
+    if mode == "instead":
+        made = _instead(prompt, names, _texts(values))
+    elif mode in _FIELDS:
         made = _of_field(_FIELDS[mode], prompt, names, _texts(values))
     else:
         made = _PLANS[mode](prompt, names, _strengths_of(values) if mode in ("strengths", "against") else ())
@@ -132,6 +137,14 @@ def _combinations(prompt: str, names: Sequence[str], values: Sequence[float]) ->
                 text = text if name in (*left, *kept) else without(text, name)
             prompts.append(text)
     return Plan(tuple(map(_label, across)), tuple(map(_label, down)) if names[half:] else ("",), tuple(prompts))
+
+
+def _instead(prompt: str, names: Sequence[str], values: Sequence[str]) -> Plan:
+    other = prompt
+    for name in names:
+        other = with_strength(other, name, 0.0, 0.0)  # without its tag it would act where it is always on
+    (file,) = values[:1]
+    return Plan((" + ".join(names), file), ("",), (prompt, with_strength(without(other, file), file, 1.0, 1.0)))
 
 
 def _subsets(names: Sequence[str]) -> list[tuple[str, ...]]:

@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from ..errors import FileError, LoraError, OneLine
+from ..errors import ArgumentError, FileError, LoraError, OneLine, shown
 from ..files.file import AdapterFile
 from ..naming.places import Target
 from ..tensors import plain_mode
@@ -22,7 +22,10 @@ from .spelling import PARAMETERS, KeyNames, Spelling, diffusers_header
 from .writing import PlannedTensor, check_place, check_room, header_of, unfinished, write_tensors
 
 Progress: TypeAlias = Callable[[int, int], None]
-"""Is called with the number of layers that are done, and of all; what it raises ends the work."""
+"""Is called with the number of layers that are done, and of all; what it raises ends the work.
+
+Both are 0 until the layers are counted.
+"""
 ROUNDING = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """Dtypes of a file -> the error that rounding to it may make, as a share of the change."""
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in ROUNDING}
@@ -169,6 +172,12 @@ class _Layer:
             yield found.dense()
         if found.bias is not None:
             yield found.bias
+
+
+def check_progress(progress: object) -> None:
+    """Raise ArgumentError where `progress` can not be called."""
+    if progress is not None and not callable(progress):
+        raise ArgumentError(f"progress must be a function of two numbers, or None, not {shown(progress)}")
 
 
 @dataclass(slots=True)

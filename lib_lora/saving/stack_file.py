@@ -21,7 +21,7 @@ from ..strengths.strength import Moment
 from .changes import StackChanges
 from .difference import Limits
 from .merging import SUM, Combination, CombinedWeight, fallback_notes
-from .new_file import DTYPES, ROUNDING, FileChoices, Progress, SavedFile, write_changes
+from .new_file import DTYPES, ROUNDING, FileChoices, Progress, SavedFile, check_progress, write_changes
 from .provenance import HEADER, carried, constant_stack, recipe_of, stack_again
 from .skeletons import model_for
 from .spelling import KeyNames, Spelling
@@ -166,6 +166,5 @@ def choices_of(options: SaveOptions, combination: Combination = SUM) -> FileChoi
     replaces, preview, progress = options.get("replace", False), options.get("preview", False), options.get("progress")
     for name, value in (("replace", replaces), ("preview", preview)):
         check_type(value, bool, name, "True or False")
-    if progress is not None and not callable(progress):
-        raise ArgumentError(f"progress must be a function of two numbers, or None, not {shown(progress)}")
+    check_progress(progress)
     return FileChoices(spelling, dtype, Limits(rank, size, error), replaces, combination, preview, progress)

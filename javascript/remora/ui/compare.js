@@ -45,6 +45,17 @@ const NUMBERS = /** @type {const} */ ([
     ["seed", "compare.seed"],
 ]);
 
+/**
+ * Return the settings of the page, with the seed of the picture that is shown: it is what is compared.
+ * @param {Tab} tab
+ * @returns {{[field: string]: string | number}}
+ */
+export const settingsOfPicture = ({state, pictures}) => ({
+    ...STANDARD,
+    ...settings(state.target),
+    ...(pictures.seed === null ? {} : {seed: pictures.seed}),
+});
+
 /** @param {{tab: Tab, state: State}} props */
 export function Compare({tab, state}) {
     const [told, setTold] = useState(/** @type {CompareState | null} */ (null));
@@ -68,13 +79,7 @@ export function Compare({tab, state}) {
         if (next?.title !== field?.title) setValues(next?.first ?? "");
         setMode(to);
     };
-    const [wanted, setWanted] = useState(
-        /** @type {{[field: string]: string | number}} */ ({
-            ...STANDARD,
-            ...settings(state.target),
-            ...(tab.pictures.seed === null ? {} : {seed: tab.pictures.seed}), // what is compared is the picture that is shown
-        }),
-    );
+    const [wanted, setWanted] = useState(() => settingsOfPicture(tab));
     const made = told?.comparison;
     const own = made && made.id === state.comparison ? made : null;
     const running = Boolean(made?.running);
