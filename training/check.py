@@ -144,7 +144,7 @@ def count_everything(gallery: Gallery, pictures: int = 200, each: int = 100) -> 
 
 
 def count_saved(gallery: Gallery, folder: Path, each: int = 100) -> dict[str, dict[str, float]]:
-    """Return shares of pictures that show both ideas of a stack: of the stack, and of its files, written to a folder."""
+    """Return shares of pictures that show both ideas: of stacks, and of their files, which are written to a folder."""
     saved = Gallery(gallery.pipeline, gallery.judge, folder, gallery.steps)
     known = {idea.name: idea for idea in IDEAS}
     shares: dict[str, dict[str, float]] = {}

@@ -613,8 +613,8 @@ class SaveWanted(TypedDict):
     what: NotRequired[
         Annotated[
             Literal["file", "model", "difference"],
-            "the LoRA of tags as one file (also without it), a model with them in its weights, or what `tuned` has more "
-            "than `model`",
+            "the LoRA of tags as one file (usual), a model with them in its weights, or what `tuned` has more than "
+            "`model`",
         ]
     ]
     model: NotRequired[Annotated[str, "one of `models`: the LoRA are put into a copy beside it, or the base"]]

@@ -46,7 +46,7 @@ class SaveApi:
         self._latest: SaveRun | None = None
 
     def start(self, request: Request, body: records.SaveWanted) -> Response:
-        """Begin to save LoRA as one file or in a model, or a difference of models, or a preview; answer its progress."""
+        """Begin to save LoRA as one file or in a model, or a difference of models; answer the progress."""
         try:
             wanted = self._wanted(body)
         except (SaveError, LoraError) as error:
@@ -87,7 +87,9 @@ class SaveApi:
             _check_free(path, replaces=body.get("replace", False))
         if body.get("what") == "difference":
             base, tuned = (model_of(self._session, body.get(one, "")) for one in ("model", "tuned"))
-            return Wanted(path, as_difference(base, tuned, path, _options(body)), is_preview, times=_TIMES["difference"])
+            return Wanted(
+                path, as_difference(base, tuned, path, _options(body)), is_preview, times=_TIMES["difference"]
+            )
         from lib_lora.saving import Combination
 
         stack, moment = self._stack(body)

@@ -97,9 +97,7 @@ def fits_model(session: Session, stack: Stack) -> bool:
 # --- how it is written ---
 
 
-def as_file(
-    stack: Stack, path: Path, combination: Combination, options: SaveOptions, moment: Moment | None
-) -> Write:
+def as_file(stack: Stack, path: Path, combination: Combination, options: SaveOptions, moment: Moment | None) -> Write:
     """Return what writes a stack as one file.
 
     Raises:
@@ -136,9 +134,7 @@ def into_model(
     def write(_: Mapping[str, nn.Module] | None, progress: Progress) -> SavedFile:
         from lib_lora.saving import bake_stack
 
-        return bake_stack(
-            stack, model, path, moment=moment, rounding=rounding, preview=preview, progress=progress
-        )
+        return bake_stack(stack, model, path, moment=moment, rounding=rounding, preview=preview, progress=progress)
 
     return write
 

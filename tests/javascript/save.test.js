@@ -2,7 +2,16 @@
 
 import assert from "node:assert/strict";
 import {afterEach, test} from "node:test";
-import {bodyOf, COMBINED, copiedTag, errorOf, FIRST, nameOf, needsDensity, wrongOf} from "../../javascript/remora/save.js";
+import {
+    bodyOf,
+    COMBINED,
+    copiedTag,
+    errorOf,
+    FIRST,
+    nameOf,
+    needsDensity,
+    wrongOf,
+} from "../../javascript/remora/save.js";
 import {leavePage, openPage} from "./page.js";
 
 afterEach(leavePage);
@@ -45,7 +54,10 @@ test("one file in another form is a tag with the strength and the layers that ar
     const written = (/** @type {object} */ changes) => copiedTag("my: file", form(changes)).text;
     assert.equal(written({}), "<lora:my\\: file:1>");
     assert.equal(written({strength: "0,5"}), "<lora:my\\: file:0.5>");
-    assert.deepEqual([written({part: "unet"}), written({part: "te"})], ["<lora:my\\: file:0:1>", "<lora:my\\: file:1:0>"]);
+    assert.deepEqual(
+        [written({part: "unet"}), written({part: "te"})],
+        ["<lora:my\\: file:0:1>", "<lora:my\\: file:1:0>"],
+    );
     const one = {...TWO, several: false, copied: true};
     assert.equal(bodyOf(form({spelling: "comfy"}), one)?.spelling, "comfy");
     assert.deepEqual(Object.keys(wrongOf(form({strength: "0"}), one)), ["strength"]);

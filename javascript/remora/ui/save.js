@@ -81,8 +81,8 @@ export function Save({tab, state}) {
     return html`<${Dialog} title=${copied ? t("save.copyTitle", {name: copied.name}) : t("save.title")} close=${close} foot=${foot}>
         <form id="rt-save" class="rt-filters" noValidate onSubmit=${start}>
             ${!copied && html`<${Kinds} form=${form} change=${change} hasStack=${stack.length > 0} models=${models} />`}
-            <p class="rt-hint rt-double">${copied ? t("save.copyHint", {name: copied.name}) : t(HINTS[form.what])}</p>
-            ${!copied && form.what !== "difference" && html`<ul class="rt-chips rt-double" aria-label=${t("save.tags")}>${rows.map(({text}) => html`<li key=${text}><code>${broken(text)}</code></li>`)}</ul>`}
+            <p class="rt-hint">${copied ? t("save.copyHint", {name: copied.name}) : t(HINTS[form.what])}</p>
+            ${!copied && form.what !== "difference" && html`<ul class="rt-chips" aria-label=${t("save.tags")}>${rows.map(({text}) => html`<li key=${text}><code>${broken(text)}</code></li>`)}</ul>`}
             <${Field} title=${t("common.name")} double=${true}><input type="text" maxlength="100" autocomplete="off" spellcheck=${false} value=${form.name}
                 onInput=${(event) => change({name: event.target.value})} /><//>
             ${form.what === "model" ? html`<${ModelFields} form=${form} change=${change} models=${models} />` : html`<${FileFields} form=${form} change=${change} choices=${choices} parts=${parts} wrong=${wrong} />`}
@@ -110,14 +110,22 @@ function firstForm({copied, steps}, stack) {
 
 /** @param {{form: Form, change: (changes: Partial<Form>) => void, hasStack: boolean, models: string[]}} props */
 function Kinds({form, change, hasStack, models}) {
-    const possible = Object.entries(WHATS).filter(([what]) => (what === "difference" || hasStack) && (what === "file" || models.length > 0));
+    const possible = Object.entries(WHATS).filter(
+        ([what]) => (what === "difference" || hasStack) && (what === "file" || models.length > 0),
+    );
     const choose = (/** @type {Form["what"]} */ what) => {
         const isFirst = what === "difference" && form.form === "exact"; // whole differences are as large as the model
         change({what, ...(isFirst ? DIFFERENCE : {})});
     };
-    return models.length > 0 && html`<${Choice} title=${t("save.what")} double=${true} choices=${Object.fromEntries(possible)} value=${form.what} choose=${choose} />
-        ${form.what === "difference" && html`<${Models} title=${t("save.base")} models=${models} value=${form.model} choose=${(/** @type {string} */ model) => change({model})} />
-            <${Models} title=${t("save.tuned")} models=${models} value=${form.tuned} choose=${(/** @type {string} */ tuned) => change({tuned})} />`}`;
+    return (
+        models.length > 0
+        && html`<${Choice} title=${t("save.what")} double=${true} choices=${Object.fromEntries(possible)} value=${form.what} choose=${choose} />
+        ${
+            form.what === "difference"
+            && html`<${Models} title=${t("save.base")} models=${models} value=${form.model} choose=${(/** @type {string} */ model) => change({model})} />
+            <${Models} title=${t("save.tuned")} models=${models} value=${form.tuned} choose=${(/** @type {string} */ tuned) => change({tuned})} />`
+        }`
+    );
 }
 
 /** @param {{title: string, models: string[], value: string, choose: (to: string) => void}} props */
@@ -141,8 +149,11 @@ function FileFields({form, change, choices, parts, wrong}) {
     const set = (/** @type {keyof Form} */ field) => (/** @type {string} */ text) => change({[field]: text});
     return html`<${Field} title=${t("common.folder")} double=${true}><select value=${form.folder} onChange=${(event) => change({folder: event.target.value})}>
             ${[...new Set([...(choices?.folders ?? [""]), form.folder])].map((one) => html`<option key=${one} value=${one}>${one || t("save.top")}</option>`)}</select><//>
-        ${parts.copied && html`<${Amount} title=${t("save.strength")} value=${form.strength} wrong=${wrong.strength} set=${set("strength")} />
-            <${Choice} title=${t("save.part")} choices=${PARTS} value=${form.part} choose=${set("part")} />`}
+        ${
+            parts.copied
+            && html`<${Amount} title=${t("save.strength")} value=${form.strength} wrong=${wrong.strength} set=${set("strength")} />
+            <${Choice} title=${t("save.part")} choices=${PARTS} value=${form.part} choose=${set("part")} />`
+        }
         <${Choice} title=${t("save.form")} choices=${FORMS} value=${form.form} choose=${set("form")} />
         ${form.form !== "exact" && html`<${Amount} title=${t(UNITS[form.form])} value=${form[form.form]} wrong=${wrong[form.form]} set=${set(form.form)} />`}
         <${Choice} title=${t("save.dtype")} choices=${DTYPES} value=${form.dtype} choose=${set("dtype")} />
@@ -307,6 +318,12 @@ function insteadOf(tab, rows, file) {
     const {prompt, negative} = tab.state;
     const missing = rows.map(({text}) => text).filter((text) => !prompt.includes(text)); // what is always on
     const names = [...new Set(rows.map(({name}) => name))];
-    const of = {mode: "instead", names, values: [file], prompt: [prompt, ...missing].join(" "), negative_prompt: negative};
+    const of = {
+        mode: "instead",
+        names,
+        values: [file],
+        prompt: [prompt, ...missing].join(" "),
+        negative_prompt: negative,
+    };
     return {...of, ...numbersOf(settingsOfPicture(tab))};
 }

@@ -164,7 +164,8 @@ def test_a_model_with_the_stack_in_it_and_its_difference_make_the_picture_of_the
     assert [path.name for path in models.iterdir()] == ["plain"]
     assert told["seconds"] > 0
     result = saved(ask, **baking, name="baked")
-    assert (result["path"], result["bytes"]) == (str(models / "baked"), told["bytes"])
+    assert result["path"] == str(models / "baked")
+    assert abs(result["bytes"] - told["bytes"]) < 100  # the header has the name
     assert 0 < result["error"] == told["error"] < 1e-4
     assert result["layers"] == told["layers"] > 5
     assert (models / "baked" / "model_index.json").is_file()
@@ -173,7 +174,7 @@ def test_a_model_with_the_stack_in_it_and_its_difference_make_the_picture_of_the
     difference_of = {"what": "difference", "model": "plain", "tuned": "baked", "rank": 64}
     told = saved(ask, **difference_of, preview=True)
     result = saved(ask, **difference_of, name="taken out")
-    assert (result["bytes"], result["name"]) == (told["bytes"], "taken out")
+    assert (result["ranks"], result["name"]) == (told["ranks"], "taken out")
     stack = picture(runner, f"a fox {' '.join(PAIR)}")
     assert difference(stack, picture(runner, "a fox")) > 20
     assert difference(stack, picture(runner, "a fox <lora:taken out:1>")) <= 2
