@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _MOST = 50  # tags
 _STEPS = 20
 _TIMES = {"file": 3.0, "model": 2.0, "difference": 2.0}
-"""How much longer saving takes than its preview, as it was measured."""
+"""How often saving goes through the layers, where a preview does so once."""
 
 
 class SaveApi:

@@ -87,8 +87,8 @@ def fits_model(session: Session, stack: Stack) -> bool:
     model = session.model.family
     for entry in stack if model is not None else ():
         found = session.catalog.all_found.get(Path(entry.path))
-        row = None if found is None else session.catalog.index.get(found.file)
-        family = None if row is None or row.facts is None else row.facts.structure.family
+        facts = None if found is None else session.catalog.row(found.file).facts
+        family = None if facts is None else facts.structure.family
         if family is not None and family.differs(model, hints=True):
             return False
     return True

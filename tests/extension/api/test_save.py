@@ -214,13 +214,12 @@ def test_a_model_in_a_cache_is_read_and_nothing_is_put_there(
 
 
 def test_files_for_another_model_are_saved_by_what_they_tell_themselves(ask: Checked, folder: Path) -> None:
-    made = {f"lora_unet_double_blocks_{i}_img_attn_qkv": (96, 32) for i in range(19)}
-    made |= {f"lora_unet_single_blocks_{i}_linear1": (96, 32) for i in range(38)}
-    tensors = {key: one for name, shape in made.items() for key, one in pair(name, shape, 4).items()}
-    save(folder / "other.safetensors", tensors)
+    names = [f"lora_unet_input_blocks_{i}_1_transformer_blocks_{j}_attn2_to_k" for i in (7, 8) for j in range(10)]
+    tensors = {key: one for name in names for key, one in pair(name, (64, 32), 4).items()}
+    save(folder / "other.safetensors", tensors, {"ss_base_model_version": "sdxl_base_v1-0"})
     ask("POST", "/refresh")
     result = saved(ask, name="smaller", tags=["<lora:other:0.5>"], rank=2)
-    assert (result["ranks"], result["layers"]) == ([2, 2], len(made))
+    assert (result["ranks"], result["layers"]) == ([2, 2], len(names))
 
 
 def test_the_rules_are_the_librarys() -> None:
