@@ -41,7 +41,8 @@ const SHOWN = {
     section: /** @type {"schedule" | "region" | "passes" | "blocks"} */ ("schedule"), // of them
     comparison: "", // id of the one that this page began
     copied: /** @type {Lora | null} */ (null), // the file that is saved in another form
-    saving: {id: "", rows: /** @type {SavedTag[]} */ ([]), what: /** @type {What} */ ("file")}, // the job that this page began
+    /** The job that this page began, and of what. */
+    saving: {id: "", key: "", rows: /** @type {SavedTag[]} */ ([]), what: /** @type {What} */ ("file")},
     language: "en", // that is spoken: all is drawn again in another one
     theme: 0, // how often the page has changed its colours: canvases are drawn again
 };

@@ -58,14 +58,16 @@ export function Save({tab, state}) {
     const isSaving = Boolean(job?.running && !job.preview);
     const isOwn = isSaving && job?.id === state.saving.id;
     const key = body ? JSON.stringify(body) : "";
-    const isCurrent = usePreview(key, !told || isSaving || key in previews, () => body && begin(body, null));
+    const isSaved = saved !== null && state.saving.key === key; // what it is need not be told again
+    const waits = !told || isSaving || isSaved || key in previews;
+    const isCurrent = usePreview(key, waits, () => body && begin(body, null));
     const isShown = job && (job.preview ? isCurrent : job.id === state.saving.id); // else it is about something else
     const start = (/** @type {Event} */ event) => {
         event.preventDefault();
         const {name, folder, replace} = form;
         const place = form.what === "model" ? {name} : {name, folder, replace};
         const picture = form.what === "file" ? {picture: form.picture} : {};
-        if (body) begin({...body, ...place, ...picture}, {rows: parts.copied ? [] : rows, what: form.what});
+        if (body) begin({...body, ...place, ...picture}, {key, rows: parts.copied ? [] : rows, what: form.what});
     };
     const change = (/** @type {Partial<Form>} */ changes) => setForm({...typed, ...changes});
     const close = () => tab.set({dialog: "", copied: null});
@@ -88,7 +90,7 @@ export function Save({tab, state}) {
             ${form.what === "model" ? html`<${ModelFields} form=${form} change=${change} models=${models} />` : html`<${FileFields} form=${form} change=${change} choices=${choices} parts=${parts} wrong=${wrong} />`}
             ${isVarying && form.what !== "difference" && html`<${Amount} title=${t("save.step")} value=${form.step} wrong=${wrong.step} set=${(/** @type {string} */ text) => change({step: text})} />`}
         </form>
-        ${body && !isSaving && (previews[key] || !trouble.text) && html`<${Previewed} job=${isCurrent ? job : null} preview=${previews[key]} what=${form.what} />`}
+        ${body && !isSaving && !isSaved && (previews[key] || !trouble.text) && html`<${Previewed} job=${isCurrent ? job : null} preview=${previews[key]} what=${form.what} />`}
         ${isSaving && !isOwn && html`<p class="rt-notice" role="status">${t("save.otherRuns")}</p>`}
         ${isShown && job.problem && html`<p class="rt-error" role="alert">${translated(job.problem)}</p>`}
         ${isShown && job.cancelled && !job.running && !job.preview && !job.result && html`<p class="rt-notice" role="status">${t("save.cancelled")}</p>`}
