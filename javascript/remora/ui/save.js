@@ -46,7 +46,7 @@ export function Save({tab, state}) {
     const [stack] = useState(() => tab.stack.written()); // the dialog is of these, whatever becomes of the prompt meanwhile
     const {copied} = state;
     const [typed, setForm] = useState(() => firstForm(state, stack));
-    const {told, choices, previews, saved, trouble, attempt, begin} = useSaving(tab);
+    const {told, choices, asked, previews, saved, trouble, attempt, begin} = useSaving(tab);
     const models = choices?.models ?? [];
     const form = {...typed, model: typed.model || (models[0] ?? "")};
     const rows = copied ? [copiedTag(copied.name, form)] : stack;
@@ -56,12 +56,13 @@ export function Save({tab, state}) {
     const body = Object.keys(wrong).length || (form.what !== "difference" && !rows.length) ? null : bodyOf(form, parts);
     const job = told?.job;
     const isSaving = Boolean(job?.running && !job.preview);
-    const isOwn = isSaving && job?.id === state.saving.id;
     const key = body ? JSON.stringify(body) : "";
-    const isSaved = saved !== null && state.saving.key === key; // what it is need not be told again
-    const waits = !told || isSaving || isSaved || key in previews;
-    const isCurrent = usePreview(key, waits, () => body && begin(body, null));
-    const isShown = job && (job.preview ? isCurrent : job.id === state.saving.id); // else it is about something else
+    const isLatest = job?.id === state.saving.id;
+    const isOwn = isSaving && isLatest;
+    const isSaved = state.saving.key === key && (saved !== null || isLatest); // or was cancelled, or failed: that stays
+    const isCurrent = asked.key === key && asked.id === job?.id;
+    usePreview(key, !told || isSaving || isSaved || isCurrent || key in previews, () => body && begin(body, null));
+    const isShown = job && (job.preview ? isCurrent : isLatest); // else it is about something else
     const start = (/** @type {Event} */ event) => {
         event.preventDefault();
         const {name, folder, replace} = form;
@@ -197,6 +198,7 @@ function useSaving(tab) {
         return () => clearInterval(timer);
     }, [running]);
     useEffect(() => {
+        if (saved) attempt(async () => setChoices(await tab.api.get("save/choices"))); // a model may be new
         if (saved?.id) tab.server.attempt(() => tab.library.refresh());
     }, [saved]);
     const begin = (/** @type {SaveWanted} */ wanted, /** @type {Omit<State["saving"], "id"> | null} */ of) =>
@@ -211,26 +213,21 @@ function useSaving(tab) {
             }
             take(begun);
         });
-    return {told, choices, previews, saved, trouble, attempt, begin};
+    return {told, choices, asked: asked.current, previews, saved, trouble, attempt, begin};
 }
 
 /**
- * Ask for a preview some time after what is wanted changes; tell whether the latest one is of that.
+ * Ask for a preview some time after what is wanted changes.
  * @param {string} key what is wanted; empty where it is wrong
  * @param {boolean} waits
  * @param {() => unknown} ask
  */
 function usePreview(key, waits, ask) {
-    const [asked, setAsked] = useState("");
     useEffect(() => {
-        if (!key || waits || key === asked) return undefined;
-        const timer = setTimeout(() => {
-            setAsked(key);
-            ask();
-        }, TYPED);
+        if (!key || waits) return undefined;
+        const timer = setTimeout(ask, TYPED);
         return () => clearTimeout(timer);
-    }, [key, waits, asked]);
-    return key === asked;
+    }, [key, waits]);
 }
 
 /** @param {{title: string, double?: boolean, children?: import("../vendor/preact.js").Value}} props */
