@@ -86,7 +86,7 @@ class SaveApi:
         if not is_preview:
             _check_free(path, replaces=body.get("replace", False))
         if body.get("what") == "difference":
-            base, tuned = (model_of(self._session, body.get(one, "")) for one in ("model", "tuned"))
+            base, tuned = (model_of(self._session, name) for name in (body.get("model", ""), body.get("tuned", "")))
             return Wanted(
                 path, as_difference(base, tuned, path, _options(body)), is_preview, times=_TIMES["difference"]
             )

@@ -85,7 +85,9 @@ def _check(tag: Tag, moment: Moment | None) -> None:
 def fits_model(session: Session, stack: Stack) -> bool:
     """Tell whether the files of a stack are for the loaded model, as far as known."""
     model = session.model.family
-    for entry in stack if model is not None else ():
+    if model is None:
+        return True
+    for entry in stack:
         found = session.catalog.all_found.get(Path(entry.path))
         facts = None if found is None else session.catalog.row(found.file).facts
         family = None if facts is None else facts.structure.family
@@ -150,7 +152,8 @@ def as_difference(base: Path, tuned: Path, path: Path, options: SaveOptions) -> 
     choices_of(options)
 
     def write(_: Mapping[str, nn.Module] | None, progress: Progress) -> SavedFile:
-        return extract_lora(base, tuned, path, **{**options, "progress": progress})
+        chosen: SaveOptions = {**options, "progress": progress}
+        return extract_lora(base, tuned, path, **chosen)
 
     return write
 
