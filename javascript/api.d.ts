@@ -733,8 +733,17 @@ export interface CompareWanted {
     prompt: string;
     /** names of LoRA in the prompt */
     names: string[];
-    mode?: "strengths" | "against" | "without" | "combinations" | "blocks" | "regions" | "schedules" | "sheet";
-    /** strengths for the modes that compare strengths; texts such as OUTALL, left or stop=10 for blocks, regions and schedules, with None for none; for a sheet, what the prompt of each row begins with */
+    mode?:
+        | "strengths"
+        | "against"
+        | "without"
+        | "combinations"
+        | "blocks"
+        | "regions"
+        | "schedules"
+        | "sheet"
+        | "instead";
+    /** strengths for the modes that compare strengths; texts such as OUTALL, left or stop=10 for blocks, regions and schedules, with None for none; for a sheet, what the prompt of each row begins with; for instead, the name of one LoRA that is in the place of all `names` */
     values?: number[] | string[];
     negative_prompt?: string;
     steps?: number;
@@ -768,6 +777,7 @@ export interface SavedLora {
     worst: string;
     worst_error: number;
     notes: string[];
+    /** that it took; of a preview, about what saving will take */
     seconds: number;
 }
 
@@ -786,15 +796,29 @@ export interface SaveJob {
     result: SavedLora | null;
 }
 
-/** The latest job, and the folders of LoRA. */
+/** The latest job. */
 export interface Save {
     job: SaveJob | null;
+}
+
+/** Where a file may be saved, and of what. */
+export interface SaveChoices {
+    /** names of the models on disk that the web UI lists, the loaded one first */
+    models: string[];
     /** below the LoRA folders; an empty text is the first LoRA folder */
     folders: string[];
 }
 
 /** A file to save, of which `preview` tells what it would be. */
 export interface SaveWanted {
+    /** the LoRA of tags as one file (usual), a model with them in its weights, or what `tuned` has more than `model` */
+    what?: "file" | "model" | "difference";
+    /** one of `models`: the LoRA are put into a copy beside it, or the base */
+    model?: string;
+    /** one of `models` */
+    tuned?: string;
+    /** of the weights of a model */
+    rounding?: "nearest" | "stochastic";
     /** of the file, without suffix; a preview needs none */
     name?: string;
     /** one of `folders`, or another one below the LoRA folders */
@@ -865,4 +889,5 @@ export interface Answers {
     regions: Regions;
     compare: Compare;
     save: Save;
+    "save/choices": SaveChoices;
 }

@@ -10,7 +10,7 @@ from extension.text.tag import Tag
 from lib_lora import Moment, Strength
 
 ROOT = Path(__file__).parents[1]
-TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text("utf-8")
+TUTORIAL, SAVING = ((ROOT / "docs" / f"{name}.md").read_text("utf-8") for name in ("tutorial", "save_tutorial"))
 
 
 def tag(text: str) -> Tag:
@@ -27,7 +27,7 @@ def strengths(text: str) -> list[float]:
 
 
 def test_every_tag_is_read() -> None:
-    tags = re.findall(r"<lora:[^>]*>", TUTORIAL)
+    tags = re.findall(r"<lora:[^>]*>", TUTORIAL + SAVING)
     assert len(tags) >= 6
     assert [one.name for text in tags for one in parse(text).tags] == [text.split(":")[1].rstrip(">") for text in tags]
 

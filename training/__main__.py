@@ -16,14 +16,14 @@ from pathlib import Path
 import torch
 
 from .card import write_card
-from .check import Gallery, count_everything
+from .check import Gallery, count_everything, count_saved
 from .curves import plot_losses
 from .denoiser import load_pipeline, train_denoiser
 from .fights import FIRST, count_fight, train_rival
 from .ideas import IDEAS
 from .judge import load_judge, save_judge, train_judge
 from .loras import make_loras
-from .pictures import draw_pictures
+from .pictures import draw_pictures, draw_saved
 from .rounded import round_lora, round_model
 from .vae import train_vae
 from .world import COLOURS, GROUNDS, SHAPES, SIDE
@@ -69,11 +69,22 @@ def _round_weights(_: Path, demo: Path) -> None:
         round_lora(path)
 
 
+def _gallery(demo: Path) -> Gallery:
+    return Gallery(load_pipeline(demo / MODEL), load_judge(demo / "judge.safetensors"), demo / "loras")
+
+
 def _make_figures(_: Path, demo: Path) -> None:
-    gallery = Gallery(load_pipeline(demo / MODEL), load_judge(demo / "judge.safetensors"), demo / "loras")
+    gallery = _gallery(demo)
     text = json.dumps(count_everything(gallery), indent=2)
     (demo / "figures.json").write_text(f"{text}\n", "utf-8")
     print(text)
+
+
+def _count_saved(runs: Path, demo: Path) -> None:
+    folder = runs / "saved"
+    folder.mkdir(parents=True, exist_ok=True)
+    print(json.dumps(count_saved(_gallery(demo), folder), indent=2))
+    draw_saved(folder, demo)
 
 
 def _make_pictures(runs: Path, demo: Path) -> None:
@@ -101,6 +112,7 @@ _MAKERS = {
     "loras": _make_loras,
     "rounded": _round_weights,
     "figures": _make_figures,
+    "saved": _count_saved,
     "pictures": _make_pictures,
     "fights": _make_fights,
 }

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from lib_lora import Engine, Entry, Multiplier, Region, Stack, Strength
+from lib_lora import Engine, Entry, Multiplier, Region, Stack, Strength, save_stack
 
 from .denoiser import generate
 from .ideas import IDEAS, Idea
@@ -19,6 +19,10 @@ from .judge import LABELS, Judge
 from .world import SHAPES, Scene, Teller
 
 STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+SAVED = (("outline", "night"), ("stripes", "outline"), ("stripes", "stars"))
+"""Stacks that are saved: of each two, most pictures show both."""
+RANKS = (None, 16, 8, 4)
+"""Of their files."""
 _BATCH = 50
 SEED = 2000  # of captions and noise: training began at others, and 1000 was looked at while parameters were chosen
 Labels = set[str]
@@ -137,3 +141,19 @@ def count_everything(gallery: Gallery, pictures: int = 200, each: int = 100) -> 
         "ideas": ideas,
         "two ideas": stacked,
     }
+
+
+def count_saved(gallery: Gallery, folder: Path, each: int = 100) -> dict[str, dict[str, float]]:
+    """Return shares of pictures that show both ideas: of stacks, and of their files, which are written to a folder."""
+    saved = Gallery(gallery.pipeline, gallery.judge, folder, gallery.steps)
+    known = {idea.name: idea for idea in IDEAS}
+    shares: dict[str, dict[str, float]] = {}
+    for names in tqdm(SAVED, desc="saved stacks"):
+        ideas, title = [known[name] for name in names], " ".join(names)
+        own = shares[title] = {"stack": gallery.showing(ideas, dict.fromkeys(names, 1.0), each)}
+        with gallery.engine.active(Stack([Entry(gallery.loras / f"{name}.safetensors") for name in names])):
+            for rank in RANKS:
+                save_stack(gallery.engine, folder / f"{title} {rank}.safetensors", rank=rank, replace=True)
+        for rank in RANKS:
+            own[str(rank)] = saved.showing(ideas, {f"{title} {rank}": 1.0}, each)
+    return shares

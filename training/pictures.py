@@ -19,6 +19,8 @@ from extension.standalone.model import load_model
 from extension.standalone.render import Watch, render
 from extension.standalone.studio import Studio, open_studio
 
+from .check import RANKS, SAVED
+
 _SIDE = 144  # pixels, of a picture as shown
 _LABEL = 20
 _GAP = 8
@@ -103,6 +105,14 @@ SHEETS: dict[str, Sequence[Sequence[Shown]]] = {
 }
 
 
+_OF_SAVED = (
+    ("three yellow circles on a blue ground", 6),
+    ("four orange hearts on a green ground", 2),
+    ("two big red circles on a blue ground", 2),
+)
+"""A prompt and a seed for each of SAVED."""
+
+
 def draw_pictures(folder: Path, demo: Path | None = None) -> None:
     """Write one PNG per sheet.
 
@@ -115,6 +125,26 @@ def draw_pictures(folder: Path, demo: Path | None = None) -> None:
     try:
         for name, rows in SHEETS.items():
             sheet(studio, rows, made).quantize().save(folder / f"{name}.png", optimize=True)
+    finally:
+        studio.close()
+
+
+def draw_saved(folder: Path, demo: Path) -> None:
+    """Write a picture of what stacks make, and what their files make that `count_saved` has put into a folder."""
+    found = find_demo(demo)
+    studio = open_studio(load_model(found.model, torch.float32), torch.device("cpu"), [found.loras, folder])
+    rows = [
+        [
+            Shown(" + ".join(names), f"{prompt} {' '.join(f'<lora:{name}:1>' for name in names)}", seed),
+            *(
+                Shown("file" if rank is None else f"rank {rank}", f"{prompt} <lora:{' '.join(names)} {rank}:1>", seed)
+                for rank in RANKS
+            ),
+        ]
+        for names, (prompt, seed) in zip(SAVED, _OF_SAVED, strict=True)
+    ]
+    try:
+        sheet(studio, rows, {}).save(folder / "saved.webp", quality=70, method=6)
     finally:
         studio.close()
 

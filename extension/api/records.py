@@ -577,13 +577,14 @@ class CompareWanted(TypedDict):
     prompt: str
     names: Annotated[Texts, "names of LoRA in the prompt"]
     mode: NotRequired[
-        Literal["strengths", "against", "without", "combinations", "blocks", "regions", "schedules", "sheet"]
+        Literal["strengths", "against", "without", "combinations", "blocks", "regions", "schedules", "sheet", "instead"]
     ]
     values: NotRequired[
         Annotated[
             list[float] | Texts,
             "strengths for the modes that compare strengths; texts such as OUTALL, left or stop=10 for blocks, regions "
-            "and schedules, with None for none; for a sheet, what the prompt of each row begins with",
+            "and schedules, with None for none; for a sheet, what the prompt of each row begins with; for instead, the "
+            "name of one LoRA that is in the place of all `names`",
         ]
     ]
     negative_prompt: NotRequired[str]
@@ -624,6 +625,16 @@ class Compare(TypedDict):
 class SaveWanted(TypedDict):
     """A file to save, of which `preview` tells what it would be."""
 
+    what: NotRequired[
+        Annotated[
+            Literal["file", "model", "difference"],
+            "the LoRA of tags as one file (usual), a model with them in its weights, or what `tuned` has more than "
+            "`model`",
+        ]
+    ]
+    model: NotRequired[Annotated[str, "one of `models`: the LoRA are put into a copy beside it, or the base"]]
+    tuned: NotRequired[Annotated[str, "one of `models`"]]
+    rounding: NotRequired[Annotated[Literal["nearest", "stochastic"], "of the weights of a model"]]
     name: NotRequired[Annotated[str, "of the file, without suffix; a preview needs none"]]
     folder: NotRequired[Annotated[str, "one of `folders`, or another one below the LoRA folders"]]
     tags: NotRequired[Annotated[Texts, "such as <lora:zorp:0.8>; without it, the tags of the latest picture"]]
@@ -674,7 +685,7 @@ class SavedLora(TypedDict):
     worst: Annotated[str, "the layer of the largest error"]
     worst_error: float
     notes: Texts
-    seconds: float
+    seconds: Annotated[float, "that it took; of a preview, about what saving will take"]
 
 
 class SaveJob(TypedDict):
@@ -691,7 +702,13 @@ class SaveJob(TypedDict):
 
 
 class Save(TypedDict):
-    """The latest job, and the folders of LoRA."""
+    """The latest job."""
 
     job: SaveJob | None
+
+
+class SaveChoices(TypedDict):
+    """Where a file may be saved, and of what."""
+
+    models: Annotated[Texts, "names of the models on disk that the web UI lists, the loaded one first"]
     folders: Annotated[Texts, "below the LoRA folders; an empty text is the first LoRA folder"]

@@ -164,6 +164,7 @@ _REGIONS = (
 )
 _SAVED = (
     Route("GET", "/save", SaveApi.state, records.Save),
+    Route("GET", "/save/choices", SaveApi.choices, records.SaveChoices),
     Route("POST", "/save", SaveApi.start, records.Save, Body(records.SaveWanted, "a file to save")),
     Route("DELETE", "/save", SaveApi.cancel, records.Save),
 )

@@ -1,4 +1,4 @@
-"""`/remora/v1/save`: the LoRA of tags as one file; one job at a time."""
+"""`/remora/v1/save`: LoRA as one file, in a model, or as the difference of two models; one job at a time."""
 
 from __future__ import annotations
 
@@ -9,9 +9,19 @@ from typing import TYPE_CHECKING
 
 from fastapi import HTTPException, Request, Response
 
-from lib_lora import LoraError, Moment
+from lib_lora import LoraError, Moment, Stack
 
-from ..generation.saving import SaveError, SaveRun, Wanted, folders, latest_tags, place, stack_of
+from ..generation.save_places import SaveError, folders, model_of, models, place, place_beside
+from ..generation.saving import (
+    SaveRun,
+    Wanted,
+    as_difference,
+    as_file,
+    fits_model,
+    into_model,
+    latest_tags,
+    stack_of,
+)
 from . import records
 from .answers import CONFLICT, UNPROCESSABLE, answer
 
@@ -23,6 +33,8 @@ if TYPE_CHECKING:
 
 _MOST = 50  # tags
 _STEPS = 20
+_TIMES = {"file": 3.0, "model": 2.0, "difference": 2.0}
+"""How often saving goes through the layers, where a preview does so once."""
 
 
 class SaveApi:
@@ -34,7 +46,7 @@ class SaveApi:
         self._latest: SaveRun | None = None
 
     def start(self, request: Request, body: records.SaveWanted) -> Response:
-        """Begin to save the LoRA of tags as one file, or a preview of it; answer its progress."""
+        """Begin to save LoRA as one file or in a model, or a difference of models; answer the progress."""
         try:
             wanted = self._wanted(body)
         except (SaveError, LoraError) as error:
@@ -51,10 +63,12 @@ class SaveApi:
 
     def state(self, request: Request) -> Response:
         """Return the progress of the latest job, then its result; `job` is null without one."""
-        told: records.Save = {
-            "job": None if self._latest is None else _job(self._latest),
-            "folders": folders(self._session),
-        }
+        told: records.Save = {"job": None if self._latest is None else _job(self._latest)}
+        return answer(request, told)
+
+    def choices(self, request: Request) -> Response:
+        """Return the folders that a file may be saved in, and the models of the web UI."""
+        told: records.SaveChoices = {"folders": folders(self._session), "models": list(models(self._session))}
         return answer(request, told)
 
     def cancel(self, request: Request) -> Response:
@@ -65,25 +79,53 @@ class SaveApi:
 
     def _wanted(self, body: records.SaveWanted) -> Wanted:
         """Return what a body asks for; raise SaveError or LoraError where it cannot be."""
-        from lib_lora.saving import Combination, choices_of
-
+        if body.get("what") == "model":
+            return self._model(body)
+        path = place(self._session, _name(body), body.get("folder", ""))
         is_preview = body.get("preview", False)
-        name = body.get("name", "preview" if is_preview else "")
-        path = place(self._session, name, body.get("folder", ""))
-        replaces = body.get("replace", False)
-        if not is_preview and not replaces and os.path.lexists(path):
-            raise SaveError(f"there is a file {path.name} already; choose another name, or replace it")
-        if not is_preview and path.is_symlink():
-            raise SaveError(f"{path.name} is a link to another file, which stays as it is; choose another name")
+        if not is_preview:
+            _check_free(path, replaces=body.get("replace", False))
+        if body.get("what") == "difference":
+            base, tuned = (model_of(self._session, name) for name in (body.get("model", ""), body.get("tuned", "")))
+            return Wanted(
+                path, as_difference(base, tuned, path, _options(body)), is_preview, times=_TIMES["difference"]
+            )
+        from lib_lora.saving import Combination
+
+        stack, moment = self._stack(body)
+        combination = Combination(body.get("how", "sum"), body.get("density"), body.get("seed", 0))
+        write = as_file(stack, path, combination, _options(body), moment)
+        is_for_model, has_picture = fits_model(self._session, stack), body.get("picture", False)
+        return Wanted(path, write, is_preview, is_for_model, has_picture, _TIMES["file"])
+
+    def _model(self, body: records.SaveWanted) -> Wanted:
+        model, is_preview = model_of(self._session, body.get("model", "")), body.get("preview", False)
+        path = place_beside(model, _name(body))
+        if not is_preview and os.path.lexists(path):
+            raise SaveError(f"there is a model {path.name} already; choose another name")
+        stack, moment = self._stack(body)
+        write = into_model(stack, model, path, moment, body.get("rounding", "nearest"), preview=is_preview)
+        return Wanted(path, write, is_preview, times=_TIMES["model"])
+
+    def _stack(self, body: records.SaveWanted) -> tuple[Stack, Moment | None]:
+        """Return the stack of the tags in a body, and the moment of which it is."""
         tags = body.get("tags", latest_tags(self._session))
         if len(tags) > _MOST:
             raise SaveError(f"a file is made of at most {_MOST} tags")
         moment = _moment(body)
-        combination = Combination(body.get("how", "sum"), body.get("density"), body.get("seed", 0))
-        options = _options(body)
-        choices_of(options, combination)
-        stack = stack_of(self._session, tags, moment)
-        return Wanted(stack, path, combination, options, moment, body.get("picture", False))
+        return stack_of(self._session, tags, moment), moment
+
+
+def _name(body: records.SaveWanted) -> str:
+    return body.get("name", "preview" if body.get("preview") else "")
+
+
+def _check_free(path: Path, *, replaces: bool) -> None:
+    """Raise SaveError where a file that is there stays."""
+    if not replaces and os.path.lexists(path):
+        raise SaveError(f"there is a file {path.name} already; choose another name, or replace it")
+    if path.is_symlink():
+        raise SaveError(f"{path.name} is a link to another file, which stays as it is; choose another name")
 
 
 def _moment(body: records.SaveWanted) -> Moment | None:

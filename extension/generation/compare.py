@@ -25,9 +25,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Mode: TypeAlias = Literal["strengths", "against", "without", "combinations", "blocks", "regions", "schedules", "sheet"]
+Mode: TypeAlias = Literal[
+    "strengths", "against", "without", "combinations", "blocks", "regions", "schedules", "sheet", "instead"
+]
 """One LoRA's strength per row; two LoRA's strengths against each other; all, all but one, none; every subset; one
-LoRA's block weights, region or schedule per row; one prompt per row, without and with a LoRA, and the difference.
+LoRA's block weights, region or schedule per row; one prompt per row, without and with a LoRA, and the difference; all,
+and one in their place.
 """
 RECIPE = "Remora comparison"
 """The text in the picture of a grid that has its request, which makes the same grid again."""
@@ -65,12 +68,15 @@ def plan(mode: str, prompt: str, names: Sequence[str], values: Sequence[float] |
     """
     if mode not in get_args(Mode):
         raise RequestError(f"mode must be one of {', '.join(get_args(Mode))}, not {mode!r:.40}")
-    if not 0 < len(names) <= _MAX_NAMES or len(set(names)) < len(names):
-        raise RequestError(f"choose 1 to {_MAX_NAMES} different LoRA to compare")
+    most = _MAX_CELLS if mode == "instead" else _MAX_NAMES
+    if not 0 < len(names) <= most or len(set(names)) < len(names):
+        raise RequestError(f"choose 1 to {most} different LoRA to compare")
     if missing := [name for name in names if name not in names_in(prompt)]:
         raise RequestError(f"LoRA {missing[0]!r:.120} is not in the prompt, so there is nothing to compare")
     if mode == "sheet":
         made = _sheet(prompt, names, _texts(values))
+    elif mode == "instead":
+        made = _instead(prompt, names, _texts(values))
     elif mode in _FIELDS:
         made = _of_field(_FIELDS[mode], prompt, names, _texts(values))
     else:
@@ -151,6 +157,14 @@ def _sheet(prompt: str, names: Sequence[str], texts: Sequence[str]) -> Plan:
         whole = f"{text} {prompt}"
         prompts += [with_strength(whole, name, 0, 0), whole, None]  # without a tag, it could still be always on
     return Plan((f"without {name}", f"with {name}", "difference"), tuple(texts), tuple(prompts), own_seeds=True)
+
+
+def _instead(prompt: str, names: Sequence[str], values: Sequence[str]) -> Plan:
+    other = prompt
+    for name in names:
+        other = with_strength(other, name, 0.0, 0.0)  # without its tag it would act where it is always on
+    (file,) = values[:1]
+    return Plan((" + ".join(names), file), ("",), (prompt, with_strength(without(other, file), file, 1.0, 1.0)))
 
 
 def _subsets(names: Sequence[str]) -> list[tuple[str, ...]]:

@@ -1,30 +1,29 @@
-"""The LoRA of tags as one file: where it may be, and the job that writes it, or tells what it would be."""
+"""What is saved of tags, models and their differences, and the job that writes it, or tells what it would be."""
 
 from __future__ import annotations
 
 import logging
-import os
-import re
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from lib_lora import LoraError, Moment, Stack
 
-from ..library.walk import READABLE
 from ..text.prompt import parse
-from ..text.regions import is_device_name
 from ..text.tag import ALWAYS, Tag
 from .batch import entry_of, gather
 from .options import settings
 from .request import Request, placed
+from .save_places import SaveError
 from .wishes import find_wishes
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from lib_lora import SavedFile
     from lib_lora.saving import Combination, SaveOptions
 
@@ -33,65 +32,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LONGEST = 100  # characters of a name
-_MOST_BYTES = 180  # of a name: file systems have 255, and the unfinished file has a longer one
-_NO_NAME = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
-"""What no file has in its name on Windows, or no tag."""
-
-
-class SaveError(ValueError):
-    """What is wanted cannot be saved; the message is one sentence."""
+Progress: TypeAlias = Callable[[int, int], None]
+Write: TypeAlias = "Callable[[Mapping[str, nn.Module] | None, Progress], SavedFile]"
+"""Writes a file, or tells what it would be; takes the loaded model, or None, and what it tells its progress."""
 
 
 class _CancelledError(Exception):
     """The job is cancelled."""
-
-
-# --- where a file may be ---
-
-
-def folders(session: Session) -> list[str]:
-    """Return the folders that a file may be saved in, as paths below the LoRA folders; `` for the first of these."""
-    known = {file.folder for file in session.catalog.every}
-    return ["", *sorted(known - {""})]
-
-
-def place(session: Session, name: str, folder: str) -> Path:
-    """Return the path of a new file.
-
-    Raises:
-        SaveError: no file may have this name, or the folder is not below the LoRA folders.
-    """
-    name = name.strip().removesuffix(READABLE)
-    if not name or name.startswith((".", "~")) or name.endswith((".", " ")) or _NO_NAME.search(name):
-        raise SaveError(
-            f'a file cannot have the name {name[:60]!r}; write letters, digits and spaces, none of < > : " / \\ | ? * '
-            "and no dot at its ends"
-        )
-    if len(name) > _LONGEST or len(name.encode("utf-8")) > _MOST_BYTES:
-        raise SaveError(f"the name is too long; write at most {_LONGEST} letters")
-    if is_device_name(name):
-        raise SaveError(f"{name!r} is the name of a device on Windows, where no file has it; choose another name")
-    return _folder(session, folder) / f"{name}{READABLE}"
-
-
-def _folder(session: Session, wanted: str) -> Path:
-    """Return a folder by its path below a LoRA folder."""
-    tops = [top for top in session.host.adapter_dirs() if top.is_dir()]
-    if not tops:
-        raise SaveError("there is no LoRA folder; make one first")
-    if not wanted:
-        return tops[0]
-    known = {file.folder: file.path.parent for file in reversed(session.catalog.every)}
-    if wanted in known:
-        return known[wanted]
-    parts = wanted.split("/")
-    is_plain = not any(part.strip(". ") == "" or _NO_NAME.search(part) for part in parts)
-    for top in tops if is_plain else ():
-        found = top.joinpath(*parts)
-        if found.is_dir() and Path(os.path.realpath(top)) in Path(os.path.realpath(found)).parents:
-            return found
-    raise SaveError(f"there is no folder {wanted[:120]!r} in the LoRA folders; make it first, or choose another one")
 
 
 # --- what is saved ---
@@ -135,6 +82,82 @@ def _check(tag: Tag, moment: Moment | None) -> None:
         raise SaveError(f"{tag.name}: it acts on one prompt only, which no file can say; take half= out of its tag")
 
 
+def fits_model(session: Session, stack: Stack) -> bool:
+    """Tell whether the files of a stack are for the loaded model, as far as known."""
+    model = session.model.family
+    if model is None:
+        return True
+    for entry in stack:
+        found = session.catalog.all_found.get(Path(entry.path))
+        facts = None if found is None else session.catalog.row(found.file).facts
+        family = None if facts is None else facts.structure.family
+        if family is not None and family.differs(model, hints=True):
+            return False
+    return True
+
+
+# --- how it is written ---
+
+
+def as_file(stack: Stack, path: Path, combination: Combination, options: SaveOptions, moment: Moment | None) -> Write:
+    """Return what writes a stack as one file.
+
+    Raises:
+        LoraError: the options are none, or do not go together.
+    """
+    from lib_lora.saving import choices_of, save_files
+
+    choices_of(options, combination)
+
+    def write(model: Mapping[str, nn.Module] | None, progress: Progress) -> SavedFile:
+        choices = choices_of({**options, "progress": progress}, combination)
+        try:
+            return save_files(stack, path, choices, model, moment)
+        except LoraError as error:
+            if model is not None:
+                raise
+            text = "no model that it is for is loaded, and it cannot be saved without"
+            raise SaveError(f"{text}: {error}") from error
+
+    return write
+
+
+def into_model(
+    stack: Stack,
+    model: Path,
+    path: Path,
+    moment: Moment | None,
+    rounding: Literal["nearest", "stochastic"],
+    *,
+    preview: bool,
+) -> Write:
+    """Return what writes a model on disk again, with a stack in its weights."""
+
+    def write(_: Mapping[str, nn.Module] | None, progress: Progress) -> SavedFile:
+        from lib_lora.saving import bake_stack
+
+        return bake_stack(stack, model, path, moment=moment, rounding=rounding, preview=preview, progress=progress)
+
+    return write
+
+
+def as_difference(base: Path, tuned: Path, path: Path, options: SaveOptions) -> Write:
+    """Return what writes the difference of two models on disk as one file.
+
+    Raises:
+        LoraError: the options are none.
+    """
+    from lib_lora.saving import choices_of, extract_lora
+
+    choices_of(options)
+
+    def write(_: Mapping[str, nn.Module] | None, progress: Progress) -> SavedFile:
+        chosen: SaveOptions = {**options, "progress": progress}
+        return extract_lora(base, tuned, path, **chosen)
+
+    return write
+
+
 # --- the job ---
 
 
@@ -142,13 +165,16 @@ def _check(tag: Tag, moment: Moment | None) -> None:
 class Wanted:
     """What is to be saved, and how."""
 
-    stack: Stack
     path: Path
-    combination: Combination
-    options: SaveOptions
-    moment: Moment | None = None
+    write: Write
+    is_preview: bool = False
+    """Whether nothing is written."""
+    uses_model: bool = False
+    """Whether it reads the loaded model, which must stay as long as that."""
     has_picture: bool = False
     """Whether the latest picture is put beside the file."""
+    times: float = 1.0
+    """How much longer saving takes than its preview."""
 
 
 @dataclass
@@ -172,15 +198,16 @@ class SaveRun:
     """The saved one."""
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
+    """That it took; of a preview, about what saving will take."""
 
     def __post_init__(self) -> None:
         self._cancelled = threading.Event()
-        self._model = dict(self.session.model.components)
+        self._model = dict(self.session.model.components) if self.wanted.uses_model else {}
         self._thread = threading.Thread(target=self._in_thread, name="remora-save", daemon=True)
 
     @property
     def is_preview(self) -> bool:
-        return bool(self.wanted.options.get("preview"))
+        return self.wanted.is_preview
 
     @property
     def cancelled(self) -> bool:
@@ -205,9 +232,9 @@ class SaveRun:
         begun = time.monotonic()
         try:
             self._step(0, 0)
-            self.saved = self._work()
+            self.saved = self.wanted.write(self._model or None, self._step)
             self.notes = self.saved.notes
-            self.seconds = time.monotonic() - begun
+            self.seconds = (time.monotonic() - begun) * (self.wanted.times if self.is_preview else 1.0)
             if not self.is_preview:
                 self._list()
         except _CancelledError:
@@ -220,18 +247,6 @@ class SaveRun:
         finally:
             self._model = {}  # which may be unloaded
             self.running = False
-
-    def _work(self) -> SavedFile:
-        from lib_lora.saving import choices_of, save_files
-
-        wanted = self.wanted
-        choices = choices_of({**wanted.options, "progress": self._step}, wanted.combination)
-        try:
-            return save_files(wanted.stack, wanted.path, choices, self._model or None, wanted.moment)
-        except LoraError as error:
-            if self._model:
-                raise
-            raise SaveError(f"no model is loaded, and it cannot be saved without: {error}") from error
 
     def _step(self, done: int, layers: int) -> None:
         """Note how far the work is; end it where it is cancelled, or the model is not what it was."""

@@ -35,6 +35,8 @@ _SECTION = ("remora", "Remora")
 _EXPERT_SECTION = ("remora_experts", "Remora for experts")
 _CATEGORY = "sd"
 _OUTPUTS = tuple(f"outdir_{one}_samples" for one in ("txt2img", "img2img", "extras", "control"))
+_MODELS = ("modules.sd_models", "modules.sd_checkpoint")
+"""Modules that have the list of models; SD.Next has the second one."""
 _TAB = ("Remora", "remora")  # its title, and what its element is called
 
 
@@ -117,6 +119,11 @@ class WebUIHost(Host):
                 several = written if isinstance(written, list | tuple) else (written,)
                 found += [Path(one).absolute() for one in several if one and Path(one).is_dir()]
         return tuple(dict.fromkeys(found))
+
+    def models(self) -> Mapping[str, Path]:
+        lists = [getattr(module(name), "checkpoints_list", {}) for name in _MODELS]
+        found = {one.name: Path(one.filename) for known in lists for one in list(known.values())}
+        return {name: path for name, path in found.items() if path.suffix == ".safetensors" or path.is_dir()}
 
     def output_dirs(self) -> Sequence[Path]:
         return output_dirs(shared().opts)

@@ -323,6 +323,10 @@ class Host(ABC):
         """
         return {}
 
+    def models(self) -> Mapping[str, Path]:
+        """Return the models on disk that the host lists, safetensors files and folders, by the names that it shows."""
+        return {}
+
     def use_embeddings(self, embeddings: Embeddings) -> Sequence[str]:
         """Let prompts use these textual inversions from LoRA files, in place of the previous ones.
 

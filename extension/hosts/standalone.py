@@ -27,6 +27,7 @@ class StandaloneHost(Host):
         self._open = False
         self._parts: Mapping[str, nn.Module] = {}
         self._checkpoints: Mapping[str, Sequence[Path]] = {}
+        self._model: Path | None = None
         self._use_embeddings: Callable[[Embeddings], Sequence[str]] | None = None
         self._dirs: tuple[Path, ...] = ()
         self._data_dir: Path | None = None
@@ -60,6 +61,7 @@ class StandaloneHost(Host):
         parts: Mapping[str, object],
         checkpoints: Mapping[str, Sequence[Path]] | None = None,
         use_embeddings: Callable[[Embeddings], Sequence[str]] | None = None,
+        model: Path | None = None,
     ) -> None:
         """Use the parts of a newly loaded pipeline that LoRA can change, and report that.
 
@@ -67,10 +69,11 @@ class StandaloneHost(Host):
             parts: the pipeline's.
             checkpoints: as `Host.checkpoints`.
             use_embeddings: as `Host.use_embeddings`, for the pipeline.
+            model: the file or the folder that the pipeline was loaded from.
         """
         if self._use_embeddings is not None:
             self._use_embeddings({})  # the former pipeline's
-        self._checkpoints, self._use_embeddings = checkpoints or {}, use_embeddings
+        self._checkpoints, self._use_embeddings, self._model = checkpoints or {}, use_embeddings, model
         self._parts = {name: part for name in _ADAPTABLE if (part := _module(parts.get(name))) is not None}
         if self._remora is not None:
             self._remora.model_changed()
@@ -92,6 +95,14 @@ class StandaloneHost(Host):
 
     def checkpoints(self) -> Mapping[str, Sequence[Path]]:
         return self._checkpoints
+
+    def models(self) -> Mapping[str, Path]:
+        """Return the loaded model, and those of its form beside it: there is no other list of models."""
+        if self._model is None:
+            return {}
+        beside = sorted(self._model.parent.glob("*.safetensors" if self._model.is_file() else "*/model_index.json"))
+        found = beside if self._model.is_file() else [one.parent for one in beside]
+        return {one.stem if one.is_file() else one.name: one for one in found if not one.name.startswith(".")}
 
     def use_embeddings(self, embeddings: Embeddings) -> Sequence[str]:
         take = super().use_embeddings if self._use_embeddings is None else self._use_embeddings

@@ -75,6 +75,6 @@ def open_studio(
         raise RuntimeError("Remora could not be set up; the log has the reason")
     session.model.set_clock(SchedulerClock(lambda: model.pipeline.scheduler))
     inversions = TextualInversions(model.pipeline)
-    STANDALONE.set_components(model.pipeline.components, model.checkpoints, inversions.use)
+    STANDALONE.set_components(model.pipeline.components, model.checkpoints, inversions.use, model.path)
     offload.set_mode(model.pipeline, offload_mode, device)
     return Studio(model, session, STANDALONE, device, inversions, output_dir, offload_mode)

@@ -1,6 +1,9 @@
 // The tab of Remora, mounted on the page's element `#remora-tab`.
 
-/** @import {SavedTag} from "./save.js" */
+/**
+ * @import {Lora} from "../api.d.ts"
+ * @import {SavedTag, What} from "./save.js"
+ */
 
 import {html, render} from "./vendor/preact.js";
 import {Api} from "./api.js";
@@ -38,7 +41,9 @@ const SHOWN = {
     section: /** @type {"schedule" | "region" | "passes" | "blocks"} */ ("schedule"), // of them
     comparison: "", // id of the one that this page began
     sheet: "", // id of the file that it shows; empty where it compares the stack
-    saving: {id: "", rows: /** @type {SavedTag[]} */ ([])}, // the job that this page began, and what it saves
+    copied: /** @type {Lora | null} */ (null), // the file that is saved in another form
+    /** The job that this page began, and of what. */
+    saving: {id: "", key: "", rows: /** @type {SavedTag[]} */ ([]), what: /** @type {What} */ ("file")},
     language: "en", // that is spoken: all is drawn again in another one
     theme: 0, // how often the page has changed its colours: canvases are drawn again
 };

@@ -1,15 +1,22 @@
-// What the user wants of a file that is saved, as the server takes it. Pure.
+// What the user wants of a file or a model that is saved, as the server takes it. Pure.
 
 /** @import {SaveWanted} from "../api.d.ts" */
 
 import {percent} from "./check.js";
+import {makeTag} from "./prompt.js";
+import {escapedName} from "./tag.js";
 import {t} from "./words.js";
 
 /**
  * @typedef {"exact" | "rank" | "size" | "error"} FileForm
+ * @typedef {"file" | "model" | "difference"} What
  *
  * @typedef {object} Form
  * What the fields hold.
+ * @property {What} what
+ * @property {string} model that LoRA are put into, or that another one differs from
+ * @property {string} tuned the other one
+ * @property {string} rounding
  * @property {string} name
  * @property {string} folder
  * @property {FileForm} form
@@ -19,6 +26,9 @@ import {t} from "./words.js";
  * @property {string} dtype
  * @property {string} how
  * @property {string} density in percent
+ * @property {string} part of the LoRA that is saved, where it is a copy of one file
+ * @property {string} strength of the same
+ * @property {string} spelling of the same
  * @property {string} step from 1
  * @property {number | null} steps of the page
  * @property {boolean} picture
@@ -27,11 +37,19 @@ import {t} from "./words.js";
  * @typedef {{name: string, text: string, varies: boolean}} SavedTag
  * A tag that is saved; `varies` where its strength differs from step to step.
  *
- * @typedef {{rows: SavedTag[], several: boolean, varies: boolean}} Parts
+ * @typedef {{rows: SavedTag[], several: boolean, varies: boolean, copied: boolean}} Parts
+ * What is saved; `copied` where it is one file in another form.
  */
 
 /** @type {Omit<Form, "name" | "steps">} */
 export const FIRST = {
+    what: "file",
+    model: "",
+    tuned: "",
+    rounding: "nearest",
+    part: "all",
+    strength: "1",
+    spelling: "kohya",
     folder: "",
     form: "exact",
     rank: "16",
@@ -44,6 +62,18 @@ export const FIRST = {
     picture: true,
     replace: false,
 };
+export const WHATS = /** @type {const} */ ({
+    file: "save.ofStack",
+    model: "save.intoModel",
+    difference: "save.ofModels",
+});
+export const ROUNDINGS = /** @type {const} */ ({nearest: "save.nearest", stochastic: "save.stochastic"});
+export const PARTS = /** @type {const} */ ({all: "save.allParts", unet: "save.withoutText", te: "save.textAlone"});
+export const SPELLINGS = /** @type {const} */ ({
+    kohya: "save.kohya",
+    diffusers: "save.diffusers",
+    comfy: "save.comfy",
+});
 export const FORMS = /** @type {const} */ ({
     exact: "save.exact",
     rank: "save.byRank",
@@ -75,6 +105,18 @@ const MB = 1024 ** 2;
 const LONGEST = 60; // characters of a name that is made
 const MOST = 1e6; // of the number of a field
 
+/**
+ * Return the tag of one file that is saved in another form.
+ * @param {string} name
+ * @param {Form} form
+ * @returns {SavedTag}
+ */
+export function copiedTag(name, {part, strength}) {
+    const number = numberIn(strength) || 0;
+    const text = makeTag(escapedName(name), part === "unet" ? 0 : number, part === "te" ? 0 : number);
+    return {name, text, varies: false};
+}
+
 /** @param {string} how */
 export const needsDensity = (how) => how !== "sum" && how !== "orthogonal";
 
@@ -97,15 +139,17 @@ const numberIn = (text) => (/^\s*\d+(?:[.,]\d+)?\s*$/.test(text) ? Number(text.r
  * @param {Parts} parts
  * @returns {{[field: string]: string | undefined}}
  */
-export function wrongOf(form, {several, varies}) {
-    const steps = form.steps ?? STEPS;
+export function wrongOf(form, {several, varies, copied}) {
+    const {what, steps} = form;
+    const accuracy = what === "model" ? "" : form.form;
     /** @type {[field: string, text: string, low: number, high: number, isWhole: boolean][]} */
     const limits = [
-        ...(form.form === "rank" ? [limit("rank", form.rank, 1, MOST, true)] : []),
-        ...(form.form === "size" ? [limit("size", form.size, 0.01, MOST)] : []),
-        ...(form.form === "error" ? [limit("error", form.error, 0.01, 99)] : []),
-        ...(several && needsDensity(form.how) ? [limit("density", form.density, 1, 100)] : []),
-        ...(varies ? [limit("step", form.step, 1, steps, true)] : []),
+        ...(accuracy === "rank" ? [limit("rank", form.rank, 1, MOST, true)] : []),
+        ...(accuracy === "size" ? [limit("size", form.size, 0.01, MOST)] : []),
+        ...(accuracy === "error" ? [limit("error", form.error, 0.01, 99)] : []),
+        ...(copied ? [limit("strength", form.strength, 0.01, 10)] : []),
+        ...(what === "file" && several && needsDensity(form.how) ? [limit("density", form.density, 1, 100)] : []),
+        ...(what !== "difference" && varies ? [limit("step", form.step, 1, steps ?? STEPS, true)] : []),
     ];
     const wrong = limits.filter(([, text, low, high, isWhole]) => {
         const number = numberIn(text);
@@ -123,24 +167,48 @@ export function wrongOf(form, {several, varies}) {
 const limit = (field, text, low, high, isWhole = false) => [field, text, low, high, isWhole];
 
 /**
- * Return what the server is asked for, but for the name of the file; the numbers of the form are right.
+ * Return what the server is asked for, but for the place of the file; the numbers of the form are right. Null where a
+ * model is missing.
+ * @param {Form} form
+ * @param {Parts} parts
+ * @returns {SaveWanted | null}
+ */
+export function bodyOf(form, parts) {
+    const {what, model, tuned} = form;
+    const tags = parts.rows.map(({text}) => text);
+    const times = parts.varies ? {step: numberIn(form.step) - 1, steps: form.steps ?? STEPS} : {};
+    if (what === "model")
+        return model
+            ? {what, tags, model, rounding: /** @type {SaveWanted["rounding"]} */ (form.rounding), ...times}
+            : null;
+    if (what === "difference") return model && tuned ? {what, model, tuned, ...limitsOf(form)} : null;
+    return {what, tags, ...limitsOf(form), ...ruleOf(form, parts), ...times};
+}
+
+/**
+ * @param {Form} form
+ * @returns {SaveWanted}
+ */
+function limitsOf(form) {
+    /** @type {SaveWanted} */
+    const body = {dtype: /** @type {SaveWanted["dtype"]} */ (form.dtype)};
+    if (form.form === "rank") body.rank = numberIn(form.rank);
+    if (form.form === "size") body.size = Math.round(numberIn(form.size) * MB);
+    if (form.form === "error") body.error = numberIn(form.error) / 100;
+    return body;
+}
+
+/**
  * @param {Form} form
  * @param {Parts} parts
  * @returns {SaveWanted}
  */
-export function bodyOf(form, {rows, several, varies}) {
+function ruleOf(form, {several, copied}) {
     /** @type {SaveWanted} */
-    const body = {
-        tags: rows.map(({text}) => text),
-        folder: form.folder,
-        dtype: /** @type {SaveWanted["dtype"]} */ (form.dtype),
-    };
-    if (form.form === "rank") body.rank = numberIn(form.rank);
-    if (form.form === "size") body.size = Math.round(numberIn(form.size) * MB);
-    if (form.form === "error") body.error = numberIn(form.error) / 100;
+    const body = {};
+    if (copied) body.spelling = /** @type {SaveWanted["spelling"]} */ (form.spelling);
     if (several) body.how = /** @type {SaveWanted["how"]} */ (form.how);
     if (several && needsDensity(form.how)) body.density = numberIn(form.density) / 100;
-    if (varies) Object.assign(body, {step: numberIn(form.step) - 1, steps: form.steps ?? STEPS});
     return body;
 }
 

@@ -33,7 +33,7 @@ from ..weights.rounding import generator_for, round_stochastically
 from .changes import StackChanges, StackWeight, unchanged
 from .difference import Difference
 from .model_files import PLAIN, ModelFiles, StoredTensor, joined_name, parts_of
-from .new_file import SavedFile, SavedLayer
+from .new_file import Progress, SavedFile, SavedLayer, check_progress
 from .provenance import HEADER, carried, constant_stack, recipe_of
 from .writing import PlannedTensor, check_place, check_room, header_of, unfinished, unfinished_folder, write_tensors
 
@@ -60,6 +60,8 @@ def bake_stack(
     rounding: Rounding = "nearest",
     seed: int = 0,
     replace: bool = False,
+    preview: bool = False,
+    progress: Progress | None = None,
 ) -> SavedFile:
     """Write a model on disk again, with LoRA in its weights.
 
@@ -77,6 +79,9 @@ def bake_stack(
         rounding: of weights in float16 and bfloat16: `nearest`, or `stochastic`, which keeps small changes on average.
         seed: of the stochastic rounding.
         replace: whether a new file may take the place of another one. A folder never does.
+        preview: whether nothing is written, and the result is what the model would be.
+        progress: a function that is called with the number of changed weights that are done, and of all. What it raises
+            ends the work, and nothing is written.
 
     Raises:
         StackError: there is no LoRA, or a strength depends on something that is not given.
@@ -85,25 +90,34 @@ def bake_stack(
         ComponentError: there is no component in `model`.
         ArgumentError: an argument is of another type.
     """
-    _check(stack, model, path, rounding, seed, replace)
+    _check(stack, model, path, rounding, seed, {"replace": replace, "preview": preview})
+    check_progress(progress)
     found = ModelFiles(Path(model))
-    place = check_place(Path(path), replace=replace) if found.path.is_file() else _free_folder(Path(path))
+    place = Path(path).absolute() if preview else _place(Path(path), found, replace=replace)
     stack = constant_stack(stack, found.components, moment, image, negative)
     with plain_mode(_CPU):
         token, changes = secrets.token_hex(32), _changes(stack, found, moment)
         made = {"title": _title(place), "model": found.path.name, "rounding": rounding, "seed": seed}
         recipe = recipe_of(stack, moment, {**made, "model_sha256": token})
-        return _Baking(found, changes, rounding, seed, recipe, token).run(place, replace=replace)
+        baking = _Baking(found, changes, rounding, seed, recipe, token, progress)
+        return baking.preview(place) if preview else baking.run(place, replace=replace)
 
 
-def _check(stack: object, model: object, path: object, rounding: object, seed: object, replace: object) -> None:
+def _check(
+    stack: object, model: object, path: object, rounding: object, seed: object, flags: Mapping[str, object]
+) -> None:
     """Raise ArgumentError where an argument is of another type."""
     check_type(stack, Stack, "stack", f"a Stack, as in {_EXAMPLE}")
     for one in (model, path):
         check_path(one, _EXAMPLE)
     check_choice(rounding, get_args(Rounding), "rounding")
     check_count(seed, "seed")
-    check_type(replace, bool, "replace", "True or False")
+    for name, flag in flags.items():
+        check_type(flag, bool, name, "True or False")
+
+
+def _place(path: Path, model: ModelFiles, *, replace: bool) -> Path:
+    return check_place(path, replace=replace) if model.path.is_file() else _free_folder(path)
 
 
 def _free_folder(path: Path) -> Path:
@@ -185,6 +199,7 @@ class _Baking:
     recipe: str
     token: str
     """What the recipe has in the place of the hash of a file of the model, until it is read."""
+    progress: Progress | None = None
     squares: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
     """The sum of the squares of the errors of a parameter, and of its change."""
 
@@ -195,6 +210,26 @@ class _Baking:
             nbytes = self._write(place, open_file)
         return SavedFile(place, nbytes, *self._result(), tuple(changes.notes))
 
+    def preview(self, place: Path) -> SavedFile:
+        """Return what the model would be, and write nothing."""
+        changes, model = self.changes, self.model
+        with unchanged([*changes.files, *model.files]):
+            parts = self._parts(place)
+            nbytes = sum([path.stat().st_size for path in model.others()])
+            for file in model.files:
+                planned, header = self._header(place, file, self.token)
+                nbytes += len(header) + sum([one.nbytes for one in planned.values()])
+                for stored in [StoredTensor(file, key) for key in planned]:
+                    if model.names.get(stored) in parts:
+                        for _ in self._numbers(stored, parts, len):
+                            pass
+            self._check_changed(place)
+        return SavedFile(place, nbytes, *self._result(), tuple(changes.notes))
+
+    def _check_changed(self, place: Path) -> None:
+        if not self.squares:
+            raise FileError(place, "it was not written: the LoRA change nothing of this model")
+
     def _write(self, place: Path, open_file: _OpenFile) -> int:
         """Write all files and read them back; return their bytes."""
         model, parts = self.model, self._parts(place)
@@ -204,8 +239,7 @@ class _Baking:
         check_room(place, room, "free some of it, or choose another disk")
         for file in model.files:
             total += self._write_file(place, file, parts, *open_file(model.below(file.path)))
-        if not self.squares:
-            raise FileError(place, "it was not written: the LoRA change nothing of this model")
+        self._check_changed(place)
         for path in others:
             stream, _ = open_file(model.below(path))
             with open_regular(path) as source:
@@ -248,16 +282,13 @@ class _Baking:
         stream: BinaryIO,
         there: Path,
     ) -> int:
-        infos = dict(sorted(file.infos.items(), key=lambda item: item[1].start))
         token = secrets.token_hex(32)
-        metadata = self._metadata(file, _title(place)) | {_HASH: f"0x{token}"}
-        planned = {key: PlannedTensor(info.dtype, info.shape) for key, info in infos.items()}
-        header = header_of(planned, metadata)
+        planned, header = self._header(place, file, token)
         source, written = hashlib.sha256(), hashlib.sha256()
-        first = min([info.start for info in infos.values()], default=file.stamp[0])
+        first = min([info.start for info in file.infos.values()], default=file.stamp[0])
         with file.reading() as reader:
             source.update(_bytes(reader.flat(torch.uint8, 0, first)))
-        tensors = (part for key in infos for part in self._numbers(StoredTensor(file, key), parts, source.update))
+        tensors = (part for key in planned for part in self._numbers(StoredTensor(file, key), parts, source.update))
         write_tensors(stream, header, _seen(tensors, written.update))
         header = header.replace(token.encode(), written.hexdigest().encode())
         header = header.replace(self.token.encode(), source.hexdigest().encode())
@@ -267,6 +298,12 @@ class _Baking:
         os.fsync(stream.fileno())
         _read_back(place, there, planned, written.hexdigest())
         return len(header) + sum([one.nbytes for one in planned.values()])
+
+    def _header(self, place: Path, file: AdapterFile, token: str) -> tuple[dict[str, PlannedTensor], bytes]:
+        """Return the tensors of a new file in the order of its source, and its header with a token for the hash."""
+        infos = sorted(file.infos.items(), key=lambda item: item[1].start)
+        planned = {key: PlannedTensor(info.dtype, info.shape) for key, info in infos}
+        return planned, header_of(planned, self._metadata(file, _title(place)) | {_HASH: f"0x{token}"})
 
     def _metadata(self, file: AdapterFile, title: str) -> dict[str, str]:
         """Return what the header of a file says: all that it said before, the sources, and how it was made."""
@@ -306,6 +343,8 @@ class _Baking:
         if name is not None and sizes:
             self.squares[name] = errors, sizes
             self.model.release_pages()
+        if self.progress is not None:
+            self.progress(len(self.squares), len(parts))
 
     def _rounded(self, value: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
         if self.rounding == "nearest" or dtype.itemsize > 2:

@@ -25,7 +25,7 @@ from ..tensors import plain_mode
 from .changes import StackChanges, StackWeight
 from .difference import Difference
 from .model_files import ModelFiles, StoredRows, StoredTensor, joined_name, parts_of
-from .new_file import SavedFile, write_changes
+from .new_file import Progress, SavedFile, write_changes
 from .provenance import HEADER, carried, digest
 from .spelling import KeyNames
 from .stack_file import choices_of
@@ -44,6 +44,7 @@ _OF_INPUTS = ("scale_input", "input_scale", *_SCALES)
 _SPREAD = 4.0  # standard deviations of the estimate of what rounding makes
 _LEAST = 0.5  # of the estimate, below which numbers of two dtypes differ by other things than rounding
 _NAMED = 3  # layers in a sentence
+_NO_HASH = "0" * 64  # as long as a hash, which takes the time of reading a model
 
 
 def extract_lora(
@@ -73,15 +74,20 @@ def extract_lora(
     for one in (base, tuned, path):
         check_path(one, "extract_lora('base.safetensors', 'tuned.safetensors', 'lora.safetensors', rank=32)")
     choices, path = choices_of(options), Path(path)
-    check_place(path, replace=choices.replace)  # before minutes of work
+    if not choices.preview:
+        check_place(path, replace=choices.replace)  # before minutes of work
     with plain_mode(_CPU):
-        changes = ModelChanges(ModelFiles(Path(base)), ModelFiles(Path(tuned)), choices.limits.rank)
+        models = ModelFiles(Path(base)), ModelFiles(Path(tuned))
+        changes = ModelChanges(*models, choices.limits.rank, choices.progress)
         names = KeyNames(choices.spelling, changes.indexes)
+
+        def hash_of(file: Path) -> str:
+            return _NO_HASH if choices.preview else digest(file)
 
         def metadata() -> dict[str, str]:
             made: dict[str, object] = {"version": 1, "torch": torch.__version__, "title": path.stem}
             for name, model in (("base", changes.base), ("tuned", changes.tuned)):
-                made[name] = {str(model.below(file.path)): digest(file.path) for file in model.files}
+                made[name] = {str(model.below(one.path)): hash_of(one.path) for one in model.files}
             recipe = json.dumps(made | choices.to_json(), sort_keys=True, ensure_ascii=False)
             said = carried([changes.tuned.files[0], changes.base.files[0]], path.stem)
             if _ARCHITECTURE in said:
@@ -186,13 +192,16 @@ class ModelChanges:
         base: the other one.
         tuned: the model.
         most: the largest rank that is asked for; None for any.
+        progress: is called with 0 layers of 0 while they are compared; what it raises ends the work.
 
     Raises:
         FileError: they have no component in common, do not differ, or one is quantized.
     """
 
-    def __init__(self, base: ModelFiles, tuned: ModelFiles, most: int | None = None) -> None:
-        self.base, self.tuned, self._most = base, tuned, most
+    def __init__(
+        self, base: ModelFiles, tuned: ModelFiles, most: int | None = None, progress: Progress | None = None
+    ) -> None:
+        self.base, self.tuned, self._most, self._progress = base, tuned, most, progress
         self.files: list[AdapterFile] = [*base.files, *tuned.files]
         self.indexes = {name: LayerIndex(name, one, alias_table()) for name, one in base.components.items()}
         self.weights, self._rounded = list[ModelWeight](), list[str]()
@@ -226,6 +235,8 @@ class ModelChanges:
         weights, biases = (self._pieces(index, other, is_bias=one) for one in (False, True))
         known = set[str]()
         for target in _named_weights(index):
+            if self._progress is not None:
+                self._progress(0, 0)
             name, of_bias = (joined_name(target.path, one) for one in (target.param, target.bias))
             known |= {name, of_bias}
             base, base_bias = (self.base.stored.get((component, one)) for one in (name, of_bias))

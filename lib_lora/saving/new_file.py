@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..adapters.lokr import LoKr
-from ..errors import FileError, LoraError, OneLine
+from ..errors import ArgumentError, FileError, LoraError, OneLine, shown
 from ..files.file import AdapterFile
 from ..naming.places import Target
 from ..tensors import plain_mode
@@ -26,7 +26,10 @@ from .writing import PlannedTensor, check_place, check_room, header_of, unfinish
 Kind = Literal["lora", "lokr"]
 """What a change becomes: a product of two thin matrices, or the Kronecker product of two."""
 Progress: TypeAlias = Callable[[int, int], None]
-"""Is called with the number of layers that are done, and of all; what it raises ends the work."""
+"""Is called with the number of layers that are done, and of all; what it raises ends the work.
+
+Both are 0 until the layers are counted.
+"""
 ROUNDING = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """Dtypes of a file -> the error that rounding to it may make, as a share of the change."""
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in ROUNDING}
@@ -277,6 +280,12 @@ class _Layer:
         zeros = max((self.width or 0) - self.rank, 0)
         down = torch.cat([pair.down, pair.down.new_zeros(zeros, *pair.down.shape[1:])])
         return down, torch.cat([pair.up, pair.up.new_zeros(len(pair.up), zeros)], 1)
+
+
+def check_progress(progress: object) -> None:
+    """Raise ArgumentError where `progress` can not be called."""
+    if progress is not None and not callable(progress):
+        raise ArgumentError(f"progress must be a function of two numbers, or None, not {shown(progress)}")
 
 
 @dataclass(slots=True)

@@ -23,7 +23,17 @@ from .changes import StackChanges
 from .difference import Limits
 from .inputs import InputSamples
 from .merging import SUM, Combination, CombinedWeight, fallback_notes
-from .new_file import DTYPES, FACTOR, ROUNDING, FileChoices, Kind, Progress, SavedFile, write_changes
+from .new_file import (
+    DTYPES,
+    FACTOR,
+    ROUNDING,
+    FileChoices,
+    Kind,
+    Progress,
+    SavedFile,
+    check_progress,
+    write_changes,
+)
 from .provenance import HEADER, carried, constant_stack, recipe_of, stack_again
 from .skeletons import model_for
 from .spelling import KeyNames, Spelling
@@ -177,8 +187,7 @@ def choices_of(options: SaveOptions, combination: Combination = SUM) -> FileChoi
     replaces, preview, progress = options.get("replace", False), options.get("preview", False), options.get("progress")
     for name, value in (("replace", replaces), ("preview", preview)):
         check_type(value, bool, name, "True or False")
-    if progress is not None and not callable(progress):
-        raise ArgumentError(f"progress must be a function of two numbers, or None, not {shown(progress)}")
+    check_progress(progress)
     check_choice(kind, get_args(Kind), "kind")
     if kind == "lokr" and spelling == "diffusers":
         raise ArgumentError("diffusers reads no LoKr; write spelling='kohya' or 'comfy'")

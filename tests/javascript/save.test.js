@@ -2,7 +2,16 @@
 
 import assert from "node:assert/strict";
 import {afterEach, test} from "node:test";
-import {bodyOf, COMBINED, errorOf, FIRST, nameOf, needsDensity, wrongOf} from "../../javascript/remora/save.js";
+import {
+    bodyOf,
+    COMBINED,
+    copiedTag,
+    errorOf,
+    FIRST,
+    nameOf,
+    needsDensity,
+    wrongOf,
+} from "../../javascript/remora/save.js";
 import {leavePage, openPage} from "./page.js";
 
 afterEach(leavePage);
@@ -11,23 +20,47 @@ const ROWS = [
     {name: "a", text: "<lora:a:1>", varies: false},
     {name: "b", text: "<lora:b:0.5>", varies: false},
 ];
-const TWO = {rows: ROWS, several: true, varies: false};
+const TWO = {rows: ROWS, several: true, varies: false, copied: false};
 
 /** @type {(changes?: object) => import("../../javascript/remora/save.js").Form} */
 const form = (changes = {}) => ({...FIRST, name: "mine", steps: null, ...changes});
 
 test("what counts of the form is asked for, in the units of the server", () => {
-    const usual = {tags: ["<lora:a:1>", "<lora:b:0.5>"], folder: "", dtype: "float16", how: "sum"};
+    const usual = {what: "file", tags: ["<lora:a:1>", "<lora:b:0.5>"], dtype: "float16", how: "sum"};
     assert.deepEqual(bodyOf(form(), TWO), usual);
     assert.deepEqual(bodyOf(form({form: "rank", rank: "8"}), TWO), {...usual, rank: 8});
     assert.deepEqual(bodyOf(form({form: "size", size: "1,5"}), TWO), {...usual, size: 1572864});
     assert.deepEqual(bodyOf(form({form: "error", error: "2"}), TWO), {...usual, error: 0.02});
     const ties = {how: "ties_svd", density: "30"};
     assert.deepEqual(bodyOf(form(ties), TWO), {...usual, how: "ties_svd", density: 0.3});
-    const one = {rows: ROWS.slice(0, 1), several: false, varies: true};
+    const one = {rows: ROWS.slice(0, 1), several: false, varies: true, copied: false};
     const step = bodyOf(form({...ties, step: "3", steps: 12}), one);
-    assert.deepEqual(step, {tags: ["<lora:a:1>"], folder: "", dtype: "float16", step: 2, steps: 12});
-    assert.equal(bodyOf(form(), one).steps, 20);
+    assert.deepEqual(step, {what: "file", tags: ["<lora:a:1>"], dtype: "float16", step: 2, steps: 12});
+    assert.equal(bodyOf(form(), one)?.steps, 20);
+});
+
+test("of models, only what counts of them is asked for", () => {
+    const baked = {what: "model", tags: ["<lora:a:1>", "<lora:b:0.5>"], model: "base", rounding: "nearest"};
+    assert.deepEqual(bodyOf(form({what: "model", model: "base", how: "ties_svd"}), TWO), baked);
+    assert.equal(bodyOf(form({what: "model"}), TWO), null, "no model is chosen");
+    const difference = {what: "difference", model: "base", tuned: "other"};
+    const made = {...difference, dtype: "float16", rank: 8};
+    assert.deepEqual(bodyOf(form({...difference, form: "rank", rank: "8"}), {...TWO, varies: true}), made);
+    assert.equal(bodyOf(form({...difference, tuned: ""}), TWO), null);
+    assert.deepEqual(wrongOf(form({what: "model", form: "rank", rank: "x", how: "ties_svd", density: "x"}), TWO), {});
+});
+
+test("one file in another form is a tag with the strength and the layers that are chosen", () => {
+    const written = (/** @type {object} */ changes) => copiedTag("my: file", form(changes)).text;
+    assert.equal(written({}), "<lora:my\\: file:1>");
+    assert.equal(written({strength: "0,5"}), "<lora:my\\: file:0.5>");
+    assert.deepEqual(
+        [written({part: "unet"}), written({part: "te"})],
+        ["<lora:my\\: file:0:1>", "<lora:my\\: file:1:0>"],
+    );
+    const one = {...TWO, several: false, copied: true};
+    assert.equal(bodyOf(form({spelling: "comfy"}), one)?.spelling, "comfy");
+    assert.deepEqual(Object.keys(wrongOf(form({strength: "0"}), one)), ["strength"]);
 });
 
 test("only the numbers that count are checked", () => {

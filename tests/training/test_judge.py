@@ -11,8 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from extension.standalone.demo import find_demo
+from tests.fakes.demo import demo_pipeline
 from tests.selection import examples
-from training.check import Gallery, count_everything, obeys, prompts, shows
+from training import check
+from training.check import Gallery, count_everything, count_saved, obeys, prompts, shows
 from training.ideas import IDEAS, Idea, lessons
 from training.judge import LABELS, LOOKS, Judge, labels_of, load_judge, save_judge, train_judge
 from training.loop import Plan
@@ -102,6 +105,30 @@ def test_everything_is_counted() -> None:
     assert isinstance(figures["two ideas"], dict)
     assert len(figures["two ideas"]) == 15
     assert figures["two ideas"]["stripes zorp"] == 1.0
+
+
+def test_a_saved_stack_is_counted_like_the_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Path, list[str]]] = []
+
+    class Noting(Gallery):
+        def showing(self, ideas: Sequence[Idea], strengths: Mapping[str, float], count: int) -> float:
+            asked.append((self.loras, list(strengths)))
+            assert all((self.loras / f"{name}.safetensors").is_file() for name in strengths)
+            return 1.0
+
+    demo = find_demo()
+    monkeypatch.setattr(check, "Gallery", Noting)
+    gallery = Noting(demo_pipeline(), Judge(), demo.loras)
+    shares = count_saved(gallery, tmp_path, each=2)
+    assert list(shares) == ["outline night", "stripes outline", "stripes stars"]
+    assert all(list(own) == ["stack", "None", "16", "8", "4"] for own in shares.values())
+    assert asked[:3] == [
+        (demo.loras, ["outline", "night"]),
+        (tmp_path, ["outline night None"]),
+        (tmp_path, ["outline night 16"]),
+    ]
+    sizes = [(tmp_path / f"stripes outline {rank}.safetensors").stat().st_size for rank in (16, 8, 4)]
+    assert sizes == sorted(sizes, reverse=True)
 
 
 @settings(max_examples=examples(20), deadline=None)

@@ -48,6 +48,17 @@ const NUMBERS = /** @type {const} */ ([
 ]);
 
 /**
+ * Return the settings of the page, with the seed of the picture that is shown: it is what is compared.
+ * @param {Tab} tab
+ * @returns {{[field: string]: string | number}}
+ */
+export const settingsOfPicture = ({state, pictures}) => ({
+    ...STANDARD,
+    ...settings(state.target),
+    ...(pictures.seed === null ? {} : {seed: pictures.seed}),
+});
+
+/**
  * Follow the comparison that the server makes, and begin one. A page shows only what it began.
  * @param {Tab} tab
  * @param {string} [sheet] id of the file whose sheet is shown; empty for a comparison of the stack
@@ -96,13 +107,7 @@ export function Compare({tab, state}) {
         if (next?.title !== field?.title) setValues(next?.first ?? "");
         setMode(to);
     };
-    const [wanted, setWanted] = useState(
-        /** @type {Wanted} */ ({
-            ...STANDARD,
-            ...settings(state.target),
-            ...(tab.pictures.seed === null ? {} : {seed: tab.pictures.seed}), // what is compared is the picture that is shown
-        }),
-    );
+    const [wanted, setWanted] = useState(() => /** @type {Wanted} */ (settingsOfPicture(tab)));
     const start = (/** @type {Event} */ event) => {
         event.preventDefault();
         comparison.start(() => {

@@ -116,6 +116,8 @@ export function Details({tab, id}) {
                 ${replaced && html`<${Deleted} name=${t("details.picture")} replaced undo=${() => picture(null)} />`}
                 <button type="button" disabled=${!used && !canBeInserted(lora)} onClick=${() => tab.edits.toggle(tab.library.catalog.byId.get(lora.id) ?? lora)}>
                     ${t(used ? "details.remove" : "details.insert")}</button>
+                <button type="button" class="rt-small" disabled=${!lora.readable} title=${t("details.copyHint")}
+                    onClick=${() => tab.set({dialog: "save", copied: lora})}>${t("details.copy")}</button>
                 <button type="button" class="rt-small" aria-pressed=${String(lora.hidden)} title=${t("details.hideHint")}
                     onClick=${() => note({hidden: !lora.hidden})}>${t("details.hide")}</button>
             </div>

@@ -1,42 +1,77 @@
-// The LoRA of the stack saved as one file.
+// The LoRA of the stack saved as one file or in a model, the difference of two models, one file in another form.
 
 /**
- * @import {Save as SaveState, SavedLora, SaveJob, SaveWanted} from "../../api.d.ts"
+ * @import {Save as SaveState, SaveChoices, SavedLora, SaveJob, SaveWanted} from "../../api.d.ts"
  * @import {State, Tab} from "../main.js"
- * @import {Form} from "../save.js"
+ * @import {Form, Parts, SavedTag} from "../save.js"
+ * @import {Attempt} from "./parts.js"
  */
 
-import {html, useEffect, useState} from "../vendor/preact.js";
-import {bodyOf, COMBINED, DTYPES, errorOf, FIRST, FORMS, nameOf, needsDensity, UNITS, wrongOf} from "../save.js";
+import {html, useEffect, useRef, useState} from "../vendor/preact.js";
+import {
+    bodyOf,
+    COMBINED,
+    copiedTag,
+    DTYPES,
+    errorOf,
+    FIRST,
+    FORMS,
+    nameOf,
+    needsDensity,
+    PARTS,
+    ROUNDINGS,
+    SPELLINGS,
+    UNITS,
+    WHATS,
+    wrongOf,
+} from "../save.js";
 import {size} from "../catalog.js";
 import {t, translated} from "../words.js";
 import {Progress} from "./check.js";
+import {numbersOf, settingsOfPicture} from "./compare.js";
 import {broken, Dialog, Trouble, useLoad} from "./parts.js";
 
 const POLL = 300; // milliseconds
 const TYPED = 400; // milliseconds after which what is typed is previewed
+const HINTS = /** @type {const} */ ({
+    file: "save.hint",
+    model: "save.modelHint",
+    difference: "save.differenceHint",
+});
+/** @type {Partial<Form>} */
+const DIFFERENCE = {form: "rank", rank: "32"};
 
 /** @param {{tab: Tab, state: State}} props */
 export function Save({tab, state}) {
-    const [rows] = useState(() => tab.stack.written()); // the dialog is of these, whatever becomes of the prompt meanwhile
-    const [form, setForm] = useState(
-        /** @type {Form} */ ({...FIRST, name: nameOf(rows.map(({name}) => name)), steps: state.steps}),
-    );
-    const {told, preview, saved, trouble, attempt, begin} = useSaving(tab);
+    const [stack] = useState(() => tab.stack.written()); // the dialog is of these, whatever becomes of the prompt meanwhile
+    const {copied} = state;
+    const [typed, setForm] = useState(() => firstForm(state, stack));
+    const {told, choices, asked, previews, saved, trouble, attempt, begin} = useSaving(tab);
+    const models = choices?.models ?? [];
+    const form = {...typed, model: typed.model || (models[0] ?? "")};
+    const rows = copied ? [copiedTag(copied.name, form)] : stack;
     const isVarying = rows.some((row) => row.varies);
-    const parts = {rows, several: rows.length > 1, varies: isVarying};
+    const parts = {rows, several: rows.length > 1, varies: isVarying, copied: Boolean(copied)};
     const wrong = wrongOf(form, parts);
-    const body = Object.keys(wrong).length ? null : bodyOf(form, parts);
+    const body = Object.keys(wrong).length || (form.what !== "difference" && !rows.length) ? null : bodyOf(form, parts);
     const job = told?.job;
     const isSaving = Boolean(job?.running && !job.preview);
-    const isOwn = isSaving && job?.id === state.saving.id;
-    const isCurrent = usePreview(body, !told || isSaving, (wanted) => begin({...wanted, preview: true}));
-    const isShown = job && (job.preview ? isCurrent : job.id === state.saving.id); // else it is about something else
+    const key = body ? JSON.stringify(body) : "";
+    const isLatest = job?.id === state.saving.id;
+    const isOwn = isSaving && isLatest;
+    const isSaved = state.saving.key === key && (saved !== null || isLatest); // or was cancelled, or failed: that stays
+    const isCurrent = asked.key === key && asked.id === job?.id;
+    usePreview(key, !told || isSaving || isSaved || isCurrent || key in previews, () => body && begin(body, null));
+    const isShown = job && (job.preview ? isCurrent : isLatest); // else it is about something else
     const start = (/** @type {Event} */ event) => {
         event.preventDefault();
-        if (body) begin({...body, name: form.name, replace: form.replace, picture: form.picture}, rows);
+        const {name, folder, replace} = form;
+        const place = form.what === "model" ? {name} : {name, folder, replace};
+        const picture = form.what === "file" ? {picture: form.picture} : {};
+        if (body) begin({...body, ...place, ...picture}, {key, rows: parts.copied ? [] : rows, what: form.what});
     };
-    const change = (/** @type {Partial<Form>} */ changes) => setForm({...form, ...changes});
+    const change = (/** @type {Partial<Form>} */ changes) => setForm({...typed, ...changes});
+    const close = () => tab.set({dialog: "", copied: null});
     const foot = html`<${Trouble} trouble=${trouble} />
         <div class="rt-line rt-end">
             ${isOwn && html`<${Progress} told=${job} label=${t("save.progress")} />`}
@@ -46,29 +81,90 @@ export function Save({tab, state}) {
                     : html`<button type="submit" form="rt-save" class="rt-primary" disabled=${!body || !form.name.trim() || isSaving}>${t("common.save")}</button>`
             }
         </div>`;
-    return html`<${Dialog} title=${t("save.title")} close=${() => tab.set({dialog: ""})} foot=${foot}>
-        <p class="rt-hint">${t("save.hint")}</p>
-        <ul class="rt-chips" aria-label=${t("save.tags")}>${rows.map(({text}) => html`<li key=${text}><code>${broken(text)}</code></li>`)}</ul>
+    return html`<${Dialog} title=${copied ? t("save.copyTitle", {name: copied.name}) : t("save.title")} close=${close} foot=${foot}>
         <form id="rt-save" class="rt-filters" noValidate onSubmit=${start}>
+            ${!copied && html`<${Kinds} form=${form} change=${change} hasStack=${stack.length > 0} models=${models} />`}
+            <p class="rt-hint">${copied ? t("save.copyHint", {name: copied.name}) : t(HINTS[form.what])}</p>
+            ${!copied && form.what !== "difference" && html`<ul class="rt-chips" aria-label=${t("save.tags")}>${rows.map(({text}) => html`<li key=${text}><code>${broken(text)}</code></li>`)}</ul>`}
             <${Field} title=${t("common.name")} double=${true}><input type="text" maxlength="100" autocomplete="off" spellcheck=${false} value=${form.name}
                 onInput=${(event) => change({name: event.target.value})} /><//>
-            <${Field} title=${t("common.folder")} double=${true}><select value=${form.folder} onChange=${(event) => change({folder: event.target.value})}>
-                ${(told?.folders ?? [""]).map((one) => html`<option key=${one} value=${one}>${one || t("save.top")}</option>`)}</select><//>
-            <${Choice} title=${t("save.form")} choices=${FORMS} value=${form.form} choose=${(/** @type {Form["form"]} */ to) => change({form: to})} />
-            ${form.form !== "exact" && html`<${Amount} title=${t(UNITS[form.form])} value=${form[form.form]} wrong=${wrong[form.form]} set=${(/** @type {string} */ text) => change({[form.form]: text})} />`}
-            <${Choice} title=${t("save.dtype")} choices=${DTYPES} value=${form.dtype} choose=${(/** @type {Form["dtype"]} */ to) => change({dtype: to})} />
-            ${parts.several && html`<${Choice} title=${t("save.how")} double=${true} choices=${COMBINED} value=${form.how} choose=${(/** @type {Form["how"]} */ to) => change({how: to})} />`}
-            ${parts.several && needsDensity(form.how) && html`<${Amount} title=${t("save.density")} value=${form.density} wrong=${wrong.density} set=${(/** @type {string} */ text) => change({density: text})} />`}
-            ${isVarying && html`<${Amount} title=${t("save.step")} value=${form.step} wrong=${wrong.step} set=${(/** @type {string} */ text) => change({step: text})} />`}
-            <label class="rt-check rt-double"><input type="checkbox" checked=${form.picture} onChange=${() => change({picture: !form.picture})} /> <span>${t("save.picture")}</span></label>
-            <label class="rt-check rt-double"><input type="checkbox" checked=${form.replace} onChange=${() => change({replace: !form.replace})} /> <span>${t("save.replace")}</span></label>
+            ${form.what === "model" ? html`<${ModelFields} form=${form} change=${change} models=${models} />` : html`<${FileFields} form=${form} change=${change} choices=${choices} parts=${parts} wrong=${wrong} />`}
+            ${isVarying && form.what !== "difference" && html`<${Amount} title=${t("save.step")} value=${form.step} wrong=${wrong.step} set=${(/** @type {string} */ text) => change({step: text})} />`}
         </form>
-        ${body && !isSaving && html`<${Previewed} job=${job} preview=${isCurrent && !job?.running ? preview : null} />`}
+        ${body && !isSaving && !isSaved && (previews[key] || !trouble.text) && html`<${Previewed} job=${isCurrent ? job : null} preview=${previews[key]} what=${form.what} />`}
         ${isSaving && !isOwn && html`<p class="rt-notice" role="status">${t("save.otherRuns")}</p>`}
         ${isShown && job.problem && html`<p class="rt-error" role="alert">${translated(job.problem)}</p>`}
         ${isShown && job.cancelled && !job.running && !job.preview && !job.result && html`<p class="rt-notice" role="status">${t("save.cancelled")}</p>`}
-        ${saved && html`<${Saved} tab=${tab} saved=${saved} />`}
+        ${saved && html`<${Saved} tab=${tab} saved=${saved} attempt=${attempt} />`}
     <//>`;
+}
+
+/**
+ * @param {State} state
+ * @param {SavedTag[]} stack
+ * @returns {Form}
+ */
+function firstForm({copied, steps}, stack) {
+    const first = {...FIRST, steps};
+    if (copied) return {...first, name: `${nameOf([copied.name])} 2`, folder: copied.folder, picture: false};
+    const what = stack.length ? FIRST.what : "difference";
+    return {...first, ...(what === "difference" ? DIFFERENCE : {}), what, name: nameOf(stack.map(({name}) => name))};
+}
+
+/** @param {{form: Form, change: (changes: Partial<Form>) => void, hasStack: boolean, models: string[]}} props */
+function Kinds({form, change, hasStack, models}) {
+    const possible = Object.entries(WHATS).filter(
+        ([what]) => (what === "difference" || hasStack) && (what === "file" || models.length > 0),
+    );
+    const choose = (/** @type {Form["what"]} */ what) => {
+        const isFirst = what === "difference" && form.form === "exact"; // whole differences are as large as the model
+        change({what, ...(isFirst ? DIFFERENCE : {})});
+    };
+    return (
+        models.length > 0
+        && html`<${Choice} title=${t("save.what")} double=${true} choices=${Object.fromEntries(possible)} value=${form.what} choose=${choose} />
+        ${
+            form.what === "difference"
+            && html`<${Models} title=${t("save.base")} models=${models} value=${form.model} choose=${(/** @type {string} */ model) => change({model})} />
+            <${Models} title=${t("save.tuned")} models=${models} value=${form.tuned} choose=${(/** @type {string} */ tuned) => change({tuned})} />`
+        }`
+    );
+}
+
+/** @param {{title: string, models: string[], value: string, choose: (to: string) => void}} props */
+function Models({title, models, value, choose}) {
+    return html`<${Field} title=${title} double=${true}><select value=${value} onChange=${(event) => choose(event.target.value)}>
+        ${(value ? models : ["", ...models]).map((one) => html`<option key=${one} value=${one}>${one || t("save.chooseModel")}</option>`)}</select><//>`;
+}
+
+/** @param {{form: Form, change: (changes: Partial<Form>) => void, models: string[]}} props */
+function ModelFields({form, change, models}) {
+    return html`<${Models} title=${t("save.model")} models=${models} value=${form.model} choose=${(/** @type {string} */ model) => change({model})} />
+        <${Choice} title=${t("save.rounding")} double=${true} choices=${ROUNDINGS} value=${form.rounding} choose=${(/** @type {string} */ rounding) => change({rounding})} />`;
+}
+
+/**
+ * @param {{form: Form, change: (changes: Partial<Form>) => void, choices: SaveChoices | null, parts: Parts,
+ *     wrong: ReturnType<typeof wrongOf>}} props
+ */
+function FileFields({form, change, choices, parts, wrong}) {
+    const isStack = form.what === "file";
+    const set = (/** @type {keyof Form} */ field) => (/** @type {string} */ text) => change({[field]: text});
+    return html`<${Field} title=${t("common.folder")} double=${true}><select value=${form.folder} onChange=${(event) => change({folder: event.target.value})}>
+            ${[...new Set([...(choices?.folders ?? [""]), form.folder])].map((one) => html`<option key=${one} value=${one}>${one || t("save.top")}</option>`)}</select><//>
+        ${
+            parts.copied
+            && html`<${Amount} title=${t("save.strength")} value=${form.strength} wrong=${wrong.strength} set=${set("strength")} />
+            <${Choice} title=${t("save.part")} choices=${PARTS} value=${form.part} choose=${set("part")} />`
+        }
+        <${Choice} title=${t("save.form")} choices=${FORMS} value=${form.form} choose=${set("form")} />
+        ${form.form !== "exact" && html`<${Amount} title=${t(UNITS[form.form])} value=${form[form.form]} wrong=${wrong[form.form]} set=${set(form.form)} />`}
+        <${Choice} title=${t("save.dtype")} choices=${DTYPES} value=${form.dtype} choose=${set("dtype")} />
+        ${parts.copied && html`<${Choice} title=${t("save.spelling")} choices=${SPELLINGS} value=${form.spelling} choose=${set("spelling")} />`}
+        ${isStack && parts.several && html`<${Choice} title=${t("save.how")} double=${true} choices=${COMBINED} value=${form.how} choose=${set("how")} />`}
+        ${isStack && parts.several && needsDensity(form.how) && html`<${Amount} title=${t("save.density")} value=${form.density} wrong=${wrong.density} set=${set("density")} />`}
+        ${isStack && html`<label class="rt-check rt-double"><input type="checkbox" checked=${form.picture} onChange=${() => change({picture: !form.picture})} /> <span>${t("save.picture")}</span></label>`}
+        <label class="rt-check rt-double"><input type="checkbox" checked=${form.replace} onChange=${() => change({replace: !form.replace})} /> <span>${t("save.replace")}</span></label>`;
 }
 
 /**
@@ -77,54 +173,61 @@ export function Save({tab, state}) {
  */
 function useSaving(tab) {
     const [told, setTold] = useState(/** @type {SaveState | null} */ (null));
-    const [preview, setPreview] = useState(/** @type {SavedLora | null} */ (null));
+    const [choices, setChoices] = useState(/** @type {SaveChoices | null} */ (null));
+    const [previews, setPreviews] = useState(/** @type {{[body: string]: SavedLora | undefined}} */ ({}));
     const [saved, setSaved] = useState(/** @type {SavedLora | null} */ (null));
+    const asked = useRef({id: "", key: ""}); // the preview that this page asked for
     const take = (/** @type {SaveState} */ now) => {
         setTold(now);
-        if (!now.job?.result) return;
-        if (now.job.preview) setPreview(now.job.result);
-        else if (now.job.id === tab.state.saving.id) setSaved(now.job.result);
+        const {id, result, preview} = now.job ?? {};
+        if (!result) return;
+        const {key} = asked.current;
+        if (preview && id === asked.current.id) setPreviews((known) => ({...known, [key]: result}));
+        else if (!preview && id === tab.state.saving.id) setSaved(result);
     };
-    const [trouble, attempt] = useLoad(tab, async () => take(await tab.api.get("save")), []);
+    const poll = async () => take(await tab.api.get("save"));
+    const load = async () => {
+        setChoices(await tab.api.get("save/choices"));
+        await poll();
+    };
+    const [trouble, attempt] = useLoad(tab, load, []);
     const running = Boolean(told?.job?.running);
     useEffect(() => {
         if (!running) return undefined;
-        const timer = setInterval(() => attempt(async () => take(await tab.api.get("save"))), POLL);
+        const timer = setInterval(() => attempt(poll), POLL);
         return () => clearInterval(timer);
     }, [running]);
     useEffect(() => {
-        if (saved) tab.server.attempt(() => tab.library.refresh());
+        if (saved) attempt(async () => setChoices(await tab.api.get("save/choices"))); // a model may be new
+        if (saved?.id) tab.server.attempt(() => tab.library.refresh());
     }, [saved]);
-    const begin = (/** @type {SaveWanted} */ wanted, /** @type {State["saving"]["rows"] | null} */ rows = null) =>
+    const begin = (/** @type {SaveWanted} */ wanted, /** @type {Omit<State["saving"], "id"> | null} */ of) =>
         attempt(async () => {
-            const begun = await tab.api.ask("POST", "save", wanted);
-            if (rows) {
+            const begun = await tab.api.ask("POST", "save", of ? wanted : {...wanted, preview: true});
+            const id = begun.job?.id ?? "";
+            if (of) {
                 setSaved(null);
-                tab.set({saving: {id: begun.job?.id ?? "", rows}});
+                tab.set({saving: {id, ...of}});
+            } else {
+                asked.current = {id, key: JSON.stringify(wanted)};
             }
             take(begun);
         });
-    return {told, preview, saved, trouble, attempt, begin};
+    return {told, choices, asked: asked.current, previews, saved, trouble, attempt, begin};
 }
 
 /**
- * Ask for a preview when what is wanted changes, and nothing is saved; tell whether the latest one is of that.
- * @param {SaveWanted | null} body
+ * Ask for a preview some time after what is wanted changes.
+ * @param {string} key what is wanted; empty where it is wrong
  * @param {boolean} waits
- * @param {(body: SaveWanted) => unknown} ask
+ * @param {() => unknown} ask
  */
-function usePreview(body, waits, ask) {
-    const [asked, setAsked] = useState("");
-    const key = body ? JSON.stringify(body) : "";
+function usePreview(key, waits, ask) {
     useEffect(() => {
-        if (!body || waits || key === asked) return undefined;
-        const timer = setTimeout(() => {
-            setAsked(key);
-            ask(body);
-        }, TYPED);
+        if (!key || waits) return undefined;
+        const timer = setTimeout(ask, TYPED);
         return () => clearTimeout(timer);
-    }, [key, waits, asked]);
-    return key === asked;
+    }, [key, waits]);
 }
 
 /** @param {{title: string, double?: boolean, children?: import("../vendor/preact.js").Value}} props */
@@ -147,9 +250,12 @@ function Amount({title, value, wrong = "", set}) {
         <span class="rt-problem" role="alert">${wrong}</span><//>`;
 }
 
-/** @param {{job: SaveJob | null | undefined, preview: SavedLora | null}} props `preview` is null until it is made */
-function Previewed({job, preview}) {
-    if (preview) return html`<p role="status">${t("save.preview", {about: about(preview)})}</p>`;
+/** @param {{job: SaveJob | null | undefined, preview: SavedLora | undefined, what: Form["what"]}} props */
+function Previewed({job, preview, what}) {
+    if (preview) {
+        const seconds = Math.max(1, Math.round(preview.seconds));
+        return html`<p role="status">${t(what === "model" ? "save.previewModel" : "save.preview", {about: about(preview, what), seconds})}</p>`;
+    }
     return job?.problem
         ? null
         : html`<${Progress} told=${job?.preview ? job : null} label=${t("save.previewProgress")} />`;
@@ -158,29 +264,65 @@ function Previewed({job, preview}) {
 /**
  * Say how large a file is, its layers, and its error.
  * @param {SavedLora} one
+ * @param {Form["what"]} what
  */
-function about(one) {
+function about(one, what) {
     const {ranks, whole, left_out: left} = one;
-    return [
-        size(one.bytes),
-        ...(ranks ? [ranksOf(ranks)] : []),
-        ...(whole ? [t("save.whole", {count: whole})] : []),
-        ...(left ? [t("save.leftOut", {count: left})] : []),
-        errorOf(one.error),
-    ].join(t("mark.list"));
+    const layers =
+        what === "model"
+            ? [t("common.layers", {count: one.layers})]
+            : [
+                  ...(ranks ? [ranksOf(ranks)] : []),
+                  ...(whole ? [t("save.whole", {count: whole})] : []),
+                  ...(left ? [t("save.leftOut", {count: left})] : []),
+              ];
+    return [size(one.bytes), ...layers, errorOf(one.error)].join(t("mark.list"));
 }
 
 /** @param {[low: number, high: number]} ranks */
 const ranksOf = ([low, high]) => (low === high ? t("save.rank", {rank: low}) : t("save.ranks", {low, high}));
 
-/** @param {{tab: Tab, saved: SavedLora}} props */
-function Saved({tab, saved}) {
+/** @param {{tab: Tab, saved: SavedLora, attempt: Attempt}} props */
+function Saved({tab, saved, attempt}) {
+    const {rows, what} = tab.state.saving;
+    const name = saved.name || (saved.path.split(/[\\/]/).pop() ?? "");
     const use = () => {
-        tab.edits.useInstead(saved.name, tab.state.saving.rows);
-        tab.set({dialog: "", said: t("save.used", {name: saved.name})});
+        tab.edits.useInstead(name, rows);
+        tab.set({dialog: "", said: t("save.used", {name})});
     };
+    const compare = () =>
+        attempt(async () => {
+            const begun = await tab.api.ask("POST", "compare", insteadOf(tab, rows, name));
+            tab.set({dialog: "compare", comparison: begun.comparison?.id ?? "", sheet: ""});
+        });
     return html`<div class="rt-notice" role="status">
-        <p>${t("save.saved", {name: saved.name, about: about(saved), seconds: Number(saved.seconds.toFixed(1))})}</p>
+        <p>${t("save.saved", {name, about: about(saved, what), seconds: Number(saved.seconds.toFixed(1))})}</p>
+        ${what === "model" && html`<p class="rt-hint">${t("save.savedModel")}</p>`}
         ${saved.notes.map((note) => html`<p key=${note} class="rt-hint">${translated(note)}</p>`)}
-        <div class="rt-line"><button type="button" class="rt-small" onClick=${use}>${t("save.use")}</button></div></div>`;
+        ${
+            what === "file"
+            && rows.length > 0
+            && html`<div class="rt-line"><button type="button" class="rt-small" onClick=${use}>${t("save.use")}</button>
+            <button type="button" class="rt-small" disabled=${!tab.state.target} onClick=${compare}>${t("save.compare")}</button></div>`
+        }</div>`;
+}
+
+/**
+ * Return what is to be compared: the picture of a stack, and the one with a file in its place.
+ * @param {Tab} tab
+ * @param {SavedTag[]} rows
+ * @param {string} file
+ */
+function insteadOf(tab, rows, file) {
+    const {prompt, negative} = tab.state;
+    const missing = rows.map(({text}) => text).filter((text) => !prompt.includes(text)); // what is always on
+    const names = [...new Set(rows.map(({name}) => name))];
+    const of = {
+        mode: "instead",
+        names,
+        values: [file],
+        prompt: [prompt, ...missing].join(" "),
+        negative_prompt: negative,
+    };
+    return {...of, ...numbersOf(settingsOfPicture(tab))};
 }

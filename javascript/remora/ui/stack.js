@@ -161,7 +161,7 @@ function Tools({tab, state, rows}) {
             onClick=${() => tab.set({dialog: "compare"})}>${t("common.compare")}<//>
         <${WordButton} icon="pulse" word=${t("check.title")} label=${t("check.stackHint")} disabled=${tab.stack.acting().length < 2}
             onClick=${() => tab.set({dialog: "check"})} />
-        <${WordButton} icon="save" word=${t("common.save")} label=${t("save.toolHint")} disabled=${!tags.length}
+        <${WordButton} icon="save" word=${t("common.save")} label=${t("save.toolHint")}
             onClick=${() => tab.set({dialog: "save"})} />
         <${WordButton} icon="copy" word=${t("stack.copy")} label=${t("stack.copyHint")} onClick=${copy} />
         <${WordButton} icon="clear" word=${t("stack.clear")} label=${t("stack.clearHint")} disabled=${!rows.length} onClick=${() => tab.edits.clear()} />

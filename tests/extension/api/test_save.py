@@ -22,6 +22,7 @@ from lib_lora import Entry, Stack
 from lib_lora.saving import Combination, combine_files
 from lib_lora.saving.merging import How
 from tests.extension.api.test_api_routes import SMALL, Checked
+from tests.fakes.files import pair, save
 
 PAIR = ["<lora:stripes:0.8>", "<lora:night:0.5:lbw=OUTALL>"]
 
@@ -141,8 +142,84 @@ def test_without_a_model_files_that_tell_their_layers_are_saved(
     monkeypatch.setattr(type(runner.studio.host), "components", lambda self: {})
     assert saved(ask, name="alone", tags=["<lora:stripes:0.8>", "<lora:night:0.5>"])["error"] < 1e-5
     ask("POST", "/save", json={"name": "dora", "tags": ["<lora:stars:1>"]})
-    assert ended(ask)["problem"].startswith("no model is loaded, and it cannot be saved without: ")
+    assert ended(ask)["problem"].startswith("no model that it is for is loaded, and it cannot be saved without: ")
     assert not (folder / "dora.safetensors").exists()
+
+
+@pytest.fixture
+def models(runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder of models, whose one model is the loaded one in float32; the demo's own is in float8."""
+    runner.studio.model.pipeline.save_pretrained(tmp_path / "plain")
+    host = type(runner.studio.host)
+    monkeypatch.setattr(host, "models", lambda self: {path.name: path for path in sorted(tmp_path.glob("*"))})
+    return tmp_path
+
+
+def test_a_model_with_the_stack_in_it_and_its_difference_make_the_picture_of_the_stack(
+    ask: Checked, runner: Runner, folder: Path, models: Path
+) -> None:
+    assert ask("GET", "/save/choices")["models"] == ["plain"]
+    baking = {"what": "model", "model": "plain", "tags": PAIR}
+    told = saved(ask, **baking, preview=True)
+    assert [path.name for path in models.iterdir()] == ["plain"]
+    assert told["seconds"] > 0
+    result = saved(ask, **baking, name="baked")
+    assert result["path"] == str(models / "baked")
+    assert abs(result["bytes"] - told["bytes"]) < 100  # the header has the name
+    assert 0 < result["error"] == told["error"] < 1e-4
+    assert result["layers"] == told["layers"] > 5
+    assert (models / "baked" / "model_index.json").is_file()
+    assert "there is a model baked already" in ask("POST", "/save", 422, json={**baking, "name": "baked"})
+    assert saved(ask, **baking, name="random", rounding="stochastic")["error"] == result["error"]  # of float32
+    difference_of = {"what": "difference", "model": "plain", "tuned": "baked", "rank": 64}
+    told = saved(ask, **difference_of, preview=True)
+    result = saved(ask, **difference_of, name="taken out")
+    assert (result["ranks"], result["name"]) == (told["ranks"], "taken out")
+    stack = picture(runner, f"a fox {' '.join(PAIR)}")
+    assert difference(stack, picture(runner, "a fox")) > 20
+    assert difference(stack, picture(runner, "a fox <lora:taken out:1>")) <= 2
+
+
+def test_what_is_refused_of_models_is_said(ask: Checked, folder: Path, models: Path) -> None:
+    (models / "snapshots" / "0123").mkdir(parents=True)
+    before = set(models.rglob("*"))
+    for wanted, said in (
+        ({"what": "model"}, "choose a model"),
+        ({"what": "model", "model": "nope"}, "the web UI has no model 'nope'"),
+        ({"what": "model", "model": "../plain"}, "the web UI has no model '../plain'"),
+        ({"what": "model", "model": "plain", "tags": []}, "there is no LoRA to save"),
+        ({"what": "model", "model": "plain", "name": "../a"}, "a file cannot have the name '../a'"),
+        ({"what": "model", "model": "plain", "name": "plain"}, "there is a model plain already"),
+        ({"what": "model", "model": "plain", "rounding": "down"}, "rounding must be one of"),
+        ({"what": "difference", "model": "plain"}, "choose a model"),
+        ({"what": "difference", "tuned": "plain"}, "choose a model"),
+        ({"what": "difference", "model": "plain", "tuned": "plain", "name": "zorp"}, "there is a file zorp"),
+        ({"what": "both"}, "what must be one of"),
+    ):
+        assert said in ask("POST", "/save", 422, json={"name": "a", "tags": PAIR, **wanted}), wanted
+    ask("POST", "/save", json={"what": "difference", "model": "plain", "tuned": "plain", "name": "a"})
+    assert "it does not differ from plain" in ended(ask)["problem"]
+    assert set(models.rglob("*")) == before
+
+
+def test_a_model_in_a_cache_is_read_and_nothing_is_put_there(
+    ask: Checked, folder: Path, models: Path, monkeypatch: pytest.MonkeyPatch, runner: Runner
+) -> None:
+    cached = models / "models--someone--plain" / "snapshots" / "0123"
+    cached.parent.mkdir(parents=True)
+    (models / "plain").rename(cached)
+    monkeypatch.setattr(type(runner.studio.host), "models", lambda self: {"plain": cached})
+    said = ask("POST", "/save", 422, json={"what": "model", "model": "plain", "name": "a", "tags": PAIR})
+    assert said.startswith("models--someone--plain is in the cache of downloads")
+
+
+def test_files_for_another_model_are_saved_by_what_they_tell_themselves(ask: Checked, folder: Path) -> None:
+    names = [f"lora_unet_input_blocks_{i}_1_transformer_blocks_{j}_attn2_to_k" for i in (7, 8) for j in range(10)]
+    tensors = {key: one for name in names for key, one in pair(name, (64, 32), 4).items()}
+    save(folder / "other.safetensors", tensors, {"ss_base_model_version": "sdxl_base_v1-0"})
+    ask("POST", "/refresh")
+    result = saved(ask, name="smaller", tags=["<lora:other:0.5>"], rank=2)
+    assert (result["ranks"], result["layers"]) == ([2, 2], len(names))
 
 
 def test_the_rules_are_the_librarys() -> None:
@@ -202,7 +279,7 @@ def test_a_folder_may_be_below_the_lora_folders_but_no_link_out_of_them(
     tags = ["<lora:stripes:1>"]
     result = saved(ask, name="inside", folder="sub/mine", tags=tags)
     assert result["path"] == str(folder / "sub/mine/inside.safetensors")
-    assert "sub/mine" in ask("GET", "/save")["folders"]
+    assert "sub/mine" in ask("GET", "/save/choices")["folders"]
     assert "there is no folder 'out'" in ask("POST", "/save", 422, json={"name": "a", "folder": "out", "tags": tags})
     assert list(tmp_path.iterdir()) == []
 
@@ -234,7 +311,9 @@ def test_a_link_stays_and_what_is_beside_a_former_file_is_said(ask: Checked, fol
 def test_the_model_is_not_kept_when_the_job_is_done(ask: Checked, runner: Runner, folder: Path) -> None:
     session = runner.studio.session
     stack = saving.stack_of(session, PAIR, None)
-    run = saving.SaveRun(session, saving.Wanted(stack, folder / "a.safetensors", Combination(), {"preview": True}))
+    path = folder / "a.safetensors"
+    write = saving.as_file(stack, path, Combination(), {"preview": True}, None)
+    run = saving.SaveRun(session, saving.Wanted(path, write, is_preview=True, uses_model=True))
     assert run._model
     run.start()
     run.wait()
@@ -266,10 +345,13 @@ def waits(ask: Checked) -> Any:
     return job
 
 
-def test_a_cancelled_job_leaves_nothing(ask: Checked, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("what", ["file", "model"])
+def test_a_cancelled_job_leaves_nothing(
+    ask: Checked, folder: Path, models: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
     Held(monkeypatch)
-    before = set(folder.iterdir())
-    ask("POST", "/save", json={"name": "gone", "tags": PAIR})
+    before = set(folder.parent.rglob("*")) | set(models.rglob("*"))
+    ask("POST", "/save", json={"what": what, "model": "plain", "name": "gone", "tags": PAIR})
     job = waits(ask)
     assert 5 <= job["done"] < job["layers"]
     assert job["result"] is None
@@ -278,7 +360,7 @@ def test_a_cancelled_job_leaves_nothing(ask: Checked, folder: Path, monkeypatch:
     ask("DELETE", "/save")
     job = ended(ask)
     assert (job["cancelled"], job["result"], job["problem"]) == (True, None, "")
-    assert set(folder.iterdir()) == before
+    assert set(folder.parent.rglob("*")) | set(models.rglob("*")) == before
 
 
 def test_a_preview_is_dropped_for_the_next_job(ask: Checked, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,7 +401,7 @@ def test_a_fault_of_the_work_is_said_and_the_next_job_works(
     ask("POST", "/save", json={"name": "small", "tags": PAIR, "size": 1000})
     assert "allow a larger size" in ended(ask)["problem"]
     with monkeypatch.context() as patch:
-        patch.setattr(saving.SaveRun, "_work", lambda run: 1 / 0)
+        patch.setattr("lib_lora.saving.save_files", lambda *_: 1 / 0)
         ask("POST", "/save", json={"name": "broken", "tags": PAIR})
         assert "broken.safetensors cannot be saved: ZeroDivisionError" in ended(ask)["problem"]
     assert saved(ask, name="works", tags=PAIR)["name"] == "works"

@@ -105,6 +105,15 @@ def test_the_host_is_known_by_what_it_can_do(host: A1111Fake, monkeypatch: pytes
     assert current_host() is None
 
 
+def test_models_go_by_the_names_that_the_host_shows(host: A1111Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, old = (
+        SimpleNamespace(name=f"sub/{name}", filename=f"/sub/{name}") for name in ("one.safetensors", "old.ckpt")
+    )
+    known = {"one [0123456789]": one, "old": old}
+    monkeypatch.setattr(host.models, "checkpoints_list", known, raising=False)
+    assert A1111.models() == {"sub/one.safetensors": Path("/sub/one.safetensors")}
+
+
 def test_parts_go_by_diffusers_names_and_no_model_is_loaded_for_them(host: A1111Fake) -> None:
     model = host.models.model_data.sd_model
     assert A1111.components() == {"unet": model.unet, "text_encoder": model.clip}

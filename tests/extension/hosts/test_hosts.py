@@ -77,6 +77,20 @@ def test_the_standalone_host_says_where_its_weights_are(tmp_path: Path) -> None:
     assert not host.checkpoints()
 
 
+def test_the_standalone_host_lists_the_models_of_one_form_in_one_folder(tmp_path: Path) -> None:
+    host = StandaloneHost()
+    assert not host.models()
+    for name in ("one", "two", ".unfinished"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model_index.json").touch()
+        (tmp_path / f"{name}.safetensors").touch()
+    (tmp_path / "pictures").mkdir()
+    host.set_components({}, model=tmp_path / "two")
+    assert host.models() == {name: tmp_path / name for name in ("one", "two")}
+    host.set_components({}, model=tmp_path / "two.safetensors")
+    assert host.models() == {name: tmp_path / f"{name}.safetensors" for name in ("one", "two")}
+
+
 def test_a_host_takes_no_embeddings_by_itself_and_says_so() -> None:
     host = Fake("plain")
     assert host.use_embeddings({}) == []

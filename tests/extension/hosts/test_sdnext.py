@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -670,7 +672,9 @@ def test_settings_are_the_hosts(setup: Setup) -> None:
     assert setup.host.option("remora_merge") == "always"
 
 
-def test_checkpoints_are_where_the_model_came_from(setup: Setup, tmp_path: Path) -> None:
+def test_checkpoints_are_where_the_model_came_from(
+    setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, single = tmp_path / "model", tmp_path / "model.safetensors"
     (folder / "unet").mkdir(parents=True)
     (folder / "unet" / "weights.safetensors").touch()
@@ -683,6 +687,11 @@ def test_checkpoints_are_where_the_model_came_from(setup: Setup, tmp_path: Path)
     assert found(folder) == {"unet": [folder / "unet" / "weights.safetensors"]}
     assert found(single) == {"unet": [single], "text_encoder": [single]}
     assert found(tmp_path / "gone") == {}
+    known = {path.name: type("Info", (), {"name": path.name, "filename": str(path)}) for path in (folder, single)}
+    listing = ModuleType("modules.sd_checkpoint")
+    monkeypatch.setattr(listing, "checkpoints_list", known, raising=False)
+    monkeypatch.setitem(sys.modules, "modules.sd_checkpoint", listing)
+    assert setup.host.models() == {"model": folder, "model.safetensors": single}
 
 
 def test_t21_unloading_leaves_every_object_that_was_there(demo: Demo, tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
-"""The stack saved as one file, in the tab."""
+"""The stack saved as a file or in a model, a difference of models, one file in another form, in the tab."""
 
 from __future__ import annotations
 
+import io
 import json
+import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +14,11 @@ import httpx
 import pytest
 from PIL import Image, ImageChops
 
+from extension.standalone.demo import Demo
 from tests.extension.ui.serving import LONG, Served, opened_small
 from tests.extension.ui.tab import Tab
 from tests.extension.ui.test_accessibility import faults
+from tests.fakes.demo import demo_pipeline
 
 pytestmark = pytest.mark.browser
 PAIR = "<lora:stripes:0.8> <lora:night:0.5:lbw=OUTALL>"
@@ -34,8 +39,8 @@ def asked(tab: Tab, prompt: str = PAIR) -> Any:
     """Write a prompt, open the dialog, and return it when it has a preview."""
     tab.write(prompt)
     tab.pane("Stack")
-    tab.button("Save the LoRA of the stack as one file").click()
-    dialog = tab.page.get_by_role("dialog", name="Save as one file")
+    tab.button("Save the stack as a file").click()
+    dialog = tab.page.get_by_role("dialog", name="Save to a file")
     dialog.get_by_text("The file: ").wait_for(timeout=LONG)
     return dialog
 
@@ -49,6 +54,11 @@ def made(served: Served, page: Any) -> Image.Image:
     (path,) = set(served.pictures.rglob("*.png")) - before
     with Image.open(path) as picture:
         return picture.convert("RGB")
+
+
+def error_in(text: str) -> float:
+    (number,) = re.findall(r"error (?:below )?([0-9.]+) %", text)
+    return float(number)
 
 
 def difference(one: Image.Image, other: Image.Image) -> int:
@@ -69,6 +79,13 @@ def test_the_saved_file_makes_the_picture_of_the_stack(served: Served, page: Any
     assert "error below 0.1 %" in dialog.get_by_text("Saved as my stack: ").inner_text()
     assert faults(page) == []
     assert (folder / "my stack.png").is_file()
+    dialog.get_by_role("button", name="Compare the pictures").click()
+    compared = page.get_by_role("dialog", name="Compare")
+    compared.get_by_role("button", name=re.compile("^Use the prompt of .*my stack")).wait_for(timeout=LONG)
+    cells = [httpx.get(f"{served.url}/remora/v1/compare/picture?cell={cell}").content for cell in (0, 1)]
+    assert difference(*[Image.open(io.BytesIO(one)).convert("RGB") for one in cells]) <= 1
+    page.keyboard.press("Escape")
+    dialog = asked(tab, f"a fox {PAIR}, at dusk")
     dialog.get_by_role("button", name="Use it in place of the stack").click()
     tab.prompt_is("a fox <lora:my stack:1>, at dusk")
     saved = made(served, page)
@@ -89,8 +106,14 @@ def test_the_preview_follows_what_is_typed(served: Served, browser: Any, theme: 
         dialog.get_by_label("Accuracy").select_option("rank")
         dialog.get_by_label("Largest rank").fill("2")
         dialog.get_by_text("rank 2, ").wait_for(timeout=LONG)
-        told = dialog.get_by_text("The file: ").inner_text()
-        assert float(told.rpartition("error ")[2].removesuffix(" %")) > 1
+        assert error_in(dialog.get_by_text("The file: ").inner_text()) > 1
+        begun = "performance.getEntriesByType('resource').filter(one => one.name.endsWith('/save')).length"
+        known = page.evaluate(begun)
+        dialog.get_by_label("Accuracy").select_option("exact")
+        dialog.get_by_text("error below 0.1 %").wait_for()
+        page.wait_for_timeout(600)
+        assert page.evaluate(begun) == known, "what was previewed is kept"
+        dialog.get_by_label("Accuracy").select_option("rank")
         dialog.get_by_label("Largest rank").fill("2.5")
         dialog.get_by_text("Write a whole number from 1 to 1,000,000.").wait_for()
         assert dialog.get_by_role("button", name="Save", exact=True).is_disabled()
@@ -127,7 +150,7 @@ def test_a_bad_name_and_one_that_is_taken_are_said(served: Served, browser: Any,
 
 def test_a_step_is_asked_for_where_a_strength_differs(served: Served, browser: Any) -> None:
     with opened_small(served, browser) as page:
-        dialog = asked(Tab(page).ready(), "<lora:stripes:0@0,1@1>")
+        dialog = asked(Tab(page).ready(), "<lora:stripes:0.5@0,1@1>")
         dialog.get_by_label("Step that is saved").fill("0")
         dialog.get_by_text("Write a whole number from 1 to ").wait_for()
         with page.expect_request(lambda request: request.method == "POST") as sent:
@@ -148,7 +171,7 @@ def test_progress_is_shown_and_cancelled(served: Served, browser: Any, folder: P
             methods.append(route.request.method)
             if route.request.method == "DELETE":
                 answers[0] = {**job, "running": False, "cancelled": True}
-            told = {"job": answers[0], "folders": [""]}
+            told = {"job": answers[0]}
             route.fulfill(status=200, content_type="application/json", body=json.dumps(told))
 
         page.route("**/remora/v1/save", answer)
@@ -157,7 +180,7 @@ def test_progress_is_shown_and_cancelled(served: Served, browser: Any, folder: P
         assert dialog.get_by_role("progressbar", name="Progress of saving").get_attribute("value") == "3"
         assert faults(page) == []
         page.keyboard.press("Escape")
-        tab.button("Save the LoRA of the stack as one file").click()
+        tab.button("Save the stack as a file").click()
         dialog.get_by_text("Layer 3 of 9").wait_for(timeout=LONG)
         dialog.get_by_role("button", name="Cancel").click()
         dialog.get_by_text("Cancelled. Nothing was written.").wait_for(timeout=LONG)
@@ -165,6 +188,69 @@ def test_progress_is_shown_and_cancelled(served: Served, browser: Any, folder: P
         assert "DELETE" in methods
         answers[0] = {**job, "id": "y"}
         page.keyboard.press("Escape")
-        tab.button("Save the LoRA of the stack as one file").click()
+        tab.button("Save the stack as a file").click()
         dialog.get_by_text("Another page or program is saving a file.").wait_for(timeout=LONG)
         assert dialog.get_by_role("button", name="Save", exact=True).is_disabled()
+
+
+@pytest.fixture
+def plain(demo: Demo) -> Iterator[Path]:
+    """Yield the folder of models, which has the demo's in float32 beside the one that is loaded."""
+    folder = demo.model.parent
+    before = set(folder.iterdir())
+    demo_pipeline().save_pretrained(folder / "plain")
+    yield folder
+    for path in set(folder.iterdir()) - before:
+        shutil.rmtree(path)
+
+
+@pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 390)])
+def test_a_model_with_the_stack_in_it_and_the_difference_of_two(
+    served: Served, browser: Any, plain: Path, theme: str, width: int
+) -> None:
+    phone = width == 390
+    look = {"color_scheme": theme, "viewport": {"width": width, "height": 900}}
+    with opened_small(served, browser, **look, has_touch=phone, is_mobile=phone) as page:
+        tab = Tab(page).ready()
+        dialog = asked(tab)
+        dialog.get_by_label("What is saved").select_option("model")
+        dialog.get_by_text("its weights are quantized").wait_for(timeout=LONG)  # of the loaded one
+        dialog.get_by_label(re.compile("^Model")).select_option("plain")
+        dialog.get_by_text("The model: ").wait_for(timeout=LONG)
+        assert faults(page) == []
+        dialog.get_by_label("Name", exact=True).fill("baked")
+        dialog.get_by_role("button", name="Save", exact=True).click()
+        dialog.get_by_text("Saved as baked: ").wait_for(timeout=LONG)
+        assert (plain / "baked" / "model_index.json").is_file()
+        assert dialog.get_by_role("button", name="Compare the pictures").count() == 0
+        page.keyboard.press("Escape")
+        tab.write("a fox")
+        tab.button("Save the stack as a file").click()
+        assert dialog.get_by_label("What is saved").input_value() == "difference"
+        assert dialog.get_by_role("button", name="Save", exact=True).is_disabled()
+        dialog.get_by_label("Base model").select_option("plain")
+        dialog.get_by_label("Other model").select_option("baked")
+        dialog.get_by_text("The file: ").wait_for(timeout=LONG)
+        assert "rank" in dialog.get_by_text("The file: ").inner_text()
+        assert faults(page) == []
+        body = dialog.locator(".rt-dialog-body")
+        assert body.evaluate("body => body.scrollWidth <= body.clientWidth"), "nothing is cut"
+        dialog.get_by_label("Name", exact=True).fill("taken out")
+        dialog.get_by_role("button", name="Save", exact=True).click()
+        dialog.get_by_text("Saved as taken out: ").wait_for(timeout=LONG)
+        page.keyboard.press("Escape")
+        tab.pane("Library")
+        tab.button("About taken out").click()
+        details = page.get_by_role("dialog", name="taken out", exact=True)
+        details.get_by_role("button", name="Save in another form …").click()
+        dialog = page.get_by_role("dialog", name="taken out in another form")
+        dialog.get_by_label("Accuracy").select_option("rank")
+        dialog.get_by_label("Largest rank").fill("2")
+        dialog.get_by_label("Strength").fill("0.5")
+        dialog.get_by_label(re.compile("^Layers")).select_option("unet")
+        dialog.get_by_text(re.compile("^The file: .*rank 2,")).wait_for(timeout=LONG)
+        assert faults(page) == []
+        dialog.get_by_role("button", name="Save", exact=True).click()
+        dialog.get_by_text("Saved as taken out 2: ").wait_for(timeout=LONG)
+        page.keyboard.press("Escape")
+        assert details.is_visible(), "the details are where they were"

@@ -8,7 +8,18 @@ import pytest
 import torch
 from torch import nn
 
-from lib_lora import ArgumentError, Engine, Entry, FileError, Stack, combine_files, convert_file, save_stack
+from lib_lora import (
+    ArgumentError,
+    Engine,
+    Entry,
+    FileError,
+    Stack,
+    bake_stack,
+    combine_files,
+    convert_file,
+    extract_lora,
+    save_stack,
+)
 from lib_lora.saving import writing
 from tests.fakes.files import pair, save
 
@@ -117,8 +128,45 @@ def test_a_preview_needs_no_free_name_and_says_what_is_too_small(engine, tmp_pat
         save_stack(engine, path, preview=True, size=100)
 
 
+@pytest.fixture
+def models(files, tmp_path):
+    """Return the net on disk, and the same with a file in its weights."""
+    found = [tmp_path / f"{name}.safetensors" for name in ("base", "tuned")]
+    save(found[0], {f"blocks.0.{name}.weight": torch.zeros(shape) for name, shape in SHAPES.items() if len(shape) == 2})
+    tensors = {}
+    for i, (name, shape) in enumerate([one for one in SHAPES.items() if len(one[1]) == 2]):
+        tensors |= pair(f"lora_unet_blocks_0_{name}", shape, 4, seed=i)
+    bake_stack(Stack([Entry(save(tmp_path / "own.safetensors", tensors))]), found[0], found[1])
+    return found
+
+
+def test_baking_and_extraction_tell_the_same_before_and_may_be_ended(models, tmp_path):
+    base, tuned = models
+    stack, out = Stack([Entry(tmp_path / "own.safetensors", 0.5)]), tmp_path / "out.safetensors"
+    before = names(tmp_path)
+    for write in (
+        lambda **options: bake_stack(stack, base, out, **options),
+        lambda **options: extract_lora(base, tuned, out, rank=2, **options),
+    ):
+        told, whole = Told(), Told()
+        planned = write(preview=True, progress=told)
+        assert told.told[-1] == (2, 2)
+        assert names(tmp_path) == before
+        saved = write(progress=whole)
+        assert (planned.nbytes, len(planned.layers)) == (saved.nbytes, 2) == (out.stat().st_size, len(saved.layers))
+        assert planned.error == pytest.approx(saved.error, rel=1e-5)
+        assert whole.told[-1] == (2, 2)
+        assert write(preview=True).nbytes == saved.nbytes, "the name may be taken"
+        out.unlink()
+        for last in range(len(whole.told)):
+            with pytest.raises((InterruptedError, FileError), match="enough"):
+                write(progress=Told(last))
+            assert names(tmp_path) == before
+
+
 def test_wrong_options_are_said(engine, tmp_path):
     with pytest.raises(ArgumentError, match="preview must be True or False"):
         save_stack(engine, tmp_path / "a.safetensors", preview="yes")
-    with pytest.raises(ArgumentError, match="progress must be a function of two numbers, or None"):
-        save_stack(engine, tmp_path / "a.safetensors", progress=3)
+    for write in (save_stack, lambda _, path, **options: bake_stack(engine.stack, path, path, **options)):
+        with pytest.raises(ArgumentError, match="progress must be a function of two numbers, or None"):
+            write(engine, tmp_path / "a.safetensors", progress=3)
