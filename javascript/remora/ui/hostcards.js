@@ -7,7 +7,7 @@
  * @import {Filled, Key} from "../vendor/preact.js"
  * @import {IconName} from "./icons.js"
  *
- * @typedef {object} Badge
+ * @typedef {object} Shown
  * What a card on the screen has of Remora.
  * @property {HTMLElement} element
  * @property {HTMLElement} root in its shadow root
@@ -66,7 +66,7 @@ export class HostCards {
         this.rule = /** @type {CSSStyleRule} */ (colours.cssRules[0]);
         this.sheets = [sheet, colours];
         this.theme = new Theme();
-        /** @type {Map<Element, Badge>} */
+        /** @type {Map<Element, Shown>} */
         this.shown = new Map(); // by the cards on the screen
         /** @type {WeakSet<Element>} */
         this.lists = new WeakSet();
@@ -152,7 +152,7 @@ export class HostCards {
 
     /** @param {Element} card that is shown */
     draw(card) {
-        const {element, root, path} = /** @type {Badge} */ (this.shown.get(card));
+        const {element, root, path} = /** @type {Shown} */ (this.shown.get(card));
         const lora = this.tab.library.catalog.fileAt(path);
         if (!lora) return element.remove();
         const open = (/** @type {Event} */ event) => {
@@ -160,7 +160,7 @@ export class HostCards {
             this.menu.open(lora, /** @type {HTMLElement} */ (event.currentTarget));
         };
         root.lang = this.tab.state.language;
-        render(html`<${Button} tab=${this.tab} lora=${lora} open=${open} />`, root);
+        render(html`<${Badge} tab=${this.tab} lora=${lora} open=${open} />`, root);
         if (!element.parentNode) card.append(element);
     }
 
@@ -231,7 +231,7 @@ function about(tab, lora) {
 }
 
 /** @param {{tab: Tab, lora: Lora, open: (event: Event) => void}} props */
-function Button({tab, lora, open}) {
+function Badge({tab, lora, open}) {
     const {word, lines, isAgainst} = about(tab, lora);
     const said = [isAgainst && word, ...lines].filter(Boolean).join(t("mark.list"));
     const label = said ? t("badges.said", {name: lora.name, said}) : t("card.about", {name: lora.name});
@@ -332,7 +332,7 @@ function Choices({tab, lora, choices, button, close}) {
         const menu = element.current;
         menu.showPopover();
         place(menu, button);
-        items()[0].focus();
+        items()[0]?.focus();
         const {host} = /** @type {ShadowRoot} */ (button.getRootNode());
         const leave = (/** @type {Event} */ {target}) => /** @type {Node} */ (target).contains(host) && close();
         document.addEventListener("scroll", leave, true);
