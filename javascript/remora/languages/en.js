@@ -533,7 +533,7 @@ export const ENGLISH = /** @type {const} */ ({
     // the web UI's own LoRA cards
     "badges.setting": "Show fit, strength and a menu on the web UI’s own LoRA cards",
     "badges.fits": "fits",
-    "badges.fitsModel": "It fits the loaded model.",
+    "badges.fitsModel": "fits the loaded model",
     "badges.misfit": "does not fit",
     "badges.problem": "problem",
     "badges.strength": "Preferred strength {strength}",

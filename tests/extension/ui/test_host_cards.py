@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.extension.ui.serving import LONG, Served, opened
-from tests.extension.ui.tab import SHADOW, Tab
+from tests.extension.ui.tab import SHADOW
 from tests.extension.ui.test_accessibility import faults
 from tests.extension.ui.test_completion import MANY, Clock, many
 
@@ -80,7 +80,9 @@ class Cards:
 @contextmanager
 def cards_of(served: Served, browser: Any, host: str, **context: Any) -> Iterator[Cards]:
     def before(page: Any) -> None:
-        page.route(f"{served.url}/", lambda route: route.fulfill(body=PAGE.read_text("utf-8"), content_type="text/html"))
+        page.route(
+            f"{served.url}/", lambda route: route.fulfill(body=PAGE.read_text("utf-8"), content_type="text/html")
+        )
         page.route("**/remora/v1/loras?*", told)
 
     with opened(served, browser, before, **context) as page:
@@ -93,12 +95,12 @@ def test_a_badge_says_fit_and_strength_and_its_menu_works_by_keyboard(served: Se
     with cards_of(served, browser, host) as cards:
         page = cards.show().page
         assert cards.labels() == [
-            "neon: It fits the loaded model., Preferred strength 0.65",
+            "neon: fits the loaded model, Preferred strength 0.65",
             "night: does not fit, made for Else",
-            "outline: It fits the loaded model.",
+            "outline: fits the loaded model",
             "stars: problem, it is cut off",
-            "stripes: It fits the loaded model.",
-            "zorp: It fits the loaded model.",
+            "stripes: fits the loaded model",
+            "zorp: fits the loaded model",
         ]
         assert [cards.badge(name).inner_text().split() for name in ("neon", "night")] == [
             ["fits", "0.65", "⋯"],
@@ -109,7 +111,10 @@ def test_a_badge_says_fit_and_strength_and_its_menu_works_by_keyboard(served: Se
         page.keyboard.press("Enter")
         assert cards.menu.get_attribute("aria-label") == "neon"
         lines = ["Insert into the prompt", "Always on", "Pictures in the output folders", "About this LoRA"]
-        assert cards.menu.get_by_role("menuitem").or_(cards.menu.get_by_role("menuitemcheckbox")).all_inner_texts() == lines
+        assert (
+            cards.menu.get_by_role("menuitem").or_(cards.menu.get_by_role("menuitemcheckbox")).all_inner_texts()
+            == lines
+        )
         page.keyboard.press("Enter")
         assert cards.prompt == "<lora:neon:0.65>"
         assert cards.menu.count() == 0
@@ -160,7 +165,7 @@ def test_cards_that_the_page_makes_anew_have_their_badges(served: Served, browse
         cards.badge("night").wait_for()
         assert cards.labels(2)[0] == "night: does not fit, made for Else", "one card alone"
         page.evaluate("at('txt2img_lora_cards').children[0].classList.add('hidden')")
-        assert cards.labels(1) == ["neon: It fits the loaded model., Preferred strength 0.65"], "a search"
+        assert cards.labels(1) == ["neon: fits the loaded model, Preferred strength 0.65"], "a search"
         page.evaluate("at('txt2img_lora_cards').children[0].classList.remove('hidden')")
         assert len(cards.labels(2)) == 2, "and its end"
         cards.show("zorp", "unknown")
@@ -172,7 +177,7 @@ def test_it_can_be_switched_off(served: Served, browser: Any) -> None:
     with cards_of(served, browser, "sdnext") as cards:
         page = cards.show().page
         cards.labels()
-        setting = page.get_by_role("checkbox", name="Show fit, strength and a menu on the web UI’s own LoRA cards")
+        setting = page.get_by_role("checkbox", name="Show fit, strength and a menu")
         page.get_by_role("button", name="Remora").click()
         setting.uncheck()
         page.get_by_role("button", name="txt2img").click()
@@ -246,4 +251,5 @@ def test_axe_finds_no_fault(served: Served, browser: Any, theme: str, width: int
         page.evaluate("document.querySelector('body > div:last-child').id = 'menu'")
         assert faults(page, "#menu") == []
         box = cards.menu.bounding_box()
-        assert box["x"] >= 0 and box["x"] + box["width"] <= width
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width
