@@ -14,7 +14,7 @@
  * @property {string} path of the card's file
  */
 
-import {html, render, useEffect, useRef} from "../vendor/preact.js";
+import {html, render, useLayoutEffect, useRef} from "../vendor/preact.js";
 import {find} from "../boxes.js";
 import {canBeInserted} from "../catalog.js";
 import {written} from "../curve.js";
@@ -328,7 +328,7 @@ function choicesOf(tab, lora, show) {
 function Choices({tab, lora, choices, button, close}) {
     const element = /** @type {Filled<HTMLElement>} */ (useRef());
     const items = () => /** @type {HTMLElement[]} */ ([...element.current.querySelectorAll("button:enabled")]);
-    useEffect(() => {
+    useLayoutEffect(() => {
         const menu = element.current;
         menu.showPopover();
         place(menu, button);
