@@ -142,7 +142,7 @@ def test_a_badge_says_fit_and_strength_and_its_menu_works_by_keyboard(served: Se
         assert cards.menu.count() == 0, "a click beside it"
         assert page.evaluate("clicked") == [], "a click on a badge is no click on the card"
         for keys, begins in ((["End"], False), (["End", "ArrowUp"], True)):
-            page.get_by_role("button", name="txt2img").click()
+            page.get_by_role("button", name="txt2img", exact=True).click()
             cards.badge("zorp").focus()
             for key in ("Enter", *keys, "Enter"):
                 page.keyboard.press(key)
@@ -178,9 +178,9 @@ def test_it_can_be_switched_off(served: Served, browser: Any) -> None:
         page = cards.show().page
         cards.labels()
         setting = page.get_by_role("checkbox", name="Show fit, strength and a menu")
-        page.get_by_role("button", name="Remora").click()
+        page.get_by_role("button", name="Remora", exact=True).click()
         setting.uncheck()
-        page.get_by_role("button", name="txt2img").click()
+        page.get_by_role("button", name="txt2img", exact=True).click()
         page.wait_for_timeout(500)
         assert cards.labels(0) == []
         page.reload()
@@ -188,9 +188,9 @@ def test_it_can_be_switched_off(served: Served, browser: Any) -> None:
         cards.show()
         page.wait_for_timeout(500)
         assert cards.labels(0) == [], "the browser remembers it"
-        page.get_by_role("button", name="Remora").click()
+        page.get_by_role("button", name="Remora", exact=True).click()
         setting.check()
-        page.get_by_role("button", name="txt2img").click()
+        page.get_by_role("button", name="txt2img", exact=True).click()
         assert len(cards.labels()) == len(NAMES)
 
 
@@ -202,7 +202,7 @@ def test_a_page_without_the_hook_stays_as_it_is(served: Served, browser: Any) ->
         cards.show()
         page.wait_for_timeout(500)
         assert cards.labels(0) == []
-        page.get_by_role("button", name="Remora").click()
+        page.get_by_role("button", name="Remora", exact=True).click()
         page.get_by_role("checkbox", name="Suggest LoRA and trigger words").wait_for()
         assert page.get_by_role("checkbox", name="Show fit").count() == 0
 
