@@ -166,8 +166,8 @@ export class HostCards {
 
     /** Draw what is on the screen again where anything of it has changed. */
     follow() {
-        const {badges, version, language, always} = this.tab.state;
-        const now = JSON.stringify([badges, version, language, always]);
+        const {badges, version, language, always, server} = this.tab.state;
+        const now = JSON.stringify([badges, version, language, always, server?.model]);
         if (now === this.former) return;
         this.former = now;
         if (!badges) this.end();
@@ -220,7 +220,8 @@ function opener() {
 function about(tab, lora) {
     const {catalog} = tab.library;
     const [problem, misfit] = [catalog.unusable(lora), catalog.misfit(lora)];
-    const fits = !problem && !misfit && catalog.familyOf(lora) ? t("badges.fitsModel") : "";
+    const isKnown = Boolean(tab.state.server?.model && catalog.familyOf(lora)); // some web UIs load a model late
+    const fits = isKnown && !problem && !misfit ? t("badges.fitsModel") : "";
     let word = fits && t("badges.fits");
     if (!lora.read) word = t("card.notRead");
     if (misfit) word = t("badges.misfit");

@@ -57,8 +57,9 @@ class Cards:
         return self.page.locator(f".card[data-name='{name}']").get_by_role("button")
 
     def labels(self, count: int = len(NAMES)) -> list[str]:
-        """Return what the badges say, once there are as many."""
-        self.page.wait_for_function(f"count => {SHOWN}.length === count", arg=count, timeout=LONG)
+        """Return what the badges say, once there are as many and the loaded model is known."""
+        shown = f"count => {SHOWN}.length === count && (count === 0 || window.remoraTab.state.server)"
+        self.page.wait_for_function(shown, arg=count, timeout=LONG)
         said = "shown => [...shown].map((one) => one.shadowRoot.querySelector('button').getAttribute('aria-label'))"
         labels: list[str] = self.page.evaluate(f"() => ({said})({SHOWN})")
         return labels
@@ -172,6 +173,9 @@ def test_cards_that_the_page_makes_anew_have_their_badges(served: Served, browse
         cards.show("zorp", "unknown")
         cards.badge("zorp").wait_for()
         assert len(cards.labels(1)) == 1, "no file of this library"
+        state = {**httpx.get(f"{served.url}/remora/v1/state").json(), "model": None}
+        page.route("**/remora/v1/state", lambda route: route.fulfill(json=state))
+        page.get_by_role("button", name="About zorp").wait_for()  # without a model it is not said that it fits
 
 
 def test_it_can_be_switched_off(served: Served, browser: Any) -> None:
