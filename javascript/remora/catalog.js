@@ -16,6 +16,8 @@ import {number, t, translated} from "./words.js";
  * @typedef {[value: string, count: number][]} Facet
  */
 
+const SUFFIX = /\.safetensors$/i;
+
 /** Files by id, and what is asked of them quickly. */
 export class Catalog {
     /** @param {Pick<Api, "ask">} api */
@@ -103,15 +105,48 @@ export class Catalog {
     }
 
     /**
+     * Return the file at a path, of which the LoRA folder or all folders may be missing; undefined where several may be
+     * meant.
+     * @param {string} path
+     */
+    fileAt(path) {
+        const sought = `/${path.replaceAll("\\", "/").replace(SUFFIX, "")}`;
+        const same = this.byName.get(sought.slice(sought.lastIndexOf("/") + 1)) ?? [];
+        const inside = same.filter(({file}) => sought.endsWith(`/${file}`));
+        // of files in folders and in folders inside, the path of all the folders tells
+        const most = Math.max(...inside.map(({file}) => file.length));
+        const found = inside.length
+            ? inside.filter(({file}) => file.length === most)
+            : same.filter(({file}) => `/${file}`.endsWith(sought));
+        return found.length === 1 ? found[0] : undefined;
+    }
+
+    /**
      * Say why a file cannot be used or does not fit; nothing where it can and does.
      * @param {Lora} lora
      */
     against(lora) {
+        return this.unusable(lora) || this.misfit(lora);
+    }
+
+    /**
+     * Say why a file cannot be used; nothing where it can.
+     * @param {Lora} lora
+     */
+    unusable(lora) {
         if (!lora.readable) return translated(lora.reason);
         if (!canBeNamed(lora.name)) return t("library.badName");
         if ((this.byName.get(lora.name) ?? []).length > 1) {
             return t("library.severalFiles", {name: lora.name});
         }
+        return "";
+    }
+
+    /**
+     * Say why a file does not fit the loaded model; nothing where it may.
+     * @param {Lora} lora
+     */
+    misfit(lora) {
         const family = this.familyOf(lora);
         return family && !family.fits ? translated(family.reason) : "";
     }

@@ -33,6 +33,7 @@ export const LIBRARY = {
     view: /** @type {keyof typeof VIEWS} */ ("medium"),
     chosen: "", // tag of the language that the user chose here; empty for none
     completes: true, // what is typed in a prompt box
+    badges: true, // on the web UI's own LoRA cards
 };
 
 export class Library {
@@ -158,17 +159,18 @@ export class Library {
     }
 }
 
-/** @typedef {Pick<typeof LIBRARY, "sort" | "view" | "chosen" | "completes">} Remembered */
+/** @typedef {Pick<typeof LIBRARY, "sort" | "view" | "chosen" | "completes" | "badges">} Remembered */
 
 /** @returns {Partial<Remembered>} */
 export function remembered() {
     try {
-        const {sort, view, chosen, completes} = JSON.parse(localStorage.getItem(STORAGE) ?? "{}");
+        const {sort, view, chosen, completes, badges} = JSON.parse(localStorage.getItem(STORAGE) ?? "{}");
         return {
             ...(Object.hasOwn(SORTS, sort) && {sort}),
             ...(Object.hasOwn(VIEWS, view) && {view}),
             ...(typeof chosen === "string" && {chosen}),
             ...(typeof completes === "boolean" && {completes}),
+            ...(typeof badges === "boolean" && {badges}),
         };
     } catch {
         return {}; // the browser's storage is off
@@ -176,9 +178,9 @@ export function remembered() {
 }
 
 /** @param {Remembered} state */
-export function remember({sort, view, chosen, completes}) {
+export function remember({sort, view, chosen, completes, badges}) {
     try {
-        localStorage.setItem(STORAGE, JSON.stringify({sort, view, chosen, completes}));
+        localStorage.setItem(STORAGE, JSON.stringify({sort, view, chosen, completes, badges}));
     } catch {
         // the browser's storage is off
     }

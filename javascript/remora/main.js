@@ -18,6 +18,7 @@ import {same, Store} from "./store.js";
 import {loadSheet, shadowed, Theme} from "./theme.js";
 import {App} from "./ui/app.js";
 import {Completion} from "./ui/completion.js";
+import {HostCards} from "./ui/hostcards.js";
 import {spoken, translated} from "./words.js";
 
 const POLL = 2000; // milliseconds between two polls of the server, while the tab is visible
@@ -29,11 +30,12 @@ const MODERN_NAME = "LoRA";
 
 /** @type {(keyof State)[]} what a sentence in `said` is about */
 const SPOKEN_OF = ["target", "prompt", "negative", "always", "off"];
-const REMEMBERED = ["sort", "view", "chosen", "completes"];
+const REMEMBERED = ["sort", "view", "chosen", "completes", "badges"];
 
 const SHOWN = {
     pane: "library",
     details: /** @type {string | null} */ (null), // id of a file
+    outputs: false, // whether its details begin with the pictures in the output folders
     dialog: "",
     compared: /** @type {string[]} */ ([]), // names of LoRA that the comparison begins with; the first one without any
     balanced: "", // the files and the strengths that the check of the stack has set
@@ -134,6 +136,13 @@ export async function start(base) {
     const isEmbedded = () => !document.hidden && tab.state.target === EMBEDDED;
     const isSeen = () => root?.isConnected === true && !document.hidden && root.getClientRects().length > 0;
 
+    // What is shown outside of the tab needs this: the tab keeps itself up to date while it is seen.
+    async function renew() {
+        if (!tab.state.loaded) await tab.server.start();
+        else if (!isSeen()) await tab.server.poll();
+    }
+    const cards = new HostCards(tab, sheet, {renew, isSeen});
+
     // Called every `POLL` milliseconds; sends requests only while the tab is visible. The embedded page waits to hear
     // whether the server answers, also while its panel of LoRA is closed.
     function tick() {
@@ -144,7 +153,8 @@ export async function start(base) {
             followTheme();
             readPage();
             tab.server.start();
-        } else if (now || isEmbedded()) {
+        } else if (now || isEmbedded() || cards.areSeen) {
+            cards.followTheme();
             tab.server.poll();
         }
     }
@@ -172,7 +182,8 @@ export async function start(base) {
         if (isSeen() && /** @type {Element} */ (event.target).tagName === "TEXTAREA") tab.stack.readBoxes();
     });
     document.addEventListener("click", () => setTimeout(() => !seen && tick(), 50)); // a tab was chosen
-    new Completion(tab, sheet, isSeen).listen();
+    new Completion(tab, sheet, renew).listen();
+    cards.listen();
     return tab;
 }
 

@@ -5,6 +5,8 @@
  *
  * @typedef {{colour: Colour, alpha: number}} Drawn
  * A colour as it is drawn over others.
+ *
+ * @typedef {Pick<ElementCSSInlineStyle, "style">} Styled
  */
 
 import {declarations, mix, readColour} from "./colours.js";
@@ -25,11 +27,11 @@ export async function loadSheet() {
 /**
  * Return a new element for the tab in the shadow root of an element of the page: no style of the page applies in it.
  * @param {HTMLElement} host
- * @param {CSSStyleSheet} sheet
+ * @param {...CSSStyleSheet} sheets
  */
-export function shadowed(host, sheet) {
+export function shadowed(host, ...sheets) {
     const shadow = host.shadowRoot ?? host.attachShadow({mode: "open"});
-    shadow.adoptedStyleSheets = [sheet];
+    shadow.adoptedStyleSheets = sheets;
     const root = document.createElement("div");
     root.className = "rt";
     // the web UI's hotkeys are for its own page: Escape would interrupt the generation
@@ -43,7 +45,7 @@ export class Theme {
     constructor() {
         /** @type {Map<string, Drawn>} */
         this.parsed = new Map();
-        /** @type {HTMLElement | null} */
+        /** @type {Styled | null} */
         this.root = null;
         this.former = "";
         const canvas = Object.assign(document.createElement("canvas"), {width: 1, height: 1});
@@ -54,7 +56,7 @@ export class Theme {
      * Give the tab the page's colours if they have changed since the last call, and tell whether they have. It asks the
      * page each time: classes, attributes, style sheets and the system change themes, and some do so slowly.
      * @param {HTMLElement} host the element of the page
-     * @param {HTMLElement} root the tab's
+     * @param {Styled} root the tab's, or a rule for several
      */
     follow(host, root) {
         const page = this.pageColours(host);

@@ -163,6 +163,25 @@ test("a name means a file where one alone has it", () => {
     assert.equal(catalog.byName.get("b")?.length, 3);
 });
 
+test("a path means the file with the longest end of it, a shorter one where one file alone has it", () => {
+    const files = ["ink", "a/ink", "b/a/ink", "a/fur", "b/old", "c/old"];
+    const catalog = catalogOf(...files.map((file) => lora(file.slice(file.lastIndexOf("/") + 1), {id: file, file})));
+    const cases = {
+        "/models/Lora/ink.safetensors": "ink",
+        "/models/Lora/a/ink.safetensors": "a/ink",
+        "C:\\models\\Lora\\b\\a\\ink.SAFETENSORS": "b/a/ink",
+        fur: "a/fur",
+        "a/fur": "a/fur",
+        "/models/Lora/b/old.safetensors": "b/old",
+        old: undefined,
+        "/elsewhere/fur.safetensors": undefined,
+        "/models/Lora/a/thefur.safetensors": undefined,
+        "": undefined,
+    };
+    const found = Object.keys(cases).map((path) => [path, catalog.fileAt(path)?.id]);
+    assert.deepEqual(Object.fromEntries(found), cases);
+});
+
 test("it is said why a file cannot be used or does not fit", () => {
     const broken = lora("broken", {readable: false, reason: "its header is cut off"});
     const [twin, other] = [lora("twin", {id: "1"}), lora("twin", {id: "2"})];

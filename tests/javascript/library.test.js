@@ -172,16 +172,16 @@ test("a picture is sent as it is, and the card has the new one", async () => {
     assert.equal(tab.state.version, tab.library.catalog.version);
 });
 
-test("order, view, language and completion are remembered in the browser; anything else there is ignored", () => {
+test("order, view, language, completion and badges are remembered in the browser; anything else there is ignored", () => {
     const {tab, kept} = openPage();
     assert.deepEqual(remembered(), {});
     tab.set({sort: "added"});
     tab.set({view: "list", query: "x"});
     tab.set({chosen: "de"});
-    tab.set({completes: false});
-    assert.deepEqual(remembered(), {sort: "added", view: "list", chosen: "de", completes: false});
+    tab.set({completes: false, badges: false});
+    assert.deepEqual(remembered(), {sort: "added", view: "list", chosen: "de", completes: false, badges: false});
     for (const text of [
-        '{"sort": "constructor", "view": "grid", "cards": "huge", "query": "x", "chosen": 3, "completes": 1}',
+        '{"sort": "constructor", "view": "grid", "cards": "huge", "query": "x", "chosen": 3, "completes": 1, "badges": 0}',
         "no JSON",
         "null",
     ]) {
@@ -198,7 +198,7 @@ test("a browser that remembers nothing is no fault", () => {
         },
         configurable: true,
     });
-    remember({sort: "name", view: "medium", chosen: "", completes: true});
+    remember({sort: "name", view: "medium", chosen: "", completes: true, badges: true});
     assert.deepEqual(remembered(), {});
 });
 

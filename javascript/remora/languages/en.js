@@ -538,6 +538,15 @@ export const ENGLISH = /** @type {const} */ ({
     "pictures.generate": "Generate",
     "pictures.generateHint": "Generate with the prompt of {prompt} (Ctrl+Enter)",
 
+    // the web UI's own LoRA cards
+    "badges.setting": "Show fit, strength and a menu on the web UI’s own LoRA cards",
+    "badges.fits": "fits",
+    "badges.fitsModel": "fits the loaded model",
+    "badges.misfit": "does not fit",
+    "badges.problem": "problem",
+    "badges.strength": "Preferred strength {strength}",
+    "badges.said": "{name}: {said}",
+
     // pictures in the output folders
     "outputs.title": "Pictures in the output folders",
     "outputs.count": {one: "{count} picture used this LoRA.", other: "{count} pictures used this LoRA."},

@@ -13,6 +13,7 @@ import {t, translated} from "../words.js";
 import {Compare} from "./compare.js";
 import {Copies} from "./copies.js";
 import {Details} from "./details.js";
+import {hasHook} from "./hostcards.js";
 import {Library} from "./library.js";
 import {historyKey} from "./parts.js";
 import {Pictures} from "./pictures.js";
@@ -60,6 +61,12 @@ export function App({tab, root}) {
         </div>
         <div class="rt-choices">
             <${ChosenCompletion} tab=${tab} completes=${state.completes} />
+            ${
+                hasHook()
+                && html`<label class="rt-check"><input type="checkbox" checked=${state.badges}
+                onChange=${(/** @type {FieldEvent} */ event) => tab.set({badges: event.target.checked})} />
+                <span>${t("badges.setting")}</span></label>`
+            }
             ${!settingsOfPage() && html`<${ChosenLanguage} tab=${tab} chosen=${state.chosen} />`}
         </div>
         ${state.details && html`<${Details} key=${state.details} tab=${tab} id=${state.details} />`}

@@ -27,11 +27,11 @@ export class Completion {
     /**
      * @param {Tab} tab
      * @param {CSSStyleSheet} sheet
-     * @param {() => boolean} isSeen whether the tab is, which then keeps itself up to date
+     * @param {() => Promise<unknown>} renew asks the server for what may have changed
      */
-    constructor(tab, sheet, isSeen) {
+    constructor(tab, sheet, renew) {
         this.tab = tab;
-        this.isSeen = isSeen;
+        this.renew = renew;
         this.names = new Names(tab.library.catalog);
         this.list = new List(tab, sheet, (at) => this.accept(at));
         /** @type {HTMLTextAreaElement | null} */
@@ -89,8 +89,7 @@ export class Completion {
 
     async loadAll() {
         const {server, kept} = this.tab;
-        if (!this.tab.state.loaded) await server.start();
-        else if (!this.isSeen()) await server.poll();
+        await this.renew();
         if (!this.tab.state.loaded || this.tab.state.lost) return;
         await server.attempt(async () => {
             await kept.loadBlocks();

@@ -43,7 +43,7 @@ export function Details({tab, id}) {
     const [lora, setLora] = useState(/** @type {LoraDetails | null} */ (null));
     const [draft, setDraft] = useState(/** @type {Draft | null} */ (null));
     const [replaced, setReplaced] = useState(false); // its picture, by another one
-    const close = () => tab.set({details: null});
+    const close = () => tab.set({details: null, outputs: false});
     const ask = () => tab.api.get(/** @type {const} */ (`lora?${query({id})}`));
     const take = (/** @type {LoraDetails} */ told) => {
         setLora(told);

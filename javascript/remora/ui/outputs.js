@@ -3,9 +3,10 @@
 /**
  * @import {OutputPicture, OutputPictures} from "../../api.d.ts"
  * @import {Tab} from "../main.js"
+ * @import {Filled} from "../vendor/preact.js"
  */
 
-import {html, useEffect, useState} from "../vendor/preact.js";
+import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import {query} from "../api.js";
 import {furtherOf, joined, latestOf, strengthIn, useAgain, usesOf} from "../outputs.js";
 import {locale, t, translated} from "../words.js";
@@ -15,8 +16,13 @@ const POLL = 3000; // milliseconds, while the server reads the pictures
 
 /** @param {{tab: Tab, lora: string}} props */
 export function OutputSection({tab, lora}) {
-    const [open, setOpen] = useState(false);
-    return html`<details onToggle=${(/** @type {Event} */ event) => setOpen(/** @type {HTMLDetailsElement} */ (event.currentTarget).open)}>
+    const begins = tab.state.outputs;
+    const [open, setOpen] = useState(begins);
+    const element = /** @type {Filled<HTMLElement>} */ (useRef());
+    useEffect(() => {
+        if (begins) element.current.scrollIntoView();
+    }, []);
+    return html`<details ref=${element} open=${open} onToggle=${(/** @type {Event} */ event) => setOpen(/** @type {HTMLDetailsElement} */ (event.currentTarget).open)}>
         <summary>${t("outputs.title")}</summary>
         ${open && html`<${Outputs} tab=${tab} lora=${lora} />`}</details>`;
 }

@@ -311,9 +311,9 @@ class Clock:
         self.session = page.context.new_cdp_session(page)
         self.session.send("Performance.enable", {"timeDomain": "threadTicks"})
 
-    def milliseconds(self) -> float:
+    def milliseconds(self, *parts: str) -> float:
         told = {one["name"]: one["value"] for one in self.session.send("Performance.getMetrics")["metrics"]}
-        return 1000 * float(told["ScriptDuration"] + told["LayoutDuration"] + told["RecalcStyleDuration"])
+        return 1000 * float(sum(told[f"{part}Duration"] for part in parts or ("Script", "Layout", "RecalcStyle")))
 
 
 @pytest.mark.quick
