@@ -561,6 +561,8 @@ export interface CountedLora {
     id: string | null;
     name: string;
     pictures: number;
+    /** time of the latest of them, in seconds since 1970 */
+    latest: number;
 }
 
 /** All LoRA of the pictures, the most used first. */

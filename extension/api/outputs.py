@@ -18,7 +18,7 @@ from ..generation.paste import with_own_names
 from ..library import Found
 from ..library.catalog import CatalogError, CatalogFile
 from ..library.pictures import Thumbnails
-from ..outputs import DamagedError, LoraKey, LoraRow, PictureFile, PictureIndex, Use, read_embedded, tags_of
+from ..outputs import DamagedError, LoraKey, LoraRow, PictureFile, PictureIndex, Sought, Use, read_embedded, tags_of
 from ..text.infotext import parse_infotext
 from . import records
 from .answers import NO_CONTENT, NOT_FOUND, UNPROCESSABLE, answer, whole
@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 _PAGE = 60  # pictures of an answer, unless the query tells
 _LARGEST_PAGE = 200
 _MOST_LORAS = 5000  # of an answer
+_MOST_WORDS = 20  # of a query
 _DAY = "private, max-age=86400"
 
 T = TypeVar("T")
@@ -45,14 +46,22 @@ class OutputsApi:
         self._few = asyncio.Semaphore(2)
 
     def list(
-        self, request: Request, lora: str = "", name: str = "", seed: str = "", skip: str = "0", most: str = ""
+        self,
+        request: Request,
+        lora: str = "",
+        name: str = "",
+        seed: str = "",
+        words: str = "",
+        skip: str = "0",
+        most: str = "",
     ) -> Response:
         """List the pictures in the output folders, the latest first: all, or only the pictures of one LoRA.
 
-        `lora` is the id of a file, `name` a name as in tags, whose file need not exist. `seed` limits the list.
+        `lora` is the id of a file, `name` a name as in tags, whose file need not exist. `seed` and `words` of the
+        prompt limit the list.
         """
         self._session.outputs.look()
-        wanted = whole(seed, "seed") if seed else None
+        wanted = Sought(whole(seed, "seed") if seed else None, _words(words))
         where, count = whole(skip, "skip"), whole(most, "most") if most else _PAGE
         if not 1 <= count <= _LARGEST_PAGE:
             raise HTTPException(UNPROCESSABLE, f"most must be a number from 1 to {_LARGEST_PAGE}")
@@ -86,17 +95,21 @@ class OutputsApi:
         told: records.OutputPictureDetails = {**self._told(picture, self._files()), "tags": tags}
         return answer(request, told)
 
-    def loras(self, request: Request) -> Response:
-        """Count the pictures of each LoRA, the most used first; a LoRA without a file has no id."""
+    def loras(self, request: Request, words: str = "") -> Response:
+        """Count the pictures of each LoRA, the most used first; `words` of the prompt limit the pictures.
+
+        A LoRA without a file has no id.
+        """
         self._session.outputs.look()
-        file_of = self._files()
+        file_of, sought = self._files(), Sought(words=_words(words))
         counted: dict[tuple[str | None, str], records.CountedLora] = {}
-        for row in self._read(lambda index: index.loras(_MOST_LORAS)) or ():
+        for row in self._read(lambda index: index.loras(sought, _MOST_LORAS)) or ():
             file = file_of(row.name, row.hash)
             key = (None, row.name) if file is None else (file.id, "")
             name = row.name if file is None else self._session.catalog.names.name_of(file)
-            one = counted.setdefault(key, {"id": key[0], "name": name, "pictures": 0})
+            one = counted.setdefault(key, {"id": key[0], "name": name, "pictures": 0, "latest": 0.0})
             one["pictures"] += row.pictures
+            one["latest"] = max(one["latest"], row.latest_ns / 1e9)
         loras = sorted(counted.values(), key=lambda one: -one["pictures"])
         told: records.CountedLoras = {"loras": loras, **self._progress()}
         return answer(request, told)
@@ -215,6 +228,14 @@ class OutputsApi:
             with suppress(ValueError):
                 return path.relative_to(top).as_posix()
         return path.name
+
+
+def _words(text: str) -> tuple[str, ...]:
+    """Return the words of a query."""
+    words = tuple(dict.fromkeys(text.split()))
+    if len(words) > _MOST_WORDS:
+        raise HTTPException(UNPROCESSABLE, f"words must be no more than {_MOST_WORDS} words, not {len(words)}")
+    return words
 
 
 def _uses(loras: Iterable[Use], file_of: Callable[[str, str], CatalogFile | None]) -> list[records.OutputLora]:

@@ -459,6 +459,7 @@ class CountedLora(TypedDict):
     id: Annotated[str | None, "id of the file; null without one"]
     name: str
     pictures: int
+    latest: Annotated[float, "time of the latest of them, in seconds since 1970"]
 
 
 class CountedLoras(OutputsProgress):

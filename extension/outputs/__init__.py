@@ -4,7 +4,7 @@
 """
 
 from .embedded import DamagedError, Embedded, comment_text, read_embedded
-from .index import LoraKey, LoraRow, PictureFile, PictureIndex
+from .index import LoraKey, LoraRow, PictureFile, PictureIndex, Sought
 from .scan import Outputs
 from .uses import Use, Uses, read_uses, tags_of
 
@@ -16,6 +16,7 @@ __all__ = [
     "Outputs",
     "PictureFile",
     "PictureIndex",
+    "Sought",
     "Use",
     "Uses",
     "comment_text",

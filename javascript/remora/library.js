@@ -13,6 +13,7 @@ import {translated} from "./words.js";
 const STORAGE = "remora"; // key in the browser's storage
 /** @type {Meaning} */
 const UNKNOWN = {id: null, problem: "", note: "", candidates: []};
+const COUNT_AGAIN = 15_000; // milliseconds: the server reads a picture some seconds after it is made
 const MOST_NAMES = 50; // that the server resolves in one request
 
 /** How files are shown, from the densest: the least width and the height of each in pixels; a width of 0 is all of it. */
@@ -44,6 +45,8 @@ export class Library {
         this.meanings = new Map(); // the server's answers for names in tags that are no name of one file
         /** @type {Set<string>} */
         this.requested = new Set();
+        this.counted = -1; // pictures that were made when those in the output folders were counted last
+        this.countAgain = 0; // when they may be counted again
     }
 
     /** @param {"GET" | "POST"} [method] */
@@ -60,6 +63,26 @@ export class Library {
     changed() {
         this.tab.set({version: this.catalog.version, scan: this.catalog.scan, loaded: true});
         this.resolveNames();
+    }
+
+    /** Ask what the pictures in the output folders say of the files: at first, and after pictures were made. */
+    async countPictures() {
+        const made = this.tab.state.server?.pictures ?? 0;
+        if (this.counted === made || Date.now() < this.countAgain) return;
+        this.countAgain = Date.now() + COUNT_AGAIN;
+        const told = await this.tab.api.get("outputs/loras");
+        this.counted = told.scan.running ? -1 : made; // else there are more
+        if (this.catalog.takePictures(told.loras)) this.tab.set({version: this.catalog.version});
+    }
+
+    /**
+     * Ask which files made pictures whose prompts have words; throws errors of the server.
+     * @param {string} words
+     */
+    async searchPrompts(words) {
+        const told = await this.tab.api.get(/** @type {const} */ (`outputs/loras?${query({words})}`));
+        this.catalog.takePrompted(words, told.loras);
+        this.tab.set({version: this.catalog.version});
     }
 
     async resolveNames() {

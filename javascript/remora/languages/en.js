@@ -93,9 +93,12 @@ export const ENGLISH = /** @type {const} */ ({
     "library.sortBy": "Sort by",
     "library.favourites": "Favourites",
     "library.fits": "Fit the model",
+    "library.prompts": "Search prompts of pictures",
+    "library.promptsHint": "Also find LoRA by the prompts of the pictures in the output folders",
     "library.show": "Show",
     "library.show.copies": "Copies",
     "library.show.single": "Without copies",
+    "library.show.unused": "Not used for six months",
     "library.show.unusable": "Cannot be used",
     "library.show.hidden": "Hidden",
     "library.sort.name": "Name",
@@ -115,6 +118,8 @@ export const ENGLISH = /** @type {const} */ ({
     "card.add": "Add {name} to “Always on”",
     "card.andAlways": "{action}; it is always on",
     "card.words": "words: {words}",
+    "card.used": "used: {times}",
+    "card.uses": {one: "used once", other: "used {count} times"},
     "card.always": "always on: Remora applies it to every picture",
     "card.rank": "{kind}, rank {rank}",
 
@@ -532,6 +537,7 @@ export const ENGLISH = /** @type {const} */ ({
 
     // pictures in the output folders
     "outputs.title": "Pictures in the output folders",
+    "outputs.words": "Search their prompts",
     "outputs.count": {one: "{count} picture used this LoRA.", other: "{count} pictures used this LoRA."},
     "outputs.reading": "The pictures are being read: {done} of {total}.",
     "outputs.more": "Show more",

@@ -12,8 +12,8 @@ import {ApiError, CHANGED, query} from "../api.js";
 import {shownPicture, writeSettings} from "../boxes.js";
 import {canBeInserted, size} from "../catalog.js";
 import {split} from "../prompt.js";
-import {listed, locale, t, translated} from "../words.js";
-import {rank} from "./card.js";
+import {listed, t, translated} from "../words.js";
+import {rank, usesOf} from "./card.js";
 import {CheckSection} from "./check.js";
 import {Icon} from "./icons.js";
 import {OutputSection} from "./outputs.js";
@@ -142,7 +142,6 @@ export function Details({tab, id}) {
 function Facts({lora, tab}) {
     const family = tab.library.catalog.familyOf(lora);
     const layers = lora.layers && t("common.layers", {count: lora.layers});
-    const time = new Date(lora.used * 1000).toLocaleString(locale());
     const facts = [
         [t("details.file"), lora.path],
         [t("common.madeFor"), family?.title],
@@ -151,7 +150,7 @@ function Facts({lora, tab}) {
         [t("details.size"), size(lora.size)],
         [t("details.nameInTraining"), lora.alias === lora.name ? "" : lora.alias],
         [t("details.hash"), lora.hash],
-        [t("details.used"), lora.uses ? t("details.usedTimes", {count: lora.uses, time}) : t("details.never")],
+        [t("details.used"), usesOf(tab.library.catalog.withPictures(lora))],
     ];
     return html`<dl class="rt-facts">${facts
         .filter(([, value]) => value)

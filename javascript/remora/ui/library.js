@@ -6,7 +6,7 @@
  * @import {State, Tab} from "../main.js"
  */
 
-import {html, useMemo, useState} from "../vendor/preact.js";
+import {html, useEffect, useMemo, useState} from "../vendor/preact.js";
 import {facets, foldersAt, foldersOf, NO_FILTERS, SHOWS, SORTS, select} from "../catalog.js";
 import {VIEWS} from "../library.js";
 import {t} from "../words.js";
@@ -15,6 +15,8 @@ import {broken, Button, Trouble, WordButton} from "./parts.js";
 import {Card} from "./card.js";
 import {Reading, useCopies} from "./copies.js";
 import {Virtual} from "./virtual.js";
+
+const PAUSE = 300; // milliseconds without a key, after which the prompts of pictures are searched
 
 /** @param {{tab: Tab, state: State}} props */
 export function Library({tab, state}) {
@@ -25,6 +27,13 @@ export function Library({tab, state}) {
         [state.version, state.query, state.filters, state.sort],
     );
     const folders = useMemo(() => foldersOf(catalog), [state.version]);
+    const words = state.query.trim();
+    const {prompts} = state.filters;
+    useEffect(() => {
+        if (!prompts || !words) return undefined;
+        const timer = setTimeout(() => tab.server.attempt(() => tab.library.searchPrompts(words)), PAUSE);
+        return () => clearTimeout(timer);
+    }, [words, prompts]);
     const [used, pinned] = [tab.stack.used(), tab.stack.pinned()];
     const names = /** @type {(keyof Chosen)[]} */ (Object.keys(NO_FILTERS));
     const active = names.filter((name) => state.filters[name] !== NO_FILTERS[name]).length;
@@ -46,6 +55,7 @@ export function Library({tab, state}) {
             <div class=${found.length ? "rt-hint rt-line" : "rt-empty"} role="status">
                 ${!found.length && html`<${Icon} name=${state.loaded ? "grid" : "refresh"} />`}
                 <span>${countOf(state, found, catalog)}</span>
+                ${words && !prompts && html`<button type="button" class="rt-link" title=${t("library.promptsHint")} onClick=${() => filter({prompts: true})}>${t("library.prompts")}</button>`}
                 ${(active > 0 || state.query) && html`<button type="button" class="rt-link" onClick=${clear}>${t("library.showAll")}</button>`}
             </div>
             ${found.length > 0 && html`<${Density} tab=${tab} view=${state.view} />`}
@@ -180,6 +190,8 @@ function Filters({folders, state, filter, tab}) {
             onChange=${(event) => filter({favourite: event.target.checked})} /> ${t("library.favourites")}</label>
         <label class="rt-check"><input type="checkbox" checked=${filters.fits}
             onChange=${(event) => filter({fits: event.target.checked})} /> ${t("library.fits")}</label>
+        <label class="rt-check" title=${t("library.promptsHint")}><input type="checkbox" checked=${filters.prompts}
+            onChange=${(event) => filter({prompts: event.target.checked})} /> ${t("library.prompts")}</label>
         <${Button} label=${t("copies.openHint")} class="rt-small" onClick=${() => tab.set({dialog: "copies"})}>${t("copies.open")}<//>
     </div>`;
 }
