@@ -596,6 +596,8 @@ export interface Preset {
     text: string;
     /** changes if the picture changes; empty without a picture */
     thumbnail: string;
+    /** the parameters text of a picture that was made with it; may be empty */
+    parameters: string;
 }
 
 /** All presets. */
@@ -614,6 +616,41 @@ export interface PresetWanted {
     text: string;
     /** the name that it had */
     former?: string;
+    /** the parameters text of a picture; without it, the former one stays */
+    parameters?: string;
+}
+
+/** One LoRA of a recipe. */
+export interface RecipeLora {
+    /** as in the tag */
+    name: string;
+    /** as in the tag; empty if the tag has none */
+    strength: string;
+    /** id of the file; null without one */
+    id: string | null;
+    /** how the file was found; `other` is a file of this name that has another hash */
+    by: "hash" | "tensors" | "name" | "other" | "";
+}
+
+/** The prompt, settings, model and LoRA of a picture or a preset. */
+export interface Recipe {
+    /** of the preset; empty without one */
+    name: string;
+    /** path below the output folder, if the picture is there */
+    file: string;
+    /** the parameters text as it is written */
+    text: string;
+    /** the same with the names that the LoRA have here */
+    own: string;
+    /** the tags of its LoRA, under the names they have here */
+    tags: string;
+    prompt: string;
+    negative: string;
+    settings: {[name: string]: string};
+    model: string;
+    loras: RecipeLora[];
+    /** a LoRA may be found later: files are still being read */
+    searching: boolean;
 }
 
 /** A block of the loaded model. */
@@ -838,6 +875,9 @@ export interface Answers {
     presets: Presets;
     preset: Presets;
     "preset/thumbnail": Presets;
+    recipe: Recipe;
+    "recipe/picture": Recipe;
+    "preset/recipe": Recipe;
     blocks: Blocks;
     "blocks/presets": Blocks;
     regions: Regions;

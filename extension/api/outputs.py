@@ -8,7 +8,6 @@ import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from fastapi import HTTPException, Request, Response
@@ -214,20 +213,13 @@ class OutputsApi:
         return {
             "id": picture.id,
             "time": picture.mtime_ns / 1e9,
-            "file": self._shown(picture.path),
+            "file": self._session.outputs.shown(picture),
             "width": picture.width,
             "height": picture.height,
             "seed": picture.uses.seed,
             "prompt": picture.uses.prompt,
             "loras": _uses(picture.uses.loras, file_of),
         }
-
-    def _shown(self, path: Path) -> str:
-        """Return the path below its output folder."""
-        for top in self._session.outputs.tops():
-            with suppress(ValueError):
-                return path.relative_to(top).as_posix()
-        return path.name
 
 
 def _words(text: str) -> tuple[str, ...]:

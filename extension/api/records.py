@@ -474,6 +474,35 @@ class Preset(TypedDict):
     name: str
     text: Annotated[str, "one line for each LoRA: its tag, then its trigger words"]
     thumbnail: Annotated[str, "changes if the picture changes; empty without a picture"]
+    parameters: Annotated[str, "the parameters text of a picture that was made with it; may be empty"]
+
+
+class RecipeLora(TypedDict):
+    """One LoRA of a recipe."""
+
+    name: Annotated[str, "as in the tag"]
+    strength: Annotated[str, "as in the tag; empty if the tag has none"]
+    id: Annotated[str | None, "id of the file; null without one"]
+    by: Annotated[
+        Literal["hash", "tensors", "name", "other", ""],
+        "how the file was found; `other` is a file of this name that has another hash",
+    ]
+
+
+class Recipe(TypedDict):
+    """The prompt, settings, model and LoRA of a picture or a preset."""
+
+    name: Annotated[str, "of the preset; empty without one"]
+    file: Annotated[str, "path below the output folder, if the picture is there"]
+    text: Annotated[str, "the parameters text as it is written"]
+    own: Annotated[str, "the same with the names that the LoRA have here"]
+    tags: Annotated[str, "the tags of its LoRA, under the names they have here"]
+    prompt: str
+    negative: str
+    settings: dict[str, str]
+    model: str
+    loras: list[RecipeLora]
+    searching: Annotated[bool, "a LoRA may be found later: files are still being read"]
 
 
 class Presets(TypedDict):
@@ -488,6 +517,7 @@ class PresetWanted(TypedDict):
 
     text: str
     former: NotRequired[Annotated[str, "the name that it had"]]
+    parameters: NotRequired[Annotated[str, "the parameters text of a picture; without it, the former one stays"]]
 
 
 class Text(TypedDict):

@@ -3,7 +3,7 @@
 `embedded` reads the text of one file, `uses` the LoRA of a text, `index` keeps both, `scan` fills it in the background.
 """
 
-from .embedded import DamagedError, Embedded, comment_text, read_embedded
+from .embedded import DamagedError, Embedded, comment_text, embedded_in, read_embedded
 from .index import LoraKey, LoraRow, PictureFile, PictureIndex, Sought
 from .scan import Outputs
 from .uses import Use, Uses, read_uses, tags_of
@@ -20,6 +20,7 @@ __all__ = [
     "Use",
     "Uses",
     "comment_text",
+    "embedded_in",
     "read_embedded",
     "read_uses",
     "tags_of",

@@ -9,6 +9,7 @@ import {KEPT, Kept} from "./kept.js";
 import {PICTURES, Pictures} from "./pictures.js";
 import {Language} from "./language.js";
 import {LIBRARY, Library, remember, remembered} from "./library.js";
+import {presetOf, RECIPES} from "./recipes.js";
 import {SERVER, Server} from "./server.js";
 import {STACK, Stack} from "./stack.js";
 import {same, Store} from "./store.js";
@@ -22,6 +23,7 @@ const READ = 250; // the same for the prompts and the colours of the page
 const LOOK = 100; // milliseconds between two searches for the element
 const EMBEDDED = "prompt"; // what its prompt is called, in `boxes.js`
 const MODERN_LETTERS = "button[tabitemid*='#tab_remora'] .icon-letters";
+const TAB_BUTTONS = "#tabs button, [role=tab], button[tabitemid*='#tab_remora']";
 const MODERN_NAME = "LoRA";
 
 /** @type {(keyof State)[]} what a sentence in `said` is about */
@@ -42,7 +44,9 @@ const SHOWN = {
     theme: 0, // how often the page has changed its colours: canvases are drawn again
 };
 
-/** @typedef {typeof STACK & typeof KEPT & typeof LIBRARY & typeof SERVER & typeof PICTURES & typeof SHOWN} State */
+/**
+ * @typedef {typeof STACK & typeof KEPT & typeof LIBRARY & typeof SERVER & typeof PICTURES & typeof RECIPES & typeof SHOWN} State
+ */
 
 /** The tab without its elements: its state, and the parts that change it. */
 export class Tab {
@@ -50,7 +54,16 @@ export class Tab {
     constructor(base) {
         this.api = new Api(base);
         /** @type {Store<State>} */
-        this.store = new Store({...STACK, ...KEPT, ...LIBRARY, ...SERVER, ...PICTURES, ...SHOWN, ...remembered()});
+        this.store = new Store({
+            ...STACK,
+            ...KEPT,
+            ...LIBRARY,
+            ...SERVER,
+            ...PICTURES,
+            ...RECIPES,
+            ...SHOWN,
+            ...remembered(),
+        });
         this.server = new Server(this);
         this.library = new Library(this);
         this.kept = new Kept(this);
@@ -106,7 +119,18 @@ export async function start(base) {
         root = shadowed(host, sheet);
         theme.follow(host, root);
         render(html`<${App} tab=${tab} root=${root} />`, root);
+        openLink();
         tick();
+    }
+
+    /** Show the preset that the address of the page names. */
+    function openLink() {
+        const preset = presetOf(window.location.hash);
+        if (!preset) return;
+        const buttons = /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll(TAB_BUTTONS));
+        [...buttons].find((one) => one.textContent?.trim() === "Remora" || one.title === "Remora")?.click();
+        tab.set({recipe: {preset, file: null}});
+        tab.server.attempt(() => tab.kept.loadPresets()); // it has their pictures
     }
 
     function followTheme() {
@@ -154,6 +178,7 @@ export async function start(base) {
         }, LOOK);
     }).observe(document.body, {childList: true, subtree: true});
     mount();
+    window.addEventListener("hashchange", openLink);
     setInterval(tick, POLL);
     setInterval(() => {
         if (!isSeen()) return;

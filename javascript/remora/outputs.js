@@ -6,8 +6,7 @@
  */
 
 import {query} from "./api.js";
-import {readTags, withEntry} from "./prompt.js";
-import {t} from "./words.js";
+import {useTags} from "./recipes.js";
 
 /**
  * Describe the LoRA of a picture, in a few words each.
@@ -80,8 +79,5 @@ export async function withSeed(tab, seed) {
  */
 export async function useAgain(tab, picture) {
     const {tags} = await tab.api.get(/** @type {const} */ (`outputs/picture?${query({id: picture.id})}`));
-    const changes = tab.edits.cleared();
-    for (const {text} of readTags(tags)) changes.prompt = withEntry(changes.prompt, text, "");
-    tab.stack.change(changes);
-    tab.set({said: t("outputs.inUse")});
+    useTags(tab, tags);
 }

@@ -89,7 +89,10 @@ test("pictures of each LoRA are counted again after a while, while they are read
         return requests().includes("GET outputs/loras");
     };
     await tab.server.start();
-    assert.deepEqual(uses(), [[7, 60], [0, 0]]);
+    assert.deepEqual(uses(), [
+        [7, 60],
+        [0, 0],
+    ]);
     assert.equal(await asks(), false, "that soon");
     t.mock.timers.tick(20_000);
     server.counted = {...server.counted, scan: {running: false}};
@@ -99,7 +102,10 @@ test("pictures of each LoRA are counted again after a while, while they are read
     server.state = serverState({pictures: 1});
     server.counted = {...server.counted, loras: [{id: "id-b", name: "b", pictures: 1, latest: 9}]};
     assert.equal(await asks(), true);
-    assert.deepEqual(uses(), [[7, 60], [1, 9]]);
+    assert.deepEqual(uses(), [
+        [7, 60],
+        [1, 9],
+    ]);
     assert.equal(tab.state.version, tab.library.catalog.version, "the list is drawn again");
 });
 
