@@ -748,7 +748,7 @@ export interface CompareWanted {
     prompt: string;
     /** names of LoRA in the prompt */
     names: string[];
-    mode?: "strengths" | "against" | "without" | "combinations" | "blocks" | "regions" | "schedules";
+    mode?: "strengths" | "alone" | "against" | "without" | "combinations" | "blocks" | "regions" | "schedules";
     /** strengths for the modes that compare strengths; texts such as OUTALL, left or stop=10 for blocks, regions and schedules, with None for none */
     values?: number[] | string[];
     negative_prompt?: string;
@@ -760,6 +760,8 @@ export interface CompareWanted {
     height?: number;
     /** -1: one random seed for all */
     seed?: number;
+    /** id of the latest comparison: only rows are added, with its settings */
+    grows?: string;
 }
 
 /** A file that was saved, or of a preview, what it would be. */

@@ -594,7 +594,9 @@ class CompareWanted(TypedDict):
 
     prompt: str
     names: Annotated[Texts, "names of LoRA in the prompt"]
-    mode: NotRequired[Literal["strengths", "against", "without", "combinations", "blocks", "regions", "schedules"]]
+    mode: NotRequired[
+        Literal["strengths", "alone", "against", "without", "combinations", "blocks", "regions", "schedules"]
+    ]
     values: NotRequired[
         Annotated[
             list[float] | Texts,
@@ -610,6 +612,7 @@ class CompareWanted(TypedDict):
     width: NotRequired[int]
     height: NotRequired[int]
     seed: NotRequired[Annotated[int, "-1: one random seed for all"]]
+    grows: NotRequired[Annotated[str, "id of the latest comparison: only rows are added, with its settings"]]
 
 
 class Comparison(TypedDict):

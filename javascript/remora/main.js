@@ -35,6 +35,7 @@ const SHOWN = {
     details: /** @type {string | null} */ (null), // id of a file
     dialog: "",
     compared: /** @type {string[]} */ ([]), // names of LoRA that the comparison begins with; the first one without any
+    comparing: "strengths", // how it begins
     balanced: "", // the files and the strengths that the check of the stack has set
     more: "", // key of the row whose settings are shown
     section: /** @type {"schedule" | "region" | "passes" | "blocks"} */ ("schedule"), // of them

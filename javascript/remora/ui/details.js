@@ -7,10 +7,11 @@
  * @import {Attempt} from "./parts.js"
  */
 
-import {html, useEffect, useRef, useState} from "../vendor/preact.js";
+import {html, useEffect, useMemo, useRef, useState} from "../vendor/preact.js";
 import {ApiError, CHANGED, query} from "../api.js";
 import {shownPicture, writeSettings} from "../boxes.js";
 import {canBeInserted, size} from "../catalog.js";
+import {epochsOf} from "../epochs.js";
 import {split} from "../prompt.js";
 import {listed, t, translated} from "../words.js";
 import {rank, usesOf} from "./card.js";
@@ -20,6 +21,7 @@ import {OutputSection} from "./outputs.js";
 import {PictureList} from "./pictures.js";
 import {Button, Deleted, Dialog, isNumber, numberOf, Picture, Stars, tooStrong, Trouble, useLoad} from "./parts.js";
 
+const LAST = 4; // epochs that are compared
 const HASHED = 1500; // milliseconds after which a hash that was not known is asked for again
 
 const TITLES = /** @type {const} */ ({
@@ -115,6 +117,7 @@ export function Details({tab, id}) {
                 ${replaced && html`<${Deleted} name=${t("details.picture")} replaced undo=${() => picture(null)} />`}
                 <button type="button" disabled=${!used && !canBeInserted(lora)} onClick=${() => tab.edits.toggle(tab.library.catalog.byId.get(lora.id) ?? lora)}>
                     ${t(used ? "details.remove" : "details.insert")}</button>
+                <${Epochs} tab=${tab} lora=${lora} />
                 <button type="button" class="rt-small" aria-pressed=${String(lora.hidden)} title=${t("details.hideHint")}
                     onClick=${() => note({hidden: !lora.hidden})}>${t("details.hide")}</button>
             </div>
@@ -136,6 +139,20 @@ export function Details({tab, id}) {
             </div>
         </div>
     <//>`;
+}
+
+/**
+ * Draw a button that compares the latest epochs of the training of a file.
+ * @param {{tab: Tab, lora: LoraDetails}} props
+ */
+function Epochs({tab, lora}) {
+    const {version, target} = tab.state;
+    const epochs = useMemo(() => epochsOf(tab.library.catalog.all, lora), [version, lora]);
+    if (epochs.length < 2 || !target) return null;
+    const names = epochs.slice(-LAST).map(({name}) => name);
+    const open = () => tab.set({details: null, dialog: "compare", compared: names, comparing: "alone"});
+    return html`<${Button} label=${t("details.epochsHint", {names: listed(names, "conjunction")})} class="rt-small"
+        onClick=${open}>${t("details.epochs", {count: names.length})}<//>`;
 }
 
 /** @param {{lora: LoraDetails, tab: Tab}} props */
