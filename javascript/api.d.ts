@@ -653,6 +653,21 @@ export interface Recipe {
     searching: boolean;
 }
 
+/** One preset as a file, which `POST presets` and `POST recipe` read. */
+export interface PresetFile {
+    /** version, 1 */
+    remora_preset: number;
+    name: string;
+    /** one line for each LoRA: its tag, then its trigger words */
+    text: string;
+    /** WebP as base64; may be empty */
+    thumbnail: string;
+    /** the parameters text of a picture */
+    parameters?: string;
+    /** by name, what finds a LoRA by its tensors, as base64 */
+    sketches?: {[name: string]: string};
+}
+
 /** A block of the loaded model. */
 export interface Block {
     id: string;
@@ -880,6 +895,7 @@ export interface Answers {
     recipe: Recipe;
     "recipe/picture": Recipe;
     "preset/recipe": Recipe;
+    "preset/file": PresetFile;
     blocks: Blocks;
     "blocks/presets": Blocks;
     regions: Regions;

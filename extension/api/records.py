@@ -477,6 +477,17 @@ class Preset(TypedDict):
     parameters: Annotated[str, "the parameters text of a picture that was made with it; may be empty"]
 
 
+class PresetFile(TypedDict):
+    """One preset as a file, which `POST presets` and `POST recipe` read."""
+
+    remora_preset: Annotated[int, "version, 1"]
+    name: str
+    text: Annotated[str, "one line for each LoRA: its tag, then its trigger words"]
+    thumbnail: Annotated[str, "WebP as base64; may be empty"]
+    parameters: NotRequired[Annotated[str, "the parameters text of a picture"]]
+    sketches: NotRequired[Annotated[dict[str, str], "by name, what finds a LoRA by its tensors, as base64"]]
+
+
 class RecipeLora(TypedDict):
     """One LoRA of a recipe."""
 

@@ -29,7 +29,7 @@ from .stack import StackApi
 if TYPE_CHECKING:
     from ..generation.session import Session
 
-PICTURE, WEBP, PNG, TEXT, JSON = "image/*", "image/webp", "image/png", "text/plain", "application/json"
+PICTURE, WEBP, PNG, TEXT = "image/*", "image/webp", "image/png", "text/plain"
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ _RECIPES = (
     Route("POST", "/recipe", RecipesApi.of_text, records.Recipe, Body(records.Text, "a recipe", 2 << 20)),
     Route("POST", "/recipe/picture", RecipesApi.of_picture, records.Recipe, Body(PICTURE, "a picture")),
     Route("GET", "/preset/recipe", RecipesApi.of_preset, records.Recipe),
-    Route("GET", "/preset/file", RecipesApi.file, JSON),
+    Route("GET", "/preset/file", RecipesApi.file, records.PresetFile),
 )
 _BLOCK = (
     Route("GET", "/blocks", BlocksApi.list, records.Blocks),
