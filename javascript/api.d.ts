@@ -38,6 +38,8 @@ export interface Lora {
     words: string;
     /** words for the negative prompt */
     negative: string;
+    /** trigger words that belong together, as Civitai lists them */
+    groups: string[];
     tags: string[];
     notes: string;
     rating: number;
@@ -131,6 +133,8 @@ export interface LoraDetails {
     words: string;
     /** words for the negative prompt */
     negative: string;
+    /** trigger words that belong together, as Civitai lists them */
+    groups: string[];
     tags: string[];
     notes: string;
     rating: number;
@@ -563,6 +567,10 @@ export interface CountedLora {
     pictures: number;
     /** time of the latest of them, in seconds since 1970 */
     latest: number;
+    /** in that one, as in the tag; empty if the tag has none */
+    strength: string;
+    /** the lowest and the highest number; null without any */
+    strengths: [number, number] | null;
 }
 
 /** All LoRA of the pictures, the most used first. */

@@ -106,9 +106,8 @@ class OutputsApi:
             file = file_of(row.name, row.hash)
             key = (None, row.name) if file is None else (file.id, "")
             name = row.name if file is None else self._session.catalog.names.name_of(file)
-            one = counted.setdefault(key, {"id": key[0], "name": name, "pictures": 0, "latest": 0.0})
-            one["pictures"] += row.pictures
-            one["latest"] = max(one["latest"], row.latest_ns / 1e9)
+            one = counted.setdefault(key, _NOT_COUNTED | {"id": key[0], "name": name})
+            _count(one, row)
         loras = sorted(counted.values(), key=lambda one: -one["pictures"])
         told: records.CountedLoras = {"loras": loras, **self._progress()}
         return answer(request, told)
@@ -220,6 +219,26 @@ class OutputsApi:
             "prompt": picture.uses.prompt,
             "loras": _uses(picture.uses.loras, file_of),
         }
+
+
+_NOT_COUNTED: records.CountedLora = {
+    "id": None,
+    "name": "",
+    "pictures": 0,
+    "latest": 0.0,
+    "strength": "",
+    "strengths": None,
+}
+
+
+def _count(one: records.CountedLora, row: LoraRow) -> None:
+    """Add what pictures under one name say of a LoRA."""
+    one["pictures"] += row.pictures
+    if row.latest_ns / 1e9 > one["latest"]:
+        one["latest"], one["strength"] = row.latest_ns / 1e9, row.strength
+    if row.lowest is not None and row.highest is not None:
+        low, high = one["strengths"] or (row.lowest, row.highest)
+        one["strengths"] = (min(low, row.lowest), max(high, row.highest))
 
 
 def _words(text: str) -> tuple[str, ...]:

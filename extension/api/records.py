@@ -53,6 +53,7 @@ class Lora(TypedDict):
     mtime: Annotated[float, "seconds since 1970, like `added` and `used`"]
     words: Annotated[str, "trigger words, as they are put into a prompt"]
     negative: Annotated[str, "words for the negative prompt"]
+    groups: Annotated[Texts, "trigger words that belong together, as Civitai lists them"]
     tags: Texts
     notes: str
     rating: Annotated[int, {"minimum": 0, "maximum": 5}]
@@ -460,6 +461,8 @@ class CountedLora(TypedDict):
     name: str
     pictures: int
     latest: Annotated[float, "time of the latest of them, in seconds since 1970"]
+    strength: Annotated[str, "in that one, as in the tag; empty if the tag has none"]
+    strengths: Annotated[tuple[float, float] | None, "the lowest and the highest number; null without any"]
 
 
 class CountedLoras(OutputsProgress):

@@ -23,6 +23,8 @@ MOST_NAMES = 500_000
 """Files and folders that one scan reads the names of."""
 _DEEPEST = 60  # folders inside each other
 READABLE = ".safetensors"
+_NAMED_BY_FOLDER = ("adapter_model", "pytorch_lora_weights")
+"""File names that trainers give every LoRA, in a folder of its own."""
 _SETTLED = 1.0  # seconds without a change, after which a file is taken to be whole
 _PATIENCE = 15.0  # seconds that a picture waits for that
 _LOOK = 0.1  # seconds between two looks
@@ -47,8 +49,9 @@ class CatalogFile:
 
     @property
     def name(self) -> str:
-        """Return the file name without the suffix."""
-        return self.relative.rpartition("/")[2]
+        """Return the file name without the suffix; the name of the folder where PEFT and diffusers name the file."""
+        own = self.relative.rpartition("/")[2]
+        return (own in _NAMED_BY_FOLDER and self.folder.rpartition("/")[2]) or own
 
     @property
     def folder(self) -> str:

@@ -39,6 +39,8 @@ _TABLES = (
 _PUT = "INSERT INTO picture (folder, name, size, mtime_ns, width, height, seed, prompt) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 _COLUMNS = ", ".join(("id", "folder", "name", "size", "mtime_ns", "width", "height", "seed", "prompt"))
 _DIGITS = (8, 10, 12, 64)  # of a hash in a text
+_AMOUNT = "CASE WHEN strength GLOB '[-.0-9]*' AND strength NOT LIKE '%@%' THEN CAST(strength AS REAL) END"
+"""The first number of a strength that is no schedule."""
 _PATTERN = re.compile(r"[%_!]")  # what LIKE does not take as it is
 
 
@@ -71,6 +73,11 @@ class LoraRow:
     pictures: int = 0
     latest_ns: int = 0
     """The time of the latest of these pictures."""
+    strength: str = ""
+    """Its strength in that picture, as in a tag."""
+    lowest: float | None = None
+    """The lowest strength that is a number; None without any."""
+    highest: float | None = None
 
 
 @dataclass(frozen=True)
@@ -210,13 +217,21 @@ class PictureIndex:
         """Return all LoRA that the sought pictures used, the most used first."""
         condition, values = sought.condition()
         with self._opened() as database:
+            where = _among("WHERE", condition)
+            ranges = {
+                lora: (lowest, highest)
+                for lora, lowest, highest in database.execute(
+                    f"SELECT lora, min({_AMOUNT}), max({_AMOUNT}) FROM used {where} GROUP BY lora", values
+                )
+            }
+            # SQLite takes the strength from the row that has the only maximum
             found = database.execute(
-                "SELECT id, name, hash, pictures, latest FROM lora JOIN (SELECT lora, count(*) AS pictures, "
-                f"max(mtime_ns) AS latest FROM used {_among('WHERE', condition)} GROUP BY lora) ON lora.id = lora "
+                "SELECT id, name, hash, pictures, latest, strength FROM lora JOIN (SELECT lora, count(*) AS pictures, "
+                f"max(mtime_ns) AS latest, strength FROM used {where} GROUP BY lora) ON lora.id = lora "
                 "ORDER BY pictures DESC, id LIMIT ?",
                 (*values, most),
             )
-            return [LoraRow(*one) for one in found]
+            return [LoraRow(*one, *ranges[one[0]]) for one in found]
 
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:

@@ -32,6 +32,7 @@ export const LIBRARY = {
     filters: NO_FILTERS,
     sort: "name",
     view: /** @type {keyof typeof VIEWS} */ ("medium"),
+    tree: false, // folders are shown as one
     chosen: "", // tag of the language that the user chose here; empty for none
     completes: true, // what is typed in a prompt box
 };
@@ -125,6 +126,17 @@ export class Library {
     }
 
     /**
+     * Return the trigger words of a name that are switched together: the groups that Civitai lists, else each phrase.
+     * @param {string} name
+     */
+    groupsOf(name) {
+        const groups = (this.meaning(name).lora?.groups ?? []).map(plainWords).filter(Boolean);
+        const phrases = split(this.wordsOf(name));
+        const others = phrases.filter((phrase) => !groups.some((group) => split(group).includes(phrase)));
+        return [...new Set(groups.length > 1 ? [...groups, ...others] : phrases)];
+    }
+
+    /**
      * Return the phrases of a name for the negative prompt.
      * @param {string} name
      */
@@ -181,15 +193,16 @@ export class Library {
     }
 }
 
-/** @typedef {Pick<typeof LIBRARY, "sort" | "view" | "chosen" | "completes">} Remembered */
+/** @typedef {Pick<typeof LIBRARY, "sort" | "view" | "tree" | "chosen" | "completes">} Remembered */
 
 /** @returns {Partial<Remembered>} */
 export function remembered() {
     try {
-        const {sort, view, chosen, completes} = JSON.parse(localStorage.getItem(STORAGE) ?? "{}");
+        const {sort, view, tree, chosen, completes} = JSON.parse(localStorage.getItem(STORAGE) ?? "{}");
         return {
             ...(Object.hasOwn(SORTS, sort) && {sort}),
             ...(Object.hasOwn(VIEWS, view) && {view}),
+            ...(typeof tree === "boolean" && {tree}),
             ...(typeof chosen === "string" && {chosen}),
             ...(typeof completes === "boolean" && {completes}),
         };
@@ -199,9 +212,9 @@ export function remembered() {
 }
 
 /** @param {Remembered} state */
-export function remember({sort, view, chosen, completes}) {
+export function remember({sort, view, tree, chosen, completes}) {
     try {
-        localStorage.setItem(STORAGE, JSON.stringify({sort, view, chosen, completes}));
+        localStorage.setItem(STORAGE, JSON.stringify({sort, view, tree, chosen, completes}));
     } catch {
         // the browser's storage is off
     }

@@ -28,7 +28,7 @@ const MODERN_NAME = "LoRA";
 
 /** @type {(keyof State)[]} what a sentence in `said` is about */
 const SPOKEN_OF = ["target", "prompt", "negative", "always", "off"];
-const REMEMBERED = ["sort", "view", "chosen", "completes"];
+const REMEMBERED = ["sort", "view", "tree", "chosen", "completes"];
 
 const SHOWN = {
     pane: "library",
@@ -38,7 +38,7 @@ const SHOWN = {
     comparing: "strengths", // how it begins
     balanced: "", // the files and the strengths that the check of the stack has set
     more: "", // key of the row whose settings are shown
-    section: /** @type {"schedule" | "region" | "passes" | "blocks"} */ ("schedule"), // of them
+    section: /** @type {"words" | "schedule" | "region" | "passes" | "blocks"} */ ("schedule"), // of them
     comparison: "", // id of the one that this page began
     saving: {id: "", rows: /** @type {SavedTag[]} */ ([])}, // the job that this page began, and what it saves
     language: "en", // that is spoken: all is drawn again in another one

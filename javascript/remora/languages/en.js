@@ -86,6 +86,8 @@ export const ENGLISH = /** @type {const} */ ({
     "library.count": "{count} LoRA",
     "library.countOf": "{found} of {count} LoRA",
     "library.allFolders": "All folders",
+    "library.tree": "Folders as a tree",
+    "library.inside": "Folders in {folder}",
     "library.filesRead": "LoRA files read",
     "library.readOf": "{done} of {total} read",
     "library.tag": "Tag",
@@ -142,6 +144,8 @@ export const ENGLISH = /** @type {const} */ ({
     "details.used": "Used",
     "details.usedTimes": {one: "once, last {time}", other: "{count} times, last {time}"},
     "details.never": "never",
+    "details.strengths": "Strengths in pictures",
+    "details.lastStrength": "last {strength}",
     "details.shift": "shift {shift}",
     "details.noControl": "This page has no control for {fields}; set it by hand.",
     "details.madeForSettings": "{method}: made for {steps} steps, CFG scale {cfg}",
@@ -238,6 +242,7 @@ export const ENGLISH = /** @type {const} */ ({
     "row.region": "Region",
     "row.passes": "Passes",
     "row.blocks": "Blocks",
+    "row.words": "Words",
     "row.unet": "UNet",
     "row.unetHint": "UNet strength of {name}",
     "row.text": "Text",
@@ -388,6 +393,7 @@ export const ENGLISH = /** @type {const} */ ({
     "passes.hiresHint": "Acts in the second pass, at a higher resolution",
     "passes.refinerHint": "Acts in the passes of a refiner model",
     "passes.detailerHint": "Acts in passes over details, such as faces",
+    "trigger.label": "Trigger words of {name} in the prompt",
     "passes.lastStays": "One pass must stay on. To switch {name} off in all passes, use its check box above.",
 
     // block weights

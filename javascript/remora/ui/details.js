@@ -1,7 +1,7 @@
 // All about one file, and what the user notes about it.
 
 /**
- * @import {Distilled, LoraDetails} from "../../api.d.ts"
+ * @import {CountedLora, Distilled, LoraDetails} from "../../api.d.ts"
  * @import {Tab} from "../main.js"
  * @import {Filled} from "../vendor/preact.js"
  * @import {Attempt} from "./parts.js"
@@ -11,6 +11,7 @@ import {html, useEffect, useMemo, useRef, useState} from "../vendor/preact.js";
 import {ApiError, CHANGED, query} from "../api.js";
 import {shownPicture, writeSettings} from "../boxes.js";
 import {canBeInserted, size} from "../catalog.js";
+import {short} from "../check.js";
 import {epochsOf} from "../epochs.js";
 import {split} from "../prompt.js";
 import {listed, t, translated} from "../words.js";
@@ -142,6 +143,17 @@ export function Details({tab, id}) {
 }
 
 /**
+ * Say at which strengths pictures used a file, and at which the latest one did.
+ * @param {CountedLora | undefined} made
+ */
+function strengthsOf(made) {
+    const [low, high] = made?.strengths?.map((one) => short(one)) ?? ["", ""];
+    const span = low === high ? low : t("mark.range", {low, high});
+    const last = made?.strength && made.strength !== span ? t("details.lastStrength", {strength: made.strength}) : "";
+    return [span, last].filter(Boolean).join(t("mark.list"));
+}
+
+/**
  * Draw a button that compares the latest epochs of the training of a file.
  * @param {{tab: Tab, lora: LoraDetails}} props
  */
@@ -168,6 +180,7 @@ function Facts({lora, tab}) {
         [t("details.nameInTraining"), lora.alias === lora.name ? "" : lora.alias],
         [t("details.hash"), lora.hash],
         [t("details.used"), usesOf(tab.library.catalog.withPictures(lora))],
+        [t("details.strengths"), strengthsOf(tab.library.catalog.pictured.get(lora.id))],
     ];
     return html`<dl class="rt-facts">${facts
         .filter(([, value]) => value)

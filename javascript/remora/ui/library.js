@@ -50,7 +50,7 @@ export function Library({tab, state}) {
         </div></div>
         ${more && html`<${Filters} folders=${folders} state=${state} filter=${filter} tab=${tab} />`}
         ${["copies", "single"].includes(state.filters.show) && html`<${AboutCopies} tab=${tab} />`}
-        <${Folders} folders=${folders} state=${state} filter=${filter} />
+        <${Folders} folders=${folders} state=${state} filter=${filter} tab=${tab} />
         <div class="rt-line rt-found">
             <div class=${found.length ? "rt-hint rt-line" : "rt-empty"} role="status">
                 ${!found.length && html`<${Icon} name=${state.loaded ? "grid" : "refresh"} />`}
@@ -110,15 +110,25 @@ function countOf(state, found, catalog) {
 }
 
 /**
- * Draw where in the folders the user is: the folders around, and those inside.
- * @param {{folders: Facet, state: State, filter: (changes: Partial<Chosen>) => void}} props
+ * Draw where in the folders the user is: the folders around, and those inside; or all of them as a tree.
+ * @param {{folders: Facet, state: State, filter: (changes: Partial<Chosen>) => void, tab: Tab}} props
  */
-function Folders({folders, state, filter}) {
+function Folders({folders, state, filter, tab}) {
     if (!folders.length) return null;
     const {folder} = state.filters;
+    const isDeep = folders.some(([path]) => path.includes("/"));
+    const flip =
+        isDeep
+        && html`<${Button} label=${t("library.tree")} class="rt-small" aria-pressed=${String(state.tree)}
+        onClick=${() => tab.set({tree: !state.tree})}><${Icon} name="list" /><//>`;
+    if (isDeep && state.tree)
+        return html`<nav class="rt-folders rt-tree" aria-label=${t("common.folders")}>
+            ${flip}<button type="button" class="rt-link" aria-current=${folder ? undefined : "location"}
+                onClick=${() => filter({folder: ""})}>${t("library.allFolders")}</button>
+            <${Branch} folders=${folders} path="" current=${folder} go=${(/** @type {string} */ path) => filter({folder: path})} /></nav>`;
     const {around, inside} = foldersAt(folders, folder);
     const last = (/** @type {string} */ path) => path.split("/").pop();
-    return html`<nav class="rt-folders" aria-label=${t("common.folders")}>
+    return html`<nav class="rt-folders" aria-label=${t("common.folders")}>${flip}
         ${["", ...around].map(
             (
                 path,
@@ -130,6 +140,25 @@ function Folders({folders, state, filter}) {
             onClick=${() => filter({folder: path})}>${broken(last(path) ?? "")} <span class="rt-count">${count}</span></button>`,
         )}
     </nav>`;
+}
+
+/**
+ * Draw the folders in a folder, each with those in it where it is open.
+ * @param {{folders: Facet, path: string, current: string, go: (path: string) => void}} props
+ */
+function Branch({folders, path, current, go}) {
+    const [open, setOpen] = useState(/** @type {string[]} */ ([]));
+    return html`<ul>${foldersAt(folders, path).inside.map(([inner, count]) => {
+        const name = inner.slice(path && path.length + 1);
+        const hasMore = folders.some(([other]) => other.startsWith(`${inner}/`));
+        const isOpen = hasMore && (open.includes(inner) || current.startsWith(`${inner}/`));
+        const flip = () => setOpen(isOpen ? open.filter((one) => one !== inner) : [...open, inner]);
+        return html`<li key=${inner}>
+            ${hasMore && html`<button type="button" class="rt-link rt-fold" aria-expanded=${String(isOpen)} aria-label=${t("library.inside", {folder: name})} onClick=${flip}>${isOpen ? "▾" : "▸"}</button>`}
+            <button type="button" class="rt-link" aria-current=${inner === current ? "location" : undefined}
+                onClick=${() => go(inner)}>${broken(name)}</button><span class="rt-count">${count}</span>
+            ${isOpen && html`<${Branch} folders=${folders} path=${inner} current=${current} go=${go} />`}</li>`;
+    })}</ul>`;
 }
 
 /** @param {{scan: ScanState}} props */

@@ -124,11 +124,18 @@ def test_the_tags_of_a_picture_are_as_the_prompt_needs_them(web: Web) -> None:
 
 
 def test_pictures_are_counted_by_lora(web: Web) -> None:
-    for number, tags in enumerate(("<lora:zorp:1>", "<lora:ZORP:1> <lora:gone:1>", "<lora:neon:1>", "")):
+    for number, tags in enumerate(
+        ("<lora:zorp:1>", "<lora:ZORP:0.5:stop=10> <lora:gone:0@0,1@0.5>", "<lora:neon>", "")
+    ):
         web.add(f"{number}.png", tags)
     web.scan()
     told = web.ask("GET", "/outputs/loras")["loras"]
     latest = {one["name"]: one.pop("latest") for one in told}
+    assert {one["name"]: (one.pop("strength"), one.pop("strengths")) for one in told} == {
+        "zorp": ("0.5:stop=10", [0.5, 1]),
+        "gone": ("0@0,1@0.5", None),
+        "neon": ("", None),
+    }
     times = {one["file"]: one["time"] for one in web.list()["pictures"]}
     assert latest == {"zorp": max(times["0.png"], times["1.png"]), "gone": times["1.png"], "neon": times["2.png"]}
     (found,) = web.ask("GET", "/outputs/loras", params={"words": "FOX lora:neon"})["loras"]

@@ -15,6 +15,7 @@ from extension.outputs import Outputs
 from tests.extension.api.test_outputs import Web
 from tests.extension.outputs.pictures import png, saved, text_with, with_comment
 
+
 @pytest.fixture
 def web(tmp_path: Path, lora_file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
     from extension.hosts.standalone import STANDALONE
