@@ -23,6 +23,7 @@ function polled(loras = []) {
             "GET loras": () => ({data: listOf(loras, {revision: server.state.catalog.revision})}),
             "GET stack": () => ({tag: server.state.stack, data: STACK}),
             "GET outputs/loras": () => ({data: server.counted}),
+            "GET pictures": () => ({data: {pictures: []}}),
         },
     });
     /** Return the requests since the last call. */

@@ -18,6 +18,7 @@ import {listed, t, translated} from "../words.js";
 import {rank, usesOf} from "./card.js";
 import {CheckSection} from "./check.js";
 import {Icon} from "./icons.js";
+import {Markdown} from "./markdown.js";
 import {OutputSection} from "./outputs.js";
 import {PictureList} from "./pictures.js";
 import {Button, Deleted, Dialog, isNumber, numberOf, Picture, Stars, tooStrong, Trouble, useLoad} from "./parts.js";
@@ -127,6 +128,7 @@ export function Details({tab, id}) {
                 ${lora.problems.map((text) => html`<p class="rt-notice" key=${text}>${translated(text)}</p>`)}
                 <${Facts} lora=${lora} tab=${tab} />
                 ${lora.distilled && html`<${MadeFor} tab=${tab} made=${lora.distilled} attempt=${attempt} />`}
+                ${lora.notes && html`<${Markdown} text=${lora.notes} />`}
                 <${Fields} draft=${draft} edit=${edit} lora=${lora} />
                 <${OutputSection} tab=${tab} lora=${lora.id} />
                 <${Used} tab=${tab} lora=${lora.id} />
