@@ -45,8 +45,6 @@ class Notes:
     """Trigger words, as a prompt contains them."""
     negative: str = ""
     """The same for the negative prompt."""
-    groups: tuple[str, ...] = ()
-    """Trigger words that belong together, as Civitai lists them."""
     notes: str = ""
     base_model: str = ""
     tags: tuple[str, ...] = ()
@@ -58,6 +56,8 @@ class Notes:
     favourite: bool = False
     hidden: bool = False
     """Whether the user wants lists to leave it out."""
+    groups: tuple[str, ...] = ()
+    """Trigger words that belong together, as Civitai lists them."""
     problems: tuple[str, ...] = ()
     """A sentence for each file beside it that could not be read."""
 
@@ -104,7 +104,6 @@ def read_notes(paths: Sequence[Path]) -> Notes:
         description=(plain or _without_html(said)) if "modelVersions" in own else (_without_html(said) or plain),
         words=_text(own.get("activation text")) or ", ".join(_texts(version.get("trainedWords"))),
         negative=_text(own.get("negative text")),
-        groups=tuple(_texts(version.get("trainedWords")))[:_MAX_TAGS],
         notes=_text(own.get("notes")),
         base_model=_text(own.get("sd version")).replace("Unknown", "") or _text(version.get("baseModel")),
         tags=tuple(_texts(own.get("tags")) or _texts(model.get("tags")))[:_MAX_TAGS],
@@ -113,6 +112,7 @@ def read_notes(paths: Sequence[Path]) -> Notes:
         rating=rating if (rating := remora.get("rating")) in RATINGS and type(rating) is int else 0,
         favourite=remora.get("favourite") is True,
         hidden=remora.get("hidden") is True,
+        groups=tuple(_texts(version.get("trainedWords")))[:_MAX_TAGS],
         problems=tuple(problems),
     )
 

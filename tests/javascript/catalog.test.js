@@ -43,6 +43,7 @@ function lora(name, more = {}) {
         mtime: 0,
         words: "",
         negative: "",
+        groups: [],
         tags: [],
         notes: "",
         alpha: null,
@@ -58,6 +59,14 @@ function lora(name, more = {}) {
         ...more,
     };
 }
+
+/**
+ * Make what the pictures in the output folders say of a file.
+ * @param {string} id
+ * @param {number} pictures
+ * @param {number} latest
+ */
+const counted = (id, pictures, latest) => ({id, name: id, pictures, latest, strength: "", strengths: null});
 
 /**
  * Make an answer of the server that tells everything.
@@ -308,7 +317,7 @@ test("a file was not used for six months if it is older, and neither a picture n
         lora("used", {added: old, mtime: old, used: lately}),
         lora("pictured", {added: old, mtime: old, used: old}),
     );
-    catalog.takePictures([{id: "pictured", name: "", pictures: 3, latest: lately}]);
+    catalog.takePictures([counted("pictured", 3, lately)]);
     assert.deepEqual(names(select(catalog, "", {...NO_FILTERS, show: "unused"}, "name")), [
         "copied with its date",
         "never",
@@ -321,7 +330,7 @@ test("files whose pictures have the words come last, if that is asked for", () =
     const found = (/** @type {string} */ words, prompts = true) =>
         names(select(catalog, words, {...NO_FILTERS, prompts}, "name"));
     assert.deepEqual(found("rain"), ["rain"]);
-    catalog.takePrompted("rain", [{id: "fur", name: "fur", pictures: 1, latest: 0}]);
+    catalog.takePrompted("rain", [counted("fur", 1, 0)]);
     assert.deepEqual(found(" rain "), ["rain", "fur"]);
     assert.deepEqual(found("rain", false), ["rain"]);
     assert.deepEqual(found("rain fox"), [], "the answer is of other words");

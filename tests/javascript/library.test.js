@@ -219,7 +219,7 @@ test("a browser that remembers nothing is no fault", () => {
         },
         configurable: true,
     });
-    remember({sort: "name", view: "medium", chosen: "", completes: true});
+    remember({sort: "name", view: "medium", tree: false, chosen: "", completes: true});
     assert.deepEqual(remembered(), {});
 });
 

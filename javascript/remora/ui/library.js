@@ -149,7 +149,7 @@ function Folders({folders, state, filter, tab}) {
 function Branch({folders, path, current, go}) {
     const [open, setOpen] = useState(/** @type {string[]} */ ([]));
     return html`<ul>${foldersAt(folders, path).inside.map(([inner, count]) => {
-        const name = inner.slice(path && path.length + 1);
+        const name = inner.slice(path ? path.length + 1 : 0);
         const hasMore = folders.some(([other]) => other.startsWith(`${inner}/`));
         const isOpen = hasMore && (open.includes(inner) || current.startsWith(`${inner}/`));
         const flip = () => setOpen(isOpen ? open.filter((one) => one !== inner) : [...open, inner]);

@@ -13,11 +13,13 @@ export function Markdown({text}) {
 /** @param {Block} one */
 function block(one) {
     const {kind, lines} = one;
+    if (kind === "list") {
+        const items = lines.map((spans) => html`<li>${spans.map(span)}</li>`);
+        return one.ordered ? html`<ol>${items}</ol>` : html`<ul>${items}</ul>`;
+    }
     if (kind === "heading") return html`<h5>${lines[0].map(span)}</h5>`;
     if (kind === "code") return html`<pre>${lines.map(([{text}]) => `${text}\n`)}</pre>`;
-    if (kind === "text") return html`<p>${lines.map((spans, at) => [at > 0 && html`<br />`, ...spans.map(span)])}</p>`;
-    const items = lines.map((spans) => html`<li>${spans.map(span)}</li>`);
-    return one.ordered ? html`<ol>${items}</ol>` : html`<ul>${items}</ul>`;
+    return html`<p>${lines.map((spans, at) => [at > 0 && html`<br />`, ...spans.map(span)])}</p>`;
 }
 
 /** @param {Span} one */

@@ -5,7 +5,6 @@
  * @import {State, Tab} from "../main.js"
  * @import {RecipeOf} from "../recipes.js"
  * @import {FieldEvent, Filled} from "../vendor/preact.js"
- * @import {Attempt} from "./parts.js"
  */
 
 import {html, useEffect, useMemo, useRef, useState} from "../vendor/preact.js";
