@@ -41,8 +41,8 @@ export async function readRecipe(tab, {preset, file}) {
  * @param {string} own the name of the file here
  */
 export function aboutLora({by, name}, own) {
-    if (by === "") return t("recipe.missing");
-    if (by === "other") return t("recipe.other");
+    if (by === "") return `✕ ${t("recipe.missing")}`;
+    if (by === "other") return `⚠ ${t("recipe.other")}`;
     if (by === "tensors") return t("recipe.tensors", {name: own});
     return own === name ? t("recipe.here") : t("recipe.hereAs", {name: own});
 }

@@ -35,8 +35,8 @@ test("it is said of each LoRA whether it is here", () => {
         ["name", "a", /^here$/],
         ["hash", "b", /^here as b$/],
         ["tensors", "b", /^here as b, which has the same content/],
-        ["other", "a", /another file of this name/],
-        ["", "a", /^missing$/],
+        ["other", "a", /^⚠ another file of this name/],
+        ["", "a", /^✕ missing$/],
     ];
     for (const [by, own, said] of cases) assert.match(aboutLora({name: "a", strength: "", id: null, by}, own), said);
 });

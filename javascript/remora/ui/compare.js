@@ -61,7 +61,9 @@ export function Compare({tab, state}) {
     const names = [...new Set([...rows.map((row) => row.name), ...given])];
     const [chosen, setChosen] = useState(given.length ? given : names.slice(0, 1));
     const [mode, setMode] = useState(state.comparing);
-    const [values, setValues] = useState(/** @type {string} */ (VALUES.strengths.first));
+    const [values, setValues] = useState(
+        /** @type {string} */ (valuesFor(state.comparing)?.first ?? VALUES.strengths.first),
+    );
     const field = valuesFor(mode);
     const change = (/** @type {string} */ to) => {
         const next = valuesFor(to);

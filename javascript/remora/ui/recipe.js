@@ -105,13 +105,14 @@ function Lora({tab, lora}) {
     const file = tab.library.catalog.byId.get(id ?? "");
     const said = aboutLora(lora, file?.name ?? name);
     const shown = [name, strength].filter(Boolean).join(" ");
+    const shownAs = by === "" || by === "other" ? "rt-lacking" : "rt-hint";
     return html`<span class="rt-line">
         ${
             file
                 ? html`<button type="button" class="rt-link" title=${file.file} onClick=${() => tab.set({details: file.id})}><${Name} text=${shown} /></button>`
                 : html`<strong>${broken(shown)}</strong>`
         }
-        <span class=${by === "" ? "rt-problem" : by === "other" ? "rt-warning" : "rt-hint"}>${said}</span></span>`;
+        <span class=${shownAs}>${said}</span></span>`;
 }
 
 /** @param {{tab: Tab, recipe: RecipeTold, file: File, does: (work: () => unknown, done: string) => unknown}} props */

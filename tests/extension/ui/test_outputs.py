@@ -177,7 +177,7 @@ def test_a_dropped_picture_is_taken_apart_kept_as_a_preset_and_shared(page: Any,
     dialog = page.get_by_role("dialog", name="fox.png")
     loras = dialog.get_by_role("list", name="LoRA").locator("> li")
     loras.first.wait_for(timeout=LONG)
-    assert [" ".join(one.inner_text().split()) for one in loras.all()] == ["stripes 0.5 here", "gone 1 missing"]
+    assert [" ".join(one.inner_text().split()) for one in loras.all()] == ["stripes 0.5 here", "gone 1 ✕ missing"]
     assert tab.prompt == "a cat <lora:neon:1>", "it is shown only"
     assert faults(page) == []
     dialog.get_by_role("button", name="Use these LoRA").click()
