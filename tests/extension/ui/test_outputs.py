@@ -211,16 +211,23 @@ def test_a_dropped_picture_is_taken_apart_kept_as_a_preset_and_shared(page: Any,
 
 def test_the_last_epochs_of_a_training_are_compared_and_later_ones_come(page: Any, served: Served) -> None:
     content = (served.loras / "stripes.safetensors").read_bytes()
-    files = [served.loras / f"training-{number:06}.safetensors" for number in range(1, 6)]
+    folder = served.loras / "trainings" / "fur"
+    files = [folder / f"fur-{number:06}.safetensors" for number in range(1, 6)]
     try:
+        folder.mkdir(parents=True)
         for path in files[:4]:
             path.write_bytes(content)
         tab = Tab(page).ready()
         tab.write("a fox")
         tab.button("Refresh: look for LoRA files again").click()
-        tab.button("About training-000002").click(timeout=LONG)
+        tab.button("Folders as a tree").click(timeout=LONG)
+        tab.button("Folders in trainings").click()
+        tab.root.get_by_role("navigation", name="Folders").get_by_role("button", name="fur", exact=True).click()
+        tab.root.get_by_text("4 of ").wait_for()
+        tab.button("About fur-000002").click()
         page.get_by_role("button", name="Compare the latest epochs of this training: ").click()
         dialog = page.get_by_role("dialog", name="Compare")
+        assert dialog.get_by_label("Strengths", exact=False).last.input_value() == "0.6, 0.8, 1"
         dialog.get_by_label("Strengths", exact=False).last.fill("0.5, 1")
         dialog.get_by_role("button", name="Make the pictures").click()
         dialog.get_by_text("8 of 8 pictures, seed 7").wait_for(timeout=LONG)
@@ -229,8 +236,7 @@ def test_the_last_epochs_of_a_training_are_compared_and_later_ones_come(page: An
         dialog.get_by_text("10 of 10 pictures, seed 7").wait_for(timeout=LONG)
         heads = dialog.get_by_role("rowheader")
         assert [one.inner_text() for one in heads.all()] == [path.stem for path in files]
-        dialog.get_by_role("button", name="Use the prompt of training-000005 1").click()
-        assert tab.prompt == "a fox <lora:training-000005:1>"
+        dialog.get_by_role("button", name="Use the prompt of fur-000005 1").click()
+        assert tab.prompt == "a fox <lora:fur-000005:1>"
     finally:
-        for path in files:
-            path.unlink(missing_ok=True)
+        shutil.rmtree(folder.parent, ignore_errors=True)
