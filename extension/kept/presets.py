@@ -179,11 +179,12 @@ class PresetsFile:
         lines = [_checked_line(line, f"line {place}") for place, line in enumerate(text.strip().splitlines(), 1)]
         if not lines:
             raise PresetError("a preset needs at least one LoRA")
-        new = {} if parameters is None else {"parameters": _checked_parameters(parameters)}
+        new = None if parameters is None else _checked_parameters(parameters)
 
         def change(kept: Mapping[str, SavedPreset]) -> dict[str, SavedPreset]:
             old = _existing(kept, former) if former else kept.get(name)
-            preset = replace(old or SavedPreset(name, ""), name=name, text="\n".join(lines), **new)
+            preset = replace(old or SavedPreset(name, ""), name=name, text="\n".join(lines))
+            preset = preset if new is None else replace(preset, parameters=new)
             return {other: one for other, one in kept.items() if other != former} | {name: preset}
 
         return self._changed(change)[name]
@@ -358,7 +359,7 @@ def _from_json(data: object) -> SavedPreset:
             raise PresetError("it lacks its name, text or thumbnail")
 
 
-def _from_more(more: Mapping[str, object]) -> tuple[str, Mapping[str, str]]:
+def _from_more(more: Mapping[Any, Any]) -> tuple[str, Mapping[str, str]]:
     """Return the parameters and the sketches of a preset, both of which may be missing."""
     parameters, sketches = more.get("parameters", ""), more.get("sketches", {})
     if not isinstance(parameters, str):

@@ -231,7 +231,7 @@ class PictureIndex:
                 "ORDER BY pictures DESC, id LIMIT ?",
                 (*values, most),
             )
-            return [LoraRow(*one, *ranges[one[0]]) for one in found]
+            return [LoraRow(*one, lowest=ranges[one[0]][0], highest=ranges[one[0]][1]) for one in found]
 
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
