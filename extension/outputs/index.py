@@ -8,7 +8,7 @@ import sqlite3
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -231,7 +231,8 @@ class PictureIndex:
                 "ORDER BY pictures DESC, id LIMIT ?",
                 (*values, most),
             )
-            return [LoraRow(*one, lowest=ranges[one[0]][0], highest=ranges[one[0]][1]) for one in found]
+            rows = [LoraRow(*one) for one in found]
+            return [replace(row, lowest=ranges[row.id][0], highest=ranges[row.id][1]) for row in rows]
 
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
