@@ -39,7 +39,7 @@ _TABLES = (
 _PUT = "INSERT INTO picture (folder, name, size, mtime_ns, width, height, seed, prompt) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 _COLUMNS = ", ".join(("id", "folder", "name", "size", "mtime_ns", "width", "height", "seed", "prompt"))
 _DIGITS = (8, 10, 12, 64)  # of a hash in a text
-_AMOUNT = "CASE WHEN strength GLOB '[-.0-9]*' AND strength NOT LIKE '%@%' THEN CAST(strength AS REAL) END"
+_AMOUNT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?!.*@)")
 """The first number of a strength that is no schedule."""
 _PATTERN = re.compile(r"[%_!]")  # what LIKE does not take as it is
 
@@ -78,6 +78,17 @@ class LoraRow:
     lowest: float | None = None
     """The lowest strength that is a number; None without any."""
     highest: float | None = None
+
+    def with_uses(self, pictures: int, latest_ns: int, strength: str) -> LoraRow:
+        """Return it with further pictures, of one strength."""
+        if latest_ns > self.latest_ns:
+            row = replace(self, pictures=self.pictures + pictures, latest_ns=latest_ns, strength=strength)
+        else:
+            row = replace(self, pictures=self.pictures + pictures)
+        if (found := _AMOUNT.match(strength)) is None:
+            return row
+        amounts = [float(found[0]), *(one for one in (self.lowest, self.highest) if one is not None)]
+        return replace(row, lowest=min(amounts), highest=max(amounts))
 
 
 @dataclass(frozen=True)
@@ -217,22 +228,17 @@ class PictureIndex:
         """Return all LoRA that the sought pictures used, the most used first."""
         condition, values = sought.condition()
         with self._opened() as database:
-            where = _among("WHERE", condition)
-            ranges = {
-                lora: (lowest, highest)
-                for lora, lowest, highest in database.execute(
-                    f"SELECT lora, min({_AMOUNT}), max({_AMOUNT}) FROM used {where} GROUP BY lora", values
-                )
-            }
-            # SQLite takes the strength from the row that has the only maximum
+            scanned = _among("WHERE", condition) or "NOT INDEXED"  # all rows are read faster in their order
             found = database.execute(
                 "SELECT id, name, hash, pictures, latest, strength FROM lora JOIN (SELECT lora, count(*) AS pictures, "
-                f"max(mtime_ns) AS latest, strength FROM used {where} GROUP BY lora) ON lora.id = lora "
-                "ORDER BY pictures DESC, id LIMIT ?",
-                (*values, most),
+                f"max(mtime_ns) AS latest, strength FROM used {scanned} GROUP BY lora, strength) ON lora.id = lora",
+                values,
             )
-            rows = [LoraRow(*one) for one in found]
-            return [replace(row, lowest=ranges[row.id][0], highest=ranges[row.id][1]) for row in rows]
+            rows: dict[int, LoraRow] = {}
+            for number, name, digest, *uses in found:
+                row = rows.get(number, LoraRow(number, name, digest))
+                rows[number] = row.with_uses(*uses)
+            return sorted(rows.values(), key=lambda row: (-row.pictures, row.id))[:most]
 
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:

@@ -13,7 +13,7 @@ import {translated} from "./words.js";
 const STORAGE = "remora"; // key in the browser's storage
 /** @type {Meaning} */
 const UNKNOWN = {id: null, problem: "", note: "", candidates: []};
-const COUNT_AGAIN = 15_000; // milliseconds: the server reads a picture some seconds after it is made
+const COUNT_AGAIN = 30_000; // milliseconds: the server reads a picture some seconds after it is made
 const MOST_NAMES = 50; // that the server resolves in one request
 
 /** How files are shown, from the densest: the least width and the height of each in pixels; a width of 0 is all of it. */

@@ -95,10 +95,10 @@ test("pictures of each LoRA are counted again after a while, while they are read
         [0, 0],
     ]);
     assert.equal(await asks(), false, "that soon");
-    t.mock.timers.tick(20_000);
+    t.mock.timers.tick(40_000);
     server.counted = {...server.counted, scan: {running: false}};
     assert.equal(await asks(), true, "they were being read");
-    t.mock.timers.tick(20_000);
+    t.mock.timers.tick(40_000);
     assert.equal(await asks(), false, "there are no others");
     server.state = serverState({pictures: 1});
     server.counted = {...server.counted, loras: [{id: "id-b", name: "b", pictures: 1, latest: 9}]};
