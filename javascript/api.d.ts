@@ -40,6 +40,8 @@ export interface Lora {
     words: string;
     /** words for the negative prompt */
     negative: string;
+    /** trigger words that belong together, as Civitai lists them */
+    groups: string[];
     tags: string[];
     notes: string;
     rating: number;
@@ -137,6 +139,8 @@ export interface LoraDetails {
     words: string;
     /** words for the negative prompt */
     negative: string;
+    /** trigger words that belong together, as Civitai lists them */
+    groups: string[];
     tags: string[];
     notes: string;
     rating: number;
@@ -652,6 +656,12 @@ export interface CountedLora {
     id: string | null;
     name: string;
     pictures: number;
+    /** time of the latest of them, in seconds since 1970 */
+    latest: number;
+    /** in that one, as in the tag; empty if the tag has none */
+    strength: string;
+    /** the lowest and the highest number; null without any */
+    strengths: [number, number] | null;
 }
 
 /** All LoRA of the pictures, the most used first. */
@@ -685,6 +695,8 @@ export interface Preset {
     text: string;
     /** changes if the picture changes; empty without a picture */
     thumbnail: string;
+    /** the parameters text of a picture that was made with it; may be empty */
+    parameters: string;
 }
 
 /** All presets. */
@@ -703,6 +715,56 @@ export interface PresetWanted {
     text: string;
     /** the name that it had */
     former?: string;
+    /** the parameters text of a picture; without it, the former one stays */
+    parameters?: string;
+}
+
+/** One LoRA of a recipe. */
+export interface RecipeLora {
+    /** as in the tag */
+    name: string;
+    /** as in the tag; empty if the tag has none */
+    strength: string;
+    /** id of the file; null without one */
+    id: string | null;
+    /** how the file was found; `other` is a file of this name that has another hash */
+    by: "hash" | "tensors" | "name" | "other" | "";
+}
+
+/** The prompt, settings, model and LoRA of a picture or a preset. */
+export interface Recipe {
+    /** of the preset; empty without one */
+    name: string;
+    /** path below the output folder, if the picture is there */
+    file: string;
+    /** the parameters text as it is written */
+    text: string;
+    /** the same with the names that the LoRA have here */
+    own: string;
+    /** the tags of its LoRA, under the names they have here */
+    tags: string;
+    prompt: string;
+    negative: string;
+    settings: {[name: string]: string};
+    model: string;
+    loras: RecipeLora[];
+    /** a LoRA may be found later: files are still being read */
+    searching: boolean;
+}
+
+/** One preset as a file, which `POST presets` and `POST recipe` read. */
+export interface PresetFile {
+    /** version, 1 */
+    remora_preset: number;
+    name: string;
+    /** one line for each LoRA: its tag, then its trigger words */
+    text: string;
+    /** WebP as base64; may be empty */
+    thumbnail: string;
+    /** the parameters text of a picture */
+    parameters?: string;
+    /** by name, what finds a LoRA by its tensors, as base64 */
+    sketches?: {[name: string]: string};
 }
 
 /** A block of the loaded model. */
@@ -805,6 +867,7 @@ export interface CompareWanted {
     names: string[];
     mode?:
         | "strengths"
+        | "alone"
         | "against"
         | "without"
         | "combinations"
@@ -824,6 +887,8 @@ export interface CompareWanted {
     height?: number;
     /** -1: one random seed for all; rows of a sheet count from it */
     seed?: number;
+    /** id of the latest comparison: only rows are added, with its settings */
+    grows?: string;
 }
 
 /** A file that was saved, or of a preview, what it would be. */
@@ -960,6 +1025,10 @@ export interface Answers {
     presets: Presets;
     preset: Presets;
     "preset/thumbnail": Presets;
+    recipe: Recipe;
+    "recipe/picture": Recipe;
+    "preset/recipe": Recipe;
+    "preset/file": PresetFile;
     blocks: Blocks;
     "blocks/presets": Blocks;
     regions: Regions;

@@ -11,7 +11,7 @@ from fastapi import HTTPException, Request, Response
 
 from lib_lora import LoraError
 
-from ..generation.compare import ComparisonRun, plan
+from ..generation.compare import ComparisonRun, Plan, plan
 from ..hosts.txt2img import RequestError, Txt2Img
 from ..library.pictures import one_picture
 from ..text.prompt import parse
@@ -21,7 +21,7 @@ from .answers import CONFLICT, NOT_FOUND, UNPROCESSABLE, answer, whole
 if TYPE_CHECKING:
     from ..generation.session import Session
 
-_OF_COMPARISON = ("mode", "names", "values")
+_OF_COMPARISON = ("mode", "names", "values", "grows")
 
 
 class CompareApi:
@@ -33,7 +33,7 @@ class CompareApi:
         self._latest: ComparisonRun | None = None
 
     def start(self, request: Request, body: records.CompareWanted) -> Response:
-        """Start a grid of pictures that differ only in their LoRA; answer its progress."""
+        """Start a grid of pictures that differ only in their LoRA, or add rows to one; answer its progress."""
         painter = self._session.host.painter
         if painter is None:
             raise HTTPException(UNPROCESSABLE, f"{self._session.host.name} cannot make pictures for the tab")
@@ -44,6 +44,9 @@ class CompareApi:
             for prompt in made.prompts:
                 if prompt is not None:
                     parse(prompt, self._session.names)  # before the first picture is made
+            if "grows" in body:
+                self._grow(body["grows"], made)
+                return self.state(request)
         except (RequestError, LoraError) as error:  # an invalid request, or an invalid tag in its prompt
             raise HTTPException(UNPROCESSABLE, str(error)) from error
         with self._lock:
@@ -52,6 +55,12 @@ class CompareApi:
             self._latest = ComparisonRun(painter, asked, made, {**body, "seed": asked.seed})
             self._latest.start()
         return self.state(request)
+
+    def _grow(self, id: str, made: Plan) -> None:  # noqa: A002  # of the body
+        with self._lock:
+            if self._latest is None or self._latest.id != id:
+                raise HTTPException(CONFLICT, "another comparison was started since; rows can be added to the latest")
+            self._latest.grow(made)
 
     def state(self, request: Request) -> Response:
         """Return the progress of the latest comparison; `comparison` is null without one."""

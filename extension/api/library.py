@@ -309,6 +309,7 @@ def listed(row: Row) -> records.Lora:
         "mtime": row.file.mtime_ns / 1e9,
         "words": notes.words or _without_tags(", ".join(facts.words)),
         "negative": notes.negative,
+        "groups": [*map(_without_tags, notes.groups)],
         "tags": list(notes.tags),
         "notes": notes.notes,
         "rating": notes.rating,

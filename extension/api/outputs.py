@@ -8,7 +8,6 @@ import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from fastapi import HTTPException, Request, Response
@@ -18,7 +17,7 @@ from ..generation.paste import with_own_names
 from ..library import Found
 from ..library.catalog import CatalogError, CatalogFile
 from ..library.pictures import Thumbnails
-from ..outputs import DamagedError, LoraKey, LoraRow, PictureFile, PictureIndex, Use, read_embedded, tags_of
+from ..outputs import DamagedError, LoraKey, LoraRow, PictureFile, PictureIndex, Sought, Use, read_embedded, tags_of
 from ..text.infotext import parse_infotext
 from . import records
 from .answers import NO_CONTENT, NOT_FOUND, UNPROCESSABLE, answer, whole
@@ -31,6 +30,7 @@ logger = logging.getLogger(__name__)
 _PAGE = 60  # pictures of an answer, unless the query tells
 _LARGEST_PAGE = 200
 _MOST_LORAS = 5000  # of an answer
+_MOST_WORDS = 20  # of a query
 _DAY = "private, max-age=86400"
 
 T = TypeVar("T")
@@ -45,14 +45,22 @@ class OutputsApi:
         self._few = asyncio.Semaphore(2)
 
     def list(
-        self, request: Request, lora: str = "", name: str = "", seed: str = "", skip: str = "0", most: str = ""
+        self,
+        request: Request,
+        lora: str = "",
+        name: str = "",
+        seed: str = "",
+        words: str = "",
+        skip: str = "0",
+        most: str = "",
     ) -> Response:
         """List the pictures in the output folders, the latest first: all, or only the pictures of one LoRA.
 
-        `lora` is the id of a file, `name` a name as in tags, whose file need not exist. `seed` limits the list.
+        `lora` is the id of a file, `name` a name as in tags, whose file need not exist. `seed` and `words` of the
+        prompt limit the list.
         """
         self._session.outputs.look()
-        wanted = whole(seed, "seed") if seed else None
+        wanted = Sought(whole(seed, "seed") if seed else None, _words(words))
         where, count = whole(skip, "skip"), whole(most, "most") if most else _PAGE
         if not 1 <= count <= _LARGEST_PAGE:
             raise HTTPException(UNPROCESSABLE, f"most must be a number from 1 to {_LARGEST_PAGE}")
@@ -86,17 +94,20 @@ class OutputsApi:
         told: records.OutputPictureDetails = {**self._told(picture, self._files()), "tags": tags}
         return answer(request, told)
 
-    def loras(self, request: Request) -> Response:
-        """Count the pictures of each LoRA, the most used first; a LoRA without a file has no id."""
+    def loras(self, request: Request, words: str = "") -> Response:
+        """Count the pictures of each LoRA, the most used first; `words` of the prompt limit the pictures.
+
+        A LoRA without a file has no id.
+        """
         self._session.outputs.look()
-        file_of = self._files()
+        file_of, sought = self._files(), Sought(words=_words(words))
         counted: dict[tuple[str | None, str], records.CountedLora] = {}
-        for row in self._read(lambda index: index.loras(_MOST_LORAS)) or ():
+        for row in self._read(lambda index: index.loras(sought, _MOST_LORAS)) or ():
             file = file_of(row.name, row.hash)
             key = (None, row.name) if file is None else (file.id, "")
             name = row.name if file is None else self._session.catalog.names.name_of(file)
-            one = counted.setdefault(key, {"id": key[0], "name": name, "pictures": 0})
-            one["pictures"] += row.pictures
+            one = counted.setdefault(key, _NOT_COUNTED | {"id": key[0], "name": name})
+            _count(one, row)
         loras = sorted(counted.values(), key=lambda one: -one["pictures"])
         told: records.CountedLoras = {"loras": loras, **self._progress()}
         return answer(request, told)
@@ -201,7 +212,7 @@ class OutputsApi:
         return {
             "id": picture.id,
             "time": picture.mtime_ns / 1e9,
-            "file": self._shown(picture.path),
+            "file": self._session.outputs.shown(picture),
             "width": picture.width,
             "height": picture.height,
             "seed": picture.uses.seed,
@@ -209,12 +220,33 @@ class OutputsApi:
             "loras": _uses(picture.uses.loras, file_of),
         }
 
-    def _shown(self, path: Path) -> str:
-        """Return the path below its output folder."""
-        for top in self._session.outputs.tops():
-            with suppress(ValueError):
-                return path.relative_to(top).as_posix()
-        return path.name
+
+_NOT_COUNTED: records.CountedLora = {
+    "id": None,
+    "name": "",
+    "pictures": 0,
+    "latest": 0.0,
+    "strength": "",
+    "strengths": None,
+}
+
+
+def _count(one: records.CountedLora, row: LoraRow) -> None:
+    """Add what pictures under one name say of a LoRA."""
+    one["pictures"] += row.pictures
+    if row.latest_ns / 1e9 > one["latest"]:
+        one["latest"], one["strength"] = row.latest_ns / 1e9, row.strength
+    if row.lowest is not None and row.highest is not None:
+        low, high = one["strengths"] or (row.lowest, row.highest)
+        one["strengths"] = (min(low, row.lowest), max(high, row.highest))
+
+
+def _words(text: str) -> tuple[str, ...]:
+    """Return the words of a query."""
+    words = tuple(dict.fromkeys(text.split()))
+    if len(words) > _MOST_WORDS:
+        raise HTTPException(UNPROCESSABLE, f"words must be no more than {_MOST_WORDS} words, not {len(words)}")
+    return words
 
 
 def _uses(loras: Iterable[Use], file_of: Callable[[str, str], CatalogFile | None]) -> list[records.OutputLora]:

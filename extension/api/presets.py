@@ -36,7 +36,9 @@ class PresetsApi:
 
     def put(self, request: Request, body: records.PresetWanted, name: str) -> Response:
         """Save a stack under a name, replacing the preset of that name; `former` renames one."""
-        return self._changed(request, lambda: self._presets.put(name, body["text"], body.get("former", "")))
+        return self._changed(
+            request, lambda: self._presets.put(name, body["text"], body.get("former", ""), body.get("parameters"))
+        )
 
     def set_thumbnail(self, request: Request, body: bytes, name: str) -> Response:
         """Replace the thumbnail of a preset; the body is any picture file."""
@@ -84,4 +86,4 @@ class PresetsApi:
 
 def _told(preset: SavedPreset) -> records.Preset:
     mark = hashlib.sha256(preset.thumbnail).hexdigest()[:8] if preset.thumbnail else ""
-    return {"name": preset.name, "text": preset.text, "thumbnail": mark}
+    return {"name": preset.name, "text": preset.text, "thumbnail": mark, "parameters": preset.parameters}

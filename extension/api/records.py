@@ -54,6 +54,7 @@ class Lora(TypedDict):
     mtime: Annotated[float, "seconds since 1970, like `added` and `used`"]
     words: Annotated[str, "trigger words, as they are put into a prompt"]
     negative: Annotated[str, "words for the negative prompt"]
+    groups: Annotated[Texts, "trigger words that belong together, as Civitai lists them"]
     tags: Texts
     notes: str
     rating: Annotated[int, {"minimum": 0, "maximum": 5}]
@@ -534,6 +535,9 @@ class CountedLora(TypedDict):
     id: Annotated[str | None, "id of the file; null without one"]
     name: str
     pictures: int
+    latest: Annotated[float, "time of the latest of them, in seconds since 1970"]
+    strength: Annotated[str, "in that one, as in the tag; empty if the tag has none"]
+    strengths: Annotated[tuple[float, float] | None, "the lowest and the highest number; null without any"]
 
 
 class CountedLoras(OutputsProgress):
@@ -548,6 +552,46 @@ class Preset(TypedDict):
     name: str
     text: Annotated[str, "one line for each LoRA: its tag, then its trigger words"]
     thumbnail: Annotated[str, "changes if the picture changes; empty without a picture"]
+    parameters: Annotated[str, "the parameters text of a picture that was made with it; may be empty"]
+
+
+class PresetFile(TypedDict):
+    """One preset as a file, which `POST presets` and `POST recipe` read."""
+
+    remora_preset: Annotated[int, "version, 1"]
+    name: str
+    text: Annotated[str, "one line for each LoRA: its tag, then its trigger words"]
+    thumbnail: Annotated[str, "WebP as base64; may be empty"]
+    parameters: NotRequired[Annotated[str, "the parameters text of a picture"]]
+    sketches: NotRequired[Annotated[dict[str, str], "by name, what finds a LoRA by its tensors, as base64"]]
+
+
+class RecipeLora(TypedDict):
+    """One LoRA of a recipe."""
+
+    name: Annotated[str, "as in the tag"]
+    strength: Annotated[str, "as in the tag; empty if the tag has none"]
+    id: Annotated[str | None, "id of the file; null without one"]
+    by: Annotated[
+        Literal["hash", "tensors", "name", "other", ""],
+        "how the file was found; `other` is a file of this name that has another hash",
+    ]
+
+
+class Recipe(TypedDict):
+    """The prompt, settings, model and LoRA of a picture or a preset."""
+
+    name: Annotated[str, "of the preset; empty without one"]
+    file: Annotated[str, "path below the output folder, if the picture is there"]
+    text: Annotated[str, "the parameters text as it is written"]
+    own: Annotated[str, "the same with the names that the LoRA have here"]
+    tags: Annotated[str, "the tags of its LoRA, under the names they have here"]
+    prompt: str
+    negative: str
+    settings: dict[str, str]
+    model: str
+    loras: list[RecipeLora]
+    searching: Annotated[bool, "a LoRA may be found later: files are still being read"]
 
 
 class Presets(TypedDict):
@@ -562,6 +606,7 @@ class PresetWanted(TypedDict):
 
     text: str
     former: NotRequired[Annotated[str, "the name that it had"]]
+    parameters: NotRequired[Annotated[str, "the parameters text of a picture; without it, the former one stays"]]
 
 
 class Text(TypedDict):
@@ -639,7 +684,18 @@ class CompareWanted(TypedDict):
     prompt: str
     names: Annotated[Texts, "names of LoRA in the prompt"]
     mode: NotRequired[
-        Literal["strengths", "against", "without", "combinations", "blocks", "regions", "schedules", "sheet", "instead"]
+        Literal[
+            "strengths",
+            "alone",
+            "against",
+            "without",
+            "combinations",
+            "blocks",
+            "regions",
+            "schedules",
+            "sheet",
+            "instead",
+        ]
     ]
     values: NotRequired[
         Annotated[
@@ -657,6 +713,7 @@ class CompareWanted(TypedDict):
     width: NotRequired[int]
     height: NotRequired[int]
     seed: NotRequired[Annotated[int, "-1: one random seed for all; rows of a sheet count from it"]]
+    grows: NotRequired[Annotated[str, "id of the latest comparison: only rows are added, with its settings"]]
 
 
 class Comparison(TypedDict):

@@ -21,6 +21,7 @@ from .library import Library
 from .outputs import OutputsApi
 from .pictures import PicturesApi
 from .presets import PresetsApi
+from .recipes import RecipesApi
 from .regions import RegionsApi
 from .save import SaveApi
 from .schema import Record, checked, components, reference
@@ -155,12 +156,18 @@ _OUTPUTS = (
 )
 _PRESETS = (
     Route("GET", "/presets", PresetsApi.list, records.Presets),
-    Route("POST", "/presets", PresetsApi.add, records.Presets, Body(records.Text, "the import")),
+    Route("POST", "/presets", PresetsApi.add, records.Presets, Body(records.Text, "the import", 2 << 20)),
     Route("GET", "/preset", PresetsApi.text, TEXT),
     Route("PUT", "/preset", PresetsApi.put, records.Presets, Body(records.PresetWanted, "a preset")),
     Route("DELETE", "/preset", PresetsApi.remove, records.Presets),
     Route("GET", "/preset/thumbnail", PresetsApi.thumbnail, WEBP),
     Route("PUT", "/preset/thumbnail", PresetsApi.set_thumbnail, records.Presets, Body(PICTURE, "a picture")),
+)
+_RECIPES = (
+    Route("POST", "/recipe", RecipesApi.of_text, records.Recipe, Body(records.Text, "a recipe", 2 << 20)),
+    Route("POST", "/recipe/picture", RecipesApi.of_picture, records.Recipe, Body(PICTURE, "a picture")),
+    Route("GET", "/preset/recipe", RecipesApi.of_preset, records.Recipe),
+    Route("GET", "/preset/file", RecipesApi.file, records.PresetFile),
 )
 _BLOCK = (
     Route("GET", "/blocks", BlocksApi.list, records.Blocks),
@@ -193,6 +200,7 @@ SECTIONS: tuple[tuple[str, Callable[[Session], object], tuple[Route, ...]], ...]
     ("Pictures of this session, the latest 200", PicturesApi, _PICTURES),
     ("Pictures in the output folders", OutputsApi, _OUTPUTS),
     ("Presets", PresetsApi, _PRESETS),
+    ("Recipes", RecipesApi, _RECIPES),
     ("Block weights", BlocksApi, _BLOCK),
     ("Regions", RegionsApi, _REGIONS),
     ("Comparisons", CompareApi, _COMPARISONS),

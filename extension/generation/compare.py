@@ -26,16 +26,26 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Mode: TypeAlias = Literal[
-    "strengths", "against", "without", "combinations", "blocks", "regions", "schedules", "sheet", "instead"
+    "strengths",
+    "alone",
+    "against",
+    "without",
+    "combinations",
+    "blocks",
+    "regions",
+    "schedules",
+    "sheet",
+    "instead",
 ]
-"""One LoRA's strength per row; two LoRA's strengths against each other; all, all but one, none; every subset; one
-LoRA's block weights, region or schedule per row; one prompt per row, without and with a LoRA, and the difference; all,
-and one in their place.
+"""One LoRA's strength per row; the same without the others; two LoRA's strengths against each other; all, all but one,
+none; every subset; one LoRA's block weights, region or schedule per row; one prompt per row, without and with a LoRA,
+and the difference; all, and one in their place.
 """
 RECIPE = "Remora comparison"
 """The text in the picture of a grid that has its request, which makes the same grid again."""
 _MAX_CELLS = 150
 _MAX_NAMES = 8
+_MAX_ALONE = 50  # LoRA that are compared without the others, such as the epochs of a training
 _STRENGTH = 100.0
 _PAPER, _INK = (255, 255, 255), (36, 41, 47)
 _GAP, _LINE = 8, 22  # pixels
@@ -68,7 +78,7 @@ def plan(mode: str, prompt: str, names: Sequence[str], values: Sequence[float] |
     """
     if mode not in get_args(Mode):
         raise RequestError(f"mode must be one of {', '.join(get_args(Mode))}, not {mode!r:.40}")
-    most = _MAX_CELLS if mode == "instead" else _MAX_NAMES
+    most = {"alone": _MAX_ALONE, "instead": _MAX_CELLS}.get(mode, _MAX_NAMES)
     if not 0 < len(names) <= most or len(set(names)) < len(names):
         raise RequestError(f"choose 1 to {most} different LoRA to compare")
     if missing := [name for name in names if name not in names_in(prompt)]:
@@ -80,7 +90,7 @@ def plan(mode: str, prompt: str, names: Sequence[str], values: Sequence[float] |
     elif mode in _FIELDS:
         made = _of_field(_FIELDS[mode], prompt, names, _texts(values))
     else:
-        made = _PLANS[mode](prompt, names, _strengths_of(values) if mode in ("strengths", "against") else ())
+        made = _PLANS[mode](prompt, names, _strengths_of(values) if mode in _OF_STRENGTHS else ())
     if len(made.prompts) > _MAX_CELLS:
         raise RequestError(f"this would be {len(made.prompts)} pictures; a comparison has no more than {_MAX_CELLS}")
     return made
@@ -110,6 +120,16 @@ def _of_field(change: Callable[[str, str, str], str], prompt: str, names: Sequen
 def _strengths(prompt: str, names: Sequence[str], values: Sequence[float]) -> Plan:
     prompts = tuple(with_strength(prompt, name, value, value) for name in names for value in values)
     return Plan(tuple(f"{value:g}" for value in values), tuple(names), prompts)
+
+
+def _alone(prompt: str, names: Sequence[str], values: Sequence[float]) -> Plan:
+    prompts = []
+    for name in names:
+        text = prompt
+        for other in names:
+            text = text if other == name else without(text, other)
+        prompts += [with_strength(text, name, value, value) for value in values]
+    return Plan(tuple(f"{value:g}" for value in values), tuple(names), tuple(prompts))
 
 
 def _against(prompt: str, names: Sequence[str], values: Sequence[float]) -> Plan:
@@ -175,8 +195,10 @@ def _label(names: Sequence[str]) -> str:
     return " + ".join(names) or "none"
 
 
+_OF_STRENGTHS = ("strengths", "alone", "against")
 _PLANS: dict[str, Callable[[str, Sequence[str], Sequence[float]], Plan]] = {
     "strengths": _strengths,
+    "alone": _alone,
     "against": _against,
     "without": _without,
     "combinations": _combinations,
@@ -208,10 +230,31 @@ class ComparisonRun:
         self.problem = ""
         """Why it ended early, as one sentence."""
         self._at = 0
-        self._thread = threading.Thread(target=self._run, name="remora-compare", daemon=True)
+        self._lock = threading.Lock()
+        self._thread = self._new_thread()
 
     def start(self) -> None:
         """Start the comparison."""
+        self._thread.start()
+
+    def grow(self, more: Plan) -> None:
+        """Add rows at the end, and make their pictures with the same settings and seed.
+
+        Raises:
+            RequestError: the columns are others, a row is there already, or there are too many pictures.
+        """
+        if more.columns != self.plan.columns or set(more.rows) & set(self.plan.rows):
+            raise RequestError("only new rows with the same columns can be added to a comparison")
+        if len(self.plan.prompts) + len(more.prompts) > _MAX_CELLS:
+            raise RequestError(f"a comparison has no more than {_MAX_CELLS} pictures")
+        with self._lock:
+            rows, prompts = self.plan.rows + more.rows, self.plan.prompts + more.prompts
+            self.plan = replace(self.plan, rows=rows, prompts=prompts)
+            self.pictures += [None] * len(more.prompts)
+            if self.running:
+                return
+            self.running, self.cancelled, self.problem = True, False, ""
+            self._thread = self._new_thread()
         self._thread.start()
 
     def cancel(self) -> None:
@@ -254,20 +297,29 @@ class ComparisonRun:
         parameters = next(filter(None, reversed(row)), {})
         return _png(_drawn(self.plan, self.pictures), {**parameters, RECIPE: json.dumps(self._recipe)})
 
+    def _new_thread(self) -> threading.Thread:
+        return threading.Thread(target=self._run, name="remora-compare", daemon=True)
+
     def _run(self) -> None:
         try:
-            for at, prompt in enumerate(self.plan.prompts):
-                self._at = at
-                if self.cancelled:
-                    break
-                self.pictures[at] = self._difference() if prompt is None else self._painted(prompt)
-                if self.pictures[at] is None:  # also if the user pressed the host's own button
+            while self._goes_on():
+                prompt = self.plan.prompts[self._at]
+                made = self._difference() if prompt is None else self._painted(prompt)
+                if made is None:  # also if the user pressed the host's own button
                     self.cancelled = True
+                self.pictures[self._at] = made
         except Exception as error:  # the tab shows every error of a host
             logger.exception("remora: the comparison failed")
             self.problem = str(error) or type(error).__name__
-        finally:
             self.running = False
+
+    def _goes_on(self) -> bool:
+        """Go to the next picture that is not made; tell whether there is one, and the comparison goes on."""
+        with self._lock:  # rows may be added now
+            left = [at for at, picture in enumerate(self.pictures) if picture is None]
+            self.running = bool(left) and not self.cancelled
+            self._at = left[0] if left else self._at
+            return self.running
 
     def _painted(self, prompt: str) -> Image.Image | None:
         row = self._at // len(self.plan.columns) if self.plan.own_seeds else 0

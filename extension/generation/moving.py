@@ -31,7 +31,7 @@ from ..library.moves import (
 from ..library.walk import READABLE, TRASH
 from ..text.names import numbered
 from ..text.spelling import names_in
-from .saving import SaveError, place
+from .save_places import SaveError, place
 
 if TYPE_CHECKING:
     from .session import Session

@@ -28,7 +28,7 @@ class Wishes:
 
 def find_wishes(batch: Request, catalog: Catalog) -> Wishes:
     """Find the files that the tags of a batch name."""
-    lookup = Lookup(catalog)
+    lookup = Lookup(catalog, waits=True)
     failed: dict[TagOutcome, LoraError] = {}
     always = {
         position: wish

@@ -3,6 +3,8 @@
 # Remora preset 1: sunset
 <lora:light:0.8> golden hour
 <lora:film:0.5:1>
+
+A preset with the parameters of a picture, or with a picture, is shared as a file of JSON.
 """
 
 from __future__ import annotations
@@ -28,9 +30,13 @@ _FILE = "presets.json"
 _HEAD = re.compile(r"#\s*Remora preset\s+(\d+)\s*:\s*(.*)", re.IGNORECASE)
 _LINE = re.compile(rf"<(?:{KIND}):[^<>]*>", re.IGNORECASE)
 _DIGITS = 9
+_MARK = "remora_preset"
+"""The key of the version in a file of one preset."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _MAX_NAME = 100  # characters
 _MAX_TEXT = 100_000
+_MAX_FILE = 1 << 20  # characters, of one preset as a file
+_MAX_SKETCHES = 100
 _MAX_PRESETS = 2000
 _MAX_BYTES = 256 << 20  # of the file
 _MAX_TOLD = 5  # of those that are no presets
@@ -50,10 +56,18 @@ class SavedPreset:
     """One line per LoRA: its tag, then its words."""
     thumbnail: bytes = b""
     """WebP; may be empty."""
+    parameters: str = ""
+    """The parameters text of a picture that was made with it; may be empty."""
+    sketches: Mapping[str, str] = field(default_factory=dict)
+    """By name, what finds a LoRA by its tensors; see `recipe.found_here`."""
 
     def to_text(self) -> str:
         """Return the text that `read_text` reads."""
         return f"# Remora preset {VERSION}: {self.name}\n{self.text}\n"
+
+    def to_file(self) -> bytes:
+        """Return all of it as JSON that `read_text` reads."""
+        return json_bytes({_MARK: VERSION, **_to_json(self)}, indent=1)
 
 
 @dataclass(frozen=True)
@@ -74,11 +88,13 @@ class _Kept:
 
 
 def read_text(text: str) -> list[SavedPreset]:
-    """Parse presets; a text without a head is one preset named `imported`.
+    """Parse presets; a text without a head is one preset named `imported`. JSON is one preset, see `to_file`.
 
     Raises:
         PresetError: an invalid line, a newer version, or no preset; the message names the line.
     """
+    if text.lstrip("\ufeff \t\r\n").startswith("{"):
+        return [_of_file(text)]
     if len(text) > _MAX_TEXT:
         raise PresetError(f"the text has {len(text):,} characters; presets have no more than {_MAX_TEXT:,}")
     found: list[tuple[str, list[str]]] = []
@@ -146,13 +162,14 @@ class PresetsFile:
         """
         return _existing(self._store.value.presets, name)
 
-    def put(self, name: str, text: str, former: str = "") -> SavedPreset:
+    def put(self, name: str, text: str, former: str = "", parameters: str | None = None) -> SavedPreset:
         """Save a stack under a name, replacing the preset of that name.
 
         Args:
             name: its name.
             text: one line per LoRA.
-            former: its previous name, to rename it; its thumbnail stays.
+            former: its previous name, to rename it; its thumbnail and its parameters stay.
+            parameters: of a picture that was made with it; None keeps those that it had.
 
         Raises:
             PresetError: the name or a line is invalid, or there is no preset named `former`.
@@ -162,10 +179,12 @@ class PresetsFile:
         lines = [_checked_line(line, f"line {place}") for place, line in enumerate(text.strip().splitlines(), 1)]
         if not lines:
             raise PresetError("a preset needs at least one LoRA")
+        new = None if parameters is None else _checked_parameters(parameters)
 
         def change(kept: Mapping[str, SavedPreset]) -> dict[str, SavedPreset]:
             old = _existing(kept, former) if former else kept.get(name)
-            preset = SavedPreset(name, "\n".join(lines), b"" if old is None else old.thumbnail)
+            preset = replace(old or SavedPreset(name, ""), name=name, text="\n".join(lines))
+            preset = preset if new is None else replace(preset, parameters=new)
             return {other: one for other, one in kept.items() if other != former} | {name: preset}
 
         return self._changed(change)[name]
@@ -269,6 +288,38 @@ def _checked_line(line: str, where: str) -> str:
     return line
 
 
+def _checked_parameters(text: str) -> str:
+    if len(text) > _MAX_TEXT:
+        raise PresetError(f"the parameters have {len(text):,} characters; a preset keeps no more than {_MAX_TEXT:,}")
+    return text.strip()
+
+
+def _of_file(text: str) -> SavedPreset:
+    """Read one preset from JSON, whose picture is made again: anybody may have written it."""
+    if len(text) > _MAX_FILE:
+        raise PresetError(f"the file has {len(text):,} characters; a preset has no more than {_MAX_FILE:,}")
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PresetError(f"the file is not JSON: {error}") from error
+    version = data.get(_MARK)
+    if not isinstance(version, int):
+        raise PresetError(f"the file is no preset: it lacks {_MARK!r}")
+    if version > VERSION:
+        raise PresetError(
+            f"this preset is of version {version}, and this Remora knows version {VERSION}; update Remora to use it"
+        )
+    preset = _from_json(data)
+    lines = [_checked_line(line, f"line {place}") for place, line in enumerate(preset.text.splitlines(), 1)]
+    try:
+        thumbnail = shrunk_picture(preset.thumbnail, _SIDE) if preset.thumbnail else b""
+    except PictureError as error:
+        raise PresetError(f"the picture of the preset cannot be used: {error}") from error
+    if not lines:
+        raise PresetError("a preset needs at least one LoRA")
+    return replace(preset, text="\n".join(lines), thumbnail=thumbnail)
+
+
 def _write(kept: _Kept) -> bytes:
     presets = [*map(_to_json, kept.presets.values()), *(refused.data for refused in kept.refused)]
     return json_bytes({"version": VERSION, "presets": presets}, indent=1)
@@ -293,22 +344,37 @@ def _read(content: bytes) -> _Kept:
     return _Kept(presets, tuple(refused))
 
 
-def _to_json(preset: SavedPreset) -> dict[str, str]:
+def _to_json(preset: SavedPreset) -> dict[str, Any]:
+    more = {"parameters": preset.parameters, "sketches": dict(preset.sketches)}
     return {
         "name": preset.name,
         "text": preset.text,
         "thumbnail": base64.b64encode(preset.thumbnail).decode("ascii"),
+        **{name: value for name, value in more.items() if value},
     }
 
 
 def _from_json(data: object) -> SavedPreset:
     match data:
-        case {"name": str(name), "text": str(text), "thumbnail": str(thumbnail)}:
+        case {"name": str(name), "text": str(text), "thumbnail": str(thumbnail), **more}:
             try:
-                return SavedPreset(_checked_name(name), text, base64.b64decode(thumbnail, validate=True))
+                picture = base64.b64decode(thumbnail, validate=True)
+                return SavedPreset(_checked_name(name), text, picture, *_from_more(more))
             except ValueError as error:
                 raise PresetError(
                     str(error) if isinstance(error, PresetError) else "its thumbnail is damaged"
                 ) from error
         case _:
             raise PresetError("it lacks its name, text or thumbnail")
+
+
+def _from_more(more: Mapping[Any, Any]) -> tuple[str, Mapping[str, str]]:
+    """Return the parameters and the sketches of a preset, both of which may be missing."""
+    parameters, sketches = more.get("parameters", ""), more.get("sketches", {})
+    if not isinstance(parameters, str):
+        raise PresetError("its parameters are not text")
+    if not isinstance(sketches, dict) or not all(isinstance(one, str) for one in sketches.values()):
+        raise PresetError("its sketches are not texts")
+    if len(sketches) > _MAX_SKETCHES:
+        raise PresetError(f"it has {len(sketches):,} sketches; a preset has no more than {_MAX_SKETCHES}")
+    return _checked_parameters(parameters), sketches

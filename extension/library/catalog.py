@@ -17,7 +17,7 @@ from .hashes import Hashes
 from .index import Index, Row
 from .names import CatalogError, Names
 from .scan import Progress, Scanner
-from .walk import CatalogFile, Choice, Found
+from .walk import CatalogFile, Choice, Found, is_settled, wait_until_settled
 
 __all__ = ["Catalog", "CatalogError", "CatalogFile", "Lookup"]
 
@@ -222,10 +222,15 @@ class Lookup:
     """Finds files by name for one request, with at most one scan of the folders.
 
     A scan takes seconds if there are many files, and a request may have many unknown names.
+
+    Args:
+        catalog: the files.
+        waits: wait for a file that came or changed until it is whole: a training saves its latest state under one name.
     """
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, *, waits: bool = False) -> None:
         self._catalog = catalog
+        self._waits = waits
         self._looked = False
         self._compared = 0
         """How many unknown names were compared with all names."""
@@ -234,10 +239,10 @@ class Lookup:
         """Return the file that a name means as `Catalog.find` does, including files that came or changed.
 
         Raises:
-            CatalogError: as `Catalog.find`.
+            CatalogError: as `Catalog.find`, or a program goes on to write the file.
         """
         if self._looked:
-            return self._find_now(name)
+            return self._find_whole(name)
         try:
             file = self._catalog.find(name, suggest=False)
             if file.is_current():
@@ -246,6 +251,16 @@ class Lookup:
             if error.fits_several:
                 raise
         self._looked = True
+        self._catalog.refresh()
+        return self._find_whole(name)
+
+    def _find_whole(self, name: str) -> CatalogFile:
+        """Return the file that a name means, once nobody writes into it any more."""
+        file = self._find_now(name)
+        if not self._waits or is_settled(file.path):
+            return file
+        if not wait_until_settled(file.path):
+            raise CatalogError(name, "is being written by another program; use it when that is done")
         self._catalog.refresh()
         return self._find_now(name)
 

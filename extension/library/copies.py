@@ -171,6 +171,41 @@ class CopyFinder:
         smaller = sum(norm_in(row.sketch) < norm_in(own.sketch) for row in others)
         return len(others), smaller
 
+    def same_as(self, sketch: bytes) -> CatalogFile | None:
+        """Return the file that is the same change as the file of a sketch, in any precision, rank or format; or None.
+
+        Files without a sketch get one in the background.
+        """
+        from lib_lora.inspection.sketches import Sketch, compare
+
+        self.ask()
+        wanted = Sketch.from_bytes(sketch)
+        made = [(row.file, Sketch.from_bytes(row.sketch)) for row in self._sketched()]
+        others = [(file, one) for file, one in made if one is not None]
+        if wanted is None or not others:
+            return None
+        numbers = wanted.numbers
+        file, nearest = max(
+            others, key=lambda one: float(one[1].numbers @ numbers) / (float(one[1].numbers.norm()) or 1)
+        )
+        alike, _ = compare([wanted, nearest])
+        return file if alike and alike[0].alike in ("same", "precision", "rank") else None
+
+    def sketch_of(self, file: CatalogFile) -> bytes:
+        """Return the sketch of a file, which is made now if there is none; empty if it cannot be compared."""
+        from lib_lora.inspection.layers import layers_of
+        from lib_lora.inspection.sketches import sketch
+
+        row = self._files.index.get(file)
+        if row is not None and row.sketch:
+            return row.sketch
+        try:
+            made = sketch(layers_of(file.path)).to_bytes()
+        except LoraError:  # `progress.left_out` says why, once the copies are looked for
+            return b""
+        self._files.index.keep_sketch(file, made)
+        return made
+
     def close(self) -> None:
         """Stop the thread, in the middle of a file, too."""
         with self._lock:

@@ -228,8 +228,9 @@ class NameTables:
         self.written = sorted({name for file in files if file.readable for name in (file.name, file.relative)})
         """Names as in prompts."""
         self._order = {path: position for position, path in enumerate(found)}
-        self._relative = _table((file, {file.relative, file.relative + file.path.suffix}) for file in files)
-        self._own = _table((file, {file.name, file.path.name}) for file in files)
+        by_folder = _table((file, {file.folder}) for file in files if file.name != file.path.stem)
+        self._relative = by_folder | _table((file, {file.relative, file.relative + file.path.suffix}) for file in files)
+        self._own = _table((file, {file.name, file.path.stem, file.path.name}) for file in files)
         self._folded: dict[Callable[[str], str], dict[str, list[CatalogFile]]] = {}
         """For each way to compare names, the files by their names; made when a name is not found otherwise."""
         self._paths: dict[str, list[CatalogFile]] | None = None

@@ -21,7 +21,7 @@ from ..store import Store, json_bytes, read_bytes, write_text
 from .plain import are_texts, demand
 from .walk import CatalogFile, beside, leads_away
 
-VERSION = 2
+VERSION = 3
 """Of these data; notes of another version are read again."""
 RATINGS = range(6)
 """Stars; 0 is none."""
@@ -56,6 +56,8 @@ class Notes:
     favourite: bool = False
     hidden: bool = False
     """Whether the user wants lists to leave it out."""
+    groups: tuple[str, ...] = ()
+    """Trigger words that belong together, as Civitai lists them."""
     problems: tuple[str, ...] = ()
     """A sentence for each file beside it that could not be read."""
 
@@ -73,9 +75,9 @@ class Notes:
         if data.get("version") != VERSION:
             return None
         values = {name: value for name, value in data.items() if name != "version"}
-        found = cls(**values | {"tags": tuple(values["tags"]), "problems": tuple(values["problems"])})
+        found = cls(**values | {name: tuple(values[name]) for name in ("tags", "groups", "problems")})
         demand(are_texts((found.description, found.words, found.negative, found.notes, found.base_model)))
-        demand(are_texts((*found.tags, *found.problems)) and isinstance(found.favourite, bool))
+        demand(are_texts((*found.tags, *found.groups, *found.problems)) and isinstance(found.favourite, bool))
         demand(isinstance(found.hidden, bool))
         demand(type(found.rating) is int and found.rating in RATINGS)
         demand(found.strength is None or found.strength == _number(found.strength))
@@ -83,7 +85,7 @@ class Notes:
         return found
 
 
-EDITABLE = tuple(one.name for one in fields(Notes) if one.name not in ("base_model", "problems"))
+EDITABLE = tuple(one.name for one in fields(Notes) if one.name not in ("base_model", "groups", "problems"))
 """The fields that `write_notes` accepts."""
 
 
@@ -110,6 +112,7 @@ def read_notes(paths: Sequence[Path]) -> Notes:
         rating=rating if (rating := remora.get("rating")) in RATINGS and type(rating) is int else 0,
         favourite=remora.get("favourite") is True,
         hidden=remora.get("hidden") is True,
+        groups=tuple(_texts(version.get("trainedWords")))[:_MAX_TAGS],
         problems=tuple(problems),
     )
 

@@ -23,6 +23,7 @@ _SAVE_EVERY = 500  # files
 _LOOK_EVERY = 20.0  # seconds, while a client looks and there are no change events
 _TOLD_ENOUGH = 300.0  # seconds, the same with change events: network drives lose some
 _SETTLE = 1.0  # seconds without further events: a file that is being copied changes all the time
+_SETTLE_AT_MOST = 10.0  # seconds of events after which the folders are scanned all the same
 _RETRY = 30.0  # seconds after which saving is tried again where it failed
 _LATER = 2.0  # seconds after a start, in which pages show known data first
 _PATIENCE = 10.0  # seconds that the thread has to stop
@@ -206,7 +207,7 @@ class Scanner:
 
     def _is_time(self) -> bool:
         now = time.monotonic()
-        if self._watcher is not None and self._watcher.settled(_SETTLE):
+        if self._watcher is not None and self._watcher.settled(_SETTLE, _SETTLE_AT_MOST):
             return True
         every = _LOOK_EVERY if self._watcher is None or not self._watcher.works else _TOLD_ENOUGH
         return now - self._looked < _WATCHED and now - self._scanned > every
@@ -296,7 +297,8 @@ class _Watcher:
     def __init__(self, folders: list[Path]) -> None:
         self.folders = folders
         self.works = False
-        self._changed = 0.0
+        self._first = self._changed = 0.0
+        """When the first change since the latest scan came, and when the latest one."""
         self._observer: Any = None
         try:
             from watchdog.events import FileSystemEventHandler
@@ -318,10 +320,11 @@ class _Watcher:
         self._observer = observer
         self.works = True
 
-    def settled(self, seconds: float) -> bool:
-        """Return True once after changes, when there were none for `seconds`."""
-        if self._changed and time.monotonic() - self._changed >= seconds:
-            self._changed = 0.0
+    def settled(self, seconds: float, most: float) -> bool:
+        """Return True once after changes, when there were none for `seconds`, or they go on for `most`."""
+        now = time.monotonic()
+        if self._changed and (now - self._changed >= seconds or now - self._first >= most):
+            self._first = self._changed = 0.0
             return True
         return False
 
@@ -335,3 +338,4 @@ class _Watcher:
     def _on_event(self, event: Any) -> None:
         if event.event_type not in ("opened", "closed_no_write"):  # reading is no change
             self._changed = time.monotonic()
+            self._first = self._first or self._changed

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -22,6 +23,11 @@ MOST_NAMES = 500_000
 """Files and folders that one scan reads the names of."""
 _DEEPEST = 60  # folders inside each other
 READABLE = ".safetensors"
+_NAMED_BY_FOLDER = ("adapter_model", "pytorch_lora_weights")
+"""File names that trainers give every LoRA, in a folder of its own."""
+_SETTLED = 1.0  # seconds without a change, after which a file is taken to be whole
+_PATIENCE = 15.0  # seconds that a picture waits for that
+_LOOK = 0.1  # seconds between two looks
 PICKLES = frozenset({".pt", ".ckpt", ".bin"})  # listed so that the error can say how to convert it
 _NOTES = (".json", ".civitai.info", ".txt", ".description.txt")
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".avif", ".jxl")
@@ -58,8 +64,9 @@ class CatalogFile:
 
     @property
     def name(self) -> str:
-        """Return the file name without the suffix."""
-        return self.relative.rpartition("/")[2]
+        """Return the file name without the suffix; the name of the folder where PEFT and diffusers name the file."""
+        own = self.relative.rpartition("/")[2]
+        return (own in _NAMED_BY_FOLDER and self.folder.rpartition("/")[2]) or own
 
     @property
     def folder(self) -> str:
@@ -88,6 +95,23 @@ class CatalogFile:
         except OSError:
             return False
         return (stat.st_size, stat.st_mtime_ns) == (self.size, self.mtime_ns)
+
+
+def is_settled(path: Path) -> bool:
+    """Tell whether nobody has written into a file for a while; one that is gone is settled."""
+    try:
+        age = time.time() - path.stat().st_mtime
+    except OSError:
+        return True
+    return not 0 <= age < _SETTLED  # a clock of another computer may be ahead
+
+
+def wait_until_settled(path: Path) -> bool:
+    """Wait some seconds until a file is settled; tell whether it is."""
+    until = time.monotonic() + _PATIENCE
+    while not is_settled(path) and time.monotonic() < until:
+        time.sleep(_LOOK)
+    return is_settled(path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 `embedded` reads the text of one file, `uses` the LoRA of a text, `index` keeps both, `scan` fills it in the background.
 """
 
-from .embedded import DamagedError, Embedded, comment_text, read_embedded
-from .index import LoraKey, LoraRow, PictureFile, PictureIndex
+from .embedded import DamagedError, Embedded, comment_text, embedded_in, read_embedded
+from .index import LoraKey, LoraRow, PictureFile, PictureIndex, Sought
 from .scan import Outputs
 from .uses import Use, Uses, read_uses, tags_of
 
@@ -16,9 +16,11 @@ __all__ = [
     "Outputs",
     "PictureFile",
     "PictureIndex",
+    "Sought",
     "Use",
     "Uses",
     "comment_text",
+    "embedded_in",
     "read_embedded",
     "read_uses",
     "tags_of",

@@ -49,15 +49,24 @@ def read_embedded(path: Path) -> Embedded:
     with os.fdopen(os.open(path, os.O_RDONLY | _UNLINKED), "rb") as stream:
         if not S_ISREG(os.fstat(stream.fileno()).st_mode):
             raise DamagedError("it is no regular file")
-        start = stream.read(12)
-        if start.startswith(_PNG):
-            stream.seek(len(_PNG))
-            return _of_png(stream)
-        if start.startswith(b"\xff\xd8"):
-            stream.seek(2)
-            return _of_jpeg(stream)
-        if start.startswith(b"RIFF") and start.endswith(b"WEBP"):
-            return _of_webp(stream)
+        return embedded_in(stream)
+
+
+def embedded_in(stream: IO[bytes]) -> Embedded:
+    """Read the size and the parameters text of a picture.
+
+    Raises:
+        DamagedError: as `read_embedded`.
+    """
+    start = stream.read(12)
+    if start.startswith(_PNG):
+        stream.seek(len(_PNG))
+        return _of_png(stream)
+    if start.startswith(b"\xff\xd8"):
+        stream.seek(2)
+        return _of_jpeg(stream)
+    if start.startswith(b"RIFF") and start.endswith(b"WEBP"):
+        return _of_webp(stream)
     raise DamagedError("it is no PNG, JPEG or WebP")
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import re
 import sqlite3
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -38,6 +39,9 @@ _TABLES = (
 _PUT = "INSERT INTO picture (folder, name, size, mtime_ns, width, height, seed, prompt) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 _COLUMNS = ", ".join(("id", "folder", "name", "size", "mtime_ns", "width", "height", "seed", "prompt"))
 _DIGITS = (8, 10, 12, 64)  # of a hash in a text
+_AMOUNT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?!.*@)")
+"""The first number of a strength that is no schedule."""
+_PATTERN = re.compile(r"[%_!]")  # what LIKE does not take as it is
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,40 @@ class LoraRow:
     name: str
     hash: str
     pictures: int = 0
+    latest_ns: int = 0
+    """The time of the latest of these pictures."""
+    strength: str = ""
+    """Its strength in that picture, as in a tag."""
+    lowest: float | None = None
+    """The lowest strength that is a number; None without any."""
+    highest: float | None = None
+
+    def with_uses(self, pictures: int, latest_ns: int, strength: str) -> LoraRow:
+        """Return it with further pictures, of one strength."""
+        if latest_ns > self.latest_ns:
+            row = replace(self, pictures=self.pictures + pictures, latest_ns=latest_ns, strength=strength)
+        else:
+            row = replace(self, pictures=self.pictures + pictures)
+        if (found := _AMOUNT.match(strength)) is None:
+            return row
+        amounts = [float(found[0]), *(one for one in (self.lowest, self.highest) if one is not None)]
+        return replace(row, lowest=min(amounts), highest=max(amounts))
+
+
+@dataclass(frozen=True)
+class Sought:
+    """What is asked of pictures; nothing is true of all."""
+
+    seed: int | None = None
+    words: tuple[str, ...] = ()
+    """The prompt has each of them, in any case of ASCII letters."""
+
+    def condition(self) -> tuple[str, list[str | int]]:
+        """Return a condition on the table of pictures, and its values; an empty text for all."""
+        parts = ["seed = ?"] if self.seed is not None else []
+        parts += ["prompt LIKE ? ESCAPE '!'"] * len(self.words)
+        values: list[str | int] = [] if self.seed is None else [self.seed]
+        return " AND ".join(parts), [*values, *(f"%{_PATTERN.sub(_escaped, word)}%" for word in self.words)]
 
 
 @dataclass(frozen=True)
@@ -146,9 +184,10 @@ class PictureIndex:
         with self._opened() as database:
             return int(database.execute("SELECT count(*) FROM picture").fetchone()[0])
 
-    def latest(self, seed: int | None, skip: int, most: int) -> tuple[int, list[PictureFile]]:
-        """Return how many pictures there are, or with this seed, and a page of them, the latest first."""
-        where, values = ("", ()) if seed is None else ("WHERE seed = ?", (seed,))
+    def latest(self, sought: Sought, skip: int, most: int) -> tuple[int, list[PictureFile]]:
+        """Return how many pictures are sought, and a page of them, the latest first."""
+        condition, values = sought.condition()
+        where = f"WHERE {condition}" if condition else ""
         with self._opened() as database:
             (count,) = database.execute(f"SELECT count(*) FROM picture {where}", values).fetchone()
             ids = database.execute(
@@ -157,12 +196,11 @@ class PictureIndex:
             )
             return count, _pictures(database, [number for (number,) in ids])
 
-    def of_loras(self, loras: Collection[int], seed: int | None, skip: int, most: int) -> tuple[int, list[PictureFile]]:
-        """Return how many pictures used any of these LoRA, and a page of them, the latest first."""
+    def of_loras(self, loras: Collection[int], sought: Sought, skip: int, most: int) -> tuple[int, list[PictureFile]]:
+        """Return how many of the sought pictures used any of these LoRA, and a page of them, the latest first."""
         marks = ", ".join("?" * len(loras))
-        where, values = f"WHERE lora IN ({marks})", [*loras]
-        if seed is not None:
-            where, values = f"{where} AND picture IN (SELECT id FROM picture WHERE seed = ?)", [*values, seed]
+        condition, further = sought.condition()
+        where, values = f"WHERE lora IN ({marks}) {_among('AND', condition)}", [*loras, *further]
         several = len(loras) > 1  # then one picture may have two rows
         counted, grouped = ("count(DISTINCT picture)", "GROUP BY picture") if several else ("count(*)", "")
         with self._opened() as database:
@@ -186,15 +224,21 @@ class PictureIndex:
             found = database.execute(f"SELECT id, name, hash FROM lora {where}", (*names, *hashes)).fetchall()
         return [row for row in (LoraRow(*one) for one in found) if key.fits(row)]
 
-    def loras(self, most: int) -> list[LoraRow]:
-        """Return all LoRA that pictures used, the most used first."""
+    def loras(self, sought: Sought, most: int) -> list[LoraRow]:
+        """Return all LoRA that the sought pictures used, the most used first."""
+        condition, values = sought.condition()
         with self._opened() as database:
+            scanned = _among("WHERE", condition) or "NOT INDEXED"  # all rows are read faster in their order
             found = database.execute(
-                "SELECT id, name, hash, pictures FROM lora JOIN (SELECT lora, count(*) AS pictures FROM used "
-                "GROUP BY lora) ON lora.id = lora ORDER BY pictures DESC, id LIMIT ?",
-                (most,),
+                "SELECT id, name, hash, pictures, latest, strength FROM lora JOIN (SELECT lora, count(*) AS pictures, "
+                f"max(mtime_ns) AS latest, strength FROM used {scanned} GROUP BY lora, strength) ON lora.id = lora",
+                values,
             )
-            return [LoraRow(*one) for one in found]
+            rows: dict[int, LoraRow] = {}
+            for number, name, digest, *uses in found:
+                row = rows.get(number, LoraRow(number, name, digest))
+                rows[number] = row.with_uses(*uses)
+            return sorted(rows.values(), key=lambda row: (-row.pictures, row.id))[:most]
 
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
@@ -258,6 +302,15 @@ def _check(path: Path) -> None:
         database.execute("SELECT count(*) FROM picture, lora, used WHERE 0").fetchone()
         if any(text != "ok" for (text,) in database.execute("PRAGMA quick_check(1)")):
             raise sqlite3.DatabaseError("a table of the database is malformed")
+
+
+def _escaped(mark: re.Match[str]) -> str:
+    return f"!{mark[0]}"
+
+
+def _among(word: str, condition: str) -> str:
+    """Return the part of a query of uses that limits them to pictures with a condition; empty for all."""
+    return f"{word} picture IN (SELECT id FROM picture WHERE {condition})" if condition else ""
 
 
 def _forget(database: sqlite3.Connection, ids: Iterable[int]) -> None:

@@ -9,6 +9,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -157,6 +158,13 @@ class Outputs:
             return False
         same = (stat.st_size, stat.st_mtime_ns) == (picture.size, picture.mtime_ns)
         return same and os.path.realpath(path) == path and any(_is_below(path, top) for top in self.tops())
+
+    def shown(self, picture: PictureFile) -> str:
+        """Return the path of a picture below its output folder."""
+        for top in self.tops():
+            with suppress(ValueError):
+                return picture.path.relative_to(top).as_posix()
+        return picture.name
 
     def _run(self) -> None:
         self.ask(_LATER)

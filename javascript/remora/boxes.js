@@ -29,6 +29,7 @@ const SETTINGS = {
 };
 /** Where a web UI shows the parameters text of the picture that it shows; `X` is the name of the prompt. */
 const TEXTS = ["#html_info_X", "#X-result", "#infotext textarea"];
+const PASTED = 50; // milliseconds in which gradio reads a box
 const GALLERIES = ["#txt2img_gallery img", "#img2img_gallery img", "#control_gallery img", "#gallery img"];
 
 /**
@@ -179,6 +180,22 @@ export function writeSettings(name, values) {
 }
 
 /**
+ * Have the page read a parameters text as its own button does for a text in its prompt: all settings, too.
+ * @param {string} name of the prompt
+ * @param {string} text
+ * @returns {boolean} false where the page has no such button
+ */
+export function paste(name, text) {
+    const own = name === "prompt" ? "#understand" : `#${name}_paste, #${name}_tools #paste`;
+    const button = /** @type {HTMLElement | null} */ (document.querySelector(own));
+    const found = find(name);
+    if (!button || !found) return false;
+    write(found.box, text);
+    setTimeout(() => button.click(), PASTED);
+    return true;
+}
+
+/**
  * @typedef {object} PagePart
  * What the page shows of one prompt, beside its boxes.
  * @property {boolean} possible the page has a button that makes a picture
@@ -248,7 +265,7 @@ function pictureOf(name) {
  * of the gallery is asked first: the text below the gallery is that of the picture that was clicked last.
  * @param {string} name of the prompt
  */
-function shownText(name) {
+export function shownText(name) {
     /** @type {HTMLTextAreaElement | null} */
     const all = document.querySelector(`#generation_info_${name} textarea`);
     const items = [...(partOf(name, "gallery")?.querySelectorAll(".thumbnail-item") ?? [])];

@@ -1,7 +1,7 @@
 // The list of files: kept up to date by changes, searched, filtered and sorted. Pure but for `Catalog`.
 
 /**
- * @import {Copies, FamilyFit, Lora, Loras} from "../api.d.ts"
+ * @import {Copies, CountedLora, FamilyFit, Lora, Loras} from "../api.d.ts"
  * @import {Api} from "./api.js"
  * @import {Key} from "./words.js"
  */
@@ -42,6 +42,9 @@ export class Catalog {
         this.others = new Set(); // ids of their copies
         /** @type {Set<string>} */
         this.superseded = new Set(); // ids of files whose training wrote a later one that is here
+        /** @type {Map<string, CountedLora>} */
+        this.pictured = new Map(); // what the pictures in the output folders say of each file
+        this.prompted = {words: "", ids: /** @type {Set<string>} */ (new Set())}; // whose pictures have words of a search
     }
 
     /**
@@ -61,7 +64,7 @@ export class Catalog {
     take(answer) {
         if (answer.whole) this.byId.clear();
         for (const id of answer.gone) this.byId.delete(id);
-        for (const lora of answer.loras) this.byId.set(lora.id, lora);
+        for (const lora of answer.loras) this.byId.set(lora.id, this.withPictures(lora));
         Object.assign(this, {revision: answer.revision, scan: answer.scan, problem: answer.problem, loaded: true});
         this.families = answer.families;
         if (!answer.whole && !answer.loras.length && !answer.gone.length) return;
@@ -87,12 +90,46 @@ export class Catalog {
     }
 
     /**
-     * Take one file, as the server told of it.
-     * @param {Lora} lora
+     * Take the counts of the pictures in the output folders; tell whether they are news.
+     * @param {CountedLora[]} counted
      */
-    put(lora) {
+    takePictures(counted) {
+        const told = counted.filter(({id}) => id !== null);
+        if (same(told, [...this.pictured.values()])) return false;
+        this.pictured = new Map(told.map((one) => [one.id ?? "", one]));
+        const loras = told.flatMap(({id}) => this.byId.get(id ?? "") ?? []);
+        this.put(...loras);
+        return true;
+    }
+
+    /**
+     * Return a file with the uses of its pictures: some were made before Remora was there, or by another web UI.
+     * @param {Lora} lora
+     * @returns {Lora}
+     */
+    withPictures(lora) {
+        const made = this.pictured.get(lora.id);
+        if (!made) return lora;
+        return {...lora, uses: Math.max(lora.uses, made.pictures), used: Math.max(lora.used, made.latest)};
+    }
+
+    /**
+     * Take which files made pictures whose prompts have words.
+     * @param {string} words
+     * @param {CountedLora[]} counted
+     */
+    takePrompted(words, counted) {
+        this.prompted = {words, ids: new Set(counted.map(({id}) => id ?? ""))};
+        this.version += 1;
+    }
+
+    /**
+     * Take files, as the server told of them.
+     * @param {...Lora} loras
+     */
+    put(...loras) {
         const {revision, families, scan, problem} = this;
-        this.take({revision, families, scan, problem, whole: false, gone: [], loras: [lora]});
+        this.take({revision, families, scan, problem, whole: false, gone: [], loras});
     }
 
     /**
@@ -190,6 +227,9 @@ function textsOf(lora) {
 
 /** How well a text matches, best first: it is the word, it begins with it, a part of it does, it has it in a part. */
 export const MATCHES = 4;
+const FARTHEST = Number.MAX_VALUE; // of a file that only the prompts of its pictures match
+/** @type {Set<string>} */
+const NONE = new Set();
 const LETTER = /[\p{L}\p{N}]/u;
 
 /**
@@ -239,7 +279,10 @@ export const NO_FILTERS = {
     rating: 0,
     favourite: false,
     fits: false,
+    prompts: false, // search the prompts of pictures, too
 };
+
+const HALF_YEAR = 183 * 24 * 60 * 60; // seconds
 
 /**
  * The choices of the filter "Show", and which files pass.
@@ -251,6 +294,10 @@ export const SHOWS = {
     single: ["library.show.single", ({id}, {others}) => !others.has(id)],
     superseded: ["library.show.superseded", ({id}, {superseded}) => superseded.has(id)],
     misnamed: ["library.show.misnamed", ({named}) => named !== null],
+    unused: [
+        "library.show.unused",
+        ({used, added, mtime}) => Math.max(used, Math.min(added, mtime)) < Date.now() / 1000 - HALF_YEAR,
+    ],
     unusable: ["library.show.unusable", (lora, catalog) => !lora.readable || catalog.familyOf(lora)?.usable === false],
     hidden: ["library.show.hidden", () => true],
 };
@@ -280,8 +327,13 @@ export function select(catalog, words, filters, sort) {
     );
     const sought = words.toLowerCase().split(/\s+/).filter(Boolean);
     if (!sought.length) return passed;
+    const {prompted} = catalog;
+    const inPrompts = filters.prompts && prompted.words === words.trim() ? prompted.ids : NONE;
     /** @type {(lora: Lora) => [lora: Lora, distance: number]} */
-    const measured = (lora) => [lora, sought.reduce((sum, word) => sum + distance(textsOf(lora), word), 0)];
+    const measured = (lora) => {
+        const far = sought.reduce((sum, word) => sum + distance(textsOf(lora), word), 0);
+        return [lora, far === Infinity && inPrompts.has(lora.id) ? FARTHEST : far];
+    };
     return passed
         .map(measured)
         .filter(([, far]) => far < Infinity)

@@ -397,6 +397,17 @@ export class Edits {
     }
 
     /**
+     * Add trigger words to the prompt, or remove those that stand between commas.
+     * @param {string} words
+     */
+    flipWords(words) {
+        this.tab.stack.readBoxes();
+        const {prompt} = this.tab.state;
+        const change = hasWords(prompt, words) ? withoutPhrases(prompt, split(words)) : withPhrases(prompt, [words]);
+        this.tab.stack.change({prompt: change});
+    }
+
+    /**
      * Move an always-on entry to the prompt, replacing a tag of the same LoRA there.
      * @param {StackEntry} entry
      */

@@ -13,6 +13,7 @@ import {translated} from "./words.js";
 const STORAGE = "remora"; // key in the browser's storage
 /** @type {Meaning} */
 const UNKNOWN = {id: null, problem: "", note: "", candidates: []};
+const COUNT_AGAIN = 30_000; // milliseconds: the server reads a picture some seconds after it is made
 const MOST_NAMES = 50; // that the server resolves in one request
 
 /** How files are shown, from the densest: the least width and the height of each in pixels; a width of 0 is all of it. */
@@ -31,6 +32,7 @@ export const LIBRARY = {
     filters: NO_FILTERS,
     sort: "name",
     view: /** @type {keyof typeof VIEWS} */ ("medium"),
+    tree: false, // folders are shown as one
     chosen: "", // tag of the language that the user chose here; empty for none
     completes: true, // what is typed in a prompt box
     badges: true, // on the web UI's own LoRA cards
@@ -45,6 +47,8 @@ export class Library {
         this.meanings = new Map(); // the server's answers for names in tags that are no name of one file
         /** @type {Set<string>} */
         this.requested = new Set();
+        this.counted = -1; // pictures that were made when those in the output folders were counted last
+        this.countAgain = 0; // when they may be counted again
     }
 
     /** @param {"GET" | "POST"} [method] */
@@ -61,6 +65,26 @@ export class Library {
     changed() {
         this.tab.set({version: this.catalog.version, scan: this.catalog.scan, loaded: true});
         this.resolveNames();
+    }
+
+    /** Ask what the pictures in the output folders say of the files: at first, and after pictures were made. */
+    async countPictures() {
+        const made = this.tab.state.server?.pictures ?? 0;
+        if (this.counted === made || Date.now() < this.countAgain) return;
+        this.countAgain = Date.now() + COUNT_AGAIN;
+        const told = await this.tab.api.get("outputs/loras");
+        this.counted = told.scan.running ? -1 : made; // else there are more
+        if (this.catalog.takePictures(told.loras)) this.tab.set({version: this.catalog.version});
+    }
+
+    /**
+     * Ask which files made pictures whose prompts have words; throws errors of the server.
+     * @param {string} words
+     */
+    async searchPrompts(words) {
+        const told = await this.tab.api.get(/** @type {const} */ (`outputs/loras?${query({words})}`));
+        this.catalog.takePrompted(words, told.loras);
+        this.tab.set({version: this.catalog.version});
     }
 
     async resolveNames() {
@@ -100,6 +124,17 @@ export class Library {
      */
     wordsOf(name) {
         return plainWords(this.meaning(name).lora?.words ?? "");
+    }
+
+    /**
+     * Return the trigger words of a name that are switched together: the groups that Civitai lists, else each phrase.
+     * @param {string} name
+     */
+    groupsOf(name) {
+        const groups = (this.meaning(name).lora?.groups ?? []).map(plainWords).filter(Boolean);
+        const phrases = split(this.wordsOf(name));
+        const others = phrases.filter((phrase) => !groups.some((group) => split(group).includes(phrase)));
+        return [...new Set(groups.length > 1 ? [...groups, ...others] : phrases)];
     }
 
     /**
@@ -159,15 +194,16 @@ export class Library {
     }
 }
 
-/** @typedef {Pick<typeof LIBRARY, "sort" | "view" | "chosen" | "completes" | "badges">} Remembered */
+/** @typedef {Pick<typeof LIBRARY, "sort" | "view" | "tree" | "chosen" | "completes" | "badges">} Remembered */
 
 /** @returns {Partial<Remembered>} */
 export function remembered() {
     try {
-        const {sort, view, chosen, completes, badges} = JSON.parse(localStorage.getItem(STORAGE) ?? "{}");
+        const {sort, view, tree, chosen, completes, badges} = JSON.parse(localStorage.getItem(STORAGE) ?? "{}");
         return {
             ...(Object.hasOwn(SORTS, sort) && {sort}),
             ...(Object.hasOwn(VIEWS, view) && {view}),
+            ...(typeof tree === "boolean" && {tree}),
             ...(typeof chosen === "string" && {chosen}),
             ...(typeof completes === "boolean" && {completes}),
             ...(typeof badges === "boolean" && {badges}),
@@ -178,9 +214,9 @@ export function remembered() {
 }
 
 /** @param {Remembered} state */
-export function remember({sort, view, chosen, completes, badges}) {
+export function remember({sort, view, tree, chosen, completes, badges}) {
     try {
-        localStorage.setItem(STORAGE, JSON.stringify({sort, view, chosen, completes, badges}));
+        localStorage.setItem(STORAGE, JSON.stringify({sort, view, tree, chosen, completes, badges}));
     } catch {
         // the browser's storage is off
     }

@@ -13,6 +13,7 @@ import {PICTURES, Pictures} from "./pictures.js";
 import {Language} from "./language.js";
 import {LIBRARY, Library, remember, remembered} from "./library.js";
 import {MANY, Many} from "./many.js";
+import {presetOf, RECIPES} from "./recipes.js";
 import {SERVER, Server} from "./server.js";
 import {STACK, Stack} from "./stack.js";
 import {same, Store} from "./store.js";
@@ -27,11 +28,12 @@ const READ = 250; // the same for the prompts and the colours of the page
 const LOOK = 100; // milliseconds between two searches for the element
 const EMBEDDED = "prompt"; // what its prompt is called, in `boxes.js`
 const MODERN_LETTERS = "button[tabitemid*='#tab_remora'] .icon-letters";
+const TAB_BUTTONS = "#tabs button, [role=tab], button[tabitemid*='#tab_remora']";
 const MODERN_NAME = "LoRA";
 
 /** @type {(keyof State)[]} what a sentence in `said` is about */
 const SPOKEN_OF = ["target", "prompt", "negative", "always", "off"];
-const REMEMBERED = ["sort", "view", "chosen", "completes", "badges"];
+const REMEMBERED = ["sort", "view", "tree", "chosen", "completes", "badges"];
 
 const SHOWN = {
     pane: "library",
@@ -39,9 +41,10 @@ const SHOWN = {
     outputs: false, // whether its details begin with the pictures in the output folders
     dialog: "",
     compared: /** @type {string[]} */ ([]), // names of LoRA that the comparison begins with; the first one without any
+    comparing: "strengths", // how it begins
     balanced: "", // the files and the strengths that the check of the stack has set
     more: "", // key of the row whose settings are shown
-    section: /** @type {"schedule" | "region" | "passes" | "blocks"} */ ("schedule"), // of them
+    section: /** @type {"words" | "schedule" | "region" | "passes" | "blocks"} */ ("schedule"), // of them
     comparison: "", // id of the one that this page began
     sheet: "", // id of the file that it shows; empty where it compares the stack
     copied: /** @type {Lora | null} */ (null), // the file that is saved in another form
@@ -51,7 +54,10 @@ const SHOWN = {
     theme: 0, // how often the page has changed its colours: canvases are drawn again
 };
 
-/** @typedef {typeof STACK & typeof KEPT & typeof LIBRARY & typeof MANY & typeof SERVER & typeof PICTURES & typeof SHOWN} State */
+/**
+ * @typedef {typeof STACK & typeof KEPT & typeof LIBRARY & typeof MANY & typeof SERVER & typeof PICTURES
+ *     & typeof RECIPES & typeof SHOWN} State
+ */
 
 /** The tab without its elements: its state, and the parts that change it. */
 export class Tab {
@@ -66,6 +72,7 @@ export class Tab {
             ...MANY,
             ...SERVER,
             ...PICTURES,
+            ...RECIPES,
             ...SHOWN,
             ...remembered(),
         });
@@ -125,7 +132,18 @@ export async function start(base) {
         root = shadowed(host, sheet);
         theme.follow(host, root);
         render(html`<${App} tab=${tab} root=${root} />`, root);
+        openLink();
         tick();
+    }
+
+    /** Show the preset that the address of the page names. */
+    function openLink() {
+        const preset = presetOf(window.location.hash);
+        if (!preset) return;
+        const buttons = /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll(TAB_BUTTONS));
+        [...buttons].find((one) => one.textContent?.trim() === "Remora" || one.title === "Remora")?.click();
+        tab.set({recipe: {preset, file: null}});
+        tab.server.attempt(() => tab.kept.loadPresets()); // it has their pictures
     }
 
     function followTheme() {
@@ -181,6 +199,7 @@ export async function start(base) {
         }, LOOK);
     }).observe(document.body, {childList: true, subtree: true});
     mount();
+    window.addEventListener("hashchange", openLink);
     setInterval(tick, POLL);
     setInterval(() => {
         if (!isSeen()) return;

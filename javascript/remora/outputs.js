@@ -6,8 +6,7 @@
  */
 
 import {query} from "./api.js";
-import {readTags, withEntry} from "./prompt.js";
-import {t} from "./words.js";
+import {useTags} from "./recipes.js";
 
 /**
  * Describe the LoRA of a picture, in a few words each.
@@ -43,22 +42,25 @@ const [PAGE, LARGEST_PAGE] = [60, 200]; // pictures of an answer
  * Ask for the latest pictures that used a LoRA: as many as are shown, for some of them may be gone.
  * @param {Tab} tab
  * @param {string} lora id of its file
+ * @param {string} words that the prompt has
  * @param {number} shown
  * @returns {Promise<OutputPictures>}
  */
-export function latestOf(tab, lora, shown) {
+export function latestOf(tab, lora, words, shown) {
     const most = Math.min(LARGEST_PAGE, Math.max(PAGE, shown));
-    return tab.api.get(/** @type {const} */ (`outputs?${query({lora, most})}`));
+    return tab.api.get(/** @type {const} */ (`outputs?${query({lora, words, most})}`));
 }
 
 /**
  * Ask for further pictures that used a LoRA.
  * @param {Tab} tab
  * @param {string} lora id of its file
+ * @param {string} words that the prompt has
  * @param {number} skip how many of the latest are shown
  * @returns {Promise<OutputPictures>}
  */
-export const furtherOf = (tab, lora, skip) => tab.api.get(/** @type {const} */ (`outputs?${query({lora, skip})}`));
+export const furtherOf = (tab, lora, words, skip) =>
+    tab.api.get(/** @type {const} */ (`outputs?${query({lora, words, skip})}`));
 
 /**
  * Ask for the latest picture with a seed, which another session may have made.
@@ -77,8 +79,5 @@ export async function withSeed(tab, seed) {
  */
 export async function useAgain(tab, picture) {
     const {tags} = await tab.api.get(/** @type {const} */ (`outputs/picture?${query({id: picture.id})}`));
-    const changes = tab.edits.cleared();
-    for (const {text} of readTags(tags)) changes.prompt = withEntry(changes.prompt, text, "");
-    tab.stack.change(changes);
-    tab.set({said: t("outputs.inUse")});
+    useTags(tab, tags);
 }

@@ -99,6 +99,7 @@ export class Server {
             if (other) this.tab.library.catalog.version += 1; // other files fit now
             this.tab.library.changed();
         }
+        await this.tab.library.countPictures();
     }
 
     /** Update the state; called every `POLL` milliseconds while the tab is visible. */

@@ -44,6 +44,7 @@ function lora(name, more = {}) {
         mtime: 0,
         words: "",
         negative: "",
+        groups: [],
         tags: [],
         notes: "",
         alpha: null,
@@ -59,6 +60,14 @@ function lora(name, more = {}) {
         ...more,
     };
 }
+
+/**
+ * Make what the pictures in the output folders say of a file.
+ * @param {string} id
+ * @param {number} pictures
+ * @param {number} latest
+ */
+const counted = (id, pictures, latest) => ({id, name: id, pictures, latest, strength: "", strengths: null});
 
 /**
  * Make an answer of the server that tells everything.
@@ -312,6 +321,7 @@ test("a filter shows copies, or one file of each group, or what cannot be used; 
         single: ["a", "b", "bad", "foreign"],
         superseded: ["a copy"],
         misnamed: ["foreign"],
+        unused: ["a", "a copy", "b", "bad", "foreign"],
         unusable: ["bad", "foreign"],
         hidden: ["gone", "hidden copy"],
     };
@@ -319,6 +329,35 @@ test("a filter shows copies, or one file of each group, or what cannot be used; 
     for (const [show, found] of Object.entries(cases))
         assert.deepEqual(names(select(catalog, "", {...NO_FILTERS, show}, "name")), found, show);
     assert.deepEqual(names(select(catalog, "copy", {...NO_FILTERS, show: "hidden"}, "name")), ["hidden copy"]);
+});
+
+test("a file was not used for six months if it is older, and neither a picture nor its date says otherwise", () => {
+    const now = Date.now() / 1000;
+    const [old, lately] = [now - 200 * 86400, now - 100 * 86400];
+    const catalog = catalogOf(
+        lora("never", {added: old, mtime: old}),
+        lora("copied with its date", {added: lately, mtime: old}),
+        lora("new", {added: lately, mtime: lately}),
+        lora("used", {added: old, mtime: old, used: lately}),
+        lora("pictured", {added: old, mtime: old, used: old}),
+    );
+    catalog.takePictures([counted("pictured", 3, lately)]);
+    assert.deepEqual(names(select(catalog, "", {...NO_FILTERS, show: "unused"}, "name")), [
+        "copied with its date",
+        "never",
+    ]);
+    assert.deepEqual(names(select(catalog, "", NO_FILTERS, "uses"))[0], "pictured");
+});
+
+test("files whose pictures have the words come last, if that is asked for", () => {
+    const catalog = catalogOf(lora("rain"), lora("fur"), lora("other"));
+    const found = (/** @type {string} */ words, prompts = true) =>
+        names(select(catalog, words, {...NO_FILTERS, prompts}, "name"));
+    assert.deepEqual(found("rain"), ["rain"]);
+    catalog.takePrompted("rain", [counted("fur", 1, 0)]);
+    assert.deepEqual(found(" rain "), ["rain", "fur"]);
+    assert.deepEqual(found("rain", false), ["rain"]);
+    assert.deepEqual(found("rain fox"), [], "the answer is of other words");
 });
 
 test("files are sorted in every order, and by name where they are alike", () => {

@@ -197,7 +197,7 @@ function otherPresets(presets) {
 }
 
 test("a preset is saved although another page has changed others, but not over a change of itself", async () => {
-    const mine = {name: "Mine", text: "<lora:a>", thumbnail: ""};
+    const mine = {name: "Mine", text: "<lora:a>", thumbnail: "", parameters: ""};
     const other = {...mine, name: "Other"};
     const first = openPage({routes: otherPresets([mine, other])});
     first.tab.set({presets: [mine]});

@@ -121,6 +121,26 @@ test("words of a file are put into prompts without tags", () => {
     assert.deepEqual([tab.library.wordsOf("x"), tab.library.negativesOf("x")], ["", []]);
 });
 
+test("trigger words are switched by the groups that Civitai lists, else each for itself", () => {
+    const groups = ["red dress, hat", "<lora:x:1> armor"];
+    const {tab, box} = openPage({
+        prompts: {txt2img: ["a cat, red dress, hat", ""]},
+        loras: [
+            lora("a", {words: "red dress, hat, boots", groups}),
+            lora("b", {words: "one, two", groups: ["one, two"]}),
+        ],
+    });
+    assert.deepEqual(tab.library.groupsOf("a"), ["red dress, hat", "armor", "boots"]);
+    assert.deepEqual(tab.library.groupsOf("b"), ["one", "two"]);
+    assert.deepEqual(tab.library.groupsOf("none"), []);
+    tab.edits.flipWords("armor");
+    assert.equal(box().value, "a cat, red dress, hat, armor");
+    tab.edits.flipWords("red dress, hat");
+    assert.equal(box().value.replaceAll(", ", ","), "a cat,armor");
+    tab.stack.undo();
+    assert.equal(box().value, "a cat, red dress, hat, armor");
+});
+
 test("notes are changed on the server, and the list has them", async () => {
     const {tab, sent} = openPage({
         loras: [lora("a b")],
@@ -179,9 +199,13 @@ test("order, view, language, completion and badges are remembered in the browser
     tab.set({view: "list", query: "x"});
     tab.set({chosen: "de"});
     tab.set({completes: false, badges: false});
-    assert.deepEqual(remembered(), {sort: "added", view: "list", chosen: "de", completes: false, badges: false});
+    tab.set({tree: true});
+    assert.deepEqual(remembered(), {
+        ...{sort: "added", view: "list", tree: true, chosen: "de"},
+        ...{completes: false, badges: false},
+    });
     for (const text of [
-        '{"sort": "constructor", "view": "grid", "cards": "huge", "query": "x", "chosen": 3, "completes": 1, "badges": 0}',
+        '{"sort": "constructor", "view": "grid", "query": "x", "chosen": 3, "completes": 1, "badges": 0, "tree": 1}',
         "no JSON",
         "null",
     ]) {
@@ -198,7 +222,7 @@ test("a browser that remembers nothing is no fault", () => {
         },
         configurable: true,
     });
-    remember({sort: "name", view: "medium", chosen: "", completes: true, badges: true});
+    remember({sort: "name", view: "medium", tree: false, chosen: "", completes: true, badges: true});
     assert.deepEqual(remembered(), {});
 });
 

@@ -55,11 +55,16 @@ test("a page that overlaps shows no picture twice", () => {
 
 test("a list is loaded again as long as it is, within the server's bound", async () => {
     const {tab, sent} = openPage({routes: {"GET outputs": () => ({data: {}})}});
-    for (const shown of [0, 120, 500]) await latestOf(tab, "1", shown);
-    await furtherOf(tab, "1", 60);
+    for (const shown of [0, 120, 500]) await latestOf(tab, "1", "", shown);
+    await furtherOf(tab, "1", "a fox", 60);
     assert.deepEqual(
         sent.map(({path}) => path),
-        ["outputs?lora=1&most=60", "outputs?lora=1&most=120", "outputs?lora=1&most=200", "outputs?lora=1&skip=60"],
+        [
+            "outputs?lora=1&words=&most=60",
+            "outputs?lora=1&words=&most=120",
+            "outputs?lora=1&words=&most=200",
+            "outputs?lora=1&words=a+fox&skip=60",
+        ],
     );
 });
 

@@ -14,13 +14,16 @@ const STACK = {version: 1, always_on: true, entries: [], problem: ""};
  * @param {any[]} [loras]
  */
 function polled(loras = []) {
-    /** @type {{state: any, answers: boolean}} */
-    const server = {state: serverState(), answers: true};
+    const counted = {loras: [{id: "id-a", name: "a", pictures: 7, latest: 50}], scan: {running: true}};
+    /** @type {{state: any, answers: boolean, counted: any}} */
+    const server = {state: serverState(), answers: true, counted};
     const page = openPage({
         routes: {
             "GET state": () => (server.answers ? {data: server.state} : {status: 503, data: {detail: "it starts"}}),
             "GET loras": () => ({data: listOf(loras, {revision: server.state.catalog.revision})}),
             "GET stack": () => ({tag: server.state.stack, data: STACK}),
+            "GET outputs/loras": () => ({data: server.counted}),
+            "GET pictures": () => ({data: {pictures: []}}),
         },
     });
     /** Return the requests since the last call. */
@@ -72,8 +75,39 @@ test("a password is asked for where the server wants one, until something works"
 test("at the start the files, the stack and the state are loaded", async () => {
     const {tab, requests} = polled([lora("a")]);
     await tab.server.start();
-    assert.deepEqual(requests(), ["GET loras?since=1", "GET stack", "GET state", "GET loras?since=1"]);
+    const files = ["GET loras?since=1", "GET stack", "GET state", "GET loras?since=1", "GET outputs/loras"];
+    assert.deepEqual(requests(), files);
     assert.deepEqual([tab.state.loaded, tab.state.server?.model, tab.library.catalog.all.length], [true, "sd1", 1]);
+});
+
+test("pictures of each LoRA are counted again after a while, while they are read and after others are made", async (t) => {
+    t.mock.timers.enable({apis: ["Date"], now: 1e9});
+    const {tab, server, requests} = polled([lora("a", {uses: 2, used: 60}), lora("b")]);
+    const uses = () => tab.library.catalog.all.map((one) => [one.uses, one.used]);
+    const asks = async () => {
+        requests();
+        await tab.server.poll();
+        return requests().includes("GET outputs/loras");
+    };
+    await tab.server.start();
+    assert.deepEqual(uses(), [
+        [7, 60],
+        [0, 0],
+    ]);
+    assert.equal(await asks(), false, "that soon");
+    t.mock.timers.tick(40_000);
+    server.counted = {...server.counted, scan: {running: false}};
+    assert.equal(await asks(), true, "they were being read");
+    t.mock.timers.tick(40_000);
+    assert.equal(await asks(), false, "there are no others");
+    server.state = serverState({pictures: 1});
+    server.counted = {...server.counted, loras: [{id: "id-b", name: "b", pictures: 1, latest: 9}]};
+    assert.equal(await asks(), true);
+    assert.deepEqual(uses(), [
+        [7, 60],
+        [1, 9],
+    ]);
+    assert.equal(tab.state.version, tab.library.catalog.version, "the list is drawn again");
 });
 
 test("a poll loads nothing but the state where nothing else has changed", async () => {

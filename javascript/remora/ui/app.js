@@ -18,6 +18,7 @@ import {Library} from "./library.js";
 import {historyKey} from "./parts.js";
 import {Pictures} from "./pictures.js";
 import {Presets} from "./presets.js";
+import {Recipe, useDrop} from "./recipe.js";
 import {Save} from "./save.js";
 import {Stack} from "./stack.js";
 import {Strip} from "./strip.js";
@@ -31,6 +32,7 @@ export function App({tab, root}) {
     const state = useStore(tab.store);
     const wide = useWide(root);
     useKeys(tab, root);
+    const isOver = useDrop(tab, root);
     useEffect(() => {
         root.lang = state.language; // for its fonts, and for how it is read aloud
     }, [root, state.language]);
@@ -40,6 +42,7 @@ export function App({tab, root}) {
     const content = [count || "", errors].filter(Boolean).join(t("mark.list"));
     const shown = (/** @type {string} */ pane) => wide || state.pane === pane;
     return html`
+        ${isOver && html`<div class="rt-drop" aria-hidden="true">${t("recipe.drop")}</div>`}
         <${Notices} tab=${tab} state=${state} />
         ${state.login && html`<${Login} tab=${tab} />`}
         <${Strip} tab=${tab} state=${state} />
@@ -70,6 +73,7 @@ export function App({tab, root}) {
             }
             ${!settingsOfPage() && html`<${ChosenLanguage} tab=${tab} chosen=${state.chosen} />`}
         </div>
+        ${state.recipe && html`<${Recipe} tab=${tab} state=${state} shown=${state.recipe} />`}
         ${state.details && html`<${Details} key=${state.details} tab=${tab} id=${state.details} />`}
         ${state.dialog === "presets" && html`<${Presets} tab=${tab} state=${state} />`}
         ${state.dialog === "pictures" && html`<${Pictures} tab=${tab} state=${state} />`}

@@ -8,7 +8,7 @@
 import {html} from "../vendor/preact.js";
 import {query} from "../api.js";
 import {canBeInserted, size} from "../catalog.js";
-import {t} from "../words.js";
+import {locale, t} from "../words.js";
 import {Icon} from "./icons.js";
 import {Button, Name, Picture} from "./parts.js";
 
@@ -79,7 +79,8 @@ function actionOf(lora, tab, used) {
 function factsOf(lora, view) {
     const {words, folder, family} = lora;
     if (view !== "list") return words;
-    return [...new Set([words, trainedAs(lora), folder, family, rank(lora)])].filter(Boolean).join(" · ");
+    const uses = lora.uses > 0 && t("card.uses", {count: lora.uses});
+    return [...new Set([words, trainedAs(lora), folder, family, rank(lora), uses])].filter(Boolean).join(" · ");
 }
 
 /**
@@ -90,8 +91,18 @@ function factsOf(lora, view) {
 function titleOf(lora, pinned, against) {
     const about = [rank(lora), size(lora.size)].filter(Boolean).join(" · ");
     const words = lora.words && t("card.words", {words: lora.words});
+    const times = lora.uses > 0 && t("card.used", {times: usesOf(lora)});
     const always = pinned && t("card.always");
-    return [lora.file, trainedAs(lora), about, words, always, against].filter(Boolean).join("\n");
+    return [lora.file, trainedAs(lora), about, words, times, always, against].filter(Boolean).join("\n");
+}
+
+/**
+ * Say how often a file was used, and when last.
+ * @param {Lora} lora
+ */
+export function usesOf({uses, used}) {
+    if (!uses) return t("details.never");
+    return t("details.usedTimes", {count: uses, time: new Date(used * 1000).toLocaleString(locale())});
 }
 
 /**

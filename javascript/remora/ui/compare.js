@@ -5,15 +5,20 @@
  * @import {State, Tab} from "../main.js"
  */
 
-import {html, useEffect, useState} from "../vendor/preact.js";
+import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import {query} from "../api.js";
 import {settings} from "../boxes.js";
+import {epochsOf} from "../epochs.js";
+import {makeTag, withEntry} from "../prompt.js";
+import {escapedName} from "../tag.js";
 import {t, translated} from "../words.js";
 import {broken, Button, Dialog, isNumber, numberOf, Picture, Trouble, useLoad} from "./parts.js";
 
 const POLL = 500; // milliseconds
+const NOT_COMPARED = {dialog: "", compared: [], comparing: "strengths"};
 const MODES = /** @type {const} */ ({
     strengths: "compare.strengths",
+    alone: "compare.alone",
     against: "compare.against",
     without: "compare.without",
     combinations: "compare.combinations",
@@ -24,6 +29,7 @@ const MODES = /** @type {const} */ ({
 const STRENGTHS = /** @type {const} */ ({title: "compare.strengthValues", hint: "compare.strengthHint"});
 const VALUES = /** @type {const} */ ({
     strengths: {...STRENGTHS, first: "0, 0.25, 0.5, 0.75, 1"},
+    alone: {...STRENGTHS, first: "0.6, 0.8, 1"},
     against: {...STRENGTHS, first: "0, 0.5, 1"},
     blocks: {title: "compare.blockValues", first: "None; INALL; MIDD; OUTALL", hint: "compare.blockHint"},
     regions: {title: "compare.regionValues", first: "None; left; right", hint: "compare.regionHint"},
@@ -89,18 +95,14 @@ export function useComparison(tab, sheet = "") {
 export function Compare({tab, state}) {
     const comparison = useComparison(tab);
     const {told, own} = comparison;
-    const names = [
-        ...new Set(
-            tab.stack
-                .rows()
-                .filter((row) => row.on && !row.problem)
-                .map((row) => row.name),
-        ),
-    ];
+    const rows = tab.stack.rows().filter((row) => row.on && !row.problem);
     const given = state.compared;
+    const names = [...new Set([...rows.map((row) => row.name), ...given])];
     const [chosen, setChosen] = useState(given.length ? given : names.slice(0, 1));
-    const [mode, setMode] = useState(given.length ? "combinations" : "strengths");
-    const [values, setValues] = useState(/** @type {string} */ (VALUES.strengths.first));
+    const [mode, setMode] = useState(state.comparing);
+    const [values, setValues] = useState(
+        /** @type {string} */ (valuesFor(state.comparing)?.first ?? VALUES.strengths.first),
+    );
     const field = valuesFor(mode);
     const change = (/** @type {string} */ to) => {
         const next = valuesFor(to);
@@ -108,29 +110,42 @@ export function Compare({tab, state}) {
         setMode(to);
     };
     const [wanted, setWanted] = useState(() => /** @type {Wanted} */ (settingsOfPicture(tab)));
-    const start = (/** @type {Event} */ event) => {
-        event.preventDefault();
+    const make = (/** @type {string[]} */ compared, /** @type {{grows?: string}} */ more = {}) =>
         comparison.start(() => {
+            const missing = compared.filter((name) => !rows.some((row) => row.name === name));
+            const prompt = missing.reduce((text, name) => withEntry(text, tagFor(name)), state.prompt);
             /** @type {{[field: string]: unknown}} */
             const body = {
-                mode,
-                names: chosen,
-                prompt: state.prompt,
-                negative_prompt: state.negative,
+                ...{mode, names: compared, prompt, negative_prompt: state.negative},
                 ...numbersOf(wanted),
+                ...more,
             };
             if (field) body.values = field.title === STRENGTHS.title ? valuesOf(values) : textsOf(values);
             return body;
         });
+    const start = (/** @type {Event} */ event) => {
+        event.preventDefault();
+        make(chosen);
     };
+    const added = useRef(/** @type {Set<string>} */ (new Set()));
+    const [grows, setGrows] = useState(true); // by the epochs that a training adds
+    const last = own && mode === "alone" ? tab.library.catalog.named(own.rows[own.rows.length - 1]) : undefined;
+    useEffect(() => {
+        if (!grows || !own || !last) return;
+        const epochs = epochsOf(tab.library.catalog.all, last);
+        const later = epochs.slice(epochs.indexOf(last) + 1).map(({name}) => name);
+        const others = later.filter((name) => !own.rows.includes(name) && !added.current.has(name));
+        for (const name of others) added.current.add(name); // the answer may come after the next change of the list
+        if (others.length) make(others, {grows: own.id});
+    }, [state.version, last, grows]);
     const flip = (/** @type {string} */ name) =>
         setChosen(chosen.includes(name) ? chosen.filter((one) => one !== name) : [...chosen, name]);
     const use = (/** @type {string} */ prompt) => {
         tab.stack.readBoxes();
         tab.stack.change({prompt});
-        tab.set({dialog: "", compared: [], said: t("compare.used")});
+        tab.set({...NOT_COMPARED, said: t("compare.used")});
     };
-    return html`<${Dialog} title=${t("common.compare")} close=${() => tab.set({dialog: "", compared: []})}
+    return html`<${Dialog} title=${t("common.compare")} close=${() => tab.set({...NOT_COMPARED})}
         foot=${html`<${Foot} comparison=${comparison} form="rt-compare" />`} class="rt-wide-dialog">
         <form class="rt-compare" id="rt-compare" onSubmit=${start}>
             <fieldset class="rt-tags"><legend>LoRA</legend>
@@ -154,6 +169,11 @@ export function Compare({tab, state}) {
                 <${Settings} wanted=${wanted} set=${setWanted} samplers=${told?.samplers ?? []} />
             </div>
         </form>
+        ${
+            last
+            && html`<label class="rt-check"><input type="checkbox" checked=${grows} onChange=${() => setGrows(!grows)} />
+            <span>${t("compare.grows")} <span class="rt-hint">${t("compare.growsHint")}</span></span></label>`
+        }
         <${Hindrance} comparison=${comparison} />
         ${own && html`<${Grid} tab=${tab} made=${own} use=${use} />`}
     <//>`;
@@ -200,6 +220,12 @@ export function Hindrance({comparison: {told, own, running}}) {
     return html`${told && !told.possible && html`<p class="rt-notice">${t("compare.impossible")}</p>`}
         ${running && !own && html`<p class="rt-notice" role="status">${t("compare.otherRuns")}</p>`}`;
 }
+
+/**
+ * Return a tag of a LoRA that the prompt has not; the comparison sets its strength.
+ * @param {string} name
+ */
+const tagFor = (name) => makeTag(escapedName(name), 1, 1);
 
 /** @param {{made: Comparison}} props */
 function Progress({made}) {

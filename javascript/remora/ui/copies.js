@@ -138,7 +138,7 @@ function compare(tab, files) {
     const rows = tab.stack.rows().filter((row) => row.on && !row.problem);
     const ids = files.map(({id}) => id);
     const own = rows.filter(({name}) => ids.includes(tab.library.meaning(name).lora?.id ?? ""));
-    tab.set({dialog: "compare", compared: [...new Set(own.map(({name}) => name))]});
+    tab.set({dialog: "compare", compared: [...new Set(own.map(({name}) => name))], comparing: "combinations"});
 }
 
 /** @param {{tab: Tab, merges: MergedFile[]}} props */

@@ -1,26 +1,30 @@
 // All about one file, and what the user notes about it.
 
 /**
- * @import {Distilled, LoraDetails} from "../../api.d.ts"
+ * @import {CountedLora, Distilled, LoraDetails} from "../../api.d.ts"
  * @import {Tab} from "../main.js"
  * @import {Filled} from "../vendor/preact.js"
  * @import {Attempt} from "./parts.js"
  */
 
-import {html, useEffect, useRef, useState} from "../vendor/preact.js";
+import {html, useEffect, useMemo, useRef, useState} from "../vendor/preact.js";
 import {ApiError, CHANGED, query} from "../api.js";
 import {shownPicture, writeSettings} from "../boxes.js";
 import {canBeInserted, size} from "../catalog.js";
+import {short} from "../check.js";
+import {epochsOf} from "../epochs.js";
 import {split} from "../prompt.js";
-import {listed, locale, t, translated} from "../words.js";
-import {rank} from "./card.js";
+import {listed, t, translated} from "../words.js";
+import {rank, usesOf} from "./card.js";
 import {CheckSection} from "./check.js";
 import {Icon} from "./icons.js";
+import {Markdown} from "./markdown.js";
 import {OutputSection} from "./outputs.js";
 import {PictureList} from "./pictures.js";
 import {Button, Deleted, Dialog, isNumber, numberOf, Picture, Stars, tooStrong, Trouble, useLoad} from "./parts.js";
 import {SheetSection} from "./sheet.js";
 
+const LAST = 4; // epochs that are compared
 const HASHED = 1500; // milliseconds after which a hash that was not known is asked for again
 
 const TITLES = /** @type {const} */ ({
@@ -118,6 +122,7 @@ export function Details({tab, id}) {
                     ${t(used ? "details.remove" : "details.insert")}</button>
                 <button type="button" class="rt-small" disabled=${!lora.readable} title=${t("details.copyHint")}
                     onClick=${() => tab.set({dialog: "save", copied: lora})}>${t("details.copy")}</button>
+                <${Epochs} tab=${tab} lora=${lora} />
                 <button type="button" class="rt-small" aria-pressed=${String(lora.hidden)} title=${t("details.hideHint")}
                     onClick=${() => note({hidden: !lora.hidden})}>${t("details.hide")}</button>
             </div>
@@ -126,6 +131,7 @@ export function Details({tab, id}) {
                 ${lora.problems.map((text) => html`<p class="rt-notice" key=${text}>${translated(text)}</p>`)}
                 <${Facts} lora=${lora} tab=${tab} />
                 ${lora.distilled && html`<${MadeFor} tab=${tab} made=${lora.distilled} attempt=${attempt} />`}
+                ${lora.notes && html`<${Markdown} text=${lora.notes} />`}
                 <${Fields} draft=${draft} edit=${edit} lora=${lora} />
                 <${OutputSection} tab=${tab} lora=${lora.id} />
                 <${Used} tab=${tab} lora=${lora.id} />
@@ -142,11 +148,35 @@ export function Details({tab, id}) {
     <//>`;
 }
 
+/**
+ * Say at which strengths pictures used a file, and at which the latest one did.
+ * @param {CountedLora | undefined} made
+ */
+function strengthsOf(made) {
+    const [low, high] = made?.strengths?.map((one) => short(one)) ?? ["", ""];
+    const span = low === high ? low : t("mark.range", {low, high});
+    const last = made?.strength && made.strength !== span ? t("details.lastStrength", {strength: made.strength}) : "";
+    return [span, last].filter(Boolean).join(t("mark.list"));
+}
+
+/**
+ * Draw a button that compares the latest epochs of the training of a file.
+ * @param {{tab: Tab, lora: LoraDetails}} props
+ */
+function Epochs({tab, lora}) {
+    const {version, target} = tab.state;
+    const epochs = useMemo(() => epochsOf(tab.library.catalog.all, lora), [version, lora]);
+    if (epochs.length < 2 || !target) return null;
+    const names = epochs.slice(-LAST).map(({name}) => name);
+    const open = () => tab.set({details: null, dialog: "compare", compared: names, comparing: "alone"});
+    return html`<${Button} label=${t("details.epochsHint", {names: listed(names, "conjunction")})} class="rt-small"
+        onClick=${open}>${t("details.epochs", {count: names.length})}<//>`;
+}
+
 /** @param {{lora: LoraDetails, tab: Tab}} props */
 function Facts({lora, tab}) {
     const family = tab.library.catalog.familyOf(lora);
     const layers = lora.layers && t("common.layers", {count: lora.layers});
-    const time = new Date(lora.used * 1000).toLocaleString(locale());
     const {named} = lora;
     const facts = [
         [t("details.file"), lora.path],
@@ -156,7 +186,8 @@ function Facts({lora, tab}) {
         [t("details.size"), size(lora.size)],
         [t("details.nameInTraining"), lora.alias === lora.name ? "" : lora.alias],
         [t("details.hash"), lora.hash],
-        [t("details.used"), lora.uses ? t("details.usedTimes", {count: lora.uses, time}) : t("details.never")],
+        [t("details.used"), usesOf(tab.library.catalog.withPictures(lora))],
+        [t("details.strengths"), strengthsOf(tab.library.catalog.pictured.get(lora.id))],
     ];
     return html`<dl class="rt-facts">${facts
         .filter(([, value]) => value)

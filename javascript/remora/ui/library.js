@@ -7,7 +7,7 @@
  * @import {Key} from "../vendor/preact.js"
  */
 
-import {html, useMemo, useState} from "../vendor/preact.js";
+import {html, useEffect, useMemo, useState} from "../vendor/preact.js";
 import {facets, foldersAt, foldersOf, NO_FILTERS, SHOWS, SORTS, select} from "../catalog.js";
 import {VIEWS} from "../library.js";
 import {t} from "../words.js";
@@ -18,6 +18,8 @@ import {Reading, useCopies} from "./copies.js";
 import {Selection} from "./many.js";
 import {Virtual} from "./virtual.js";
 
+const PAUSE = 300; // milliseconds without a key, after which the prompts of pictures are searched
+
 /** @param {{tab: Tab, state: State}} props */
 export function Library({tab, state}) {
     const {catalog} = tab.library;
@@ -27,6 +29,13 @@ export function Library({tab, state}) {
         [state.version, state.query, state.filters, state.sort],
     );
     const folders = useMemo(() => foldersOf(catalog), [state.version]);
+    const words = state.query.trim();
+    const {prompts} = state.filters;
+    useEffect(() => {
+        if (!prompts || !words) return undefined;
+        const timer = setTimeout(() => tab.server.attempt(() => tab.library.searchPrompts(words)), PAUSE);
+        return () => clearTimeout(timer);
+    }, [words, prompts]);
     const [used, pinned] = [tab.stack.used(), tab.stack.pinned()];
     const names = /** @type {(keyof Chosen)[]} */ (Object.keys(NO_FILTERS));
     const active = names.filter((name) => state.filters[name] !== NO_FILTERS[name]).length;
@@ -44,11 +53,12 @@ export function Library({tab, state}) {
         </div></div>
         ${more && html`<${Filters} folders=${folders} state=${state} filter=${filter} tab=${tab} />`}
         ${["copies", "single", "superseded"].includes(state.filters.show) && html`<${AboutCopies} tab=${tab} />`}
-        <${Folders} folders=${folders} state=${state} filter=${filter} />
+        <${Folders} folders=${folders} state=${state} filter=${filter} tab=${tab} />
         <div class="rt-line rt-found">
             <div class=${found.length ? "rt-hint rt-line" : "rt-empty"} role="status">
                 ${!found.length && html`<${Icon} name=${state.loaded ? "grid" : "refresh"} />`}
                 <span>${countOf(state, found, catalog)}</span>
+                ${words && !prompts && html`<button type="button" class="rt-link" title=${t("library.promptsHint")} onClick=${() => filter({prompts: true})}>${t("library.prompts")}</button>`}
                 ${(active > 0 || state.query) && html`<button type="button" class="rt-link" onClick=${clear}>${t("library.showAll")}</button>`}
             </div>
             ${found.length > 0 && html`<${Button} label=${t("many.selectHint")} class="rt-small" aria-pressed=${String(selected !== null)} onClick=${() => tab.many.select(selected ? null : [])}>${t("many.select")}<//><${Density} tab=${tab} view=${state.view} />`}
@@ -124,15 +134,25 @@ function countOf(state, found, catalog) {
 }
 
 /**
- * Draw where in the folders the user is: the folders around, and those inside.
- * @param {{folders: Facet, state: State, filter: (changes: Partial<Chosen>) => void}} props
+ * Draw where in the folders the user is: the folders around, and those inside; or all of them as a tree.
+ * @param {{folders: Facet, state: State, filter: (changes: Partial<Chosen>) => void, tab: Tab}} props
  */
-function Folders({folders, state, filter}) {
+function Folders({folders, state, filter, tab}) {
     if (!folders.length) return null;
     const {folder} = state.filters;
+    const isDeep = folders.some(([path]) => path.includes("/"));
+    const flip =
+        isDeep
+        && html`<${Button} label=${t("library.tree")} class="rt-small" aria-pressed=${String(state.tree)}
+        onClick=${() => tab.set({tree: !state.tree})}><${Icon} name="list" /><//>`;
+    if (isDeep && state.tree)
+        return html`<nav class="rt-folders rt-tree" aria-label=${t("common.folders")}>
+            ${flip}<button type="button" class="rt-link" aria-current=${folder ? undefined : "location"}
+                onClick=${() => filter({folder: ""})}>${t("library.allFolders")}</button>
+            <${Branch} folders=${folders} path="" current=${folder} go=${(/** @type {string} */ path) => filter({folder: path})} /></nav>`;
     const {around, inside} = foldersAt(folders, folder);
     const last = (/** @type {string} */ path) => path.split("/").pop();
-    return html`<nav class="rt-folders" aria-label=${t("common.folders")}>
+    return html`<nav class="rt-folders" aria-label=${t("common.folders")}>${flip}
         ${["", ...around].map(
             (
                 path,
@@ -144,6 +164,25 @@ function Folders({folders, state, filter}) {
             onClick=${() => filter({folder: path})}>${broken(last(path) ?? "")} <span class="rt-count">${count}</span></button>`,
         )}
     </nav>`;
+}
+
+/**
+ * Draw the folders in a folder, each with those in it where it is open.
+ * @param {{folders: Facet, path: string, current: string, go: (path: string) => void}} props
+ */
+function Branch({folders, path, current, go}) {
+    const [open, setOpen] = useState(/** @type {string[]} */ ([]));
+    return html`<ul>${foldersAt(folders, path).inside.map(([inner, count]) => {
+        const name = inner.slice(path ? path.length + 1 : 0);
+        const hasMore = folders.some(([other]) => other.startsWith(`${inner}/`));
+        const isOpen = hasMore && (open.includes(inner) || current.startsWith(`${inner}/`));
+        const flip = () => setOpen(isOpen ? open.filter((one) => one !== inner) : [...open, inner]);
+        return html`<li key=${inner}>
+            ${hasMore && html`<button type="button" class="rt-link rt-fold" aria-expanded=${String(isOpen)} aria-label=${t("library.inside", {folder: name})} onClick=${flip}>${isOpen ? "▾" : "▸"}</button>`}
+            <button type="button" class="rt-link" aria-current=${inner === current ? "location" : undefined}
+                onClick=${() => go(inner)}>${broken(name)}</button><span class="rt-count">${count}</span>
+            ${isOpen && html`<${Branch} folders=${folders} path=${inner} current=${current} go=${go} />`}</li>`;
+    })}</ul>`;
 }
 
 /** @param {{scan: ScanState}} props */
@@ -204,6 +243,8 @@ function Filters({folders, state, filter, tab}) {
             onChange=${(event) => filter({favourite: event.target.checked})} /> ${t("library.favourites")}</label>
         <label class="rt-check"><input type="checkbox" checked=${filters.fits}
             onChange=${(event) => filter({fits: event.target.checked})} /> ${t("library.fits")}</label>
+        <label class="rt-check" title=${t("library.promptsHint")}><input type="checkbox" checked=${filters.prompts}
+            onChange=${(event) => filter({prompts: event.target.checked})} /> ${t("library.prompts")}</label>
         <${Button} label=${t("copies.openHint")} class="rt-small" onClick=${() => tab.set({dialog: "copies"})}>${t("copies.open")}<//>
         <${Button} label=${t("trash.openHint")} class="rt-small" onClick=${() => tab.set({dialog: "trash"})}>${t("trash.open")}<//>
     </div>`;

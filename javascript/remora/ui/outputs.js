@@ -13,6 +13,7 @@ import {locale, t, translated} from "../words.js";
 import {Picture, Trouble, useLoad} from "./parts.js";
 
 const POLL = 3000; // milliseconds, while the server reads the pictures
+const PAUSE = 300; // milliseconds without a key, after which prompts are searched
 
 /** @param {{tab: Tab, lora: string}} props */
 export function OutputSection({tab, lora}) {
@@ -32,8 +33,14 @@ function Outputs({tab, lora}) {
     const [told, setTold] = useState(/** @type {OutputPictures | null} */ (null));
     const [chosen, setChosen] = useState(/** @type {OutputPicture | null} */ (null));
     const [round, setRound] = useState(0);
-    const load = async () => setTold(await latestOf(tab, lora, told?.pictures.length ?? 0));
-    const [trouble, attempt] = useLoad(tab, load, [lora, round, tab.state.server?.pictures]);
+    const [words, setWords] = useState(""); // as they are typed
+    const [sought, setSought] = useState("");
+    useEffect(() => {
+        const timer = setTimeout(() => setSought(words.trim()), PAUSE);
+        return () => clearTimeout(timer);
+    }, [words]);
+    const load = async () => setTold(await latestOf(tab, lora, sought, told?.pictures.length ?? 0));
+    const [trouble, attempt] = useLoad(tab, load, [lora, sought, round, tab.state.server?.pictures]);
     useEffect(() => {
         if (!told?.scan.running) return undefined;
         const timer = setTimeout(() => setRound(round + 1), POLL);
@@ -42,7 +49,7 @@ function Outputs({tab, lora}) {
     const further = () =>
         attempt(async () => {
             const pictures = told?.pictures ?? [];
-            const more = await furtherOf(tab, lora, pictures.length);
+            const more = await furtherOf(tab, lora, sought, pictures.length);
             setTold({...more, pictures: joined(pictures, more.pictures)});
         });
     if (!told)
@@ -51,6 +58,11 @@ function Outputs({tab, lora}) {
     return html`<div class="rt-part">
         <${Trouble} trouble=${trouble} />
         ${told.problem && html`<p class="rt-notice">${translated(told.problem)}</p>`}
+        ${
+            (sought || found > 0)
+            && html`<input type="search" aria-label=${t("outputs.words")} placeholder=${t("outputs.words")} autocomplete="off"
+            spellcheck=${false} value=${words} onInput=${(event) => setWords(event.target.value)} />`
+        }
         <p class="rt-hint" role="status">${found || !scan.running ? t("outputs.count", {count: found}) : ""}
             ${scan.total > 0 && html` ${t("outputs.reading", {done: scan.done, total: scan.total})}`}</p>
         <ul class="rt-outputs" aria-label=${t("outputs.title")}>${pictures.map((picture) => {

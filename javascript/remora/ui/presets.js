@@ -13,6 +13,7 @@ import * as boxes from "../boxes.js";
 import {hasWords, readTags, withEntry} from "../prompt.js";
 import {t} from "../words.js";
 import {broken, Button, Deleted, Dialog, isStill, NameForm, Picture, Trouble, useLoad} from "./parts.js";
+import {OpenFile} from "./recipe.js";
 
 /**
  * @typedef {(preset: Kept, name: string) => Promise<boolean | undefined>} Rename
@@ -29,7 +30,7 @@ export function Presets({tab, state}) {
     // being exported or imported
     const [text, setText] = useState(/** @type {{value: string, importing?: boolean} | null} */ (null));
     const [deleted, setDeleted] = useState(
-        /** @type {{preset: Kept, picture: Blob | null, replaced?: boolean} | null} */ (null),
+        /** @type {{preset: Kept, picture: Blob | null, file?: string, replaced?: boolean} | null} */ (null),
     );
     const close = () => tab.set({dialog: ""});
     /** @type {Rename} */
@@ -39,13 +40,19 @@ export function Presets({tab, state}) {
             await tab.kept.writePresets("PUT", `preset?${query({name})}`, [name, preset.name], changed);
             return true;
         });
+    const [whole, setWhole] = useState(false); // the next one has the prompt, the settings and the picture of the page
+    const shown = boxes.shownText(state.target);
     const rows = tab.stack.rows().filter((row) => row.on && !row.problem);
     const save = (/** @type {string} */ name) =>
         attempt(async () => {
             if (!rows.length) throw new Error(t("presets.noLora"));
             const former = tab.state.presets?.find((one) => one.name === name);
             const lines = rows.map((row) => `${row.text} ${wordsIn(tab, row)}`.trim());
-            await tab.kept.writePresets("PUT", `preset?${query({name})}`, [name], {text: lines.join("\n")});
+            const text = lines.join("\n");
+            const body = whole ? {text, parameters: shown} : {text};
+            await tab.kept.writePresets("PUT", `preset?${query({name})}`, [name], body);
+            const blob = whole && !former?.thumbnail && (await boxes.shownPicture());
+            if (blob) await tab.kept.writePresets("PUT", `preset/thumbnail?${query({name})}`, [name], blob);
             setKept(kept + 1);
             setDeleted(former ? {preset: former, picture: null, replaced: true} : null);
         });
@@ -59,9 +66,9 @@ export function Presets({tab, state}) {
         attempt(async () => {
             const preset = now(shown);
             const {name} = preset;
-            const picture = await pictureOf(preset);
+            const file = await tab.api.text(`preset/file?${query({name})}`);
             await tab.kept.writePresets("DELETE", `preset?${query({name})}`, [name]);
-            setDeleted({preset, picture});
+            setDeleted({preset, picture: null, file});
         });
     const take = (/** @type {Kept} */ shown) =>
         attempt(async () => {
@@ -76,12 +83,14 @@ export function Presets({tab, state}) {
     const undo = () =>
         attempt(async () => {
             if (!deleted) return;
-            const {name, text} = deleted.preset;
-            await tab.kept.writePresets("PUT", `preset?${query({name})}`, [name], {text});
+            const {name, text, parameters} = deleted.preset;
+            if (deleted.file) await tab.kept.writePresets("POST", "presets", [name], {text: deleted.file});
+            else await tab.kept.writePresets("PUT", `preset?${query({name})}`, [name], {text, parameters});
             if (deleted.picture)
                 await tab.kept.writePresets("PUT", `preset/thumbnail?${query({name})}`, [name], deleted.picture);
             setDeleted(null);
         });
+    const open = (/** @type {Kept} */ {name}) => tab.set({recipe: {preset: name, file: null}});
     const exportOne = (/** @type {Kept} */ preset) =>
         attempt(async () => setText({value: await tab.api.text(`preset?${query({name: preset.name})}`)}));
     const importAll = () =>
@@ -112,12 +121,17 @@ export function Presets({tab, state}) {
         }
         <${NameForm} key=${kept} label=${t("presets.newName")} button=${t("common.save")} hint=${t("presets.keepAs")} focus=${kept > 0} problem=${nameProblem} save=${save}>
             <${Button} label=${t("presets.importHint")} class="rt-small" onClick=${() => setText({value: "", importing: true})}>${t("presets.import")}<//>
-        <//>`;
+            <${OpenFile} tab=${tab} />
+        <//>
+        ${
+            shown
+            && html`<label class="rt-check"><input type="checkbox" checked=${whole} onChange=${() => setWhole(!whole)} /> ${t("presets.whole")}</label>`
+        }`;
     return html`<${Dialog} title=${t("common.presets")} close=${close} unsaved=${Boolean(text?.importing && text.value)} foot=${foot}>
         <ul class="rt-presets" aria-label=${t("common.presets")}>
             ${(state.presets ?? []).map(
                 (preset) => html`<${Preset} key=${preset.name} preset=${preset} tab=${tab}
-                rename=${rename} take=${take} close=${close} exportOne=${exportOne} remove=${remove} />`,
+                rename=${rename} take=${take} close=${close} open=${open} exportOne=${exportOne} remove=${remove} />`,
             )}
         </ul>
         ${state.presets && !state.presets.length && html`<p class="rt-hint">${t("presets.none")}</p>`}
@@ -131,10 +145,11 @@ export function Presets({tab, state}) {
  * @param {Rename} props.rename
  * @param {(preset: Kept) => void} props.take gives it the picture of the page
  * @param {() => void} props.close
+ * @param {(preset: Kept) => void} props.open shows its parts
  * @param {(preset: Kept) => void} props.exportOne
  * @param {(preset: Kept) => void} props.remove
  */
-function Preset({preset, tab, rename, take, close, exportOne, remove}) {
+function Preset({preset, tab, rename, take, close, open, exportOne, remove}) {
     const {name} = preset;
     const [renaming, setRenaming] = useState(false);
     const button = /** @type {Filled<HTMLButtonElement>} */ (useRef());
@@ -163,6 +178,7 @@ function Preset({preset, tab, rename, take, close, exportOne, remove}) {
             <div class="rt-line">
                 <${Button} label=${t("presets.useHint", {name})} class="rt-small" onClick=${() => apply(true)}>${t("presets.use")}<//>
                 <${Button} label=${t("presets.addHint", {name})} class="rt-small" onClick=${() => apply(false)}>${t("presets.add")}<//>
+                <${Button} label=${t("presets.openHint", {name})} class="rt-small" onClick=${() => open(preset)}>${t("presets.open")}<//>
                 <button type="button" aria-label=${t("presets.renameHint", {name})} title=${t("presets.renameHint", {name})} class="rt-small" ref=${button}
                     onClick=${() => setRenaming(!renaming)}>${t("presets.rename")}</button>
                 <${Button} label=${t("presets.exportHint", {name})} class="rt-small" onClick=${() => exportOne(preset)}>${t("presets.export")}<//>

@@ -20,11 +20,12 @@ import {Passes} from "./passes.js";
 import {Regions} from "./regions.js";
 import {Schedule} from "./schedule.js";
 import {summary, whyUnreached} from "./summary.js";
+import {Trigger} from "./trigger.js";
 
 const LONG = 20; // characters of a name that gets the room of the words beside it
 
 /**
- * @typedef {{name: State["section"], title: "row.schedule" | "row.region" | "row.passes" | "row.blocks", editor: (props: {tab: Tab, entry: Entry, unreached: string}) => Value, isSet: (entry: Entry) => boolean}} Section
+ * @typedef {{name: State["section"], title: "row.words" | "row.schedule" | "row.region" | "row.passes" | "row.blocks", editor: (props: {tab: Tab, entry: Entry, unreached: string}) => Value, isSet: (entry: Entry) => boolean}} Section
  * Some settings of an entry: their editor, and whether the entry has any of them.
  */
 
@@ -40,6 +41,7 @@ const SECTIONS = [
     {name: "region", title: "row.region", editor: Regions, isSet: ({values}) => Boolean(values.mask)},
     {name: "passes", title: "row.passes", editor: Passes, isSet: ({values}) => Boolean(values.pass)},
     {name: "blocks", title: "row.blocks", editor: Blocks, isSet: ({values}) => Boolean(values.lbw || values.lbwe)},
+    {name: "words", title: "row.words", editor: Trigger, isSet: () => false},
 ];
 
 /** @param {{tab: Tab, entry: Entry, outcome: Told | undefined, handle: Handle}} props */
@@ -124,19 +126,21 @@ function More({tab, entry, unreached}) {
     useEffect(() => {
         box.current.parentElement?.scrollIntoView({block: "nearest"}); // the editors open below the row's head
     }, [section]);
-    const shown = SECTIONS.find(({name}) => name === section) ?? SECTIONS[0];
+    const hasGroups = tab.library.groupsOf(entry.name).length > 1;
+    const sections = SECTIONS.filter(({name}) => name !== "words" || hasGroups);
+    const shown = sections.find(({name}) => name === section) ?? SECTIONS[0];
     return html`<div class="rt-more" ref=${box}>
         <div class="rt-switch" role="group" aria-label=${t("row.settings", {name: entry.name})}>
-            ${SECTIONS.map(
+            ${sections.map(
                 ({
                     name,
                     title,
                     isSet,
-                }) => html`<button type="button" key=${name} aria-pressed=${String(name === section)}
+                }) => html`<button type="button" key=${name} aria-pressed=${String(name === shown.name)}
                 title=${isSet(entry) ? t("row.isSet", {section: t(title)}) : t(title)} onClick=${() => tab.set({section: name})}>${t(title)}${isSet(entry) && " •"}</button>`,
             )}
         </div>
-        <${shown.editor} key=${section} tab=${tab} entry=${entry} unreached=${unreached} />
+        <${shown.editor} key=${shown.name} tab=${tab} entry=${entry} unreached=${unreached} />
     </div>`;
 }
 

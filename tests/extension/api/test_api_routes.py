@@ -27,6 +27,7 @@ from extension.hosts.txt2img import Txt2Img
 from extension.kept.block_presets import BlockPresetsFile
 from extension.kept.region_files import RegionFiles
 from extension.standalone.jobs import Runner
+from extension.standalone.pnginfo import encode_png
 from extension.standalone.server import make_api
 from lib_lora import Family, inspect_file
 from lib_lora.inspection.layers import layers_of
@@ -401,7 +402,14 @@ def test_an_always_on_entry_may_have_further_fields(ask: Checked) -> None:
 
 def test_presets(ask: Checked) -> None:
     made = ask("PUT", "/preset", params={"name": "Mine"}, json={"text": "<lora:zorp:0.5> zorp\n<lora:stripes:1>"})
-    assert made["presets"] == [{"name": "Mine", "text": "<lora:zorp:0.5> zorp\n<lora:stripes:1>", "thumbnail": ""}]
+    text = "<lora:zorp:0.5> zorp\n<lora:stripes:1>"
+    assert made["presets"] == [{"name": "Mine", "text": text, "thumbnail": "", "parameters": ""}]
+    for recipe in (
+        ask("GET", "/preset/recipe", params={"name": "Mine"}),
+        ask("POST", "/recipe", json={"text": json.dumps(ask("GET", "/preset/file", params={"name": "Mine"}))}),
+        ask("POST", "/recipe/picture", content=encode_png(Image.new("RGB", (4, 4)), text)),
+    ):
+        assert [(one["name"], one["by"]) for one in recipe["loras"]] == [("zorp", "name"), ("stripes", "name")]
     assert ask("PUT", "/preset/thumbnail", params={"name": "Mine"}, content=png())["presets"][0]["thumbnail"]
     assert Image.open(io.BytesIO(ask("GET", "/preset/thumbnail", params={"name": "Mine"}))).size == (40, 40)
     ask("PUT", "/preset", params={"name": "Ours"}, json={"text": made["presets"][0]["text"], "former": "Mine"})

@@ -25,6 +25,7 @@ from extension.generation.options import DEFAULT_MULTIPLIER
 from extension.hosts.txt2img import RequestError
 from extension.kept.always_on import AlwaysOn
 from extension.standalone.jobs import Runner
+from extension.standalone.pnginfo import encode_png
 from extension.standalone.sdapi import REFUSED, UNCHANGED, SdApi
 from extension.standalone.server import make_api
 
@@ -55,6 +56,11 @@ VALID: dict[tuple[str, str], dict[str, Any]] = {
     ("PUT", "/remora/v1/preset"): {"params": {"name": "changed"}, "json": {"text": "<lora:neon:1>"}},
     ("DELETE", "/remora/v1/preset"): KEPT,
     ("PUT", "/remora/v1/preset/thumbnail"): {**KEPT, "content": png(), "headers": PNG},
+    ("POST", "/remora/v1/recipe"): {"json": {"text": "a fox <lora:neon:1>"}},
+    ("POST", "/remora/v1/recipe/picture"): {
+        "content": encode_png(Image.new("RGB", (4, 4)), "a fox <lora:neon:1>"),
+        "headers": PNG,
+    },
     ("PUT", "/remora/v1/blocks/presets"): {"json": {"name": "changed", "values": "1,0,1"}},
     ("DELETE", "/remora/v1/blocks/presets"): KEPT,
     ("PUT", "/remora/v1/regions"): {"json": {"name": "changed", "picture": REGION}},

@@ -124,10 +124,24 @@ def test_the_tags_of_a_picture_are_as_the_prompt_needs_them(web: Web) -> None:
 
 
 def test_pictures_are_counted_by_lora(web: Web) -> None:
-    for number, tags in enumerate(("<lora:zorp:1>", "<lora:ZORP:1> <lora:gone:1>", "<lora:neon:1>", "")):
+    for number, tags in enumerate(
+        ("<lora:zorp:1>", "<lora:ZORP:0.5:stop=10> <lora:gone:0@0,1@0.5>", "<lora:neon>", "")
+    ):
         web.add(f"{number}.png", tags)
     web.scan()
     told = web.ask("GET", "/outputs/loras")["loras"]
+    latest = {one["name"]: one.pop("latest") for one in told}
+    assert {one["name"]: (one.pop("strength"), one.pop("strengths")) for one in told} == {
+        "zorp": ("0.5:stop=10", [0.5, 1]),
+        "gone": ("0@0,1@0.5", None),
+        "neon": ("", None),
+    }
+    times = {one["file"]: one["time"] for one in web.list()["pictures"]}
+    assert latest == {"zorp": max(times["0.png"], times["1.png"]), "gone": times["1.png"], "neon": times["2.png"]}
+    (found,) = web.ask("GET", "/outputs/loras", params={"words": "FOX lora:neon"})["loras"]
+    assert (found["id"], found["pictures"]) == (web.ids["neon"], 1)
+    assert web.ask("GET", "/outputs/loras", params={"words": "cat"})["loras"] == []
+    assert web.list(words="fox", lora=web.ids["zorp"])["found"] == 2
     assert told[0] == {"id": web.ids["zorp"], "name": "zorp", "pictures": 2}
     assert sorted(told[1:], key=lambda one: str(one["name"])) == [
         {"id": None, "name": "gone", "pictures": 1},
@@ -165,6 +179,7 @@ def test_thumbnails_are_made_of_pictures_of_the_index_alone(web: Web, tmp_path: 
         ({"most": "0"}, 422),
         ({"most": "201"}, 422),
         ({"most": "1e9"}, 422),
+        ({"words": " ".join(map(str, range(21)))}, 422),
     ],
 )
 def test_a_wrong_query_is_one_sentence(web: Web, query: dict[str, str], status: int) -> None:

@@ -158,6 +158,31 @@ def test_a_sheet_has_the_pictures_without_and_with_a_lora_and_their_difference(
     assert (broken.to_json()["done"], broken.to_json()["problem"]) == ([False] * 3, "LoRA 'broken' cannot be used")
 
 
+def test_a_comparison_grows_by_rows_while_it_runs_and_after_it_ended() -> None:
+    painter = Painter()
+    painter.gate.clear()
+    first = plan("alone", PROMPT, ["a", "b"], [0.5, 1])
+    assert (first.columns, first.rows) == (("0.5", "1"), ("a", "b"))
+    assert first.prompts[1:3] == ("a fox <lora:a:1> x,", "a fox x, <lora:b:0.5>")
+    comparison = run(painter, first)
+    comparison.grow(plan("alone", "a fox <lora:c:1>", ["c"], [0.5, 1]))
+    painter.gate.set()
+    comparison.join(30)
+    assert comparison.to_json()["done"] == [True] * 6
+    comparison.grow(plan("alone", "a fox <lora:d:1>", ["d"], [0.5, 1]))
+    comparison.join(30)
+    told = comparison.to_json()
+    assert (told["rows"], told["done"], told["running"]) == (["a", "b", "c", "d"], [True] * 8, False)
+    assert [one.prompt for one in painter.asked] == told["prompts"]
+    assert {one.seed for one in painter.asked} == {5}
+    for more in (plan("alone", PROMPT, ["a"], [0.5, 1]), plan("alone", "<lora:e:1>", ["e"], [1])):
+        with pytest.raises(RequestError, match="only new rows with the same columns"):
+            comparison.grow(more)
+    with pytest.raises(RequestError, match="no more than 150 pictures"):
+        comparison.grow(Plan(("0.5", "1"), tuple(map(str, range(72))), ("",) * 144))
+    assert comparison.to_json() == told
+
+
 def test_labels_of_the_grid_show_the_ends_of_long_names() -> None:
     def grid(column: str, row: str) -> bytes:
         comparison = run(Painter(), Plan((column,), (row,), (PROMPT,)))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import shutil
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +71,46 @@ def setup(demo: Demo, tmp_path: Path) -> Iterator[Setup]:
     session = Session(host)
     yield Setup(host, session, pipeline.text_encoder.eval(), tmp_path)
     session.close()
+
+
+@pytest.mark.parametrize("mode", ["r+b", "wb"])
+def test_a_file_that_is_written_in_place_is_taken_whole_or_not_at_all(
+    setup: Setup, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a training that saves its latest state under one name, slowly."""
+
+    def output_of(name: str) -> Tensor:
+        setup.session.begin_batch([[Tag(name, 1, 1)]])
+        made = setup.output()
+        setup.session.end()
+        return made
+
+    setup.save("latest", seed=1)
+    setup.save("next", seed=2)
+    latest, wanted = setup.folder / "latest.safetensors", (setup.folder / "next.safetensors").read_bytes()
+    former, expected = output_of("latest"), output_of("next")
+    assert not torch.equal(former, expected)
+    stopped = threading.Event()
+
+    def write() -> None:
+        with latest.open(mode) as stream:
+            for begin in range(0, len(wanted), len(wanted) // 12):
+                stream.write(wanted[begin : begin + len(wanted) // 12])
+                stream.flush()
+                stopped.wait(0.1)
+
+    walk = sys.modules["extension.library.walk"]  # the room has a function of this name
+    for patience in (walk._PATIENCE, 0.2):
+        writer = threading.Thread(target=write)
+        writer.start()
+        monkeypatch.setattr(walk, "_PATIENCE", patience)
+        time.sleep(0.3)
+        if patience > 1:
+            assert torch.equal(output_of("latest"), expected)
+        else:
+            with pytest.raises(CatalogError, match="'latest' is being written by another program"):
+                output_of("latest")
+        writer.join()
 
 
 def test_a_generation_has_its_loras_and_the_end_takes_them_off(setup: Setup) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from extension.kept.presets import PresetError, PresetsFile, SavedPreset, read_text
 from extension.store import LOCK_FILE
@@ -17,6 +19,12 @@ TEXT = "<lora:a:0.5> fur coat\n<lora:b c:1:0.5>"
 
 def kept(folder: Path) -> PresetsFile:
     return PresetsFile(lambda: folder)
+
+
+def picture() -> bytes:
+    stream = io.BytesIO()
+    Image.new("RGB", (8, 8), "red").save(stream, "PNG")
+    return stream.getvalue()
 
 
 def test_they_outlive_the_program(tmp_path: Path) -> None:
@@ -31,6 +39,45 @@ def test_text_is_read_back(tmp_path: Path) -> None:
     text = "\n".join(preset.to_text() for preset in presets.all)
     assert read_text(text) == [SavedPreset("Mine", TEXT), SavedPreset("Other", "<lora:x>")]
     assert read_text("<lora:x:1>  words ") == [SavedPreset("imported", "<lora:x:1> words")]
+
+
+def test_a_preset_is_a_file_with_its_picture_parameters_and_sketches(tmp_path: Path) -> None:
+    presets = kept(tmp_path)
+    presets.put("Mine", TEXT, parameters=" a fox <lora:a:0.5>\nSteps: 20, Seed: 7, Size: 64x64 ")
+    presets.set_thumbnail("Mine", picture())
+    file = json.loads(presets.get("Mine").to_file())
+    assert file["parameters"] == "a fox <lora:a:0.5>\nSteps: 20, Seed: 7, Size: 64x64"
+    (added,) = presets.add_text(json.dumps({**file, "sketches": {"a": "AAAA"}}))
+    assert (added.name, added.text, added.parameters) == ("Mine 2", TEXT, file["parameters"])
+    assert (added.sketches, bool(added.thumbnail)) == ({"a": "AAAA"}, True)
+    assert kept(tmp_path).get("Mine 2") == added
+    presets.put("Mine 2", "<lora:z:1>")
+    again = kept(tmp_path).get("Mine 2")
+    assert (again.text, again.parameters, again.sketches) == ("<lora:z:1>", file["parameters"], {"a": "AAAA"})
+    presets.put("Mine 2", "<lora:z:1>", parameters="")
+    assert not presets.get("Mine 2").parameters
+    for changes, told in {
+        (("remora_preset", 2),): "of version 2, and this Remora knows version 1",
+        (("remora_preset", None),): "it lacks 'remora_preset'",
+        (("thumbnail", "AAAA"),): "the picture of the preset cannot be used",
+        (("thumbnail", "?"),): "its thumbnail is damaged",
+        (("text", "<lora:a:x>"),): "line 1: .*'x' is not a number",
+        (("text", ""),): "needs at least one LoRA",
+        (("parameters", 1),): "its parameters are not text",
+        (("parameters", "x" * 100_001),): "the parameters have 100,001 characters",
+        (("sketches", (1, 2)),): "its sketches are not texts",
+        (("name", ""),): "1 to 100 characters",
+    }.items():
+        with pytest.raises(PresetError, match=told):
+            presets.add_text(json.dumps({**file, **dict(changes)}))
+    for text, told in {
+        "{": "is not JSON",
+        '{"a": ' + "[" * 100_000: "is not JSON",
+        "{" + " " * (1 << 20): "no more",
+    }.items():
+        with pytest.raises(PresetError, match=told):
+            presets.add_text(text)
+    assert len(presets.all) == 2
 
 
 def test_an_import_replaces_nothing(tmp_path: Path) -> None:

@@ -52,6 +52,29 @@ def test_a_name_is_the_file_name_then_the_path_then_the_alias_then_the_hash(fold
     assert found.find(digest[:10].upper()).path == a
 
 
+def test_a_folder_of_a_peft_adapter_is_its_name(folder: Path) -> None:
+    files = [
+        put(folder / name / "adapter_model.safetensors", value=at) for at, name in enumerate(("fur", "a/wet", "b/wet"))
+    ]
+    top = put(folder / "rain.safetensors", value=5)
+    rain = put(folder / "rain" / "pytorch_lora_weights.safetensors", value=6)
+    loose = put(folder / "adapter_model.safetensors", value=7)
+    found = catalog(folder)
+    names = {found.names.name_of(file): file.path for file in found.files}
+    assert names == {
+        "fur": files[0],
+        "a/wet/adapter_model": files[1],
+        "b/wet/adapter_model": files[2],
+        "rain": top,
+        "rain/pytorch_lora_weights": rain,
+        "adapter_model": loose,
+    }
+    for name, path in {**names, "fur/adapter_model": files[0], "a/wet": files[1], "b/wet": files[2]}.items():
+        assert found.find(name).path == path, name
+    with pytest.raises(CatalogError, match="fits several files"):
+        found.find("wet")
+
+
 @pytest.mark.parametrize("count", [3, 60])
 def test_a_list_leaves_many_files_to_the_thread(folder: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """Else it waits as long as the first file takes, which imports every format."""

@@ -568,7 +568,9 @@ def test_where_nothing_can_be_kept_everything_works_and_it_is_said(folder: Path,
     assert "cannot be written" in catalog.index.problem
 
 
-def test_what_happens_in_the_folders_is_followed(started: Callable[[], Catalog], folder: Path) -> None:
+def test_what_happens_in_the_folders_is_followed(
+    started: Callable[[], Catalog], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     catalog = started()
     assert not catalog.index.rows()
     lora(folder / "a.safetensors")
@@ -577,6 +579,19 @@ def test_what_happens_in_the_folders_is_followed(started: Callable[[], Catalog],
     _until(lambda: catalog.index.rows()[0].notes is not None and catalog.index.rows()[0].notes.rating == 3)
     (folder / "a.safetensors").unlink()
     _until(lambda: not catalog.index.rows())
+    monkeypatch.setattr("extension.library.scan._SETTLE_AT_MOST", 2.0)
+    ended = threading.Event()
+
+    def log() -> None:
+        while not ended.wait(0.1):  # as a training does
+            (folder / "events.log").write_text("loss")
+
+    writer = threading.Thread(target=log)
+    writer.start()
+    lora(folder / "epoch.safetensors")
+    _until(lambda: [one.name for one in catalog.index.rows() if one.complete] == ["epoch"])
+    ended.set()
+    writer.join()
 
 
 def test_without_a_watcher_the_folders_are_looked_through_again(

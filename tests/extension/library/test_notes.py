@@ -69,14 +69,14 @@ def test_those_of_sdnext(file: CatalogFile) -> None:
     put(file, ".json", CIVITAI)
     found = notes(file)
     assert (found.description, found.words, found.base_model) == ("A fur coat\nuse 0.7", "fur coat, fluffy", "SDXL 1.0")
-    assert found.tags == ("clothing", "fur")
+    assert (found.tags, found.groups) == (("clothing", "fur"), ("fur coat", "fluffy"))
     put(file, ".txt", "my own words")  # which SD.Next reads first
     assert notes(file).description == "my own words"
 
 
 def test_those_of_the_civitai_helper(file: CatalogFile) -> None:
     put(file, ".civitai.info", VERSION)
-    assert notes(file) == Notes("of a version", "ink", base_model="Pony", tags=("art",))
+    assert notes(file) == Notes("of a version", "ink", base_model="Pony", tags=("art",), groups=("ink",))
     put(file, ".json", {"activation text": "my own"})
     assert notes(file).words == "my own"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from extension.library.walk import ScanStoppedError
-from extension.outputs import LoraKey, LoraRow, Outputs, PictureFile, PictureIndex, scan
+from extension.outputs import LoraKey, LoraRow, Outputs, PictureFile, PictureIndex, Sought, scan
 from extension.outputs import index as index_module
 from tests.extension.outputs.pictures import HEAD, SIZE, aged, chunk, png, saved, text_with
 
@@ -40,16 +40,18 @@ def index_of(outputs: Outputs) -> PictureIndex:
 
 
 def every(outputs: Outputs) -> list[PictureFile]:
-    return index_of(outputs).latest(None, 0, 200)[1]
+    return index_of(outputs).latest(Sought(), 0, 200)[1]
 
 
 def names(outputs: Outputs) -> list[str]:
     return [picture.name for picture in every(outputs)]
 
 
-def of_name(outputs: Outputs, name: str, skip: int = 0, most: int = 60) -> tuple[int, list[str]]:
+def of_name(
+    outputs: Outputs, name: str, skip: int = 0, most: int = 60, words: tuple[str, ...] = ()
+) -> tuple[int, list[str]]:
     loras = [row.id for row in index_of(outputs).loras_of(LoraKey(frozenset({name})))]
-    count, found = index_of(outputs).of_loras(loras, None, skip, most)
+    count, found = index_of(outputs).of_loras(loras, Sought(words=words), skip, most)
     return count, [picture.name for picture in found]
 
 
@@ -66,10 +68,18 @@ def test_pictures_are_found_by_lora_the_latest_first_in_pages(outputs: Outputs, 
     (first, *_) = every(outputs)
     assert (first.width, first.height, first.uses.seed) == (1, 1, 7)
     assert [(use.name, use.strength) for use in first.uses.loras] == [("neon", "1"), ("zorp", "0.5")]
-    assert index_of(outputs).latest(7, 0, 1)[0] == 7
-    assert index_of(outputs).latest(8, 0, 1) == (0, [])
-    counts = {row.name: row.pictures for row in index_of(outputs).loras(10)}
+    assert index_of(outputs).latest(Sought(7), 0, 1)[0] == 7
+    assert index_of(outputs).latest(Sought(8), 0, 1) == (0, [])
+    counts = {row.name: row.pictures for row in index_of(outputs).loras(Sought(), 10)}
     assert counts == {"neon": 4, "zorp": 4, "Zorp": 3}
+    saved(top / "day0" / "words.png", png(text_with("in Winter, 100% <lora:neon:1>")), age=10)
+    outputs.scan()
+    for words, found in {("winter", "FOX"): 1, ("100%",): 1, ("1%0",): 0, ("f_x",): 0, ("fox",): 8, (): 8}.items():
+        assert index_of(outputs).latest(Sought(words=words), 0, 9)[0] == found, words
+        assert of_name(outputs, "neon", words=words)[0] == (5 if words in (("fox",), ()) else found), words
+    (row,) = index_of(outputs).loras(Sought(words=("winter",)), 10)
+    (latest,) = index_of(outputs).latest(Sought(words=("winter",)), 0, 1)[1]
+    assert (row.name, row.pictures, row.latest_ns) == ("neon", 1, latest.mtime_ns)
 
 
 def test_new_changed_moved_and_deleted_files_are_followed(outputs: Outputs, top: Path) -> None:
@@ -373,10 +383,10 @@ def test_one_file_under_two_names_counts_a_picture_once(tmp_path: Path) -> None:
     index.change([PictureFile("/a", f"{number}.png", 1, number, uses=uses) for number in range(5)], ())
     loras = [row.id for row in index.loras_of(LoraKey(frozenset({"zorp"}), SHORT))]
     assert len(loras) == 2
-    count, found = index.of_loras(loras, None, 1, 3)
+    count, found = index.of_loras(loras, Sought(), 1, 3)
     assert (count, [one.name for one in found]) == (5, ["3.png", "2.png", "1.png"])
     index.change((), [found[0].id])
-    assert index.of_loras(loras, None, 0, 9)[0] == 4
+    assert index.of_loras(loras, Sought(), 0, 9)[0] == 4
 
 
 def test_pages_need_no_table_that_is_read_whole(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import re
 import shutil
@@ -75,7 +76,18 @@ def test_the_pictures_of_a_lora_are_seen_and_used_again(
     with opened_small(served, browser, **look, has_touch=phone, is_mobile=phone) as page:
         tab = Tab(page).ready()
         tab.write("a cat <lora:neon:1>")
+        tab.pane("Library")
+        search = tab.root.get_by_role("searchbox", name="Search LoRA")
+        search.fill("number rain")
+        tab.root.get_by_text("No LoRA matches").wait_for()
+        tab.button("Search prompts of pictures").click()
+        tab.button("About stripes").wait_for(timeout=LONG)
+        assert "used: 70 times, last" in tab.button("Insert stripes into the prompt").get_attribute("title")
+        tab.button("Show all").click()
         dialog = section(tab, "stripes")
+        facts = " ".join(dialog.locator(".rt-facts").first.inner_text().split())
+        assert "Strengths in pictures 0.5 to 0.8" in facts
+        assert "last 0.5:stop=10" in facts
         dialog.get_by_text("70 pictures used this LoRA.").wait_for(timeout=LONG)
         grid = dialog.get_by_role("list", name="Pictures in the output folders")
         shown = grid.locator("button[aria-pressed]")
@@ -95,6 +107,10 @@ def test_the_pictures_of_a_lora_are_seen_and_used_again(
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         body = dialog.locator(".rt-dialog-body")
         assert body.evaluate("body => body.scrollWidth <= body.clientWidth"), "nothing is cut"
+        dialog.get_by_role("searchbox", name="Search their prompts").fill("RAIN number 13")
+        dialog.get_by_text("1 picture used this LoRA.").wait_for(timeout=LONG)
+        dialog.get_by_role("searchbox", name="Search their prompts").fill("")
+        dialog.get_by_text("70 pictures used this LoRA.").wait_for(timeout=LONG)
         chosen.get_by_role("button", name="Use these LoRA").click()
         chosen.get_by_text("The prompt has the LoRA of the picture.").wait_for(timeout=LONG)
         assert re.findall("<[^>]*>", tab.prompt) == ["<lora:stripes:0.5:stop=10>", "<lora:night:1>"]
@@ -134,3 +150,93 @@ def test_a_picture_that_is_made_comes_by_itself_and_a_deleted_one_goes(page: Any
             break
         page.wait_for_timeout(200)
     assert found() == 0
+
+
+def drop(page: Any, name: str, kind: str, content: bytes) -> None:
+    """Drop a file on the tab."""
+    page.evaluate(
+        """([name, type, content]) => {
+            const bytes = Uint8Array.from(atob(content), (one) => one.charCodeAt(0));
+            const dataTransfer = new DataTransfer();
+            dataTransfer.items.add(new File([bytes], name, {type}));
+            const root = document.getElementById("remora-tab").shadowRoot.querySelector(".rt");
+            for (const kind of ["dragover", "drop"])
+                root.dispatchEvent(new DragEvent(kind, {bubbles: true, cancelable: true, dataTransfer}));
+        }""",
+        [name, kind, base64.b64encode(content).decode()],
+    )
+
+
+def test_a_dropped_picture_is_taken_apart_kept_as_a_preset_and_shared(page: Any, served: Served, browser: Any) -> None:
+    tab = Tab(page).ready()
+    tab.write("a cat <lora:neon:1>")
+    settings = "Steps: 3, Sampler: Euler a, CFG scale: 7, Seed: 1234, Size: 64x64, Model: shapes"
+    text = f"a fox <lora:stripes:0.5> <lora:gone:1>\nNegative prompt: grey\n{settings}"
+    picture = encode_png(Image.new("RGB", (96, 64), COLOURS[0]), text)
+    drop(page, "fox.png", "image/png", picture)
+    dialog = page.get_by_role("dialog", name="fox.png")
+    loras = dialog.get_by_role("list", name="LoRA").locator("> li")
+    loras.first.wait_for(timeout=LONG)
+    assert [" ".join(one.inner_text().split()) for one in loras.all()] == ["stripes 0.5 here", "gone 1 ✕ missing"]
+    assert tab.prompt == "a cat <lora:neon:1>", "it is shown only"
+    assert faults(page) == []
+    dialog.get_by_role("button", name="Use these LoRA").click()
+    dialog.get_by_text("The prompt has the LoRA of the picture.").wait_for(timeout=LONG)
+    assert re.findall("<[^>]*>", tab.prompt) == ["<lora:stripes:0.5>", "<lora:gone:1>"]
+    dialog.get_by_role("button", name="Put the prompt, the LoRA and the settings into the page").click()
+    page.wait_for_function("document.querySelector('#seed input').value === '1234'", timeout=LONG)
+    assert tab.prompt == "a fox <lora:stripes:0.5> <lora:gone:1>"
+    assert page.input_value("#steps input[type=number]") == "3"
+    dialog.get_by_role("button", name="Save as preset").click()
+    dialog.get_by_text("The preset fox is saved.").wait_for(timeout=LONG)
+    page.keyboard.press("Escape")
+    file = httpx.get(f"{served.url}/remora/v1/preset/file", params={"name": "fox"})
+    assert (file.json()["parameters"], bool(file.json()["thumbnail"])) == (text, True)
+    with opened_small(served, browser) as other:
+        other.goto(f"{served.url}/#remora-preset=fox")
+        other.reload()
+        shown = other.get_by_role("dialog", name="fox")
+        shown.get_by_text("gone 1").wait_for(timeout=LONG)
+        shown.get_by_role("button", name="Copy a link that shows this preset").wait_for()
+        other.keyboard.press("Escape")
+        httpx.delete(f"{served.url}/remora/v1/preset", params={"name": "fox"}).raise_for_status()
+        drop(other, "fox.remora.json", "application/json", file.content)
+        opened_file = other.get_by_role("dialog", name="fox.remora.json")
+        assert opened_file.get_by_role("textbox", name="Name of the new preset").input_value() == "fox"
+        drop(other, "none.png", "image/png", b"nothing")
+        other.get_by_role("alert").get_by_text("the picture cannot be used: it is no PNG, JPEG or WebP").wait_for(
+            timeout=LONG
+        )
+
+
+def test_the_last_epochs_of_a_training_are_compared_and_later_ones_come(page: Any, served: Served) -> None:
+    content = (served.loras / "stripes.safetensors").read_bytes()
+    folder = served.loras / "trainings" / "fur"
+    files = [folder / f"fur-{number:06}.safetensors" for number in range(1, 6)]
+    try:
+        folder.mkdir(parents=True)
+        for path in files[:4]:
+            path.write_bytes(content)
+        tab = Tab(page).ready()
+        tab.write("a fox")
+        tab.button("Refresh: look for LoRA files again").click()
+        tab.button("Folders as a tree").click(timeout=LONG)
+        tab.button("Folders in trainings").click()
+        tab.root.get_by_role("navigation", name="Folders").get_by_role("button", name="fur", exact=True).click()
+        tab.root.get_by_text("4 of ").wait_for()
+        tab.button("About fur-000002").click()
+        page.get_by_role("button", name="Compare the latest epochs of this training: ").click()
+        dialog = page.get_by_role("dialog", name="Compare")
+        assert dialog.get_by_label("Strengths", exact=False).last.input_value() == "0.6, 0.8, 1"
+        dialog.get_by_label("Strengths", exact=False).last.fill("0.5, 1")
+        dialog.get_by_role("button", name="Make the pictures").click()
+        dialog.get_by_text("8 of 8 pictures, seed 7").wait_for(timeout=LONG)
+        assert tab.prompt == "a fox", "the prompt stays as it is"
+        files[4].write_bytes(content)
+        dialog.get_by_text("10 of 10 pictures, seed 7").wait_for(timeout=LONG)
+        heads = dialog.get_by_role("rowheader")
+        assert [one.inner_text() for one in heads.all()] == [path.stem for path in files]
+        dialog.get_by_role("button", name="Use the prompt of fur-000005 1").click()
+        assert tab.prompt == "a fox <lora:fur-000005:1>"
+    finally:
+        shutil.rmtree(folder.parent, ignore_errors=True)

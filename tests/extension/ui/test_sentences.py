@@ -81,7 +81,7 @@ IN_ENGLISH = {
     "what a program may ask for; the tab asks for nothing that is refused with these": (
         r"7 (of the query is wrong|is missing from the query).*|it cannot be read|without a type",
         r"(the length of the|no|a) body .*|the request ended before .*|the tab has no file 7|there is no preset",
-        r"(names|model|most|strengths|ids) must be .*|the query names no LoRA.*|mode must be .*",
+        r"(names|model|most|strengths|ids|words|sketches) must be .*|the query names no LoRA.*|mode must be .*",
         r"the picture of a region must .*|a move has either .*|a name is for a single .*",
         r"a stack is .*|the stack is of version .*|(always_on|entries) must be .*|7 must be .*|the name of 7 must .*",
         r"7: (on must|the strength for|more must) ?.*|7 has no field 7|the fields are 7|notes have no field 7",
@@ -95,7 +95,7 @@ IN_ENGLISH = {
     "a command, a type or a line of a file": (
         r"(tuple|Mapping|remora: |[A-Z]{4,}|(not a )?database|a table of the database).*|.*torch\.(load|import).*",
         r".*(\[ _-\]|\\W|\\d).*",
-        r".*(save_file|d = ).*|this SD\.Next .*|LoRA in text encoders may be stale",
+        r".*(save_file|d = |SELECT id|LIKE \?).*|this SD\.Next .*|LoRA in text encoders may be stale",
     ),
 }
 

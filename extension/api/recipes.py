@@ -1,0 +1,120 @@
+"""`/remora/v1/recipe`: what a picture or a preset was made with, and which of its LoRA are here."""
+
+from __future__ import annotations
+
+import io
+import re
+import sqlite3
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from fastapi import HTTPException, Request, Response
+
+from ..generation.recipe import FoundLora, found_here, model_of, own_text, sketches_of
+from ..kept.presets import PresetError, SavedPreset, read_text
+from ..outputs import DamagedError, Sought, embedded_in, read_uses, tags_of
+from ..text.infotext import parse_infotext
+from . import records
+from .answers import NOT_FOUND, UNPROCESSABLE, answer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..generation.session import Session
+
+_LIKELY = 200  # pictures of one seed among which a picture is looked for
+_PRESET = re.compile(r"\ufeff?\s*(?:\{|#\s*Remora preset)", re.IGNORECASE)
+
+
+class RecipesApi:
+    """The recipes over one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def of_picture(self, request: Request, body: bytes) -> Response:
+        """Return what a picture was made with, by its parameters text, and where it is in the output folders."""
+        try:
+            text = embedded_in(io.BytesIO(body)).text
+        except DamagedError as error:
+            raise HTTPException(UNPROCESSABLE, f"the picture cannot be used: {error}") from error
+        if not text.strip():
+            raise HTTPException(
+                UNPROCESSABLE, "the picture has no parameters text: it may have lost it on its way here"
+            )
+        return answer(request, self._told(text, file=self._place(len(body), text)))
+
+    def of_text(self, request: Request, body: records.Text) -> Response:
+        """Return what a parameters text, or a preset as a file or as text, was made with."""
+        text = body["text"]
+        if not _PRESET.match(text):
+            return answer(request, self._told(text))
+        try:
+            return answer(request, self._of_preset(read_text(text)[0]))
+        except PresetError as error:
+            raise HTTPException(UNPROCESSABLE, str(error)) from error
+
+    def of_preset(self, request: Request, name: str) -> Response:
+        """Return what a preset was made with."""
+        return answer(request, self._of_preset(self._preset(name)))
+
+    def file(self, name: str, sketches: str = "") -> Response:
+        """Return one preset as a file; with `sketches=all`, LoRA are read for what finds them elsewhere by tensors."""
+        whole = preset = self._preset(name)
+        if sketches == "all":
+            loras = found_here(
+                read_uses(preset.parameters or preset.text).loras, preset.sketches, self._session.catalog
+            )
+            whole = replace(preset, sketches={**preset.sketches, **sketches_of(loras, self._session.catalog)})
+        elif sketches:
+            raise HTTPException(UNPROCESSABLE, f"sketches must be 'all' or left out, not {sketches!r:.60}")
+        disposition = f"attachment; filename*=UTF-8''{quote(name, safe='')}.remora.json"
+        return Response(whole.to_file(), media_type="application/json", headers={"Content-Disposition": disposition})
+
+    def _preset(self, name: str) -> SavedPreset:
+        try:
+            return self._session.presets.get(name)
+        except PresetError as error:
+            raise HTTPException(NOT_FOUND, str(error)) from error
+
+    def _of_preset(self, preset: SavedPreset) -> records.Recipe:
+        return self._told(preset.parameters or preset.text, preset.sketches, name=preset.name)
+
+    def _told(
+        self, text: str, sketches: Mapping[str, str] | None = None, name: str = "", file: str = ""
+    ) -> records.Recipe:
+        catalog, info = self._session.catalog, parse_infotext(text)
+        loras = found_here(read_uses(text).loras, sketches or {}, catalog)
+        own = own_text(info, loras, catalog)
+        is_missing = any(lora.by in ("", "other") for lora in loras)
+        reads_on = catalog.hashes.is_busy or (bool(sketches) and catalog.copies.progress.running)
+        return {
+            "name": name,
+            "file": file,
+            "text": text,
+            "own": own,
+            "tags": tags_of(parse_infotext(own).prompt),
+            "prompt": info.prompt,
+            "negative": info.negative_prompt,
+            "settings": dict(info.settings),
+            "model": model_of(info),
+            "loras": [_listed(lora) for lora in loras],
+            "searching": is_missing and reads_on,
+        }
+
+    def _place(self, size: int, text: str) -> str:
+        """Return where a picture is below the output folders; empty if it is not."""
+        outputs, uses = self._session.outputs, read_uses(text)
+        if outputs.index is None or uses.seed is None:
+            return ""
+        with suppress(sqlite3.Error, OSError):  # the list of pictures says so
+            _, found = outputs.index.latest(Sought(seed=uses.seed), 0, _LIKELY)
+            return next((outputs.shown(one) for one in found if one.size == size and one.uses == uses), "")
+        return ""
+
+
+def _listed(lora: FoundLora) -> records.RecipeLora:
+    id_of_file = None if lora.file is None else lora.file.id
+    return {"name": lora.use.name, "strength": lora.use.strength, "id": id_of_file, "by": lora.by}
