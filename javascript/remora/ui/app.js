@@ -14,6 +14,7 @@ import {Compare} from "./compare.js";
 import {Copies} from "./copies.js";
 import {Details} from "./details.js";
 import {Library} from "./library.js";
+import {Online} from "./online.js";
 import {historyKey} from "./parts.js";
 import {Pictures} from "./pictures.js";
 import {Presets} from "./presets.js";
@@ -67,6 +68,7 @@ export function App({tab, root}) {
         ${state.dialog === "pictures" && html`<${Pictures} tab=${tab} state=${state} />`}
         ${state.dialog === "compare" && html`<${Compare} tab=${tab} state=${state} />`}
         ${state.dialog === "copies" && html`<${Copies} tab=${tab} />`}
+        ${state.dialog === "online" && html`<${Online} tab=${tab} />`}
         ${state.dialog === "save" && html`<${Save} tab=${tab} state=${state} />`}
         ${state.dialog === "check" && html`<${StackCheck} tab=${tab} />`}`;
 }

@@ -16,6 +16,7 @@ import {listed, locale, t, translated} from "../words.js";
 import {rank} from "./card.js";
 import {CheckSection} from "./check.js";
 import {Icon} from "./icons.js";
+import {OnlineSection} from "./online.js";
 import {OutputSection} from "./outputs.js";
 import {PictureList} from "./pictures.js";
 import {Button, Deleted, Dialog, isNumber, numberOf, Picture, Stars, tooStrong, Trouble, useLoad} from "./parts.js";
@@ -124,6 +125,7 @@ export function Details({tab, id}) {
                 <${Facts} lora=${lora} tab=${tab} />
                 ${lora.distilled && html`<${MadeFor} tab=${tab} made=${lora.distilled} attempt=${attempt} />`}
                 <${Fields} draft=${draft} edit=${edit} lora=${lora} />
+                <${OnlineSection} tab=${tab} lora=${lora} renew=${async () => renew(await ask())} />
                 <${OutputSection} tab=${tab} lora=${lora.id} />
                 <${Used} tab=${tab} lora=${lora.id} />
                 ${lora.readable && html`<${CheckSection} tab=${tab} lora=${lora.id} />`}

@@ -181,5 +181,6 @@ function Filters({folders, state, filter, tab}) {
         <label class="rt-check"><input type="checkbox" checked=${filters.fits}
             onChange=${(event) => filter({fits: event.target.checked})} /> ${t("library.fits")}</label>
         <${Button} label=${t("copies.openHint")} class="rt-small" onClick=${() => tab.set({dialog: "copies"})}>${t("copies.open")}<//>
+        <${Button} label=${t("online.openHint")} class="rt-small" onClick=${() => tab.set({dialog: "online"})}>${t("online.openDialog")}<//>
     </div>`;
 }
