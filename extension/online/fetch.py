@@ -51,7 +51,11 @@ class AbsentError(OnlineError):
 
 
 class UnreachableError(OnlineError):
-    """The site does not answer, or asks to wait; more requests would not help."""
+    """The site did not answer, however often it was asked."""
+
+
+class EndedError(OnlineError):
+    """No request may follow for now: the site asks to wait, or the user has turned it off."""
 
 
 class CancelledError(Exception):
@@ -160,7 +164,7 @@ class Client:
             except (OSError, http.client.HTTPException) as error:
                 problem = f"the connection failed: {str(error) or type(error).__name__:.120}"
             if wait > _LONGEST_WAIT:
-                raise UnreachableError(f"{self.access.name} asks to wait {wait:.0f} seconds; try again then")
+                raise EndedError(f"{self.access.name} asks to wait {wait:.0f} seconds; try again then")
             if attempt + 1 < _TRIES:
                 self.wait(wait)
         raise UnreachableError(f"{self.access.name} cannot be reached now ({problem}); try again later")
@@ -178,7 +182,7 @@ class Client:
 
     def _asked(self, address: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
         if not self._is_on():
-            raise OnlineError("looking files up online is off; turn it on first")
+            raise EndedError("looking files up online is off; turn it on first")
         is_own = self._check(address)
         sent = {"User-Agent": f"Remora/{VERSION}", "Accept": "*/*", "Accept-Encoding": "identity", **headers}
         if is_own and self.access.token:
@@ -212,12 +216,17 @@ class Client:
         """Raise OnlineError unless an answer has what was asked for."""
         name, status = self.access.name, answer.status
         if status in (401, 403):
-            variable = self.access.token_variable
-            raise OnlineError(f"{name} gives this only with a key; set the environment variable {variable} to yours")
+            raise self._needs_key()
         if status in (404, 410):
             raise AbsentError(f"{name} has nothing at this address")
         if status not in (_OK, _PARTIAL, _NO_SUCH_RANGE):
             raise OnlineError(f"{name} refuses this request with status {status}")
+
+    def _needs_key(self) -> OnlineError:
+        variable = self.access.token_variable
+        return OnlineError(
+            f"{self.access.name} gives this only with a key; set the environment variable {variable} to yours"
+        )
 
     def _body(self, answer: http.client.HTTPResponse, at_most: int) -> bytes:
         content, until = bytearray(), time.monotonic() + _LONGEST_ANSWER
@@ -246,7 +255,9 @@ class Client:
         if answer.status == _NO_SUCH_RANGE:
             part.unlink(missing_ok=True)
             raise OSError("it has no such part of the file")
-        if "html" in answer.headers.get("Content-Type", ""):
+        if "html" in answer.headers.get("Content-Type", ""):  # to log in, perhaps
+            if not self.access.token:
+                raise self._needs_key()
             raise OnlineError(f"{self.access.name} answers with a page in place of the file; download it in a browser")
         begin = re.match(r"bytes (\d+)-", answer.headers.get("Content-Range", ""))
         here = int(begin[1]) if answer.status == _PARTIAL and begin is not None else 0

@@ -24,7 +24,7 @@ from ..library.hashes import HashStopped
 from ..library.notes import read_own
 from ..library.pictures import PictureError
 from ..store import locked, open_regular
-from .fetch import CancelledError, Client, OnlineError, UnreachableError
+from .fetch import CancelledError, Client, EndedError, OnlineError, UnreachableError
 from .sidecars import ONLINE, keep, keep_picture
 from .site import Asked, Published, Site, SiteFile
 from .sites import known_sites
@@ -41,6 +41,7 @@ Found: TypeAlias = Literal["found", "newer", "unknown", "failed"]
 _FAULTS = (OnlineError, SaveError, NotesError, LoraError, CatalogError)
 """Errors whose message is a sentence for the user."""
 _MOST_BYTES = 64 << 30  # of a download
+_MOST_SILENT = 3  # files in a row for which a site does not answer
 _SPARE = 256 << 20  # bytes that a download leaves on the disk
 _CHUNK = 1 << 20
 
@@ -119,8 +120,6 @@ class Run(ABC):
         if published.picture and beside(file).picture is None:
             try:
                 keep_picture(file, self._client(site).picture(published.picture))
-            except UnreachableError:
-                raise
             except (OnlineError, PictureError) as error:
                 problem = f"there is no preview: {error}"
         self.session.catalog.reread(beside(file))
@@ -143,15 +142,20 @@ class LookUp(Run):
         """Id of a file -> what became of it, and why."""
 
     def _work(self) -> None:
+        silent = 0
         for file in self.files:
             if self.cancelled:
                 return
             try:
                 self.results[file.id] = self._look_up(file)
-            except UnreachableError:  # the next file would fare no better
+                silent = 0
+            except EndedError:
                 raise
             except _FAULTS as error:
                 self.results[file.id] = ("failed", str(error))
+                silent = silent + 1 if isinstance(error, UnreachableError) else 0
+                if silent == _MOST_SILENT:
+                    raise
             except OSError as error:
                 self.results[file.id] = ("failed", f"{file.path.name}: {error.strerror or error}")
             self.done += 1

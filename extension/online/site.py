@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from .fetch import Access, Client
 
-
 TERMS = ("credit", "no_commercial", "images", "rent", "rent_civitai", "sell", "no_derivatives", "same_licence")
 """The words for the terms of a licence."""
 

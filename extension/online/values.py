@@ -11,7 +11,9 @@ from ..library.notes import without_html
 _LONGEST_LINE = 300  # characters
 _LONGEST_TEXT = 10_000
 _MOST_LINES = 100
+_MOST_OBJECTS = 10_000
 _INVISIBLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]+")
+_NO_TAGS = str.maketrans({"<": "\u2039", ">": "\u203a"})  # quotation marks that look alike
 
 
 def line(value: object, most: int = _LONGEST_LINE) -> str:
@@ -25,7 +27,8 @@ def text(value: object) -> str:
     """Return a text without HTML and without characters that nobody sees."""
     if not isinstance(value, str):
         return ""
-    lines = without_html(value[: 10 * _LONGEST_TEXT]).splitlines()
+    # a program that shows it as HTML finds no tag in it, whatever was escaped
+    lines = without_html(value[: 10 * _LONGEST_TEXT]).translate(_NO_TAGS).splitlines()
     return "\n".join(_INVISIBLE.sub(" ", one).strip() for one in lines)[:_LONGEST_TEXT].strip()
 
 
@@ -42,7 +45,7 @@ def mapping(value: object) -> Mapping[str, Any]:
 
 def mappings(value: object) -> list[Mapping[str, Any]]:
     """Return the objects of a list."""
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+    return [one for one in value[:_MOST_OBJECTS] if isinstance(one, dict)] if isinstance(value, list) else []
 
 
 def whole(value: object) -> int:
