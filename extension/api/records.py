@@ -78,18 +78,6 @@ class Distilled(TypedDict):
     shift: float | None
 
 
-Term = Literal[
-    "credit",
-    "no_commercial",
-    "images",
-    "rent",
-    "rent_civitai",
-    "sell",
-    "no_derivatives",
-    "same_licence",
-]
-
-
 class NewerVersion(TypedDict):
     """A newer version of a file on its site."""
 
@@ -108,7 +96,7 @@ class OnlineLora(TypedDict):
     base_model: str
     creator: str
     licence: Annotated[str, "its name; empty if the site tells terms"]
-    terms: Annotated[list[Term], "what the licence asks for, and the commercial uses that it allows"]
+    terms: Annotated[Texts, "such as credit or no_derivatives, and the commercial uses that are allowed, such as sell"]
     newer: NewerVersion | None
     checked: Annotated[float, "seconds since 1970"]
 

@@ -5,7 +5,8 @@
 import {size} from "./catalog.js";
 import {locale, t} from "./words.js";
 
-const TERMS = /** @type {const} */ ({
+/** @type {{[term: string]: import("./words.js").Key}} */
+const TERMS = {
     credit: "online.credit",
     no_commercial: "online.noCommercial",
     images: "online.images",
@@ -14,7 +15,7 @@ const TERMS = /** @type {const} */ ({
     sell: "online.sell",
     no_derivatives: "online.noDerivatives",
     same_licence: "online.sameLicence",
-});
+};
 
 /**
  * Return what is known of a file, as names and values.
@@ -41,7 +42,7 @@ export function progressOf({kind, done, total}) {
 
 /**
  * Say what a look-up found.
- * @param {Pick<OnlineJob, "found" | "unknown" | "files">} job
+ * @param {Pick<OnlineJob, "found" | "unknown">} job
  */
 export const resultOf = ({found, unknown}) =>
     [t("online.found", {count: found}), t("online.unknownFiles", {count: unknown})].join(t("mark.list"));

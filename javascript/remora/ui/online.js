@@ -91,8 +91,11 @@ function OfFile({tab, lora, renew}) {
             told?.on
             && html`<div class="rt-line"><button type="button" class="rt-small" disabled=${isBusy} onClick=${() => lookUp({})}>
                 ${t(lora.online ? "online.lookAgain" : "online.lookUp")}</button></div>
-            ${!lora.online && html`<${Page} label=${t("online.pageThere")} button=${t("online.lookThere")} page=${page} setPage=${setPage}
-                busy=${isBusy} send=${() => lookUp({page})} />`}
+            ${
+                !lora.online
+                && html`<${Page} label=${t("online.pageThere")} button=${t("online.lookThere")} page=${page} setPage=${setPage}
+                busy=${isBusy} send=${() => lookUp({page})} />`
+            }
             ${lora.online?.newer && html`<${Download} told=${told} ask=${ask} page=${lora.online.newer.page} />`}
             <${Working} told=${told} ask=${ask} />`
         }
@@ -124,8 +127,7 @@ function About({one}) {
 }
 
 /** @param {OnlineLora} one */
-const newerOf = ({newer}) =>
-    newer?.version ? t("online.newer", {version: newer.version}) : t("online.newerFile");
+const newerOf = ({newer}) => (newer?.version ? t("online.newer", {version: newer.version}) : t("online.newerFile"));
 
 /**
  * Draw a form that asks for an address.
