@@ -74,7 +74,7 @@ def test_a_file_is_looked_up_and_its_newer_version_downloaded(
         tab.button("Online: look files up").click()
         dialog = page.get_by_role("dialog", name="Civitai and Hugging Face")
         dialog.get_by_role("button", name="Look up all files").click()
-        assert dialog.get_by_role("progressbar", name="Progress").is_visible()
+        dialog.get_by_role("progressbar", name="Progress").wait_for(timeout=LONG)
         fits(page, dialog)
         dialog.get_by_role("button", name="Cancel").click()
         dialog.get_by_text("Cancelled.").wait_for(timeout=LONG)
