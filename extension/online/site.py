@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -22,6 +22,11 @@ class Asked:
     """Returns the first 12 hex digits of the SHA-256 of what follows the header, which another header leaves alike."""
     page: str = ""
     """The page that the file is said to be from; empty if unknown."""
+
+    def hashes(self) -> Iterator[str]:
+        """Yield what to ask for, until it is found."""
+        yield self.sha256
+        yield self.shorthash()
 
 
 @dataclass(frozen=True)

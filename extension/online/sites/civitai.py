@@ -38,8 +38,7 @@ class Civitai:
 
     def find(self, client: Client, asked: Asked) -> Published | None:
         """Return what the site says of a file with this hash."""
-        for hash_of in (lambda: asked.sha256, asked.shorthash):
-            sought = hash_of()
+        for sought in asked.hashes():
             try:
                 version = mapping(client.json(f"/api/v1/model-versions/by-hash/{sought}"))
             except AbsentError:
