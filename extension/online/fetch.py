@@ -63,7 +63,7 @@ class CancelledError(Exception):
 
 
 @dataclass(frozen=True)
-class Access:
+class SiteAccess:
     """How a site is asked."""
 
     name: str
@@ -82,7 +82,7 @@ def from_environment(*names: str, default: str = "") -> str:
     return next((value.strip() for name in names if (value := os.environ.get(name, "")).strip()), default)
 
 
-class Client:
+class SiteClient:
     """Asks one site for one job.
 
     Args:
@@ -91,7 +91,7 @@ class Client:
         stop: is set when the job is cancelled.
     """
 
-    def __init__(self, access: Access, is_on: Callable[[], bool], stop: threading.Event) -> None:
+    def __init__(self, access: SiteAccess, is_on: Callable[[], bool], stop: threading.Event) -> None:
         self.access = access
         self._is_on = is_on
         self._stop = stop

@@ -24,9 +24,9 @@ from ..library.hashes import HashStopped
 from ..library.notes import read_own
 from ..library.pictures import PictureError
 from ..store import locked, open_regular
-from .fetch import CancelledError, Client, EndedError, OnlineError, UnreachableError
+from .fetch import CancelledError, EndedError, OnlineError, SiteClient, UnreachableError
 from .sidecars import ONLINE, keep, keep_picture
-from .site import Asked, Published, Site, SiteFile
+from .site import LocalFile, Published, Site, SiteFile
 from .sites import known_sites
 from .values import line, mapping
 
@@ -75,7 +75,7 @@ class Run(ABC):
 
     def __post_init__(self) -> None:
         self._stop = threading.Event()
-        self._clients: dict[str, Client] = {}
+        self._clients: dict[str, SiteClient] = {}
         self._thread = threading.Thread(target=self._in_thread, name="remora-online", daemon=True)
 
     @property
@@ -108,9 +108,9 @@ class Run(ABC):
     @abstractmethod
     def _work(self) -> None: ...
 
-    def _client(self, site: Site) -> Client:
+    def _client(self, site: Site) -> SiteClient:
         if site.key not in self._clients:
-            self._clients[site.key] = Client(site.access(), lambda: online(self.session.host), self._stop)
+            self._clients[site.key] = SiteClient(site.access(), lambda: online(self.session.host), self._stop)
         return self._clients[site.key]
 
     def _keep(self, site: Site, file: CatalogFile, published: Published) -> str:
@@ -163,9 +163,9 @@ class LookUp(Run):
     def _look_up(self, file: CatalogFile) -> tuple[Found, str]:
         page = self.page or line(mapping(read_own(file).get(ONLINE)).get("page"), 2000)
         hashes, stop = self.session.catalog.hashes, self._stop.is_set
-        asked = Asked(hashes.sha256(file, stop), lambda: hashes.short(file, stop), page)
+        local = LocalFile(hashes.sha256(file, stop), lambda: hashes.short(file, stop), page)
         for site in [site for site in known_sites() if site.has(page)] or known_sites():
-            published = site.find(self._client(site), asked)
+            published = site.find(self._client(site), local)
             if published is not None:
                 problem = self._keep(site, file, published)
                 return ("found" if published.newer is None else "newer"), problem

@@ -18,6 +18,7 @@ from .values import date, line, lines, mapping
 ONLINE = "online"
 """The field of Remora's own object in `name.json`."""
 _SIDE = 1024  # pixels of a preview
+_MOST_TEXT, _MOST_OF_TAG = 20_000, 100  # characters, as notes have
 _LATEST = 1e12  # seconds since 1970
 
 
@@ -28,8 +29,8 @@ def keep(file: CatalogFile, published: Published) -> None:
         NotesError: `name.json` cannot be changed.
         OSError: a file cannot be written.
     """
-    words, tags = ", ".join(published.words), [tag[:100] for tag in published.tags]
-    found = {"words": words, "description": published.description, "tags": tags}
+    words, text = (one[:_MOST_TEXT] for one in (", ".join(published.words), published.description))
+    found = {"words": words, "description": text, "tags": [tag[:_MOST_OF_TAG] for tag in published.tags]}
     with notes_lock(file):
         # once for each page: a field that the user has emptied since stays empty
         is_new = mapping(read_own(file).get(ONLINE)).get("page") != published.page

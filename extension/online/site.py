@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from .fetch import Access, Client
+from .fetch import SiteAccess, SiteClient
 
 TERMS = ("credit", "no_commercial", "images", "rent", "rent_civitai", "sell", "no_derivatives", "same_licence")
 """The words for the terms of a licence."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class LocalFile:
     """The file that a site is asked about."""
 
     sha256: str
@@ -82,20 +82,20 @@ class Site(Protocol):
     key: str
     """In routes and sidecars."""
 
-    def access(self) -> Access:
+    def access(self) -> SiteAccess:
         """Return how to ask it, from the present environment."""
 
     def has(self, page: str) -> bool:
         """Tell whether an address is a page of this site."""
 
-    def find(self, client: Client, asked: Asked) -> Published | None:
+    def find(self, client: SiteClient, local: LocalFile) -> Published | None:
         """Return what the site says of a file; None if it does not know the file.
 
         Raises:
             OnlineError: the site cannot be asked, or its answer cannot be used.
         """
 
-    def at(self, client: Client, page: str) -> Published:
+    def at(self, client: SiteClient, page: str) -> Published:
         """Return what is on a page, with the file to download.
 
         Raises:

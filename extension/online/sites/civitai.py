@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from ..fetch import AbsentError, Access, Client, OnlineError, from_environment
-from ..site import Asked, Newer, Published, SiteFile
+from ..fetch import AbsentError, OnlineError, SiteAccess, SiteClient, from_environment
+from ..site import LocalFile, Newer, Published, SiteFile
 from ..values import date, digest, line, lines, mapping, mappings, prompt_words, text, whole
 
 _ENDPOINT = "https://civitai.com"
@@ -26,19 +26,19 @@ class Civitai:
 
     key = "civitai"
 
-    def access(self) -> Access:
+    def access(self) -> SiteAccess:
         """Return how to ask it; `CIVITAI_ENDPOINT` may name another of its addresses, as https://civitai.red."""
         endpoint = from_environment("CIVITAI_ENDPOINT", default=_ENDPOINT).rstrip("/")
         token = from_environment("CIVITAI_TOKEN", "CIVITAI_API_KEY")
-        return Access("Civitai", endpoint, _HOSTS, token, "CIVITAI_TOKEN")
+        return SiteAccess("Civitai", endpoint, _HOSTS, token, "CIVITAI_TOKEN")
 
     def has(self, page: str) -> bool:
         """Tell whether an address is a page of this site."""
         return _ids(page, self.access().endpoint) is not None
 
-    def find(self, client: Client, asked: Asked) -> Published | None:
+    def find(self, client: SiteClient, local: LocalFile) -> Published | None:
         """Return what the site says of a file with this hash."""
-        for sought in asked.hashes():
+        for sought in local.hashes():
             try:
                 version = mapping(client.json(f"/api/v1/model-versions/by-hash/{sought}"))
             except AbsentError:
@@ -49,7 +49,7 @@ class Civitai:
             return _published(client, version, _model(client, version))
         return None
 
-    def at(self, client: Client, page: str) -> Published:
+    def at(self, client: SiteClient, page: str) -> Published:
         """Return the version on a page, or the latest one of the model."""
         model_id, version_id = _ids(page, client.access.endpoint) or ("", "")
         if version_id:
@@ -80,7 +80,7 @@ def _ids(page: str, endpoint: str) -> tuple[str, str] | None:
     return None
 
 
-def _model(client: Client, version: Mapping[str, Any]) -> Mapping[str, Any]:
+def _model(client: SiteClient, version: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the model of a version; an empty one if the site does not show it any more."""
     try:
         return mapping(client.json(f"/api/v1/models/{whole(version.get('modelId'))}"))
@@ -94,7 +94,7 @@ def _has(file: Mapping[str, Any], sought: str) -> bool:
     return sought in (digest(hashes.get("SHA256")), line(hashes.get("AutoV3"))[:12].lower())
 
 
-def _published(client: Client, version: Mapping[str, Any], model: Mapping[str, Any]) -> Published:
+def _published(client: SiteClient, version: Mapping[str, Any], model: Mapping[str, Any]) -> Published:
     about = {**mapping(version.get("model")), **model}
     model_id, version_id = whole(version.get("modelId")), whole(version.get("id"))
     if not model_id or not version_id:
@@ -119,7 +119,7 @@ def _published(client: Client, version: Mapping[str, Any], model: Mapping[str, A
     )
 
 
-def _page(client: Client, model_id: int, version_id: int) -> str:
+def _page(client: SiteClient, model_id: int, version_id: int) -> str:
     return f"{client.access.endpoint}/models/{model_id}?modelVersionId={version_id}"
 
 
@@ -145,7 +145,7 @@ def _picture(images: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _newer(
-    client: Client, version: Mapping[str, Any], model_id: int, versions: Sequence[Mapping[str, Any]]
+    client: SiteClient, version: Mapping[str, Any], model_id: int, versions: Sequence[Mapping[str, Any]]
 ) -> Newer | None:
     """Return the latest version for the same base model, if it is another one."""
     own = date(version.get("publishedAt") or version.get("createdAt"))

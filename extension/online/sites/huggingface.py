@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from ..fetch import Access, Client, OnlineError, from_environment
-from ..site import Asked, Newer, Published, SiteFile
+from ..fetch import OnlineError, SiteAccess, SiteClient, from_environment
+from ..site import LocalFile, Newer, Published, SiteFile
 from ..values import date, digest, line, lines, mapping, mappings, prompt_words, whole
 
 _ENDPOINT = "https://huggingface.co"
@@ -24,32 +24,32 @@ class HuggingFace:
 
     key = "huggingface"
 
-    def access(self) -> Access:
+    def access(self) -> SiteAccess:
         """Return how to ask it; `HF_ENDPOINT` may name a mirror, and `HF_TOKEN` is the user's."""
         endpoint = from_environment("HF_ENDPOINT", default=_ENDPOINT).rstrip("/")
-        return Access("Hugging Face", endpoint, _HOSTS, from_environment("HF_TOKEN"), "HF_TOKEN")
+        return SiteAccess("Hugging Face", endpoint, _HOSTS, from_environment("HF_TOKEN"), "HF_TOKEN")
 
     def has(self, page: str) -> bool:
         """Tell whether an address is a page of this site."""
         return _named(page, self.access().endpoint) is not None
 
-    def find(self, client: Client, asked: Asked) -> Published | None:
+    def find(self, client: SiteClient, local: LocalFile) -> Published | None:
         """Return what a repository says of a file with this hash; it may have another file of its name by now."""
-        named = _named(asked.page, client.access.endpoint)
+        named = _named(local.page, client.access.endpoint)
         if named is None:
             return None
         repository, revision, path = named
         info = _info(client, repository, revision)
         files = mappings(info.get("siblings"))
-        same = next((file for file in files if _sha256(file) == asked.sha256), None)
-        other = next((file for file in files if path and file.get("rfilename") == path), None)
+        same = next((file for file in files if _sha256(file) == local.sha256), None)
+        other = next((file for file in files if path and line(file.get("rfilename"), 1000) == path), None)
         if same is None and other is None:
             return None
         shown = path if same is None else line(same.get("rfilename"), 1000)
         newer = Newer("", _page(client, named[:2], shown), date(info.get("lastModified"))) if same is None else None
         return _published(client, named[:2], info, shown, newer)
 
-    def at(self, client: Client, page: str) -> Published:
+    def at(self, client: SiteClient, page: str) -> Published:
         """Return the file that an address names, or the only one of its repository."""
         repository, revision, path = _named(page, client.access.endpoint) or ("", "", "")
         info = _info(client, repository, revision)
@@ -77,7 +77,7 @@ def _named(page: str, endpoint: str) -> tuple[str, str, str] | None:
     return None
 
 
-def _info(client: Client, repository: str, revision: str) -> Mapping[str, Any]:
+def _info(client: SiteClient, repository: str, revision: str) -> Mapping[str, Any]:
     return mapping(client.json(f"/api/models/{repository}/revision/{revision}?blobs=true"))
 
 
@@ -85,13 +85,13 @@ def _sha256(file: Mapping[str, Any]) -> str:
     return digest(mapping(file.get("lfs")).get("sha256"))
 
 
-def _page(client: Client, repository: tuple[str, str], path: str, kind: str = "blob") -> str:
+def _page(client: SiteClient, repository: tuple[str, str], path: str, kind: str = "blob") -> str:
     name, revision = repository
     return f"{client.access.endpoint}/{name}/{kind}/{revision}/{quote(path)}"
 
 
 def _published(
-    client: Client,
+    client: SiteClient,
     repository: tuple[str, str],
     info: Mapping[str, Any],
     path: str,

@@ -142,7 +142,7 @@ def test_nothing_is_sent_before_it_is_switched_on_nor_after_it_is_off(online: On
     assert len(online.sites.log) == sent
 
 
-def test_a_look_up_sends_the_hash_alone_and_fills_what_is_empty(online: Online, monkeypatch: Any) -> None:
+def test_a_look_up_sends_the_hash_alone_and_fills_what_is_empty(online: Online) -> None:
     content = online.content("a")
     online.sites.civitai(content)
     online.sites.answers["/images/22.png"] = Answer(png(), kind="image/png")
@@ -270,7 +270,9 @@ def test_a_cut_download_goes_on_where_it_ended(online: Online) -> None:
     assert list(online.folder.glob(".remora-*.part")) == []
 
 
-def test_hugging_face_is_asked_for_the_page_that_the_user_gives(online: Online, monkeypatch: Any) -> None:
+def test_hugging_face_is_asked_for_the_page_that_the_user_gives(
+    online: Online, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_TOKEN", SECRET)
     online.sites.hugging_face(online.content("b"))
     page = f"{online.sites.url}/ann/zorp/blob/main/zorp.safetensors"
@@ -318,7 +320,7 @@ WRONG: Mapping[str, tuple[list[Answer], str]] = {
 }  # fmt: skip
 
 
-def test_a_wrong_answer_costs_that_file_only_and_is_said(online: Online) -> None:
+def test_a_wrong_answer_costs_that_file_only_and_is_said(online: Online, monkeypatch: pytest.MonkeyPatch) -> None:
     digest = hashlib.sha256(online.content("b")).hexdigest()
     online.switch()
     for what, (answers, said) in WRONG.items():
@@ -327,6 +329,14 @@ def test_a_wrong_answer_costs_that_file_only_and_is_said(online: Online) -> None
         reasons = [one["reason"] for one in job["files"]] + [job["problem"]]
         assert any(said in reason for reason in reasons), (what, reasons)
         assert [path.name for path in online.folder.glob("b.*")] == ["b.safetensors"], what
+    for limit, answer, said in (
+        ("_LONGEST_ANSWER", Answer(b" " * (1 << 18), pause=0.1), "answers too slowly"),
+        ("_SILENCE", Answer(b" " * (1 << 15), pause=2), "cannot be reached now (the connection failed: timed out)"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(fetch, limit, 0.3)
+            online.sites.answers[f"{HASHES}{digest}"] = answer
+            assert said in online.look_up("b")["files"][0]["reason"]
     # the next file is looked up, and a site that is busy for a moment is asked again
     online.sites.civitai(online.content("a"))
     path = f"{HASHES}{hashlib.sha256(online.content('a')).hexdigest()}"
@@ -395,6 +405,11 @@ def test_texts_are_plain_and_pictures_are_pixels(online: Online) -> None:
     for text in (*kept, json.dumps(told)):
         assert not [bad for bad in ("<", "\u202e", "\\u202e", "\\u0000", "javascript:") if bad in text]
     assert not (online.folder / "a.preview.png").exists()
+    # however long they are
+    long = [f"{number:03} {'x' * 290}" for number in range(200)]
+    online.sites.civitai(online.content("b"), description="y" * 50_000, trainedWords=long, tags=long)
+    assert online.look_up("b")["found"] == 1
+    assert len(online.ask("GET", "/lora", name="b")["words"]) == 20_000
     # a sidecar may come from anywhere
     record = {"site": "civitai", "page": "javascript:alert(1)", "checked": 1}
     (online.folder / "a.json").write_text(json.dumps({"remora": {"online": record}}))
@@ -415,9 +430,9 @@ def test_the_key_goes_to_its_site_alone_and_is_never_told(
         storage.answers["/file"] = Answer(new, kind="application/octet-stream")
         online.sites.answers["/api/download/models/24"] = Answer(b"", 302, headers={"Location": f"{storage.url}/file"})
         (civitai,) = [site for site in known_sites() if site.key == "civitai"]
-        client = fetch.Client(civitai.access(), lambda: True, threading.Event())
+        client = fetch.SiteClient(civitai.access(), lambda: True, threading.Event())
         # hosts of the site are encrypted, which a local server is not: here the second one stands for such a host
-        monkeypatch.setattr(fetch.Client, "_check", lambda self, address: address.startswith(online.sites.url))
+        monkeypatch.setattr(fetch.SiteClient, "_check", lambda self, address: address.startswith(online.sites.url))
         online.switch()
         job = online.download(f"{online.sites.url}/models/11?modelVersionId=24")
         assert (job["problem"], job["name"]) == ("", "zorp_v24")
