@@ -138,7 +138,7 @@ function Page({label, button, page, setPage, busy, send}) {
         event.preventDefault();
         send();
     };
-    return html`<form class="rt-line" noValidate onSubmit=${submit}>
+    return html`<form class="rt-line rt-low" noValidate onSubmit=${submit}>
         <label class="rt-field rt-double"><span>${label}</span><input type="url" autocomplete="off" spellcheck=${false} placeholder="https://" value=${page}
             onInput=${(event) => setPage(event.target.value)} /></label>
         <button type="submit" class="rt-small" disabled=${busy || !page.trim()}>${button}</button></form>`;
@@ -150,7 +150,7 @@ function Page({label, button, page, setPage, busy, send}) {
  */
 function Download({told, ask, page}) {
     const [folder, setFolder] = useState("");
-    return html`<div class="rt-line">
+    return html`<div class="rt-line rt-low">
         <label class="rt-field"><span>${t("common.folder")}</span><select value=${folder} onChange=${(event) => setFolder(event.target.value)}>
             ${told.folders.map((one) => html`<option key=${one} value=${one}>${one || t("save.top")}</option>`)}</select></label>
         <button type="button" class="rt-small" disabled=${!page.trim() || Boolean(told.job?.running)}
