@@ -105,6 +105,33 @@ export interface Distilled {
     shift: number | null;
 }
 
+/** A newer version of a file on its site. */
+export interface NewerVersion {
+    version: string;
+    page: string;
+    /** ISO 8601 */
+    published: string;
+}
+
+/** What a site said of a file when it was asked last. */
+export interface OnlineLora {
+    /** a key of `sites` in `GET online` */
+    site: string;
+    /** its address */
+    page: string;
+    model: string;
+    version: string;
+    base_model: string;
+    creator: string;
+    /** its name; empty if the site tells terms */
+    licence: string;
+    /** such as credit or no_derivatives, and the commercial uses that are allowed, such as sell */
+    terms: string[];
+    newer: NewerVersion | null;
+    /** seconds since 1970 */
+    checked: number;
+}
+
 /** All data of one file. */
 export interface LoraDetails {
     /** id of the file in these routes; changes if the file is moved */
@@ -174,6 +201,8 @@ export interface LoraDetails {
     sidecars: string[];
     /** 12 hex digits, as in `Lora hashes`; empty until it is computed */
     hash: string;
+    /** null unless it was looked up */
+    online: OnlineLora | null;
 }
 
 /** A change of the notes on a file. */
@@ -451,6 +480,82 @@ export interface Copies {
     superseded: string[];
     /** files that are sums of two others */
     merges: MergedFile[];
+}
+
+/** A site that may be asked. */
+export interface OnlineSite {
+    key: string;
+    name: string;
+    /** the one that is asked */
+    host: string;
+    /** whether the environment has the user's key; it is never told */
+    token: boolean;
+    /** the environment variable with the key */
+    token_variable: string;
+}
+
+/** A file that was looked up, if it has a newer version or the look-up failed. */
+export interface OnlineFile {
+    id: string;
+    state: "newer" | "failed";
+    reason: string;
+}
+
+/** The latest look-up or download. */
+export interface OnlineJob {
+    id: string;
+    kind: "lookup" | "download";
+    running: boolean;
+    cancelled: boolean;
+    /** why it ended early; empty if it did not */
+    problem: string;
+    /** files, or bytes of a download */
+    done: number;
+    /** 0 if a site does not tell it */
+    total: number;
+    /** files that a site knows, those with a newer version too */
+    found: number;
+    unknown: number;
+    /** the first 500 */
+    files: OnlineFile[];
+    /** id of the downloaded one */
+    file: string | null;
+    /** of the downloaded one */
+    name: string;
+    /** what is missing beside the downloaded one; empty for nothing */
+    note: string;
+}
+
+/** Whether sites may be asked, and the latest job. */
+export interface Online {
+    on: boolean;
+    sites: OnlineSite[];
+    /** that a file may be downloaded into */
+    folders: string[];
+    job: OnlineJob | null;
+}
+
+/** The setting "Look up and download LoRA online". */
+export interface OnlineWanted {
+    on: boolean;
+}
+
+/** Files to look up. */
+export interface LookUpWanted {
+    /** empty for all files */
+    ids: string[];
+    /** where a file is from; without it, its hash is asked for */
+    page?: string;
+}
+
+/** A file to download. */
+export interface DownloadWanted {
+    /** of a model or a file on Civitai or Hugging Face */
+    page: string;
+    /** one of `folders` */
+    folder?: string;
+    /** of the file; without it, the site's */
+    name?: string;
 }
 
 /** A family of models, as a report names it. */
@@ -1015,6 +1120,9 @@ export interface Answers {
     check: CheckedFile;
     "check/stack": CheckedStack;
     copies: Copies;
+    online: Online;
+    "online/lookup": Online;
+    "online/download": Online;
     state: State;
     grammar: State;
     stack: Stack;

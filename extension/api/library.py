@@ -34,6 +34,7 @@ from ..library import (
 )
 from ..library.catalog import CatalogError, Lookup
 from ..library.pictures import PictureError, Replaced, Thumbnails, set_picture
+from ..online.sidecars import read_online
 from . import records
 from .answers import BROKEN, NO_CONTENT, NOT_FOUND, UNPROCESSABLE, answer, refuse_stale, whole
 
@@ -199,6 +200,7 @@ class Library:
             "scale_is_guess": _scale_is_guess(file),
             "sidecars": [path.name for path in (*found.notes, *filter(None, [found.picture]))],
             "hash": digest,
+            "online": read_online(file),
         }
 
     def _changed(self, request: Request, file: CatalogFile, what: str, work: Callable[[], object]) -> Response:

@@ -80,6 +80,29 @@ class Distilled(TypedDict):
     shift: float | None
 
 
+class NewerVersion(TypedDict):
+    """A newer version of a file on its site."""
+
+    version: str
+    page: str
+    published: Annotated[str, "ISO 8601"]
+
+
+class OnlineLora(TypedDict):
+    """What a site said of a file when it was asked last."""
+
+    site: Annotated[str, "a key of `sites` in `GET online`"]
+    page: Annotated[str, "its address"]
+    model: str
+    version: str
+    base_model: str
+    creator: str
+    licence: Annotated[str, "its name; empty if the site tells terms"]
+    terms: Annotated[Texts, "such as credit or no_derivatives, and the commercial uses that are allowed, such as sell"]
+    newer: NewerVersion | None
+    checked: Annotated[float, "seconds since 1970"]
+
+
 class LoraDetails(Lora):
     """All data of one file."""
 
@@ -93,6 +116,7 @@ class LoraDetails(Lora):
     scale_is_guess: Annotated[bool, "nothing tells the file's alpha, and the user gave none"]
     sidecars: Annotated[Texts, "files beside the LoRA that were read"]
     hash: Annotated[str, "12 hex digits, as in `Lora hashes`; empty until it is computed"]
+    online: Annotated[OnlineLora | None, "null unless it was looked up"]
 
 
 class Scan(TypedDict):
@@ -207,6 +231,72 @@ class Meanings(TypedDict):
     """The meaning of each name."""
 
     names: dict[str, Meaning]
+
+
+class OnlineSite(TypedDict):
+    """A site that may be asked."""
+
+    key: str
+    name: str
+    host: Annotated[str, "the one that is asked"]
+    token: Annotated[bool, "whether the environment has the user's key; it is never told"]
+    token_variable: Annotated[str, "the environment variable with the key"]
+
+
+class OnlineFile(TypedDict):
+    """A file that was looked up, if it has a newer version or the look-up failed."""
+
+    id: str
+    state: Literal["newer", "failed"]
+    reason: str
+
+
+class OnlineJob(TypedDict):
+    """The latest look-up or download."""
+
+    id: str
+    kind: Literal["lookup", "download"]
+    running: bool
+    cancelled: bool
+    problem: Annotated[str, "why it ended early; empty if it did not"]
+    done: Annotated[int, "files, or bytes of a download"]
+    total: Annotated[int, "0 if a site does not tell it"]
+    found: Annotated[int, "files that a site knows, those with a newer version too"]
+    unknown: int
+    files: Annotated[list[OnlineFile], "the first 500"]
+    file: Annotated[str | None, "id of the downloaded one"]
+    name: Annotated[str, "of the downloaded one"]
+    note: Annotated[str, "what is missing beside the downloaded one; empty for nothing"]
+
+
+class Online(TypedDict):
+    """Whether sites may be asked, and the latest job."""
+
+    on: bool
+    sites: list[OnlineSite]
+    folders: Annotated[Texts, "that a file may be downloaded into"]
+    job: OnlineJob | None
+
+
+class OnlineWanted(TypedDict):
+    """The setting "Look up and download LoRA online"."""
+
+    on: bool
+
+
+class LookUpWanted(TypedDict):
+    """Files to look up."""
+
+    ids: Annotated[Texts, "empty for all files"]
+    page: NotRequired[Annotated[str, "where a file is from; without it, its hash is asked for"]]
+
+
+class DownloadWanted(TypedDict):
+    """A file to download."""
+
+    page: Annotated[str, "of a model or a file on Civitai or Hugging Face"]
+    folder: NotRequired[Annotated[str, "one of `folders`"]]
+    name: NotRequired[Annotated[str, "of the file; without it, the site's"]]
 
 
 class CheckVerdict(TypedDict):

@@ -18,6 +18,7 @@ from .compare import CompareApi
 from .copies import CopiesApi
 from .files import FilesApi
 from .library import Library
+from .online import OnlineApi
 from .outputs import OutputsApi
 from .pictures import PicturesApi
 from .presets import PresetsApi
@@ -138,6 +139,13 @@ _CHECKS = (
     Route("GET", "/check/stack", CheckApi.stack, records.CheckedStack),
 )
 _COPIES = (Route("GET", "/copies", CopiesApi.list, records.Copies),)
+_ONLINE = (
+    Route("GET", "/online", OnlineApi.state, records.Online),
+    Route("PUT", "/online", OnlineApi.switch, records.Online, Body(records.OnlineWanted, "the setting")),
+    Route("DELETE", "/online", OnlineApi.cancel, records.Online),
+    Route("POST", "/online/lookup", OnlineApi.look_up, records.Online, Body(records.LookUpWanted, "a look-up")),
+    Route("POST", "/online/download", OnlineApi.download, records.Online, Body(records.DownloadWanted, "a download")),
+)
 _STACK = (
     Route("GET", "/state", StackApi.state, records.State),
     Route("PUT", "/grammar", StackApi.set_grammar, records.State, Body(records.GrammarWanted, "the setting")),
@@ -196,6 +204,7 @@ SECTIONS: tuple[tuple[str, Callable[[Session], object], tuple[Route, ...]], ...]
     ("Changes of many files", FilesApi, _CHANGES),
     ("The doctor", CheckApi, _CHECKS),
     ("Copies", CopiesApi, _COPIES),
+    ("Civitai and Hugging Face", OnlineApi, _ONLINE),
     ("Stack and latest picture", StackApi, _STACK),
     ("Pictures of this session, the latest 200", PicturesApi, _PICTURES),
     ("Pictures in the output folders", OutputsApi, _OUTPUTS),

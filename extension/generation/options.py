@@ -19,6 +19,7 @@ ENABLED = "remora_enabled"
 DEFAULT_MULTIPLIER = "remora_default_multiplier"
 ON_BAD_LORA = "remora_on_bad_lora"
 HASHES = "remora_hashes_in_parameters"
+ONLINE = "remora_online"
 GRAMMAR = "remora_grammar"
 MERGE = "remora_merge"
 IN_ORDER = "remora_stack_in_order"
@@ -62,6 +63,12 @@ TABLE: tuple[Option, ...] = (
         choices=(SKIP, FAIL),
     ),
     Option(HASHES, True, "Write LoRA hashes into the parameters text", "Remora reads each file once for its hash"),
+    Option(
+        ONLINE,
+        False,
+        "Look up and download LoRA online",
+        "when you ask for it, Civitai gets a file's hash, or a site the page that you give; nothing else is sent",
+    ),
     Option(
         GRAMMAR,
         False,
@@ -234,6 +241,11 @@ def default_multiplier(values: Values) -> float:
 def hashes_wanted(values: Values) -> bool:
     """Tell whether the parameters text gets "Lora hashes"."""
     return bool(values.option(HASHES))
+
+
+def online(values: Values) -> bool:
+    """Tell whether Remora may ask Civitai and Hugging Face when the user wants it."""
+    return values.option(ONLINE) is True
 
 
 def grammar(values: Values) -> bool:

@@ -26,8 +26,8 @@ _READ_AT_MOST = 4 << 30  # bytes of the files that wait to be hashed
 _TRIED_AGAIN = 300.0  # seconds after which a file that could not be read whole is tried again
 
 
-class _Stopped(Exception):  # noqa: N818  # a way out, not an error
-    """The thread is to end before the file does."""
+class HashStopped(Exception):  # noqa: N818  # a way out, not an error
+    """The work is to end before the file does."""
 
 
 def _never() -> bool:
@@ -170,7 +170,7 @@ class Hashes:
     def _in_thread(self, hash_of: HashOf, file: CatalogFile) -> str:
         try:
             return self._tried(hash_of, file, self._closing.is_set)
-        except _Stopped:
+        except HashStopped:
             return ""
         finally:
             with self._lock:
@@ -226,5 +226,5 @@ def _hash_from(path: Path, start: int, stop: Stop) -> str:
         while chunk := stream.read(_CHUNK):
             digest.update(chunk)
             if len(chunk) == _CHUNK and stop():
-                raise _Stopped
+                raise HashStopped
     return digest.hexdigest()

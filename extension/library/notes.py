@@ -101,7 +101,7 @@ def read_notes(paths: Sequence[Path]) -> Notes:
     remora = _dict(own.get(_OWN))
     return Notes(
         # beside a model of Civitai, the host reads the text file first
-        description=(plain or _without_html(said)) if "modelVersions" in own else (_without_html(said) or plain),
+        description=(plain or without_html(said)) if "modelVersions" in own else (without_html(said) or plain),
         words=_text(own.get("activation text")) or ", ".join(_texts(version.get("trainedWords"))),
         negative=_text(own.get("negative text")),
         notes=_text(own.get("notes")),
@@ -125,11 +125,35 @@ def write_notes(file: CatalogFile, changes: Mapping[str, object]) -> None:
             a link to a file of another name in another folder; or the LoRA was moved.
         OSError: the file cannot be written; nothing has changed.
     """
+    _write(file, changes, {})
+
+
+def fill_notes(file: CatalogFile, found: Mapping[str, object], own: Mapping[str, object]) -> None:
+    """Write the fields that have no value yet, from any file beside it, and fields of Remora's own object.
+
+    Raises:
+        NotesError: as `write_notes`.
+        OSError: likewise.
+    """
+    with notes_lock(file):
+        now = read_notes(beside(file).notes)
+        _write(file, {name: value for name, value in found.items() if not getattr(now, name)}, own)
+
+
+def read_own(file: CatalogFile) -> Mapping[str, Any]:
+    """Return Remora's own object in `name.json`, as anybody may have written it; empty without one."""
+    path = _path(file)
+    return _dict(_lenient(path if path in beside(file).notes else None, []).get(_OWN))
+
+
+def _write(file: CatalogFile, changes: Mapping[str, object], own: Mapping[str, object]) -> None:
     checked = {name: _checked(name, value) for name, value in changes.items()}
 
     def change(data: dict[str, Any]) -> dict[str, Any]:
         for name, value in checked.items():
             _WRITERS[name](data, value)
+        for name, value in own.items():
+            _own_field(name)(data, value)
         return data
 
     store, text = _store(file), file.path.with_name(f"{file.path.stem}.txt")
@@ -319,7 +343,7 @@ class _TextOf(HTMLParser):
             self.parts.append("\n")
 
 
-def _without_html(text: str) -> str:
+def without_html(text: str) -> str:
     """Return the text of an HTML page; Civitai's descriptions are HTML."""
     if "<" not in text:
         return text

@@ -15,6 +15,7 @@ import {Copies} from "./copies.js";
 import {Details} from "./details.js";
 import {hasHook} from "./hostcards.js";
 import {Library} from "./library.js";
+import {Online} from "./online.js";
 import {historyKey} from "./parts.js";
 import {Pictures} from "./pictures.js";
 import {Presets} from "./presets.js";
@@ -80,6 +81,7 @@ export function App({tab, root}) {
         ${state.dialog === "compare" && html`<${Compare} tab=${tab} state=${state} />`}
         ${state.dialog === "trash" && html`<${Trash} tab=${tab} />`}
         ${state.dialog === "copies" && html`<${Copies} tab=${tab} />`}
+        ${state.dialog === "online" && html`<${Online} tab=${tab} />`}
         ${state.dialog === "save" && html`<${Save} tab=${tab} state=${state} />`}
         ${state.dialog === "check" && html`<${StackCheck} tab=${tab} />`}`;
 }

@@ -19,6 +19,7 @@ import {rank, usesOf} from "./card.js";
 import {CheckSection} from "./check.js";
 import {Icon} from "./icons.js";
 import {Markdown} from "./markdown.js";
+import {OnlineSection} from "./online.js";
 import {OutputSection} from "./outputs.js";
 import {PictureList} from "./pictures.js";
 import {Button, Deleted, Dialog, isNumber, numberOf, Picture, Stars, tooStrong, Trouble, useLoad} from "./parts.js";
@@ -133,6 +134,7 @@ export function Details({tab, id}) {
                 ${lora.distilled && html`<${MadeFor} tab=${tab} made=${lora.distilled} attempt=${attempt} />`}
                 ${lora.notes && html`<${Markdown} text=${lora.notes} />`}
                 <${Fields} draft=${draft} edit=${edit} lora=${lora} />
+                <${OnlineSection} tab=${tab} lora=${lora} renew=${async () => renew(await ask())} />
                 <${OutputSection} tab=${tab} lora=${lora.id} />
                 <${Used} tab=${tab} lora=${lora.id} />
                 ${lora.readable && html`<${CheckSection} tab=${tab} lora=${lora.id} />`}

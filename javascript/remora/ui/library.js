@@ -247,5 +247,6 @@ function Filters({folders, state, filter, tab}) {
             onChange=${(event) => filter({prompts: event.target.checked})} /> ${t("library.prompts")}</label>
         <${Button} label=${t("copies.openHint")} class="rt-small" onClick=${() => tab.set({dialog: "copies"})}>${t("copies.open")}<//>
         <${Button} label=${t("trash.openHint")} class="rt-small" onClick=${() => tab.set({dialog: "trash"})}>${t("trash.open")}<//>
+        <${Button} label=${t("online.openHint")} class="rt-small" onClick=${() => tab.set({dialog: "online"})}>${t("online.openDialog")}<//>
     </div>`;
 }

@@ -176,13 +176,13 @@ def test_a_page_that_cannot_be_parsed_is_shown_as_it_is(file: CatalogFile, said:
     assert found.description == said or "<" not in found.description  # newer parsers take such parts for comments
 
 
-@pytest.mark.parametrize("start", ["<a ", "<a '", "<a b=", "<a b='", "<a b='>", "<!--", "</a "])
-@pytest.mark.parametrize("end", ["", ">"])
-def test_tags_that_do_not_end_keep_nobody_waiting(file: CatalogFile, start: str, end: str) -> None:
-    put(file, ".json", {"description": start * (19_000 // len(start)) + end, "notes": "n"})
-    begun = time.process_time()
-    assert notes(file).notes == "n"
-    assert time.process_time() - begun < 1
+def test_tags_that_do_not_end_keep_nobody_waiting(file: CatalogFile) -> None:
+    for start in ("<a ", "<a '", "<a b=", "<a b='", "<a b='>", "<!--", "</a "):
+        for end in ("", ">"):
+            put(file, ".json", {"description": start * (19_000 // len(start)) + end, "notes": "n"})
+            begun = time.process_time()
+            assert notes(file).notes == "n"
+            assert time.process_time() - begun < 1, start + end
 
 
 def test_what_stands_behind_the_last_tag_is_text(file: CatalogFile) -> None:

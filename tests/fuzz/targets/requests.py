@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -109,6 +110,8 @@ class Served:
 
     def __init__(self) -> None:
         self.folder, self.data = folder("loras"), folder("data")
+        # where nobody answers: a request may turn look-ups on
+        os.environ.update(CIVITAI_ENDPOINT="http://127.0.0.1:9", HF_ENDPOINT="http://127.0.0.1:9")
         self._fill()
         STANDALONE.open([self.folder], {}, self.data)
         session = register()

@@ -1,0 +1,262 @@
+"""The jobs: looking files up, and downloading one; each in a thread of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import secrets
+import shutil
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+
+from lib_lora import LoraError
+
+from ..generation.options import online
+from ..generation.saving import SaveError, place
+from ..library import CatalogFile, NotesError, beside
+from ..library.catalog import CatalogError
+from ..library.hashes import HashStopped
+from ..library.notes import read_own
+from ..library.pictures import PictureError
+from ..store import locked, open_regular
+from .fetch import CancelledError, EndedError, OnlineError, SiteClient, UnreachableError
+from .sidecars import ONLINE, keep, keep_picture
+from .site import LocalFile, Published, Site, SiteFile
+from .sites import known_sites
+from .values import line, mapping
+
+if TYPE_CHECKING:
+    from ..generation.session import Session
+
+logger = logging.getLogger(__name__)
+
+Kind: TypeAlias = Literal["lookup", "download"]
+Found: TypeAlias = Literal["found", "newer", "unknown", "failed"]
+"""What became of a file that was looked up."""
+_FAULTS = (OnlineError, SaveError, NotesError, LoraError, CatalogError)
+"""Errors whose message is a sentence for the user."""
+_MOST_BYTES = 64 << 30  # of a download
+_MOST_SILENT = 3  # files in a row for which a site does not answer
+_SPARE = 256 << 20  # bytes that a download leaves on the disk
+_CHUNK = 1 << 20
+
+
+def site_of(page: str) -> Site:
+    """Return the site that an address is a page of.
+
+    Raises:
+        OnlineError: it is none of any site.
+    """
+    for site in known_sites():
+        if site.has(page):
+            return site
+    names = " or ".join(site.access().name for site in known_sites())
+    raise OnlineError(f"this is not the address of a model's page on {names}")
+
+
+@dataclass
+class Run(ABC):
+    """One job."""
+
+    session: Session
+    id: str = field(default_factory=lambda: secrets.token_hex(8), init=False)
+    done: int = field(default=0, init=False)
+    """Files, or bytes."""
+    total: int = field(default=0, init=False)
+    running: bool = field(default=True, init=False)
+    problem: str = field(default="", init=False)
+    """Why it ended early, as one sentence."""
+    kind: ClassVar[Kind]
+
+    def __post_init__(self) -> None:
+        self._stop = threading.Event()
+        self._clients: dict[str, SiteClient] = {}
+        self._thread = threading.Thread(target=self._in_thread, name="remora-online", daemon=True)
+
+    @property
+    def cancelled(self) -> bool:
+        return self._stop.is_set()
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def cancel(self) -> None:
+        """Stop as soon as possible; what was downloaded is kept for the next time."""
+        self._stop.set()
+
+    def _in_thread(self) -> None:
+        try:
+            self._work()
+        except (CancelledError, HashStopped):
+            pass
+        except _FAULTS as error:
+            self.problem = str(error)
+        except OSError as error:
+            self.problem = f"a file cannot be read or written: {error.strerror or error}"
+        except Exception as error:
+            logger.exception("remora: a job online failed")
+            self.problem = f"the job failed: {error!r:.200}"
+        finally:
+            self.running = False
+
+    @abstractmethod
+    def _work(self) -> None: ...
+
+    def _client(self, site: Site) -> SiteClient:
+        if site.key not in self._clients:
+            self._clients[site.key] = SiteClient(site.access(), lambda: online(self.session.host), self._stop)
+        return self._clients[site.key]
+
+    def _keep(self, site: Site, file: CatalogFile, published: Published) -> str:
+        """Keep what a site says of a file; return a sentence if its picture cannot be kept."""
+        problem = ""
+        keep(file, published)
+        if published.picture and beside(file).picture is None:
+            try:
+                keep_picture(file, self._client(site).picture(published.picture))
+            except (OnlineError, PictureError) as error:
+                problem = f"there is no preview: {error}"
+        self.session.catalog.reread(beside(file))
+        return problem
+
+
+@dataclass
+class LookUp(Run):
+    """Looks files up, one after the other."""
+
+    files: Sequence[CatalogFile]
+    page: str = ""
+    """Where they are said to be from; empty for what is known of each, else their hash is asked for."""
+    kind = "lookup"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.total = len(self.files)
+        self.results: dict[str, tuple[Found, str]] = {}
+        """Id of a file -> what became of it, and why."""
+
+    def _work(self) -> None:
+        silent = 0
+        for file in self.files:
+            if self.cancelled:
+                return
+            try:
+                self.results[file.id] = self._look_up(file)
+                silent = 0
+            except EndedError:
+                raise
+            except _FAULTS as error:
+                self.results[file.id] = ("failed", str(error))
+                silent = silent + 1 if isinstance(error, UnreachableError) else 0
+                if silent == _MOST_SILENT:
+                    raise
+            except OSError as error:
+                self.results[file.id] = ("failed", f"{file.path.name}: {error.strerror or error}")
+            self.done += 1
+
+    def _look_up(self, file: CatalogFile) -> tuple[Found, str]:
+        page = self.page or line(mapping(read_own(file).get(ONLINE)).get("page"), 2000)
+        hashes, stop = self.session.catalog.hashes, self._stop.is_set
+        local = LocalFile(hashes.sha256(file, stop), lambda: hashes.short(file, stop), page)
+        for site in [site for site in known_sites() if site.has(page)] or known_sites():
+            published = site.find(self._client(site), local)
+            if published is not None:
+                problem = self._keep(site, file, published)
+                return ("found" if published.newer is None else "newer"), problem
+        return "unknown", ""
+
+
+@dataclass
+class Download(Run):
+    """Downloads the file of a page into a folder."""
+
+    page: str
+    folder: str = ""
+    name: str = ""
+    """Of the file; empty for the site's."""
+    kind = "download"
+    file: CatalogFile | None = field(default=None, init=False)
+    """The downloaded one."""
+    note: str = field(default="", init=False)
+
+    def _work(self) -> None:
+        site = site_of(self.page)
+        published = site.at(self._client(site), self.page)
+        offered = published.file
+        if offered is None:
+            raise OnlineError("this page offers no safetensors file")
+        if not offered.sha256:
+            raise OnlineError("the site tells no SHA-256 of this file, so it cannot be checked; download it by hand")
+        path = place(self.session, self.name or offered.name, self.folder)
+        self._refuse_known(path, offered)
+        part = path.with_name(f".remora-{offered.sha256[:32]}.part")
+        self._fetch(site, offered, part)
+        _publish(part, path)
+        self._list(site, path, offered, published)
+
+    def _refuse_known(self, path: Path, offered: SiteFile) -> None:
+        catalog = self.session.catalog
+        for row in catalog.index.rows():
+            if row.sha256 == offered.sha256:
+                raise OnlineError(f"you have this file already, as {catalog.names.name_of(row.file)}")
+        if os.path.lexists(path):
+            raise OnlineError(f"there is a file {path.name} already; choose another name")
+
+    def _fetch(self, site: Site, offered: SiteFile, part: Path) -> None:
+        self.total = offered.size
+        if part.exists() and _sha256(part) == offered.sha256:  # it was complete
+            return
+        free = shutil.disk_usage(part.parent).free
+        if offered.size + _SPARE > free:
+            raise OnlineError(f"the disk has {free >> 20:,} MB free, and the file has {offered.size >> 20:,} MB")
+        most = offered.size or min(_MOST_BYTES, free - _SPARE)
+        self._client(site).download(offered.address, part, most, self._progress)
+        if _sha256(part) != offered.sha256:
+            part.unlink()
+            raise OnlineError("what was downloaded does not have the SHA-256 that the site tells; it was deleted")
+
+    def _progress(self, there: int) -> None:
+        self.done = there
+
+    def _list(self, site: Site, path: Path, offered: SiteFile, published: Published) -> None:
+        """List the new file, with what the site says of it."""
+        catalog = self.session.catalog
+        catalog.refresh()
+        found = catalog.all_found.get(path)
+        if found is None:
+            return
+        self.file = found.file
+        catalog.row(found.file)
+        catalog.index.change(found.file, sha256=offered.sha256)
+        try:
+            self.note = self._keep(site, found.file, published)
+        except (*_FAULTS, OSError) as error:  # the file is there
+            self.note = str(error)
+
+
+def _publish(part: Path, path: Path) -> None:
+    """Give a complete file its name, unless there is a file of this name.
+
+    Raises:
+        OnlineError: there is one.
+    """
+    with locked(Path(os.path.realpath(path.parent))):
+        if os.path.lexists(path):
+            raise OnlineError(f"there is a file {path.name} already; choose another name")
+        with part.open("rb+") as stream:
+            os.fsync(stream.fileno())
+        part.rename(path)
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open_regular(path) as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
