@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fastapi import HTTPException, Request, Response
 
 from ..generation.moving import Moving
-from ..generation.saving import SaveError
+from ..generation.save_places import SaveError
 from ..library import NotesError, beside, notes_lock, read_notes, write_notes
 from ..library.catalog import CatalogError
 from ..library.walk import TRASH, id_of

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from fastapi import HTTPException, Request, Response
 
 from ..generation.options import ONLINE, online
-from ..generation.saving import folders
+from ..generation.save_places import folders
 from ..online.fetch import OnlineError
 from ..online.runs import Download, Found, LookUp, Run, site_of
 from ..online.sites import known_sites

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 from lib_lora import LoraError
 
 from ..generation.options import online
-from ..generation.saving import SaveError, place
+from ..generation.save_places import SaveError, place
 from ..library import CatalogFile, NotesError, beside
 from ..library.catalog import CatalogError
 from ..library.hashes import HashStopped

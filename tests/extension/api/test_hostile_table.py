@@ -133,7 +133,6 @@ USUAL: Mapping[str, object] = {
     "text": "<lora:a:1>",
     "values": "1,1",
     "on": True,
-    "ids": ["a"],
     "page": "https://civitai.com/models/1",
     "prompt": "<lora:a:1>",
     "picture": base64.b64encode(_PIXELS).decode(),

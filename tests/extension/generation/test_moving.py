@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from extension.generation.moving import Moving
-from extension.generation.saving import SaveError
+from extension.generation.save_places import SaveError
 from extension.kept.always_on import AlwaysOn, AlwaysOnEntry, AlwaysOnFile
 from extension.kept.presets import PresetsFile
 from extension.library import NotesError, write_notes
