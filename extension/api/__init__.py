@@ -46,6 +46,7 @@ def add_routes(app: FastAPI, session: Session) -> None:
     taken = {getattr(route, "path", "") for route in app.routes}
     access = session.host.access(app)
     session.catalog.start()
+    session.moving.start()
     session.outputs.start()
     if "/sdapi/v1/loras" not in taken:
         shared = LorasApi(session)

@@ -122,6 +122,68 @@ class Loras(TypedDict):
     problem: str
 
 
+class FilesNoted(TypedDict):
+    """A change of the notes on several files."""
+
+    ids: Annotated[Texts, "at most 500"]
+    add: NotRequired[Annotated[Texts, "tags that each of them gets, beside its own"]]
+    remove: NotRequired[Annotated[Texts, "tags that none of them keeps"]]
+    rating: NotRequired[Annotated[int, {"minimum": 0, "maximum": 5}]]
+
+
+class FilesMoved(TypedDict):
+    """Where files are to be, or what one of them is to be called."""
+
+    ids: Annotated[Texts, "at most 500"]
+    folder: NotRequired[Annotated[str, "path below a LoRA folder; made if there is none"]]
+    name: NotRequired[Annotated[str, "new name of a single file, without suffix"]]
+    number: NotRequired[Annotated[bool, "give a number to a name that is taken; otherwise its file stays"]]
+
+
+class FilesChosen(TypedDict):
+    """Files that something is done with."""
+
+    ids: Annotated[Texts, "at most 500"]
+
+
+class ChangeUndone(TypedDict):
+    """A change of files that is taken back."""
+
+    undo: Annotated[str, "key from the answer to the change"]
+
+
+class FileRefused(TypedDict):
+    """A file that stays as it is."""
+
+    id: str
+    reason: str
+    taken: Annotated[bool, "another file has its place"]
+
+
+class FilesChanged(TypedDict):
+    """What became of files; each was changed whole, or not at all."""
+
+    changed: Annotated[list[tuple[str, str]], "id of a file before and after; the latter is empty if it is deleted"]
+    refused: list[FileRefused]
+    undo: Annotated[str, "key that takes it back, while the web UI runs; empty if nothing can be taken back"]
+
+
+class DeletedLora(TypedDict):
+    """One file of the trash."""
+
+    id: Annotated[str, "for the routes of the trash"]
+    name: str
+    folder: Annotated[str, "where it was"]
+    size: Annotated[int, "bytes, with the files beside it"]
+    deleted: Annotated[float, "seconds since 1970"]
+
+
+class Trash(TypedDict):
+    """The deleted files, the latest first."""
+
+    files: list[DeletedLora]
+
+
 class NamesWanted(TypedDict):
     """Names to look up."""
 

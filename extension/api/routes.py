@@ -16,6 +16,7 @@ from .blocks import BlocksApi
 from .check import CheckApi
 from .compare import CompareApi
 from .copies import CopiesApi
+from .files import FilesApi
 from .library import Library
 from .outputs import OutputsApi
 from .pictures import PicturesApi
@@ -122,6 +123,15 @@ _FILES = (
     Route("POST", "/resolve", Library.resolve, records.Meanings, Body(records.NamesWanted, "the question")),
     Route("GET", "/inspect", Library.inspect, records.Inspection),
 )
+_CHANGES = (
+    Route("PATCH", "/files", FilesApi.note, records.FilesChanged, Body(records.FilesNoted, "a change of notes")),
+    Route("POST", "/files/move", FilesApi.move, records.FilesChanged, Body(records.FilesMoved, "a move")),
+    Route("POST", "/files/delete", FilesApi.delete, records.FilesChanged, Body(records.FilesChosen, "a choice")),
+    Route("POST", "/files/restore", FilesApi.restore, records.FilesChanged, Body(records.FilesChosen, "a choice")),
+    Route("POST", "/files/undo", FilesApi.undo, records.FilesChanged, Body(records.ChangeUndone, "a change")),
+    Route("GET", "/trash", FilesApi.trash, records.Trash),
+    Route("DELETE", "/trash", FilesApi.delete_for_good, records.Trash, Body(records.FilesChosen, "a choice")),
+)
 _CHECKS = (
     Route("GET", "/check", CheckApi.file, records.CheckedFile),
     Route("GET", "/check/stack", CheckApi.stack, records.CheckedStack),
@@ -175,6 +185,7 @@ _COMPARISONS = (
 )
 SECTIONS: tuple[tuple[str, Callable[[Session], object], tuple[Route, ...]], ...] = (
     ("Files", Library, _FILES),
+    ("Changes of many files", FilesApi, _CHANGES),
     ("The doctor", CheckApi, _CHECKS),
     ("Copies", CopiesApi, _COPIES),
     ("Stack and latest picture", StackApi, _STACK),

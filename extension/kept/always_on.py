@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +136,23 @@ class AlwaysOnFile:
             OSError: the file cannot be written; the previous stack stays.
         """
         self._store.change(lambda _: stack)
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Change names of LoRA; of two entries of one name, the first stays.
+
+        Raises:
+            OSError: the file cannot be written; the previous stack stays.
+        """
+
+        def change(stack: AlwaysOn) -> AlwaysOn:
+            entries: dict[str, AlwaysOnEntry] = {}
+            for entry in stack.entries:
+                name = names.get(entry.name, entry.name)
+                entries.setdefault(name, replace(entry, name=name))
+            return replace(stack, entries=tuple(entries.values()))
+
+        if any(entry.name in names for entry in self.stack.entries):
+            self._store.change(change)
 
 
 def _read(content: bytes) -> AlwaysOn:

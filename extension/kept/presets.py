@@ -21,7 +21,7 @@ from ..store import Store, json_bytes
 from ..text.known import ANY
 from ..text.names import numbered
 from ..text.prompt import PromptError, parse
-from ..text.spelling import KIND
+from ..text.spelling import KIND, names_in, renamed
 
 VERSION = 1  # of the file, and of the text
 _FILE = "presets.json"
@@ -196,6 +196,15 @@ class PresetsFile:
             return {other: preset for other, preset in kept.items() if other != name}
 
         self._changed(change)
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Change names of LoRA in all presets.
+
+        Raises:
+            OSError: the file cannot be written; nothing has changed.
+        """
+        if any(name in names for preset in self._store.value.presets.values() for name in names_in(preset.text)):
+            self._changed(lambda kept: {of: replace(one, text=renamed(one.text, names)) for of, one in kept.items()})
 
     def add_text(self, text: str) -> list[SavedPreset]:
         """Save the presets of a text; a name that is taken gets a number.

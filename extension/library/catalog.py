@@ -82,6 +82,11 @@ class Catalog:
         """Return the progress of the scan."""
         return self._scanner.progress
 
+    @property
+    def trashes(self) -> Sequence[Path]:
+        """Return the folders of deleted files that the latest scan came upon."""
+        return self._scanner.trashes
+
     def start(self) -> None:
         """Read all files in the background, and watch the folders."""
         self._scanner.start()

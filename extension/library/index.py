@@ -24,7 +24,7 @@ from .database import is_damaged, opened, set_damaged_aside
 from .facts import Facts
 from .notes import Notes
 from .plain import are_texts, demand, read_json
-from .walk import CatalogFile, is_text
+from .walk import TRASH, CatalogFile, is_text
 
 logger = logging.getLogger(__name__)
 
@@ -194,16 +194,33 @@ class Index:
             filled = [one for one in folders if lost and any(path.is_relative_to(one) for path in present)]
             seen = {folder: _was_seen(folder, filled) for folder in {path.parent for path in lost}}
             self._hide(lost)
-            for path in (one for one in lost if seen[one.parent]):
+            for path in (one for one in lost if seen[one.parent] and TRASH not in one.parts):
                 del self._away[path], self._uses[path]
                 self._unsaved.discard(path)
                 self._deleted.add(path)
 
     def leave_out(self, folders: Sequence[Path]) -> None:
-        """Hide files outside these folders until the next scan."""
+        """Hide deleted files, and files outside these folders until the next scan."""
         with self._lock:
             rows = self._rows.items()
-            self._hide({path: row for path, row in rows if not any(map(path.is_relative_to, folders))})
+            away = {p: row for p, row in rows if TRASH in p.parts or not any(map(p.is_relative_to, folders))}
+            self._hide(away)
+
+    def move(self, former: Path, path: Path | None) -> None:
+        """Keep what is known of a file that was moved until a scan finds it; forget it where it has no new path."""
+        with self._lock:
+            if former in self._rows:
+                self._hide({former: self._rows[former]})
+            row = self._away.pop(former, None)
+            if row is None:
+                return
+            self._uses.pop(former, None)
+            self._unsaved.discard(former)
+            self._deleted.add(former)
+            if path is not None:
+                self._away[path] = replace(row, file=replace(row.file, path=path), beside="", notes=None)
+                self._unsaved.add(path)
+                self._deleted.discard(path)
 
     def _hide(self, rows: Mapping[Path, Row]) -> None:
         self.revision += bool(rows)

@@ -119,7 +119,7 @@ def write_notes(file: CatalogFile, changes: Mapping[str, object]) -> None:
 
     Raises:
         NotesError: an unknown field, an invalid value, or a file that is not a JSON object, would be too large, or is
-            a link to a file of another name in another folder.
+            a link to a file of another name in another folder; or the LoRA was moved.
         OSError: the file cannot be written; nothing has changed.
     """
     checked = {name: _checked(name, value) for name, value in changes.items()}
@@ -131,6 +131,8 @@ def write_notes(file: CatalogFile, changes: Mapping[str, object]) -> None:
 
     store, text = _store(file), file.path.with_name(f"{file.path.stem}.txt")
     with store.lock():
+        if not file.path.exists():  # moved since, with the notes
+            raise NotesError(f"{file.path.name} is not in its place any more; reload the list")
         if leads_away(path := _path(file)):  # it may lead to any file of the user
             raise NotesError(f"{path} is a link to a file of another name in another folder; put a file in its place")
         store.change(change)

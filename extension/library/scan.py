@@ -73,6 +73,8 @@ class Scanner:
         self.progress = Progress()
         self.problem = ""
         """One sentence if the folders have more files than a scan reads."""
+        self.trashes: tuple[Path, ...] = ()
+        """The folders of deleted files that the latest scan came upon."""
 
     def start(self) -> None:
         """Start the thread, unless it is running."""
@@ -130,6 +132,7 @@ class Scanner:
             except ScanStoppedError:
                 return self.found or {}
             self._say(bounds.problem)
+            self.trashes = tuple(bounds.trashes)
             if not bounds.problem:  # or files that are there would be forgotten
                 self.index.keep_only((one.file for one in found.values()), folders)
             names = names_of([one.file for one in found.values()], self._choice)

@@ -22,13 +22,28 @@ MOST_NAMES = 500_000
 """Files and folders that one scan reads the names of."""
 _DEEPEST = 60  # folders inside each other
 READABLE = ".safetensors"
-_PICKLES = frozenset({".pt", ".ckpt", ".bin"})  # listed so that the error can say how to convert it
+PICKLES = frozenset({".pt", ".ckpt", ".bin"})  # listed so that the error can say how to convert it
 _NOTES = (".json", ".civitai.info", ".txt", ".description.txt")
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".avif", ".jxl")
 _PICTURES = (
     *(f"{middle}{suffix}" for suffix in _SUFFIXES for middle in ("", ".preview")),  # in A1111's order
     *(f".thumb{suffix}" for suffix in _SUFFIXES),  # which SD.Next makes from the others
 )
+SIDECARS = (
+    *_NOTES,
+    *_PICTURES,
+    # these are not read, but go with the file: Lora-Manager's data, texts and hashes of downloads, videos
+    *(".metadata.json", ".info", ".sha256", ".yaml", ".html"),
+    *(f"{middle}{suffix}" for suffix in (".mp4", ".webm") for middle in ("", ".preview")),
+)
+"""Ends of the names of files that belong to a LoRA of the same name."""
+TRASH = ".remora-trash"
+"""Folder of deleted files; it is not scanned."""
+
+
+def id_of(path: Path) -> str:
+    """Return the id of the file at a path, see `CatalogFile.id`."""
+    return hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -64,7 +79,7 @@ class CatalogFile:
     @cached_property
     def id(self) -> str:
         """Return its id for programs: 16 hex digits, unchanged while the file stays."""
-        return hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
+        return id_of(self.path)
 
     def is_current(self) -> bool:
         """Tell whether the file has not changed since."""
@@ -111,6 +126,8 @@ class Bounds:
     """Names that it reads."""
     problem: str = field(default="", init=False)
     """One sentence if there are more."""
+    trashes: list[Path] = field(default_factory=list, init=False)
+    """The folders of deleted files that it came upon."""
     _read: int = field(default=0, init=False)
 
     def add(self, root: str, count: int) -> bool:
@@ -179,6 +196,9 @@ def _below(folder: Path, bounds: Bounds) -> Iterator[Found]:
             folders.clear()
             continue
         entered.add(real)
+        if TRASH in folders:
+            folders.remove(TRASH)
+            bounds.trashes.append(Path(root, TRASH))
         for name in list(folders):
             path = Path(root, name)
             if name.lower().endswith(READABLE):
@@ -227,7 +247,7 @@ def _has_files(path: Path) -> bool:
 def _in(root: Path, folder: Path, names: frozenset[str]) -> Iterator[Found]:
     for name in names:
         path = root / name
-        if path.suffix.lower() != READABLE and path.suffix.lower() not in _PICKLES:
+        if path.suffix.lower() != READABLE and path.suffix.lower() not in PICKLES:
             continue
         try:
             stat = path.stat()

@@ -6,6 +6,7 @@ r"""How people write a tag: its kind, its name, and the marks around them; pure.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 KINDS = ("lora", "lyco", "loractl")
 """Kinds of tag; LyCORIS files and schedules once had their own."""
@@ -19,6 +20,7 @@ _SPELT = re.compile(
     "|".join(rf"{left}[ \t]*({KIND})[ \t]*([:{_COLON}])({inner}*){right}" for left, inner, right in _SPELLINGS),
     re.IGNORECASE,
 )
+_PLAIN = re.compile(rf"(?<=<)({KIND}):([^<>]*)(?=>)", re.IGNORECASE)
 NARROW = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
 """Full-width letters, digits and marks as they are in ASCII."""
 
@@ -56,3 +58,19 @@ def escaped(name: str) -> str:
 def unescaped(name: str) -> str:
     """Return a name that is written as a tag has it."""
     return name.replace("\\:", ":")
+
+
+def names_in(prompt: str) -> list[str]:
+    """Return the names that the tags of a plain prompt mean."""
+    return [name_of(arguments) for _, arguments in _PLAIN.findall(prompt)]
+
+
+def renamed(prompt: str, names: Mapping[str, str]) -> str:
+    """Return a plain prompt whose tags have other names; all else stays as written."""
+
+    def tag(match: re.Match[str]) -> str:
+        written, *fields = name_and_fields(match[2])
+        name = unescaped(written.strip())
+        return ":".join([match[1], escaped(names[name]) if name in names else written, *fields])
+
+    return _PLAIN.sub(tag, prompt)

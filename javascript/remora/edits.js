@@ -243,6 +243,27 @@ export class Edits {
         this.edit(row, (body) => withName(body, name));
     }
 
+    /**
+     * Change the names in all tags of the prompt, also in those that are off; it is undone in one step.
+     * @param {Map<string, string>} names
+     */
+    renameAll(names) {
+        this.tab.stack.readBoxes();
+        let {prompt} = this.tab.state;
+        this.tab.stack.tags().forEach(({name, body}, index) => {
+            const to = names.get(name);
+            if (to) prompt = withBody(prompt, index, withName(body, to));
+        });
+        const off = this.tab.state.off.map((one) => {
+            const to = names.get(one.tag.name);
+            if (!to) return one;
+            const body = withName(one.tag.body, to);
+            return {...one, tag: {...one.tag, ...readBody(body), body}};
+        });
+        const isChanged = off.some((one, at) => one !== this.tab.state.off[at]);
+        if (isChanged || prompt !== this.tab.state.prompt) this.tab.stack.change(isChanged ? {prompt, off} : {prompt});
+    }
+
     /** Switch on that brackets around tags mean something, for all prompts. */
     async obeyBrackets() {
         const server = await this.tab.server.attempt(() => this.tab.api.ask("PUT", "grammar", {on: true}));

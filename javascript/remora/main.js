@@ -9,6 +9,7 @@ import {KEPT, Kept} from "./kept.js";
 import {PICTURES, Pictures} from "./pictures.js";
 import {Language} from "./language.js";
 import {LIBRARY, Library, remember, remembered} from "./library.js";
+import {MANY, Many} from "./many.js";
 import {SERVER, Server} from "./server.js";
 import {STACK, Stack} from "./stack.js";
 import {same, Store} from "./store.js";
@@ -42,7 +43,7 @@ const SHOWN = {
     theme: 0, // how often the page has changed its colours: canvases are drawn again
 };
 
-/** @typedef {typeof STACK & typeof KEPT & typeof LIBRARY & typeof SERVER & typeof PICTURES & typeof SHOWN} State */
+/** @typedef {typeof STACK & typeof KEPT & typeof LIBRARY & typeof MANY & typeof SERVER & typeof PICTURES & typeof SHOWN} State */
 
 /** The tab without its elements: its state, and the parts that change it. */
 export class Tab {
@@ -50,9 +51,10 @@ export class Tab {
     constructor(base) {
         this.api = new Api(base);
         /** @type {Store<State>} */
-        this.store = new Store({...STACK, ...KEPT, ...LIBRARY, ...SERVER, ...PICTURES, ...SHOWN, ...remembered()});
+        this.store = new Store({...STACK, ...KEPT, ...LIBRARY, ...MANY, ...SERVER, ...PICTURES, ...SHOWN, ...remembered()});
         this.server = new Server(this);
         this.library = new Library(this);
+        this.many = new Many(this);
         this.kept = new Kept(this);
         this.stack = new Stack(this);
         this.edits = new Edits(this);

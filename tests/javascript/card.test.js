@@ -79,12 +79,12 @@ test("a click on a file that cannot be inserted tells why, and one in the prompt
     ]) {
         const pick = button(elements({lora}));
         assert.equal(label(pick), `Why ${lora.name} cannot be inserted`);
-        pick.onClick();
+        pick.onClick({});
         const used = button(elements({lora, used: true}));
         assert.equal(label(used), `Remove ${lora.name} from the prompt`);
-        used.onClick();
+        used.onClick({});
     }
-    button(elements()).onClick();
+    button(elements()).onClick({});
     assert.deepEqual(done, ["details", "toggle", "details", "toggle", "toggle"]);
 });
 

@@ -581,6 +581,51 @@ export const ENGLISH = /** @type {const} */ ({
     "compare.noText": "Write at least one text, or None.",
     "compare.notANumber": "{field} must be a number, not “{text}”.",
 
+    // many files at once, and the trash
+    "many.select": "Select",
+    "many.selectHint": "Select files: to tag, rate, move, rename or delete several at once",
+    "many.selectOne": "Select {name}",
+    "many.bar": "Selected files",
+    "many.count": {one: "{count} file is selected", other: "{count} files are selected"},
+    "many.none": "Click files to select them. With Shift, a click adds all files up to it, and Ctrl+A selects all.",
+    "many.all": "All",
+    "many.end": "Done",
+    "many.tags": "Tags …",
+    "many.tagsField": "Tags, separated by commas",
+    "many.add": "Add",
+    "many.remove": "Remove",
+    "many.move": "Move …",
+    "many.newFolder": "New folder in it",
+    "many.moveNow": "Move",
+    "many.rename": "Rename …",
+    "many.newName": "New name",
+    "many.noName": "Give it a name.",
+    "many.renameNow": "Rename",
+    "many.noted": {one: "{count} file was changed.", other: "{count} files were changed."},
+    "many.moved": {one: "{count} file was moved to {folder}.", other: "{count} files were moved to {folder}."},
+    "many.renamed": "{name} is now called {to}.",
+    "many.deleted": {one: "{count} file is in the trash now.", other: "{count} files are in the trash now."},
+    "many.undone": "This was taken back.",
+    "many.closeNotice": "Close this notice",
+    "many.refused": {one: "{count} file stays as it was:", other: "{count} files stay as they were:"},
+    "many.keepBoth": "Move them under names with a number",
+    "trash.open": "Trash …",
+    "trash.openHint": "Trash: restore deleted files, or delete them for good",
+    "trash.title": "Trash",
+    "trash.about":
+        "A deleted file stays on its disk, in the folder .remora-trash of the LoRA folder, until you delete it for good.",
+    "trash.none": "The trash is empty.",
+    "trash.restore": "Restore",
+    "trash.restoreHint": "Restore {name}",
+    "trash.restored": {one: "{count} file is back in its place.", other: "{count} files are back in their places."},
+    "trash.forGood": "Delete for good",
+    "trash.forGoodHint": "Delete for good: {name}",
+    "trash.empty": "Empty the trash …",
+    "trash.sure": {
+        one: "Delete {count} file ({size}) for good? This cannot be taken back.",
+        other: "Delete {count} files ({size}) for good? This cannot be taken back.",
+    },
+
     // copies of files
     "copies.open": "Copies …",
     "copies.openHint": "Copies: find files that are the same, or nearly",
@@ -813,6 +858,20 @@ export const ENGLISH = /** @type {const} */ ({
 
     // Sentences of the server, which says them in English: each is translated where the text of an answer is as here,
     // or where a part between semicolons is. A test compares them with the server's sources.
+
+    // about files that are moved
+    "said.files.stays": "{name} stays: {why}",
+    "said.files.taken": "there is a file {file} already",
+    "said.files.sameNotes": "{name} has the same notes beside it",
+    "said.files.selectIt": "select it, too",
+    "said.files.gone": "it is gone",
+    "said.files.notInPlace": "{name} is not in its place any more",
+    "said.files.notThere": "it is not a file in the LoRA folders any more",
+    "said.files.noUndo": "this change cannot be taken back any more",
+    "said.files.configured": "{name} cannot be renamed: adapter_config.json beside it belongs to this name",
+    "said.files.renameFolder": "rename its folder in a file manager",
+    "said.files.notMoved": "nothing was moved: {why}",
+    "said.files.notDeleted": "{file} cannot be deleted: {why}",
 
     // about a file that is saved
     "said.save.noName":

@@ -21,6 +21,7 @@ import {Save} from "./save.js";
 import {Stack} from "./stack.js";
 import {Strip} from "./strip.js";
 import {StackCheck} from "./together.js";
+import {Trash} from "./trash.js";
 
 const WIDE = 720; // pixels from which both panes are side by side
 
@@ -66,6 +67,7 @@ export function App({tab, root}) {
         ${state.dialog === "presets" && html`<${Presets} tab=${tab} state=${state} />`}
         ${state.dialog === "pictures" && html`<${Pictures} tab=${tab} state=${state} />`}
         ${state.dialog === "compare" && html`<${Compare} tab=${tab} state=${state} />`}
+        ${state.dialog === "trash" && html`<${Trash} tab=${tab} />`}
         ${state.dialog === "copies" && html`<${Copies} tab=${tab} />`}
         ${state.dialog === "save" && html`<${Save} tab=${tab} state=${state} />`}
         ${state.dialog === "check" && html`<${StackCheck} tab=${tab} />`}`;

@@ -12,19 +12,35 @@ import {t} from "../words.js";
 import {Icon} from "./icons.js";
 import {Button, Name, Picture} from "./parts.js";
 
-/** @param {{lora: Lora, tab: Tab, view: string, used: boolean, pinned: boolean, against: string}} props */
-export function Card({lora, tab, view, used, pinned, against}) {
+/**
+ * @param {object} props
+ * @param {Lora} props.lora
+ * @param {Tab} props.tab
+ * @param {string} props.view
+ * @param {boolean} props.used
+ * @param {boolean} props.pinned
+ * @param {string} props.against
+ * @param {boolean | null} [props.selected] null unless files are being selected
+ * @param {(adds: boolean) => void} props.pick
+ */
+export function Card({lora, tab, view, used, pinned, against, selected = null, pick}) {
     const usable = canBeInserted(lora);
-    const action = actionOf(lora, tab, used);
+    const selecting = selected !== null;
+    const action = selecting ? t("many.selectOne", {name: lora.name}) : actionOf(lora, tab, used);
+    const click = (/** @type {MouseEvent} */ event) => {
+        if (selecting || event.shiftKey || event.ctrlKey || event.metaKey) pick(event.shiftKey);
+        else if (used || usable) tab.edits.toggle(lora);
+        else open();
+    };
     const open = () => tab.set({details: lora.id});
     const path = lora.picture && `thumbnail?${query({id: lora.id, v: lora.picture})}`;
-    const names = ["rt-card", `rt-card-${view}`, used && "rt-used", against && "rt-against"];
+    const names = ["rt-card", `rt-card-${view}`, used && "rt-used", selected && "rt-picked", against && "rt-against"];
     // what most files have in common is not said
     const hint = against || (lora.read ? factsOf(lora, view) : t("card.notRead"));
     return html`<div class=${names.filter(Boolean).join(" ")}>
-        <button type="button" class="rt-pick" aria-pressed=${String(used)} title=${titleOf(lora, pinned, against)}
+        <button type="button" class="rt-pick" aria-pressed=${String(selected ?? used)} title=${titleOf(lora, pinned, against)}
             aria-label=${pinned ? t("card.andAlways", {action}) : action}
-            onClick=${() => (used || usable ? tab.edits.toggle(lora) : open())}>
+            onClick=${click}>
             <span class="rt-thumb"><${Picture} api=${tab.api} path=${path} name=${lora.name} /></span>
             <span class="rt-card-text">
                 <span class="rt-card-name"><${Name} text=${lora.name} /></span>
@@ -32,6 +48,7 @@ export function Card({lora, tab, view, used, pinned, against}) {
             </span>
         </button>
         <span class="rt-badges" aria-hidden="true">
+            ${selecting && html`<span class="rt-badge rt-mark">${selected && html`<${Icon} name="check" />`}</span>`}
             ${lora.favourite && html`<span class="rt-badge"><${Icon} name="heart" filled /></span>`}
             ${lora.rating > 0 && html`<span class="rt-badge">${lora.rating}★</span>`}
             ${pinned && html`<span class="rt-badge rt-badge-on"><${Icon} name="always" /></span>`}

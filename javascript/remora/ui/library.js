@@ -4,6 +4,7 @@
  * @import {Lora, Scan as ScanState} from "../../api.d.ts"
  * @import {Catalog, Facet, Filters as Chosen} from "../catalog.js"
  * @import {State, Tab} from "../main.js"
+ * @import {Key} from "../vendor/preact.js"
  */
 
 import {html, useMemo, useState} from "../vendor/preact.js";
@@ -14,6 +15,7 @@ import {Icon} from "./icons.js";
 import {broken, Button, Trouble, WordButton} from "./parts.js";
 import {Card} from "./card.js";
 import {Reading, useCopies} from "./copies.js";
+import {Selection} from "./many.js";
 import {Virtual} from "./virtual.js";
 
 /** @param {{tab: Tab, state: State}} props */
@@ -30,7 +32,8 @@ export function Library({tab, state}) {
     const active = names.filter((name) => state.filters[name] !== NO_FILTERS[name]).length;
     const filter = (/** @type {Partial<Chosen>} */ changes) => tab.set({filters: {...state.filters, ...changes}});
     const clear = () => tab.set({query: "", filters: NO_FILTERS});
-    return html`<section class="rt-library" aria-label=${t("library.files")}>
+    const {selected} = state;
+    return html`<section class="rt-library" aria-label=${t("library.files")} onKeyDown=${(/** @type {Key} */ event) => selectByKey(event, tab, found)}>
         <div class="rt-toolbar"><div class="rt-line">
             <input type="search" aria-label=${t("library.search")} placeholder=${t("library.search")} autocomplete="off" spellcheck=${false}
                 value=${state.query} onInput=${(event) => tab.set({query: event.target.value})} />
@@ -48,8 +51,9 @@ export function Library({tab, state}) {
                 <span>${countOf(state, found, catalog)}</span>
                 ${(active > 0 || state.query) && html`<button type="button" class="rt-link" onClick=${clear}>${t("library.showAll")}</button>`}
             </div>
-            ${found.length > 0 && html`<${Density} tab=${tab} view=${state.view} />`}
+            ${found.length > 0 && html`<${Button} label=${t("many.selectHint")} class="rt-small" aria-pressed=${String(selected !== null)} onClick=${() => tab.many.select(selected ? null : [])}>${t("many.select")}<//><${Density} tab=${tab} view=${state.view} />`}
         </div>
+        <${Selection} tab=${tab} state=${state} found=${found} />
         <${Scan} scan=${state.scan} />
         ${
             found.length > 0
@@ -57,9 +61,29 @@ export function Library({tab, state}) {
                 /** @type {Lora} */ lora,
             ) => html`
             <${Card} key=${lora.id} lora=${lora} tab=${tab} view=${state.view} used=${used.has(lora.id)}
+                selected=${selected?.has(lora.id)} pick=${(/** @type {boolean} */ adds) => tab.many.pick(lora.id, found, adds)}
                 pinned=${pinned.has(lora.id)} against=${catalog.against(lora)} />`} />`
         }
     </section>`;
+}
+
+/**
+ * Select all files by Ctrl+A, and end selecting by Escape, where nothing is being typed.
+ * @param {Key} event
+ * @param {Tab} tab
+ * @param {Lora[]} found
+ */
+function selectByKey(event, tab, found) {
+    const isTyping = /** @type {Element} */ (event.target).matches("input, select, textarea");
+    if (!isTyping && event.key.toLowerCase() === "a" && (event.ctrlKey || event.metaKey)) {
+        tab.many.select(found.map(({id}) => id));
+    } else if (!isTyping && event.key === "Escape" && tab.state.selected) {
+        tab.many.select(null);
+    } else {
+        return;
+    }
+    event.preventDefault();
+    event.stopPropagation();
 }
 
 const TITLES = /** @type {const} */ ({
@@ -181,5 +205,6 @@ function Filters({folders, state, filter, tab}) {
         <label class="rt-check"><input type="checkbox" checked=${filters.fits}
             onChange=${(event) => filter({fits: event.target.checked})} /> ${t("library.fits")}</label>
         <${Button} label=${t("copies.openHint")} class="rt-small" onClick=${() => tab.set({dialog: "copies"})}>${t("copies.open")}<//>
+        <${Button} label=${t("trash.openHint")} class="rt-small" onClick=${() => tab.set({dialog: "trash"})}>${t("trash.open")}<//>
     </div>`;
 }

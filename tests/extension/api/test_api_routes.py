@@ -7,6 +7,8 @@ import hashlib
 import io
 import json
 import os
+import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -622,6 +624,87 @@ def test_copies_are_listed_by_page(ask: Checked, copy: Path, monkeypatch: pytest
     ask("POST", "/refresh")
     left = [one["id"] for group in ask("GET", "/copies")["groups"] for one in group]
     assert by_name["copied.floats"]["id"] not in left
+
+
+def test_files_are_changed_moved_deleted_and_restored(ask: Checked, copy: Path) -> None:
+    others = [copy.with_name("copied.b.safetensors"), copy.with_name("copied.sub") / "copied.c.safetensors"]
+    others[1].parent.mkdir()
+    for other in others:
+        other.write_bytes(copy.read_bytes())
+    copy.with_suffix(".json").write_text('{"tags": ["mine"], "activation text": "zorp"}', "utf-8")
+    copy.with_suffix(".civitai.info").write_text("{}", "utf-8")
+
+    def ids() -> dict[str, str]:
+        return {one["name"]: one["id"] for one in ask("POST", "/refresh")["loras"] if one["name"].startswith("copied")}
+
+    def lora(name: str) -> Any:
+        return ask("GET", "/lora", params={"name": name})
+
+    first = ids()
+    every = list(first.values())
+    told = ask("PATCH", "/files", json={"ids": [*every, "0" * 16], "add": ["new", "mine"], "rating": 4})
+    assert told["changed"] == [[one, one] for one in every]
+    assert told["refused"] == [
+        {"id": "0" * 16, "reason": "it is not a file in the LoRA folders any more; reload the list", "taken": False}
+    ]
+    assert (lora("copied")["tags"], lora("copied")["rating"], lora("copied")["words"]) == (["mine", "new"], 4, "zorp")
+    ask("PATCH", "/files", json={"ids": every, "remove": ["mine"]})
+    assert [lora(name)["tags"] for name in first] == [["new"]] * 3
+    # two pages at once, each with a tag for all
+    tagging = [
+        threading.Thread(target=ask.client.patch, args=(f"{V1}/files",), kwargs={"json": {"ids": every, "add": [tag]}})
+        for tag in ("one", "two", "three")
+    ]
+    for thread in tagging:
+        thread.start()
+    for thread in tagging:
+        thread.join()
+    assert all({"new", "one", "two", "three"} == set(lora(name)["tags"]) for name in first)
+    # names that are taken stay, unless they may have a number
+    inside = copy.parent / "copied.sub" / "copied.json"
+    inside.write_text("theirs", "utf-8")
+    told = ask("POST", "/files/move", json={"ids": every, "folder": "copied.sub"})
+    assert [one["taken"] for one in told["refused"]] == [True]
+    assert [former for former, _ in told["changed"]] == [first["copied.b"]]
+    moved = ask("POST", "/files/move", json={"ids": [first["copied"]], "folder": "copied.sub", "number": True})
+    assert ids()["copied-2"] == moved["changed"][0][1]
+    assert inside.read_text("utf-8") == "theirs"
+    # a page that does not know it yet writes no notes where the file was
+    gone = ask("PATCH", "/lora", 404, params={"id": first["copied"]}, json={"rating": 1})
+    assert "is not a file in the LoRA folders any more" in gone
+    renamed = ask("POST", "/files/move", json={"ids": [ids()["copied-2"]], "name": "copied.new"})
+    assert lora("copied.new")["sidecars"] == ["copied.new.json", "copied.new.civitai.info"]
+    for undone in (renamed, moved, told):
+        ask("POST", "/files/undo", json={"undo": undone["undo"]})
+    assert ids() == first
+    assert "cannot be taken back any more" in ask("POST", "/files/undo", 404, json={"undo": told["undo"]})
+    deleted = ask("POST", "/files/delete", json={"ids": every})
+    assert [list(one) for one in deleted["changed"]] == [[one, ""] for one in every]
+    assert not ids()
+    trash = ask("GET", "/trash")["files"]
+    assert {(one["name"], one["folder"]) for one in trash} == {
+        ("copied", ""),
+        ("copied.b", ""),
+        ("copied.c", "copied.sub"),
+    }
+    by_name = {one["name"]: one for one in trash}
+    assert by_name["copied"]["size"] > by_name["copied.b"]["size"] > 0
+    ask("POST", "/files/restore", json={"ids": [by_name["copied"]["id"]]})
+    assert lora("copied")["tags"][0] == "new"
+    left = ask("DELETE", "/trash", json={"ids": [by_name["copied.b"]["id"]]})["files"]
+    assert [one["name"] for one in left] == ["copied.c"]
+    ask("POST", "/files/undo", json={"undo": deleted["undo"]})
+    assert ids().keys() == {"copied", "copied.c"}
+    assert ask("GET", "/trash")["files"] == []
+    for body, said in (
+        ({"ids": every}, "either a folder or a name"),
+        ({"ids": every, "folder": "", "name": "x"}, "either a folder or a name"),
+        ({"ids": every, "name": "x"}, "a name is for a single file"),
+        ({"ids": [first["copied"]], "folder": "../out"}, "a file cannot have the name"),
+        ({"ids": ["x"] * 501, "folder": ""}, "no more than 500"),
+    ):
+        assert said in ask("POST", "/files/move", 422, json=body)
+    shutil.rmtree(others[1].parent)
 
 
 def test_a_file_is_saved(ask: Checked, runner: Runner) -> None:

@@ -128,6 +128,8 @@ _PIXELS = encode_png(Image.new("L", (2, 2), 255), "")
 USUAL: Mapping[str, object] = {
     "name": "a",
     "names": ["a"],
+    "ids": ["a"],
+    "undo": "a",
     "text": "<lora:a:1>",
     "values": "1,1",
     "on": True,

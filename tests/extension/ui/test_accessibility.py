@@ -56,6 +56,16 @@ def test_axe_finds_no_fault(served: Served, browser: Any, theme: str, width: int
             tab.button("Show all").click()
             tab.button("List").click()
             assert faults(page) == [], "list"
+            tab.root.get_by_role("button", name="Select files").click()
+            assert faults(page) == [], "nothing selected"
+            tab.root.get_by_role("button", name="Select zorp", exact=True).click()
+            bar = tab.root.get_by_role("group", name="Selected files")
+            for form in ("Tags …", "Move …", "Rename …"):
+                bar.get_by_role("button", name=form).click()
+                assert faults(page) == [], form
+                assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), form
+            assert not phone or page.evaluate(TOO_SMALL) == [], "a finger needs 32 pixels"
+            bar.get_by_role("button", name="Done").click()
             tab.button("About zorp").click()
             page.get_by_role("dialog", name="zorp").get_by_text("Trigger words").wait_for(timeout=LONG)
             assert faults(page) == [], "about"

@@ -78,8 +78,8 @@ IN_ENGLISH = {
     "what a program may ask for; the tab asks for nothing that is refused with these": (
         r"7 (of the query is wrong|is missing from the query).*|it cannot be read|without a type",
         r"(the length of the|no|a) body .*|the request ended before .*|the tab has no file 7|there is no preset",
-        r"(names|model|most|strengths) must be .*|the query names no LoRA.*|mode must be .*",
-        r"the picture of a region must .*",
+        r"(names|model|most|strengths|ids) must be .*|the query names no LoRA.*|mode must be .*",
+        r"the picture of a region must .*|a move has either .*|a name is for a single .*",
         r"a stack is .*|the stack is of version .*|(always_on|entries) must be .*|7 must be .*|the name of 7 must .*",
         r"7: (on must|the strength for|more must) ?.*|7 has no field 7|the fields are 7|notes have no field 7",
         r"a (number from|list of|whole number from|text of) .*|true or false|0 counts as null|7 in the header .*",

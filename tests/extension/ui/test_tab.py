@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from extension.standalone.pnginfo import read_infotext
 from extension.text.infotext import Infotext, parse_infotext
 from tests.extension.ui.serving import LONG, Served, infotext_with, opened, opened_small, reload
 from tests.extension.ui.tab import SHADOW, Tab
+from tests.extension.ui.test_accessibility import faults
 
 pytestmark = pytest.mark.browser
 PROMPT = "#prompt textarea"
@@ -215,6 +217,97 @@ def test_arrow_keys_go_through_the_library(tab: Tab) -> None:
         wanted = f"Insert {name} into the prompt"
         focused = f"name => {SHADOW}.activeElement?.getAttribute('aria-label') === name"
         tab.page.wait_for_function(focused, arg=wanted)
+
+
+def test_files_are_selected_tagged_moved_renamed_deleted_and_brought_back(
+    tab: Tab, served: Served, browser: Any, copy: Path
+) -> None:
+    other = copy.with_name("copied.b.safetensors")
+    other.write_bytes(copy.read_bytes())
+    copy.with_suffix(".json").write_text('{"notes": "mine"}', "utf-8")
+    httpx.post(f"{served.url}/remora/v1/refresh")
+    tab.write("<lora:copied:0.5>")
+    bar = tab.root.get_by_role("group", name="Selected files")
+
+    def choice(name: str) -> Any:
+        return tab.root.get_by_role("button", name=f"Select {name}", exact=True)
+
+    def press(name: str) -> None:
+        bar.get_by_role("button", name=name, exact=True).click()
+
+    def says(text: str) -> None:
+        bar.get_by_text(text).wait_for(timeout=LONG)
+
+    tab.button("Insert copied.b into the prompt").click(modifiers=["Control"], timeout=LONG)
+    says("1 file is selected")
+    choice("copied").click()
+    assert tab.prompt == "<lora:copied:0.5>", "a click selects now"
+    press("Tags …")
+    bar.get_by_role("textbox").fill("night, wet")
+    bar.get_by_role("textbox").press("Enter")
+    says("2 files were changed.")
+    bar.get_by_role("radio", name="3 stars").click()
+    for path in (copy, other):
+        notes = path.with_suffix(".json")
+        tab.page.wait_for_timeout(100)
+        deadline = time.monotonic() + 30
+        while '"rating": 3' not in notes.read_text("utf-8"):
+            assert time.monotonic() < deadline
+        assert json.loads(notes.read_text("utf-8"))["tags"] == ["night", "wet"]
+    # a name that is taken is asked about
+    sub = served.loras / "copied-sub"
+    sub.mkdir()
+    (sub / "copied.json").write_text("theirs", "utf-8")
+    press("Move …")
+    bar.get_by_label("New folder in it").fill("copied-sub")
+    press("Move")
+    says("copied.safetensors stays: there is a file copied.json already")
+    assert (sub / other.name).exists()
+    with opened_small(served, browser) as page:  # another page follows by itself, and takes it back
+        theirs = Tab(page).ready()
+        theirs.button("About copied.b").wait_for(timeout=LONG)
+        httpx.post(f"{served.url}/remora/v1/files/move", json={"ids": [idof(served, "copied.b")], "folder": ""})
+    press("Move them under names with a number")
+    says("1 file was moved to copied-sub.")
+    tab.prompt_is("<lora:copied-2:0.5>")
+    assert json.loads((sub / "copied-2.json").read_text("utf-8"))["notes"] == "mine"
+    press("Undo")
+    tab.prompt_is("<lora:copied:0.5>")
+    press("Done")
+    assert not bar.get_by_role("button", name="Delete").count()
+    # the keyboard alone: all, but then one; a new name; the trash, and back
+    tab.root.get_by_role("searchbox").fill("copied")
+    tab.button("Remove copied from the prompt").focus()
+    tab.page.keyboard.press("Control+a")
+    says("2 files are selected")
+    choice("copied.b").press("Enter")
+    says("1 file is selected")
+    bar.get_by_role("button", name="Rename …").press("Enter")
+    bar.get_by_role("textbox").fill("copied.new")
+    bar.get_by_role("textbox").press("Enter")
+    says("copied is now called copied.new.")
+    tab.prompt_is("<lora:copied.new:0.5>")
+    bar.get_by_role("button", name="Delete").press("Enter")
+    says("1 file is in the trash now.")
+    assert not list(served.loras.glob("copied.new.*"))
+    tab.page.wait_for_function(f"{SHADOW}.activeElement?.textContent === 'Undo'")
+    tab.button("Filters").press("Enter")
+    tab.button("Trash: restore").press("Enter")
+    trash = tab.page.get_by_role("dialog", name="Trash")
+    trash.get_by_text("copied.new").wait_for(timeout=LONG)
+    assert faults(tab.page) == [], "the trash"
+    tab.page.keyboard.press("Escape")
+    press("Undo")
+    says("This was taken back.")
+    assert (served.loras / "copied.new.json").exists()
+    tab.button("About copied.new").wait_for(timeout=LONG)
+    shutil.rmtree(sub)
+    shutil.rmtree(served.loras / ".remora-trash", ignore_errors=True)
+
+
+def idof(served: Served, name: str) -> str:
+    found = httpx.get(f"{served.url}/remora/v1/lora", params={"name": name}).raise_for_status()
+    return str(found.json()["id"])
 
 
 def test_the_wheel_moves_the_page_at_the_end_of_the_library(tab: Tab) -> None:

@@ -1,0 +1,356 @@
+"""LoRA files are moved with the files beside them: each whole or not at all, also where the process ends meanwhile.
+
+A journal has what is to be moved. The next start moves what an earlier process did not: the folders tell which
+files are left. To delete a file is to move it to a trash folder on its disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import filecmp
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..store import Store, json_bytes, locked
+from .walk import PICKLES, READABLE, SIDECARS, TRASH, CatalogFile
+
+_JOURNAL = "moves.json"
+_MAX_BYTES = 64 << 20  # of the journal
+DELETED = ".deleted"  # at the end of each name in a trash folder, so that no program takes it for a LoRA
+_TIME = "%Y-%m-%d %H.%M.%S"
+_CONFIG = "adapter_config.json"
+_CONFIGURED = ("adapter_model", "pytorch_lora_weights", "adapters")
+"""Ends of the names of files that `adapter_config.json` beside them belongs to: PEFT's, diffusers', mlx-lm's."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """One LoRA file and the files beside it, the LoRA first: where they are, and where they are to be."""
+
+    pairs: tuple[tuple[Path, Path], ...]
+
+    @property
+    def source(self) -> Path:
+        """Return where the LoRA is."""
+        return self.pairs[0][0]
+
+    @property
+    def target(self) -> Path:
+        """Return where the LoRA is to be."""
+        return self.pairs[0][1]
+
+    @property
+    def back(self) -> Move:
+        """Return the move that takes this one back."""
+        return Move(tuple((target, source) for source, target in self.pairs))
+
+    def carry_out(self) -> None:
+        """Move the files that are not moved yet; if one cannot be, all are where they were.
+
+        Raises:
+            OSError: nothing was moved.
+        """
+        self._check()  # or the lock would make its folder
+        done: list[tuple[Path, Path]] = []
+        folder = self.target.parent if TRASH in self.source.parts else self.source.parent
+        with locked(Path(os.path.realpath(folder))):  # as for the notes
+            self._check()
+            try:
+                for source, target in self.pairs:
+                    if os.path.lexists(source):
+                        _move(source, target)
+                        done.append((source, target))
+            except OSError:
+                for source, target in reversed(done):
+                    _move(target, source)
+                raise
+
+    def _check(self) -> None:
+        """Raise OSError if the LoRA is in neither place."""
+        if not any(map(os.path.lexists, self.pairs[0])):
+            raise FileNotFoundError(errno.ENOENT, "it is gone", str(self.source))
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Moves that belong together."""
+
+    moves: tuple[Move, ...]
+    names: Mapping[str, Path]
+    """Name that a kept stack has for one of the files -> where the file is to be."""
+
+
+class Journal:
+    """Keeps the operations that are not finished in `moves.json` of a folder.
+
+    Args:
+        folder: returns the folder; called on every access. None keeps them in memory only.
+    """
+
+    def __init__(self, folder: Callable[[], Path | None]) -> None:
+        def path() -> Path | None:
+            found = folder()
+            return None if found is None else found / _JOURNAL
+
+        self._store: Store[Mapping[str, Operation]] = Store(path, "moves", {}, _read, _write, _MAX_BYTES)
+
+    @property
+    def unfinished(self) -> Mapping[str, Operation]:
+        """Return the operations that are not finished, by key."""
+        return self._store.value
+
+    @contextmanager
+    def kept(self, operation: Operation) -> Iterator[None]:
+        """Keep an operation until the `with` statement ends; where it ends by an error, until it is finished.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        key = secrets.token_hex(8)
+        self._store.change(lambda kept: {**kept, key: operation})
+        yield
+        self.finish(key)
+
+    def finish(self, key: str) -> None:
+        """Forget an operation."""
+        self._store.change(lambda kept: {one: operation for one, operation in kept.items() if one != key})
+
+
+class Neighbours:
+    """Tells which files belong to a LoRA, among all LoRA of its folder."""
+
+    def __init__(self, files: Iterable[Path]) -> None:
+        self._stems: dict[Path, dict[str, list[Path]]] = {}
+        for path in files:
+            self._stems.setdefault(path.parent, {}).setdefault(path.stem, []).append(path)
+
+    def sharing(self, path: Path) -> list[Path]:
+        """Return the other LoRA files of the same name, which have the same files beside them."""
+        return [one for one in self._stems.get(path.parent, {}).get(path.stem, ()) if one != path]
+
+    def beside(self, path: Path) -> list[Path]:
+        """Return the files that belong to a LoRA; none of a LoRA with a longer name, such as `a.v2` beside `a`."""
+        stem = path.stem
+        longer = [f"{one}." for one in self._stems.get(path.parent, {}) if one.startswith(f"{stem}.")]
+        names = [stem + end for end in SIDECARS]
+        found = [path.with_name(name) for name in names if not name.startswith(tuple(longer))]
+        if is_configured(path):
+            found.append(path.with_name(_CONFIG))
+        return [one for one in found if one.is_file() or one.is_symlink()]
+
+
+def is_configured(path: Path) -> bool:
+    """Tell whether `adapter_config.json` in its folder belongs to a file."""
+    return path.stem.endswith(_CONFIGURED) and path.with_name(_CONFIG).is_file()
+
+
+def moved(path: Path, beside: Iterable[Path], folder: Path, stem: str) -> Move:
+    """Return the move of a LoRA to a folder, under a name without suffix."""
+    names = {one: one.name if one.name == _CONFIG else stem + one.name[len(path.stem) :] for one in (path, *beside)}
+    return Move(tuple((one, folder / name) for one, name in names.items()))
+
+
+def taken(move: Move) -> Path | None:
+    """Return the first of its places that another file has, or None."""
+    return next((to for one, to in move.pairs if os.path.lexists(to) and not _is_other_case(one, to)), None)
+
+
+# --- the trash folders ---
+
+
+@dataclass(frozen=True)
+class Deleted:
+    """One LoRA in a trash folder."""
+
+    file: CatalogFile
+    """Its path is in the trash; `relative` is the one it had, below the folder that has the trash folder."""
+    restored: Move
+    time: float
+    """When it was deleted, in seconds since 1970."""
+
+    def delete(self) -> None:
+        """Delete it for good.
+
+        Raises:
+            OSError: it, or a file beside it, cannot be deleted.
+        """
+        for path, _ in reversed(self.restored.pairs):
+            path.unlink(missing_ok=True)
+        prune(self.file.path.parent)
+
+
+def trashed(path: Path, beside: Iterable[Path], tops: Collection[Path], when: str) -> Move:
+    """Return the move of a LoRA to the trash: in the highest folder around it that is on its disk.
+
+    Args:
+        path: of the LoRA.
+        beside: the files that belong to it.
+        tops: the LoRA folders, above which it does not go.
+        when: from `trash_time`.
+    """
+    top = path.parent
+    while top not in tops and not top.is_symlink() and top.parent != top and _is_one_disk(top, top.parent):
+        top = top.parent
+    folder = top / TRASH / when / path.parent.relative_to(top)
+    return Move(tuple((one, folder / f"{one.name}{DELETED}") for one in (path, *beside)))
+
+
+def trash_time() -> str:
+    """Return the name of a folder for what is deleted now."""
+    return f"{time.strftime(_TIME)} {secrets.token_hex(2)}"
+
+
+def in_trash(trashes: Sequence[Path]) -> Iterator[Deleted]:
+    """Yield the LoRA in some trash folders."""
+    for trash in trashes:
+        for folder in sorted(trash.iterdir()) if trash.is_dir() and not trash.is_symlink() else ():
+            with suppress(ValueError):  # a folder that Remora did not make
+                when = time.mktime(time.strptime(folder.name.rpartition(" ")[0], _TIME))
+                yield from _deleted_in(folder, trash.parent, when)
+
+
+def _deleted_in(folder: Path, top: Path, when: float) -> Iterator[Deleted]:
+    for root, _, names in os.walk(folder):
+        there = {Path(root, name.removesuffix(DELETED)) for name in names if name.endswith(DELETED)}
+        files = [one for one in there if one.suffix.lower() in (READABLE, *PICKLES)]
+        for one in sorted(files):
+            path = one.with_name(one.name + DELETED)
+            ends = {one.stem + end for end in SIDECARS} | ({_CONFIG} if one.stem.endswith(_CONFIGURED) else set())
+            beside = [other for other in there if other.name in ends]
+            place = top / Path(root).relative_to(folder)
+            pairs = [(name.with_name(name.name + DELETED), place / name.name) for name in (one, *sorted(beside))]
+            try:
+                stat = path.lstat()
+            except OSError:  # restored meanwhile
+                continue
+            relative = (place / one.stem).relative_to(top).as_posix()
+            yield Deleted(CatalogFile(path, relative, stat.st_size, stat.st_mtime_ns), Move(tuple(pairs)), when)
+
+
+def prune(folder: Path) -> None:
+    """Remove a folder of the trash, and the ones around it, as far as they are empty."""
+    while TRASH in folder.parts:
+        try:
+            folder.rmdir()
+        except OSError:
+            return
+        folder = folder.parent
+
+
+# --- one file ---
+
+
+def _move(source: Path, target: Path) -> None:
+    """Move one file, never over another one; go on where an earlier try ended at any point.
+
+    Raises:
+        OSError: it is where it was.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_symlink():
+        _move_link(source, target)
+    elif _is_other_case(source, target):
+        source.rename(target)
+    elif _is_copied(source, target):
+        source.unlink()
+    else:
+        _claim(target)
+        try:
+            _replace(source, target)
+        except OSError:
+            if os.path.lexists(source):
+                target.unlink(missing_ok=True)
+            raise
+
+
+def _claim(target: Path) -> None:
+    """Make an empty file where there is none: a rename would replace the file of a program that was quicker."""
+    try:
+        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except FileExistsError as error:
+        if target.is_symlink() or not target.is_file() or target.stat().st_size:  # not claimed by an earlier try
+            raise FileExistsError(errno.EEXIST, f"there is a file {target.name} already", str(target)) from error
+
+
+def _replace(source: Path, target: Path) -> None:
+    try:
+        source.replace(target)
+        return
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+    # its name is the same at each try, so that none is left over
+    new = target.with_name(f".remora-{hashlib.sha256(os.fsencode(target)).hexdigest()[:16]}.tmp")
+    try:
+        shutil.copy2(source, new)
+        with new.open("rb+") as stream:
+            os.fsync(stream.fileno())
+        new.replace(target)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+    source.unlink()
+
+
+def _is_copied(source: Path, target: Path) -> bool:
+    """Tell whether an earlier try has copied a file to another disk, and ended before it deleted the source."""
+    if target.is_symlink() or not target.is_file() or not target.stat().st_size or target.samefile(source):
+        return False
+    return filecmp.cmp(source, target, shallow=False)
+
+
+def _move_link(source: Path, target: Path) -> None:
+    """Make a link to the same file, and remove the former one."""
+    to = source.readlink()
+    if not to.is_absolute():
+        to = Path(os.path.relpath(os.path.realpath(source.parent) / to, os.path.realpath(target.parent)))
+    try:
+        target.symlink_to(to)
+    except FileExistsError as error:
+        if not target.is_symlink() or target.readlink() != to:
+            raise FileExistsError(errno.EEXIST, f"there is a file {target.name} already", str(target)) from error
+    source.unlink()
+
+
+def _is_other_case(source: Path, target: Path) -> bool:
+    """Tell whether two paths are one file on a disk that ignores case."""
+    same = source != target and str(source).casefold() == str(target).casefold()
+    return same and os.path.lexists(target) and source.samefile(target)
+
+
+def _is_one_disk(one: Path, other: Path) -> bool:
+    return one.stat().st_dev == other.stat().st_dev
+
+
+def _write(kept: Mapping[str, Operation]) -> bytes:
+    """Write operations with escapes: a path may be no text."""
+    data = {
+        key: {
+            "moves": [[[str(source), str(target)] for source, target in move.pairs] for move in one.moves],
+            "names": {name: str(path) for name, path in one.names.items()},
+        }
+        for key, one in kept.items()
+    }
+    return json_bytes(data, indent=0)
+
+
+def _read(content: bytes) -> Mapping[str, Operation]:
+    data = json.loads(content)
+    try:
+        return {
+            key: Operation(
+                tuple(Move(tuple((Path(one), Path(to)) for one, to in move)) for move in operation["moves"]),
+                {name: Path(path) for name, path in operation["names"].items()},
+            )
+            for key, operation in data.items()
+        }
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError("it is not what was written") from error
