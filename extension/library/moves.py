@@ -59,7 +59,6 @@ class Move:
             OSError: nothing was moved.
         """
         self._check()  # or the lock would make its folder
-        done: list[tuple[Path, Path]] = []
         folder = self.target.parent if TRASH in self.source.parts else self.source.parent
         with locked(Path(os.path.realpath(folder))):  # as for the notes
             self._check()
@@ -67,10 +66,10 @@ class Move:
                 for source, target in self.pairs:
                     if os.path.lexists(source):
                         _move(source, target)
-                        done.append((source, target))
             except OSError:
-                for source, target in reversed(done):
-                    _move(target, source)
+                for source, target in self.pairs:
+                    if os.path.lexists(target) and not os.path.lexists(source):
+                        _move(target, source)
                 raise
 
     def _check(self) -> None:
@@ -128,6 +127,8 @@ class Neighbours:
     """Tells which files belong to a LoRA, among all LoRA of its folder."""
 
     def __init__(self, files: Iterable[Path]) -> None:
+        self._names: dict[Path, set[str]] = {}
+        """Names of the files in a folder."""
         self._stems: dict[Path, dict[str, list[Path]]] = {}
         for path in files:
             self._stems.setdefault(path.parent, {}).setdefault(path.stem, []).append(path)
@@ -138,13 +139,22 @@ class Neighbours:
 
     def beside(self, path: Path) -> list[Path]:
         """Return the files that belong to a LoRA; none of a LoRA with a longer name, such as `a.v2` beside `a`."""
-        stem = path.stem
-        longer = [f"{one}." for one in self._stems.get(path.parent, {}) if one.startswith(f"{stem}.")]
-        names = [stem + end for end in SIDECARS]
-        found = [path.with_name(name) for name in names if not name.startswith(tuple(longer))]
-        if is_configured(path):
-            found.append(path.with_name(_CONFIG))
-        return [one for one in found if one.is_file() or one.is_symlink()]
+        begin = f"{path.stem}."
+        longer = tuple(f"{one}." for one in self._stems.get(path.parent, {}) if one.startswith(begin))
+        there = self._there(path.parent)
+        return [path.with_name(one) for one in _beside(path.stem) if one in there and not one.startswith(longer)]
+
+    def _there(self, folder: Path) -> set[str]:
+        if folder not in self._names:
+            self._names[folder] = set()
+            with suppress(FileNotFoundError), os.scandir(folder) as found:
+                self._names[folder] = {one.name for one in found if one.is_symlink() or one.is_file()}
+        return self._names[folder]
+
+
+def _beside(stem: str) -> list[str]:
+    """Return the names that files beside a LoRA may have."""
+    return [*(stem + end for end in SIDECARS), *([_CONFIG] if stem.endswith(_CONFIGURED) else [])]
 
 
 def is_configured(path: Path) -> bool:
@@ -211,7 +221,10 @@ def trash_time() -> str:
 def in_trash(trashes: Sequence[Path]) -> Iterator[Deleted]:
     """Yield the LoRA in some trash folders."""
     for trash in trashes:
-        for folder in sorted(trash.iterdir()) if trash.is_dir() and not trash.is_symlink() else ():
+        folders: list[Path] = []
+        with suppress(FileNotFoundError):
+            folders = [] if trash.is_symlink() else sorted(trash.iterdir())
+        for folder in folders:
             with suppress(ValueError):  # a folder that Remora did not make
                 when = time.mktime(time.strptime(folder.name.rpartition(" ")[0], _TIME))
                 yield from _deleted_in(folder, trash.parent, when)
@@ -219,20 +232,18 @@ def in_trash(trashes: Sequence[Path]) -> Iterator[Deleted]:
 
 def _deleted_in(folder: Path, top: Path, when: float) -> Iterator[Deleted]:
     for root, _, names in os.walk(folder):
-        there = {Path(root, name.removesuffix(DELETED)) for name in names if name.endswith(DELETED)}
-        files = [one for one in there if one.suffix.lower() in (READABLE, *PICKLES)]
-        for one in sorted(files):
-            path = one.with_name(one.name + DELETED)
-            ends = {one.stem + end for end in SIDECARS} | ({_CONFIG} if one.stem.endswith(_CONFIGURED) else set())
-            beside = [other for other in there if other.name in ends]
-            place = top / Path(root).relative_to(folder)
-            pairs = [(name.with_name(name.name + DELETED), place / name.name) for name in (one, *sorted(beside))]
-            try:
-                stat = path.lstat()
-            except OSError:  # restored meanwhile
+        there = {name.removesuffix(DELETED) for name in names if name.endswith(DELETED)}
+        place = top / Path(root).relative_to(folder)
+        for name in sorted(there):
+            stem, suffix = Path(name).stem, Path(name).suffix
+            path = Path(root, name + DELETED)
+            if suffix.lower() not in (READABLE, *PICKLES) or not os.path.lexists(path):
                 continue
-            relative = (place / one.stem).relative_to(top).as_posix()
-            yield Deleted(CatalogFile(path, relative, stat.st_size, stat.st_mtime_ns), Move(tuple(pairs)), when)
+            stat = path.lstat()
+            beside = [one for one in _beside(stem) if one in there]
+            pairs = tuple((Path(root, one + DELETED), place / one) for one in (name, *beside))
+            relative = (place / stem).relative_to(top).as_posix()
+            yield Deleted(CatalogFile(path, relative, stat.st_size, stat.st_mtime_ns), Move(pairs), when)
 
 
 def prune(folder: Path) -> None:
