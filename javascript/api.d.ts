@@ -202,6 +202,76 @@ export interface NamesWanted {
 
 export type Inspection = {[name: string]: unknown};
 
+/** A file that stays as it is. */
+export interface FileRefused {
+    id: string;
+    reason: string;
+    /** another file has its place */
+    taken: boolean;
+}
+
+/** What became of files; each was changed whole, or not at all. */
+export interface FilesChanged {
+    /** id of a file before and after; the latter is empty if it is deleted */
+    changed: [string, string][];
+    refused: FileRefused[];
+    /** key that takes it back, while the web UI runs; empty if nothing can be taken back */
+    undo: string;
+}
+
+/** A change of the notes on several files. */
+export interface FilesNoted {
+    /** at most 500 */
+    ids: string[];
+    /** tags that each of them gets, beside its own */
+    add?: string[];
+    /** tags that none of them keeps */
+    remove?: string[];
+    rating?: number;
+}
+
+/** Where files are to be, or what one of them is to be called. */
+export interface FilesMoved {
+    /** at most 500 */
+    ids: string[];
+    /** path below a LoRA folder; made if there is none */
+    folder?: string;
+    /** new name of a single file, without suffix */
+    name?: string;
+    /** give a number to a name that is taken; otherwise its file stays */
+    number?: boolean;
+}
+
+/** Files that something is done with. */
+export interface FilesChosen {
+    /** at most 500 */
+    ids: string[];
+}
+
+/** A change of files that is taken back. */
+export interface ChangeUndone {
+    /** key from the answer to the change */
+    undo: string;
+}
+
+/** One file of the trash. */
+export interface DeletedLora {
+    /** for the routes of the trash */
+    id: string;
+    name: string;
+    /** where it was */
+    folder: string;
+    /** bytes, with the files beside it */
+    size: number;
+    /** seconds since 1970 */
+    deleted: number;
+}
+
+/** The deleted files, the latest first. */
+export interface Trash {
+    files: DeletedLora[];
+}
+
 /** The part of a file in one block of the model. */
 export interface CheckBlock {
     component: string;
@@ -823,6 +893,12 @@ export interface Answers {
     picture: LoraDetails;
     resolve: Meanings;
     inspect: Inspection;
+    files: FilesChanged;
+    "files/move": FilesChanged;
+    "files/delete": FilesChanged;
+    "files/restore": FilesChanged;
+    "files/undo": FilesChanged;
+    trash: Trash;
     check: CheckedFile;
     "check/stack": CheckedStack;
     copies: Copies;

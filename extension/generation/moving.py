@@ -261,7 +261,7 @@ class Moving:
     def _folder(self, folder: str) -> Path:
         """Return a folder by its path below a LoRA folder; what of it is not there need not be."""
         parts = folder.split("/") if folder else []
-        if TRASH in parts:
+        if TRASH in parts or "" in parts:
             raise SaveError(
                 f"there is no folder {folder[:120]!r} in the LoRA folders; make it first, or choose another one"
             )
