@@ -51,7 +51,16 @@ export class Tab {
     constructor(base) {
         this.api = new Api(base);
         /** @type {Store<State>} */
-        this.store = new Store({...STACK, ...KEPT, ...LIBRARY, ...MANY, ...SERVER, ...PICTURES, ...SHOWN, ...remembered()});
+        this.store = new Store({
+            ...STACK,
+            ...KEPT,
+            ...LIBRARY,
+            ...MANY,
+            ...SERVER,
+            ...PICTURES,
+            ...SHOWN,
+            ...remembered(),
+        });
         this.server = new Server(this);
         this.library = new Library(this);
         this.many = new Many(this);

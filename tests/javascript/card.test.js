@@ -19,10 +19,13 @@ const done = [];
  * @returns {any[]}
  */
 function elements(props = {}, target = "txt2img") {
+    const pick = (/** @type {boolean} */ adds) => done.push(adds ? "add" : "pick");
     const does = {edits: {toggle: () => done.push("toggle")}, set: () => done.push("details")};
     const tab = /** @type {any} */ ({state: {target}, api: {}, ...does});
     const made = [
-        /** @type {any} */ (Card({lora: LORA, tab, view: "medium", used: false, pinned: false, against: "", ...props})),
+        /** @type {any} */ (
+            Card({lora: LORA, tab, view: "medium", used: false, pinned: false, against: "", pick, ...props})
+        ),
     ];
     for (const one of made) made.push(...[one?.props?.children].flat(9).filter((child) => child?.props));
     return made;
@@ -85,7 +88,12 @@ test("a click on a file that cannot be inserted tells why, and one in the prompt
         used.onClick({});
     }
     button(elements()).onClick({});
-    assert.deepEqual(done, ["details", "toggle", "details", "toggle", "toggle"]);
+    assert.deepEqual(done.splice(0), ["details", "toggle", "details", "toggle", "toggle"]);
+    for (const event of [{ctrlKey: true}, {metaKey: true}, {shiftKey: true}]) button(elements()).onClick(event);
+    const chosen = button(elements({selected: true}));
+    assert.deepEqual([chosen["aria-label"], chosen["aria-pressed"]], ["Select fur", "true"]);
+    chosen.onClick({});
+    assert.deepEqual(done, ["pick", "pick", "add", "pick"]);
 });
 
 test("ranks are one number or a range", () => {

@@ -5,7 +5,6 @@
  * @import {State, Tab} from "../main.js"
  * @import {Change} from "../many.js"
  * @import {FieldEvent, Filled} from "../vendor/preact.js"
- * @import {Attempt} from "./parts.js"
  *
  * @typedef {FilesChanged["refused"]} Refused
  * @typedef {(work: () => Promise<Refused>, again?: (ids: string[]) => Promise<Refused>) => unknown} Act
