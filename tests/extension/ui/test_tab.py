@@ -246,7 +246,7 @@ def test_files_are_selected_tagged_moved_renamed_deleted_and_brought_back(
     bar.get_by_role("textbox").fill("night, wet")
     bar.get_by_role("textbox").press("Enter")
     says("2 files were changed.")
-    bar.get_by_role("radio", name="3 stars").click()
+    bar.get_by_role("radio", name="3 of 5").click()
     for path in (copy, other):
         notes = path.with_suffix(".json")
         tab.page.wait_for_timeout(100)
