@@ -6,6 +6,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -111,8 +112,10 @@ class Moving:
             OSError: nothing was moved.
         """
         if is_configured(file.path):
-            reason = "adapter_config.json beside it belongs to this name; rename its folder in a file manager"
-            raise SaveError(f"{file.path.name} cannot be renamed: {reason}")
+            raise SaveError(
+                f"{file.path.name} cannot be renamed: adapter_config.json beside it belongs to this name; rename its "
+                "folder in a file manager"
+            )
         stem = _checked(self._session, name)
         return self._moved([file], [(file, file.path.parent, stem)] if stem != file.path.stem else [])
 
@@ -265,14 +268,11 @@ class Moving:
             raise SaveError(
                 f"there is no folder {folder[:120]!r} in the LoRA folders; make it first, or choose another one"
             )
-        for count in range(len(parts), -1, -1):
+        for count in range(len(parts), 0, -1):
             new = [_checked(self._session, part) for part in parts[count:]]
-            try:
+            with suppress(SaveError):
                 return place(self._session, "a", "/".join(parts[:count])).parent.joinpath(*new)
-            except SaveError:
-                if not count:
-                    raise
-        raise AssertionError("the LoRA folder is one, or there is none")
+        return place(self._session, "a", "").parent.joinpath(*(_checked(self._session, part) for part in parts))
 
 
 def _checked(session: Session, name: str) -> str:

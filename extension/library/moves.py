@@ -364,4 +364,4 @@ def _read(content: bytes) -> Mapping[str, Operation]:
             for key, operation in data.items()
         }
     except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError("it is not what was written") from error
+        raise ValueError(repr(error)) from error
