@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import Request, Response
 from fastapi.openapi.utils import get_openapi
 
+from ..generation.moving import Moving
 from ..hosts import Access
 from ..version import VERSION
 from .answers import answer, object_of, refused
@@ -46,7 +47,7 @@ def add_routes(app: FastAPI, session: Session) -> None:
     taken = {getattr(route, "path", "") for route in app.routes}
     access = session.host.access(app)
     session.catalog.start()
-    session.moving.start()
+    Moving(session).start()
     session.outputs.start()
     if "/sdapi/v1/loras" not in taken:
         shared = LorasApi(session)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from fastapi import HTTPException, Request, Response
 
+from ..generation.moving import Moving
 from ..generation.saving import SaveError
 from ..library import NotesError, beside, notes_lock, read_notes, write_notes
 from ..library.catalog import CatalogError
@@ -30,7 +31,7 @@ class FilesApi:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._moving = session.moving
+        self._moving = Moving(session)
 
     def note(self, request: Request, body: records.FilesNoted) -> Response:
         """Change the tags and the rating of several files; other tags and simultaneous changes stay."""

@@ -44,7 +44,7 @@ _LONGEST = 100  # characters of a name with a number
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedMove:
     """A file that stays where it is."""
 
     path: Path
@@ -58,7 +58,7 @@ class Done:
     """What became of files."""
 
     moves: tuple[Move, ...]
-    refused: tuple[Refused, ...]
+    refused: tuple[RefusedMove, ...]
     undo: str = ""
     """The key that takes it back; empty if nothing was done."""
 
@@ -179,28 +179,28 @@ class Moving:
         """Move files to folders, under names without suffix; the files are the selected ones."""
         near, chosen = self._neighbours(), {file.path for file in files}
         moves: list[Move] = []
-        refused: list[Refused] = []
+        refused: list[RefusedMove] = []
         sources: set[Path] = set()
         places: set[str] = set()
         for file, folder, stem in wanted:
             path = file.path
             if others := [one for one in near.sharing(path) if one not in chosen]:
                 reason = f"{path.name} stays: {others[0].name} has the same notes beside it; select it, too"
-                refused.append(Refused(path, reason))
+                refused.append(RefusedMove(path, reason))
                 continue
             beside = [one for one in near.beside(path) if one not in sources]
             move = next(_free(path, beside, folder, stem, places, number=number), None)
             if move is None:
                 to = taken(moved(path, beside, folder, stem)) or folder / f"{stem}{path.suffix}"
                 reason = f"{path.name} stays: there is a file {to.name} already"
-                refused.append(Refused(path, reason, is_taken=True))
+                refused.append(RefusedMove(path, reason, is_taken=True))
                 continue
             sources.update(one for one, _ in move.pairs)
             places.update(str(to).casefold() for _, to in move.pairs)
             moves.append(move)
         return self._carried_out(moves, refused)
 
-    def _carried_out(self, moves: Sequence[Move], refused: Sequence[Refused]) -> Done:
+    def _carried_out(self, moves: Sequence[Move], refused: Sequence[RefusedMove]) -> Done:
         """Move files; what cannot be moved stays, and is told."""
         if not moves:
             return Done((), tuple(refused))
@@ -213,7 +213,7 @@ class Moving:
             self._undone[key] = done
             for old in list(self._undone)[:-_UNDONE_AT_MOST]:
                 del self._undone[old]
-        told = [Refused(path, f"{path.name.removesuffix(DELETED)} stays: {why}") for path, why in stay.items()]
+        told = [RefusedMove(path, f"{path.name.removesuffix(DELETED)} stays: {why}") for path, why in stay.items()]
         return Done(done, (*refused, *told), key)
 
     def _carry_out(self, operation: Operation) -> dict[Path, str]:

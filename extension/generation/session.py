@@ -21,7 +21,6 @@ from ..text.tag import Place, Tag
 from .activation import Activation, Passes, as_in_tag
 from .batch import Shared, entry_of, first, gather, places, text_keys
 from .log import OnceLog
-from .moving import Moving
 from .outcomes import Active, TagOutcome, resting
 from .record import Record, used_loras
 from .request import USUAL, Request, Settings, placed
@@ -55,8 +54,6 @@ class Session:
         """The pictures of this session."""
         self.outputs = Outputs(host.output_dirs, host.data_dir, lambda: self.is_making)
         """The pictures in the host's output folders."""
-        self.moving = Moving(self)
-        """Moves, renames and deletes the host's LoRA files."""
         self.passes = Passes()
         """The passes of the latest pictures."""
         self.failed: tuple[TagOutcome, ...] = ()
