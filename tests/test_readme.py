@@ -104,7 +104,7 @@ def test_the_five_things_to_try_are_those_of_the_picture() -> None:
     assert [(what.lower(), tags) for what, tags in table] == [
         (one.label, one.prompt.removeprefix(f"{without.prompt} ")) for one in shown
     ]
-    assert "](demo/pictures/five.png)" in text
+    assert "](demo/pictures/five.webp)" in text
 
 
 def test_the_page_of_benchmarks_is_short_and_begins_with_its_chart() -> None:

@@ -41,7 +41,7 @@ def test_every_page_is_in_the_contents_once(site: ModuleType) -> None:
     outside = [path for path in site.outside() if path.endswith(".md")]
     inside = [page.relative_to(ROOT / "docs").as_posix() for page in (*DOCS, *REFERENCE)]
     assert sorted(listed) == sorted([*outside, *inside])
-    assert {"README.md", "demo/pictures/stack.png"} <= set(site.outside())
+    assert {"README.md", "demo/pictures/stack.webp"} <= set(site.outside())
 
 
 def test_links_of_the_site_lead_somewhere(site: ModuleType) -> None:
@@ -63,14 +63,14 @@ def test_links_of_the_site_lead_somewhere(site: ModuleType) -> None:
 
 
 def test_a_link_is_moved_or_becomes_its_label(site: ModuleType) -> None:
-    text = "[a](../BENCHMARKS.md#x) [b](tags.md) ![c](../demo/pictures/ideas.png) [d](../lib_lora/plan.py) `[e](../f)`"
-    moved = "[a](BENCHMARKS.md#x) [b](tags.md) ![c](demo/pictures/ideas.png) d `[e](../f)`"
+    text = "[a](../BENCHMARKS.md#x) [b](tags.md) ![c](../demo/pictures/ideas.webp) [d](../lib_lora/plan.py) `[e](../f)`"
+    moved = "[a](BENCHMARKS.md#x) [b](tags.md) ![c](demo/pictures/ideas.webp) d `[e](../f)`"
     assert site.for_site(text, "docs/tab.md") == moved
     assert site.for_site("[a](docs/tags.md) [b](https://a.example/c.md) [c](#d)", "README.md") == (
         "[a](tags.md) [b](https://a.example/c.md) [c](#d)"
     )
-    assert site.for_site("![a](pictures/ideas.png) [b](../docs/tab.md)", "demo/README.md") == (
-        "![a](pictures/ideas.png) [b](../tab.md)"
+    assert site.for_site("![a](pictures/ideas.webp) [b](../docs/tab.md)", "demo/README.md") == (
+        "![a](pictures/ideas.webp) [b](../tab.md)"
     )
 
 

@@ -16,7 +16,7 @@ _CARD = """\
 This is a Stable Diffusion pipeline that is small enough for the repository, with six LoRA for it. It shows what
 Remora does, and tests use it. It draws shapes on a ground, and nothing else.
 
-![The six ideas](pictures/ideas.png)
+![The six ideas](pictures/ideas.webp)
 
 | part | content |
 |---|---|

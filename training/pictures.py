@@ -114,7 +114,7 @@ _OF_SAVED = (
 
 
 def draw_pictures(folder: Path, demo: Path | None = None) -> None:
-    """Write one PNG per sheet.
+    """Write one WebP per sheet.
 
     Raises:
         RuntimeError: the same prompt gave two pictures, which must not happen whatever came between.
@@ -124,7 +124,7 @@ def draw_pictures(folder: Path, demo: Path | None = None) -> None:
     made: dict[Shown, Image.Image] = {}
     try:
         for name, rows in SHEETS.items():
-            sheet(studio, rows, made).quantize().save(folder / f"{name}.png", optimize=True)
+            sheet(studio, rows, made).save(folder / f"{name}.webp", quality=85, method=6)
     finally:
         studio.close()
 
