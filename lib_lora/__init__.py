@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from .placement.static import RANK_BUCKETS
     from .plugins import register, unregister
     from .saving import (
+        InputSamples,
         SavedFile,
         SavedLayer,
         bake_stack,
@@ -68,7 +69,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LoraCalls", "PipelineEngine", "attach", "replace_lora_calls"]
 __all__ += ["SavedFile", "SavedLayer", "bake_stack", "combine_files", "convert_file", "extract_lora", "save_again"]
-__all__ += ["save_stack"]
+__all__ += ["InputSamples", "save_stack"]
 __all__ += ["RANK_BUCKETS", "Engine", "Entry", "Reading", "Stack", "install", "uninstall"]
 __all__ += ["Amount", "BlockNames", "BlockWeights", "Curve", "Element", "Halves", "Multiplier", "PerImage", "Region"]
 __all__ += ["Shape", "Side", "Strength", "Unit", "Window", "is_off"]
@@ -87,6 +88,7 @@ _AT_FIRST_ACCESS = {
     "pipelines.calls": ("LoraCalls", "replace_lora_calls"),
     "placement.static": ("RANK_BUCKETS",),
     "saving": (
+        "InputSamples",
         "SavedFile",
         "SavedLayer",
         "bake_stack",

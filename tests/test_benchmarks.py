@@ -50,6 +50,8 @@ PROGRAMS = {
         "differ_by",
         "seconds",
     },
+    "saving": {"task", "program", "layers", "error", "least", "seconds"},
+    "saving_memory": {"model", "size", "what", "layers", "bytes", "error", "seconds", "memory", "imports"},
     "startup": {"what", "median_s", "minimum_s", "goal_met", "seconds"},
     "load": {"way", "bytes", "keys", "median_s", "of_reading", "of_minima", "goal_met", "seconds"},
 }

@@ -10,6 +10,7 @@ from .combination import combine_files as combine_files
 from .combination import save_files as save_files
 from .conversion import convert_file as convert_file
 from .extraction import extract_lora as extract_lora
+from .inputs import InputSamples as InputSamples
 from .merging import Combination as Combination
 from .new_file import DTYPES as DTYPES
 from .new_file import SavedFile as SavedFile

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from ..adapters import PartOf
 from ..adapters.base import Adapter, At, Factors, HeadSchedule, RankSchedule, at_strength
+from ..adapters.dora import DoRA
+from ..adapters.lora import LoRA
 from ..errors import ComponentError, MomentError, printed
 from ..files.file import AdapterFile
 from ..naming.binding import Binding
@@ -25,7 +27,7 @@ from ..stack import Entry, Stack
 from ..strengths.stack_strengths import StackStrengths, StrengthGroup
 from ..strengths.strength import Moment
 from ..weights.readers.base import read_base_weight, stored, with_numbers
-from .difference import Difference
+from .difference import Difference, Magnitude
 
 _CPU, _EXACT = torch.device("cpu"), torch.float64
 
@@ -112,7 +114,22 @@ class StackWeight:
             if change is not None:
                 bias = torch.zeros(shape[0], dtype=_EXACT) if bias is None else bias
                 bias[rows] += at_strength(change.to(_CPU, _EXACT), multiplier)
-        return Difference(shape, tuple(pairs), rest, bias)
+        return Difference(shape, tuple(pairs), rest, bias, dora=self._dora())
+
+    def _dora(self) -> Magnitude | None:
+        """Return the DoRA that is the whole change; None where it is another kind, or more than one, or weakened."""
+        one, adapter = self.acting[0], self.acting[0].binding.adapter
+        is_whole = len(self.acting) == 1 and one.binding.target == self.target and one.strength == 1.0
+        if not is_whole or not isinstance(adapter, DoRA) or adapter.axis == "group":
+            return None
+        inner = one.binding.file.private(adapter.inner)
+        if type(inner) is not LoRA or inner.bias is not None:
+            return None
+        pair = inner.as_factors(partial(self._base, self.target), one.rank)
+        shape = [1] * len(self.target.shape)
+        shape[0 if adapter.axis == "row" else 1] = -1
+        norms = one.binding.file.private(adapter).magnitude.to(_CPU, _EXACT).reshape(shape)
+        return None if pair is None else Magnitude(pair, norms)
 
     def _rows(self, target: Target) -> slice:
         """Return which rows of this weight an adapter changes."""

@@ -18,7 +18,7 @@ from .conversion import TextEncoders, convert_file
 from .extraction import extract_lora
 from .merging import How
 from .model_files import ModelFiles
-from .new_file import DTYPES, SavedFile
+from .new_file import DTYPES, FACTOR, Kind, SavedFile
 from .provenance import constant_stack
 from .spelling import Spelling
 from .stack_file import SaveOptions, choices_of, save_again, save_constant
@@ -72,6 +72,13 @@ def _add_form_options(command: argparse.ArgumentParser) -> None:
     share = command.add_mutually_exclusive_group()
     share.add_argument("--error", type=float, metavar="E", help="the largest error of all layers, as 0.05")
     share.add_argument("--energy", type=_error, dest="error", metavar="S", help="the same as the kept energy, as 0.99")
+    text = "the kind of the layers; lokr is the nearest Kronecker product"
+    command.add_argument("--kind", choices=get_args(Kind), default="lora", help=text)
+    command.add_argument(
+        "--factor", type=int, default=FACTOR, metavar="N", help="the size of the first matrix of a lokr"
+    )
+    text = "the rank to which lower ones are filled up with zeros, for compiled models"
+    command.add_argument("--pad", type=int, metavar="N", help=text)
     command.add_argument("--dtype", choices=DTYPES, help="of the numbers in the file")
     command.add_argument("--spelling", choices=get_args(Spelling), default="kohya", help="of the keys")
     command.add_argument("--replace", action="store_true", help="replace a file of that name")
@@ -109,7 +116,7 @@ def run(options: argparse.Namespace) -> str:
     if options.command == "bake":
         return _bake(options).summary(layers=options.layers)
     choices = SaveOptions(spelling=options.spelling, rank=options.rank, size=options.size, error=options.error)
-    choices["replace"] = options.replace
+    choices |= SaveOptions(replace=options.replace, kind=options.kind, factor=options.factor, pad=options.pad)
     if options.dtype is not None:
         choices["dtype"] = DTYPES[options.dtype]
     if options.command == "extract":

@@ -1,7 +1,10 @@
 """The change of one weight, apart from any adapter or file: products of factors, a dense rest, a change of the bias.
 
 All numbers are fp64. A product is never multiplied out where its QR factors are smaller. If U = Q1 R1 and D^T = Q2 R2,
-the product U D has the singular values of R1 R2^T, a matrix with as many rows and columns as the rank.
+the product U D has the singular values of R1 R2^T, a matrix with as many rows and columns as the rank. A dense change
+is decomposed by the eigenvectors of the smaller product of its matrix with itself. Where a rank is known that is a
+small part of all, they come from a random subspace that the matrix has turned towards its first vectors
+(https://arxiv.org/abs/0909.4061, algorithm 4.4).
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,8 +24,19 @@ from ..tensors import core_of_product, svd_of_product
 NOISE = 1e-9
 """Singular values below this share of the largest are taken for the rounding of fp32 sources."""
 
-Triplets: TypeAlias = tuple[Tensor, Tensor, Tensor]
-"""U (out, r), the singular values (r,) in falling order, and V^T (r, in * kernel)."""
+_GRAM_NOISE = 1e-7
+"""The same, of values that are roots of eigenvalues."""
+_FEW, _MORE, _TURNS = 4, 10, 4
+"""A random subspace has so many vectors more than are asked for, at most this part of all, and is turned so often."""
+_EXACT = torch.float64
+
+
+class Magnitude(NamedTuple):
+    """The DoRA that a change is: the factors of its LoRA, and the norms of rows or columns of the weight with it."""
+
+    pair: Factors
+    norms: Tensor
+    """(out, 1, ...) or (1, in, ...)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,6 +49,10 @@ class Difference:
     rest: Tensor | None = None
     """Of the weight's shape."""
     bias: Tensor | None = None
+    most: int | None = None
+    """The largest rank that is asked for, where a random subspace will do; None for any."""
+    dora: Magnitude | None = None
+    """Where the change of the weight is that of one DoRA; all numbers of it are in `rest`, too."""
 
     @property
     def rank(self) -> int:
@@ -57,7 +75,8 @@ class Difference:
     @property
     def parts(self) -> float:
         """Return the sum of the sizes of its parts, of which some may cancel each other."""
-        sizes = [float(one.norm()) for one in (self.rest, self.bias) if one is not None]
+        norms = None if self.dora is None else self.dora.norms
+        sizes = [float(one.norm()) for one in (self.rest, self.bias, norms) if one is not None]
         return sum([*sizes, *[float(pair.up.norm()) * float(pair.down.norm()) for pair in self.pairs]])
 
     def factors(self) -> tuple[Tensor, Tensor]:
@@ -91,33 +110,91 @@ class Difference:
     def _core(self) -> Tensor:
         """Return a matrix that has its singular values, as small as there is one at hand."""
         if not self._is_small:
-            return self.dense().flatten(1)
+            return self._wide()
         return core_of_product(*self.factors())
 
-    def singular_values(self) -> Tensor:
-        """Return its singular values in falling order, without those that are rounding."""
-        return _counted(torch.linalg.svdvals(self._core()))
+    def _wide(self) -> Tensor:
+        """Return the matrix, or the transposed one if that has fewer rows."""
+        matrix = self.dense().flatten(1)
+        return matrix if self.shape[0] <= self.inside else matrix.T
 
-    def triplets(self) -> Triplets:
-        """Return its singular triplets, without those that are rounding."""
+    def spectrum(self, rank: int | None = None) -> tuple[Tensor, Tensor | None]:
+        """Return the singular values in falling order, without those that are rounding, and vectors for `cut`.
+
+        Where a random subspace is used, only the sum of the squares is right of the values behind `most`. There are
+        vectors for a rank of a dense change, else None.
+        """
+        if self._is_small:
+            return _counted(torch.linalg.svdvals(self._core()), NOISE), None
+        matrix = self._wide()
+        if self._is_few:
+            vectors, values = self._leading(matrix)
+            left, count = float(matrix.norm()) ** 2 - float(values.square().sum()), len(matrix) - len(values)
+            values = torch.cat([values, torch.full((count,), math.sqrt(max(left, 0.0) / count), dtype=_EXACT)])
+            return _counted(values, _GRAM_NOISE), vectors
+        if rank is None:
+            squares, vectors = torch.linalg.eigvalsh(matrix @ matrix.T), None
+        else:
+            squares, every = torch.linalg.eigh(matrix @ matrix.T)
+            vectors = every.flip(1)[:, :rank].clone()  # a view would keep all of them
+        return _counted(squares.flip(0).clamp(min=0).sqrt(), _GRAM_NOISE), vectors
+
+    def cut(self, rank: int, vectors: Tensor | None = None) -> Difference:
+        """Return the nearest change of a rank. `vectors` are of `spectrum`, if it was asked before."""
         if self._is_small:
             u, values, v = svd_of_product(*self.factors())
+            roots = values[:rank].sqrt()
+            up, down = u[:, :rank] * roots, v[:rank] * roots.unsqueeze(1)
         else:
-            u, values, v = torch.linalg.svd(self.dense().flatten(1), full_matrices=False)
-        count = len(_counted(values))
-        return u[:, :count], values[:count], v[:count]
+            matrix = self._wide()
+            if vectors is None and self._is_few:
+                vectors, _ = self._leading(matrix)
+            elif vectors is None:
+                vectors = torch.linalg.eigh(matrix @ matrix.T)[1].flip(1)
+            vectors = vectors[:, :rank]
+            other = vectors.T @ matrix
+            up, down = (vectors, other) if self.shape[0] <= self.inside else (other.T, vectors.T)
+        pair = Factors(down.reshape(-1, *self.shape[1:]), up)
+        return replace(self, pairs=(pair,) if rank else (), rest=None)
 
-    def cut(self, rank: int) -> Difference:
-        """Return the nearest change of a rank: the first triplets, each spread evenly over its two sides."""
-        u, values, v = self.triplets()
-        roots = values[:rank].sqrt()
-        pair = Factors((v[:rank] * roots.unsqueeze(1)).reshape(-1, *self.shape[1:]), u[:, :rank] * roots)
-        return replace(self, pairs=(pair,) if len(roots) else (), rest=None)
+    @property
+    def _is_few(self) -> bool:
+        return self.most is not None and _FEW * (self.most + _MORE) < min(self.shape[0], self.inside)
+
+    def _leading(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the first left singular vectors of a matrix, and their values, always the same ones."""
+        assert self.most is not None
+        size, generator = (matrix.shape[1], self.most + _MORE), torch.Generator().manual_seed(0)
+        found = matrix @ torch.randn(size, generator=generator, dtype=_EXACT)
+        for _ in range(_TURNS):
+            found = matrix @ (matrix.T @ torch.linalg.qr(found)[0])
+        basis = torch.linalg.qr(found)[0]
+        left, values, _ = torch.linalg.svd(basis.T @ matrix, full_matrices=False)
+        return basis @ left[:, : self.most], values[: self.most]
+
+    def kronecker(self, first: tuple[int, int]) -> tuple[Tensor, Difference]:
+        """Return the nearest Kronecker product of two matrices: the first one, of a shape, of size 1, and the second.
+
+        With the entries of the first one as rows, the product is a matrix of rank 1 (Van Loan and Pitsianis,
+        Approximation with Kronecker products, 1993).
+        """
+        (rows, columns), kernel = first, self.shape[2:]
+        inner = (self.shape[0] // rows, self.shape[1] // columns, *kernel)
+        parts = self.dense().reshape(rows, inner[0], columns, inner[1], -1).transpose(1, 2)
+        pair = Difference((rows * columns, math.prod(inner)), (), parts.flatten(2).flatten(0, 1)).cut(1).pairs[0]
+        size = pair.up.norm()
+        return (pair.up / size).reshape(first), Difference(inner, (), (pair.down * size).reshape(inner))
 
     def size(self) -> float:
         """Return the root of the sum of the squares of all entries, of the weight and the bias."""
         of_bias = 0.0 if self.bias is None else float(self.bias.norm())
         return math.hypot(of_bias, float((self._core() if self.is_matrix else self.dense()).norm()))
+
+    def outputs(self, inputs: Tensor) -> Tensor:
+        """Return what it makes of inputs (in * kernel, n): (out, n)."""
+        up, down = self.factors()
+        found = up @ (down @ inputs)
+        return found if self.rest is None else found + self.rest.flatten(1) @ inputs
 
     def inner(self, other: Difference) -> float:
         """Return the sum of the products of all entries of two changes of a weight."""
@@ -138,8 +215,8 @@ def _less(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     return -second if first is None else first - second
 
 
-def _counted(values: Tensor) -> Tensor:
-    least = NOISE * values[0] if len(values) else 0.0
+def _counted(values: Tensor, noise: float) -> Tensor:
+    least = noise * values[0] if len(values) else 0.0
     return values[values > least]
 
 
@@ -159,7 +236,9 @@ class Limits:
         return (self.rank, self.size, self.error) != (None, None, None)
 
 
-def chosen_ranks(values: Sequence[Tensor], costs: Sequence[int], limits: Limits, room: int | None) -> list[int]:
+def chosen_ranks(
+    values: Sequence[Tensor], costs: Sequence[int], limits: Limits, room: int | None, lost: float = 0.0
+) -> list[int]:
     """Return the rank of each layer: the components that have most of the change for their bytes, over all layers.
 
     Args:
@@ -167,6 +246,7 @@ def chosen_ranks(values: Sequence[Tensor], costs: Sequence[int], limits: Limits,
         costs: bytes of one component of each.
         limits: what the file may have at most.
         room: bytes for all components; None for any.
+        lost: the sum of the squares that no rank can have.
     """
     within = [one[: limits.rank] for one in values]
     if not sum(map(len, within)):
@@ -179,7 +259,7 @@ def chosen_ranks(values: Sequence[Tensor], costs: Sequence[int], limits: Limits,
     if room is not None:
         count = int((bytes_each[order].cumsum(0) <= room).sum())
     if limits.error is not None:
-        total = sum([one.square().sum().item() for one in values])
+        total = lost + sum([one.square().sum().item() for one in values])
         left = total - squares[order].cumsum(0)
         enough = (left <= limits.error**2 * total).nonzero()
         count = min(count, int(enough[0]) + 1 if len(enough) else count)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from ..adapters.base import Factors
 from ..errors import FileError, check_path
 from ..files.file import AdapterFile
 from ..naming.index import LayerIndex, alias_table
@@ -25,7 +24,7 @@ from ..stack import Entry, Stack
 from ..tensors import plain_mode
 from .changes import StackChanges, StackWeight
 from .difference import Difference
-from .model_files import ModelFiles, StoredTensor, joined_name, parts_of
+from .model_files import ModelFiles, StoredRows, StoredTensor, joined_name, parts_of
 from .new_file import SavedFile, write_changes
 from .provenance import HEADER, carried, digest
 from .spelling import KeyNames
@@ -39,11 +38,9 @@ if TYPE_CHECKING:
 
 _ARCHITECTURE = "modelspec.architecture"
 _CPU, _EXACT = torch.device("cpu"), torch.float64
-_SCALES = ("scale_weight", "weight_scale", "scale_input", "input_scale")
-_GRAM_NOISE = 1e-7
-"""Singular values below this share of the largest are taken for the rounding of the products that they are found by."""
-_FEW, _MORE, _TURNS = 4, 10, 4
-"""A random subspace has so many vectors more than are asked for, at most this part of all, and is turned so often."""
+_SCALES = ("scale_weight", "weight_scale")
+_OF_INPUTS = ("scale_input", "input_scale", *_SCALES)
+"""Parameters that say how weights or inputs are rounded."""
 _SPREAD = 4.0  # standard deviations of the estimate of what rounding makes
 _LEAST = 0.5  # of the estimate, below which numbers of two dtypes differ by other things than rounding
 _NAMED = 3  # layers in a sentence
@@ -94,61 +91,6 @@ def extract_lora(
         return write_changes(path, changes, choices, names, metadata)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DenseDifference(Difference):
-    """A difference without factors.
-
-    Its values and its nearest LoRA come from the eigenvalues of the smaller product of its matrix with itself. Where a
-    rank is known that is a small part of all, they come from a random subspace that the matrix has turned towards its
-    first vectors (https://arxiv.org/abs/0909.4061, algorithm 4.4).
-    """
-
-    most: int | None = None
-    """The largest rank that is asked for; None for any."""
-
-    def singular_values(self) -> Tensor:
-        """Return its singular values in falling order, without those that are rounding.
-
-        Of those behind `most`, only the sum of the squares is right.
-        """
-        matrix = self._wide()
-        if self._is_few:
-            values = self._leading(matrix)[1]
-            left, count = float(matrix.norm()) ** 2 - float(values.square().sum()), len(matrix) - len(values)
-            values = torch.cat([values, torch.full((count,), math.sqrt(max(left, 0.0) / count), dtype=_EXACT)])
-        else:
-            values = torch.linalg.eigvalsh(matrix @ matrix.T).flip(0).clamp(min=0).sqrt()
-        return values[values > (_GRAM_NOISE * values[0] if len(values) else 0.0)]
-
-    def cut(self, rank: int) -> Difference:
-        """Return the nearest change of a rank: what is along the first singular vectors of its shorter side."""
-        matrix = self._wide()
-        vectors = self._leading(matrix)[0] if self._is_few else torch.linalg.eigh(matrix @ matrix.T)[1].flip(1)
-        vectors = vectors[:, :rank]
-        other = vectors.T @ matrix
-        up, down = (vectors, other) if self.shape[0] <= self.inside else (other.T, vectors.T)
-        return Difference(self.shape, (Factors(down.reshape(-1, *self.shape[1:]), up),), None, self.bias)
-
-    @property
-    def _is_few(self) -> bool:
-        return self.most is not None and _FEW * (self.most + _MORE) < min(self.shape[0], self.inside)
-
-    def _wide(self) -> Tensor:
-        matrix = self.dense().flatten(1)
-        return matrix if self.shape[0] <= self.inside else matrix.T
-
-    def _leading(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the first left singular vectors of a matrix, and their values, always the same ones."""
-        assert self.most is not None
-        size, generator = (matrix.shape[1], self.most + _MORE), torch.Generator().manual_seed(0)
-        found = matrix @ torch.randn(size, generator=generator, dtype=_EXACT)
-        for _ in range(_TURNS):
-            found = matrix @ (matrix.T @ torch.linalg.qr(found)[0])
-        basis = torch.linalg.qr(found)[0]
-        left, values, _ = torch.linalg.svd(basis.T @ matrix, full_matrices=False)
-        return basis @ left[:, : self.most], values[: self.most]
-
-
 class _Piece(NamedTuple):
     """Rows of a parameter of the base, and the same rows in the other model."""
 
@@ -170,16 +112,14 @@ class _Rounding:
     """Whether no number differs by more than a half of both last places."""
     of_one_dtype: bool = True
 
-    def add(self, base: Tensor, tuned: Tensor) -> None:
-        first, second = base.to(_EXACT), tuned.to(_EXACT)
-        missed = (second - first).abs_()
-        largest = torch.maximum(first.abs(), second.abs())
-        steps = [_last_place(largest, one.dtype) for one in (base, tuned)]
+    def add(self, base: StoredRows, tuned: StoredRows) -> None:
+        missed = (tuned.numbers - base.numbers).abs_()
+        steps = [one.last_places for one in (base, tuned)]
         self.is_within &= bool((missed <= (steps[0] + steps[1]) / 2).all())
         self.expected += float((steps[0].square_() + steps[1].square_()).sum()) / 12
         self.squares += float(missed.square_().sum())
         self.count += missed.numel()
-        self.of_one_dtype &= base.dtype == tuned.dtype
+        self.of_one_dtype &= base.stored.dtype == tuned.stored.dtype
 
     @property
     def is_all(self) -> bool:
@@ -191,13 +131,6 @@ class _Rounding:
         least = 0.0 if self.of_one_dtype else _LEAST * self.expected
         most = (1 + _SPREAD / math.sqrt(max(self.count, 1))) * self.expected
         return self.is_within and least <= self.squares <= most
-
-
-def _last_place(size: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the distance of two neighbours in a dtype at numbers of a size."""
-    limits = torch.finfo(dtype)
-    exponent = torch.frexp(size.clamp(min=limits.tiny)).exponent - 1
-    return torch.ldexp(torch.full_like(size, limits.eps), exponent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,31 +154,29 @@ class ModelWeight:
         shape = self.target.shape
         rest = None if self.weight is None else self._difference(*self.weight).reshape(shape)
         bias = None if self.bias is None else self._difference(*self.bias).flatten()
-        return DenseDifference(shape, (), rest, bias, self.most)
+        return Difference(shape, (), rest, bias, self.most)
 
     def _difference(self, base: StoredTensor | None, pieces: Sequence[_Piece]) -> Tensor:
         total: Tensor | None = None
         for start, one, other in both(self.target, base, pieces):
+            tuned = other.numbers
             if total is None:
-                total = torch.empty(self.target.shape[0], other.shape[1], dtype=_EXACT)
-            rows = total[start : start + len(other)]
-            rows.copy_(other)
-            if one is not None:
-                rows -= one.to(_EXACT)
+                total = torch.empty(self.target.shape[0], tuned.shape[1], dtype=_EXACT)
+            total[start : start + len(tuned)] = tuned if one is None else tuned.sub_(one.numbers)
         assert total is not None
         return total
 
 
 def both(
     target: Target, base: StoredTensor | None, pieces: Sequence[_Piece]
-) -> Iterator[tuple[int, Tensor | None, Tensor]]:
+) -> Iterator[tuple[int, StoredRows | None, StoredRows]]:
     """Yield rows of a weight in both models, and the number of the first one; None where the base has none."""
     for piece in pieces:
         inside = piece.tuned.info.shape[1:]
         for start, stop in parts_of((piece.length, *inside)):
             first = piece.first + start
-            one = None if base is None else base.rows(first, piece.first + stop)
-            yield first - target.first, one, piece.tuned.rows(piece.its_first + start, piece.its_first + stop)
+            one = None if base is None else base.scaled(first, piece.first + stop)
+            yield first - target.first, one, piece.tuned.scaled(piece.its_first + start, piece.its_first + stop)
 
 
 class ModelChanges:
@@ -335,7 +266,8 @@ class ModelChanges:
         """Yield the parameters that both models have, that are of no layer, and that differ."""
         for (owner, name), one in self.base.stored.items():
             other = self.tuned.stored.get((owner, name))
-            if owner != component or name in known or other is None:
+            is_scale = name.rpartition(".")[2] in _OF_INPUTS
+            if owner != component or name in known or other is None or is_scale:
                 continue
             if one.info.shape != other.info.shape or any(
                 not torch.equal(one.rows(*rows).to(_EXACT), other.rows(*rows).to(_EXACT))
@@ -369,8 +301,8 @@ def _differ(target: Target, base: StoredTensor | None, pieces: Sequence[_Piece])
     found, is_new = _Rounding(), False
     for _, one, other in both(target, base, pieces):
         if one is None:
-            is_new |= bool(other.any())
-        elif one.dtype != other.dtype or not torch.equal(one, other):
+            is_new |= bool(other.stored.any())
+        elif not one.equals(other):
             found.add(one, other)
         if is_new or not found.is_within:
             break
@@ -380,10 +312,12 @@ def _differ(target: Target, base: StoredTensor | None, pieces: Sequence[_Piece])
 
 
 def _check_numbers(model: ModelFiles, component: str) -> None:
-    """Refuse a model whose weights are quantized. Float8 without scales is a dtype like any other."""
-    for (owner, name), one in model.stored.items():
-        is_number = one.info.dtype.is_floating_point
-        if owner == component and ((one.is_packed and not is_number) or name.rpartition(".")[2] in _SCALES):
+    """Refuse a model whose weights are quantized. Float8 is a dtype like any other, with a scale or without."""
+    own = [(name, one) for (owner, name), one in model.stored.items() if owner == component]
+    known = {one.scale_key for _, one in own}
+    for name, one in own:
+        is_strange = name.rpartition(".")[2] in _SCALES and one.key not in known
+        if is_strange or (one.is_packed and not one.info.dtype.is_floating_point):
             text = f"its weights are quantized ({one.key}), so that no difference of them is taken"
             raise FileError(one.file.path, f"{text}; give the model in float16, bfloat16 or float32")
 

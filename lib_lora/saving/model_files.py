@@ -27,6 +27,31 @@ _OTHER_WEIGHTS = frozenset({".bin", ".ckpt", ".pt", ".pth", ".msgpack", ".h5", "
 _AT_ONCE = 1 << 20  # numbers
 
 
+class StoredRows(NamedTuple):
+    """Some rows of a tensor, and the scale that their numbers have to be multiplied by."""
+
+    stored: Tensor
+    scale: Tensor | float
+
+    @property
+    def numbers(self) -> Tensor:
+        """Return what they mean, in fp64."""
+        return self.stored.to(torch.float64) * self.scale
+
+    def equals(self, other: StoredRows) -> bool:
+        """Return whether the same bytes mean the same numbers in both."""
+        first, second = (torch.as_tensor(one.scale) for one in (self, other))
+        is_same = self.stored.dtype == other.stored.dtype and torch.equal(self.stored, other.stored)
+        return is_same and torch.equal(first, second)
+
+    @property
+    def last_places(self) -> Tensor:
+        """Return the distance of each number to the next one."""
+        limits, sizes = torch.finfo(self.stored.dtype), self.stored.to(torch.float64).abs()
+        exponent = torch.frexp(sizes.clamp(min=limits.tiny)).exponent - 1
+        return torch.ldexp(torch.full_like(sizes, limits.eps), exponent) * abs(self.scale)
+
+
 class StoredTensor(NamedTuple):
     """A tensor of a file."""
 
@@ -43,6 +68,23 @@ class StoredTensor(NamedTuple):
         dtype, shape, *_ = self.info
         is_small = dtype.itemsize == 1 and dtype is not torch.bool
         return len(shape) > 1 and (is_small or dtype in _PACKED)
+
+    @property
+    def scale_key(self) -> str | None:
+        """Return the key of the scale of a weight in float8, one number or one of each row; None without one."""
+        keys = [self.key.removesuffix("weight") + "scale_weight", f"{self.key}_scale"]
+        is_scaled = self.is_packed and self.info.dtype.is_floating_point and self.key.endswith("weight")
+        found = [one for one in keys if is_scaled and one in self.file.infos]
+        fits = [one for one in found if math.prod(self.file.infos[one].shape) in (1, self.info.shape[0])]
+        return fits[0] if fits else None
+
+    def scaled(self, start: int, stop: int) -> StoredRows:
+        """Read some rows, with their scale."""
+        scale: Tensor | float = 1.0
+        if (key := self.scale_key) is not None:
+            scale = self.file.tensor(key).double().reshape(-1, 1)
+            scale = scale if len(scale) == 1 else scale[start:stop]
+        return StoredRows(self.rows(start, stop), scale)
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Read some rows, each with all that is behind its number."""

@@ -6,28 +6,35 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
+from ..adapters.lokr import LoKr
 from ..errors import FileError, LoraError, OneLine
 from ..files.file import AdapterFile
 from ..naming.places import Target
 from ..tensors import plain_mode
 from .changes import unchanged
 from .difference import NOISE, Difference, Limits, chosen_ranks
+from .inputs import InputSamples
 from .merging import SUM, Combination
 from .spelling import PARAMETERS, KeyNames, Spelling, diffusers_header
 from .writing import PlannedTensor, check_place, check_room, header_of, unfinished, write_tensors
 
+Kind = Literal["lora", "lokr"]
+"""What a change becomes: a product of two thin matrices, or the Kronecker product of two."""
 Progress: TypeAlias = Callable[[int, int], None]
 """Is called with the number of layers that are done, and of all; what it raises ends the work."""
 ROUNDING = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """Dtypes of a file -> the error that rounding to it may make, as a share of the change."""
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in ROUNDING}
+FACTOR = 8
+"""Rows and columns of the first matrix of a LoKr, at most, if no number is given."""
 _CPU = torch.device("cpu")
 _DIGITS = 60  # bytes of a header that the shapes and places of a tensor may differ by
+_HELD = 1 << 28  # bytes of singular vectors that are kept from the choice of the ranks until they are written
 _TABLES = 2  # of the names of layers of other ranks, in the header that diffusers reads
 
 
@@ -38,9 +45,11 @@ class SavedLayer(OneLine):
     component: str
     name: str
     rank: int | None
-    """None where the file has the whole difference; 0 where it leaves the layer out."""
+    """Of a LoKr, of its second matrix; None where the file has the whole difference; 0 where the layer is left out."""
     error: float
     """The size of the error as a share of the size of the layer's change, both as roots of sums of squares."""
+    output_error: float | None = None
+    """The same of what they make of the layer's inputs, where these are given."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -54,6 +63,8 @@ class SavedFile(OneLine):
     """Of all layers together, likewise."""
     notes: tuple[str, ...] = ()
     """One sentence for each thing about the sources that the user should know."""
+    output_error: float | None = None
+    """Of the layers whose inputs are given, likewise."""
 
     def summary(self, *, layers: bool = False) -> str:
         """Return lines for people, with one for each layer if wanted."""
@@ -63,6 +74,8 @@ class SavedFile(OneLine):
         parts += [f"{whole} whole differences"] if whole else []
         parts += [f"{left} layers left out"] if left else []
         lines = [f"{self.path}: {self.nbytes:,} bytes, {', '.join(parts)}, error {self.error:.2e} in all", *self.notes]
+        if self.output_error is not None:
+            lines.append(f"error of the outputs for the inputs of the layers: {self.output_error:.2e}")
         worst = max(self.layers, key=lambda one: one.error, default=None)
         if worst is not None:
             lines.append(f"largest error of a layer: {worst.error:.2e}, {worst.name}")
@@ -81,16 +94,31 @@ class FileChoices:
     combination: Combination = SUM
     preview: bool = False
     progress: Progress | None = None
+    kind: Kind = "lora"
+    factor: int = FACTOR
+    """Rows and columns of the first matrix of a LoKr, at most."""
+    pad: int | None = None
+    """The rank to which LoRA of lower ranks are filled up with zeros."""
+    inputs: InputSamples | None = None
+
+    @property
+    def keeps_dora(self) -> bool:
+        """Return whether a DoRA stays one. diffusers reads none, and the nearest one of a rank is not known."""
+        return self.spelling != "diffusers" and not self.limits.approximates
 
     def to_json(self) -> dict[str, object]:
         """Return plain data for the header: what makes a difference to the file."""
         limits = {"rank": self.limits.rank, "size": self.limits.size, "error": self.limits.error}
-        combination = {} if self.combination == SUM else {"combination": asdict(self.combination)}
+        others: dict[str, object] = {} if self.combination == SUM else {"combination": asdict(self.combination)}
+        if self.kind != "lora":
+            others |= {"kind": self.kind, "factor": self.factor}
+        if self.pad is not None:
+            others["pad"] = self.pad
         return {
             "spelling": self.spelling,
             "dtype": str(self.dtype).removeprefix("torch."),
             **limits,
-            **combination,
+            **others,
         }
 
 
@@ -127,32 +155,89 @@ class _Layer:
     """Of its keys."""
     shape: tuple[int, ...]
     rank: int | None
-    """None where the weight's change is written whole, or does not change."""
+    """None where the weight's change is written whole, as a LoKr of whole matrices, or does not change."""
     has_weight: bool
     has_bias: bool
     parts: float
     """As `Difference.parts`."""
     size: float
+    pad: int = 0
+    """The rank that its factors have at least."""
+    norms: tuple[int, ...] | None = None
+    """The shape of the norms, where it is written as DoRA."""
+    first: tuple[int, int] | None = None
+    """The shape of the first matrix, where the change becomes a LoKr."""
     values: Tensor | None = None
-    """The singular values, where the change is approximated."""
+    """The singular values of what has a rank, where that is approximated."""
+    vectors: Tensor | None = None
+    """Of `Difference.spectrum`, where they are kept."""
+    lost: float = 0.0
+    """The sum of the squares that no rank can have."""
+
+    @property
+    def inner(self) -> tuple[int, ...]:
+        """Return the shape of what has a rank: the weight, or the second matrix of a LoKr."""
+        rows, columns = self.first or (1, 1)
+        return (self.shape[0] // rows, *[one // columns for one in self.shape[1:2]], *self.shape[2:])
 
     @property
     def cost(self) -> int:
         """Return how many numbers a component has."""
-        return self.shape[0] + math.prod(self.shape[1:])
+        return self.inner[0] + math.prod(self.inner[1:])
 
     @property
     def dropped(self) -> float:
-        """Return the size of what its rank leaves out, as a share of the size of its change."""
-        return 0.0 if self.values is None else float(self.values[self.rank :].norm()) / self.size
+        """Return the size of what is left out, as a share of the size of its change."""
+        left = 0.0 if self.values is None else float(self.values[self.rank :].square().sum())
+        return math.sqrt(left + self.lost) / self.size
+
+    @property
+    def width(self) -> int | None:
+        """Return the rank of its tensors."""
+        return max(self.rank, self.pad) if self.rank and self.first is None else self.rank
+
+    @property
+    def saved_rank(self) -> int | None:
+        """Return the rank that `SavedLayer` has."""
+        inner = self.inner if self.first is not None else ()
+        return min(inner[0], math.prod(inner[1:])) if inner and self.rank is None else self.rank
+
+    def approximate(self, found: Difference, choices: FileChoices) -> None:
+        """Find what its ranks are chosen by, or that it stays a DoRA."""
+        if choices.kind == "lokr" and self.weight.target.kind in LoKr.kinds:
+            self.rank, self.first = None, first_of_lokr(self.shape, choices.factor)
+            _, second = found.kronecker(self.first)
+            self.lost, found = max(float(found.dense().norm()) ** 2 - second.size() ** 2, 0.0), second
+        elif found.dora is not None and choices.keeps_dora:
+            self.rank, self.norms = found.dora.pair.up.shape[1], tuple(found.dora.norms.shape)
+        if choices.limits.approximates:
+            self.values, self.vectors = found.spectrum(choices.limits.rank)
+
+    def choose(self, rank: int) -> None:
+        """Write so many components; a whole second matrix of a LoKr where that has fewer numbers."""
+        self.rank = rank
+        if self.first is not None and rank * self.cost >= math.prod(self.inner):
+            self.rank = self.values = self.vectors = None
+
+    @property
+    def alpha(self) -> float:
+        """Return the alpha of a scale of 1; 0 where there is none. LyCORIS reads no LoKr without one."""
+        return float(self.width or (self.rank is None and self.first is not None))
 
     def planned(self, choices: FileChoices) -> dict[str, PlannedTensor]:
         """Return its tensors by their keys, without alpha."""
         shapes: dict[str, tuple[int, ...]] = {}
         names = PARAMETERS[choices.spelling]
-        if self.rank:
-            shapes[names["down"]] = (self.rank, *self.shape[1:])
-            shapes[names["up"]] = (self.shape[0], self.rank, *(1,) * (len(self.shape) - 2))
+        if self.first is not None and self.rank != 0:
+            shapes["lokr_w1"], inner = self.first, self.inner
+            if self.rank is None:
+                shapes["lokr_w2"] = inner
+            else:
+                shapes |= {"lokr_w2_a": (inner[0], self.rank), "lokr_w2_b": (self.rank, math.prod(inner[1:]))}
+        elif self.width:
+            shapes[names["down"]] = (self.width, *self.shape[1:])
+            shapes[names["up"]] = (self.shape[0], self.width, *(1,) * (len(self.shape) - 2))
+            shapes |= {} if self.norms is None else {"dora_scale": self.norms}
         elif self.rank is None and self.has_weight:
             shapes["diff"] = self.shape
         if self.has_bias:
@@ -162,13 +247,28 @@ class _Layer:
     def tensors(self) -> Iterator[Tensor]:
         """Yield the numbers of `planned`, in fp64."""
         found = self.weight.difference()
-        if self.rank:
-            pair = (found if self.values is None else found.cut(self.rank)).joined()
-            yield from (pair.down, pair.up)
+        if self.first is not None and self.rank != 0:
+            first, second = found.kronecker(self.first)
+            yield first
+            yield from reversed(self._pair(second)) if self.rank else [second.dense()]
+        elif self.norms is not None and found.dora is not None:
+            yield from self._pair(Difference(self.shape, (found.dora.pair,)))
+            yield found.dora.norms
+        elif self.rank:
+            yield from self._pair(found)
         elif self.rank is None and self.has_weight:
             yield found.dense()
         if found.bias is not None:
             yield found.bias
+
+    def _pair(self, found: Difference) -> tuple[Tensor, Tensor]:
+        """Return the factors down and up of the nearest change of the rank."""
+        assert self.rank is not None
+        pair = (found if self.values is None else found.cut(self.rank, self.vectors)).joined()
+        self.vectors = None
+        zeros = max((self.width or 0) - self.rank, 0)
+        down = torch.cat([pair.down, pair.down.new_zeros(zeros, *pair.down.shape[1:])])
+        return down, torch.cat([pair.up, pair.up.new_zeros(len(pair.up), zeros)], 1)
 
 
 @dataclass(slots=True)
@@ -208,7 +308,8 @@ def write_changes(
         header, tensors = _planned(layers, choices, said)
         check_room(path, nbytes := len(header) + sum([one.nbytes for one in tensors.values()]))
         write_tensors(stream, header, _numbers(path, layers, tensors, count))
-        saved, error, size = _read_back(path, there, changes, layers, count)
+        saved, error, of_outputs = _read_back(path, there, changes, layers, choices.inputs, count)
+        size = math.hypot(*[layer.size for layer in layers])
         rounding = ROUNDING[choices.dtype] * max(sum([layer.parts for layer in layers]) / size, 1.0)
         if not error <= dropped + rounding:  # NaN is no more and no less
             raise FileError(path, f"it was not written: read back, it differs from what was meant by {error:.2e}")
@@ -216,7 +317,18 @@ def write_changes(
         if wanted is not None and error > wanted * (1 + 1e-6):
             text = f"its error would be {error:.2e}, not {wanted:g}"
             raise FileError(path, f"{text}; allow a larger rank or size, or write the dtype float32")
-    return SavedFile(path, nbytes, tuple(saved), error, tuple(changes.notes))
+    return SavedFile(path, nbytes, tuple(saved), error, tuple(changes.notes), of_outputs)
+
+
+def first_of_lokr(shape: Sequence[int], factor: int) -> tuple[int, int]:
+    """Return the shape of the first matrix: the largest divisors that are no larger than the factor or their quotient.
+
+    LyCORIS has the same shape where the factor divides the weight's.
+    """
+    rows, columns = (
+        next(one for one in range(min(factor, math.isqrt(size)), 0, -1) if size % one == 0) for size in shape[:2]
+    )
+    return rows, columns
 
 
 def _preview(
@@ -229,7 +341,7 @@ def _preview(
         said = metadata()
         layers, dropped = _layers(path, changes, choices, names, said, count)
         header, tensors = _planned(layers, choices, said)
-        saved = tuple([SavedLayer(*layer.weight.place, layer.rank, layer.dropped) for layer in layers])
+        saved = tuple([SavedLayer(*layer.weight.place, layer.saved_rank, layer.dropped) for layer in layers])
     nbytes = len(header) + sum([one.nbytes for one in tensors.values()])
     return SavedFile(path, nbytes, saved, dropped, tuple(changes.notes))
 
@@ -243,31 +355,41 @@ def _layers(
     count: _LayerCount,
 ) -> tuple[list[_Layer], float]:
     """Return the layers of a file, and what of the change they leave out, as a share of its size."""
-    layers, squares = list[_Layer](), 0.0
+    layers, held = list[_Layer](), 0
     for weight in changes.weights:
-        if weight.target.kind == "experts":
-            raise FileError(path, f"it was not written: {weight.target.name} is of experts, which cannot be saved")
-        found = weight.difference()
+        layer = _layer(path, weight, choices, names)
         count.add()
-        size = found.size()
-        if size <= NOISE * found.parts:  # nothing, or what is left where parts cancel each other
+        if layer is None:
             continue
-        if not math.isfinite(size):
-            text = "has numbers that are NaN or infinite"
-            raise FileError(path, f"it was not written: the change of {weight.target.name} {text}")
-        has_weight, has_bias = bool(found.pairs) or found.rest is not None, found.bias is not None
-        prefix = names.prefix(*weight.place)
-        layer = _Layer(weight, prefix, found.shape, None, has_weight, has_bias, found.parts, size)
-        squares += size**2
-        if choices.limits.approximates and has_weight and found.is_matrix:
-            layer.values = found.singular_values()
-        else:
-            layer.rank = found.rank_of_pair
+        held += 0 if layer.vectors is None else layer.vectors.nbytes
+        layer.vectors = layer.vectors if held <= _HELD else None
         layers.append(layer)
     if not layers:
         raise FileError(path, "it was not written: what would be in it changes nothing")
     dropped = _choose(path, layers, choices, metadata)
-    return layers, math.sqrt(dropped / squares)
+    largest = max([layer.rank or 0 for layer in layers])
+    if choices.pad is not None and largest > choices.pad:
+        raise FileError(path, f"it was not written: a layer has the rank {largest}; pad to {largest}, or cut to a rank")
+    return layers, math.sqrt(dropped) / math.hypot(*[layer.size for layer in layers])
+
+
+def _layer(path: Path, weight: ChangedWeight, choices: FileChoices, names: KeyNames) -> _Layer | None:
+    """Return the layer that a weight is; None where it does not change."""
+    if weight.target.kind == "experts":
+        raise FileError(path, f"it was not written: {weight.target.name} is of experts, which cannot be saved")
+    found = weight.difference()
+    size, rank = found.size(), found.rank_of_pair
+    if size <= NOISE * found.parts:  # nothing, or what is left where parts cancel each other
+        return None
+    if not math.isfinite(size):
+        text = "has numbers that are NaN or infinite"
+        raise FileError(path, f"it was not written: the change of {weight.target.name} {text}")
+    has_weight, has_bias = bool(found.pairs) or found.rest is not None, found.bias is not None
+    prefix, pad = names.prefix(*weight.place), choices.pad or 0
+    layer = _Layer(weight, prefix, found.shape, rank, has_weight, has_bias, found.parts, size, pad)
+    if has_weight and found.is_matrix:
+        layer.approximate(found, choices)
+    return layer
 
 
 def _choose(path: Path, layers: Sequence[_Layer], choices: FileChoices, metadata: Mapping[str, str]) -> float:
@@ -285,10 +407,11 @@ def _choose(path: Path, layers: Sequence[_Layer], choices: FileChoices, metadata
         least -= sum([layer.cost * nbytes for layer in own])
         if (room := choices.limits.size - least) < 0:
             raise FileError(path, f"it takes {least:,} bytes at least; allow a larger size")
-    ranks = chosen_ranks(values, [layer.cost * nbytes for layer in own], choices.limits, room)
+    lost = sum([layer.lost for layer in layers])
+    ranks = chosen_ranks(values, [layer.cost * nbytes for layer in own], choices.limits, room, lost)
     for layer, rank in zip(own, ranks, strict=True):
-        layer.rank = rank
-    return sum([one[rank:].square().sum().item() for one, rank in zip(values, ranks, strict=True)])
+        layer.choose(rank)
+    return sum([(layer.dropped * layer.size) ** 2 for layer in layers])
 
 
 def _planned(
@@ -296,11 +419,12 @@ def _planned(
 ) -> tuple[bytes, dict[str, PlannedTensor]]:
     """Return what is before the tensors, and all tensors by their keys, in the order in which they are written."""
     tensors = {key: one for layer in layers for key, one in layer.planned(choices).items()}
-    ranks = {layer.prefix: layer.rank for layer in layers if layer.rank}
+    ranks = {layer.prefix: layer.width for layer in layers if layer.width}
     if choices.spelling == "diffusers":
         metadata = {**metadata, **diffusers_header(ranks)}
     else:
-        tensors = {f"{prefix}.alpha": PlannedTensor(torch.float32, ()) for prefix in ranks} | tensors
+        alphas = [f"{layer.prefix}.alpha" for layer in layers if layer.alpha]
+        tensors = dict.fromkeys(alphas, PlannedTensor(torch.float32, ())) | tensors
     return header_of(tensors, metadata), tensors
 
 
@@ -308,8 +432,7 @@ def _numbers(
     path: Path, layers: Sequence[_Layer], tensors: Mapping[str, PlannedTensor], count: _LayerCount
 ) -> Iterator[Tensor]:
     """Yield the tensors that are written; an alpha is the rank, as the strengths are in the factors."""
-    ranks = [layer.rank for layer in layers if layer.rank and f"{layer.prefix}.alpha" in tensors]
-    yield from map(torch.tensor, map(float, ranks))
+    yield from [torch.tensor(layer.alpha) for layer in layers if f"{layer.prefix}.alpha" in tensors]
     planned = iter([(key, one) for key, one in tensors.items() if not key.endswith(".alpha")])
     for layer in layers:
         for numbers, (key, one) in zip(layer.tensors(), planned, strict=False):
@@ -322,9 +445,14 @@ def _numbers(
 
 
 def _read_back(
-    path: Path, there: Path, changes: Changes, layers: Sequence[_Layer], count: _LayerCount
-) -> tuple[list[SavedLayer], float, float]:
-    """Compare the file that lies `there` with what was meant; return the layers, the error and the size of them all."""
+    path: Path,
+    there: Path,
+    changes: Changes,
+    layers: Sequence[_Layer],
+    inputs: InputSamples | None,
+    count: _LayerCount,
+) -> tuple[list[SavedLayer], float, float | None]:
+    """Compare the file that lies `there` with what was meant; return the layers, and the errors of them all."""
     kept = {layer.weight.place for layer in layers if layer.rank != 0 or layer.has_bias}
     try:
         found = changes.read_back(there) if kept else {}
@@ -335,12 +463,32 @@ def _read_back(
         text = "is not found under its name" if min(strange) in kept else "is changed, too"
         name = ".".join(min(strange))
         raise FileError(path, f"it was not written: read back, {name} {text}; another spelling may do")
-    saved, errors, sizes = list[SavedLayer](), 0.0, 0.0
+    saved, of_changes, of_outputs = list[SavedLayer](), _Share(), _Share()
     for layer in layers:
         wanted = layer.weight.difference()
         got = found[place].difference() if (place := layer.weight.place) in found else Difference(wanted.shape)
-        missed = wanted.minus(got).size()
-        errors, sizes = errors + missed**2, sizes + layer.size**2
-        saved.append(SavedLayer(*place, layer.rank, missed / layer.size))
+        missed, output_error = wanted.minus(got), None
+        columns = None if inputs is None else inputs.of(place[0], layer.weight.target.path)
+        if columns is not None and len(columns) == wanted.inside and layer.has_weight:
+            output_error = of_outputs.add(*[float(one.outputs(columns).norm()) for one in (missed, wanted)])
+        error = of_changes.add(missed.size(), layer.size)
+        saved.append(SavedLayer(*place, layer.saved_rank, error or 0.0, output_error))
         count.add()
-    return saved, math.sqrt(errors / sizes), math.sqrt(sizes)
+    return saved, of_changes.share or 0.0, of_outputs.share
+
+
+@dataclass(slots=True)
+class _Share:
+    """What is missed of all."""
+
+    missed: float = 0.0
+    size: float = 0.0
+
+    def add(self, missed: float, size: float) -> float | None:
+        """Add a part, and return its own share."""
+        self.missed, self.size = math.hypot(self.missed, missed), math.hypot(self.size, size)
+        return _Share(missed, size).share
+
+    @property
+    def share(self) -> float | None:
+        return self.missed / self.size if self.size else None

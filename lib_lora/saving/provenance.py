@@ -121,6 +121,7 @@ def stack_again(path: Path, folders: Sequence[Path]) -> tuple[Stack, Moment | No
         reading = Reading(**made["reading"])
         moment = None if made["moment"] is None else Moment(**made["moment"])
         choices = {name: made[name] for name in ("title", "spelling", "dtype", "rank", "size", "error")}
+        choices |= {"kind": made.get("kind", "lora"), "factor": made.get("factor", 1), "pad": made.get("pad")}
         choices["combination"] = Combination(**made.get("combination", {}))
         return Stack(entries, in_order=made["in_order"], reading=reading), moment, choices
     except FileError:

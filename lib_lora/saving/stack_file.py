@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, TypedDict, get_args
 
 import torch
@@ -20,8 +21,9 @@ from ..stack import Stack
 from ..strengths.strength import Moment
 from .changes import StackChanges
 from .difference import Limits
+from .inputs import InputSamples
 from .merging import SUM, Combination, CombinedWeight, fallback_notes
-from .new_file import DTYPES, ROUNDING, FileChoices, Progress, SavedFile, write_changes
+from .new_file import DTYPES, FACTOR, ROUNDING, FileChoices, Kind, Progress, SavedFile, write_changes
 from .provenance import HEADER, carried, constant_stack, recipe_of, stack_again
 from .skeletons import model_for
 from .spelling import KeyNames, Spelling
@@ -43,6 +45,10 @@ class SaveOptions(TypedDict, total=False):
     replace: bool
     preview: bool
     progress: Progress | None
+    kind: Kind
+    factor: int | None
+    pad: int | None
+    inputs: InputSamples | None
 
 
 def save_stack(
@@ -70,7 +76,10 @@ def save_stack(
             a layer; the largest `size` of the file in bytes; the largest relative `error` of all layers; `replace`,
             whether the file may take the place of another one; `preview`, to write nothing and return what the file
             would be; `progress`, a function that is called with the number of layers that are done, and of all. What
-            it raises ends the work, and nothing is written.
+            it raises ends the work, and nothing is written; `kind`, `lora` or `lokr`, the nearest Kronecker products,
+            whose first matrix has at most `factor` rows and columns, and whose second one at most `rank`; `pad`, the
+            rank to which lower ones are filled up with zeros, as compiled models need one rank; `inputs`, of the
+            layers, by which the error is told of their outputs, too; not in a preview.
 
     Raises:
         StackError: no LoRA is in force, or a strength depends on something that is not given.
@@ -116,6 +125,7 @@ def save_again(
     stack, moment, said = stack_again(Path(saved), [Path(one) for one in known])
     options = SaveOptions(spelling=said["spelling"], dtype=DTYPES.get(said["dtype"], torch.int8), replace=replace)
     options |= SaveOptions(rank=said["rank"], size=said["size"], error=said["error"])
+    options |= SaveOptions(kind=said["kind"], factor=said["factor"], pad=said["pad"])
     choices = choices_of(options, said["combination"])
     sources = [AdapterFile.open(Path(one.path)) for one in stack] if components is None else []
     call = "save_again(saved, path, {}, folders)"
@@ -158,7 +168,8 @@ def choices_of(options: SaveOptions, combination: Combination = SUM) -> FileChoi
     if dtype not in ROUNDING:
         raise ArgumentError(f"dtype must be torch.float32, torch.float16 or torch.bfloat16, not {shown(dtype)}")
     rank, size, error = options.get("rank"), options.get("size"), options.get("error")
-    for name, value in (("rank", rank), ("size", size)):
+    kind, factor, pad = options.get("kind", "lora"), options.get("factor"), options.get("pad")
+    for name, value in (("rank", rank), ("size", size), ("factor", factor), ("pad", pad)):
         if value is not None and (type(value) is not int or value < 1):
             raise ArgumentError(f"{name} must be a whole number from 1 up, or None, not {shown(value)}")
     if error is not None and (type(error) is not float or not 0 < error < 1):
@@ -168,4 +179,12 @@ def choices_of(options: SaveOptions, combination: Combination = SUM) -> FileChoi
         check_type(value, bool, name, "True or False")
     if progress is not None and not callable(progress):
         raise ArgumentError(f"progress must be a function of two numbers, or None, not {shown(progress)}")
-    return FileChoices(spelling, dtype, Limits(rank, size, error), replaces, combination, preview, progress)
+    check_choice(kind, get_args(Kind), "kind")
+    if kind == "lokr" and spelling == "diffusers":
+        raise ArgumentError("diffusers reads no LoKr; write spelling='kohya' or 'comfy'")
+    inputs = options.get("inputs")
+    check_type(inputs, (InputSamples, NoneType), "inputs", "InputSamples, or None")
+    if pad is not None and (kind == "lokr" or size is not None):
+        raise ArgumentError("pad makes the ranks of LoRA alike; leave it, or size and kind, out")
+    limits, factor = Limits(rank, size, error), factor or FACTOR
+    return FileChoices(spelling, dtype, limits, replaces, combination, preview, progress, kind, factor, pad, inputs)

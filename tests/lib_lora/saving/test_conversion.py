@@ -16,6 +16,7 @@ from lib_lora import (
     FileError,
     Stack,
     StackError,
+    combine_files,
     inspect_file,
     load_network,
     save_again,
@@ -161,6 +162,51 @@ def test_kinds_that_need_the_model_are_refused_without_it(tmp_path):
     assert torch.allclose(first, other, atol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(48, 24), (24, 8, 3, 3)], ids=["linear", "conv"])
+def test_a_dora_stays_one_where_it_is_alone_and_whole(tmp_path, shape):
+    layer = nn.Conv2d(8, 24, 3) if len(shape) > 2 else nn.Linear(24, 48)
+    net = nn.ModuleDict({"layer": layer.requires_grad_(False)})
+    other = save(tmp_path / "lora.safetensors", pair("lora_unet_layer", shape, 2, seed=5))
+    for axis in (0, 1):
+        norms = torch.rand([size if dim == axis else 1 for dim, size in enumerate(shape)]) + 0.5
+        tensors = pair("lora_unet_layer", shape, 4, alpha=2.0) | {"lora_unet_layer.dora_scale": norms}
+        path, out = save(tmp_path / "dora.safetensors", tensors), tmp_path / "out.safetensors"
+        want = load_network(path, {"unet": net}).delta_weight("unet", "layer", torch.float64)
+        for dtype, bound in ((torch.float32, 1e-6), (torch.float16, 3e-3)):
+            saved = convert_file(path, out, components={"unet": net}, dtype=dtype, pad=6, replace=True)
+            assert torch.equal(load_file(out)["lora_unet_layer.dora_scale"], norms.to(dtype))
+            assert load_file(out)["lora_unet_layer.lora_down.weight"].shape == (6, *shape[1:])
+            got = load_network(out, {"unet": net}).delta_weight("unet", "layer", torch.float64)
+            assert (got - want).norm() < bound * want.norm()
+            assert saved.error < bound
+        for options in ({"strength": 0.5}, {"spelling": "diffusers"}, {"rank": 2}):
+            convert_file(path, out, components={"unet": net}, replace=True, **options)
+            assert not any("dora_scale" in key for key in load_file(out))
+        combine_files([path, other], out, components={"unet": net}, replace=True)
+        assert load_file(out).keys() == {"lora_unet_layer.diff"}
+
+
+@pytest.mark.parametrize("spelling", ["kohya", "diffusers"])
+def test_lower_ranks_are_filled_up_with_zeros(parts, tmp_path, spelling):
+    files = [kohya_lora(tmp_path / f"{rank}.safetensors", parts, rank=rank, conv=True) for rank in (3, 5)]
+    narrow = {key: one for key, one in load_file(files[0]).items() if "to_q" in key}
+    save_file(narrow | {key: one for key, one in load_file(files[1]).items() if "to_q" not in key}, files[1])
+    out = tmp_path / "padded.safetensors"
+    saved = convert_file(files[1], out, pad=8, spelling=spelling, components=parts)
+    assert {layer.rank for layer in saved.layers} == {3, 5}
+    check_same(out, files[1], parts)
+    assert inspect_file(out).ranks == (8, 8)
+    told = convert_file(files[1], out, pad=8, spelling=spelling, components=parts, preview=True)
+    assert told.nbytes == saved.nbytes == out.stat().st_size
+    assert save_again(out, tmp_path / "again.safetensors", parts, [tmp_path]).path.read_bytes() == out.read_bytes()
+    with pytest.raises(FileError, match="a layer has the rank 5; pad to 5, or cut to a rank"):
+        convert_file(files[1], tmp_path / "short.safetensors", pad=4)
+    assert convert_file(files[1], tmp_path / "short.safetensors", pad=4, rank=4).layers
+    for options in ({"pad": 0}, {"pad": 8, "size": 10_000}, {"pad": 8, "kind": "lokr"}):
+        with pytest.raises(ArgumentError, match="pad m"):
+            convert_file(files[1], tmp_path / "wrong.safetensors", **options)
+
+
 def test_wrong_arguments(lora, tmp_path):
     for error, options in (
         (StackError, {"text_encoders": "none"}),
@@ -243,6 +289,11 @@ def test_a_checkpoint_in_one_file_gives_the_weights_too(tmp_path):
     base = weights[f"{layer}.weight"].double()
     whole = base + tensors[f"{name}.lora_up.weight"].double() @ tensors[f"{name}.lora_down.weight"].double()
     wanted = whole * (2.0 / whole.norm(dim=1, keepdim=True)) - base
-    (found,) = load_file(out).items()
-    assert found[0] == "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q.diff", "as kohya's trainer"
-    assert (found[1] - wanted).norm() < 1e-6 * wanted.norm()
+    found, name = load_file(out), "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q"
+    parts = {"alpha", "lora_down.weight", "lora_up.weight", "dora_scale"}
+    assert found.keys() == {f"{name}.{part}" for part in parts}, "as kohya's trainer"
+    weak = tmp_path / "weak.safetensors"
+    assert main(["convert", str(path), str(weak), "--model", str(checkpoint), "--strength", "0.5"]) == 0
+    (weak_found,) = load_file(weak).items()
+    assert weak_found[0] == f"{name}.diff", "half of a DoRA is none"
+    assert (weak_found[1] - 0.5 * wanted).norm() < 1e-6 * wanted.norm()

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from lib_lora import Engine, Entry, FileError, Stack, bake_stack, extract_lora, load_network
 from lib_lora.__main__ import main
 from lib_lora.files.file import AdapterFile
+from lib_lora.saving import new_file
 from lib_lora.saving.difference import Difference
-from lib_lora.saving.extraction import DenseDifference
 from lib_lora.saving.model_files import ModelFiles
 from lib_lora.saving.provenance import HEADER
 from tests.fakes.checkpoints import save_checkpoint, tiny_pipeline
@@ -195,12 +195,37 @@ def test_a_picture_of_the_file_is_that_of_the_tuned_model(tmp_path, parts):
     engine.close()
 
 
+@pytest.mark.parametrize("key", ["scale_weight", "weight_scale"])
+@pytest.mark.parametrize("by_rows", [False, True])
+def test_weights_in_float8_with_scales(tmp_path, key, by_rows):
+    """The scale makes the numbers: a base in scaled float8 and a tuned model in bfloat16, and the other way round."""
+    weight, change = torch.randn(48, 24) * 0.02, torch.zeros(48, 24)
+    scale = weight.abs().amax(1, keepdim=True) / 448 if by_rows else weight.abs().max() / 448
+    packed = (weight / scale).to(torch.float8_e4m3fn)
+    change[3:9, 4:8] = 0.05
+    tensors = {NAME: packed, NAME.replace("weight", key): scale, NAME.replace("weight", "input_scale"): torch.ones(())}
+    same = {"blocks.1.proj.weight": weight.bfloat16()}
+    base = save(tmp_path / "base.safetensors", tensors | same)
+    for dtype in (torch.float32, torch.bfloat16):
+        meant = packed.double() * scale.double()
+        tuned = save(tmp_path / "tuned.safetensors", {NAME: (meant + change).to(dtype)} | same)
+        saved = extract_lora(base, tuned, tmp_path / "out.safetensors", replace=True)
+        assert [layer.name for layer in saved.layers] == ["blocks.0.proj"]
+        delta = load_file(saved.path)["lora_unet_blocks_0_proj.diff"].double()
+        assert (delta - change).abs().max() <= HALF[dtype] * (meant + change).abs().max() + 1e-7
+        back = extract_lora(tuned, base, tmp_path / "back.safetensors", replace=True)
+        assert worst(load_file(back.path)["lora_unet_blocks_0_proj.diff"], -delta) < 1e-6
+    rounded = save(tmp_path / "tuned.safetensors", {NAME: weight} | same)
+    with pytest.raises(FileError, match="layers that differ by rounding alone are left out"):
+        extract_lora(base, rounded, tmp_path / "none.safetensors")
+
+
 @pytest.mark.parametrize("key", ["blocks.0.proj.weight", "blocks.0.proj.scale_weight"])
 def test_a_quantized_model_is_refused(tmp_path, key):
     base = save(tmp_path / "base.safetensors", {NAME: torch.randn(48, 24)})
     packed = {NAME: torch.zeros(48, 24, dtype=torch.int8 if key == NAME else torch.float8_e4m3fn)}
-    if key != NAME:
-        packed[key] = torch.ones(())
+    if key != NAME:  # of blocks, which no program here reads
+        packed[key] = torch.ones(6)
     with pytest.raises(FileError, match=r"its weights are quantized .*; give the model in float16"):
         extract_lora(base, save(tmp_path / "tuned.safetensors", packed), tmp_path / "out.safetensors")
 
@@ -225,16 +250,26 @@ def test_a_number_that_is_nan(tmp_path):
     assert not (tmp_path / "out.safetensors").exists()
 
 
+def nearest(rest):
+    """Return the singular values, and a function of a rank that returns the nearest matrix."""
+    u, values, v = torch.linalg.svd(rest.flatten(1), full_matrices=False)
+    return values, lambda rank: (u[:, :rank] * values[:rank] @ v[:rank]).reshape(rest.shape)
+
+
 @pytest.mark.parametrize("shape", [(40, 30), (30, 40), (16, 8, 3, 3)])
 def test_values_and_the_nearest_lora_by_the_smaller_product(shape):
     generator = torch.Generator().manual_seed(0)
     rest = torch.randn(shape, generator=generator, dtype=torch.float64) * torch.rand(shape[0], *(1,) * (len(shape) - 1))
-    dense, plain = DenseDifference(shape, (), rest), Difference(shape, (), rest)
-    want = plain.singular_values()
-    assert worst(dense.singular_values(), want) < 1e-7
+    dense, (want, best) = Difference(shape, (), rest), nearest(rest)
+    values, vectors = dense.spectrum()
+    assert vectors is None
+    assert worst(values, want) < 1e-7
     for rank in (1, 5, min(len(want), 30)):
-        assert worst(dense.cut(rank).dense(), plain.cut(rank).dense()) < 1e-7
-        assert dense.cut(rank).rank == rank
+        values, vectors = dense.spectrum(rank)
+        assert worst(values, want) < 1e-7
+        for cut in (dense.cut(rank), dense.cut(rank, vectors)):
+            assert worst(cut.dense(), best(rank)) < 1e-7
+            assert cut.rank == rank
 
 
 @pytest.mark.parametrize("shape", [(160, 90), (90, 160), (80, 32, 3, 3)])
@@ -245,17 +280,35 @@ def test_a_random_subspace_finds_the_first_values(shape, spectrum):
     if spectrum == "falling":
         u, _, v = torch.linalg.svd(rest.flatten(1), full_matrices=False)
         rest = (u * 0.8 ** torch.arange(u.shape[1], dtype=torch.float64) @ v).reshape(shape)
-    few, plain = DenseDifference(shape, (), rest, None, 8), Difference(shape, (), rest)
-    values, want = few.singular_values(), plain.singular_values()
+    few, (want, best) = Difference(shape, (), rest, most=8), nearest(rest)
+    values, vectors = few.spectrum(8)
     assert float(values.norm()) == pytest.approx(float(want.norm()), rel=1e-9)
     bound = 1e-5 if spectrum == "falling" else 0.05
     assert worst(values[:8], want[:8]) < bound
     for rank in (1, 8):
-        missed, least = (float((one.cut(rank).dense() - rest).norm()) for one in (few, plain))
+        missed, least = (float((one - rest).norm()) for one in (few.cut(rank).dense(), best(rank)))
         assert least * (1 - 1e-12) <= missed < (1 + bound / 5) * least, "nearly as near as the nearest"
         left = float(values.square().sum() - values[:rank].square().sum()) ** 0.5
         assert missed == pytest.approx(left, rel=1e-6), "the error is told right"
-    assert torch.equal(few.cut(8).dense(), DenseDifference(shape, (), rest, None, 8).cut(8).dense()), "always the same"
+    again = Difference(shape, (), rest, most=8)
+    assert torch.equal(few.cut(8, vectors).dense(), again.cut(8).dense()), "always the same"
+
+
+def test_a_dense_change_is_decomposed_once(tmp_path, monkeypatch):
+    """The vectors by which a rank is chosen are those by which the factors are written, as far as memory has room."""
+    weights = {f"blocks.{i}.proj.weight": torch.randn(48, 24) for i in range(3)}
+    base = save(tmp_path / "base.safetensors", weights)
+    tuned = save(tmp_path / "tuned.safetensors", {key: one + torch.randn(48, 24) for key, one in weights.items()})
+    counts, files = [], []
+    eigh = torch.linalg.eigh
+    monkeypatch.setattr(torch.linalg, "eigh", lambda matrix: counts.append(1) or eigh(matrix))
+    for room in (1 << 20, 24 * 4 * 8, 0):
+        monkeypatch.setattr(new_file, "_HELD", room)
+        files.append(extract_lora(base, tuned, tmp_path / f"{room}.safetensors", rank=4).path)
+        counts.append(0)
+    assert [len(one) for one in "".join(map(str, counts)).split("0")[:3]] == [3, 5, 6]
+    first, *others = map(load_file, files)
+    assert all(torch.equal(other[key], one) for other in others for key, one in first.items())
 
 
 def test_a_name_that_is_taken_is_said_before_the_models_are_compared(tmp_path):
@@ -292,8 +345,9 @@ def test_the_header_says_how_it_was_made(tmp_path):
     assert (made["rank"], made["dtype"]) == (1, "float16")
     assert said["modelspec.license"] == "tuned.safetensors: open; base.safetensors: open"
     assert said["modelspec.architecture"] == "flux-1-dev/lora"
-    again = extract_lora(base, tuned, saved.path, rank=1, dtype=torch.float16, replace=True)
-    assert saved == again
+    before = saved.path.read_bytes()
+    assert extract_lora(base, tuned, saved.path, rank=1, dtype=torch.float16, replace=True) == saved
+    assert saved.path.read_bytes() == before, "bit for bit"
 
 
 def test_the_parameters_of_a_folder(tmp_path, parts):

@@ -1,0 +1,126 @@
+"""Time and memory in which a model of full size is baked, and its difference extracted, in processes of their own.
+
+The weights are random and in half precision. The LoRA is on all linear layers and convolutions. FLUX has six of its 57
+blocks, at full width: Remora works layer by layer, so that the time grows with the blocks, and the memory does not.
+
+seconds  of one core
+memory   the most that the process had, in GB
+imports  the same before the work: Python, torch and Remora
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from _blocks import FLUX_BLOCKS, SMALL_FLUX
+from _common import DTYPES, ROOT, Record, parse, parser, report, table
+from _models import SD15, TINY, write_lora
+from _sdxl import Sdxl, sdxl_key
+from diffusers import FluxTransformer2DModel, UNet2DConditionModel
+from torch import Tensor, nn
+
+from lib_lora.saving.writing import PlannedTensor, header_of, write_tensors
+
+MODELS: dict[str, Callable[[bool], dict[str, Any]]] = {
+    "sd15": lambda tiny: {"unet": UNet2DConditionModel(**(TINY if tiny else SD15))},
+    "sdxl": lambda tiny: dict(Sdxl(tiny=tiny).named_children()),
+    "flux-blocks": lambda tiny: {"transformer": FluxTransformer2DModel(**(SMALL_FLUX if tiny else FLUX_BLOCKS))},
+}
+CHILD = """
+import json, resource, sys
+import torch
+from lib_lora import Entry, Stack, bake_stack, extract_lora
+torch.set_num_threads(1)
+
+def used():
+    found = resource.getrusage(resource.RUSAGE_SELF)
+    return found.ru_utime + found.ru_stime, found.ru_maxrss * 1024
+
+(began, imports), (what, folder, rank) = used(), sys.argv[1:]
+if what == "bake":
+    saved = bake_stack(Stack([Entry(f"{folder}/style.safetensors", 0.8)]), f"{folder}/model", f"{folder}/baked")
+else:
+    saved = extract_lora(f"{folder}/model", f"{folder}/baked", f"{folder}/out.safetensors", rank=int(rank))
+ended, memory = used()
+print(json.dumps({"layers": len(saved.layers), "bytes": saved.nbytes, "error": saved.error, "seconds": ended - began,
+                  "memory": memory, "imports": imports}))
+"""
+HEADERS = ("model", "GB", "what", "layers", "error", "seconds", "memory", "imports")
+_POOL = 1 << 20
+_GB = 1e9
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line."""
+    made = parser(__doc__, rounds=1)
+    made.set_defaults(rank=16, dtype="bfloat16")
+    made.add_argument("--model", nargs="+", choices=list(MODELS), default=list(MODELS), help="of these sizes")
+    made.add_argument("--folder", type=Path, help="where the models are written, twice; a temporary folder if absent")
+    options = parse(made, arguments)
+    rows: list[Record] = []
+    for name in options.model:
+        with TemporaryDirectory(ignore_cleanup_errors=True, dir=options.folder) as folder, torch.device("meta"):
+            size = write_model(Path(folder), MODELS[name](options.tiny), DTYPES[options.dtype], options.rank)
+            rows += [{"model": name, "size": size, "what": what, **run(what, folder, options.rank)}
+                     for what in ("bake", "extract")]  # fmt: skip
+    report("saving_memory", options, table(HEADERS, [cells(row) for row in rows]), rows)
+    return 0
+
+
+def write_model(folder: Path, components: dict[str, nn.Module], dtype: torch.dtype, rank: int) -> int:
+    """Write a model and a LoRA for it, and return the bytes of the model."""
+    total = 0
+    for name, component in components.items():
+        (folder / "model" / name).mkdir(parents=True)
+        planned = {key: PlannedTensor(dtype, tuple(one.shape)) for key, one in component.named_parameters()}
+        with torch.device("cpu"), (folder / "model" / name / "model.safetensors").open("wb") as stream:
+            write_tensors(stream, header_of(planned, {"format": "pt"}), numbers(planned.values()))
+        total += sum([one.nbytes for one in planned.values()])
+    whole = nn.ModuleDict(components)
+    layers = [name for name, one in whole.named_modules() if isinstance(one, (nn.Linear, nn.Conv2d))]
+    with torch.device("cpu"):
+        file = write_lora(folder, "style", whole, layers, rank, key_of)
+    file.peft.unlink()
+    return total
+
+
+def key_of(path: str) -> str:
+    """Return the key of a layer: a component, a dot and its name there."""
+    component, _, name = path.partition(".")
+    return f"lora_transformer_{name.replace('.', '_')}" if component == "transformer" else sdxl_key(path)
+
+
+def numbers(planned: Iterable[PlannedTensor]) -> Iterator[Tensor]:
+    """Yield random weights, the same few again and again, as drawing billions takes minutes."""
+    pool = torch.randn(_POOL, generator=torch.Generator().manual_seed(0))
+    for one in planned:
+        count = math.prod(one.shape)
+        scale = (count / one.shape[0]) ** -0.5 if len(one.shape) > 1 else 1.0
+        yield (pool * scale).to(one.dtype).repeat(-(-count // _POOL))[:count]
+
+
+def run(what: str, folder: str, rank: int) -> Record:
+    """Bake or extract in a new process, and say what it took."""
+    command = [sys.executable, "-c", CHILD, what, folder, str(rank)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    found: Record = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def cells(row: Record) -> list[str]:
+    """One line of the table."""
+    gigabytes = [f"{row[key] / _GB:.2f}" for key in ("size", "memory", "imports")]
+    error, seconds = f"{row['error']:.2e}", f"{row['seconds']:.1f}"
+    return [row["model"], gigabytes[0], row["what"], str(row["layers"]), error, seconds, *gigabytes[1:]]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
