@@ -79,7 +79,7 @@ def measured(task: Task) -> Iterator[Record]:
     for program, make in task.ways.items():
         began = time.process_time()
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            found = make()
+            found = {name: one.detach() for name, one in make().items()}
         seconds = time.process_time() - began
         missed = sum([float((task.wanted[name] - one.reshape(task.wanted[name].shape)).square().sum())
                       for name, one in found.items()])  # fmt: skip

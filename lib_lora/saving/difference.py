@@ -38,6 +38,10 @@ class Magnitude(NamedTuple):
     norms: Tensor
     """(out, 1, ...) or (1, in, ...)."""
 
+    def lora(self, shape: tuple[int, ...]) -> Difference:
+        """Return the change that its LoRA alone would make of a weight."""
+        return Difference(shape, (self.pair,))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Difference:

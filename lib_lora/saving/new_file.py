@@ -209,7 +209,7 @@ class _Layer:
             _, second = found.kronecker(self.first)
             self.lost, found = max(float(found.dense().norm()) ** 2 - second.size() ** 2, 0.0), second
         elif found.dora is not None and choices.keeps_dora:
-            self.rank, self.norms = found.dora.pair.up.shape[1], tuple(found.dora.norms.shape)
+            self.rank, self.norms = found.dora.lora(self.shape).rank_of_pair, tuple(found.dora.norms.shape)
         if choices.limits.approximates:
             self.values, self.vectors = found.spectrum(choices.limits.rank)
 
@@ -252,7 +252,7 @@ class _Layer:
             yield first
             yield from reversed(self._pair(second)) if self.rank else [second.dense()]
         elif self.norms is not None and found.dora is not None:
-            yield from self._pair(Difference(self.shape, (found.dora.pair,)))
+            yield from self._pair(found.dora.lora(self.shape))
             yield found.dora.norms
         elif self.rank:
             yield from self._pair(found)
@@ -321,14 +321,18 @@ def write_changes(
 
 
 def first_of_lokr(shape: Sequence[int], factor: int) -> tuple[int, int]:
-    """Return the shape of the first matrix: the largest divisors that are no larger than the factor or their quotient.
+    """Return the shape of the first matrix, as LyCORIS has it, which could not read another one.
 
-    LyCORIS has the same shape where the factor divides the weight's.
+    It is the factor, or its quotient if that is smaller; else the largest divisor that is smaller than both.
     """
-    rows, columns = (
-        next(one for one in range(min(factor, math.isqrt(size)), 0, -1) if size % one == 0) for size in shape[:2]
-    )
+    rows, columns = (_divisor(size, factor) for size in shape[:2])
     return rows, columns
+
+
+def _divisor(size: int, factor: int) -> int:
+    if size % factor == 0:
+        return min(factor, size // factor)
+    return next(one for one in range(min(factor, math.isqrt(size)), 0, -1) if size % one == 0)
 
 
 def _preview(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import StackError
 from ..files.components import TEXT_ENCODER, is_denoiser
 from ..naming.index import LayerIndex
+from ..naming.places import Place
 
 Spelling = Literal["kohya", "diffusers", "comfy"]
 """`kohya` is read by most programs, `diffusers` has PEFT's names, and `comfy` ComfyUI's names of layers."""
@@ -74,7 +75,7 @@ class KeyNames:
             return name
         place = index.dotted[name]
         names = [name, *index.names[place.windows[0].path]]
-        return next((one for one in names if one.startswith(begins) and index.dotted[one] == place), name)
+        return _named(index, names, begins, place) or name
 
     def _kohya(self, component: str, name: str) -> str | None:
         if component == "prior":
@@ -102,13 +103,28 @@ class KeyNames:
         index = self.indexes[component]
         place = index.dotted[name]
         names = index.names[place.windows[0].path] if component == "unet" else ()
-        return next((one for one in names if one.startswith(_LDM) and index.dotted[one] == place), name)
+        return _named(index, names, _LDM, place) or name
+
+
+def _named(index: LayerIndex, names: Sequence[str], begins: tuple[str, ...], place: Place) -> str | None:
+    """Return the name of a place that begins so; None without one.
+
+    An upsampler has two in the UNets of ldm: it is behind the attention where its block has one.
+    """
+    found = [one for one in names if one.startswith(begins) and index.dotted[one] == place]
+    if len(found) > 1 and f"{found[0].removesuffix('.conv')}.proj_in" in index.dotted:
+        return found[1]
+    return found[0] if found else None
 
 
 def diffusers_header(ranks: Mapping[str, int]) -> dict[str, str]:
-    """Return the header by which diffusers and PEFT know rank and alpha of each layer, by the begin of its keys."""
+    """Return the header by which diffusers and PEFT know rank and alpha of each layer, by the begin of its keys.
+
+    PEFT finds layers by the ends of their names. So the header has no `text_model.`, which CLIP has in some versions of
+    transformers, and which diffusers takes off the keys alone.
+    """
     found: dict[str, object] = {}
-    parts = [(*prefix.partition(".")[::2], rank) for prefix, rank in ranks.items()]
+    parts = [(*prefix.replace(".text_model.", ".", 1).partition(".")[::2], rank) for prefix, rank in ranks.items()]
     for component in dict.fromkeys([one[0] for one in parts]):
         own = {name: rank for other, name, rank in parts if other == component}
         usual = Counter(own.values()).most_common(1)[0][0]
