@@ -53,10 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line."""
     made = parser(__doc__, rounds=1)
     made.set_defaults(rank=16, threads=1)
-    made.add_argument("--kohya", type=Path, metavar="FOLDER", help="a copy of sd-scripts")
+    made.add_argument("--kohya", metavar="FOLDER", help="a copy of sd-scripts")
     options = parse(made, arguments)
+    scripts = None if options.kohya is None else kohya(Path(options.kohya))
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        rows = [row for task in Bench(options, Path(folder)).tasks() for row in measured(task)]
+        rows = [row for task in Bench(options, scripts, Path(folder)).tasks() for row in measured(task)]
     cells = [[row[key] if isinstance(row[key], str) else _number(row[key]) for key in HEADERS] for row in rows]
     report("saving", options, table(HEADERS, cells), rows)
     return 0
@@ -107,9 +108,8 @@ def least(changes: Changes, rank: int | None) -> float:
 class Bench:
     """The sources, and what is made of them."""
 
-    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
-        self.folder, self.rank = folder, options.rank
-        self.kohya = None if options.kohya is None else kohya(options.kohya)
+    def __init__(self, options: argparse.Namespace, scripts: Any, folder: Path) -> None:
+        self.folder, self.rank, self.kohya = folder, options.rank, scripts
         self.unet: Any = UNet2DConditionModel(**(TINY if options.tiny else NARROW)).requires_grad_(False)
         self.unet.save_pretrained(folder / "base" / "unet")
         inside = (name for name, one in self.unet.named_modules() if isinstance(one, (nn.Linear, nn.Conv2d)))
@@ -149,7 +149,6 @@ class Bench:
         other = self.folder / "resized of kohya.safetensors"
 
         def of_kohya() -> Changes:
-            assert self.kohya is not None
             chosen = {"new_rank": rank, "new_conv_rank": rank, "save_precision": "float", "device": "cpu"}
             dynamic = {"dynamic_method": None, "dynamic_param": None, "verbose": False}
             self.kohya.resize(argparse.Namespace(model=str(source), save_to=str(other), **chosen, **dynamic))
@@ -165,7 +164,6 @@ class Bench:
             return self.read(combine_files(entries, out, "sum" if rank is None else "svd", rank=rank).path)
 
         def of_kohya() -> Changes:
-            assert self.kohya is not None
             files = [str(file.kohya) for file in self.files]
             chosen = {"new_rank": rank, "new_conv_rank": rank, "lbws": None, "device": None, "no_metadata": True}
             dtypes = {"precision": "float", "save_precision": "float"}
@@ -249,7 +247,6 @@ class Bench:
             return self.read(extract_lora(base, tuned, self.folder / "extracted.safetensors", rank=rank).path)
 
         def of_kohya() -> Changes:
-            assert self.kohya is not None
             models = {"model_org": str(base), "model_tuned": str(tuned), "save_to": str(other)}
             self.kohya.extract(**models, dim=rank, conv_dim=rank, v2=False, sdxl=False, no_metadata=True, min_diff=0.0)
             return self.read(other)

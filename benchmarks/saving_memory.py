@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made = parser(__doc__, rounds=1)
     made.set_defaults(rank=16, dtype="bfloat16")
     made.add_argument("--model", nargs="+", choices=list(MODELS), default=list(MODELS), help="of these sizes")
-    made.add_argument("--folder", type=Path, help="where the models are written, twice; a temporary folder if absent")
+    made.add_argument("--folder", help="where the models are written, twice; a temporary folder if absent")
     options = parse(made, arguments)
     rows: list[Record] = []
     for name in options.model:

@@ -213,11 +213,19 @@ class _Layer:
         if choices.limits.approximates:
             self.values, self.vectors = found.spectrum(choices.limits.rank)
 
-    def choose(self, rank: int) -> None:
-        """Write so many components; a whole second matrix of a LoKr where that has fewer numbers."""
+    def choose(self, rank: int, *, may_grow: bool) -> None:
+        """Write so many components; a whole second matrix of a LoKr where that has fewer numbers.
+
+        LyCORIS reads factors of a LoKr below half of its longer side. A larger rank becomes the whole if it may grow.
+        """
         self.rank = rank
-        if self.first is not None and rank * self.cost >= math.prod(self.inner):
+        if self.first is None:
+            return
+        most = max((max(self.inner[:2]) - 1) // 2, 1)
+        if rank * self.cost >= math.prod(self.inner) or (rank > most and may_grow):
             self.rank = self.values = self.vectors = None
+        else:
+            self.rank = min(rank, most)
 
     @property
     def alpha(self) -> float:
@@ -414,7 +422,7 @@ def _choose(path: Path, layers: Sequence[_Layer], choices: FileChoices, metadata
     lost = sum([layer.lost for layer in layers])
     ranks = chosen_ranks(values, [layer.cost * nbytes for layer in own], choices.limits, room, lost)
     for layer, rank in zip(own, ranks, strict=True):
-        layer.choose(rank)
+        layer.choose(rank, may_grow=room is None)
     return sum([(layer.dropped * layer.size) ** 2 for layer in layers])
 
 

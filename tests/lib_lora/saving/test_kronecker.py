@@ -105,9 +105,10 @@ def test_the_nearest_product_and_its_error(tmp_path, net, limits):
 
 def test_lycoris_reads_it(tmp_path, net):
     changes = products(2)
-    for options in ({}, {"rank": 2}):
+    for options in ({}, {"rank": 2}, {"rank": 4}, {"size": 9_000}):
         source = save(tmp_path / "full.safetensors", {f"lora_unet_{name}.diff": one for name, one in changes.items()})
-        tensors = load_file(convert_file(source, tmp_path / "o.safetensors", kind="lokr", replace=True, **options).path)
+        out = tmp_path / "out.safetensors"
+        tensors = load_file(convert_file(source, out, kind="lokr", factor=2, replace=True, **options).path)
         for name, change in products(2).items():
             names = ("w1", "w1_a", "w1_b", "w2", "w2_a", "w2_b")
             given = [tensors.get(f"lora_unet_{name}.lokr_{one}") for one in names]
@@ -117,7 +118,7 @@ def test_lycoris_reads_it(tmp_path, net):
                     name, net.get_submodule(name), *given, None, None, alpha, None
                 )
                 found = module.get_diff_weight()[0]
-            own = load_network(tmp_path / "o.safetensors", {"unet": net}).delta_weight("unet", name, torch.float64)
+            own = load_network(out, {"unet": net}).delta_weight("unet", name, torch.float64)
             assert worst(found.reshape(change.shape), own) < 1e-6
 
 

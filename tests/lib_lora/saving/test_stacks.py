@@ -38,6 +38,7 @@ from lib_lora.saving.changes import StackChanges
 from lib_lora.saving.provenance import HEADER
 from lib_lora.saving.spelling import KeyNames
 from lib_lora.saving.stack_file import choices_of, save_constant
+from tests.fakes import checkpoints
 from tests.fakes.contract import run, worst
 from tests.fakes.files import pair, save
 from tests.fakes.fused import Blocks
@@ -113,6 +114,12 @@ def test_the_names_that_other_programs_look_for(parts, files, tmp_path):
     assert "diffusion_model.input_blocks.1.1.transformer_blocks.0.attn1.to_q.lora_up.weight" in found["comfy"]
     assert f"text_encoders.clip_l.transformer.{encoder}.lora_up.weight" in found["comfy"]
     assert set(load_file(files[0])) == found["kohya"], "as kohya's trainer writes it"
+    whole = LayerIndex("unet", checkpoints.tiny_pipeline("sd1").unet, alias_table())
+    names = KeyNames("comfy", {"unet": whole})
+    upsamplers = [names.prefix("unet", f"up_blocks.{i}.upsamplers.0.conv") for i in range(3)]
+    places = ("2.1", "5.2", "8.2")
+    wanted = [f"diffusion_model.output_blocks.{place}.conv" for place in places]
+    assert upsamplers == wanted, "behind the attention where the block has one"
 
 
 @pytest.mark.parametrize("spelling", ["kohya", "diffusers"])
@@ -120,18 +127,18 @@ def test_the_names_that_other_programs_look_for(parts, files, tmp_path):
 def test_diffusers_reads_the_file_as_it_was_meant(tmp_path, spelling):
     pytest.importorskip("peft")
     pipe = tiny_pipeline(0)
-    path = kohya_lora(tmp_path / "a.safetensors", {"unet": pipe.unet}, seed=1)
+    parts = {"unet": pipe.unet, "text_encoder": pipe.text_encoder}
+    path = kohya_lora(tmp_path / "a.safetensors", parts, seed=1)
     other = kohya_lora(tmp_path / "b.safetensors", {"unet": pipe.unet}, rank=2, seed=2)
-    engine = Engine({"unet": pipe.unet})
+    engine = Engine(parts)
     # diffusers passes over the alphas of kohya's keys where ranks differ, and warns
     part = Strength(blocks=BlockWeights(None, (Element(("OUT",), (), 0.0 if spelling == "diffusers" else 0.5),)))
     engine.activate(Stack([Entry(path, 0.7), Entry(other, part)]))
-    wanted = pipe.unet(**unet_inputs(0))[0]
+    wanted = output(parts)
     saved = save_stack(engine, tmp_path / "saved.safetensors", spelling=spelling)
     engine.close()
     pipe.load_lora_weights(str(saved.path), adapter_name="mine")
-    with torch.no_grad():
-        assert worst(pipe.unet(**unet_inputs(0))[0], wanted) < 1e-4
+    assert all(worst(one, other) < 1e-4 for one, other in zip(output(parts), wanted, strict=True))
 
 
 def test_a_moment_must_be_given_where_the_strength_depends_on_it(parts, files, tmp_path):
