@@ -118,7 +118,8 @@ class Bench:
         self.files = [write_lora(folder, name, self.unet, self.layers, options.rank) for name in ("first", "second")]
         changes = [self.read(file.kohya) for file in self.files]
         self.first = changes[0]
-        self.both = {name: sum(s * one[name] for s, one in zip(STRENGTHS, changes, strict=True)) for name in self.first}
+        first, second = changes
+        self.both = {name: STRENGTHS[0] * first[name] + STRENGTHS[1] * second[name] for name in first}
 
     def tasks(self) -> Iterator[Task]:
         """Yield what is measured."""
@@ -145,7 +146,8 @@ class Bench:
 
     def _resizing(self, rank: int) -> dict[str, Callable[[], Changes]]:
         source, out = self.files[0].kohya, self.folder / "resized.safetensors"
-        ways = {"Remora": lambda: self.read(convert_file(source, out, rank=rank, dtype=torch.float32).path)}
+        ways: dict[str, Callable[[], Changes]] = {}
+        ways["Remora"] = lambda: self.read(convert_file(source, out, rank=rank, dtype=torch.float32).path)
         other = self.folder / "resized of kohya.safetensors"
 
         def of_kohya() -> Changes:
@@ -154,7 +156,9 @@ class Bench:
             self.kohya.resize(argparse.Namespace(model=str(source), save_to=str(other), **chosen, **dynamic))
             return self.read(other)
 
-        return ways | ({"kohya resize_lora": of_kohya} if self.kohya else {})
+        if self.kohya is not None:
+            ways["kohya resize_lora"] = of_kohya
+        return ways
 
     def _merging(self, rank: int | None) -> dict[str, Callable[[], Changes]]:
         out, other = self.folder / f"merged {rank}.safetensors", self.folder / "merged of kohya.safetensors"

@@ -137,10 +137,10 @@ class Difference:
             values = torch.cat([values, torch.full((count,), math.sqrt(max(left, 0.0) / count), dtype=_EXACT)])
             return _counted(values, _GRAM_NOISE), vectors
         if rank is None:
-            squares, vectors = torch.linalg.eigvalsh(matrix @ matrix.T), None
-        else:
-            squares, every = torch.linalg.eigh(matrix @ matrix.T)
-            vectors = every.flip(1)[:, :rank].clone()  # a view would keep all of them
+            squares = torch.linalg.eigvalsh(matrix @ matrix.T)
+            return _counted(squares.flip(0).clamp(min=0).sqrt(), _GRAM_NOISE), None
+        squares, every = torch.linalg.eigh(matrix @ matrix.T)
+        vectors = every.flip(1)[:, :rank].clone()  # a view would keep all of them
         return _counted(squares.flip(0).clamp(min=0).sqrt(), _GRAM_NOISE), vectors
 
     def cut(self, rank: int, vectors: Tensor | None = None) -> Difference:

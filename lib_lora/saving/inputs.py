@@ -93,9 +93,10 @@ class InputSamples:
         found = []
         for _ in range(_AT_ONCE):
             image = F.pad(images[self._draw(len(images))].unsqueeze(0), sides, mode=mode)
-            windows = []
+            windows: list[slice] = []
             for size, span, stride, gap in zip(image.shape[2:], spans, layer.stride, layer.dilation, strict=True):
                 first = stride * self._draw(max((size - span) // stride + 1, 1))
                 windows.append(slice(first, first + span, gap))
-            found.append(image[(0, slice(None), *windows)].flatten().float().cpu())
+            rows, columns = windows
+            found.append(image[0, :, rows, columns].flatten().float().cpu())
         return found

@@ -31,7 +31,8 @@ class StoredRows(NamedTuple):
     """Some rows of a tensor, and the scale that their numbers have to be multiplied by."""
 
     stored: Tensor
-    scale: Tensor | float
+    scale: Tensor
+    """One number, or one of each row; 1 where there is none."""
 
     @property
     def numbers(self) -> Tensor:
@@ -40,16 +41,15 @@ class StoredRows(NamedTuple):
 
     def equals(self, other: StoredRows) -> bool:
         """Return whether the same bytes mean the same numbers in both."""
-        first, second = (torch.as_tensor(one.scale) for one in (self, other))
         is_same = self.stored.dtype == other.stored.dtype and torch.equal(self.stored, other.stored)
-        return is_same and torch.equal(first, second)
+        return is_same and torch.equal(self.scale, other.scale)
 
     @property
     def last_places(self) -> Tensor:
         """Return the distance of each number to the next one."""
         limits, sizes = torch.finfo(self.stored.dtype), self.stored.to(torch.float64).abs()
         exponent = torch.frexp(sizes.clamp(min=limits.tiny)).exponent - 1
-        return torch.ldexp(torch.full_like(sizes, limits.eps), exponent) * abs(self.scale)
+        return torch.ldexp(torch.full_like(sizes, limits.eps), exponent) * self.scale.abs()
 
 
 class StoredTensor(NamedTuple):
@@ -80,7 +80,7 @@ class StoredTensor(NamedTuple):
 
     def scaled(self, start: int, stop: int) -> StoredRows:
         """Read some rows, with their scale."""
-        scale: Tensor | float = 1.0
+        scale = torch.ones((), dtype=torch.float64)
         if (key := self.scale_key) is not None:
             scale = self.file.tensor(key).double().reshape(-1, 1)
             scale = scale if len(scale) == 1 else scale[start:stop]

@@ -483,8 +483,8 @@ def _read_back(
         columns = None if inputs is None else inputs.of(place[0], layer.weight.target.path)
         if columns is not None and len(columns) == wanted.inside and layer.has_weight:
             output_error = of_outputs.add(*[float(one.outputs(columns).norm()) for one in (missed, wanted)])
-        error = of_changes.add(missed.size(), layer.size)
-        saved.append(SavedLayer(*place, layer.saved_rank, error or 0.0, output_error))
+        share = of_changes.add(missed.size(), layer.size)
+        saved.append(SavedLayer(*place, layer.saved_rank, share or 0.0, output_error))
         count.add()
     return saved, of_changes.share or 0.0, of_outputs.share
 
