@@ -208,7 +208,8 @@ class Bench:
     @property
     def _loha(self) -> Changes:
         inner = self._loha_model.base_model.model
-        return {name: inner.get_submodule(name).get_delta_weight("default").double() for name in self.linear}
+        wanted = {name: inner.get_submodule(name).get_delta_weight("default") for name in self.linear}
+        return {name: one.detach().double() for name, one in wanted.items()}
 
     def _converting(self, rank: int) -> dict[str, Callable[[], Changes]]:
         source, out = self.folder / "loha" / "adapter_model.safetensors", self.folder / "converted.safetensors"
