@@ -175,8 +175,11 @@ class Bench:
             self.kohya.merge(given)
             return self.read(other)
 
-        ways = {"Remora": ours, "PEFT add_weighted_adapter": partial(self._of_peft, rank)}
-        return ways | ({"kohya svd_merge_lora": of_kohya} if self.kohya and rank else {})
+        ways: dict[str, Callable[[], Changes]] = {"Remora": ours}
+        ways["PEFT add_weighted_adapter"] = partial(self._of_peft, rank)
+        if self.kohya is not None and rank is not None:
+            ways["kohya svd_merge_lora"] = of_kohya
+        return ways
 
     def _of_peft(self, rank: int | None) -> Changes:
         model, names = self._model, ("first", "second")
@@ -208,7 +211,8 @@ class Bench:
     @property
     def _loha(self) -> Changes:
         inner = self._loha_model.base_model.model
-        return {name: inner.get_submodule(name).get_delta_weight("default").double() for name in self.linear}
+        wanted = {name: inner.get_submodule(name).get_delta_weight("default") for name in self.linear}
+        return {name: one.detach().double() for name, one in wanted.items()}
 
     def _converting(self, rank: int) -> dict[str, Callable[[], Changes]]:
         source, out = self.folder / "loha" / "adapter_model.safetensors", self.folder / "converted.safetensors"
