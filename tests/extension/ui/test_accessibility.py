@@ -135,7 +135,7 @@ def test_the_buttons_of_a_dialog_are_in_sight_in_a_low_window(served: Served, br
         tab.button("Presets").click()
         tab.root.get_by_role("button", name="Import presets from text").click()
         page.get_by_role("textbox", name="Text to import").wait_for()
-        assert page.evaluate(UNSEEN) == [5, []], "Close, Close, Import, Save, Import"
+        assert page.evaluate(UNSEEN) == [6, []], "Close, Close, Import, Save, Import, Open a file"
         page.keyboard.press("Escape")
         tab.more("stripes", "Region").get_by_role("button", name="Paint a region").click()
         page.get_by_role("dialog", name="A new region").wait_for()
