@@ -127,7 +127,7 @@ def test_the_page_of_saving(
         exec(code, space)
     space["engine"].close()
     written = {path.stem: path.stat().st_size for path in tmp_path.glob("*.safetensors")}
-    assert written.keys() == {"mine", "rank", "size", "error", "small", "ties", "difference"}
+    assert written.keys() == {"mine", "rank", "size", "error", "seen", "small", "ties", "difference"}
     assert max(size for name, size in written.items() if name != "ties") == written["mine"]
     assert written["size"] <= 200_000
     assert "layers of rank" in capsys.readouterr().out
