@@ -77,6 +77,7 @@ def test_the_readme_links_every_page_for_users() -> None:
     assert {f"docs/{page.name}" for page in DOCS} - linked == {
         "docs/publishing.md",  # for maintainers
         "docs/comfyui.md",  # hosts.md has the link
+        "docs/save_tutorial.md",  # tutorial.md has the link
     }
 
 

@@ -79,9 +79,8 @@ def bake_stack(
         rounding: of weights in float16 and bfloat16: `nearest`, or `stochastic`, which keeps small changes on average.
         seed: of the stochastic rounding.
         replace: whether a new file may take the place of another one. A folder never does.
-        preview: whether nothing is written, and the result is what the model would be.
-        progress: a function that is called with the number of changed weights that are done, and of all. What it raises
-            ends the work, and nothing is written.
+        preview: to write nothing and return what the model would be.
+        progress: is called with the number of changed weights that are done, and of all; what it raises ends the work.
 
     Raises:
         StackError: there is no LoRA, or a strength depends on something that is not given.
@@ -90,21 +89,26 @@ def bake_stack(
         ComponentError: there is no component in `model`.
         ArgumentError: an argument is of another type.
     """
-    _check(stack, model, path, rounding, seed, {"replace": replace, "preview": preview})
-    check_progress(progress)
+    _check(stack, model, path, rounding, seed, {"replace": replace, "preview": preview}, progress)
     found = ModelFiles(Path(model))
     place = Path(path).absolute() if preview else _place(Path(path), found, replace=replace)
     stack = constant_stack(stack, found.components, moment, image, negative)
+    token = secrets.token_hex(32)
+    made = {"title": _title(place), "model": found.path.name, "rounding": rounding, "seed": seed}
+    recipe = recipe_of(stack, moment, {**made, "model_sha256": token})
     with plain_mode(_CPU):
-        token, changes = secrets.token_hex(32), _changes(stack, found, moment)
-        made = {"title": _title(place), "model": found.path.name, "rounding": rounding, "seed": seed}
-        recipe = recipe_of(stack, moment, {**made, "model_sha256": token})
-        baking = _Baking(found, changes, rounding, seed, recipe, token, progress)
+        baking = _Baking(found, _changes(stack, found, moment), rounding, seed, recipe, token, progress)
         return baking.preview(place) if preview else baking.run(place, replace=replace)
 
 
 def _check(
-    stack: object, model: object, path: object, rounding: object, seed: object, flags: Mapping[str, object]
+    stack: object,
+    model: object,
+    path: object,
+    rounding: object,
+    seed: object,
+    flags: Mapping[str, object],
+    progress: object,
 ) -> None:
     """Raise ArgumentError where an argument is of another type."""
     check_type(stack, Stack, "stack", f"a Stack, as in {_EXAMPLE}")
@@ -114,6 +118,7 @@ def _check(
     check_count(seed, "seed")
     for name, flag in flags.items():
         check_type(flag, bool, name, "True or False")
+    check_progress(progress)
 
 
 def _place(path: Path, model: ModelFiles, *, replace: bool) -> Path:
