@@ -65,9 +65,8 @@ def bake_stack(
 ) -> SavedFile:
     """Write a model on disk again, with LoRA in its weights.
 
-    Names, order, dtypes and the files of the model stay. Sums are computed in float64. What is written is read back and
-    compared before it takes its place. The same call makes the same files, bit for bit. The error of a layer is the
-    rounding's, as a share of its change.
+    Names, order, dtypes and files of the model stay. Sums are in float64. What is written is read back and compared.
+    The same call makes the same files, bit for bit. The error of a layer is the rounding's, as a share of its change.
 
     Args:
         stack: the LoRA, as `engine.stack`.
@@ -92,13 +91,25 @@ def bake_stack(
     _check(stack, model, path, rounding, seed, {"replace": replace, "preview": preview}, progress)
     found = ModelFiles(Path(model))
     place = Path(path).absolute() if preview else _place(Path(path), found, replace=replace)
-    stack = constant_stack(stack, found.components, moment, image, negative)
-    token = secrets.token_hex(32)
-    made = {"title": _title(place), "model": found.path.name, "rounding": rounding, "seed": seed}
-    recipe = recipe_of(stack, moment, {**made, "model_sha256": token})
+    constant = constant_stack(stack, found.components, moment, image, negative)
     with plain_mode(_CPU):
-        baking = _Baking(found, _changes(stack, found, moment), rounding, seed, recipe, token, progress)
+        baking = _baking(found, place, constant, moment, rounding, seed, progress)
         return baking.preview(place) if preview else baking.run(place, replace=replace)
+
+
+def _baking(
+    model: ModelFiles,
+    place: Path,
+    stack: Stack,
+    moment: Moment | None,
+    rounding: Rounding,
+    seed: int,
+    progress: Progress | None,
+) -> _Baking:
+    token, changes = secrets.token_hex(32), _changes(stack, model, moment)
+    made = {"title": _title(place), "model": model.path.name, "rounding": rounding, "seed": seed}
+    recipe = recipe_of(stack, moment, {**made, "model_sha256": token})
+    return _Baking(model, changes, rounding, seed, recipe, token, progress)
 
 
 def _check(
