@@ -63,10 +63,9 @@ def bake_stack(
     preview: bool = False,
     progress: Progress | None = None,
 ) -> SavedFile:
-    """Write a model on disk again, with LoRA in its weights.
+    """Write a model on disk again, with LoRA in its weights; the same call makes the same files, bit for bit.
 
-    Names, order, dtypes and files of the model stay. Sums are in float64. What is written is read back and compared.
-    The same call makes the same files, bit for bit. The error of a layer is the rounding's, as a share of its change.
+    Names, order, dtypes and files stay. The error of a layer is the rounding's, as a share of its change.
 
     Args:
         stack: the LoRA, as `engine.stack`.
@@ -83,7 +82,7 @@ def bake_stack(
 
     Raises:
         StackError: there is no LoRA, or a strength depends on something that is not given.
-        MomentError: the moment lacks what a strength depends on.
+        MomentError: likewise, on something that the moment lacks.
         FileError: a file cannot be read or written, the name is taken, or a weight is quantized.
         ComponentError: there is no component in `model`.
         ArgumentError: an argument is of another type.
@@ -91,10 +90,10 @@ def bake_stack(
     _check(stack, model, path, rounding, seed, {"replace": replace, "preview": preview}, progress)
     found = ModelFiles(Path(model))
     place = Path(path).absolute() if preview else _place(Path(path), found, replace=replace)
-    constant = constant_stack(stack, found.components, moment, image, negative)
+    stack = constant_stack(stack, found.components, moment, image, negative)
     with plain_mode(_CPU):
-        baking = _baking(found, place, constant, moment, rounding, seed, progress)
-        return baking.preview(place) if preview else baking.run(place, replace=replace)
+        made = _baking(found, place, stack, moment, rounding, seed, progress)
+        return made.preview(place) if preview else made.run(place, replace=replace)
 
 
 def _baking(
