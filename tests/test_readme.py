@@ -78,6 +78,7 @@ def test_the_readme_links_every_page_for_users() -> None:
         "docs/publishing.md",  # for maintainers
         "docs/comfyui.md",  # hosts.md has the link
         "docs/online.md",  # tab.md has the link
+        "docs/save_tutorial.md",  # tutorial.md has the link
     }
 
 

@@ -30,11 +30,12 @@ if TYPE_CHECKING:
     from ..library.catalog import CatalogFile
     from .session import Session
 
+    Write: TypeAlias = Callable[[Mapping[str, nn.Module] | None, "Progress"], SavedFile]
+    """Writes a file, or tells what it would be; takes the loaded model, or None, and what it tells its progress."""
+
 logger = logging.getLogger(__name__)
 
 Progress: TypeAlias = Callable[[int, int], None]
-Write: TypeAlias = "Callable[[Mapping[str, nn.Module] | None, Progress], SavedFile]"
-"""Writes a file, or tells what it would be; takes the loaded model, or None, and what it tells its progress."""
 
 
 class _CancelledError(Exception):
@@ -116,8 +117,8 @@ def as_file(stack: Stack, path: Path, combination: Combination, options: SaveOpt
         except LoraError as error:
             if model is not None:
                 raise
-            text = "no model that it is for is loaded, and it cannot be saved without"
-            raise SaveError(f"{text}: {error}") from error
+            text = f"no model that it is for is loaded, and it cannot be saved without: {error}"
+            raise SaveError(text) from error
 
     return write
 

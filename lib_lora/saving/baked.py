@@ -63,11 +63,9 @@ def bake_stack(
     preview: bool = False,
     progress: Progress | None = None,
 ) -> SavedFile:
-    """Write a model on disk again, with LoRA in its weights.
+    """Write a model on disk again, with LoRA in its weights; the same call makes the same files, bit for bit.
 
-    Names, order, dtypes and the files of the model stay. Sums are computed in float64. What is written is read back and
-    compared before it takes its place. The same call makes the same files, bit for bit. The error of a layer is the
-    rounding's, as a share of its change.
+    Names, order, dtypes and files stay. The error of a layer is the rounding's, as a share of its change.
 
     Args:
         stack: the LoRA, as `engine.stack`.
@@ -79,32 +77,48 @@ def bake_stack(
         rounding: of weights in float16 and bfloat16: `nearest`, or `stochastic`, which keeps small changes on average.
         seed: of the stochastic rounding.
         replace: whether a new file may take the place of another one. A folder never does.
-        preview: whether nothing is written, and the result is what the model would be.
-        progress: a function that is called with the number of changed weights that are done, and of all. What it raises
-            ends the work, and nothing is written.
+        preview: to write nothing and return what the model would be.
+        progress: is called with the number of changed weights that are done, and of all; what it raises ends the work.
 
     Raises:
         StackError: there is no LoRA, or a strength depends on something that is not given.
-        MomentError: the moment lacks what a strength depends on.
+        MomentError: likewise, on something that the moment lacks.
         FileError: a file cannot be read or written, the name is taken, or a weight is quantized.
         ComponentError: there is no component in `model`.
         ArgumentError: an argument is of another type.
     """
-    _check(stack, model, path, rounding, seed, {"replace": replace, "preview": preview})
-    check_progress(progress)
+    _check(stack, model, path, rounding, seed, {"replace": replace, "preview": preview}, progress)
     found = ModelFiles(Path(model))
     place = Path(path).absolute() if preview else _place(Path(path), found, replace=replace)
     stack = constant_stack(stack, found.components, moment, image, negative)
     with plain_mode(_CPU):
-        token, changes = secrets.token_hex(32), _changes(stack, found, moment)
-        made = {"title": _title(place), "model": found.path.name, "rounding": rounding, "seed": seed}
-        recipe = recipe_of(stack, moment, {**made, "model_sha256": token})
-        baking = _Baking(found, changes, rounding, seed, recipe, token, progress)
-        return baking.preview(place) if preview else baking.run(place, replace=replace)
+        made = _baking(found, place, stack, moment, rounding, seed, progress)
+        return made.preview(place) if preview else made.run(place, replace=replace)
+
+
+def _baking(
+    model: ModelFiles,
+    place: Path,
+    stack: Stack,
+    moment: Moment | None,
+    rounding: Rounding,
+    seed: int,
+    progress: Progress | None,
+) -> _Baking:
+    token, changes = secrets.token_hex(32), _changes(stack, model, moment)
+    made = {"title": _title(place), "model": model.path.name, "rounding": rounding, "seed": seed}
+    recipe = recipe_of(stack, moment, {**made, "model_sha256": token})
+    return _Baking(model, changes, rounding, seed, recipe, token, progress)
 
 
 def _check(
-    stack: object, model: object, path: object, rounding: object, seed: object, flags: Mapping[str, object]
+    stack: object,
+    model: object,
+    path: object,
+    rounding: object,
+    seed: object,
+    flags: Mapping[str, object],
+    progress: object,
 ) -> None:
     """Raise ArgumentError where an argument is of another type."""
     check_type(stack, Stack, "stack", f"a Stack, as in {_EXAMPLE}")
@@ -114,6 +128,7 @@ def _check(
     check_count(seed, "seed")
     for name, flag in flags.items():
         check_type(flag, bool, name, "True or False")
+    check_progress(progress)
 
 
 def _place(path: Path, model: ModelFiles, *, replace: bool) -> Path:

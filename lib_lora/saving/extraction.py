@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,7 +26,7 @@ from ..tensors import plain_mode
 from .changes import StackChanges, StackWeight
 from .difference import Difference
 from .model_files import ModelFiles, StoredRows, StoredTensor, joined_name, parts_of
-from .new_file import Progress, SavedFile, write_changes
+from .new_file import FileChoices, Progress, SavedFile, write_changes
 from .provenance import HEADER, carried, digest
 from .spelling import KeyNames
 from .stack_file import choices_of
@@ -80,21 +81,19 @@ def extract_lora(
         models = ModelFiles(Path(base)), ModelFiles(Path(tuned))
         changes = ModelChanges(*models, choices.limits.rank, choices.progress)
         names = KeyNames(choices.spelling, changes.indexes)
+        return write_changes(path, changes, choices, names, partial(_metadata, path.stem, changes, choices))
 
-        def hash_of(file: Path) -> str:
-            return _NO_HASH if choices.preview else digest(file)
 
-        def metadata() -> dict[str, str]:
-            made: dict[str, object] = {"version": 1, "torch": torch.__version__, "title": path.stem}
-            for name, model in (("base", changes.base), ("tuned", changes.tuned)):
-                made[name] = {str(model.below(one.path)): hash_of(one.path) for one in model.files}
-            recipe = json.dumps(made | choices.to_json(), sort_keys=True, ensure_ascii=False)
-            said = carried([changes.tuned.files[0], changes.base.files[0]], path.stem)
-            if _ARCHITECTURE in said:
-                said[_ARCHITECTURE] += "/lora"
-            return said | {HEADER: recipe}
-
-        return write_changes(path, changes, choices, names, metadata)
+def _metadata(title: str, changes: ModelChanges, choices: FileChoices) -> dict[str, str]:
+    """Return what the header of a file says: the sources, and how it was made."""
+    made: dict[str, object] = {"version": 1, "torch": torch.__version__, "title": title}
+    for name, model in (("base", changes.base), ("tuned", changes.tuned)):
+        paths = {str(model.below(file.path)): file.path for file in model.files}
+        made[name] = {place: _NO_HASH if choices.preview else digest(path) for place, path in paths.items()}
+    said = carried([changes.tuned.files[0], changes.base.files[0]], title)
+    if _ARCHITECTURE in said:
+        said[_ARCHITECTURE] += "/lora"
+    return said | {HEADER: json.dumps(made | choices.to_json(), sort_keys=True, ensure_ascii=False)}
 
 
 class _Piece(NamedTuple):
