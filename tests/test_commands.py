@@ -46,6 +46,7 @@ RUN_BY = {  # command, or its beginning -> file and function of the test that ru
     "python -m lib_lora doctor FILE": "tests/test_commands.py::test_files_are_inspected",
     "curl": "tests/extension/standalone/test_sdapi.py::test_the_requests_in_the_documents_are_answered",
     "python benchmarks/count.py --kinds": "tests/test_benchmarks.py::test_the_page_of_pefts_kinds_has_their_cost",
+    "python benchmarks/saving.py": "tests/test_benchmarks.py::test_program_prints_a_table_and_writes_json",
     "python install.py gpu": "tests/gpu/test_gpu.py::test_small_models_on_the_cpu",
     "python -m extension.api.contract": (
         "tests/extension/api/test_contract.py::test_the_types_of_the_tab_and_the_tables_of_the_docs_are_up_to_date"

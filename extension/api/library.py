@@ -15,7 +15,6 @@ from fastapi.concurrency import run_in_threadpool
 
 import lib_lora
 from lib_lora import AdapterFile, Family, LoraError
-from lib_lora.inspection.families import family_named
 
 from ..library import (
     EDITABLE,
@@ -329,6 +328,8 @@ def listed(row: Row) -> records.Lora:
 
 def _named(structure: Structure, notes: Notes) -> str | None:
     """Return the family that the header or the notes name, if the layers are of another."""
+    from lib_lora.inspection.families import family_named  # a start needs it not
+
     named, family = family_named(notes.base_model), structure.family
     if structure.named or named is None or family is None or not named.differs(family):
         return structure.named or None

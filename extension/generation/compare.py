@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from PIL import Image, ImageChops
-from PIL.PngImagePlugin import PngInfo
+from PIL import Image
 
 from ..hosts.txt2img import RequestError, Txt2Img
 from ..text.prompt_edit import names_in, with_strength, without
@@ -330,6 +329,8 @@ class ComparisonRun:
         first, second = self.pictures[self._at - 2 : self._at]
         if first is None or second is None:
             return None
+        from PIL import ImageChops  # a start needs it not
+
         made = ImageChops.difference(first.convert("RGB"), second.convert("RGB"))
         made.info.clear()  # it has what the first picture says of itself
         return made
@@ -375,6 +376,8 @@ def _parameters_of(picture: Image.Image) -> dict[str, str]:
 
 
 def _png(picture: Image.Image, texts: Mapping[str, str]) -> bytes:
+    from PIL.PngImagePlugin import PngInfo  # likewise
+
     written = PngInfo()
     for name, text in texts.items():
         written.add_text(name, text)

@@ -106,6 +106,7 @@ def _folder(session: Session, wanted: str) -> Path:
     is_plain = not any(part.strip(". ") == "" or _NO_NAME.search(part) for part in parts)
     for top in tops if is_plain else ():
         found = top.joinpath(*parts)
-        if found.is_dir() and Path(os.path.realpath(top)) in Path(os.path.realpath(found)).parents:
+        # of a name that is too long, `os.path` says that it is no folder, and `Path` raises
+        if os.path.isdir(found) and Path(os.path.realpath(top)) in Path(os.path.realpath(found)).parents:  # noqa: PTH112
             return found
     raise SaveError(f"there is no folder {wanted[:120]!r} in the LoRA folders; make it first, or choose another one")

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from lib_lora import AdapterFile, Family, FileError, Glance, LoraError, base_model, glance
-from lib_lora.inspection.families import report_of
 
 from .plain import are_texts, demand, is_count, read_json
 
@@ -177,6 +176,8 @@ class FactsReader:
 
 
 def _inspect(path: Path) -> Structure:
+    from lib_lora.inspection.families import report_of  # a start needs it not
+
     report, named = report_of(path)
     title = "" if named is None else named.titles
     return Structure(report.format, dict(report.kinds), report.ranks, report.layers, report.family, title)

@@ -62,9 +62,8 @@ def test_it_makes_a_demo_that_is_complete_and_is_the_same_when_it_is_run_again(t
 def test_a_part_that_is_not_one_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         program.main([f"--demo={tmp_path}", "lora"])
-    assert (
-        "no part is called 'lora'; known are model, judge, loras, rounded, figures, pictures" in capsys.readouterr().err
-    )
+    said = capsys.readouterr().err
+    assert "no part is called 'lora'; known are model, judge, loras, rounded, figures, saved, pictures, fights" in said
 
 
 def test_the_card_says_what_was_counted(tmp_path: Path) -> None:

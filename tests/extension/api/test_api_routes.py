@@ -725,6 +725,7 @@ def test_files_are_changed_moved_deleted_and_restored(ask: Checked, copy: Path) 
 
 
 def test_a_file_is_saved(ask: Checked, runner: Runner) -> None:
+    assert ask("GET", "/save/choices")["folders"][0] == ""
     begun = ask("POST", "/save", json={"name": "both", "tags": ["<lora:stripes:0.8>", "<lora:night:0.5>"]})
     assert begun["job"]["layers"] == 0 or begun["job"]["running"]
     deadline = time.monotonic() + 60
@@ -745,6 +746,15 @@ def test_the_pictures_of_the_output_folders_are_none_without_a_folder(ask: Check
     assert ask("GET", "/outputs/loras")["loras"] == []
     for route in ("/outputs/picture", "/outputs/thumbnail"):
         assert "no such picture any more" in ask("GET", route, 404, params={"id": "1"})
+
+
+def test_nothing_is_looked_up_online_unless_it_was_turned_on(ask: Checked) -> None:
+    """`tests/extension/online` turns it on."""
+    assert not ask("PUT", "/online", json={"on": False})["on"]
+    assert ask("GET", "/online")["job"] is None
+    for route, asked in (("lookup", {"ids": []}), ("download", {"page": "https://civitai.com/models/1"})):
+        assert "is off" in ask("POST", f"/online/{route}", 409, json=asked)
+    assert ask("DELETE", "/online")["job"] is None
 
 
 @pytest.mark.full

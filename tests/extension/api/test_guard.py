@@ -69,6 +69,16 @@ VALID: dict[tuple[str, str], dict[str, Any]] = {
     ("DELETE", "/remora/v1/compare"): {},
     ("POST", "/remora/v1/save"): {"json": {"name": "saved", "tags": ["<lora:stripes:1>"]}},
     ("DELETE", "/remora/v1/save"): {},
+    ("PATCH", "/remora/v1/files"): {"json": {"ids": []}},
+    ("POST", "/remora/v1/files/move"): {"json": {"ids": [], "folder": "changed"}},
+    ("POST", "/remora/v1/files/delete"): {"json": {"ids": []}},
+    ("POST", "/remora/v1/files/restore"): {"json": {"ids": []}},
+    ("POST", "/remora/v1/files/undo"): {"json": {"undo": "changed"}},
+    ("DELETE", "/remora/v1/trash"): {"json": {"ids": []}},
+    ("PUT", "/remora/v1/online"): {"json": {"on": False}},
+    ("DELETE", "/remora/v1/online"): {},
+    ("POST", "/remora/v1/online/lookup"): {"json": {"ids": []}},
+    ("POST", "/remora/v1/online/download"): {"json": {"page": "https://civitai.com/models/1"}},
     ("POST", "/sdapi/v1/txt2img"): {"json": SMALL},
     ("POST", "/sdapi/v1/img2img"): {"json": {**SMALL, "init_images": [REGION]}},
     ("POST", "/sdapi/v1/extra-single-image"): {"json": {"image": REGION}},
@@ -80,6 +90,12 @@ VALID: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/sdapi/v1/refresh-loras"): {},
     **{("POST", f"/sdapi/v1/{name}"): {} for name in (*UNCHANGED, *REFUSED)},
 }
+NOT_NOW = {
+    ("POST", "/remora/v1/files/undo"): 404,
+    ("POST", "/remora/v1/online/lookup"): 409,
+    ("POST", "/remora/v1/online/download"): 409,
+}
+"""Valid requests that cannot be met here: there is nothing to take back, and nothing is looked up unless turned on."""
 SAFE = {"GET", "HEAD", "OPTIONS"}
 OTHER_SITES: dict[str, dict[str, str]] = {
     "origin": {"Origin": "http://evil.example"},
@@ -275,7 +291,7 @@ def test_the_table_has_all_routes_and_each_takes_what_this_file_sends(
     for route in all_routes.unsafe:
         runner.studio.session.presets.put("Kept", "<lora:zorp:1>")  # which one of them forgets
         answer = all_routes.ask(route)
-        wanted = 501 if route[1].removeprefix("/sdapi/v1/") in REFUSED else 200
+        wanted = 501 if route[1].removeprefix("/sdapi/v1/") in REFUSED else NOT_NOW.get(route, 200)
         assert answer.status_code == wanted, (route, answer.text)
 
 
