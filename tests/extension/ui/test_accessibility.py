@@ -84,7 +84,7 @@ def test_axe_finds_no_fault(served: Served, browser: Any, theme: str, width: int
             tab.more("stripes", "Region").get_by_role("button", name="Paint a region").click()
             page.get_by_role("dialog", name="A new region").wait_for()
             dialog = page.get_by_role("dialog", name="A new region")
-            dialog.get_by_role("button", name="Save").click()
+            dialog.get_by_role("button", name="Save", exact=True).click()
             assert faults(page) == [], "painter, and a name that is missing"
             page.keyboard.press("Escape")
             tab.button("Compare").click()

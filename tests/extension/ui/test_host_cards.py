@@ -12,7 +12,6 @@ import httpx
 import pytest
 
 from tests.extension.ui.serving import LONG, Served, opened
-from tests.extension.ui.tab import SHADOW
 from tests.extension.ui.test_accessibility import faults
 from tests.extension.ui.test_completion import MANY, Clock, many
 
@@ -149,7 +148,8 @@ def test_a_badge_says_fit_and_strength_and_its_menu_works_by_keyboard(served: Se
             for key in ("Enter", *keys, "Enter"):
                 page.keyboard.press(key)
             page.get_by_role("dialog", name="zorp").get_by_text("Trigger words").wait_for(timeout=LONG)
-            assert page.evaluate(f"{SHADOW}.querySelector('dialog details').open") is begins
+            section = page.get_by_role("dialog").locator("details", has_text="Pictures in the output folders")
+            assert section.evaluate("section => section.open") is begins
             page.keyboard.press("Escape")
 
 

@@ -332,12 +332,12 @@ def test_notes_are_kept_beside_the_file_as_a1111_reads_them(tab: Tab, served: Se
     dialog.get_by_role("alert").get_by_text("Your changes are not saved.").wait_for()
     dialog.get_by_role("button", name="Keep editing").click()
     dialog.get_by_label("Preferred strength").fill("much")
-    dialog.get_by_role("button", name="Save").click()
+    dialog.get_by_role("button", name="Save", exact=True).click()
     dialog.get_by_role("alert").get_by_text("must be a number, such as 0.8, not “much”").wait_for()
     dialog.get_by_label("Preferred strength").fill("0.6")
     dialog.get_by_label("Tags").fill("beings, mine")
     dialog.get_by_label("Notes").fill("a note that is searched")
-    dialog.get_by_role("button", name="Save").click()
+    dialog.get_by_role("button", name="Save", exact=True).click()
     dialog.wait_for(state="hidden")
     noted = json.loads(copy.with_suffix(".json").read_text("utf-8"))
     assert noted == {
@@ -387,7 +387,7 @@ def test_a_preferred_strength_of_0_is_the_web_uis_default_and_the_dialog_says_so
     dialog.get_by_text("Empty or 0: the web UI").wait_for(timeout=LONG)
     for typed, kept in (("0.6", 0.6), ("0", 0.0)):
         dialog.get_by_label("Preferred strength").fill(typed)
-        dialog.get_by_role("button", name="Save").click()
+        dialog.get_by_role("button", name="Save", exact=True).click()
         dialog.wait_for(state="hidden")
         assert json.loads(copy.with_suffix(".json").read_text("utf-8"))["preferred weight"] == kept
         tab.button("About copied").click()
@@ -402,7 +402,7 @@ def test_where_the_scale_is_a_guess_the_dialog_asks_for_alpha(tab: Tab, copy: Pa
     dialog = tab.page.get_by_role("dialog", name="copied")
     dialog.get_by_text("Nothing in the file tells its alpha").wait_for(timeout=LONG)
     dialog.get_by_label("Alpha").fill("8")
-    dialog.get_by_role("button", name="Save").click()
+    dialog.get_by_role("button", name="Save", exact=True).click()
     dialog.wait_for(state="hidden")
     assert json.loads(copy.with_suffix(".json").read_text("utf-8"))["remora"] == {"alpha": 8}
     tab.button("About copied").click()
@@ -429,7 +429,7 @@ def test_what_is_typed_in_a_dialog_outlives_all_that_the_server_tells(tab: Tab, 
     dialog.get_by_role("radio", name="4 of 5").click()  # which is kept at once, and answered
     dialog.get_by_role("radiogroup", name="Rating of copied: 4 of 5").wait_for()
     assert dialog.get_by_label("Notes").input_value() == "typed"
-    dialog.get_by_role("button", name="Save").click()
+    dialog.get_by_role("button", name="Save", exact=True).click()
     dialog.wait_for(state="hidden")
     noted = json.loads(copy.with_suffix(".json").read_text("utf-8"))
     assert (noted["notes"], noted["tags"]) == ("typed", ["elsewhere"]), "nothing but what was typed is written"
@@ -711,7 +711,7 @@ def test_a_file_that_goes_while_its_notes_are_open_is_said_there(tab: Tab, copy:
     dialog.get_by_label("Notes").fill("lost?")
     copy.unlink()
     httpx.post(f"{tab.page.url.split('?')[0].rstrip('/')}/remora/v1/refresh")
-    dialog.get_by_role("button", name="Save").click()
+    dialog.get_by_role("button", name="Save", exact=True).click()
     dialog.get_by_role("alert").get_by_text("is not a file in the LoRA folders").wait_for()
     assert dialog.get_by_label("Notes").input_value() == "lost?"
 
@@ -839,14 +839,14 @@ def test_notes_that_another_page_changed_meanwhile_are_not_written_over(tab: Tab
     dialog.get_by_label("Notes").fill("mine")
     lora = f"{served.url}/remora/v1/lora"
     httpx.patch(lora, params={"name": "copied"}, json={"notes": "theirs", "tags": ["a"]}).raise_for_status()
-    dialog.get_by_role("button", name="Save").click()
+    dialog.get_by_role("button", name="Save", exact=True).click()
     dialog.get_by_role("alert").get_by_text("“Notes” is now “theirs”").wait_for()
     told = httpx.get(lora, params={"name": "copied"}).json()
     assert (told["notes"], told["tags"]) == ("theirs", ["a"])
     assert dialog.get_by_label("Notes").input_value() == "mine"
     assert dialog.get_by_label("Tags").input_value() == "a"
     httpx.patch(lora, params={"name": "copied"}, json={"words": "of theirs"}).raise_for_status()  # that is no conflict
-    dialog.get_by_role("button", name="Save").click()
+    dialog.get_by_role("button", name="Save", exact=True).click()
     dialog.wait_for(state="hidden")
     told = httpx.get(lora, params={"name": "copied"}).json()
     assert (told["notes"], told["tags"], told["words"]) == ("mine", ["a"], "of theirs")
@@ -861,12 +861,12 @@ def test_a_preset_that_another_page_made_meanwhile_is_not_written_over(tab: Tab,
     dialog.get_by_text("There is no preset yet.").wait_for()
     httpx.put(preset, params={"name": "Theirs"}, json={"text": "<lora:night:1>"}).raise_for_status()
     dialog.get_by_role("textbox", name="Name of the new preset").fill("Mine")
-    dialog.get_by_role("button", name="Save").click()  # of another name: both are kept
+    dialog.get_by_role("button", name="Save", exact=True).click()  # of another name: both are kept
     dialog.get_by_text("Mine", exact=True).wait_for()
     dialog.get_by_text("Theirs", exact=True).wait_for()
     httpx.put(preset, params={"name": "Same"}, json={"text": "<lora:night:1>"}).raise_for_status()
     dialog.get_by_role("textbox", name="Name of the new preset").fill("Same")
-    dialog.get_by_role("button", name="Save").click()
+    dialog.get_by_role("button", name="Save", exact=True).click()
     dialog.get_by_role("alert").get_by_text("Your change is not made: another page or program").wait_for()
     dialog.get_by_text("Same", exact=True).wait_for()
     assert "night" in httpx.get(preset, params={"name": "Same"}).text
@@ -916,7 +916,7 @@ def test_a_stack_is_kept_as_a_preset_used_renamed_given_away_and_deleted(tab: Ta
     tab.button("Presets").click()
     dialog = tab.page.get_by_role("dialog", name="Presets")
     dialog.get_by_role("textbox", name="Name of the new preset").fill("Mine")
-    dialog.get_by_role("button", name="Save").click()
+    dialog.get_by_role("button", name="Save", exact=True).click()
     dialog.get_by_text("<lora:zorp:0.5> <lora:stripes:1>").wait_for()
     tab.page.keyboard.press("Escape")
     tab.write("a fox <lora:night:1>")
@@ -948,7 +948,7 @@ def test_a_stack_is_kept_as_a_preset_used_renamed_given_away_and_deleted(tab: Ta
     tab.page.wait_for_function(f"{SHADOW}.activeElement?.closest('dialog')")
     dialog.get_by_text("<lora:night:0.5>").wait_for()
     dialog.get_by_role("textbox", name="Name of the new preset").fill("Ours 2")
-    dialog.get_by_role("button", name="Save").click()
+    dialog.get_by_role("button", name="Save", exact=True).click()
     dialog.get_by_text("<lora:night:0.5>").wait_for(state="hidden")
     dialog.get_by_role("button", name="Undo replacing the preset Ours 2").click()
     dialog.get_by_text("<lora:night:0.5>").wait_for()

@@ -164,7 +164,7 @@ def test_a_preset_without_a_name_says_that_it_needs_one(tab: Tab) -> None:
     plain = field.evaluate(EDGE)
     for name in ("", "   "):
         field.fill(name)
-        dialog.get_by_role("button", name="Save").click()
+        dialog.get_by_role("button", name="Save", exact=True).click()
         dialog.get_by_role("alert").get_by_text("Give the preset a name.").wait_for()
         assert field.get_attribute("aria-invalid") == "true"
         assert field.evaluate(EDGE) != plain

@@ -148,7 +148,7 @@ def test_presets(place: Place, tab: Tab) -> None:
     tab.button("Presets").click()
     dialog = tab.page.get_by_role("dialog", name="Presets")
     dialog.get_by_role("textbox", name="Name of the new preset").fill("Mine")
-    dialog.get_by_role("button", name="Save").click()
+    dialog.get_by_role("button", name="Save", exact=True).click()
     dialog.get_by_text("<lora:stripes:0.5>").wait_for()
     shot(tab, place, "presets")
     tab.page.keyboard.press("Escape")
