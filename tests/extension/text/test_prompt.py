@@ -279,92 +279,93 @@ def test_tags_are_cut_out_and_everything_else_stays() -> None:
     assert parsed.tags == (Tag("x"), Tag("x", 0.5, 0.5))  # the same file twice: both apply
 
 
-@pytest.mark.parametrize(
-    ("prompt", "place", "reason"),
-    [
-        ("a <lora:x:1.1.>", "1.1.", "'1.1.' is not a number"),
-        ("a <lora:x:0,7>", "0,7", "'0,7' is not a number; write 0.7"),
-        ("a <lora:x:0.7f>", "0.7f", "'0.7f' is not a number; write 0.7"),
-        ("a <lora:x:1:hr=/models/zorp>", "/models", "is a path; write the name alone, zorp"),
-        ("a <lora:x:>", ">", "'' is not a number"),
-        ("a <lora:x:unet=nan>", "nan", "'nan' is not a number"),
-        ("a <lora:x:1:nan>", "nan", "'nan' is neither a number nor block weights; presets of block weights there are"),
-        ("a <lora:x:1e999>", "1e999", "is too large a number"),
-        ("a <lora:x:1e39@0,1@1>", "1e39", "is too large a number"),
-        ("a <lora:x:1@1e39>", "1e39", "is too large a number"),
-        ("a <lora:x:1:1:0>", "0>", "is not a rank"),
-        ("a <lora:x:dyn=4.5>", "4.5", "is not a rank"),
-        ("a <lora:x:1:1:8:9>", "9>", "a fourth number"),
-        ("a <lora:x:lbv=1>", "lbv", "'lbv' is not a setting of a LoRA tag; did you mean lbw?"),
-        ("a <lora:x:Mask=left>", "Mask", "'Mask' is not a setting of a LoRA tag; did you mean mask?"),
-        ("a <lora:x:colour=1>", "colour", "'colour' is not a setting of a LoRA tag; leave it out"),
-        ("a <lora:x:1:0,7>", "0,7", "'0,7' is not a number; write 0.7, or for block weights lbw=0,7"),
-        ("a <lora:x:80%>", "80%", "'80%' is not a number; write 0.8"),
-        ("a <lora:x:1:hr=\u22120,5>", "\u22120,5", "'\u22120,5' is not a number; write -0.5"),
-        ("a <lora:x:1:step=0,2\u20130,8>", "0,2", "'0,2\u20130,8' is not a range; write 0.2-0.8"),
-        ("a <lora:x:1:lbw=outall>", "outall", "did you mean OUTALL?"),
-        ("a <lora:x:1:lbw=1,x+0.2>", "1,x", "is neither a number nor R, U or X; write X+0.2"),
-        ("a <lora:x:lbw=0.5>", "0.5", "'0.5' is a single number; write a weight for each block"),
-        ("a <lora:x:1:lbwe=ATTN>", "ATTN", "did you mean ATTNDEEPON or ATTNDEEPOFF?"),
-        ("a <lora:x:te=1:te=2>", "te=2", "set twice"),
-        ("a <lora:x:1:lbw=OUTALL:w=OUTALL>", "w=OUT", "set twice"),
-        ("a <lora:x:0@0,1@no>", "no", "'no' is not a number"),
-        ("a <lora:x:0@0,1@0.5@1>", "1@0.5@1", "is not a point"),
-        ("a <lora:x:0@0,@1>", "@1", "'' is not a number"),
-        ("a <lora:x:1:lbw=1,2,B>", "1,2,B", "value 3 of the list, 'B', is neither a number nor R, U or X"),
-        ("a <lora:x:1:lbw=OUTAL>", "OUTAL", "'OUTAL' is neither a number nor block weights; did you mean OUTALL?"),
-        ("a <lora:x:1:lbw=>", ">", "'' is neither a number nor block weights"),
-        ("a <lora:x:1:lbwe=OUTALL>", "OUTALL", "presets of rules there are: ATTNDEEPOFF"),
-        ("a <lora:x:1:step=4>", "4>", "'4' is not a range, such as 2-12"),
-        ("a <lora:x:1:sigma=->", "->", "'-' is not a range, such as 14-1"),
-        ("a <lora:x:1:start=-2>", "-2", "-2 is below 0"),
-        ("a <lora:x:1:end=-2>", "-2", "-2 is below 0"),
-        ("a <lora:x:1:end=2:stop=3>", "stop=3", "'stop' is set twice"),
-        ("a <lora:x:1:5-15:step=2-3>", "step=2-3", "'step' is set twice"),
-        ("a <lora:x:1:pass=hire>", "hire", "'hire' is not a pass; did you mean hires?"),
-        ("a <lora:x:1:pass=none>", "none", "'none' is not a pass; the passes are base, hires, refiner, detailer"),
-        ("a <lora:x:0@0,1@1:by=minute>", "minute", "'minute' is none of step, sigma, timestep"),
-        ("a <lora:x:1:curve=cosine>", "cosine", "needs a schedule"),
-        ("a <lora:x:1:half=both>", "both", "'both' is none of pos, neg"),
-        ("a <lora:x:1:rows=1,0>", "0>", "'0' is not an image of a batch; images are numbered from 1"),
-        ("a <lora:x:1:mask=left:part=1000>", "1000", "'1000' is not a part of a prompt"),
-        ("a <lora:x:1:NO:lbw=OUTALL>", "NO", "'NO' is neither a number nor block weights"),
-        ("a <lora:x:1:OUTALL:NO:lbwe=ATTNDEEPON>", "NO", "'NO' is neither a number nor block weights"),
-        ("a <lora:x:1:OUTALL:1e999:x=1>", "1e999", "'1e999' is too large a number"),
-        ("a <lora:x:1:lbw=1e39,1>", "1e39", "value 1 of the list, '1e39', is neither a number"),
-        ("a <lora:x:1:lbw=٣,1>", "٣", "value 1 of the list, '٣', is neither a number"),
-        ("a <lora:x:1:mask=>", ">", "the region is missing"),
-        ("a <lora:x:1:mask=lft>", "lft", "there is no region 'lft'; did you mean left?"),
-        ("a <lora:x:1:mask=Left>", "Left", "there is no region 'Left'; did you mean left?"),
-        ("a <lora:x:1:mask=eye>", "eye", "there is no region 'eye'; the regions are bottom, center, left"),
-        ("a <lora:x:1:mask=left+0,0,2,1>", "0,0,2", "a rectangle is left, top, right and bottom"),
-        ("a <lora:x:1:mask=left+0,0,1>", "0,0,1", "'0,0,1' is not a rectangle"),
-        ("a <lora:x:1:mask=!0,0,1,1>", "!0,0", "has no place in the picture"),
-        ("a <lora:x:1:mask=left:feather=2>", "2>", "2 is not a soft edge"),
-        ("a <lora:x:1:mask=left:outside=2>", "2>", "2 is not a share of the effect; write a number from 0 to 1"),
-        ("a <lora:x:1:outside=0.2>", "0.2", "'outside' needs a region"),
-        ("a <lora:x:1:mask=left:part=0>", "0>", "'0' is not a part of a prompt"),
-        ("a <lora:x:1:part=1>", "1>", "'part' needs a region"),
-        ("a <lora:x:1:feather=0.2>", "0.2", "'feather' needs a region"),
-        ("a <lora:x:1:module=a b>", "a b", "is not a component of a model"),
-        ("a <lora:x:1:in=much>", "much", "'much' is not a number"),
-        ("a <lora::1>", ":1>", "name is missing"),
-        ("a <lora:x:1 and more", "<lora", "not closed"),
-        ("a <lora:x:1 <lora:y:1>", "<lora:x", "not closed"),
-    ],
-)
-def test_an_error_shows_the_text_and_the_place(prompt: str, place: str, reason: str) -> None:
-    with pytest.raises(PromptError) as caught:
-        parse(prompt)
-    error = caught.value
-    assert str(error).endswith(f"of the prompt: {error.reason}"), "what is wrong, and nothing behind it"
-    assert error.reason.count(";") <= 1
-    assert prompt[error.position :].startswith(place)
-    assert f"character {error.position + 1} of" in str(error)
-    assert reason in error.reason
-    assert error.text in str(error)
-    assert error.text in prompt
-    assert isinstance(error, LoraError)
+WRONG = [
+    ("a <lora:x:1.1.>", "1.1.", "'1.1.' is not a number"),
+    ("a <lora:x:0,7>", "0,7", "'0,7' is not a number; write 0.7"),
+    ("a <lora:x:0.7f>", "0.7f", "'0.7f' is not a number; write 0.7"),
+    ("a <lora:x:1:hr=/models/zorp>", "/models", "is a path; write the name alone, zorp"),
+    ("a <lora:x:>", ">", "'' is not a number"),
+    ("a <lora:x:unet=nan>", "nan", "'nan' is not a number"),
+    ("a <lora:x:1:nan>", "nan", "'nan' is neither a number nor block weights; presets of block weights there are"),
+    ("a <lora:x:1e999>", "1e999", "is too large a number"),
+    ("a <lora:x:1e39@0,1@1>", "1e39", "is too large a number"),
+    ("a <lora:x:1@1e39>", "1e39", "is too large a number"),
+    ("a <lora:x:1:1:0>", "0>", "is not a rank"),
+    ("a <lora:x:dyn=4.5>", "4.5", "is not a rank"),
+    ("a <lora:x:1:1:8:9>", "9>", "a fourth number"),
+    ("a <lora:x:lbv=1>", "lbv", "'lbv' is not a setting of a LoRA tag; did you mean lbw?"),
+    ("a <lora:x:Mask=left>", "Mask", "'Mask' is not a setting of a LoRA tag; did you mean mask?"),
+    ("a <lora:x:colour=1>", "colour", "'colour' is not a setting of a LoRA tag; leave it out"),
+    ("a <lora:x:1:0,7>", "0,7", "'0,7' is not a number; write 0.7, or for block weights lbw=0,7"),
+    ("a <lora:x:80%>", "80%", "'80%' is not a number; write 0.8"),
+    ("a <lora:x:1:hr=\u22120,5>", "\u22120,5", "'\u22120,5' is not a number; write -0.5"),
+    ("a <lora:x:1:step=0,2\u20130,8>", "0,2", "'0,2\u20130,8' is not a range; write 0.2-0.8"),
+    ("a <lora:x:1:lbw=outall>", "outall", "did you mean OUTALL?"),
+    ("a <lora:x:1:lbw=1,x+0.2>", "1,x", "is neither a number nor R, U or X; write X+0.2"),
+    ("a <lora:x:lbw=0.5>", "0.5", "'0.5' is a single number; write a weight for each block"),
+    ("a <lora:x:1:lbwe=ATTN>", "ATTN", "did you mean ATTNDEEPON or ATTNDEEPOFF?"),
+    ("a <lora:x:te=1:te=2>", "te=2", "set twice"),
+    ("a <lora:x:1:lbw=OUTALL:w=OUTALL>", "w=OUT", "set twice"),
+    ("a <lora:x:0@0,1@no>", "no", "'no' is not a number"),
+    ("a <lora:x:0@0,1@0.5@1>", "1@0.5@1", "is not a point"),
+    ("a <lora:x:0@0,@1>", "@1", "'' is not a number"),
+    ("a <lora:x:1:lbw=1,2,B>", "1,2,B", "value 3 of the list, 'B', is neither a number nor R, U or X"),
+    ("a <lora:x:1:lbw=OUTAL>", "OUTAL", "'OUTAL' is neither a number nor block weights; did you mean OUTALL?"),
+    ("a <lora:x:1:lbw=>", ">", "'' is neither a number nor block weights"),
+    ("a <lora:x:1:lbwe=OUTALL>", "OUTALL", "presets of rules there are: ATTNDEEPOFF"),
+    ("a <lora:x:1:step=4>", "4>", "'4' is not a range, such as 2-12"),
+    ("a <lora:x:1:sigma=->", "->", "'-' is not a range, such as 14-1"),
+    ("a <lora:x:1:start=-2>", "-2", "-2 is below 0"),
+    ("a <lora:x:1:end=-2>", "-2", "-2 is below 0"),
+    ("a <lora:x:1:end=2:stop=3>", "stop=3", "'stop' is set twice"),
+    ("a <lora:x:1:5-15:step=2-3>", "step=2-3", "'step' is set twice"),
+    ("a <lora:x:1:pass=hire>", "hire", "'hire' is not a pass; did you mean hires?"),
+    ("a <lora:x:1:pass=none>", "none", "'none' is not a pass; the passes are base, hires, refiner, detailer"),
+    ("a <lora:x:0@0,1@1:by=minute>", "minute", "'minute' is none of step, sigma, timestep"),
+    ("a <lora:x:1:curve=cosine>", "cosine", "needs a schedule"),
+    ("a <lora:x:1:half=both>", "both", "'both' is none of pos, neg"),
+    ("a <lora:x:1:rows=1,0>", "0>", "'0' is not an image of a batch; images are numbered from 1"),
+    ("a <lora:x:1:mask=left:part=1000>", "1000", "'1000' is not a part of a prompt"),
+    ("a <lora:x:1:NO:lbw=OUTALL>", "NO", "'NO' is neither a number nor block weights"),
+    ("a <lora:x:1:OUTALL:NO:lbwe=ATTNDEEPON>", "NO", "'NO' is neither a number nor block weights"),
+    ("a <lora:x:1:OUTALL:1e999:x=1>", "1e999", "'1e999' is too large a number"),
+    ("a <lora:x:1:lbw=1e39,1>", "1e39", "value 1 of the list, '1e39', is neither a number"),
+    ("a <lora:x:1:lbw=٣,1>", "٣", "value 1 of the list, '٣', is neither a number"),
+    ("a <lora:x:1:mask=>", ">", "the region is missing"),
+    ("a <lora:x:1:mask=lft>", "lft", "there is no region 'lft'; did you mean left?"),
+    ("a <lora:x:1:mask=Left>", "Left", "there is no region 'Left'; did you mean left?"),
+    ("a <lora:x:1:mask=eye>", "eye", "there is no region 'eye'; the regions are bottom, center, left"),
+    ("a <lora:x:1:mask=left+0,0,2,1>", "0,0,2", "a rectangle is left, top, right and bottom"),
+    ("a <lora:x:1:mask=left+0,0,1>", "0,0,1", "'0,0,1' is not a rectangle"),
+    ("a <lora:x:1:mask=!0,0,1,1>", "!0,0", "has no place in the picture"),
+    ("a <lora:x:1:mask=left:feather=2>", "2>", "2 is not a soft edge"),
+    ("a <lora:x:1:mask=left:outside=2>", "2>", "2 is not a share of the effect; write a number from 0 to 1"),
+    ("a <lora:x:1:outside=0.2>", "0.2", "'outside' needs a region"),
+    ("a <lora:x:1:mask=left:part=0>", "0>", "'0' is not a part of a prompt"),
+    ("a <lora:x:1:part=1>", "1>", "'part' needs a region"),
+    ("a <lora:x:1:feather=0.2>", "0.2", "'feather' needs a region"),
+    ("a <lora:x:1:module=a b>", "a b", "is not a component of a model"),
+    ("a <lora:x:1:in=much>", "much", "'much' is not a number"),
+    ("a <lora::1>", ":1>", "name is missing"),
+    ("a <lora:x:1 and more", "<lora", "not closed"),
+    ("a <lora:x:1 <lora:y:1>", "<lora:x", "not closed"),
+]
+"""A prompt, where the error is, and why."""
+
+
+def test_an_error_shows_the_text_and_the_place() -> None:
+    for prompt, place, reason in WRONG:
+        with pytest.raises(PromptError) as caught:
+            parse(prompt)
+        error, asked = caught.value, (prompt, str(caught.value))
+        assert str(error).endswith(f"of the prompt: {error.reason}"), f"{asked}: something is behind what is wrong"
+        assert error.reason.count(";") <= 1, asked
+        assert prompt[error.position :].startswith(place), asked
+        assert f"character {error.position + 1} of" in str(error), asked
+        assert reason in error.reason, asked
+        assert error.text in str(error), asked
+        assert error.text in prompt, asked
+        assert isinstance(error, LoraError), asked
 
 
 def test_a_path_of_windows_is_said_to_be_one() -> None:
