@@ -254,7 +254,8 @@ class Outputs:
                     folder = _listed(path, stat.st_mtime_ns)
                     found.changed.append(folder)
             except OSError as error:
-                self._leave_out(Path(path), error.strerror or str(error))
+                if not isinstance(error, FileNotFoundError):  # a web UI makes its folders with the first picture
+                    self._leave_out(Path(path), error.strerror or str(error))
                 found.closed.append(path)
                 continue
             found.folders.add(path)

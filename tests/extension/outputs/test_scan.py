@@ -191,7 +191,9 @@ def test_a_scan_ends_at_its_bound_and_says_so(
     assert outputs.problem == ""
 
 
-def test_pictures_of_a_drive_that_is_away_are_kept_and_of_another_setting_forgotten(top: Path, tmp_path: Path) -> None:
+def test_pictures_of_a_drive_that_is_away_are_kept_and_of_another_setting_forgotten(
+    top: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folders = [top]
     outputs = Outputs(lambda: folders, lambda: tmp_path / "data")
     saved(top / "1.png", png())
@@ -200,6 +202,7 @@ def test_pictures_of_a_drive_that_is_away_are_kept_and_of_another_setting_forgot
     outputs.scan()
     assert names(outputs) == ["1.png"]
     assert not outputs.present(every(outputs)[0])
+    assert caplog.messages == []
     (tmp_path / "away").rename(top)
     assert outputs.present(every(outputs)[0])
     folders[:] = [tmp_path / "other"]
