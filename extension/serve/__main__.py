@@ -35,7 +35,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--gpus", type=float, default=0.0, help="GPUs of each replica, 0.5 shares one (default: 0)")
     made.add_argument("--host", default="127.0.0.1", help="address to serve on (default: this machine only)")
     made.add_argument("--port", type=int, default=8000)
-    made.add_argument("--metrics-port", type=int, default=0, help="port of the metrics for Prometheus (default: any)")
+    made.add_argument(
+        "--metrics-port", type=int, default=0, help="port of the metrics for Prometheus on this machine (default: any)"
+    )
     made.add_argument("--keys", type=Path, help="file with a line user:key for each user")
     made.add_argument("--without-login", action="store_true", help="require no key, also from other machines")
     made.add_argument("--device", default="auto", help="auto, cpu, cuda, mps, xpu")
@@ -86,7 +88,7 @@ def _serve(arguments: argparse.Namespace, model: str, logins: Sequence[str]) -> 
     try:
         serve.run(build(_settings(arguments, model, logins)), name=NAME, route_prefix="/")
         logger.info("serving on http://%s:%d/sdapi/v1", arguments.host, arguments.port)
-        for node in ray.nodes():
+        for node in [node for node in ray.nodes() if node["Alive"]]:
             logger.info("metrics on http://%s:%d/metrics", node["NodeManagerAddress"], node["MetricsExportPort"])
         ended.wait()
     finally:
