@@ -71,7 +71,7 @@ class Hashes:
         """
         known = self._rows.row(file).shorthash
         if not known:
-            known = _hash_from(file.path, _end_of_header(file.path), stop)[:HASH_LENGTH]
+            known = hash_from(file.path, _end_of_header(file.path), stop)[:HASH_LENGTH]
             self._rows.index.change(file, shorthash=known)
         return known
 
@@ -92,7 +92,7 @@ class Hashes:
         """
         known = self._rows.row(file).sha256
         if not known:
-            known = _hash_from(file.path, 0, stop)
+            known = hash_from(file.path, 0, stop)
             self._rows.index.change(file, sha256=known)
         return known
 
@@ -219,7 +219,13 @@ def _end_of_header(path: Path) -> int:
     return end
 
 
-def _hash_from(path: Path, start: int, stop: Stop) -> str:
+def hash_from(path: Path, start: int, stop: Stop = _never) -> str:
+    """Return the SHA-256 of a file from some byte on, in hex digits.
+
+    Raises:
+        OSError: the file cannot be read.
+        HashStopped: `stop` said so.
+    """
     digest = hashlib.sha256()
     with open_regular(path) as stream:
         stream.seek(start)

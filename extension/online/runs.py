@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import secrets
@@ -20,10 +19,10 @@ from ..generation.options import online
 from ..generation.save_places import SaveError, place
 from ..library import CatalogFile, NotesError, beside
 from ..library.catalog import CatalogError
-from ..library.hashes import HashStopped
+from ..library.hashes import HashStopped, hash_from
+from ..library.moves import Move
 from ..library.notes import read_own
 from ..library.pictures import PictureError
-from ..store import locked, open_regular
 from .fetch import CancelledError, EndedError, OnlineError, SiteClient, UnreachableError
 from .sidecars import ONLINE, keep, keep_picture
 from .site import LocalFile, Published, Site, SiteFile
@@ -43,7 +42,6 @@ _FAULTS = (OnlineError, SaveError, NotesError, LoraError, CatalogError)
 _MOST_BYTES = 64 << 30  # of a download
 _MOST_SILENT = 3  # files in a row for which a site does not answer
 _SPARE = 256 << 20  # bytes that a download leaves on the disk
-_CHUNK = 1 << 20
 
 
 def site_of(page: str) -> Site:
@@ -197,7 +195,9 @@ class Download(Run):
         self._refuse_known(path, offered)
         part = path.with_name(f".remora-{offered.sha256[:32]}.part")
         self._fetch(site, offered, part)
-        _publish(part, path)
+        with part.open("rb+") as stream:
+            os.fsync(stream.fileno())
+        Move(((part, path),)).carry_out()
         self._list(site, path, offered, published)
 
     def _refuse_known(self, path: Path, offered: SiteFile) -> None:
@@ -210,14 +210,14 @@ class Download(Run):
 
     def _fetch(self, site: Site, offered: SiteFile, part: Path) -> None:
         self.total = offered.size
-        if part.exists() and _sha256(part) == offered.sha256:  # it was complete
+        if part.exists() and hash_from(part, 0, self._stop.is_set) == offered.sha256:  # it was complete
             return
         free = shutil.disk_usage(part.parent).free
         if offered.size + _SPARE > free:
             raise OnlineError(f"the disk has {free >> 20:,} MB free, and the file has {offered.size >> 20:,} MB")
         most = offered.size or min(_MOST_BYTES, free - _SPARE)
         self._client(site).download(offered.address, part, most, self._progress)
-        if _sha256(part) != offered.sha256:
+        if hash_from(part, 0, self._stop.is_set) != offered.sha256:
             part.unlink()
             raise OnlineError("what was downloaded does not have the SHA-256 that the site tells; it was deleted")
 
@@ -238,25 +238,3 @@ class Download(Run):
             self.note = self._keep(site, found.file, published)
         except (*_FAULTS, OSError) as error:  # the file is there
             self.note = str(error)
-
-
-def _publish(part: Path, path: Path) -> None:
-    """Give a complete file its name, unless there is a file of this name.
-
-    Raises:
-        OnlineError: there is one.
-    """
-    with locked(Path(os.path.realpath(path.parent))):
-        if os.path.lexists(path):
-            raise OnlineError(f"there is a file {path.name} already; choose another name")
-        with part.open("rb+") as stream:
-            os.fsync(stream.fileno())
-        part.rename(path)
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open_regular(path) as stream:
-        while chunk := stream.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..library.hashes import hash_from
 from .layout import CheckpointError, find_model
 from .single_file import load_single_file
 
@@ -140,16 +140,6 @@ def _unet_file(path: Path) -> Path | None:
 
 def _in_background(path: Path | None) -> Future[str]:
     pool = ThreadPoolExecutor(1, "hash")
-    future = pool.submit(_sha256, path)
+    future = pool.submit(lambda: "" if path is None else hash_from(path, 0))
     pool.shutdown(wait=False)
     return future
-
-
-def _sha256(path: Path | None) -> str:
-    if path is None:
-        return ""
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while chunk := stream.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -438,6 +438,6 @@ def test_a_pipe_that_takes_the_place_of_a_file_makes_nobody_wait(tmp_path, monke
         opened(path)
     with opened(regular) as stream:
         assert stream.read() == b"x"
-    for read in (hashes._end_of_header, lambda path: hashes._hash_from(path, 0, bool)):
+    for read in (hashes._end_of_header, lambda path: hashes.hash_from(path, 0, bool)):
         with pytest.raises(OSError, match="not a regular file"):
             read(path)

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from extension.generation.paste import with_own_names, with_own_regions
 from extension.library.catalog import Catalog
-from extension.library.hashes import Stop, _hash_from
+from extension.library.hashes import Stop, hash_from
 from lib_lora import Region
 
 EMPTY = hashlib.sha256().hexdigest()
@@ -125,13 +125,13 @@ def test_many_unknown_hashes_wait_for_files_once(
     catalog.index.change(catalog.find("ink"), shorthash="")
     read: list[Path] = []
 
-    def hash_from(path: Path, start: int, stop: Stop) -> str:
+    def noted(path: Path, start: int, stop: Stop) -> str:
         assert threading.current_thread() is not asked, "a file is read by the thread that pastes"
         read.append(path)
         slow.wait(60)
-        return _hash_from(path, start, stop)
+        return hash_from(path, start, stop)
 
-    monkeypatch.setattr("extension.library.hashes._hash_from", hash_from)
+    monkeypatch.setattr("extension.library.hashes.hash_from", noted)
     monkeypatch.setattr("extension.generation.paste.PATIENCE", 0.2)
     names = [f"n{number}" for number in range(200)]
     prompt = " ".join(f"<lora:{name}:1>" for name in names)

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from extension.library import walk
 from extension.library.catalog import Catalog, CatalogError, Lookup
 from extension.library.facts import Facts, FactsReader
-from extension.library.hashes import _hash_from
+from extension.library.hashes import hash_from
 from lib_lora import PickleError
 from lib_lora.files.file import AdapterFile
 
@@ -133,7 +133,7 @@ def test_files_that_cannot_be_hashed_are_not_alike(folder: Path, monkeypatch: py
     def fail(*_: object) -> str:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("extension.library.hashes._hash_from", fail)
+    monkeypatch.setattr("extension.library.hashes.hash_from", fail)
     with pytest.raises(CatalogError, match="several files: x/a, y/a"):
         found.find("a")
 
@@ -346,7 +346,7 @@ def test_a_name_like_a_hash_reads_no_file_while_somebody_waits(folder: Path, mon
     a = put(folder / "a.safetensors", value=1)
     found, hashed = catalog(folder), threading.Event()
     digest = hashlib.sha256(torch.tensor([1.0]).numpy().tobytes()).hexdigest()[:12]
-    monkeypatch.setattr("extension.library.hashes._hash_from", _waiting(_hash_from, hashed))
+    monkeypatch.setattr("extension.library.hashes.hash_from", _waiting(hash_from, hashed))
     with pytest.raises(CatalogError, match="if it is a hash, try again later: 1 hashes are being computed"):
         found.find(digest)
     with pytest.raises(CatalogError, match="is not in the LoRA folders"):
@@ -400,7 +400,7 @@ def test_a_file_of_which_no_hash_can_be_made_is_said_once_and_tried_again_later(
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr("extension.library.hashes._hash_from", fail)
+        patch.setattr("extension.library.hashes.hash_from", fail)
         with pytest.raises(CatalogError, match="try again later: 1 hashes are being computed"):
             found.find(digest)
         found.close()  # which waits

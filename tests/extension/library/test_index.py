@@ -65,7 +65,7 @@ def test_a_later_start_reads_no_header_again(
     digest = first.hashes.short(first.find("a"))
     rows = {one.file.path: one for one in first.index.rows()}
     monkeypatch.setattr("extension.library.facts.glance", lambda path: pytest.fail("read again"))
-    monkeypatch.setattr("extension.library.hashes._hash_from", lambda *_: pytest.fail("hashed again"))
+    monkeypatch.setattr("extension.library.hashes.hash_from", lambda *_: pytest.fail("hashed again"))
     later = started()
     assert {one.file.path: replace(one, revision=0) for one in later.index.rows()} == {
         path: replace(one, revision=0) for path, one in rows.items()
