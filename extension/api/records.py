@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal, NewType
 
 from typing_extensions import NotRequired, TypedDict
 
+from ..generation.compare import Mode
+
 Pair = tuple[int, int]
 Texts = list[str]
 TagState = Literal["applied", "partly", "waiting", "none", "failed", "missing", "handed"]
@@ -773,20 +775,7 @@ class CompareWanted(TypedDict):
 
     prompt: str
     names: Annotated[Texts, "names of LoRA in the prompt"]
-    mode: NotRequired[
-        Literal[
-            "strengths",
-            "alone",
-            "against",
-            "without",
-            "combinations",
-            "blocks",
-            "regions",
-            "schedules",
-            "sheet",
-            "instead",
-        ]
-    ]
+    mode: NotRequired[Mode]
     values: NotRequired[
         Annotated[
             list[float] | Texts,

@@ -11,6 +11,7 @@ import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from PIL import Image
@@ -82,14 +83,12 @@ def plan(mode: str, prompt: str, names: Sequence[str], values: Sequence[float] |
         raise RequestError(f"choose 1 to {most} different LoRA to compare")
     if missing := [name for name in names if name not in names_in(prompt)]:
         raise RequestError(f"LoRA {missing[0]!r:.120} is not in the prompt, so there is nothing to compare")
-    if mode == "sheet":
-        made = _sheet(prompt, names, _texts(values))
-    elif mode == "instead":
-        made = _instead(prompt, names, _texts(values))
-    elif mode in _FIELDS:
-        made = _of_field(_FIELDS[mode], prompt, names, _texts(values))
+    if mode in _OF_TEXTS:
+        made = _OF_TEXTS[mode](prompt, names, _texts(values))
+    elif mode in _OF_STRENGTHS:
+        made = _OF_STRENGTHS[mode](prompt, names, _strengths_of(values))
     else:
-        made = _PLANS[mode](prompt, names, _strengths_of(values) if mode in _OF_STRENGTHS else ())
+        made = _OF_NAMES[mode](prompt, names)
     if len(made.prompts) > _MAX_CELLS:
         raise RequestError(f"this would be {len(made.prompts)} pictures; a comparison has no more than {_MAX_CELLS}")
     return made
@@ -143,7 +142,7 @@ def _against(prompt: str, names: Sequence[str], values: Sequence[float]) -> Plan
     return Plan(tuple(f"{across} {v:g}" for v in values), tuple(f"{down} {v:g}" for v in values), prompts)
 
 
-def _without(prompt: str, names: Sequence[str], values: Sequence[float]) -> Plan:
+def _without(prompt: str, names: Sequence[str]) -> Plan:
     none = prompt
     for name in names:
         none = without(none, name)
@@ -154,7 +153,7 @@ def _without(prompt: str, names: Sequence[str], values: Sequence[float]) -> Plan
     return Plan(columns, ("",), (prompt, *one_less, none))
 
 
-def _combinations(prompt: str, names: Sequence[str], values: Sequence[float]) -> Plan:
+def _combinations(prompt: str, names: Sequence[str]) -> Plan:
     half = math.ceil(len(names) / 2)
     across, down = _subsets(names[:half]), _subsets(names[half:])
     prompts = []
@@ -178,11 +177,11 @@ def _sheet(prompt: str, names: Sequence[str], texts: Sequence[str]) -> Plan:
     return Plan((f"without {name}", f"with {name}", "difference"), tuple(texts), tuple(prompts), own_seeds=True)
 
 
-def _instead(prompt: str, names: Sequence[str], values: Sequence[str]) -> Plan:
+def _instead(prompt: str, names: Sequence[str], texts: Sequence[str]) -> Plan:
     other = prompt
     for name in names:
         other = with_strength(other, name, 0.0, 0.0)  # without its tag it would act where it is always on
-    (file,) = values[:1]
+    file = texts[0]
     return Plan((" + ".join(names), file), ("",), (prompt, with_strength(without(other, file), file, 1.0, 1.0)))
 
 
@@ -194,20 +193,14 @@ def _label(names: Sequence[str]) -> str:
     return " + ".join(names) or "none"
 
 
-_OF_STRENGTHS = ("strengths", "alone", "against")
-_PLANS: dict[str, Callable[[str, Sequence[str], Sequence[float]], Plan]] = {
-    "strengths": _strengths,
-    "alone": _alone,
-    "against": _against,
-    "without": _without,
-    "combinations": _combinations,
-}
-
-
-_FIELDS: dict[str, Callable[[str, str, str], str]] = {
-    "blocks": with_blocks,
-    "regions": with_region,
-    "schedules": with_schedule,
+_OF_NAMES = {"without": _without, "combinations": _combinations}
+_OF_STRENGTHS = {"strengths": _strengths, "alone": _alone, "against": _against}
+_OF_TEXTS: Mapping[str, Callable[[str, Sequence[str], Sequence[str]], Plan]] = {
+    "blocks": partial(_of_field, with_blocks),
+    "regions": partial(_of_field, with_region),
+    "schedules": partial(_of_field, with_schedule),
+    "sheet": _sheet,
+    "instead": _instead,
 }
 
 

@@ -35,7 +35,6 @@ class StandaloneHost(Host):
         self._values: dict[str, object] = {}
         self._remora: Remora | None = None
         self.painter: Painter | None = None
-        self.examples = Host.examples
 
     def open(
         self,
@@ -97,12 +96,13 @@ class StandaloneHost(Host):
         return self._checkpoints
 
     def models(self) -> Mapping[str, Path]:
-        """Return the loaded model, and those of its form beside it: there is no other list of models."""
+        """Return the loaded model, and the models of the same form in its folder."""
         if self._model is None:
             return {}
-        beside = sorted(self._model.parent.glob("*.safetensors" if self._model.is_file() else "*/model_index.json"))
-        found = beside if self._model.is_file() else [one.parent for one in beside]
-        return {one.stem if one.is_file() else one.name: one for one in found if not one.name.startswith(".")}
+        folder = self._model.parent
+        if self._model.is_file():
+            return {one.stem: one for one in sorted(folder.glob("[!.]*.safetensors"))}
+        return {one.parent.name: one.parent for one in sorted(folder.glob("[!.]*/model_index.json"))}
 
     def use_embeddings(self, embeddings: Embeddings) -> Sequence[str]:
         take = super().use_embeddings if self._use_embeddings is None else self._use_embeddings
