@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from urllib.parse import SplitResult, urlsplit
 
 from .fetch import SiteAccess, SiteClient
 
@@ -101,3 +102,13 @@ class Site(Protocol):
         Raises:
             OnlineError: likewise, or the page has no such file.
         """
+
+
+def on_site(page: str, hosts: Collection[str], endpoint: str) -> SplitResult | None:
+    """Return the parts of an address on one of a site's hosts, or below its endpoint; None if it is elsewhere."""
+    try:
+        parts = urlsplit(page)
+    except ValueError:
+        return None
+    is_there = (parts.hostname or "").removeprefix("www.") in hosts or page.startswith(f"{endpoint}/")
+    return parts if is_there and parts.scheme in ("http", "https") else None

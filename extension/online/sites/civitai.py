@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from ..fetch import AbsentError, OnlineError, SiteAccess, SiteClient, from_environment
-from ..site import LocalFile, Newer, Published, SiteFile
+from ..site import LocalFile, Newer, Published, SiteFile, on_site
 from ..values import date, digest, line, lines, mapping, mappings, prompt_words, text, whole
 
 _ENDPOINT = "https://civitai.com"
@@ -64,15 +64,10 @@ class Civitai:
 
 def _ids(page: str, endpoint: str) -> tuple[str, str] | None:
     """Return the model and the version that an address names, one of which may be empty."""
-    try:
-        parts = urlsplit(page)
-        wanted = parse_qs(parts.query).get("modelVersionId", [""])[0]
-    except ValueError:
+    parts = on_site(page, _PAGES, endpoint)
+    if parts is None:
         return None
-    path = parts.path.strip("/").split("/")
-    is_site = (parts.hostname or "").removeprefix("www.") in _PAGES or page.startswith(f"{endpoint}/")
-    if not is_site or parts.scheme not in ("http", "https"):
-        return None
+    path, wanted = parts.path.strip("/").split("/"), parse_qs(parts.query).get("modelVersionId", [""])[0]
     if path[:3] == ["api", "download", "models"] and _ID.fullmatch(path[-1]):
         return "", path[-1]
     if len(path) > 1 and path[0] == "models" and _ID.fullmatch(path[1]):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
 from ..fetch import OnlineError, SiteAccess, SiteClient, from_environment
-from ..site import LocalFile, Newer, Published, SiteFile
+from ..site import LocalFile, Newer, Published, SiteFile, on_site
 from ..values import date, digest, line, lines, mapping, mappings, prompt_words, whole
 
 _ENDPOINT = "https://huggingface.co"
@@ -62,13 +62,9 @@ class HuggingFace:
 
 def _named(page: str, endpoint: str) -> tuple[str, str, str] | None:
     """Return the repository, the revision and the file that an address names; the file may be empty."""
-    try:
-        parts = urlsplit(page)
-    except ValueError:
-        return None
-    is_site = (parts.hostname or "").removeprefix("www.") in _PAGES or page.startswith(f"{endpoint}/")
-    path = [unquote(part) for part in parts.path.strip("/").split("/")]
-    if not is_site or parts.scheme not in ("http", "https") or not all(map(_PART.fullmatch, path[:2])):
+    parts = on_site(page, _PAGES, endpoint)
+    path = [] if parts is None else [unquote(part) for part in parts.path.strip("/").split("/")]
+    if not all(map(_PART.fullmatch, path[:2])):
         return None
     if len(path) == 2:
         return "/".join(path), _REVISION, ""

@@ -8,7 +8,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -24,6 +24,13 @@ from tests.fakes.sites import HASHES, Answer, FakeSites, json_answer, serving_si
 from tests.fuzz.targets.requests import V1, Served
 
 SECRET = "key-of-the-user-0123456789"
+
+
+def until(holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 class Online:
@@ -47,12 +54,13 @@ class Online:
     def id(self, name: str) -> str:
         return str(self.ask("GET", "/lora", name=name)["id"])
 
+    @property
+    def job(self) -> Any:
+        return self.ask("GET", "/online")["job"]
+
     def ended(self) -> Any:
-        deadline = time.monotonic() + 60
-        while (job := self.ask("GET", "/online")["job"])["running"]:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        return job
+        until(lambda: not (self.job or {"running": False})["running"])
+        return self.job
 
     def look_up(self, *names: str, **more: str) -> Any:
         self.ask("POST", "/online/lookup", body={"ids": [self.id(name) for name in names], **more})
@@ -95,10 +103,7 @@ def online(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[Online]:
         made = Online(served, sites)
         yield made
         made.switch(False)
-        deadline = time.monotonic() + 60
-        while (job := made.ask("GET", "/online")["job"]) is not None and job["running"]:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        made.ended()
     for path in served.folder.rglob("*"):
         if path.is_file() and path not in before and path.name != ".remora.lock":
             path.unlink()
@@ -132,9 +137,7 @@ def test_nothing_is_sent_before_it_is_switched_on_nor_after_it_is_off(online: On
     assert online.sites.log == [], "the switch alone asks nobody"
     online.sites.answers[f"{HASHES}{hashlib.sha256(online.content('a')).hexdigest()}"] = json_answer({}, 503)
     online.ask("POST", "/online/lookup", body={"ids": [online.id("a")]})
-    deadline = time.monotonic() + 30
-    while not online.sites.log:
-        assert time.monotonic() < deadline
+    until(lambda: online.sites.log)
     online.switch(False)
     online.ended()
     sent = len(online.sites.log)
@@ -253,9 +256,7 @@ def test_a_cut_download_goes_on_where_it_ended(online: Online) -> None:
     online.sites.civitai(more, version=25)
     online.sites.answers["/files/25"] = Answer(more, pause=0.05)
     online.ask("POST", "/online/download", body={"page": page.replace("24", "25")})
-    deadline = time.monotonic() + 30
-    while online.ask("GET", "/online")["job"]["done"] < 100_000:
-        assert time.monotonic() < deadline
+    until(lambda: online.job["done"] >= 100_000)
     online.ask("DELETE", "/online")
     job = online.ended()
     assert job["cancelled"]
