@@ -996,11 +996,11 @@ export interface CompareWanted {
     grows?: string;
 }
 
-/** A file that was saved, or of a preview, what it would be. */
+/** A saved file, or a preview of one. */
 export interface SavedLora {
-    /** of the file; empty of a preview */
+    /** of the file; empty for a preview */
     id: string;
-    /** as in <lora:name:1>; empty of a preview */
+    /** as in <lora:name:1>; empty for a preview */
     name: string;
     path: string;
     bytes: number;
@@ -1011,13 +1011,13 @@ export interface SavedLora {
     whole: number;
     /** layers that matter too little */
     left_out: number;
-    /** of all layers, as a share of their change; of a preview without rounding */
+    /** of all layers, as a share of their change; for a preview, without rounding */
     error: number;
     /** the layer of the largest error */
     worst: string;
     worst_error: number;
     notes: string[];
-    /** that it took; of a preview, about what saving will take */
+    /** its duration; of a preview, the estimated duration of saving */
     seconds: number;
 }
 
@@ -1041,7 +1041,7 @@ export interface Save {
     job: SaveJob | null;
 }
 
-/** Where a file may be saved, and of what. */
+/** The folders that a file may be saved in, and the models that it may be made of. */
 export interface SaveChoices {
     /** names of the models on disk that the web UI lists, the loaded one first */
     models: string[];
@@ -1049,7 +1049,7 @@ export interface SaveChoices {
     folders: string[];
 }
 
-/** A file to save, of which `preview` tells what it would be. */
+/** A file to save or to preview. */
 export interface SaveWanted {
     /** the LoRA of tags as one file (usual), a model with them in its weights, or what `tuned` has more than `model` */
     what?: "file" | "model" | "difference";

@@ -1,4 +1,4 @@
-"""`/remora/v1/online`: what sites say of files, and downloads; one job at a time."""
+"""`/remora/v1/online`: look-ups and downloads; one job at a time."""
 
 from __future__ import annotations
 

@@ -821,7 +821,7 @@ class Compare(TypedDict):
 
 
 class SaveWanted(TypedDict):
-    """A file to save, of which `preview` tells what it would be."""
+    """A file to save or to preview."""
 
     what: NotRequired[
         Annotated[
@@ -869,21 +869,21 @@ class SaveWanted(TypedDict):
 
 
 class SavedLora(TypedDict):
-    """A file that was saved, or of a preview, what it would be."""
+    """A saved file, or a preview of one."""
 
-    id: Annotated[str, "of the file; empty of a preview"]
-    name: Annotated[str, "as in <lora:name:1>; empty of a preview"]
+    id: Annotated[str, "of the file; empty for a preview"]
+    name: Annotated[str, "as in <lora:name:1>; empty for a preview"]
     path: str
     bytes: int
     layers: int
     ranks: Annotated[Pair | None, "lowest and highest; null where no layer has one"]
     whole: Annotated[int, "layers of which the whole difference is saved"]
     left_out: Annotated[int, "layers that matter too little"]
-    error: Annotated[float, "of all layers, as a share of their change; of a preview without rounding"]
+    error: Annotated[float, "of all layers, as a share of their change; for a preview, without rounding"]
     worst: Annotated[str, "the layer of the largest error"]
     worst_error: float
     notes: Texts
-    seconds: Annotated[float, "that it took; of a preview, about what saving will take"]
+    seconds: Annotated[float, "its duration; of a preview, the estimated duration of saving"]
 
 
 class SaveJob(TypedDict):
@@ -906,7 +906,7 @@ class Save(TypedDict):
 
 
 class SaveChoices(TypedDict):
-    """Where a file may be saved, and of what."""
+    """The folders that a file may be saved in, and the models that it may be made of."""
 
     models: Annotated[Texts, "names of the models on disk that the web UI lists, the loaded one first"]
     folders: Annotated[Texts, "below the LoRA folders; an empty text is the first LoRA folder"]

@@ -1,4 +1,4 @@
-"""Where files that are saved may be: folders of LoRA, models of the host, and names that every system allows."""
+"""Places for saved files: LoRA folders, folders of the host's models, and names that every system allows."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 _LONGEST = 100  # characters of a name
 _MOST_BYTES = 180  # of a name: file systems have 255, and the unfinished file has a longer one
 _NO_NAME = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
-"""What no file has in its name on Windows, or no tag."""
+"""Characters that no file on Windows has in its name, or no tag."""
 _CACHE = "snapshots"  # the folder of a model in the cache of Hugging Face, whose files are links
 
 
 class SaveError(ValueError):
-    """What is wanted cannot be saved; the message is one sentence."""
+    """A file cannot be saved; the message is one sentence."""
 
 
 def folders(session: Session) -> list[str]:
@@ -52,7 +52,7 @@ def model_of(session: Session, name: str) -> Path:
     """Return the path of a model by its name.
 
     Raises:
-        SaveError: there is none, or the host knows it no more.
+        SaveError: there is none, or it is not on disk any more.
     """
     if not name:
         raise SaveError("choose a model")

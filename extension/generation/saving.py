@@ -1,4 +1,4 @@
-"""What is saved of tags, models and their differences, and the job that writes it, or tells what it would be."""
+"""Tags, models with LoRA and differences of models as files, and the job that writes or previews such a file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .session import Session
 
     Write: TypeAlias = Callable[[Mapping[str, nn.Module] | None, "Progress"], SavedFile]
-    """Writes a file, or tells what it would be; takes the loaded model, or None, and what it tells its progress."""
+    """Writes or previews a file; takes the loaded model, or None, and a function that it tells its progress."""
 
 logger = logging.getLogger(__name__)
 
@@ -101,10 +101,10 @@ def fits_model(session: Session, stack: Stack) -> bool:
 
 
 def as_file(stack: Stack, path: Path, combination: Combination, options: SaveOptions, moment: Moment | None) -> Write:
-    """Return what writes a stack as one file.
+    """Return a function that writes a stack as one file.
 
     Raises:
-        LoraError: the options are none, or do not go together.
+        LoraError: the options are invalid, or do not go together.
     """
     from lib_lora.saving import choices_of, save_files
 
@@ -132,7 +132,7 @@ def into_model(
     *,
     preview: bool,
 ) -> Write:
-    """Return what writes a model on disk again, with a stack in its weights."""
+    """Return a function that writes a copy of a model on disk, with a stack in its weights."""
 
     def write(_: Mapping[str, nn.Module] | None, progress: Progress) -> SavedFile:
         from lib_lora.saving import bake_stack
@@ -143,10 +143,10 @@ def into_model(
 
 
 def as_difference(base: Path, tuned: Path, path: Path, options: SaveOptions) -> Write:
-    """Return what writes the difference of two models on disk as one file.
+    """Return a function that writes the difference of two models on disk as one file.
 
     Raises:
-        LoraError: the options are none.
+        LoraError: the options are invalid.
     """
     from lib_lora.saving import choices_of, extract_lora
 
@@ -164,14 +164,14 @@ def as_difference(base: Path, tuned: Path, path: Path, options: SaveOptions) -> 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be saved, and how."""
+    """A file that the user wants, and how it is written."""
 
     path: Path
     write: Write
     is_preview: bool = False
     """Whether nothing is written."""
     uses_model: bool = False
-    """Whether it reads the loaded model, which must stay as long as that."""
+    """Whether it reads the loaded model, which must stay loaded until it is written."""
     has_picture: bool = False
     """Whether the latest picture is put beside the file."""
     times: float = 1.0
@@ -180,17 +180,17 @@ class Wanted:
 
 @dataclass
 class SaveRun:
-    """One file that is saved, or of which is told what it would be; in a thread of its own."""
+    """A job that writes or previews one file, in a thread of its own."""
 
     session: Session
     wanted: Wanted
     former: SaveRun | None = None
-    """Is waited for: one works at a time."""
+    """The job before it, which ends first: one works at a time."""
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     done: int = 0
     """Layers."""
     layers: int = 0
-    """Of the whole; 0 until they are counted."""
+    """Of the whole file; 0 until they are counted."""
     running: bool = True
     problem: str = ""
     """Why nothing was saved, as one sentence."""
@@ -199,7 +199,7 @@ class SaveRun:
     """The saved one."""
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
-    """That it took; of a preview, about what saving will take."""
+    """Its duration; of a preview, the estimated duration of saving."""
 
     def __post_init__(self) -> None:
         self._cancelled = threading.Event()
@@ -250,7 +250,7 @@ class SaveRun:
             self.running = False
 
     def _step(self, done: int, layers: int) -> None:
-        """Note how far the work is; end it where it is cancelled, or the model is not what it was."""
+        """Note how far the work is; end it if it is cancelled, or if another model was loaded."""
         if self._cancelled.is_set():
             raise _CancelledError
         self.done, self.layers = done, layers

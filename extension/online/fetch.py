@@ -47,7 +47,7 @@ class OnlineError(ValueError):
 
 
 class AbsentError(OnlineError):
-    """The site has no such thing."""
+    """The site has nothing at this address."""
 
 
 class UnreachableError(OnlineError):
@@ -132,7 +132,7 @@ class SiteClient:
             progress: is called with the bytes that are there.
 
         Raises:
-            OnlineError: it cannot be had or written; what is there stays.
+            OnlineError: it cannot be downloaded or written; the part that is there stays.
         """
         take = partial(self._append, part=part, at_most=at_most, progress=progress)
         self._tried(address, take, lambda: {"Range": f"bytes={here}-"} if (here := _size(part)) else {})
@@ -251,7 +251,7 @@ class SiteClient:
     def _append(
         self, answer: http.client.HTTPResponse, part: Path, at_most: int, progress: Callable[[int], object]
     ) -> None:
-        """Write what an answer has behind what is there."""
+        """Append an answer to the unfinished file."""
         if answer.status == _NO_SUCH_RANGE:
             part.unlink(missing_ok=True)
             raise OSError("it has no such part of the file")

@@ -68,7 +68,7 @@ T = TypeVar("T")
 
 
 class PictureRequests:
-    """Requests with pictures, of which only a few are answered at once."""
+    """Requests with pictures; answers only a few at once."""
 
     def __init__(self) -> None:
         self._few = asyncio.Semaphore(_AT_ONCE)
