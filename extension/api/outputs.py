@@ -170,10 +170,8 @@ class OutputsApi:
         """Tell whether a name means a file, and not another one whose trainer gave it this name."""
         if key.has_hash(row):
             return True
-        try:
-            return self._session.catalog.find(row.name, suggest=False) == file
-        except CatalogError:  # it means several files, or is written otherwise
-            return True
+        # no file has it if it means several, or is written otherwise
+        return self._session.catalog.named(row.name) in (None, file)
 
     def _key_of(self, file: CatalogFile) -> LoraKey:
         """Return what texts call a file.

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..library.catalog import CatalogError, CatalogFile
+from ..library.catalog import CatalogFile
 from ..library.moves import (
     DELETED,
     Deleted,
@@ -241,10 +241,8 @@ class Moving:
         return {name: to[path] for name in names if (path := self._meant(name)) in to}
 
     def _meant(self, name: str) -> Path | None:
-        try:
-            return self._session.catalog.find(name, suggest=False).path
-        except CatalogError:
-            return None
+        file = self._session.catalog.named(name)
+        return None if file is None else file.path
 
     def _rename_kept(self, names: Mapping[str, Path]) -> None:
         """Write the present name of files into kept stacks whose names do not mean them any more."""

@@ -177,6 +177,13 @@ class Catalog:
         """
         return self.names.find(name, suggest=suggest)
 
+    def named(self, name: str) -> CatalogFile | None:
+        """Return the file that a name means; None if it means none, or several."""
+        try:
+            return self.find(name, suggest=False)
+        except CatalogError:
+            return None
+
     def metadata(self, file: CatalogFile) -> Mapping[str, str]:
         """Return the file's metadata; empty, with a warning, if its header cannot be read."""
         if (known := self._metadata.get(file)) is not None:
