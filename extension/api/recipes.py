@@ -63,7 +63,7 @@ class RecipesApi:
         return answer(request, self._of_preset(self._preset(name)))
 
     def file(self, name: str, sketches: str = "") -> Response:
-        """Return one preset as a file; with `sketches=all`, LoRA are read for what finds them elsewhere by tensors."""
+        """Return one preset as a file; with `sketches=all`, it has sketches, by which its LoRA are found by tensors."""
         whole = preset = self._preset(name)
         if sketches == "all":
             catalog, uses = self._session.catalog, read_uses(preset.parameters or preset.text).loras

@@ -262,7 +262,7 @@ class Lookup:
         return self._find_whole(name)
 
     def _find_whole(self, name: str) -> CatalogFile:
-        """Return the file that a name means, once nobody writes into it any more."""
+        """Return the file that a name means, once no program writes into it."""
         file = self._find_now(name)
         if not self._waits or is_settled(file.path):
             return file
