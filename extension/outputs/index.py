@@ -237,10 +237,10 @@ class PictureIndex:
                 values,
             )
             rows: dict[int, LoraRow] = {}
-            for one in found:
-                amount = _amount(one[-1])
-                row = LoraRow(*one, amount, amount)
-                rows[row.id] = rows[row.id].with_uses(row) if row.id in rows else row
+            for number, name, digest, pictures, latest, strength in found:
+                amount = _amount(strength)
+                row = LoraRow(number, name, digest, pictures, latest, strength, amount, amount)
+                rows[number] = rows[number].with_uses(row) if number in rows else row
             return sorted(rows.values(), key=lambda row: (-row.pictures, row.id))[:most]
 
     @contextmanager
