@@ -358,7 +358,7 @@ def _without_tags(text: str) -> str:
     return re.sub(r"[<>\s]+", " ", text).strip()
 
 
-def _family(family: Family, model: Family | None, loads: Collection[str] | None) -> records.FamilyFit:
+def _family(family: Family, model: Family | None, loads: Collection[str] | None = None) -> records.FamilyFit:
     usable = loads is None or not family.known or any(one.name in loads for one in (family, *family.also))
     reason = ""
     if not usable:
