@@ -78,8 +78,7 @@ class FilesApi:
     def trash(self, request: Request) -> Response:
         """List the deleted files."""
         self._session.catalog.refresh()
-        told: records.Trash = {"files": [_listed(one) for one in self._moving.trash()]}
-        return answer(request, told)
+        return self._trash(request)
 
     def restore(self, request: Request, body: records.FilesChosen) -> Response:
         """Move files of the trash back to where they were, unless that place is taken."""
@@ -92,7 +91,11 @@ class FilesApi:
         except OSError as error:
             detail = f"{error.filename} cannot be deleted: {error.strerror or error}"
             raise HTTPException(BROKEN, detail) from error
-        return self.trash(request)
+        return self._trash(request)
+
+    def _trash(self, request: Request) -> Response:
+        told: records.Trash = {"files": [_listed(one) for one in self._moving.trash()]}
+        return answer(request, told)
 
     def _changed(self, request: Request, ids: Sequence[str], work: Callable[[Sequence[CatalogFile]], Done]) -> Response:
         files, refused = self._files(ids)
@@ -115,7 +118,8 @@ class FilesApi:
     def _deleted(self, ids: Sequence[str]) -> list[Deleted]:
         _check(ids)
         self._session.catalog.refresh()
-        return [one for one in self._moving.trash() if one.file.id in set(ids)]
+        wanted = set(ids)
+        return [one for one in self._moving.trash() if one.file.id in wanted]
 
 
 def _check(ids: Sequence[str]) -> None:
@@ -151,17 +155,11 @@ def _answered(request: Request, work: Callable[[], Done], refused: list[records.
     return answer(request, told)
 
 
-def _refused(id: str, reason: str, *, taken: bool = False) -> records.FileRefused:  # noqa: A002
-    return {"id": id, "reason": reason, "taken": taken}
+def _refused(file: str, reason: str, *, taken: bool = False) -> records.FileRefused:
+    return {"id": file, "reason": reason, "taken": taken}
 
 
 def _listed(deleted: Deleted) -> records.DeletedLora:
     file = deleted.file
-    sizes = [path.lstat().st_size for path, _ in deleted.restored.pairs if path.exists()]
-    return {
-        "id": file.id,
-        "name": file.name,
-        "folder": file.folder,
-        "size": sum(sizes),
-        "deleted": deleted.time,
-    }
+    size = sum(path.lstat().st_size for path, _ in deleted.restored.pairs if path.exists())
+    return {"id": file.id, "name": file.name, "folder": file.folder, "size": size, "deleted": deleted.time}

@@ -290,6 +290,7 @@ def family_key(family: Family) -> str:
 def listed(row: Row) -> records.Lora:
     """Return the data of a file in a list."""
     facts, notes = row.facts or Facts(), row.notes or Notes()
+    structure = facts.structure
     return {
         "id": row.file.id,
         "name": row.name,
@@ -299,13 +300,13 @@ def listed(row: Row) -> records.Lora:
         "read": row.complete,
         "readable": not facts.problem,
         "reason": facts.problem,
-        "family": None if facts.structure.family is None else family_key(facts.structure.family),
-        "named": _named(facts.structure, notes),
+        "family": None if structure.family is None else family_key(structure.family),
+        "named": _named(structure, notes),
         "base_model": facts.base_model or notes.base_model or None,
-        "kind": "+".join(sorted(facts.structure.kinds, key=lambda kind: -facts.structure.kinds[kind])),
-        "rank": facts.structure.ranks,
-        "layers": facts.structure.layers,
-        "format": facts.structure.format,
+        "kind": "+".join(sorted(structure.kinds, key=lambda kind: -structure.kinds[kind])),
+        "rank": structure.ranks,
+        "layers": structure.layers,
+        "format": structure.format,
         "size": row.file.size,
         "mtime": row.file.mtime_ns / 1e9,
         "words": notes.words or _without_tags(", ".join(facts.words)),
@@ -328,7 +329,7 @@ def listed(row: Row) -> records.Lora:
 
 def _named(structure: Structure, notes: Notes) -> str | None:
     """Return the family that the header or the notes name, if the layers are of another."""
-    from lib_lora.inspection.families import family_named  # a start needs it not
+    from lib_lora.inspection.families import family_named  # a start does not need it
 
     named, family = family_named(notes.base_model), structure.family
     if structure.named or named is None or family is None or not named.differs(family):
@@ -359,9 +360,10 @@ def _without_tags(text: str) -> str:
 
 def _family(family: Family, model: Family | None, loads: Collection[str] | None = None) -> records.FamilyFit:
     usable = loads is None or not family.known or any(one.name in loads for one in (family, *family.also))
-    # a card is only dimmed by it, so that a probable family of the model is enough
-    fits = usable and (model is None or not family.differs(model, hints=True))
-    reason = "" if fits or model is None else f"made for {family.titles}; the loaded model is {model.likely}"
+    reason = ""
     if not usable:
         reason = f"made for {family.titles}, which this web UI does not load"
-    return {"name": family.name, "title": family.titles, "fits": fits, "usable": usable, "reason": reason}
+    # a card is only dimmed by it, so that a probable family of the model is enough
+    elif model is not None and family.differs(model, hints=True):
+        reason = f"made for {family.titles}; the loaded model is {model.likely}"
+    return {"name": family.name, "title": family.titles, "fits": not reason, "usable": usable, "reason": reason}

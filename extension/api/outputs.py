@@ -101,14 +101,12 @@ class OutputsApi:
         """
         self._session.outputs.look()
         file_of, sought = self._files(), Sought(words=_words(words))
-        counted: dict[tuple[str | None, str], records.CountedLora] = {}
+        counted: dict[tuple[str | None, str], LoraRow] = {}
         for row in self._read(lambda index: index.loras(sought, _MOST_LORAS)) or ():
             file = file_of(row.name, row.hash)
-            key = (None, row.name) if file is None else (file.id, "")
-            name = row.name if file is None else self._session.catalog.names.name_of(file)
-            one = counted.setdefault(key, _NOT_COUNTED | {"id": key[0], "name": name})
-            _count(one, row)
-        loras = sorted(counted.values(), key=lambda one: -one["pictures"])
+            key = (None, row.name) if file is None else (file.id, self._session.catalog.names.name_of(file))
+            counted[key] = counted[key].with_uses(row) if key in counted else row
+        loras = sorted((_counted(*key, row) for key, row in counted.items()), key=lambda one: -one["pictures"])
         told: records.CountedLoras = {"loras": loras, **self._progress()}
         return answer(request, told)
 
@@ -170,10 +168,8 @@ class OutputsApi:
         """Tell whether a name means a file, and not another one whose trainer gave it this name."""
         if key.has_hash(row):
             return True
-        try:
-            return self._session.catalog.find(row.name, suggest=False) == file
-        except CatalogError:  # it means several files, or is written otherwise
-            return True
+        # no file has it if it means several, or is written otherwise
+        return self._session.catalog.named(row.name) in (None, file)
 
     def _key_of(self, file: CatalogFile) -> LoraKey:
         """Return what texts call a file.
@@ -221,24 +217,15 @@ class OutputsApi:
         }
 
 
-_NOT_COUNTED: records.CountedLora = {
-    "id": None,
-    "name": "",
-    "pictures": 0,
-    "latest": 0.0,
-    "strength": "",
-    "strengths": None,
-}
-
-
-def _count(one: records.CountedLora, row: LoraRow) -> None:
-    """Add what pictures under one name say of a LoRA."""
-    one["pictures"] += row.pictures
-    if row.latest_ns / 1e9 > one["latest"]:
-        one["latest"], one["strength"] = row.latest_ns / 1e9, row.strength
-    if row.lowest is not None and row.highest is not None:
-        low, high = one["strengths"] or (row.lowest, row.highest)
-        one["strengths"] = (min(low, row.lowest), max(high, row.highest))
+def _counted(lora: str | None, name: str, row: LoraRow) -> records.CountedLora:
+    return {
+        "id": lora,
+        "name": name,
+        "pictures": row.pictures,
+        "latest": row.latest_ns / 1e9,
+        "strength": row.strength,
+        "strengths": None if row.lowest is None or row.highest is None else (row.lowest, row.highest),
+    }
 
 
 def _words(text: str) -> tuple[str, ...]:

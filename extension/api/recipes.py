@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import sqlite3
+import time
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from urllib.parse import quote
 
 from fastapi import HTTPException, Request, Response
 
+from ..generation.paste import PATIENCE
 from ..generation.recipe import FoundLora, found_here, model_of, own_text, sketches_of
 from ..kept.presets import PresetError, SavedPreset, read_text
 from ..outputs import DamagedError, Sought, embedded_in, read_uses, tags_of
@@ -61,13 +63,12 @@ class RecipesApi:
         return answer(request, self._of_preset(self._preset(name)))
 
     def file(self, name: str, sketches: str = "") -> Response:
-        """Return one preset as a file; with `sketches=all`, LoRA are read for what finds them elsewhere by tensors."""
+        """Return one preset as a file; with `sketches=all`, it has sketches, by which its LoRA are found by tensors."""
         whole = preset = self._preset(name)
         if sketches == "all":
-            loras = found_here(
-                read_uses(preset.parameters or preset.text).loras, preset.sketches, self._session.catalog
-            )
-            whole = replace(preset, sketches={**preset.sketches, **sketches_of(loras, self._session.catalog)})
+            catalog, uses = self._session.catalog, read_uses(preset.parameters or preset.text).loras
+            loras = found_here(uses, preset.sketches, catalog, time.monotonic() + PATIENCE)
+            whole = replace(preset, sketches={**preset.sketches, **sketches_of(loras, catalog)})
         elif sketches:
             raise HTTPException(UNPROCESSABLE, f"sketches must be 'all' or left out, not {sketches!r:.60}")
         disposition = f"attachment; filename*=UTF-8''{quote(name, safe='')}.remora.json"
@@ -86,8 +87,9 @@ class RecipesApi:
         self, text: str, sketches: Mapping[str, str] | None = None, name: str = "", file: str = ""
     ) -> records.Recipe:
         catalog, info = self._session.catalog, parse_infotext(text)
-        loras = found_here(read_uses(text).loras, sketches or {}, catalog)
-        own = own_text(info, loras, catalog)
+        until = time.monotonic() + PATIENCE
+        loras = found_here(read_uses(text).loras, sketches or {}, catalog, until)
+        own = own_text(info, loras, catalog, until)
         is_missing = any(lora.by in ("", "other") for lora in loras)
         reads_on = catalog.hashes.is_busy or (bool(sketches) and catalog.copies.progress.running)
         return {

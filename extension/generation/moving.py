@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..library.catalog import CatalogError, CatalogFile
+from ..library.catalog import CatalogFile
 from ..library.moves import (
     DELETED,
     Deleted,
@@ -28,10 +28,9 @@ from ..library.moves import (
     trash_time,
     trashed,
 )
-from ..library.walk import READABLE, TRASH
 from ..text.names import numbered
 from ..text.spelling import names_in
-from .save_places import SaveError, place
+from .save_places import SaveError, checked_name, folder_of
 
 if TYPE_CHECKING:
     from .session import Session
@@ -72,12 +71,12 @@ class Moving:
         self._undone: dict[str, tuple[Move, ...]] = {}
 
     def start(self) -> None:
-        """Go on in the background with what an earlier process began."""
+        """Finish in the background the moves that an earlier process began."""
         if self._journal.unfinished:
             threading.Thread(target=self.resume, name="remora-moves", daemon=True).start()
 
     def resume(self) -> None:
-        """Move what an earlier process did not move any more."""
+        """Finish the moves that an earlier process began."""
         tops = self._session.host.adapter_dirs()
         for key, operation in self._journal.unfinished.items():
             paths = [path for move in operation.moves for pair in move.pairs for path in pair]
@@ -85,7 +84,9 @@ class Moving:
                 logger.info("remora: a move of %s LoRA goes on, which an earlier start began", len(operation.moves))
                 self._carry_out(operation)
             else:
-                logger.warning("remora: a move of %s LoRA ended early and leads out of the LoRA folders", len(paths))
+                logger.warning(
+                    "remora: a move of %s LoRA ended early and leads out of the LoRA folders", len(operation.moves)
+                )
             self._journal.finish(key)
 
     def move(self, files: Sequence[CatalogFile], folder: str, *, number: bool = False) -> Done:
@@ -116,7 +117,7 @@ class Moving:
                 f"{file.path.name} cannot be renamed: adapter_config.json beside it belongs to this name; rename its "
                 "folder in a file manager"
             )
-        stem = _checked(self._session, name)
+        stem = checked_name(name)
         return self._moved([file], [(file, file.path.parent, stem)] if stem != file.path.stem else [])
 
     def delete(self, files: Sequence[CatalogFile]) -> Done:
@@ -189,7 +190,7 @@ class Moving:
                 refused.append(RefusedMove(path, reason))
                 continue
             beside = [one for one in near.beside(path) if one not in sources]
-            move = next(_free(path, beside, folder, stem, places, number=number), None)
+            move = _free(path, beside, folder, stem, places, number=number)
             if move is None:
                 to = taken(moved(path, beside, folder, stem)) or folder / f"{stem}{path.suffix}"
                 reason = f"{path.name} stays: there is a file {to.name} already"
@@ -241,10 +242,8 @@ class Moving:
         return {name: to[path] for name in names if (path := self._meant(name)) in to}
 
     def _meant(self, name: str) -> Path | None:
-        try:
-            return self._session.catalog.find(name, suggest=False).path
-        except CatalogError:
-            return None
+        file = self._session.catalog.named(name)
+        return None if file is None else file.path
 
     def _rename_kept(self, names: Mapping[str, Path]) -> None:
         """Write the present name of files into kept stacks whose names do not mean them any more."""
@@ -262,29 +261,22 @@ class Moving:
             logger.warning("remora: a kept stack still has the names %s: %s", ", ".join(others), error)
 
     def _folder(self, folder: str) -> Path:
-        """Return a folder by its path below a LoRA folder; what of it is not there need not be."""
+        """Return a folder by its path below a LoRA folder; it need not exist."""
         parts = folder.split("/") if folder else []
-        if TRASH in parts or "" in parts:
-            raise SaveError(
-                f"there is no folder {folder[:120]!r} in the LoRA folders; make it first, or choose another one"
-            )
         for count in range(len(parts), 0, -1):
-            new = [_checked(self._session, part) for part in parts[count:]]
+            new = [*map(checked_name, parts[count:])]
+            begin = "/".join(parts[:count]) or "/"  # an empty path would mean the first LoRA folder
             with suppress(SaveError):
-                return place(self._session, "a", "/".join(parts[:count])).parent.joinpath(*new)
-        return place(self._session, "a", "").parent.joinpath(*(_checked(self._session, part) for part in parts))
-
-
-def _checked(session: Session, name: str) -> str:
-    """Return the name of a file or folder without suffix, or raise SaveError."""
-    return place(session, name, "").name.removesuffix(READABLE)
+                return folder_of(self._session, begin).joinpath(*new)
+        return folder_of(self._session, "").joinpath(*map(checked_name, parts))
 
 
 def _free(
     path: Path, beside: Sequence[Path], folder: Path, stem: str, places: Collection[str], *, number: bool
-) -> Iterator[Move]:
-    """Yield the moves to places that are free; under names with a number, too, if asked."""
+) -> Move | None:
+    """Return the move to places that are free; with `number`, names with a number are tried, too."""
     for name in islice(numbered(stem, "-", max(_LONGEST, len(stem))), _NUMBERED_AT_MOST if number else 1):
         move = moved(path, beside, folder, name)
         if taken(move) is None and not any(str(to).casefold() in places for _, to in move.pairs):
-            yield move
+            return move
+    return None

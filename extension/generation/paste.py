@@ -10,7 +10,6 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from ..kept.always_on import PARAMETER
-from ..library.catalog import CatalogError
 from ..text.infotext import parse_hashes
 from ..text.names import numbered
 from ..text.regions import MAX_NAME
@@ -19,7 +18,7 @@ from ..text.spelling import KIND, escaped, unescaped
 if TYPE_CHECKING:
     from lib_lora import Region
 
-    from ..library.catalog import Catalog, CatalogFile
+    from ..library.catalog import Catalog
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +35,7 @@ _AROUND_NAME = "! \t\n\r"  # characters around the name of a region
 _MASK = re.compile(rf"(<(?:{KIND}):[^<>]*?:\s*mask\s*=)([^<>:]*)", re.IGNORECASE)
 
 
-def with_own_names(parameters: Mapping[str, str], catalog: Catalog) -> str:
+def with_own_names(parameters: Mapping[str, str], catalog: Catalog, until: float | None = None) -> str:
     """Return the prompt with each LoRA under the name it has here, after the LoRA that were always on.
 
     A name stays if it names the file that was used, or if that file is not here.
@@ -45,8 +44,9 @@ def with_own_names(parameters: Mapping[str, str], catalog: Catalog) -> str:
         parameters: of the text. "Prompt", "Remora stack" and "Lora hashes" are read, or SD.Next's "LoRA networks"
             and "LoRA hashes".
         catalog: the files that are here.
+        until: when hashes are no longer waited for, by `time.monotonic`; `PATIENCE` from now if None.
     """
-    until = time.monotonic() + PATIENCE  # of all hashes together, as a text may have any number of them
+    until = time.monotonic() + PATIENCE if until is None else until  # for all hashes: a text may have any number
     hashes = dict(parse_hashes(parameters.get("Lora hashes", "")))
     whole_hashes = _side_by_side(parameters.get("LoRA networks", ""), parameters.get("LoRA hashes", ""))
 
@@ -113,10 +113,8 @@ def _regions_in(text: str) -> Iterator[str]:
 
 def _file(name: str, catalog: Catalog) -> object:
     """Return a key that is equal for two names of one file."""
-    try:
-        return catalog.find(name, suggest=False).path
-    except CatalogError:
-        return name
+    file = catalog.named(name)
+    return name if file is None else file.path
 
 
 def _side_by_side(names: str, hashes: str) -> dict[str, str]:
@@ -127,21 +125,13 @@ def _side_by_side(names: str, hashes: str) -> dict[str, str]:
 
 def _own_name(name: str, digest: str, catalog: Catalog, seconds: float) -> str:
     """Return the name here of the file whose short hash starts with `digest`."""
-    named = _named(name, catalog)
+    named = catalog.named(name)
     used = catalog.names.with_hash(digest, seconds, named)
     return name if used is None or used == named else catalog.names.name_of(used)
 
 
 def _own_name_by_all(name: str, digest: str, catalog: Catalog, seconds: float) -> str:
     """Return the name here of the file whose SHA-256 starts with `digest`."""
-    named = _named(name, catalog)
+    named = catalog.named(name)
     used = catalog.names.with_sha256(digest, seconds, named)
     return name if used is None or used == named else catalog.names.name_of(used)
-
-
-def _named(name: str, catalog: Catalog) -> CatalogFile | None:
-    """Return the file of that name, or None if there is none or more than one."""
-    try:
-        return catalog.find(name, suggest=False)
-    except CatalogError:
-        return None

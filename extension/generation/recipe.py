@@ -5,22 +5,20 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ..kept.always_on import PARAMETER
-from ..library.catalog import CatalogError
 from ..text.infotext import Infotext, format_infotext
 from ..text.prompt_edit import renamed
-from .paste import PATIENCE, with_own_names
+from .paste import with_own_names
 
 if TYPE_CHECKING:
     from ..library.catalog import Catalog, CatalogFile
     from ..outputs import Use
 
 By: TypeAlias = Literal["hash", "tensors", "name", "other", ""]
-"""How a LoRA is found; `other` is a file of its name that has another hash, nothing is no file."""
+"""How a LoRA is found; `other` is a file of its name that has another hash, an empty text is no file."""
 _SHORT = (10, 12)  # digits of a hash of what is after the header, which A1111 and its relatives write
 
 
@@ -33,28 +31,26 @@ class FoundLora:
     by: By = ""
 
 
-def found_here(uses: Iterable[Use], sketches: Mapping[str, str], catalog: Catalog) -> list[FoundLora]:
+def found_here(uses: Iterable[Use], sketches: Mapping[str, str], catalog: Catalog, until: float) -> list[FoundLora]:
     """Find the files of LoRA: by hash, by tensors, then by name.
 
-    Files without a known hash are hashed for some seconds, and later in the background.
+    Files without a known hash are hashed in the background.
 
     Args:
         uses: the LoRA.
         sketches: of some of them, by name, as `sketch_of` returns them.
         catalog: the files that are here.
+        until: when hashes are no longer waited for, by `time.monotonic`.
     """
-    until = time.monotonic() + PATIENCE  # of all hashes together
     return [_found(use, sketches.get(use.name, ""), catalog, until) for use in uses]
 
 
 def _found(use: Use, sketch: str, catalog: Catalog, until: float) -> FoundLora:
-    named = None
-    with suppress(CatalogError):  # there is none of this name, or several
-        named = catalog.find(use.name, suggest=False)
+    named = catalog.named(use.name)
     if use.hash:
         is_short = _SHORT[0] <= len(use.hash) <= _SHORT[1]
         with_hash = catalog.names.with_hash if is_short else catalog.names.with_sha256
-        file = with_hash(use.hash, max(0.0, until - time.monotonic()), named)
+        file = with_hash(use.hash, until - time.monotonic(), named)
         if file is not None:
             return FoundLora(use, file, "hash")
     if sketch and (alike := catalog.copies.same_as(_bytes(sketch))) is not None:
@@ -64,9 +60,9 @@ def _found(use: Use, sketch: str, catalog: Catalog, until: float) -> FoundLora:
     return FoundLora(use, named, "other" if use.hash else "name")
 
 
-def own_text(info: Infotext, loras: Iterable[FoundLora], catalog: Catalog) -> str:
-    """Return the parameters text with each LoRA that is here under the name that it has here."""
-    prompt = with_own_names({**info.settings, "Prompt": info.prompt}, catalog)
+def own_text(info: Infotext, loras: Iterable[FoundLora], catalog: Catalog, until: float) -> str:
+    """Return the parameters text with each LoRA that is here under the name that it has here; see `found_here`."""
+    prompt = with_own_names({**info.settings, "Prompt": info.prompt}, catalog, until)
     for lora in loras:
         if lora.by == "tensors" and lora.file is not None:
             prompt = renamed(prompt, lora.use.name, catalog.names.name_of(lora.file))

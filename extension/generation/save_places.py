@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..library.walk import READABLE
+from ..library.walk import READABLE, TRASH
 from ..text.regions import is_device_name
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def place(session: Session, name: str, folder: str) -> Path:
     Raises:
         SaveError: no file may have this name, or the folder is not below the LoRA folders.
     """
-    return _folder(session, folder) / f"{_checked(name)}{READABLE}"
+    return folder_of(session, folder) / f"{checked_name(name)}{READABLE}"
 
 
 def models(session: Session) -> Mapping[str, Path]:
@@ -70,10 +70,10 @@ def place_beside(model: Path, name: str) -> Path:
     """
     if model.parent.name == _CACHE:
         raise SaveError(f"{model.parent.parent.name} is in the cache of downloads; save it as a folder of models first")
-    return model.parent / (f"{_checked(name)}{READABLE}" if model.is_file() else _checked(name))
+    return model.parent / (f"{checked_name(name)}{READABLE}" if model.is_file() else checked_name(name))
 
 
-def _checked(name: str) -> str:
+def checked_name(name: str) -> str:
     """Return a name without its suffix.
 
     Raises:
@@ -92,8 +92,12 @@ def _checked(name: str) -> str:
     return name
 
 
-def _folder(session: Session, wanted: str) -> Path:
-    """Return a folder by its path below a LoRA folder."""
+def folder_of(session: Session, wanted: str) -> Path:
+    """Return a folder by its path below a LoRA folder; `` for the first of these.
+
+    Raises:
+        SaveError: there is no such folder.
+    """
     tops = [top for top in session.host.adapter_dirs() if top.is_dir()]
     if not tops:
         raise SaveError("there is no LoRA folder; make one first")
@@ -103,7 +107,7 @@ def _folder(session: Session, wanted: str) -> Path:
     if wanted in known:
         return known[wanted]
     parts = wanted.split("/")
-    is_plain = not any(part.strip(". ") == "" or _NO_NAME.search(part) for part in parts)
+    is_plain = not any(part == TRASH or part.strip(". ") == "" or _NO_NAME.search(part) for part in parts)
     for top in tops if is_plain else ():
         found = top.joinpath(*parts)
         # of a name that is too long, `os.path` says that it is no folder, and `Path` raises

@@ -59,7 +59,7 @@ class SavedPreset:
     parameters: str = ""
     """The parameters text of a picture that was made with it; may be empty."""
     sketches: Mapping[str, str] = field(default_factory=dict)
-    """By name, what finds a LoRA by its tensors; see `recipe.found_here`."""
+    """The name of a LoRA -> the sketch that finds it by its tensors, see `recipe.found_here`."""
 
     def to_text(self) -> str:
         """Return the text that `read_text` reads."""
@@ -93,8 +93,8 @@ def read_text(text: str) -> list[SavedPreset]:
     Raises:
         PresetError: an invalid line, a newer version, or no preset; the message names the line.
     """
-    if text.lstrip("\ufeff \t\r\n").startswith("{"):
-        return [_of_file(text)]
+    if (written := text.lstrip("\ufeff \t\r\n")).startswith("{"):
+        return [_of_file(written)]
     if len(text) > _MAX_TEXT:
         raise PresetError(f"the text has {len(text):,} characters; presets have no more than {_MAX_TEXT:,}")
     found: list[tuple[str, list[str]]] = []
@@ -176,14 +176,12 @@ class PresetsFile:
             OSError: the file cannot be written; nothing has changed.
         """
         name = _checked_name(name)
-        lines = [_checked_line(line, f"line {place}") for place, line in enumerate(text.strip().splitlines(), 1)]
-        if not lines:
-            raise PresetError("a preset needs at least one LoRA")
+        lines = _checked_lines(text)
         new = None if parameters is None else _checked_parameters(parameters)
 
         def change(kept: Mapping[str, SavedPreset]) -> dict[str, SavedPreset]:
             old = _existing(kept, former) if former else kept.get(name)
-            preset = replace(old or SavedPreset(name, ""), name=name, text="\n".join(lines))
+            preset = replace(old or SavedPreset(name, ""), name=name, text=lines)
             preset = preset if new is None else replace(preset, parameters=new)
             return {other: one for other, one in kept.items() if other != former} | {name: preset}
 
@@ -288,6 +286,13 @@ def _checked_line(line: str, where: str) -> str:
     return line
 
 
+def _checked_lines(text: str) -> str:
+    lines = [_checked_line(line, f"line {place}") for place, line in enumerate(text.strip().splitlines(), 1)]
+    if not lines:
+        raise PresetError("a preset needs at least one LoRA")
+    return "\n".join(lines)
+
+
 def _checked_parameters(text: str) -> str:
     if len(text) > _MAX_TEXT:
         raise PresetError(f"the parameters have {len(text):,} characters; a preset keeps no more than {_MAX_TEXT:,}")
@@ -310,14 +315,12 @@ def _of_file(text: str) -> SavedPreset:
             f"this preset is of version {version}, and this Remora knows version {VERSION}; update Remora to use it"
         )
     preset = _from_json(data)
-    lines = [_checked_line(line, f"line {place}") for place, line in enumerate(preset.text.splitlines(), 1)]
+    lines = _checked_lines(preset.text)
     try:
         thumbnail = shrunk_picture(preset.thumbnail, _SIDE) if preset.thumbnail else b""
     except PictureError as error:
         raise PresetError(f"the picture of the preset cannot be used: {error}") from error
-    if not lines:
-        raise PresetError("a preset needs at least one LoRA")
-    return replace(preset, text="\n".join(lines), thumbnail=thumbnail)
+    return replace(preset, text=lines, thumbnail=thumbnail)
 
 
 def _write(kept: _Kept) -> bytes:

@@ -177,6 +177,13 @@ class Catalog:
         """
         return self.names.find(name, suggest=suggest)
 
+    def named(self, name: str) -> CatalogFile | None:
+        """Return the file that a name means; None if it means none, or several."""
+        try:
+            return self.find(name, suggest=False)
+        except CatalogError:
+            return None
+
     def metadata(self, file: CatalogFile) -> Mapping[str, str]:
         """Return the file's metadata; empty, with a warning, if its header cannot be read."""
         if (known := self._metadata.get(file)) is not None:
@@ -255,7 +262,7 @@ class Lookup:
         return self._find_whole(name)
 
     def _find_whole(self, name: str) -> CatalogFile:
-        """Return the file that a name means, once nobody writes into it any more."""
+        """Return the file that a name means, once no program writes into it."""
         file = self._find_now(name)
         if not self._waits or is_settled(file.path):
             return file

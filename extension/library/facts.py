@@ -176,7 +176,7 @@ class FactsReader:
 
 
 def _inspect(path: Path) -> Structure:
-    from lib_lora.inspection.families import report_of  # a start needs it not
+    from lib_lora.inspection.families import report_of  # a start does not need it
 
     report, named = report_of(path)
     title = "" if named is None else named.titles

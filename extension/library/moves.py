@@ -214,7 +214,7 @@ def trashed(path: Path, beside: Iterable[Path], tops: Collection[Path], when: st
 
 
 def trash_time() -> str:
-    """Return the name of a folder for what is deleted now."""
+    """Return the name of a folder for files that are deleted now."""
     return f"{time.strftime(_TIME)} {secrets.token_hex(2)}"
 
 

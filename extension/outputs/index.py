@@ -79,21 +79,23 @@ class LoraRow:
     """The lowest strength that is a number; None without any."""
     highest: float | None = None
 
-    def with_uses(self, pictures: int, latest_ns: int, strength: str) -> LoraRow:
-        """Return it with further pictures, of one strength."""
-        if latest_ns > self.latest_ns:
-            row = replace(self, pictures=self.pictures + pictures, latest_ns=latest_ns, strength=strength)
-        else:
-            row = replace(self, pictures=self.pictures + pictures)
-        if (found := _AMOUNT.match(strength)) is None:
-            return row
-        amounts = [float(found[0]), *(one for one in (self.lowest, self.highest) if one is not None)]
-        return replace(row, lowest=min(amounts), highest=max(amounts))
+    def with_uses(self, other: LoraRow) -> LoraRow:
+        """Return it with the pictures of another one."""
+        latest = max(self, other, key=lambda one: one.latest_ns)
+        amounts = [one for row in (self, other) for one in (row.lowest, row.highest) if one is not None]
+        return replace(
+            self,
+            pictures=self.pictures + other.pictures,
+            latest_ns=latest.latest_ns,
+            strength=latest.strength,
+            lowest=min(amounts, default=None),
+            highest=max(amounts, default=None),
+        )
 
 
 @dataclass(frozen=True)
 class Sought:
-    """What is asked of pictures; nothing is true of all."""
+    """A search for pictures; an empty one finds all."""
 
     seed: int | None = None
     words: tuple[str, ...] = ()
@@ -235,9 +237,10 @@ class PictureIndex:
                 values,
             )
             rows: dict[int, LoraRow] = {}
-            for number, name, digest, *uses in found:
-                row = rows.get(number, LoraRow(number, name, digest))
-                rows[number] = row.with_uses(*uses)
+            for number, name, digest, pictures, latest, strength in found:
+                amount = _amount(strength)
+                row = LoraRow(number, name, digest, pictures, latest, strength, amount, amount)
+                rows[number] = rows[number].with_uses(row) if number in rows else row
             return sorted(rows.values(), key=lambda row: (-row.pictures, row.id))[:most]
 
     @contextmanager
@@ -302,6 +305,11 @@ def _check(path: Path) -> None:
         database.execute("SELECT count(*) FROM picture, lora, used WHERE 0").fetchone()
         if any(text != "ok" for (text,) in database.execute("PRAGMA quick_check(1)")):
             raise sqlite3.DatabaseError("a table of the database is malformed")
+
+
+def _amount(strength: str) -> float | None:
+    found = _AMOUNT.match(strength)
+    return None if found is None else float(found[0])
 
 
 def _escaped(mark: re.Match[str]) -> str:
