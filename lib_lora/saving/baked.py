@@ -35,7 +35,16 @@ from .difference import Difference
 from .model_files import PLAIN, ModelFiles, StoredTensor, joined_name, parts_of
 from .new_file import Progress, SavedFile, SavedLayer, check_progress
 from .provenance import HEADER, carried, constant_stack, recipe_of
-from .writing import PlannedTensor, check_place, check_room, header_of, unfinished, unfinished_folder, write_tensors
+from .writing import (
+    PlannedTensor,
+    check_place,
+    check_room,
+    header_of,
+    size_of,
+    unfinished,
+    unfinished_folder,
+    write_tensors,
+)
 
 Rounding = Literal["nearest", "stochastic"]
 """To the nearest number of the weight's dtype, or to one of the two neighbours at random, right on average."""
@@ -87,48 +96,23 @@ def bake_stack(
         ComponentError: there is no component in `model`.
         ArgumentError: an argument is of another type.
     """
-    _check(stack, model, path, rounding, seed, {"replace": replace, "preview": preview}, progress)
-    found = ModelFiles(Path(model))
-    place = Path(path).absolute() if preview else _place(Path(path), found, replace=replace)
-    stack = constant_stack(stack, found.components, moment, image, negative)
-    with plain_mode(_CPU):
-        made = _baking(found, place, stack, moment, rounding, seed, progress)
-        return made.preview(place) if preview else made.run(place, replace=replace)
-
-
-def _baking(
-    model: ModelFiles,
-    place: Path,
-    stack: Stack,
-    moment: Moment | None,
-    rounding: Rounding,
-    seed: int,
-    progress: Progress | None,
-) -> _Baking:
-    token, changes = secrets.token_hex(32), _changes(stack, model, moment)
-    made = {"title": _title(place), "model": model.path.name, "rounding": rounding, "seed": seed}
-    recipe = recipe_of(stack, moment, {**made, "model_sha256": token})
-    return _Baking(model, changes, rounding, seed, recipe, token, progress)
-
-
-def _check(
-    stack: object,
-    model: object,
-    path: object,
-    rounding: object,
-    seed: object,
-    flags: Mapping[str, object],
-    progress: object,
-) -> None:
-    """Raise ArgumentError where an argument is of another type."""
     check_type(stack, Stack, "stack", f"a Stack, as in {_EXAMPLE}")
     for one in (model, path):
         check_path(one, _EXAMPLE)
     check_choice(rounding, get_args(Rounding), "rounding")
     check_count(seed, "seed")
-    for name, flag in flags.items():
+    for name, flag in (("replace", replace), ("preview", preview)):
         check_type(flag, bool, name, "True or False")
     check_progress(progress)
+    found = ModelFiles(Path(model))
+    place = Path(path).absolute() if preview else _place(Path(path), found, replace=replace)
+    stack = constant_stack(stack, found.components, moment, image, negative)
+    with plain_mode(_CPU):
+        token, changes = secrets.token_hex(32), _changes(stack, found, moment)
+        made = {"title": _title(place), "model": found.path.name, "rounding": rounding, "seed": seed}
+        recipe = recipe_of(stack, moment, {**made, "model_sha256": token})
+        baking = _Baking(found, changes, rounding, seed, recipe, token, progress)
+        return baking.preview(place) if preview else baking.run(place, replace=replace)
 
 
 def _place(path: Path, model: ModelFiles, *, replace: bool) -> Path:
@@ -233,7 +217,7 @@ class _Baking:
             nbytes = sum([path.stat().st_size for path in model.others()])
             for file in model.files:
                 planned, header = self._header(place, file, self.token)
-                nbytes += len(header) + sum([one.nbytes for one in planned.values()])
+                nbytes += size_of(header, planned)
                 for stored in [StoredTensor(file, key) for key in planned]:
                     if model.names.get(stored) in parts:
                         for _ in self._numbers(stored, parts, len):
@@ -312,7 +296,7 @@ class _Baking:
         stream.flush()
         os.fsync(stream.fileno())
         _read_back(place, there, planned, written.hexdigest())
-        return len(header) + sum([one.nbytes for one in planned.values()])
+        return size_of(header, planned)
 
     def _header(self, place: Path, file: AdapterFile, token: str) -> tuple[dict[str, PlannedTensor], bytes]:
         """Return the tensors of a new file in the order of its source, and its header with a token for the hash."""
