@@ -96,23 +96,48 @@ def bake_stack(
         ComponentError: there is no component in `model`.
         ArgumentError: an argument is of another type.
     """
+    _check(stack, model, path, rounding, seed, {"replace": replace, "preview": preview}, progress)
+    found = ModelFiles(Path(model))
+    place = Path(path).absolute() if preview else _place(Path(path), found, replace=replace)
+    stack = constant_stack(stack, found.components, moment, image, negative)
+    with plain_mode(_CPU):
+        made = _baking(found, place, stack, moment, rounding, seed, progress)
+        return made.preview(place) if preview else made.run(place, replace=replace)
+
+
+def _baking(
+    model: ModelFiles,
+    place: Path,
+    stack: Stack,
+    moment: Moment | None,
+    rounding: Rounding,
+    seed: int,
+    progress: Progress | None,
+) -> _Baking:
+    token, changes = secrets.token_hex(32), _changes(stack, model, moment)
+    made = {"title": _title(place), "model": model.path.name, "rounding": rounding, "seed": seed}
+    recipe = recipe_of(stack, moment, {**made, "model_sha256": token})
+    return _Baking(model, changes, rounding, seed, recipe, token, progress)
+
+
+def _check(
+    stack: object,
+    model: object,
+    path: object,
+    rounding: object,
+    seed: object,
+    flags: Mapping[str, object],
+    progress: object,
+) -> None:
+    """Raise ArgumentError where an argument is of another type."""
     check_type(stack, Stack, "stack", f"a Stack, as in {_EXAMPLE}")
     for one in (model, path):
         check_path(one, _EXAMPLE)
     check_choice(rounding, get_args(Rounding), "rounding")
     check_count(seed, "seed")
-    for name, flag in (("replace", replace), ("preview", preview)):
+    for name, flag in flags.items():
         check_type(flag, bool, name, "True or False")
     check_progress(progress)
-    found = ModelFiles(Path(model))
-    place = Path(path).absolute() if preview else _place(Path(path), found, replace=replace)
-    stack = constant_stack(stack, found.components, moment, image, negative)
-    with plain_mode(_CPU):
-        token, changes = secrets.token_hex(32), _changes(stack, found, moment)
-        made = {"title": _title(place), "model": found.path.name, "rounding": rounding, "seed": seed}
-        recipe = recipe_of(stack, moment, {**made, "model_sha256": token})
-        baking = _Baking(found, changes, rounding, seed, recipe, token, progress)
-        return baking.preview(place) if preview else baking.run(place, replace=replace)
 
 
 def _place(path: Path, model: ModelFiles, *, replace: bool) -> Path:
