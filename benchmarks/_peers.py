@@ -9,11 +9,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 from diffusers import UNet2DConditionModel
 from safetensors import safe_open
 from torch import nn
+
+SCRIPTS = ("resize_lora", "svd_merge_lora", "extract_lora_from_models")
 
 
 class NoSdxl:
@@ -21,11 +22,11 @@ class NoSdxl:
 
 
 def kohya(folder: Path) -> SimpleNamespace:
-    """Return `resize`, `merge` and `extract` of kohya's scripts, and its module `lora`, from a copy of sd-scripts.
+    """Return `resize`, `merge` and `extract` of kohya's scripts, from a copy of sd-scripts.
 
     Models are read from diffusers folders, and the hashes of files are left out.
     """
-    made = {
+    made: dict[str, dict[str, object]] = {
         "utils": {"setup_logging": lambda *_, **__: logging.disable(logging.INFO)},
         "sai_model_spec": {},
         "sdxl_model_util": {},
@@ -45,14 +46,9 @@ def kohya(folder: Path) -> SimpleNamespace:
     }
     _module("library", {name: _module(f"library.{name}", content) for name, content in made.items()})
     sys.path.insert(0, str(folder / "networks"))
-    found: dict[str, Any] = {name: importlib.import_module(name) for name in (*SCRIPTS.values(), "lora")}
-    found[SCRIPTS["extract"]].args = argparse.Namespace(device=None)  # a global of its command line
-    functions = {name: getattr(found[module], CALLS[name]) for name, module in SCRIPTS.items()}
-    return SimpleNamespace(**functions, lora=found["lora"])
-
-
-SCRIPTS = {"resize": "resize_lora", "merge": "svd_merge_lora", "extract": "extract_lora_from_models"}
-CALLS = {"resize": "resize", "merge": "merge", "extract": "svd"}
+    resize, merge, extract = (importlib.import_module(name) for name in SCRIPTS)
+    extract.__dict__["args"] = argparse.Namespace(device=None)  # a global of its command line
+    return SimpleNamespace(resize=resize.resize, merge=merge.merge, extract=extract.svd)
 
 
 def _module(name: str, content: Mapping[str, object]) -> ModuleType:

@@ -172,8 +172,8 @@ class Bench:
             self.kohya.merge(given)
             return self.read(other)
 
-        ways = {"Remora": ours, "PEFT add_weighted_adapter": partial(self._of_peft, rank)}
-        return ways | ({"kohya svd_merge_lora": of_kohya} if self.kohya and rank is not None else {})
+        of_others = {"kohya svd_merge_lora": of_kohya} if self.kohya and rank is not None else {}
+        return {"Remora": ours, "PEFT add_weighted_adapter": partial(self._of_peft, rank), **of_others}
 
     def _of_peft(self, rank: int | None) -> Changes:
         model: Any = twin(self.unet)
