@@ -116,10 +116,8 @@ class Bench:
         self.layers = [name for name in inside if ".attentions." in name or ".resnets." in name or "samplers" in name]
         self.linear = [name for name in self.layers if self.unet.get_parameter(f"{name}.weight").ndim == 2]
         self.files = [write_lora(folder, name, self.unet, self.layers, options.rank) for name in ("first", "second")]
-        changes = [self.read(file.kohya) for file in self.files]
-        self.first = changes[0]
-        first, second = changes
-        self.both = {name: STRENGTHS[0] * first[name] + STRENGTHS[1] * second[name] for name in first}
+        self.first, second = [self.read(file.kohya) for file in self.files]
+        self.both = {name: STRENGTHS[0] * one + STRENGTHS[1] * second[name] for name, one in self.first.items()}
 
     def tasks(self) -> Iterator[Task]:
         """Yield what is measured."""
@@ -146,9 +144,10 @@ class Bench:
 
     def _resizing(self, rank: int) -> dict[str, Callable[[], Changes]]:
         source, out = self.files[0].kohya, self.folder / "resized.safetensors"
-        ways: dict[str, Callable[[], Changes]] = {}
-        ways["Remora"] = lambda: self.read(convert_file(source, out, rank=rank, dtype=torch.float32).path)
         other = self.folder / "resized of kohya.safetensors"
+
+        def ours() -> Changes:
+            return self.read(convert_file(source, out, rank=rank, dtype=torch.float32).path)
 
         def of_kohya() -> Changes:
             chosen = {"new_rank": rank, "new_conv_rank": rank, "save_precision": "float", "device": "cpu"}
@@ -156,9 +155,7 @@ class Bench:
             self.kohya.resize(argparse.Namespace(model=str(source), save_to=str(other), **chosen, **dynamic))
             return self.read(other)
 
-        if self.kohya is not None:
-            ways["kohya resize_lora"] = of_kohya
-        return ways
+        return {"Remora": ours} | ({"kohya resize_lora": of_kohya} if self.kohya else {})
 
     def _merging(self, rank: int | None) -> dict[str, Callable[[], Changes]]:
         out, other = self.folder / f"merged {rank}.safetensors", self.folder / "merged of kohya.safetensors"
@@ -175,18 +172,17 @@ class Bench:
             self.kohya.merge(given)
             return self.read(other)
 
-        ways: dict[str, Callable[[], Changes]] = {"Remora": ours}
-        ways["PEFT add_weighted_adapter"] = partial(self._of_peft, rank)
-        if self.kohya is not None and rank is not None:
-            ways["kohya svd_merge_lora"] = of_kohya
-        return ways
+        of_others = {"kohya svd_merge_lora": of_kohya} if self.kohya and rank is not None else {}
+        return {"Remora": ours, "PEFT add_weighted_adapter": partial(self._of_peft, rank), **of_others}
 
     def _of_peft(self, rank: int | None) -> Changes:
-        model, names = self._model, ("first", "second")
+        model: Any = twin(self.unet)
+        names = ("first", "second")
         for file, name in zip(self.files, names, strict=True):
             config = LoraConfig(r=file.rank, lora_alpha=file.alpha, target_modules=list(file.layers))
-            model = get_peft_model(model, config, name) if name == "first" else model
-            if name != "first":
+            if name == "first":
+                model = get_peft_model(model, config, name)
+            else:
                 model.add_adapter(name, config)
             state = {f"{_PEFT}{key}": tensor.float() for key, tensor in load_file(file.peft).items()}
             set_peft_model_state_dict(model, state, adapter_name=name)
@@ -196,15 +192,11 @@ class Bench:
         inner = model.base_model.model
         return {name: inner.get_submodule(name).get_delta_weight("both").double() for name in self.layers}
 
-    @property
-    def _model(self) -> Any:
-        """Return other modules over the same weights."""
-        return twin(self.unet)
-
     @cached_property
     def _loha_model(self) -> Any:
         config = LoHaConfig(r=max(self.rank // 4, 1), alpha=8, target_modules=self.linear, init_weights=False)
-        model = get_peft_model(self._model, config)
+        unet: Any = twin(self.unet)
+        model = get_peft_model(unet, config)
         model.save_pretrained(self.folder / "loha")
         return model
 
@@ -219,17 +211,15 @@ class Bench:
 
         def of_peft() -> Changes:
             _, state = convert_to_lora(self._loha_model, rank)
-            save_file(
-                {key: one.contiguous() for key, one in state.items()}, self.folder / "converted of PEFT.safetensors"
-            )
-            pairs = {
-                name: [state[f"{_PEFT}{name}.lora_{part}.weight"].double() for part in "BA"] for name in self.linear
-            }
-            return {name: up @ down for name, (up, down) in pairs.items()}
+            file = self.folder / "converted of PEFT.safetensors"
+            save_file({key: one.contiguous() for key, one in state.items()}, file)
+            keys = {name: f"{_PEFT}{name}.lora_%s.weight" for name in self.linear}
+            return {name: state[key % "B"].double() @ state[key % "A"].double() for name, key in keys.items()}
 
-        model = {"unet": self.unet}
-        ours = lambda: self.read(convert_file(source, out, rank=rank, components=model).path)  # noqa: E731
-        return {"Remora": ours, "PEFT convert_to_lora": of_peft}
+        return {
+            "Remora": lambda: self.read(convert_file(source, out, rank=rank, components={"unet": self.unet}).path),
+            "PEFT convert_to_lora": of_peft,
+        }
 
     @cached_property
     def _tuned(self) -> Changes:
@@ -268,9 +258,8 @@ class Bench:
             save_file(tensors, self.folder / "extracted of LyCORIS.safetensors")
             return self.read(tensors)
 
-        ways: dict[str, Callable[[], Changes]] = {"Remora": ours}
-        ways |= {"kohya extract_lora_from_models": of_kohya} if self.kohya else {}
-        return ways | {"LyCORIS extract_diff": of_lycoris}
+        of_others = {"kohya extract_lora_from_models": of_kohya} if self.kohya else {}
+        return {"Remora": ours, **of_others, "LyCORIS extract_diff": of_lycoris}
 
 
 def _number(value: float) -> str:

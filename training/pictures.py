@@ -7,6 +7,7 @@ how often they are seen at all is counted by `check`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -120,19 +121,15 @@ def draw_pictures(folder: Path, demo: Path | None = None) -> None:
         RuntimeError: the same prompt gave two pictures, which must not happen whatever came between.
     """
     found = find_demo() if demo is None else find_demo(demo)
-    studio = open_studio(load_model(found.model, torch.float32), torch.device("cpu"), [found.loras])
-    made: dict[Shown, Image.Image] = {}
-    try:
+    model, made = load_model(found.model, torch.float32), dict[Shown, Image.Image]()
+    with closing(open_studio(model, torch.device("cpu"), [found.loras])) as studio:
         for name, rows in SHEETS.items():
             sheet(studio, rows, made).save(folder / f"{name}.webp", quality=85, method=6)
-    finally:
-        studio.close()
 
 
 def draw_saved(folder: Path, demo: Path) -> None:
-    """Write a picture of what stacks make, and what their files make that `count_saved` has put into a folder."""
+    """Write a sheet of the pictures of stacks, and of the files of these that `count_saved` has put into a folder."""
     found = find_demo(demo)
-    studio = open_studio(load_model(found.model, torch.float32), torch.device("cpu"), [found.loras, folder])
     rows = [
         [
             Shown(" + ".join(names), f"{prompt} {' '.join(f'<lora:{name}:1>' for name in names)}", seed),
@@ -143,10 +140,9 @@ def draw_saved(folder: Path, demo: Path) -> None:
         ]
         for names, (prompt, seed) in zip(SAVED, _OF_SAVED, strict=True)
     ]
-    try:
+    model = load_model(found.model, torch.float32)
+    with closing(open_studio(model, torch.device("cpu"), [found.loras, folder])) as studio:
         sheet(studio, rows, {}).save(folder / "saved.webp", quality=70, method=6)
-    finally:
-        studio.close()
 
 
 def sheet(studio: Studio, rows: Sequence[Sequence[Shown]], made: dict[Shown, Image.Image]) -> Image.Image:

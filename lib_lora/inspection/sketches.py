@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -248,17 +247,9 @@ def _near(units: Tensor) -> Iterator[tuple[int, int, float]]:
 
 def later_epochs(sketches: Sequence[Sketch]) -> dict[int, int]:
     """Return file -> the latest file of the same training, for all that are not the latest."""
-    trainings = defaultdict[str, list[tuple[int, int]]](list)
-    for at, one in enumerate(sketches):
-        if one.training is not None:
-            trainings[one.training.session].append((one.training.steps, at))
-    latest = {session: max(files) for session, files in trainings.items()}
-    return {
-        at: latest[session][1]
-        for session, files in trainings.items()
-        for steps, at in files
-        if steps < latest[session][0]
-    }
+    own = [(one.training, at) for at, one in enumerate(sketches) if one.training is not None]
+    latest = {training.session: (training, at) for training, at in sorted(own)}
+    return {at: latest[one.session][1] for one, at in own if one.steps < latest[one.session][0].steps}
 
 
 def _is_epoch(one: Sketch, other: Sketch) -> bool:

@@ -35,7 +35,16 @@ from .difference import Difference
 from .model_files import PLAIN, ModelFiles, StoredTensor, joined_name, parts_of
 from .new_file import Progress, SavedFile, SavedLayer, check_progress
 from .provenance import HEADER, carried, constant_stack, recipe_of
-from .writing import PlannedTensor, check_place, check_room, header_of, unfinished, unfinished_folder, write_tensors
+from .writing import (
+    PlannedTensor,
+    check_place,
+    check_room,
+    header_of,
+    size_of,
+    unfinished,
+    unfinished_folder,
+    write_tensors,
+)
 
 Rounding = Literal["nearest", "stochastic"]
 """To the nearest number of the weight's dtype, or to one of the two neighbours at random, right on average."""
@@ -233,7 +242,7 @@ class _Baking:
             nbytes = sum([path.stat().st_size for path in model.others()])
             for file in model.files:
                 planned, header = self._header(place, file, self.token)
-                nbytes += len(header) + sum([one.nbytes for one in planned.values()])
+                nbytes += size_of(header, planned)
                 for stored in [StoredTensor(file, key) for key in planned]:
                     if model.names.get(stored) in parts:
                         for _ in self._numbers(stored, parts, len):
@@ -312,7 +321,7 @@ class _Baking:
         stream.flush()
         os.fsync(stream.fileno())
         _read_back(place, there, planned, written.hexdigest())
-        return len(header) + sum([one.nbytes for one in planned.values()])
+        return size_of(header, planned)
 
     def _header(self, place: Path, file: AdapterFile, token: str) -> tuple[dict[str, PlannedTensor], bytes]:
         """Return the tensors of a new file in the order of its source, and its header with a token for the hash."""

@@ -114,18 +114,22 @@ def run(options: argparse.Namespace) -> str:
     Raises:
         LoraError: a file or the model cannot be used.
     """
+    return _write(options).summary(layers=options.layers)
+
+
+def _write(options: argparse.Namespace) -> SavedFile:
     if options.command == "bake":
-        return _bake(options).summary(layers=options.layers)
+        return _bake(options)
     choices = SaveOptions(spelling=options.spelling, rank=options.rank, size=options.size, error=options.error)
     choices |= SaveOptions(replace=options.replace, kind=options.kind, factor=options.factor, pad=options.pad)
     if options.dtype is not None:
         choices["dtype"] = DTYPES[options.dtype]
     if options.command == "extract":
-        return extract_lora(options.base, options.tuned, options.out, **choices).summary(layers=options.layers)
-    model = None if options.model is None else model_on_disk(options.model)
+        return extract_lora(options.base, options.tuned, options.out, **choices)
+    model = None if options.model is None else ModelFiles(options.model).components
     if options.command in ("save", "combine"):
-        return _save(options, model, choices).summary(layers=options.layers)
-    saved = convert_file(
+        return _save(options, model, choices)
+    return convert_file(
         path_of(options.file),
         options.out,
         strength=options.strength,
@@ -134,7 +138,6 @@ def run(options: argparse.Namespace) -> str:
         components=model,
         **choices,
     )
-    return saved.summary(layers=options.layers)
 
 
 def _bake(options: argparse.Namespace) -> SavedFile:
@@ -180,15 +183,3 @@ def _error(text: str) -> float:
     if not 0 < energy < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no share between 0 and 1")
     return math.sqrt(1 - energy)
-
-
-def model_on_disk(path: Path) -> dict[str, nn.Module]:
-    """Return the layers of a model on disk, with the weights mapped, of which only those are read that are needed.
-
-    Quantized weights stay on meta.
-
-    Raises:
-        FileError: a weight file cannot be read.
-        ComponentError: there is no component in `path`.
-    """
-    return ModelFiles(path).components

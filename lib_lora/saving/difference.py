@@ -125,23 +125,22 @@ class Difference:
     def spectrum(self, rank: int | None = None) -> tuple[Tensor, Tensor | None]:
         """Return the singular values in falling order, without those that are rounding, and vectors for `cut`.
 
-        Where a random subspace is used, only the sum of the squares is right of the values behind `most`. There are
-        vectors for a rank of a dense change, else None.
+        Where a random subspace is used, only the sum of the squares is right of the values behind `most`. A dense
+        change has vectors if a rank is given; else they are None.
         """
         if self._is_small:
             return _counted(torch.linalg.svdvals(self._core()), NOISE), None
-        matrix = self._wide()
+        matrix, vectors = self._wide(), None
         if self._is_few:
             vectors, values = self._leading(matrix)
             left, count = float(matrix.norm()) ** 2 - float(values.square().sum()), len(matrix) - len(values)
             values = torch.cat([values, torch.full((count,), math.sqrt(max(left, 0.0) / count), dtype=_EXACT)])
-            return _counted(values, _GRAM_NOISE), vectors
-        if rank is None:
-            squares = torch.linalg.eigvalsh(matrix @ matrix.T)
-            return _counted(squares.flip(0).clamp(min=0).sqrt(), _GRAM_NOISE), None
-        squares, every = torch.linalg.eigh(matrix @ matrix.T)
-        vectors = every.flip(1)[:, :rank].clone()  # a view would keep all of them
-        return _counted(squares.flip(0).clamp(min=0).sqrt(), _GRAM_NOISE), vectors
+        elif rank is None:
+            values = _roots(torch.linalg.eigvalsh(matrix @ matrix.T))
+        else:
+            squares, every = torch.linalg.eigh(matrix @ matrix.T)
+            values, vectors = _roots(squares), every.flip(1)[:, :rank].clone()  # a view would keep all of them
+        return _counted(values, _GRAM_NOISE), vectors
 
     def cut(self, rank: int, vectors: Tensor | None = None) -> Difference:
         """Return the nearest change of a rank. `vectors` are of `spectrum`, if it was asked before."""
@@ -150,13 +149,10 @@ class Difference:
             roots = values[:rank].sqrt()
             up, down = u[:, :rank] * roots, v[:rank] * roots.unsqueeze(1)
         else:
-            matrix = self._wide()
-            if vectors is None and self._is_few:
-                vectors, _ = self._leading(matrix)
-            elif vectors is None:
-                vectors = torch.linalg.eigh(matrix @ matrix.T)[1].flip(1)
+            vectors = self.spectrum(rank)[1] if vectors is None else vectors
+            assert vectors is not None
             vectors = vectors[:, :rank]
-            other = vectors.T @ matrix
+            other = vectors.T @ self._wide()
             up, down = (vectors, other) if self.shape[0] <= self.inside else (other.T, vectors.T)
         pair = Factors(down.reshape(-1, *self.shape[1:]), up)
         return replace(self, pairs=(pair,) if rank else (), rest=None)
@@ -217,6 +213,11 @@ def _less(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     if second is None:
         return first
     return -second if first is None else first - second
+
+
+def _roots(squares: Tensor) -> Tensor:
+    """Return the roots of eigenvalues, which rise, in falling order."""
+    return squares.flip(0).clamp(min=0).sqrt()
 
 
 def _counted(values: Tensor, noise: float) -> Tensor:

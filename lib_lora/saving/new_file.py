@@ -21,7 +21,7 @@ from .difference import NOISE, Difference, Limits, chosen_ranks
 from .inputs import InputSamples
 from .merging import SUM, Combination
 from .spelling import PARAMETERS, KeyNames, Spelling, diffusers_header
-from .writing import PlannedTensor, check_place, check_room, header_of, unfinished, write_tensors
+from .writing import PlannedTensor, check_place, check_room, header_of, size_of, unfinished, write_tensors
 
 Kind = Literal["lora", "lokr"]
 """What a change becomes: a product of two thin matrices, or the Kronecker product of two."""
@@ -202,8 +202,9 @@ class _Layer:
     @property
     def saved_rank(self) -> int | None:
         """Return the rank that `SavedLayer` has."""
-        inner = self.inner if self.first is not None else ()
-        return min(inner[0], math.prod(inner[1:])) if inner and self.rank is None else self.rank
+        if self.first is None or self.rank is not None:
+            return self.rank
+        return min(self.inner[0], math.prod(self.inner[1:]))
 
     def approximate(self, found: Difference, choices: FileChoices) -> None:
         """Find what its ranks are chosen by, or that it stays a DoRA."""
@@ -319,16 +320,13 @@ def write_changes(
     path = check_place(path, replace=choices.replace)
     count = _LayerCount(choices.progress, len(changes.weights), 3)
     with unfinished(path, replace=choices.replace) as (stream, there), unchanged(changes.files), plain_mode(_CPU):
-        count.add(0)
-        said = metadata()
-        layers, dropped = _layers(path, changes, choices, names, said, count)
-        header, tensors = _planned(layers, choices, said)
-        check_room(path, nbytes := len(header) + sum([one.nbytes for one in tensors.values()]))
+        layers, dropped, header, tensors = _plan(path, changes, choices, names, metadata, count)
+        check_room(path, nbytes := size_of(header, tensors))
         write_tensors(stream, header, _numbers(path, layers, tensors, count))
         saved, error, of_outputs = _read_back(path, there, changes, layers, choices.inputs, count)
         size = math.hypot(*[layer.size for layer in layers])
         rounding = ROUNDING[choices.dtype] * max(sum([layer.parts for layer in layers]) / size, 1.0)
-        if not error <= dropped + rounding:  # NaN is no more and no less
+        if not error <= dropped + rounding:  # also where it is NaN
             raise FileError(path, f"it was not written: read back, it differs from what was meant by {error:.2e}")
         wanted = choices.limits.error
         if wanted is not None and error > wanted * (1 + 1e-6):
@@ -358,25 +356,22 @@ def _preview(
     """Return what a file would be, and write nothing."""
     count = _LayerCount(choices.progress, len(changes.weights), 1)
     with unchanged(changes.files), plain_mode(_CPU):
-        count.add(0)
-        said = metadata()
-        layers, dropped = _layers(path, changes, choices, names, said, count)
-        header, tensors = _planned(layers, choices, said)
+        layers, dropped, header, tensors = _plan(path, changes, choices, names, metadata, count)
         saved = tuple([SavedLayer(*layer.weight.place, layer.saved_rank, layer.dropped) for layer in layers])
-    nbytes = len(header) + sum([one.nbytes for one in tensors.values()])
-    return SavedFile(path, nbytes, saved, dropped, tuple(changes.notes))
+    return SavedFile(path, size_of(header, tensors), saved, dropped, tuple(changes.notes))
 
 
-def _layers(
+def _plan(
     path: Path,
     changes: Changes,
     choices: FileChoices,
     names: KeyNames,
-    metadata: Mapping[str, str],
+    metadata: Callable[[], Mapping[str, str]],
     count: _LayerCount,
-) -> tuple[list[_Layer], float]:
-    """Return the layers of a file, and what of the change they leave out, as a share of its size."""
-    layers, held = list[_Layer](), 0
+) -> tuple[list[_Layer], float, bytes, dict[str, PlannedTensor]]:
+    """Return the layers of a file, the share of the change that they leave out, and its header and tensors."""
+    count.add(0)
+    said, layers, held = metadata(), list[_Layer](), 0
     for weight in changes.weights:
         layer = _layer(path, weight, choices, names)
         count.add()
@@ -387,11 +382,11 @@ def _layers(
         layers.append(layer)
     if not layers:
         raise FileError(path, "it was not written: what would be in it changes nothing")
-    dropped = _choose(path, layers, choices, metadata)
+    dropped = _choose(path, layers, choices, said)
     largest = max([layer.rank or 0 for layer in layers])
     if choices.pad is not None and largest > choices.pad:
         raise FileError(path, f"it was not written: a layer has the rank {largest}; pad to {largest}, or cut to a rank")
-    return layers, math.sqrt(dropped) / math.hypot(*[layer.size for layer in layers])
+    return layers, math.sqrt(dropped) / math.hypot(*[layer.size for layer in layers]), *_planned(layers, choices, said)
 
 
 def _layer(path: Path, weight: ChangedWeight, choices: FileChoices, names: KeyNames) -> _Layer | None:
@@ -422,7 +417,7 @@ def _choose(path: Path, layers: Sequence[_Layer], choices: FileChoices, metadata
     room = None
     if choices.limits.size is not None:
         header, tensors = _planned(layers, choices, metadata)
-        least = len(header) + sum([_DIGITS + one.nbytes for one in tensors.values()])
+        least = size_of(header, tensors) + _DIGITS * len(tensors)
         if choices.spelling == "diffusers":
             least += _TABLES * sum([len(layer.prefix) + _DIGITS for layer in own])
         least -= sum([layer.cost * nbytes for layer in own])

@@ -64,18 +64,19 @@ class KeyNames:
         return found
 
     def _usual(self, component: str, name: str) -> str:
-        """Return the name that files have for a layer of a checkpoint in one file; its name here where they have none.
+        """Return the name that files of the spelling have for a layer; its name here where they have none.
 
         kohya's files have the names of the checkpoint for SDXL, and diffusers' names for other UNets.
         """
         index, begins = self.indexes[component], _CLIP
-        if component == "unet" and name.startswith(_LDM) and self.spelling != "comfy":
+        if component == "unet" and self.spelling == "comfy":
+            begins = _LDM
+        elif component == "unet" and name.startswith(_LDM):
             begins = _LDM if self.spelling == "kohya" and "label_emb.0.0" in index.dotted else _UNET
         elif not component.startswith(TEXT_ENCODER):
             return name
         place = index.dotted[name]
-        names = [name, *index.names[place.windows[0].path]]
-        return _named(index, names, begins, place) or name
+        return _named(index, [name, *index.names[place.windows[0].path]], begins, place) or name
 
     def _kohya(self, component: str, name: str) -> str | None:
         if component == "prior":
@@ -92,24 +93,17 @@ class KeyNames:
 
     def _comfy(self, component: str, name: str) -> str | None:
         if is_denoiser(component):
-            return f"diffusion_model.{self._native(component, name)}"
+            return f"diffusion_model.{name}"
         if name.startswith(_T5):
             return f"text_encoders.t5xxl.transformer.{name}"
         encoder = {TEXT_ENCODER: "clip_l", f"{TEXT_ENCODER}_2": "clip_g"}.get(component)
         return None if encoder is None else f"text_encoders.{encoder}.transformer.{name}"
 
-    def _native(self, component: str, name: str) -> str:
-        """Return the name of a layer in ComfyUI's own UNets; its name here where it has none there."""
-        index = self.indexes[component]
-        place = index.dotted[name]
-        names = index.names[place.windows[0].path] if component == "unet" else ()
-        return _named(index, names, _LDM, place) or name
-
 
 def _named(index: LayerIndex, names: Sequence[str], begins: tuple[str, ...], place: Place) -> str | None:
-    """Return the name of a place that begins so; None without one.
+    """Return the name of a place with one of these beginnings; None without one.
 
-    An upsampler has two in the UNets of ldm: it is behind the attention where its block has one.
+    An upsampler has two names in the UNets of ldm: it is behind the attention where its block has one.
     """
     found = [one for one in names if one.startswith(begins) and index.dotted[one] == place]
     if len(found) > 1 and f"{found[0].removesuffix('.conv')}.proj_in" in index.dotted:

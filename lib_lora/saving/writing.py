@@ -47,6 +47,11 @@ def header_of(tensors: Mapping[str, PlannedTensor], metadata: Mapping[str, str])
     return len(text).to_bytes(8, "little") + text
 
 
+def size_of(header: bytes, tensors: Mapping[str, PlannedTensor]) -> int:
+    """Return the bytes of a file."""
+    return len(header) + sum([one.nbytes for one in tensors.values()])
+
+
 def write_tensors(stream: BinaryIO, header: bytes, tensors: Iterable[Tensor]) -> None:
     """Write a file up to its end, and wait until the disk has it."""
     stream.write(header)

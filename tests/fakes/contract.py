@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,14 @@ def of_recipes(cases: Iterable[Any]) -> list[Any]:
         own = case.values if hasattr(case, "values") else (case,)
         groups.setdefault(own[0].recipe, []).append(tuple(own))
     return [pytest.param(group, id=recipe) for recipe, group in groups.items()]
+
+
+def in_folders(folder: Path, cases: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+    """Yield the arguments of each case behind a new folder of its own."""
+    for number, case in enumerate(cases):
+        own = folder / str(number)
+        own.mkdir()
+        yield own, *case
 
 
 LIVE = re.compile("no bias to merge into|its ranks or heads change from step to step")

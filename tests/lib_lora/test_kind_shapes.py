@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lib_lora import LoraError, load_network
-from tests.fakes.contract import of_recipes
+from tests.fakes.contract import in_folders, of_recipes
 from tests.fakes.files import save
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.layers import LAYERS, NAMES, Model, weight_of
@@ -35,9 +35,7 @@ def deformed(tensors, site):
 
 @pytest.mark.parametrize("alike", of_recipes(SAMPLES))
 def test_parameters_of_any_shape_are_taken_or_refused(tmp_path, pytestconfig, alike):
-    for number, (sample,) in enumerate(alike):
-        folder = tmp_path / str(number)
-        folder.mkdir()
+    for folder, sample in in_folders(tmp_path, alike):
         _parameters_of_any_shape_are_taken_or_refused(folder, sample, pytestconfig)
 
 
@@ -80,9 +78,7 @@ OF_LENGTH_1 = {
 
 @pytest.mark.parametrize("alike", of_recipes(SAMPLES))
 def test_a_length_of_1_is_not_spread_over_a_layer(tmp_path, alike):
-    for number, (sample,) in enumerate(alike):
-        folder = tmp_path / str(number)
-        folder.mkdir()
+    for folder, sample in in_folders(tmp_path, alike):
         _a_length_of_1_is_not_spread_over_a_layer(folder, sample)
 
 

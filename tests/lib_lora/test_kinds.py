@@ -22,6 +22,7 @@ from tests.fakes.contract import (
     FILE,
     by_recipe,
     change_bias,
+    in_folders,
     of_recipes,
     reference,
     run,
@@ -91,9 +92,7 @@ def test_a_file_in_half_precision(tmp_path, sample, layer, dtype):
 
 @pytest.mark.parametrize("alike", of_recipes(EACH))
 def test_the_shape_that_parameters_were_made_for(tmp_path, alike):
-    for number, (sample, layer) in enumerate(alike):
-        folder = tmp_path / str(number)
-        folder.mkdir()
+    for folder, sample, layer in in_folders(tmp_path, alike):
         _the_shape_that_parameters_were_made_for(folder, sample, layer)
 
 

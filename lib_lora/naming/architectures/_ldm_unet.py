@@ -74,8 +74,9 @@ def _table() -> dict[str, str | tuple[str, ...]]:
 UNET_ALIASES = aliases(DENOISER, _table())
 
 IN_UNET = r"^(denoiser|\?):(down|mid|middle|up|input|output)_block"
+"""The begin of a sign's pattern: the blocks of a UNet. Transformers have names such as `attn2.to_k`, too."""
 FINEST = r"^(denoiser|\?):(down_blocks_0|up_blocks_2|input_blocks_[12]|output_blocks_[678])_"
-"""Begin a sign's pattern: blocks of a UNet, as transformers have `attn2.to_k`, too; those of full size, of 3 levels."""
+"""The same: the blocks of full size in a UNet of 3 levels."""
 
 
 def unet_block(dotted: str) -> str | None:

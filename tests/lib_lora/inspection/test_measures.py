@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lib_lora.inspection.layers import layers_of
 from lib_lora.inspection.measures import LayerMeasures, measure
-from tests.fakes.contract import CASES, by_recipe, of_recipes, write
+from tests.fakes.contract import CASES, by_recipe, in_folders, of_recipes, write
 from tests.fakes.files import save
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.kinds.base import Sample
@@ -66,9 +66,7 @@ MISFIT = "dora by columns of each group"
 
 @pytest.mark.parametrize("alike", of_recipes(SAMPLES))
 def test_measures_without_a_model(tmp_path: Path, alike: Sequence[tuple[Sample]]) -> None:
-    for number, (sample,) in enumerate(alike):
-        folder = tmp_path / str(number)
-        folder.mkdir()
+    for folder, sample in in_folders(tmp_path, alike):
         _measures_without_a_model(sample, folder)
 
 

@@ -34,7 +34,7 @@ from lib_lora.files.file import AdapterFile
 from lib_lora.saving import baked, writing
 from lib_lora.saving.provenance import HEADER
 from tests.fakes.checkpoints import save_checkpoint, tiny_pipeline
-from tests.fakes.contract import EACH, of_recipes, reference, worst, write
+from tests.fakes.contract import EACH, in_folders, of_recipes, reference, worst, write
 from tests.fakes.files import pair, save
 from tests.fakes.layers import bias_of, exact, make, weight_of
 from tests.fakes.models import dense_deltas, kohya_lora, merged, tiny_text_encoder, tiny_unet, unet_inputs
@@ -146,9 +146,7 @@ def test_a_checkpoint_in_one_file(tmp_path, family, dtype):
 
 @pytest.mark.parametrize("alike", of_recipes(EACH))
 def test_every_kind(tmp_path, alike):
-    for number, (sample, layer) in enumerate(alike):
-        folder = tmp_path / str(number)
-        folder.mkdir()
+    for folder, sample, layer in in_folders(tmp_path, alike):
         _every_kind(folder, sample, layer)
 
 

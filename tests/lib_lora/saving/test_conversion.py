@@ -22,7 +22,8 @@ from lib_lora import (
     save_again,
 )
 from lib_lora.__main__ import main
-from lib_lora.saving import command, convert_file
+from lib_lora.saving import convert_file
+from lib_lora.saving.model_files import ModelFiles
 from tests.fakes.files import pair, save
 from tests.fakes.models import kohya_lora, tiny_text_encoder, tiny_unet
 
@@ -267,7 +268,7 @@ def test_a_model_on_disk_gives_the_weights_that_are_needed(parts, model, tmp_pat
         first, other = (deltas(one, parts) for one in (path, out))
         assert first.keys() == other.keys()
         assert all(torch.allclose(delta, other[name], atol=1e-5) for name, delta in first.items())
-    engine, loaded = Engine({"unet": parts["unet"]}), command.model_on_disk(model)["unet"]
+    engine, loaded = Engine({"unet": parts["unet"]}), ModelFiles(model).components["unet"]
     assert loaded.get_submodule(bare).bias is None
     assert torch.equal(loaded.get_submodule(layer).bias, parts["unet"].get_submodule(layer).bias)
     engine.activate(Stack([Entry(out)]))

@@ -7,7 +7,7 @@ import torch
 
 from lib_lora import Engine, Entry, Moment, Stack, save_stack
 from tests.covering import chosen
-from tests.fakes.contract import EACH, change_bias, of_recipes, reference, run, worst, write
+from tests.fakes.contract import EACH, change_bias, in_folders, of_recipes, reference, run, worst, write
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.layers import LAYERS, bias_of, exact, make, weight_of
 
@@ -23,9 +23,7 @@ def in_fp64(x):
 
 @pytest.mark.parametrize("alike", of_recipes(EACH))
 def test_the_file_of_one_entry(tmp_path, alike):
-    for number, (sample, layer) in enumerate(alike):
-        folder = tmp_path / str(number)
-        folder.mkdir()
+    for folder, sample, layer in in_folders(tmp_path, alike):
         _the_file_of_one_entry(folder, sample, layer)
 
 

@@ -15,23 +15,12 @@ from lib_lora.__main__ import main
 from lib_lora.saving.new_file import first_of_lokr
 from tests.fakes.contract import worst
 from tests.fakes.files import pair, save
-
-SHAPES = {"a": (48, 24), "b": (16, 40), "c": (24, 8, 3, 3)}
-
-
-class Net(nn.Module):
-    """Two linear layers and a convolution."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(24, 48), nn.Linear(40, 16), nn.Conv2d(8, 24, 3)
+from tests.fakes.three import SHAPES, ThreeLayers
 
 
 @pytest.fixture
 def net():
-    with torch.random.fork_rng():
-        torch.default_generator.manual_seed(0)
-        return Net().requires_grad_(False)
+    return ThreeLayers()
 
 
 def products(rank=None, seed=0):

@@ -10,38 +10,19 @@ from safetensors.torch import load_file
 from torch import nn
 
 from lib_lora import ArgumentError, Engine, Entry, FileError, Stack, load_network, save_stack
-from tests.fakes.files import pair, save
-
-SHAPES = {"a": (48, 24), "b": (16, 40), "c": (24, 8, 3, 3)}
-
-
-class Net(nn.Module):
-    """Two linear layers and a convolution."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(24, 48), nn.Linear(40, 16), nn.Conv2d(8, 24, 3)
+from tests.fakes.three import SHAPES, ThreeLayers, lora_of_three
 
 
 @pytest.fixture
 def net():
-    with torch.random.fork_rng():
-        torch.default_generator.manual_seed(0)
-        return Net().requires_grad_(False)
-
-
-def file_of(path, rank, seed, sizes=(0.1, 0.3, 0.2), dtype=torch.float32):
-    tensors = {}
-    for i, ((name, shape), size) in enumerate(zip(SHAPES.items(), sizes, strict=True)):
-        tensors |= pair(f"lora_unet_{name}", shape, rank, alpha=rank, seed=10 * seed + i, size=size, dtype=dtype)
-    return save(path, tensors)
+    return ThreeLayers()
 
 
 @pytest.fixture
 def served(net, tmp_path):
     """Return an engine with two LoRA, of rank 12 together."""
     engine = Engine({"unet": net})
-    files = [file_of(tmp_path / f"{rank}.safetensors", rank, rank) for rank in (5, 7)]
+    files = [lora_of_three(tmp_path / f"{rank}.safetensors", rank, rank) for rank in (5, 7)]
     engine.activate(Stack([Entry(path, strength) for path, strength in zip(files, (0.8, -0.5), strict=True)]))
     yield engine
     engine.close()
@@ -82,7 +63,9 @@ def test_without_a_limit_factors_lie_beside_each_other(served, net, tmp_path):
 
 def test_no_layer_has_more_ranks_than_a_matrix(net, tmp_path):
     engine = Engine({"unet": net})
-    engine.activate(Stack([Entry(file_of(tmp_path / f"{rank}.safetensors", rank, rank), 0.5) for rank in (14, 15)]))
+    engine.activate(
+        Stack([Entry(lora_of_three(tmp_path / f"{rank}.safetensors", rank, rank), 0.5) for rank in (14, 15)])
+    )
     saved = save_stack(engine, tmp_path / "all.safetensors")
     assert [layer.rank for layer in saved.layers] == [24, 16, 24]
     assert saved.error < 1e-7
@@ -145,7 +128,7 @@ def test_half_precision(served, net, tmp_path):
 
 def test_numbers_beyond_half_precision_are_refused(net, tmp_path):
     engine = Engine({"unet": net})
-    engine.activate(Stack([Entry(file_of(tmp_path / "big.safetensors", 4, 1, (3e5, 1, 1)), 4.0)]))
+    engine.activate(Stack([Entry(lora_of_three(tmp_path / "big.safetensors", 4, 1, (3e5, 1, 1)), 4.0)]))
     with pytest.raises(FileError, match="numbers that float16 cannot hold; write the dtype bfloat16 or float32"):
         save_stack(engine, tmp_path / "a.safetensors", dtype=torch.float16)
     assert save_stack(engine, tmp_path / "a.safetensors", dtype=torch.bfloat16).error < 1e-2

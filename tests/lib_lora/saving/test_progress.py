@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from torch import nn
 
 from lib_lora import (
     ArgumentError,
@@ -22,32 +21,20 @@ from lib_lora import (
 )
 from lib_lora.saving import writing
 from tests.fakes.files import pair, save
-
-SHAPES = {"a": (48, 24), "b": (16, 40), "c": (24, 8, 3, 3)}
-
-
-class Net(nn.Module):
-    """Two linear layers and a convolution."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(24, 48), nn.Linear(40, 16), nn.Conv2d(8, 24, 3)
+from tests.fakes.three import SHAPES, ThreeLayers, lora_of_three
 
 
 @pytest.fixture
 def files(tmp_path):
-    found = []
-    for seed, rank in ((1, 5), (2, 7)):
-        tensors = {}
-        for i, (name, shape) in enumerate(SHAPES.items()):
-            tensors |= pair(f"lora_unet_{name}", shape, rank, alpha=rank, seed=10 * seed + i, size=0.1 * (i + 1))
-        found.append(save(tmp_path / f"{rank}.safetensors", tensors))
-    return found
+    ranks = {1: 5, 2: 7}
+    return [
+        lora_of_three(tmp_path / f"{rank}.safetensors", rank, seed, (0.1, 0.2, 0.3)) for seed, rank in ranks.items()
+    ]
 
 
 @pytest.fixture
 def engine(files):
-    net = Net().requires_grad_(False)  # an engine does not keep its model
+    net = ThreeLayers()  # an engine does not keep its model
     made = Engine({"unet": net})
     made.activate(Stack([Entry(path, strength) for path, strength in zip(files, (0.8, -0.5), strict=True)]))
     yield made
