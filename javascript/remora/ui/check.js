@@ -16,14 +16,6 @@ const POLL = 700; // milliseconds
 const NAMED = 3; // layers of a verdict
 const COMMAND = "python -m lib_lora doctor FILE --model MODEL";
 
-/** @param {{tab: Tab, lora: string}} props */
-export function CheckSection({tab, lora}) {
-    const [open, setOpen] = useState(false);
-    return html`<details onToggle=${(/** @type {Event} */ event) => setOpen(/** @type {HTMLDetailsElement} */ (event.currentTarget).open)}>
-        <summary>${t("check.title")}</summary>
-        ${open && html`<${Check} tab=${tab} lora=${lora} />`}</details>`;
-}
-
 /**
  * Ask for a check until it is done; while nobody asks, the server stops it.
  * @template {{result: unknown}} T
@@ -44,7 +36,7 @@ export function useCheck(tab, ask, inputs) {
 }
 
 /** @param {{tab: Tab, lora: string}} props */
-function Check({tab, lora}) {
+export function Check({tab, lora}) {
     const ask = () => tab.api.get(/** @type {const} */ (`check?${query({id: lora})}`));
     const {told, trouble} = useCheck(tab, ask, [lora]);
     return html`<div class="rt-part">

@@ -9,7 +9,7 @@
 import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import {aboutOf, progressOf, resultOf} from "../online.js";
 import {t, translated} from "../words.js";
-import {Dialog, Trouble, useLoad} from "./parts.js";
+import {Dialog, Section, Trouble, useLoad} from "./parts.js";
 
 const POLL = 500; // milliseconds
 
@@ -60,11 +60,8 @@ function useOnline(tab, ended) {
 
 /** @param {{tab: Tab, lora: LoraDetails, renew: () => unknown}} props */
 export function OnlineSection({tab, lora, renew}) {
-    const [open, setOpen] = useState(false);
-    return html`<details onToggle=${(/** @type {Event} */ event) => setOpen(/** @type {HTMLDetailsElement} */ (event.currentTarget).open)}>
-        <summary>${t("online.title")}</summary>
-        ${lora.online?.newer && !open && html`<p class="rt-notice">${newerOf(lora.online)}</p>`}
-        ${open && html`<${OfFile} tab=${tab} lora=${lora} renew=${renew} />`}</details>`;
+    return html`${lora.online?.newer && html`<p class="rt-notice">${newerOf(lora.online)}</p>`}
+        <${Section} title=${t("online.title")}><${OfFile} tab=${tab} lora=${lora} renew=${renew} /><//>`;
 }
 
 /** @param {{tab: Tab, lora: LoraDetails, renew: () => unknown}} props */
@@ -86,7 +83,6 @@ function OfFile({tab, lora, renew}) {
         <${Trouble} trouble=${trouble} />
         <${Switch} asking=${asking} />
         ${lora.online && html`<${About} one=${lora.online} />`}
-        ${lora.online?.newer && html`<p class="rt-notice">${newerOf(lora.online)}</p>`}
         ${
             told?.on
             && html`<div class="rt-line"><button type="button" class="rt-small" disabled=${isBusy} onClick=${() => lookUp({})}>

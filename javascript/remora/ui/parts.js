@@ -60,6 +60,24 @@ export function Name({text}) {
 }
 
 /**
+ * Draw a title that opens what is below it. What is closed is not drawn, so that it loads nothing.
+ * @param {object} props
+ * @param {string} props.title
+ * @param {boolean} [props.begins] whether it is open at first, and scrolled to
+ * @param {Value} [props.children]
+ */
+export function Section({title, begins = false, children}) {
+    const [open, setOpen] = useState(begins);
+    const element = /** @type {Filled<HTMLDetailsElement>} */ (useRef());
+    useEffect(() => {
+        if (begins) element.current.scrollIntoView();
+    }, []);
+    return html`<details ref=${element} open=${open} onToggle=${() => setOpen(element.current.open)}>
+        <summary>${title}</summary>
+        ${open && children}</details>`;
+}
+
+/**
  * Draw a button with a sign and a word. Where there is no room for the word, its style sheet hides it.
  * @param {{icon: IconName, word: string, label: string, [attribute: string]: unknown}} props
  */

@@ -17,15 +17,7 @@ const MOST = {steps: 12, side: 512}; // that a sheet begins with
 const STEP = 64; // pixels
 
 /** @param {{tab: Tab, lora: LoraDetails}} props */
-export function SheetSection({tab, lora}) {
-    const [open, setOpen] = useState(false);
-    return html`<details onToggle=${(/** @type {Event} */ event) => setOpen(/** @type {HTMLDetailsElement} */ (event.currentTarget).open)}>
-        <summary>${t("sheet.title")}</summary>
-        ${open && html`<${Sheet} tab=${tab} lora=${lora} />`}</details>`;
-}
-
-/** @param {{tab: Tab, lora: LoraDetails}} props */
-function Sheet({tab, lora}) {
+export function Sheet({tab, lora}) {
     const comparison = useComparison(tab, lora.id);
     const {told, own} = comparison;
     const words = tab.library.wordsOf(lora.name);
