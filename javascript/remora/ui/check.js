@@ -10,7 +10,7 @@ import {html, useEffect, useState} from "../vendor/preact.js";
 import {query} from "../api.js";
 import {factorsOf, leftOf, percent, sentence, short} from "../check.js";
 import {pieces, t} from "../words.js";
-import {Trouble, useLoad} from "./parts.js";
+import {Trouble, useLater, useLoad} from "./parts.js";
 
 const POLL = 700; // milliseconds
 const NAMED = 3; // layers of a verdict
@@ -27,11 +27,7 @@ export function useCheck(tab, ask, inputs) {
     const [told, setTold] = useState(/** @type {T | null} */ (null));
     const [round, setRound] = useState(0);
     const [trouble] = useLoad(tab, async () => setTold(await ask()), [...inputs, round]);
-    useEffect(() => {
-        if (!told || told.result) return undefined;
-        const timer = setTimeout(() => setRound(round + 1), POLL);
-        return () => clearTimeout(timer);
-    }, [told]);
+    useLater(told && !told.result && (() => setRound(round + 1)), POLL, [told]);
     return {told, trouble};
 }
 

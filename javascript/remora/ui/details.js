@@ -7,7 +7,7 @@
  * @import {Attempt} from "./parts.js"
  */
 
-import {html, useEffect, useMemo, useRef, useState} from "../vendor/preact.js";
+import {html, useMemo, useRef, useState} from "../vendor/preact.js";
 import {ApiError, CHANGED, query} from "../api.js";
 import {shownPicture, writeSettings} from "../boxes.js";
 import {canBeInserted, size} from "../catalog.js";
@@ -33,6 +33,7 @@ import {
     Stars,
     tooStrong,
     Trouble,
+    useLater,
     useLoad,
 } from "./parts.js";
 import {Sheet} from "./sheet.js";
@@ -80,12 +81,8 @@ export function Details({tab, id}) {
         else take(told);
     };
     const [trouble, attempt] = useLoad(tab, load, [id]);
-    useEffect(() => {
-        if (!lora || lora.hash || !lora.readable) return undefined;
-        // the server makes it now
-        const timer = setTimeout(() => attempt(async () => renew(await ask()), false), HASHED);
-        return () => clearTimeout(timer);
-    }, [lora]);
+    const isHashed = lora && !lora.hash && lora.readable; // by the server, now
+    useLater(isHashed && (() => attempt(async () => renew(await ask()), false)), HASHED, [lora]);
     if (!lora || !draft) {
         return html`<${Dialog} title=${t("details.title")} close=${close}><${Trouble} trouble=${trouble} />
             ${!trouble.text && html`<p class="rt-hint">${t("common.loading")}</p>`}<//>`;

@@ -6,10 +6,10 @@
  * @import {Attempt} from "./parts.js"
  */
 
-import {html, useEffect, useRef, useState} from "../vendor/preact.js";
+import {html, useRef, useState} from "../vendor/preact.js";
 import {aboutOf, progressOf, resultOf} from "../online.js";
 import {t, translated} from "../words.js";
-import {Dialog, Section, Trouble, useLoad} from "./parts.js";
+import {Dialog, Section, Trouble, useLater, useLoad} from "./parts.js";
 
 const POLL = 500; // milliseconds
 
@@ -43,11 +43,7 @@ function useOnline(tab, ended) {
     };
     const load = async () => take(await tab.api.get("online"));
     const [trouble, attempt] = useLoad(tab, load, []);
-    useEffect(() => {
-        if (!told?.job?.running) return undefined;
-        const timer = setTimeout(() => attempt(load, false), POLL);
-        return () => clearTimeout(timer);
-    }, [told]);
+    useLater(told?.job?.running && (() => attempt(load, false)), POLL, [told]);
     /** @type {Asking["ask"]} */
     const ask = (method, path, body) =>
         attempt(async () => {

@@ -5,11 +5,11 @@
  * @import {Tab} from "../main.js"
  */
 
-import {html, useEffect, useState} from "../vendor/preact.js";
+import {html, useState} from "../vendor/preact.js";
 import {query} from "../api.js";
 import {furtherOf, joined, latestOf, strengthIn, useAgain, usesOf} from "../outputs.js";
 import {locale, t, translated} from "../words.js";
-import {Picture, Trouble, useLoad} from "./parts.js";
+import {Picture, Trouble, useLater, useLoad} from "./parts.js";
 
 const POLL = 3000; // milliseconds, while the server reads the pictures
 const PAUSE = 300; // milliseconds without a key, after which prompts are searched
@@ -21,17 +21,10 @@ export function Outputs({tab, lora}) {
     const [round, setRound] = useState(0);
     const [words, setWords] = useState(""); // as they are typed
     const [sought, setSought] = useState("");
-    useEffect(() => {
-        const timer = setTimeout(() => setSought(words.trim()), PAUSE);
-        return () => clearTimeout(timer);
-    }, [words]);
+    useLater(() => setSought(words.trim()), PAUSE, [words]);
     const load = async () => setTold(await latestOf(tab, lora, sought, told?.pictures.length ?? 0));
     const [trouble, attempt] = useLoad(tab, load, [lora, sought, round, tab.state.server?.pictures]);
-    useEffect(() => {
-        if (!told?.scan.running) return undefined;
-        const timer = setTimeout(() => setRound(round + 1), POLL);
-        return () => clearTimeout(timer);
-    }, [told]);
+    useLater(told?.scan.running && (() => setRound(round + 1)), POLL, [told]);
     const further = () =>
         attempt(async () => {
             const pictures = told?.pictures ?? [];

@@ -468,6 +468,20 @@ export function useTrouble() {
 }
 
 /**
+ * Do something some time after a value in `inputs` changes.
+ * @param {(() => unknown) | false | null | undefined} work nothing where there is nothing to do
+ * @param {number} milliseconds
+ * @param {unknown[]} inputs
+ */
+export function useLater(work, milliseconds, inputs) {
+    useEffect(() => {
+        if (!work) return undefined;
+        const timer = setTimeout(work, milliseconds);
+        return () => clearTimeout(timer);
+    }, inputs);
+}
+
+/**
  * Load what the server keeps when a component comes, when a value in `inputs` changes, and when a server that was lost is
  * back. Until what could not be loaded is there, `load` of the error is a function that tries it.
  * @param {Tab} tab
