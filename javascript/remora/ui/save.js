@@ -140,7 +140,7 @@ function Models({title, models, value, choose}) {
 
 /** @param {{form: Form, change: (changes: Partial<Form>) => void, models: string[]}} props */
 function ModelFields({form, change, models}) {
-    return html`<${Models} title=${t("save.model")} models=${models} value=${form.model} choose=${(/** @type {string} */ model) => change({model})} />
+    return html`<${Models} title=${t("common.model")} models=${models} value=${form.model} choose=${(/** @type {string} */ model) => change({model})} />
         <${Choice} title=${t("save.rounding")} double=${true} choices=${ROUNDINGS} value=${form.rounding} choose=${(/** @type {string} */ rounding) => change({rounding})} />`;
 }
 
@@ -155,7 +155,7 @@ function FileFields({form, change, choices, parts, wrong}) {
             ${[...new Set([...(choices?.folders ?? [""]), form.folder])].map((one) => html`<option key=${one} value=${one}>${one || t("save.top")}</option>`)}</select><//>
         ${
             parts.copied
-            && html`<${Amount} title=${t("save.strength")} value=${form.strength} wrong=${wrong.strength} set=${set("strength")} />
+            && html`<${Amount} title=${t("common.strength")} value=${form.strength} wrong=${wrong.strength} set=${set("strength")} />
             <${Choice} title=${t("save.part")} choices=${PARTS} value=${form.part} choose=${set("part")} />`
         }
         <${Choice} title=${t("save.form")} choices=${FORMS} value=${form.form} choose=${set("form")} />

@@ -43,7 +43,7 @@ export function Sheet({tab, lora}) {
             <label class="rt-field"><span>${t("sheet.prompts")}</span>
                 <textarea rows="4" value=${typed ?? given} onInput=${(event) => setTyped(event.target.value)}></textarea></label>
             <div class="rt-filters">
-                <label class="rt-field"><span>${t("sheet.strength")}</span>
+                <label class="rt-field"><span>${t("common.strength")}</span>
                     <input type="text" inputmode="decimal" value=${strength} onInput=${(event) => setStrength(event.target.value)} /></label>
                 <${Settings} wanted=${wanted} set=${setWanted} samplers=${told?.samplers ?? []} />
             </div>
