@@ -734,7 +734,7 @@ export const ENGLISH = /** @type {const} */ ({
     "online.openHint": "Online: look files up, find newer versions, download",
     "online.title": "Civitai and Hugging Face",
     "online.sent":
-        "When you ask for it, Remora sends the hash of a file to Civitai, or asks the site for the page that you give, with your key for that site if there is one, and sends nothing else.",
+        "When you ask for it, Remora sends the hash of a file to Civitai, or asks the site for the page that you give. It adds your key for that site if there is one. It sends nothing else.",
     "online.turnOn": "Turn on",
     "online.turnOff": "Turn off",
     "online.lookUp": "Look up on Civitai",

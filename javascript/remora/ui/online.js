@@ -3,7 +3,6 @@
 /**
  * @import {LoraDetails, Online as OnlineState, OnlineJob, OnlineLora} from "../../api.d.ts"
  * @import {Tab} from "../main.js"
- * @import {Attempt} from "./parts.js"
  */
 
 import {html, useRef, useState} from "../vendor/preact.js";
@@ -18,7 +17,6 @@ const POLL = 500; // milliseconds
  * What sites may be asked, and how.
  * @property {OnlineState | null} told
  * @property {import("./parts.js").TroubleShown} trouble
- * @property {Attempt} attempt
  * @property {(method: "PUT" | "POST" | "DELETE", path: "online" | "online/lookup" | "online/download", body?: object) => unknown} ask
  */
 
@@ -51,7 +49,7 @@ function useOnline(tab, ended) {
             if (now.job?.running) running.current = now.job.id; // it may end before it is asked for again
             await take(now);
         });
-    return {told, trouble, attempt, ask};
+    return {told, trouble, ask};
 }
 
 /** @param {{tab: Tab, lora: LoraDetails, renew: () => unknown}} props */
@@ -131,9 +129,14 @@ function Page({label, button, page, setPage, busy, send}) {
         send();
     };
     return html`<form class="rt-line rt-low" noValidate onSubmit=${submit}>
-        <label class="rt-field rt-double"><span>${label}</span><input type="url" autocomplete="off" spellcheck=${false} placeholder="https://" value=${page}
-            onInput=${(event) => setPage(event.target.value)} /></label>
+        <${Address} label=${label} page=${page} setPage=${setPage} />
         <button type="submit" class="rt-small" disabled=${busy || !page.trim()}>${button}</button></form>`;
+}
+
+/** @param {{label: string, page: string, setPage: (page: string) => void}} props */
+function Address({label, page, setPage}) {
+    return html`<label class="rt-field rt-double"><span>${label}</span><input type="url" autocomplete="off" spellcheck=${false} placeholder="https://" value=${page}
+        onInput=${(event) => setPage(event.target.value)} /></label>`;
 }
 
 /**
@@ -187,8 +190,7 @@ export function Online({tab}) {
                 ask("POST", "online/lookup", {ids: []});
             }}>${t("online.all")}</button></div>
             <h4>${t("online.download")}</h4>
-            <label class="rt-field"><span>${t("online.page")}</span><input type="url" autocomplete="off" spellcheck=${false} placeholder="https://" value=${page}
-                onInput=${(event) => setPage(event.target.value)} /></label>
+            <${Address} label=${t("online.page")} page=${page} setPage=${setPage} />
             <${Download} told=${told} ask=${ask} page=${page} />
             <${Working} told=${told} ask=${ask} />`
         }

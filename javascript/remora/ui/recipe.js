@@ -82,7 +82,7 @@ function Parts({tab, told}) {
     ];
     return html`<h4>LoRA</h4>
         ${!loras.length && html`<p class="rt-hint">${t("common.noLora")}</p>`}
-        <ul class="rt-recipe" aria-label="LoRA">${loras.map((lora) => html`<li key=${lora.name}><${Lora} tab=${tab} lora=${lora} /></li>`)}</ul>
+        <ul class="rt-copies" aria-label="LoRA">${loras.map((lora) => html`<li key=${lora.name}><${Lora} tab=${tab} lora=${lora} /></li>`)}</ul>
         ${told.searching && html`<p class="rt-hint" role="status">${t("recipe.searching")}</p>`}
         <dl class="rt-facts">${facts
             .filter(([, value]) => value)
