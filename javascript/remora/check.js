@@ -88,14 +88,14 @@ export function factorsOf(blocks, entry, told) {
  */
 export function leftOf(blocks, entry, told) {
     const factors = factorsOf(blocks, entry, told);
-    const known = blocks.flatMap(({block, share}, at) => {
-        const factor = factors?.[at] ?? null;
-        return factor === null && !block ? [] : [{share, factor: factor ?? Number.NaN, at}];
-    });
     const whole = factorsOf(blocks, {...entry, values: {}}, told) ?? [];
-    const energy = (/** @type {number} */ sum, /** @type {number} */ part) => sum + part;
-    const left = known.map(({share, factor}) => share * factor ** 2).reduce(energy, 0);
-    const all = known.map(({share, at}) => share * (whole[at] ?? 0) ** 2).reduce(energy, 0);
+    let [left, all] = [0, 0];
+    for (const [at, {block, share}] of blocks.entries()) {
+        const factor = factors?.[at] ?? Number.NaN;
+        if (!block && Number.isNaN(factor)) continue; // no weight is meant for it
+        left += share * factor ** 2;
+        all += share * (whole[at] ?? 0) ** 2;
+    }
     return all && Number.isFinite(left) ? left / all : null;
 }
 

@@ -36,6 +36,7 @@ export function epochsOf(all, lora) {
 }
 
 /**
+ * Return the files whose names differ from that of one file in a number alone, by this number.
  * @param {Lora[]} files
  * @param {Lora} lora
  * @param {(lora: Lora) => [counted: string, same: string]} parts the part of a path with the number, and the other one
@@ -47,9 +48,8 @@ function inOrder(files, lora, parts) {
     const found = [];
     for (const one of files) {
         const [text, other] = parts(one);
-        const number = text === training ? Infinity : numbered(text)?.[1];
-        if (other === same && number !== undefined && (text === training || numbered(text)?.[0] === training))
-            found.push([number, one]);
+        const [of, number] = text === training ? [training, Infinity] : (numbered(text) ?? [null, 0]);
+        if (of === training && other === same) found.push([number, one]);
     }
     return found.sort(([a], [b]) => (a === b ? 0 : a - b)).map(([, one]) => one);
 }

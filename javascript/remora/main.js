@@ -20,7 +20,7 @@ import {same, Store} from "./store.js";
 import {loadSheet, shadowed, Theme} from "./theme.js";
 import {App} from "./ui/app.js";
 import {Completion} from "./ui/completion.js";
-import {HostCards} from "./ui/hostcards.js";
+import {HostCards, opener} from "./ui/hostcards.js";
 import {spoken, translated} from "./words.js";
 
 const POLL = 2000; // milliseconds between two polls of the server, while the tab is visible
@@ -28,7 +28,6 @@ const READ = 250; // the same for the prompts and the colours of the page
 const LOOK = 100; // milliseconds between two searches for the element
 const EMBEDDED = "prompt"; // what its prompt is called, in `boxes.js`
 const MODERN_LETTERS = "button[tabitemid*='#tab_remora'] .icon-letters";
-const TAB_BUTTONS = "#tabs button, [role=tab], button[tabitemid*='#tab_remora']";
 const MODERN_NAME = "LoRA";
 
 /** @type {(keyof State)[]} what a sentence in `said` is about */
@@ -140,8 +139,7 @@ export async function start(base) {
     function openLink() {
         const preset = presetOf(window.location.hash);
         if (!preset) return;
-        const buttons = /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll(TAB_BUTTONS));
-        [...buttons].find((one) => one.textContent?.trim() === "Remora" || one.title === "Remora")?.click();
+        opener()?.click();
         tab.set({recipe: {preset, file: null}});
         tab.server.attempt(() => tab.kept.loadPresets()); // it has their pictures
     }
@@ -172,8 +170,8 @@ export async function start(base) {
     }
     const cards = new HostCards(tab, sheet, {renew, isSeen});
 
-    // Called every `POLL` milliseconds; sends requests only while the tab is visible. The embedded page waits to hear
-    // whether the server answers, also while its panel of LoRA is closed.
+    // Called every `POLL` milliseconds; sends requests only while the tab or a badge is visible. The embedded page waits
+    // to hear whether the server answers, also while its panel of LoRA is closed.
     function tick() {
         const now = isSeen();
         const came = now && !seen;

@@ -57,7 +57,7 @@ export class Many {
     }
 
     /**
-     * Change files, a part of them after the other, and follow them; throws errors of the server.
+     * Change files in parts, one after the other, and follow them; throws errors of the server.
      * @param {"PATCH" | "POST"} method
      * @param {FilesPath} path
      * @param {object} body

@@ -23,7 +23,7 @@ const TERMS = {
  */
 export const aboutOf = (one) =>
     [
-        [t("online.model"), one.model],
+        [t("common.model"), one.model],
         [t("online.version"), one.version],
         [t("online.creator"), one.creator],
         [t("details.madeFrom"), one.base_model],

@@ -19,8 +19,8 @@ const LARGEST_TEXT = 2 << 20; // bytes, which the server takes
 /** @type {{recipe: RecipeOf | null}} */
 export const RECIPES = {recipe: null};
 
-/** @param {RecipeOf} shown */
-export const isPicture = ({file}) => Boolean(file?.type.startsWith("image/"));
+/** @param {File} file */
+export const isPicture = (file) => file.type.startsWith("image/");
 
 /**
  * Ask the server what a file or a preset says; throws its errors.
@@ -30,7 +30,7 @@ export const isPicture = ({file}) => Boolean(file?.type.startsWith("image/"));
  */
 export async function readRecipe(tab, {preset, file}) {
     if (!file) return tab.api.get(/** @type {const} */ (`preset/recipe?${query({name: preset})}`));
-    if (isPicture({preset, file})) return tab.api.ask("POST", "recipe/picture", file);
+    if (isPicture(file)) return tab.api.ask("POST", "recipe/picture", file);
     if (file.size > LARGEST_TEXT) throw new Error(t("recipe.tooLarge", {name: file.name}));
     return tab.api.ask("POST", "recipe", {text: await file.text()});
 }
@@ -81,8 +81,7 @@ export async function keepRecipe(tab, recipe, file, name) {
         .map((tag) => tag.text)
         .join("\n");
     await tab.kept.writePresets("PUT", path, [name], {text, parameters: recipe.text});
-    if (isPicture({preset: "", file}))
-        await tab.kept.writePresets("PUT", `preset/thumbnail?${query({name})}`, [name], file);
+    if (isPicture(file)) await tab.kept.writePresets("PUT", `preset/thumbnail?${query({name})}`, [name], file);
 }
 
 /**

@@ -68,7 +68,7 @@ export const WHATS = /** @type {const} */ ({
     difference: "save.ofModels",
 });
 export const ROUNDINGS = /** @type {const} */ ({nearest: "save.nearest", stochastic: "save.stochastic"});
-export const PARTS = /** @type {const} */ ({all: "save.allParts", unet: "save.withoutText", te: "save.textAlone"});
+export const PARTS = /** @type {const} */ ({all: "common.all", unet: "save.withoutText", te: "save.textAlone"});
 export const SPELLINGS = /** @type {const} */ ({
     kohya: "save.kohya",
     diffusers: "save.diffusers",

@@ -102,7 +102,7 @@ export class Server {
         await this.tab.library.countPictures();
     }
 
-    /** Update the state; called every `POLL` milliseconds while the tab is visible. */
+    /** Update the state; called every `POLL` milliseconds while the tab or a badge on a card is visible. */
     async poll() {
         if (this.tab.state.login || this.tab.kept.pending !== null) return;
         try {

@@ -177,7 +177,7 @@ function Login({tab}) {
         tab.api.logIn(user.current.value, password.current.value);
         tab.server.start();
     };
-    return html`<form class="rt-login rt-line" onSubmit=${enter}>
+    return html`<form class="rt-login rt-line rt-low" onSubmit=${enter}>
         <label class="rt-field"><span>${t("app.user")}</span><input type="text" autocomplete="username" required ref=${user} /></label>
         <label class="rt-field"><span>${t("app.password")}</span><input type="password" autocomplete="current-password" required ref=${password} /></label>
         <button type="submit" class="rt-primary">${t("app.logIn")}</button>

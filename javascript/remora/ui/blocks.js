@@ -14,7 +14,7 @@ import {setField} from "../tag.js";
 import {t, translated} from "../words.js";
 import {isLetter, nameProblem, painted, readWeights, shownBlocks, snapped, writeWeights} from "../weights.js";
 import {BlockEnergy} from "./check.js";
-import {Button, Deleted, isNumber, isStill, NameForm, numberOf, Trouble, useLoad} from "./parts.js";
+import {Button, Deleted, isNumber, isStill, NameForm, numberOf, Section, Trouble, useLoad} from "./parts.js";
 
 const LOWEST = -1,
     HIGHEST = 2; // by keys; any number can be typed
@@ -55,19 +55,8 @@ export function Blocks({tab, entry}) {
             write=${write} attempt=${attempt} />`
         }
         <${Rules} entry=${entry} told=${told} />
-        ${blocks && lora?.readable && html`<${Energy} tab=${tab} lora=${lora.id} entry=${entry} told=${told} />`}
+        ${blocks && lora?.readable && html`<${Section} title=${t("blocks.energy")}><${BlockEnergy} tab=${tab} lora=${lora.id} entry=${entry} told=${told} /><//>`}
     </div>`;
-}
-
-/**
- * Draw what the weights leave of the file, once it is asked for: that reads the file.
- * @param {{tab: Tab, lora: string, entry: Entry, told: Told}} props
- */
-function Energy({tab, lora, entry, told}) {
-    const [open, setOpen] = useState(false);
-    return html`<details onToggle=${(/** @type {Event} */ event) => setOpen(/** @type {HTMLDetailsElement} */ (event.currentTarget).open)}>
-        <summary>${t("blocks.energy")}</summary>
-        ${open && html`<${BlockEnergy} tab=${tab} lora=${lora} entry=${entry} told=${told} />`}</details>`;
 }
 
 /**

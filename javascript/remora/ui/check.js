@@ -10,19 +10,11 @@ import {html, useEffect, useState} from "../vendor/preact.js";
 import {query} from "../api.js";
 import {factorsOf, leftOf, percent, sentence, short} from "../check.js";
 import {pieces, t} from "../words.js";
-import {Trouble, useLoad} from "./parts.js";
+import {Trouble, useLater, useLoad} from "./parts.js";
 
 const POLL = 700; // milliseconds
 const NAMED = 3; // layers of a verdict
 const COMMAND = "python -m lib_lora doctor FILE --model MODEL";
-
-/** @param {{tab: Tab, lora: string}} props */
-export function CheckSection({tab, lora}) {
-    const [open, setOpen] = useState(false);
-    return html`<details onToggle=${(/** @type {Event} */ event) => setOpen(/** @type {HTMLDetailsElement} */ (event.currentTarget).open)}>
-        <summary>${t("check.title")}</summary>
-        ${open && html`<${Check} tab=${tab} lora=${lora} />`}</details>`;
-}
 
 /**
  * Ask for a check until it is done; while nobody asks, the server stops it.
@@ -35,16 +27,12 @@ export function useCheck(tab, ask, inputs) {
     const [told, setTold] = useState(/** @type {T | null} */ (null));
     const [round, setRound] = useState(0);
     const [trouble] = useLoad(tab, async () => setTold(await ask()), [...inputs, round]);
-    useEffect(() => {
-        if (!told || told.result) return undefined;
-        const timer = setTimeout(() => setRound(round + 1), POLL);
-        return () => clearTimeout(timer);
-    }, [told]);
+    useLater(told && !told.result && (() => setRound(round + 1)), POLL, [told]);
     return {told, trouble};
 }
 
 /** @param {{tab: Tab, lora: string}} props */
-function Check({tab, lora}) {
+export function Check({tab, lora}) {
     const ask = () => tab.api.get(/** @type {const} */ (`check?${query({id: lora})}`));
     const {told, trouble} = useCheck(tab, ask, [lora]);
     return html`<div class="rt-part">

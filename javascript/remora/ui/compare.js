@@ -71,15 +71,14 @@ export const settingsOfPicture = ({state, pictures}) => ({
  */
 export function useComparison(tab, sheet = "") {
     const [told, setTold] = useState(/** @type {CompareState | null} */ (null));
-    const load = async () => setTold(await tab.api.get("compare"));
-    const [trouble, attempt] = useLoad(tab, load, []);
+    const ask = async (/** @type {string} */ method) => setTold(await tab.api.ask(method, "compare"));
+    const [trouble, attempt] = useLoad(tab, () => ask("GET"), []);
     const made = told?.comparison;
     const own = made && made.id === tab.state.comparison && sheet === tab.state.sheet ? made : null;
     const running = Boolean(made?.running);
-    const ask = (/** @type {string} */ method) => attempt(async () => setTold(await tab.api.ask(method, "compare")));
     useEffect(() => {
         if (!running) return undefined;
-        const timer = setInterval(() => ask("GET"), POLL);
+        const timer = setInterval(() => attempt(() => ask("GET")), POLL);
         return () => clearInterval(timer);
     }, [running]);
     const start = (/** @type {() => object} */ body) =>
@@ -88,7 +87,7 @@ export function useComparison(tab, sheet = "") {
             setTold(begun);
             tab.set({comparison: begun.comparison?.id ?? "", sheet});
         });
-    return {told, own, running, trouble, start, cancel: () => ask("DELETE")};
+    return {told, own, running, trouble, start, cancel: () => attempt(() => ask("DELETE"))};
 }
 
 /** @param {{tab: Tab, state: State}} props */

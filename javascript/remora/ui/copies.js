@@ -6,14 +6,14 @@
  * @import {Attempt} from "./parts.js"
  */
 
-import {html, useEffect, useState} from "../vendor/preact.js";
+import {html, useState} from "../vendor/preact.js";
 import {query} from "../api.js";
 import {canBeInserted} from "../catalog.js";
 import {percent, short} from "../check.js";
 import {factsOf, likeness} from "../copies.js";
 import {t, translated} from "../words.js";
 import {rank} from "./card.js";
-import {Dialog, Name, Picture, Trouble, useLoad, useTrouble} from "./parts.js";
+import {Dialog, Name, Picture, Trouble, useLater, useLoad, useTrouble} from "./parts.js";
 
 const POLL = 2000; // milliseconds
 
@@ -26,11 +26,7 @@ export function useCopies(tab, page) {
     const [told, setTold] = useState(/** @type {CopiesTold | null} */ (null));
     const [round, setRound] = useState(0);
     const [trouble] = useLoad(tab, async () => setTold(await tab.library.loadCopies(page)), [page, round]);
-    useEffect(() => {
-        if (!told?.running) return undefined;
-        const timer = setTimeout(() => setRound(round + 1), POLL);
-        return () => clearTimeout(timer);
-    }, [told]);
+    useLater(told?.running && (() => setRound(round + 1)), POLL, [told]);
     return {told, trouble};
 }
 

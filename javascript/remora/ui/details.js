@@ -7,7 +7,7 @@
  * @import {Attempt} from "./parts.js"
  */
 
-import {html, useEffect, useMemo, useRef, useState} from "../vendor/preact.js";
+import {html, useMemo, useRef, useState} from "../vendor/preact.js";
 import {ApiError, CHANGED, query} from "../api.js";
 import {shownPicture, writeSettings} from "../boxes.js";
 import {canBeInserted, size} from "../catalog.js";
@@ -16,14 +16,27 @@ import {epochsOf} from "../epochs.js";
 import {split} from "../prompt.js";
 import {listed, t, translated} from "../words.js";
 import {rank, usesOf} from "./card.js";
-import {CheckSection} from "./check.js";
+import {Check} from "./check.js";
 import {Icon} from "./icons.js";
 import {Markdown} from "./markdown.js";
 import {OnlineSection} from "./online.js";
-import {OutputSection} from "./outputs.js";
+import {Outputs} from "./outputs.js";
 import {PictureList} from "./pictures.js";
-import {Button, Deleted, Dialog, isNumber, numberOf, Picture, Stars, tooStrong, Trouble, useLoad} from "./parts.js";
-import {SheetSection} from "./sheet.js";
+import {
+    Button,
+    Deleted,
+    Dialog,
+    isNumber,
+    numberOf,
+    Picture,
+    Section,
+    Stars,
+    tooStrong,
+    Trouble,
+    useLater,
+    useLoad,
+} from "./parts.js";
+import {Sheet} from "./sheet.js";
 
 const LAST = 4; // epochs that are compared
 const HASHED = 1500; // milliseconds after which a hash that was not known is asked for again
@@ -68,12 +81,8 @@ export function Details({tab, id}) {
         else take(told);
     };
     const [trouble, attempt] = useLoad(tab, load, [id]);
-    useEffect(() => {
-        if (!lora || lora.hash || !lora.readable) return undefined;
-        // the server makes it now
-        const timer = setTimeout(() => attempt(async () => renew(await ask()), false), HASHED);
-        return () => clearTimeout(timer);
-    }, [lora]);
+    const isHashed = lora && !lora.hash && lora.readable; // by the server, now
+    useLater(isHashed && (() => attempt(async () => renew(await ask()), false)), HASHED, [lora]);
     if (!lora || !draft) {
         return html`<${Dialog} title=${t("details.title")} close=${close}><${Trouble} trouble=${trouble} />
             ${!trouble.text && html`<p class="rt-hint">${t("common.loading")}</p>`}<//>`;
@@ -135,10 +144,10 @@ export function Details({tab, id}) {
                 ${lora.notes && html`<${Markdown} text=${lora.notes} />`}
                 <${Fields} draft=${draft} edit=${edit} lora=${lora} />
                 <${OnlineSection} tab=${tab} lora=${lora} renew=${async () => renew(await ask())} />
-                <${OutputSection} tab=${tab} lora=${lora.id} />
-                <${Used} tab=${tab} lora=${lora.id} />
-                ${lora.readable && html`<${CheckSection} tab=${tab} lora=${lora.id} />`}
-                ${canBeInserted(lora) && html`<${SheetSection} tab=${tab} lora=${lora} />`}
+                <${Section} title=${t("outputs.title")} begins=${tab.state.outputs}><${Outputs} tab=${tab} lora=${lora.id} /><//>
+                <${Section} title=${t("pictures.title")}><${PictureList} tab=${tab} count=${tab.state.server?.pictures ?? 0} lora=${lora.id} /><//>
+                ${lora.readable && html`<${Section} title=${t("check.title")}><${Check} tab=${tab} lora=${lora.id} /><//>`}
+                ${canBeInserted(lora) && html`<${Section} title=${t("sheet.title")}><${Sheet} tab=${tab} lora=${lora} /><//>`}
                 ${
                     Object.keys(lora.training).length > 0
                     && html`<details><summary>${t("details.training")}</summary><dl class="rt-facts">
@@ -197,14 +206,6 @@ function Facts({lora, tab}) {
             ([name, value]) => html`
         <dt key=${name}>${name}</dt><dd>${value}</dd>`,
         )}</dl>`;
-}
-
-/** @param {{tab: Tab, lora: string}} props */
-function Used({tab, lora}) {
-    const [open, setOpen] = useState(false);
-    return html`<details onToggle=${(/** @type {Event} */ event) => setOpen(/** @type {HTMLDetailsElement} */ (event.currentTarget).open)}>
-        <summary>${t("pictures.title")}</summary>
-        ${open && html`<${PictureList} tab=${tab} count=${tab.state.server?.pictures ?? 0} lora=${lora} />`}</details>`;
 }
 
 /** @param {{tab: Tab, made: Distilled, attempt: Attempt}} props */

@@ -42,7 +42,7 @@ const copied = (card) =>
     /** @type {HTMLElement | null} */ (card.querySelector("[data-clipboard-text]"))?.dataset.clipboardText;
 
 const MODERN = "button[tabitemid*='#tab_remora']"; // SD.Next's Modern UI
-const OPENERS = "#tabs > .tab-nav > button";
+const OPENERS = "#tabs > .tab-nav > button, [role=tab]:not(#tabs *)"; // no tabs of settings, for instance
 const TITLE = "Remora"; // of the tab
 const [OPENED, LOOK] = [2000, 50]; // milliseconds in which a tab comes up, and between two looks
 const EDGE = 8; // pixels that are free beside the menu
@@ -204,7 +204,7 @@ export class HostCards {
  * Return the page's button of Remora's tab.
  * @returns {HTMLElement | undefined}
  */
-function opener() {
+export function opener() {
     /** @type {HTMLElement | null} */
     const modern = document.querySelector(MODERN);
     /** @type {NodeListOf<HTMLElement>} */
@@ -213,7 +213,8 @@ function opener() {
 }
 
 /**
- * Return what a badge says of a file: a word, sentences, and the class of what is wrong.
+ * Return what a badge says of a file: a word, sentences, whether it cannot be used or does not fit, and whether it is
+ * always on.
  * @param {Tab} tab
  * @param {Lora} lora
  */
@@ -227,20 +228,21 @@ function about(tab, lora) {
     if (misfit) word = t("badges.misfit");
     if (problem) word = t("badges.problem");
     const strength = lora.strength !== null && t("badges.strength", {strength: written(lora.strength)});
-    const always = tab.stack.pinned().has(lora.id) && t("card.always");
-    return {word, lines: [problem || misfit || fits, strength, always].filter(Boolean), isAgainst: problem || misfit};
+    const isAlways = tab.stack.pinned().has(lora.id);
+    const lines = [problem || misfit || fits, strength, isAlways && t("card.always")].filter(Boolean);
+    return {word, lines, isAgainst: Boolean(problem || misfit), isAlways};
 }
 
 /** @param {{tab: Tab, lora: Lora, open: (event: Event) => void}} props */
 function Badge({tab, lora, open}) {
-    const {word, lines, isAgainst} = about(tab, lora);
+    const {word, lines, isAgainst, isAlways} = about(tab, lora);
     const said = [isAgainst && word, ...lines].filter(Boolean).join(t("mark.list"));
     const label = said ? t("badges.said", {name: lora.name, said}) : t("card.about", {name: lora.name});
     return html`<button type="button" class=${`rt-own${isAgainst ? " rt-wrong" : ""}`} aria-haspopup="menu" aria-label=${label}
         title=${lines.join("\n") || label} onClick=${open}>
         ${word && html`<span>${word}</span>`}
         ${lora.strength !== null && html`<span>${written(lora.strength)}</span>`}
-        ${tab.stack.pinned().has(lora.id) && html`<${Icon} name="always" />`}
+        ${isAlways && html`<${Icon} name="always" />`}
         <span aria-hidden="true">⋯</span></button>`;
 }
 

@@ -7,12 +7,12 @@
  * @import {Key} from "../vendor/preact.js"
  */
 
-import {html, useEffect, useMemo, useState} from "../vendor/preact.js";
+import {html, useMemo, useState} from "../vendor/preact.js";
 import {facets, foldersAt, foldersOf, NO_FILTERS, SHOWS, SORTS, select} from "../catalog.js";
 import {VIEWS} from "../library.js";
 import {t} from "../words.js";
 import {Icon} from "./icons.js";
-import {broken, Button, Trouble, WordButton} from "./parts.js";
+import {broken, Button, Trouble, useLater, WordButton} from "./parts.js";
 import {Card} from "./card.js";
 import {Reading, useCopies} from "./copies.js";
 import {Selection} from "./many.js";
@@ -31,11 +31,8 @@ export function Library({tab, state}) {
     const folders = useMemo(() => foldersOf(catalog), [state.version]);
     const words = state.query.trim();
     const {prompts} = state.filters;
-    useEffect(() => {
-        if (!prompts || !words) return undefined;
-        const timer = setTimeout(() => tab.server.attempt(() => tab.library.searchPrompts(words)), PAUSE);
-        return () => clearTimeout(timer);
-    }, [words, prompts]);
+    const search = () => tab.server.attempt(() => tab.library.searchPrompts(words));
+    useLater(prompts && words !== "" && search, PAUSE, [words, prompts]);
     const [used, pinned] = [tab.stack.used(), tab.stack.pinned()];
     const names = /** @type {(keyof Chosen)[]} */ (Object.keys(NO_FILTERS));
     const active = names.filter((name) => state.filters[name] !== NO_FILTERS[name]).length;

@@ -67,7 +67,7 @@ function Tools({tab, chosen, found, form, setForm, act}) {
             onClick=${() => setForm(form === name ? "" : name)}>${word}</button>`;
     return html`<div class="rt-line">
         <strong role="status">${t("many.count", {count})}</strong>
-        <button type="button" class="rt-small" onClick=${() => tab.many.select(found.map(({id}) => id))}>${t("many.all")}</button>
+        <button type="button" class="rt-small" onClick=${() => tab.many.select(found.map(({id}) => id))}>${t("common.all")}</button>
         ${count > 0 && html`<${Stars} rating=${ratings.size === 1 ? [...ratings][0] : 0} name=${t("many.count", {count})} set=${(/** @type {number} */ rating) => note({rating})} />`}
         ${opener("tags", t("many.tags"))}
         ${opener("move", t("many.move"))}
@@ -127,7 +127,7 @@ function NewName({tab, id, act, close}) {
     const former = file.split("/").pop() ?? "";
     const save = (/** @type {string} */ name) =>
         act(() => tab.many.send("POST", "files/move", {name}, [id], () => t("many.renamed", {name: former, to: name})));
-    return html`<${NameForm} label=${t("many.newName")} button=${t("many.renameNow")} former=${former} focus save=${save} cancel=${close}
+    return html`<${NameForm} label=${t("common.newName")} button=${t("many.renameNow")} former=${former} focus save=${save} cancel=${close}
         problem=${(/** @type {string} */ name) => (name ? "" : t("many.noName"))} />`;
 }
 

@@ -3,13 +3,12 @@
 /**
  * @import {LoraDetails, Online as OnlineState, OnlineJob, OnlineLora} from "../../api.d.ts"
  * @import {Tab} from "../main.js"
- * @import {Attempt} from "./parts.js"
  */
 
-import {html, useEffect, useRef, useState} from "../vendor/preact.js";
+import {html, useRef, useState} from "../vendor/preact.js";
 import {aboutOf, progressOf, resultOf} from "../online.js";
 import {t, translated} from "../words.js";
-import {Dialog, Trouble, useLoad} from "./parts.js";
+import {Dialog, Section, Trouble, useLater, useLoad} from "./parts.js";
 
 const POLL = 500; // milliseconds
 
@@ -18,7 +17,6 @@ const POLL = 500; // milliseconds
  * What sites may be asked, and how.
  * @property {OnlineState | null} told
  * @property {import("./parts.js").TroubleShown} trouble
- * @property {Attempt} attempt
  * @property {(method: "PUT" | "POST" | "DELETE", path: "online" | "online/lookup" | "online/download", body?: object) => unknown} ask
  */
 
@@ -43,11 +41,7 @@ function useOnline(tab, ended) {
     };
     const load = async () => take(await tab.api.get("online"));
     const [trouble, attempt] = useLoad(tab, load, []);
-    useEffect(() => {
-        if (!told?.job?.running) return undefined;
-        const timer = setTimeout(() => attempt(load, false), POLL);
-        return () => clearTimeout(timer);
-    }, [told]);
+    useLater(told?.job?.running && (() => attempt(load, false)), POLL, [told]);
     /** @type {Asking["ask"]} */
     const ask = (method, path, body) =>
         attempt(async () => {
@@ -55,16 +49,13 @@ function useOnline(tab, ended) {
             if (now.job?.running) running.current = now.job.id; // it may end before it is asked for again
             await take(now);
         });
-    return {told, trouble, attempt, ask};
+    return {told, trouble, ask};
 }
 
 /** @param {{tab: Tab, lora: LoraDetails, renew: () => unknown}} props */
 export function OnlineSection({tab, lora, renew}) {
-    const [open, setOpen] = useState(false);
-    return html`<details onToggle=${(/** @type {Event} */ event) => setOpen(/** @type {HTMLDetailsElement} */ (event.currentTarget).open)}>
-        <summary>${t("online.title")}</summary>
-        ${lora.online?.newer && !open && html`<p class="rt-notice">${newerOf(lora.online)}</p>`}
-        ${open && html`<${OfFile} tab=${tab} lora=${lora} renew=${renew} />`}</details>`;
+    return html`${lora.online?.newer && html`<p class="rt-notice">${newerOf(lora.online)}</p>`}
+        <${Section} title=${t("online.title")}><${OfFile} tab=${tab} lora=${lora} renew=${renew} /><//>`;
 }
 
 /** @param {{tab: Tab, lora: LoraDetails, renew: () => unknown}} props */
@@ -86,7 +77,6 @@ function OfFile({tab, lora, renew}) {
         <${Trouble} trouble=${trouble} />
         <${Switch} asking=${asking} />
         ${lora.online && html`<${About} one=${lora.online} />`}
-        ${lora.online?.newer && html`<p class="rt-notice">${newerOf(lora.online)}</p>`}
         ${
             told?.on
             && html`<div class="rt-line"><button type="button" class="rt-small" disabled=${isBusy} onClick=${() => lookUp({})}>
@@ -139,9 +129,14 @@ function Page({label, button, page, setPage, busy, send}) {
         send();
     };
     return html`<form class="rt-line rt-low" noValidate onSubmit=${submit}>
-        <label class="rt-field rt-double"><span>${label}</span><input type="url" autocomplete="off" spellcheck=${false} placeholder="https://" value=${page}
-            onInput=${(event) => setPage(event.target.value)} /></label>
+        <${Address} label=${label} page=${page} setPage=${setPage} />
         <button type="submit" class="rt-small" disabled=${busy || !page.trim()}>${button}</button></form>`;
+}
+
+/** @param {{label: string, page: string, setPage: (page: string) => void}} props */
+function Address({label, page, setPage}) {
+    return html`<label class="rt-field rt-double"><span>${label}</span><input type="url" autocomplete="off" spellcheck=${false} placeholder="https://" value=${page}
+        onInput=${(event) => setPage(event.target.value)} /></label>`;
 }
 
 /**
@@ -195,8 +190,7 @@ export function Online({tab}) {
                 ask("POST", "online/lookup", {ids: []});
             }}>${t("online.all")}</button></div>
             <h4>${t("online.download")}</h4>
-            <label class="rt-field"><span>${t("online.page")}</span><input type="url" autocomplete="off" spellcheck=${false} placeholder="https://" value=${page}
-                onInput=${(event) => setPage(event.target.value)} /></label>
+            <${Address} label=${t("online.page")} page=${page} setPage=${setPage} />
             <${Download} told=${told} ask=${ask} page=${page} />
             <${Working} told=${told} ask=${ask} />`
         }

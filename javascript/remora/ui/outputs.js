@@ -3,49 +3,28 @@
 /**
  * @import {OutputPicture, OutputPictures} from "../../api.d.ts"
  * @import {Tab} from "../main.js"
- * @import {Filled} from "../vendor/preact.js"
  */
 
-import {html, useEffect, useRef, useState} from "../vendor/preact.js";
+import {html, useState} from "../vendor/preact.js";
 import {query} from "../api.js";
 import {furtherOf, joined, latestOf, strengthIn, useAgain, usesOf} from "../outputs.js";
 import {locale, t, translated} from "../words.js";
-import {Picture, Trouble, useLoad} from "./parts.js";
+import {Picture, Trouble, useLater, useLoad} from "./parts.js";
 
 const POLL = 3000; // milliseconds, while the server reads the pictures
 const PAUSE = 300; // milliseconds without a key, after which prompts are searched
 
 /** @param {{tab: Tab, lora: string}} props */
-export function OutputSection({tab, lora}) {
-    const begins = tab.state.outputs;
-    const [open, setOpen] = useState(begins);
-    const element = /** @type {Filled<HTMLElement>} */ (useRef());
-    useEffect(() => {
-        if (begins) element.current.scrollIntoView();
-    }, []);
-    return html`<details ref=${element} open=${open} onToggle=${(/** @type {Event} */ event) => setOpen(/** @type {HTMLDetailsElement} */ (event.currentTarget).open)}>
-        <summary>${t("outputs.title")}</summary>
-        ${open && html`<${Outputs} tab=${tab} lora=${lora} />`}</details>`;
-}
-
-/** @param {{tab: Tab, lora: string}} props */
-function Outputs({tab, lora}) {
+export function Outputs({tab, lora}) {
     const [told, setTold] = useState(/** @type {OutputPictures | null} */ (null));
     const [chosen, setChosen] = useState(/** @type {OutputPicture | null} */ (null));
     const [round, setRound] = useState(0);
     const [words, setWords] = useState(""); // as they are typed
     const [sought, setSought] = useState("");
-    useEffect(() => {
-        const timer = setTimeout(() => setSought(words.trim()), PAUSE);
-        return () => clearTimeout(timer);
-    }, [words]);
+    useLater(() => setSought(words.trim()), PAUSE, [words]);
     const load = async () => setTold(await latestOf(tab, lora, sought, told?.pictures.length ?? 0));
     const [trouble, attempt] = useLoad(tab, load, [lora, sought, round, tab.state.server?.pictures]);
-    useEffect(() => {
-        if (!told?.scan.running) return undefined;
-        const timer = setTimeout(() => setRound(round + 1), POLL);
-        return () => clearTimeout(timer);
-    }, [told]);
+    useLater(told?.scan.running && (() => setRound(round + 1)), POLL, [told]);
     const further = () =>
         attempt(async () => {
             const pictures = told?.pictures ?? [];

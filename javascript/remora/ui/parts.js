@@ -60,6 +60,24 @@ export function Name({text}) {
 }
 
 /**
+ * Draw a title that opens what is below it. What is closed is not drawn, so that it loads nothing.
+ * @param {object} props
+ * @param {string} props.title
+ * @param {boolean} [props.begins] whether it is open at first, and scrolled to
+ * @param {Value} [props.children]
+ */
+export function Section({title, begins = false, children}) {
+    const [open, setOpen] = useState(begins);
+    const element = /** @type {Filled<HTMLDetailsElement>} */ (useRef());
+    useEffect(() => {
+        if (begins) element.current.scrollIntoView();
+    }, []);
+    return html`<details ref=${element} open=${open} onToggle=${() => setOpen(element.current.open)}>
+        <summary>${title}</summary>
+        ${open && children}</details>`;
+}
+
+/**
  * Draw a button with a sign and a word. Where there is no room for the word, its style sheet hides it.
  * @param {{icon: IconName, word: string, label: string, [attribute: string]: unknown}} props
  */
@@ -447,6 +465,20 @@ export function useTrouble() {
     const attempt = useRef(/** @type {Attempt | null} */ (null));
     attempt.current ??= attempts((text, again) => setTrouble({text, again}));
     return [trouble, attempt.current];
+}
+
+/**
+ * Do something some time after a value in `inputs` changes.
+ * @param {(() => unknown) | false | null | undefined} work nothing where there is nothing to do
+ * @param {number} milliseconds
+ * @param {unknown[]} inputs
+ */
+export function useLater(work, milliseconds, inputs) {
+    useEffect(() => {
+        if (!work) return undefined;
+        const timer = setTimeout(work, milliseconds);
+        return () => clearTimeout(timer);
+    }, inputs);
 }
 
 /**

@@ -171,7 +171,7 @@ function Preset({preset, tab, rename, take, close, open, exportOne, remove}) {
         <div class="rt-preset-text">
             ${
                 renaming
-                    ? html`<${NameForm} label=${t("presets.renameTo")} button=${t("presets.rename")} former=${preset.name} focus problem=${nameProblem} save=${save} cancel=${stop} />`
+                    ? html`<${NameForm} label=${t("common.newName")} button=${t("presets.rename")} former=${preset.name} focus problem=${nameProblem} save=${save} cancel=${stop} />`
                     : html`<strong>${broken(preset.name)}</strong>`
             }
             <span class="rt-hint">${tags.join(" ")}</span>

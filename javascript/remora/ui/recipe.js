@@ -12,7 +12,7 @@ import {query} from "../api.js";
 import {copy} from "../boxes.js";
 import {aboutLora, isPicture, keepRecipe, linkTo, readRecipe, useAll, useTags} from "../recipes.js";
 import {t} from "../words.js";
-import {broken, Button, Dialog, Name, NameForm, Picture, Trouble, useLoad} from "./parts.js";
+import {broken, Button, Dialog, Name, NameForm, Picture, Trouble, useLater, useLoad} from "./parts.js";
 
 const POLL = 3000; // milliseconds, while a LoRA may still be found
 
@@ -23,11 +23,7 @@ export function Recipe({tab, state, shown}) {
     const [round, setRound] = useState(0);
     const [said, setSaid] = useState("");
     const [trouble, attempt] = useLoad(tab, async () => setTold(await readRecipe(tab, shown)), [shown, round]);
-    useEffect(() => {
-        if (!told?.searching) return undefined;
-        const timer = setTimeout(() => setRound(round + 1), POLL);
-        return () => clearTimeout(timer);
-    }, [told]);
+    useLater(told?.searching && (() => setRound(round + 1)), POLL, [told]);
     const does = (/** @type {() => unknown} */ work, /** @type {string} */ done) =>
         attempt(async () => {
             await work();
@@ -63,7 +59,7 @@ export function Recipe({tab, state, shown}) {
 
 /** @param {{tab: Tab, state: State, shown: RecipeOf}} props */
 function Shown({tab, state, shown: {preset, file}}) {
-    const address = useMemo(() => (file && isPicture({preset, file}) ? URL.createObjectURL(file) : ""), [file]);
+    const address = useMemo(() => (file && isPicture(file) ? URL.createObjectURL(file) : ""), [file]);
     useEffect(() => () => URL.revokeObjectURL(address), [address]);
     const {thumbnail = ""} = state.presets?.find(({name}) => name === preset) ?? {};
     const path = thumbnail && `preset/thumbnail?${query({name: preset, v: thumbnail})}`;
@@ -86,7 +82,7 @@ function Parts({tab, told}) {
     ];
     return html`<h4>LoRA</h4>
         ${!loras.length && html`<p class="rt-hint">${t("common.noLora")}</p>`}
-        <ul class="rt-recipe" aria-label="LoRA">${loras.map((lora) => html`<li key=${lora.name}><${Lora} tab=${tab} lora=${lora} /></li>`)}</ul>
+        <ul class="rt-copies" aria-label="LoRA">${loras.map((lora) => html`<li key=${lora.name}><${Lora} tab=${tab} lora=${lora} /></li>`)}</ul>
         ${told.searching && html`<p class="rt-hint" role="status">${t("recipe.searching")}</p>`}
         <dl class="rt-facts">${facts
             .filter(([, value]) => value)

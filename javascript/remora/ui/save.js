@@ -29,7 +29,7 @@ import {size} from "../catalog.js";
 import {t, translated} from "../words.js";
 import {Progress} from "./check.js";
 import {numbersOf, settingsOfPicture} from "./compare.js";
-import {broken, Dialog, Trouble, useLoad} from "./parts.js";
+import {broken, Dialog, Trouble, useLater, useLoad} from "./parts.js";
 
 const POLL = 300; // milliseconds
 const TYPED = 400; // milliseconds after which what is typed is previewed
@@ -61,7 +61,8 @@ export function Save({tab, state}) {
     const isOwn = isSaving && isLatest;
     const isSaved = state.saving.key === key && (saved !== null || isLatest); // or was cancelled, or failed: that stays
     const isCurrent = asked.key === key && asked.id === job?.id;
-    usePreview(key, !told || isSaving || isSaved || isCurrent || key in previews, () => body && begin(body, null));
+    const waits = !told || isSaving || isSaved || isCurrent || key in previews;
+    useLater(body && !waits && (() => begin(body, null)), TYPED, [key, waits]);
     const isShown = job && (job.preview ? isCurrent : isLatest); // else it is about something else
     const start = (/** @type {Event} */ event) => {
         event.preventDefault();
@@ -139,7 +140,7 @@ function Models({title, models, value, choose}) {
 
 /** @param {{form: Form, change: (changes: Partial<Form>) => void, models: string[]}} props */
 function ModelFields({form, change, models}) {
-    return html`<${Models} title=${t("save.model")} models=${models} value=${form.model} choose=${(/** @type {string} */ model) => change({model})} />
+    return html`<${Models} title=${t("common.model")} models=${models} value=${form.model} choose=${(/** @type {string} */ model) => change({model})} />
         <${Choice} title=${t("save.rounding")} double=${true} choices=${ROUNDINGS} value=${form.rounding} choose=${(/** @type {string} */ rounding) => change({rounding})} />`;
 }
 
@@ -154,7 +155,7 @@ function FileFields({form, change, choices, parts, wrong}) {
             ${[...new Set([...(choices?.folders ?? [""]), form.folder])].map((one) => html`<option key=${one} value=${one}>${one || t("save.top")}</option>`)}</select><//>
         ${
             parts.copied
-            && html`<${Amount} title=${t("save.strength")} value=${form.strength} wrong=${wrong.strength} set=${set("strength")} />
+            && html`<${Amount} title=${t("common.strength")} value=${form.strength} wrong=${wrong.strength} set=${set("strength")} />
             <${Choice} title=${t("save.part")} choices=${PARTS} value=${form.part} choose=${set("part")} />`
         }
         <${Choice} title=${t("save.form")} choices=${FORMS} value=${form.form} choose=${set("form")} />
@@ -214,20 +215,6 @@ function useSaving(tab) {
             take(begun);
         });
     return {told, choices, asked: asked.current, previews, saved, trouble, attempt, begin};
-}
-
-/**
- * Ask for a preview some time after what is wanted changes.
- * @param {string} key what is wanted; empty where it is wrong
- * @param {boolean} waits
- * @param {() => unknown} ask
- */
-function usePreview(key, waits, ask) {
-    useEffect(() => {
-        if (!key || waits) return undefined;
-        const timer = setTimeout(ask, TYPED);
-        return () => clearTimeout(timer);
-    }, [key, waits]);
 }
 
 /** @param {{title: string, double?: boolean, children?: import("../vendor/preact.js").Value}} props */

@@ -17,15 +17,7 @@ const MOST = {steps: 12, side: 512}; // that a sheet begins with
 const STEP = 64; // pixels
 
 /** @param {{tab: Tab, lora: LoraDetails}} props */
-export function SheetSection({tab, lora}) {
-    const [open, setOpen] = useState(false);
-    return html`<details onToggle=${(/** @type {Event} */ event) => setOpen(/** @type {HTMLDetailsElement} */ (event.currentTarget).open)}>
-        <summary>${t("sheet.title")}</summary>
-        ${open && html`<${Sheet} tab=${tab} lora=${lora} />`}</details>`;
-}
-
-/** @param {{tab: Tab, lora: LoraDetails}} props */
-function Sheet({tab, lora}) {
+export function Sheet({tab, lora}) {
     const comparison = useComparison(tab, lora.id);
     const {told, own} = comparison;
     const words = tab.library.wordsOf(lora.name);
@@ -51,7 +43,7 @@ function Sheet({tab, lora}) {
             <label class="rt-field"><span>${t("sheet.prompts")}</span>
                 <textarea rows="4" value=${typed ?? given} onInput=${(event) => setTyped(event.target.value)}></textarea></label>
             <div class="rt-filters">
-                <label class="rt-field"><span>${t("sheet.strength")}</span>
+                <label class="rt-field"><span>${t("common.strength")}</span>
                     <input type="text" inputmode="decimal" value=${strength} onInput=${(event) => setStrength(event.target.value)} /></label>
                 <${Settings} wanted=${wanted} set=${setWanted} samplers=${told?.samplers ?? []} />
             </div>
