@@ -12,9 +12,10 @@ from types import ModuleType, SimpleNamespace
 
 from diffusers import UNet2DConditionModel
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import nn
 
-SCRIPTS = ("resize_lora", "svd_merge_lora", "extract_lora_from_models")
+SCRIPTS = ("resize_lora", "svd_merge_lora", "extract_lora_from_models", "merge_lora")
 
 
 class NoSdxl:
@@ -24,7 +25,8 @@ class NoSdxl:
 def kohya(folder: Path) -> SimpleNamespace:
     """Return `resize`, `merge` and `extract` of kohya's scripts, from a copy of sd-scripts.
 
-    Models are read from diffusers folders, and the hashes of files are left out.
+    Also return `bake_model` and `extract_model`, which have equal arguments. Models are read from diffusers folders,
+    and the hashes of files are left out.
     """
     made: dict[str, dict[str, object]] = {
         "utils": {"setup_logging": lambda *_, **__: logging.disable(logging.INFO)},
@@ -46,9 +48,20 @@ def kohya(folder: Path) -> SimpleNamespace:
     }
     _module("library", {name: _module(f"library.{name}", content) for name, content in made.items()})
     sys.path.insert(0, str(folder / "networks"))
-    resize, merge, extract = (importlib.import_module(name) for name in SCRIPTS)
+    resize, merge, extract, bake = (importlib.import_module(name) for name in SCRIPTS)
     extract.__dict__["args"] = argparse.Namespace(device=None)  # a global of its command line
-    return SimpleNamespace(resize=resize.resize, merge=merge.merge, extract=extract.svd)
+
+    def bake_model(base: str, _: str, to: str, lora: str, strength: float, __: int) -> None:
+        text_encoder, _none, unet = _load(None, base)
+        bake.merge_to_sd_model(text_encoder, unet, [lora], [strength], unet.dtype)
+        save_file(unet.state_dict(), to)
+
+    def extract_model(base: str, tuned: str, to: str, _: str, __: float, rank: int) -> None:
+        extract.svd(base, tuned, to, dim=rank, conv_dim=rank, v2=False, no_metadata=True)
+
+    return SimpleNamespace(
+        resize=resize.resize, merge=merge.merge, extract=extract.svd, bake_model=bake_model, extract_model=extract_model
+    )
 
 
 def _module(name: str, content: Mapping[str, object]) -> ModuleType:
@@ -58,7 +71,10 @@ def _module(name: str, content: Mapping[str, object]) -> ModuleType:
 
 
 def _load(_: object, path: str) -> tuple[nn.Module, None, nn.Module]:
-    return nn.Module(), None, UNet2DConditionModel.from_pretrained(path, subfolder="unet").requires_grad_(False)
+    with safe_open(Path(path, "unet", "diffusion_pytorch_model.safetensors"), framework="pt") as file:
+        dtype = file.get_tensor(next(iter(file.keys()))).dtype
+    unet = UNet2DConditionModel.from_pretrained(path, subfolder="unet", torch_dtype=dtype)
+    return nn.Module(), None, unet.requires_grad_(False)
 
 
 def _metadata(path: str) -> dict[str, str]:
