@@ -146,6 +146,7 @@ def run(what: str, folder: str, rank: int, threads: int, scripts: str) -> Record
     command = [sys.executable, "-c", CHILD, what, folder, str(rank), str(threads), scripts]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     found: Record = json.loads(done.stdout.splitlines()[-1])
+    print(f"{what} {scripts and 'by kohya'}: {done.stdout.splitlines()[-1]}", file=sys.stderr, flush=True)
     return found
 
 
