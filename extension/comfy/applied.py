@@ -8,7 +8,7 @@ comfy/samplers.py and comfy/sd.py of Comfy-Org/ComfyUI.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import CodeType, FrameType
@@ -136,15 +136,23 @@ class AppliedStack:
 class SamplerCalls:
     """The model calls of one run of a sampler: their step, noise and rows."""
 
-    def __init__(self, sigmas: Tensor, timesteps: Tensor, sampler: CodeType) -> None:
+    def __init__(self, sigmas: Tensor, timesteps: Tensor, sampler: CodeType, guider: Any) -> None:
         """Read the schedule once, before anything is queued on a device.
 
         Args:
             sigmas: of the steps, and the one after the last step.
             timesteps: of the steps, as the model takes them: from 0 to 1000, or fractions of the noise.
             sampler: the function that calls the sampler.
+            guider: ComfyUI's, which has the conditioning of each prompt by its name.
         """
         self._sampler = sampler
+        conds: Mapping[str, Iterable[Mapping[str, Any]] | None] = getattr(guider, "conds", None) or {}
+        self._prompts = {
+            one["uuid"]: (name, part)
+            for name, parts in conds.items()
+            for part, one in enumerate(parts or ())
+            if "uuid" in one
+        }
         self._sigmas, numbers = sigmas.tolist(), timesteps.tolist()
         scale = 1000.0 if numbers and max(numbers) <= 1 else 1.0
         self._timesteps = [scale * number for number in numbers]
@@ -179,8 +187,15 @@ class SamplerCalls:
         chunks = self._now.get("cond_or_uncond")
         if not chunks or count % len(chunks):
             return None
-        batch = count // len(chunks)
-        return [Row(image, negative=chunk == 1) for chunk in chunks for image in range(batch)]
+        # guiders with three prompts number them in other orders, so the name of a prompt says more than its number
+        prompts = [self._prompts.get(uuid) for uuid in self._now.get("uuids") or [None] * len(chunks)]
+        return [
+            Row(image, chunk == 1)
+            if prompt is None
+            else Row(image, prompt[0] != "positive", prompt[1] if prompt[0] == "positive" else None)
+            for chunk, prompt in zip(chunks, prompts, strict=True)
+            for image in range(count // len(chunks))
+        ]
 
 
 def step_of_loop(steps: int, outermost: CodeType) -> int | None:
@@ -219,7 +234,7 @@ def apply_to_model(patcher: Any, entries: Sequence[Entry], wrappers: Any, callba
 
     def sample(executor: Any, guider: Any, sigmas: Tensor, *args: Any, **kwargs: Any) -> Any:
         timesteps = patcher.model.model_sampling.timestep(sigmas[:-1])
-        calls = SamplerCalls(sigmas, timesteps, sample.__code__)
+        calls = SamplerCalls(sigmas, timesteps, sample.__code__, guider)
         current.append(calls)
         try:
             with applied.active():

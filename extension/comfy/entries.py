@@ -9,12 +9,12 @@ from pathlib import Path, PurePath
 import torch
 from torch import Tensor
 
-from lib_lora import BlockNames, BlockWeights, Element, Entry, Halves, LoraError, Region, Strength
+from lib_lora import BlockNames, BlockWeights, Element, Entry, Halves, LoraError, Multiplier, PerImage, Region, Strength
 
 from ..text.prompt import PromptError, parse, parse_arguments
 from ..text.regions import Mask
 from ..text.similar import did_you_mean, similar
-from ..text.tag import Tag
+from ..text.tag import EXPERTS, Tag
 
 _LARGEST_SIDE = 1024
 """Of a region, in cells."""
@@ -101,9 +101,11 @@ def check_constant(stack: Iterable[Entry]) -> None:
     """
     for entry in stack:
         multiplier = entry.multiplier
+        if isinstance(multiplier, PerImage):
+            raise NodeError(f"{entry.name}: a file cannot say that a LoRA is for some images only; leave rows= out")
         if isinstance(multiplier, Halves):
             raise NodeError(f"{entry.name}: a file cannot say that a LoRA is for one prompt only; leave half= out")
-        if isinstance(multiplier, Strength) and multiplier.region is not None:
+        if isinstance(multiplier, Strength) and (multiplier.region, multiplier.part) != (None, None):
             raise NodeError(
                 f"{entry.name}: a file cannot say that a LoRA acts in a part of the picture; take its mask off"
             )
@@ -115,16 +117,20 @@ def check_constant(stack: Iterable[Entry]) -> None:
 def for_text_encoders(entry: Entry, names: Iterable[str], blocks: BlockNames) -> Entry:
     """Return an entry for text encoders alone, with the strengths that they have before the first step.
 
+    An entry of some images of a batch does not act on them, as one text is encoded for all.
+
     Args:
         entry: of a whole model.
         names: of the text encoders.
         blocks: of the denoiser, by which a list of block weights is read.
     """
     multiplier = entry.multiplier
+    if isinstance(multiplier, PerImage):
+        multiplier = 0.0
     if isinstance(multiplier, Halves):
         multiplier = multiplier.positive  # as text encoders have it
     if not isinstance(multiplier, Strength):
-        return entry
+        return replace(entry, multiplier=multiplier)
     weights, amounts = multiplier.blocks, {name: multiplier.at(name, None, None) for name in names}
     if weights is not None and weights.values is not None:
         values = weights.values
@@ -148,8 +154,12 @@ def _file_named(name: str, files: list[str]) -> str:
 
 
 def _entry(path: Path, tag: Tag) -> Entry:
-    if tag.rows:
-        raise NodeError(f"{tag.name}: rows= is not available in ComfyUI; leave it out")
-    if tag.mask.part is not None or tag.part is not None:
-        raise NodeError(f"{tag.name}: part= is not available in ComfyUI, whose prompts have no AND; leave it out")
-    return Entry(path, tag.multiplier, rank=tag.rank, alpha=tag.alpha, scale=tag.scale)
+    if tag.noise or tag.module == EXPERTS["low"]:
+        raise NodeError(
+            f"{tag.name}: each expert is a MODEL of its own in ComfyUI; leave high, low and module= out, and"
+            " apply the LoRA to the model of that expert"
+        )
+    multiplier: Multiplier | Halves | PerImage = tag.multiplier
+    if tag.rows:  # and one image more, which stands for all others
+        multiplier = PerImage(tuple(tag.multiplier_in(image=image) for image in range(max(tag.rows) + 1)))
+    return Entry(path, multiplier, rank=tag.rank, alpha=tag.alpha, scale=tag.scale)

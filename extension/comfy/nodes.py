@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from comfy.patcher_extension import CallbacksMP, WrappersMP
 from server import PromptServer
 
 import lib_lora
-from lib_lora import Engine, Entry, Stack
+from lib_lora import AdapterFile, Engine, Entry, Stack
 
 from .applied import applied_of, apply_to_clip, apply_to_model, denoiser_of, refuse_useless, text_encoders_of
 from .entries import check_constant, entry_of, read_prompt
@@ -33,10 +34,10 @@ def _names() -> list[str]:
     return [str(name) for name in folder_paths.get_filename_list("loras")]
 
 
-def _version(path: Path) -> str:
+def _versions(paths: Iterable[Path]) -> str:
     """Return what changes when other content is saved in a file."""
-    stat = path.stat()
-    return f"{path} {stat.st_mtime_ns} {stat.st_size}"
+    stats = [(path, path.stat()) for path in paths]
+    return "\n".join(f"{path} {stat.st_mtime_ns} {stat.st_size}" for path, stat in stats)
 
 
 def _part(default: float, tooltip: str) -> tuple[str, dict[str, object]]:
@@ -106,12 +107,13 @@ class RemoraLora:
     ) -> tuple[Any]:
         """Return the longer stack."""
         path = _path(lora_name)
+        AdapterFile.open(path)  # so that a broken file is told on this node
         return ((*stack, entry_of(path, strength_model, strength_clip, start_percent, stop_percent, blocks, mask)),)
 
     @classmethod
-    def IS_CHANGED(cls, lora_name: str, **_: object) -> str:  # noqa: N802
-        """Return what changes with the content of the file."""
-        return _version(_path(lora_name))
+    def IS_CHANGED(cls, lora_name: str | None = None, **_: object) -> str:  # noqa: N802
+        """Return what changes with the content of the file; all count where another node gives the name."""
+        return _versions(map(_path, _names() if lora_name is None else [lora_name]))
 
 
 class RemoraApply:
@@ -120,10 +122,10 @@ class RemoraApply:
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:  # noqa: N802
         """Return the inputs."""
-        stack = {"tooltip": "The LoRA, from Remora LoRA."}
+        stack = {"tooltip": "The LoRA, from Remora LoRA. Without them, the model is as it was."}
         return {
-            "required": {"model": ("MODEL", _MODEL), "stack": (_STACK, stack)},
-            "optional": {"clip": ("CLIP", _CLIP)},
+            "required": {"model": ("MODEL", _MODEL)},
+            "optional": {"stack": (_STACK, stack), "clip": ("CLIP", _CLIP)},
         }
 
     RETURN_TYPES = ("MODEL", "CLIP")
@@ -132,7 +134,7 @@ class RemoraApply:
     CATEGORY = CATEGORY
     DESCRIPTION = "Applies a stack of LoRA while the model is sampled and texts are encoded. Replaces a former stack."
 
-    def apply(self, model: Any, stack: tuple[Entry, ...], clip: Any | None = None) -> tuple[Any, Any | None]:
+    def apply(self, model: Any, stack: tuple[Entry, ...] = (), clip: Any | None = None) -> tuple[Any, Any | None]:
         """Return clones with the stack."""
         return _apply(model, clip, stack)
 
@@ -175,9 +177,8 @@ class RemoraFromPrompt:
     def IS_CHANGED(cls, text: str | None = None, **_: object) -> str:  # noqa: N802
         """Return what changes with the content of the files; all count where another node makes the text."""
         if text is None:
-            return "\n".join(map(_version, map(_path, _names())))
-        entries = read_prompt(text, _names(), _path)[1]
-        return "\n".join(_version(Path(entry.path)) for entry in entries)
+            return _versions(map(_path, _names()))
+        return _versions(Path(entry.path) for entry in read_prompt(text, _names(), _path)[1])
 
 
 class RemoraReport:

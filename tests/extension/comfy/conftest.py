@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -157,9 +158,22 @@ class Patcher:
                 callback(self, True)
 
     def sample(
-        self, x: Tensor, sigmas: Tensor, chunks: Sequence[int] = (0, 1), sampler: Sampler | None = None
+        self,
+        x: Tensor,
+        sigmas: Tensor,
+        chunks: Sequence[int] = (0, 1),
+        sampler: Sampler | None = None,
+        prompts: Sequence[str] = ("positive", "negative"),
     ) -> list[Tensor]:
-        """Return the output of each call of the denoiser by a sampler, for a batch of each chunk."""
+        """Return the output of each call of the denoiser by a sampler, for a batch of each chunk.
+
+        Args:
+            x: the latents, (images, channels, height, width).
+            sigmas: the schedule.
+            chunks: numbers of prompts, in the order in which the model is called.
+            sampler: calls with each noise; euler if absent.
+            prompts: the names of the guider's prompts, in the order of their numbers.
+        """
         self.patch_model()
         # ComfyUI deep-copies the options, and the wrappers in them
         wrappers = copy.deepcopy(self.all_wrappers(WrappersMP.APPLY_MODEL))
@@ -168,9 +182,14 @@ class Patcher:
             return self.model.diffusion_model(x, t)
 
         out: list[Tensor] = []
+        ids, conds = [uuid.uuid4() for _ in prompts], dict[str, list[dict[str, object]]]()
+        for name, one in zip(prompts, ids, strict=True):
+            conds.setdefault(name, []).append({"uuid": one})
+        guider = SimpleNamespace(conds=conds)
 
         def predict(sigma: Tensor) -> None:
-            options = {"cond_or_uncond": list(chunks), "sigmas": sigma.reshape(1)}
+            uuids = [ids[number] for number in chunks]
+            options = {"cond_or_uncond": list(chunks), "sigmas": sigma.reshape(1), "uuids": uuids}
             t = sigma.repeat(len(x) * len(chunks))
             out.append(Executor(call, wrappers)(torch.cat([x] * len(chunks)), t, None, None, None, options))
 
@@ -178,7 +197,7 @@ class Patcher:
             (sampler or euler)(predict, sigmas)
             return out
 
-        return Executor(sample, self.all_wrappers(WrappersMP.SAMPLER_SAMPLE))(None, sigmas, {})
+        return Executor(sample, self.all_wrappers(WrappersMP.SAMPLER_SAMPLE))(guider, sigmas, {})
 
 
 class TextModel(nn.Module):

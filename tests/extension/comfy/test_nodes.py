@@ -11,6 +11,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from lib_lora import Entry, FileError, LoraError, Region, Strength
+from lib_lora import Entry, FileError, LoraError, Region, Row, Strength
 from tests.extension.comfy.conftest import (
     TEXT,
     UNET,
@@ -104,6 +105,8 @@ def test_a_stack_replaces_the_former_one(nodes: Any, model: Patcher) -> None:
     one, _ = applied(nodes, model, "a.safetensors")
     two, _ = applied(nodes, one, "b.safetensors")
     assert torch.equal(two.sample(X, SIGMAS)[0], alone.sample(X, SIGMAS)[0])
+    none, _ = nodes.RemoraApply().apply(two)  # as its only Remora LoRA is bypassed
+    assert torch.equal(none.sample(X, SIGMAS)[0], model.sample(X, SIGMAS)[0])
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
@@ -179,6 +182,36 @@ def test_a_half_of_the_prompt_is_told_by_the_conditioning(nodes: Any, model: Pat
     out = with_lora.sample(X, SIGMAS, chunks=(1, 0))[0]
     torch.testing.assert_close(out[:2], before[:2])
     assert (out[2:] - before[2:]).abs().max() > 1e-4
+    three = ("negative", "middle", "positive")  # as DualCFGGuider numbers them
+    before = model.sample(X, SIGMAS, chunks=(2, 1, 0), prompts=three)[0]
+    out = with_lora.sample(X, SIGMAS, chunks=(2, 1, 0), prompts=three)[0]
+    torch.testing.assert_close(out[2:], before[2:])
+    assert (out[:2] - before[:2]).abs().max() > 1e-4
+
+
+def test_rows_are_of_the_conditionings_that_the_guider_has(nodes: Any) -> None:
+    from extension.comfy.applied import SamplerCalls
+
+    conds = {"positive": [{"uuid": 1}, {"uuid": 2}], "negative": [{"uuid": 3}]}  # two of ConditioningCombine
+    calls = SamplerCalls(SIGMAS, SIGMAS[:-1], euler.__code__, SimpleNamespace(conds=conds))
+    calls.begin({"cond_or_uncond": [1, 0, 0, 0], "uuids": [3, 2, 1, None]})
+    assert calls.rows(4) == [Row(0, negative=True), Row(0, part=1), Row(0, part=0), Row(0)]
+    calls.begin({"cond_or_uncond": [1, 0]})  # of a sampler that names no conditioning
+    assert calls.rows(4) == [Row(0, negative=True), Row(1, negative=True), Row(0), Row(1)]
+
+
+def test_a_lora_is_for_some_images_of_a_batch(nodes: Any, model: Patcher, clip: Clip, tmp_path: Path) -> None:
+    with_lora, encoder, *_, stack = nodes.RemoraFromPrompt().apply(model, clip, "<lora:a:1:rows=2>")
+    out, files = with_lora.sample(X, SIGMAS)[0], {tmp_path / "a.safetensors": 1.0}
+    for at, image in enumerate([*X, *X]):
+        want = expected(model, image[None], files if at % 2 else {})
+        torch.testing.assert_close(out[at : at + 1].double(), want, rtol=1e-5, atol=1e-5)
+    tokens = clip.tokenize("abc")
+    assert torch.equal(encoder.encode_from_tokens(tokens), clip.encode_from_tokens(tokens))
+    first, *_ = nodes.RemoraFromPrompt().apply(model, clip, "<lora:a:1:rows=1>")
+    torch.testing.assert_close(first.sample(X, SIGMAS)[0][1::2], model.sample(X, SIGMAS)[0][1::2])
+    with pytest.raises(LoraError, match="a file cannot say that a LoRA is for some images only"):
+        nodes.RemoraSave().save(model, stack, "mine", 0, clip)
 
 
 def test_a_mask_limits_a_lora_to_a_region(nodes: Any, model: Patcher) -> None:
@@ -224,8 +257,7 @@ def test_a_file_for_one_part_leaves_the_other_alone(nodes: Any, model: Patcher, 
     ("text", "reason"),
     [
         ("<lora:aa:1>", "aa: there is no such LoRA file; did you mean a"),
-        ("<lora:a:1:rows=2>", "rows= is not available in ComfyUI"),
-        ("<lora:a:1:mask=left:part=2>", "part= is not available in ComfyUI"),
+        ("<lora:a:1:low>", "a: each expert is a MODEL of its own in ComfyUI"),
         ("<lora:a:1:wrong=2>", "is not a setting of a LoRA tag"),
         ("<lora:broken:1>", "broken"),
     ],
@@ -252,6 +284,9 @@ def test_inputs_at_fault_are_refused(nodes: Any, model: Patcher, tmp_path: Path)
     lora(tmp_path / "text.safetensors", layers=[TEXT])
     with pytest.raises(FileError):
         applied(nodes, model, "text.safetensors")
+    (tmp_path / "broken.safetensors").write_bytes(b"no file")
+    with pytest.raises(FileError):
+        rows(nodes, "broken.safetensors")
     with pytest.raises(LoraError, match="put Remora Apply after the node that copies it"):
         copy.deepcopy(applied(nodes, model, "a.safetensors")[0].attachments)  # as a node of KJNodes does
 
@@ -291,8 +326,8 @@ def test_a_changed_file_runs_again_and_a_changed_strength_reads_nothing(
     lora(file, 7)
     os.utime(file, ns=(1, 1))
     assert nodes.RemoraLora.IS_CHANGED("a.safetensors") != version
-    linked = nodes.RemoraFromPrompt.IS_CHANGED(text=None)
-    assert nodes.RemoraLora.IS_CHANGED("a.safetensors") in linked.splitlines()
+    for linked in (nodes.RemoraFromPrompt.IS_CHANGED(text=None), nodes.RemoraLora.IS_CHANGED(lora_name=None)):
+        assert nodes.RemoraLora.IS_CHANGED("a.safetensors") in linked.splitlines()
     assert nodes.RemoraFromPrompt.IS_CHANGED(text="<lora:a:1>") != nodes.RemoraFromPrompt.IS_CHANGED(text="<lora:b:1>")
 
 
@@ -335,7 +370,10 @@ def test_a_stack_that_no_file_can_say_is_not_saved(nodes: Any, model: Patcher, c
     assert not (tmp_path / "output").exists()
 
 
-def test_a_report_is_a_picture(nodes: Any) -> None:
+def test_a_report_is_a_picture_also_where_comfyui_shows_no_text_on_nodes(nodes: Any, model: Patcher) -> None:
+    text, picture = nodes.RemoraReport().tell(model, unique_id="3")["result"]
+    assert text == "no LoRA"
+    assert torch.equal(picture, nodes.picture_of(text))
     short, tall = nodes.picture_of("a: 1 of 1 layers"), nodes.picture_of("a: 1 of 1 layers\n" * 9)
     assert short.shape == (1, short.shape[1], short.shape[2], 3)
     assert tall.shape[1] > 4 * short.shape[1]
@@ -356,10 +394,6 @@ def test_the_report_tells_what_acted(nodes: Any, model: Patcher, clip: Clip, sho
     assert "text encoders: a: " in answer["result"][0]
     assert "unused" not in answer["result"][0]
     assert nodes.RemoraReport.IS_CHANGED() != nodes.RemoraReport.IS_CHANGED()
-
-
-def test_a_comfyui_that_shows_no_text_on_nodes_has_the_report_as_output(nodes: Any, model: Patcher) -> None:
-    assert nodes.RemoraReport().tell(model, unique_id="3")["result"][0] == "no LoRA"
 
 
 def test_the_report_of_text_encoders_has_no_word_of_steps(nodes: Any, model: Patcher, clip: Clip) -> None:
