@@ -17,6 +17,7 @@ from ..generation.saving import (
     Wanted,
     as_difference,
     as_file,
+    combination_of,
     fits_model,
     into_model,
     latest_tags,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from lib_lora.saving import SaveOptions
 
     from ..generation.session import Session
+    from ..text.tag import Rule
 
 _MOST = 50  # tags
 _STEPS = 20
@@ -92,8 +94,9 @@ class SaveApi:
             )
         from lib_lora.saving import Combination
 
-        stack, moment = self._stack(body)
-        combination = Combination(body.get("how", "sum"), body.get("density"), body.get("seed", 0))
+        stack, rule, moment = self._stack(body)
+        given = Combination(body.get("how", "sum"), body.get("density"), body.get("seed", 0))
+        combination = given if "how" in body else combination_of(rule)
         write = as_file(stack, path, combination, _options(body), moment)
         is_for_model, has_picture = fits_model(self._session, stack), body.get("picture", False)
         return Wanted(path, write, is_preview, is_for_model, has_picture, _TIMES["file"])
@@ -103,17 +106,20 @@ class SaveApi:
         path = place_beside(model, _name(body))
         if not is_preview and os.path.lexists(path):
             raise SaveError(f"there is a model {path.name} already; choose another name")
-        stack, moment = self._stack(body)
+        stack, rule, moment = self._stack(body)
+        if rule is not None:
+            text = "a model is made with the sum of LoRA; save them as one file, and use it in their place"
+            raise SaveError(f"the tags have combine={rule.how}, and {text}")
         write = into_model(stack, model, path, moment, body.get("rounding", "nearest"), preview=is_preview)
         return Wanted(path, write, is_preview, times=_TIMES["model"])
 
-    def _stack(self, body: records.SaveWanted) -> tuple[Stack, Moment | None]:
-        """Return the stack of the tags in a body, and the moment of which it is."""
+    def _stack(self, body: records.SaveWanted) -> tuple[Stack, Rule | None, Moment | None]:
+        """Return the stack of the tags in a body, the rule of these, and the moment of which it is."""
         tags = body.get("tags", latest_tags(self._session))
         if len(tags) > _MOST:
             raise SaveError(f"a file is made of at most {_MOST} tags")
         moment = _moment(body)
-        return stack_of(self._session, tags, moment), moment
+        return *stack_of(self._session, tags, moment), moment
 
 
 def _name(body: records.SaveWanted) -> str:

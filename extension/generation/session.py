@@ -19,7 +19,8 @@ from ..text.known import Known
 from ..text.prompt import parse_arguments
 from ..text.tag import Place, Tag
 from .activation import Activation, Passes, as_in_tag
-from .batch import Shared, entry_of, first, gather, places, text_keys
+from .batch import Shared, combined, entry_of, first, gather, places, text_keys
+from .combined import Combiner
 from .log import OnceLog
 from .outcomes import Active, TagOutcome, resting
 from .record import Record, used_loras
@@ -49,6 +50,7 @@ class Session:
         self.block_presets = BlockPresetsFile(host.data_dir, host.block_preset_files)
         self.regions = RegionFiles(host.data_dir)
         self.model = ServedModel(host)
+        self.combiner = Combiner(self)
         self.log = OnceLog()
         self.record = Record()
         """The pictures of this session."""
@@ -136,7 +138,7 @@ class Session:
         self._begin_pass(at, activation)
         if at == "base":
             self.record.begin(batch.seeds, used_loras(activation, batch))
-        self.catalog.used({active.file for active in activation.active})
+        self.catalog.used({one.file for active in activation.active for one in active.parts})
         return activation
 
     def _put_in_force(self, batch: Request) -> Activation:
@@ -148,16 +150,18 @@ class Session:
             self.log.say(note)
         wishes = find_wishes(batch, self.catalog)
         left_out += self.skip_or_raise(wishes.failed, batch.settings.skip_bad)
-        entries = gather(wishes.images, in_order=batch.settings.in_order)
+        images, of_rules = self.combiner.combine(wishes.images, batch)
+        entries = gather(images, in_order=batch.settings.in_order)
         report, stack = self._activate_what_can_be(entries, len(wishes.images), batch, left_out)
         active = tuple(
-            Active(first(one).name, first(one).file, its_report, tuple(one), places(one))
+            Active(first(one).name, first(one).file, its_report, tuple(one), places(one), combined(one))
             for one, its_report in zip(entries, report.entries, strict=True)
         )
-        files = {one.file for one in active}
+        named = [one for of_entry in active for one in of_entry.parts]
+        files = {one.file for one in named}
         hints = [place.note for one in active for place in one.places if place.note]
-        kept = (*self._lend_embeddings(active), *batch.unreached())
-        several = tuple(dict.fromkeys(filter(None, (self.catalog.names.note_on(one.name) for one in active))))
+        kept = (*self._lend_embeddings(active), *batch.unreached(), *of_rules)
+        several = tuple(dict.fromkeys(filter(None, (self.catalog.names.note_on(one.name) for one in named))))
         for note in (*hints, *kept, *several):
             self.log.say(note)
         return Activation(
