@@ -224,6 +224,10 @@ export const ENGLISH = /** @type {const} */ ({
     "stack.notInserted": "{name}: {reason}.",
     "stack.removed": "{name} removed.",
     "stack.brackets": "Tags obey the brackets around them from the next picture on.",
+    "stack.combined": "Combined by",
+    "stack.combinedHint": "Remora makes one file of these LoRA before the picture, which takes seconds, and keeps it.",
+    "stack.severalRules": "Several rules",
+    "stack.seed": "Seed of the numbers",
     "stack.unpinned": "The tag of {name} in the prompt now has the settings of “Always on”.",
 
     // a row of the stack
@@ -820,6 +824,7 @@ export const ENGLISH = /** @type {const} */ ({
     "save.dareTies": "DARE and TIES",
     "save.magnitude": "Largest numbers alone",
     "save.density": "Numbers that are kept, in %",
+    "save.wholeChanges": "{rule}, whole changes",
     "save.step": "Step that is saved",
     "save.picture": "Give it the latest picture",
     "save.replace": "Replace a file of that name",
@@ -973,6 +978,9 @@ export const ENGLISH = /** @type {const} */ ({
     "completion.high": "Wan 2.2: the expert for high noise only",
     "completion.low": "Wan 2.2: the expert for low noise only",
     "completion.grammar": "whether the brackets around tags count",
+    "completion.combine": "the rule that combines it with the other LoRA",
+    "completion.density": "the share of the numbers that the rule keeps",
+    "completion.seed": "of the numbers that the rule draws",
 
     // what is wrong with a tag
     "tag.notClosed": "this tag is not closed: “>” is missing",
@@ -989,6 +997,8 @@ export const ENGLISH = /** @type {const} */ ({
     "tag.aRange": "a range, such as 2-10",
     "tag.notASoftEdge": "{text} is not a soft edge; write a number from 0 to 1",
     "tag.notARest": "{text} is not a share of the effect; write a number from 0 to 1",
+    "tag.notADensity": "{text} is not a share of the numbers; write a number from 0 to 1",
+    "tag.notASeed": "“{text}” is not a seed; write a whole number",
     "tag.numberOrWeights": "“{text}” is not a number; write {example}, or for block weights lbw={text}",
     "tag.notARank": "“{text}” is not a rank; write a whole number from 1, such as 16",
     "tag.notAPart": "“{text}” is not a part of a prompt; the parts between AND are numbered from 1",
@@ -1000,6 +1010,7 @@ export const ENGLISH = /** @type {const} */ ({
     "tag.twice": "“{key}” is set twice; leave one out",
     "tag.needsRegion": "“{key}” needs a region, such as mask=left",
     "tag.needsSchedule": "“{key}” needs a schedule, such as 0@0,1@0.5",
+    "tag.needsRule": "“{key}” needs a rule that it belongs to, such as combine={rule}",
     "tag.leaveOut": "Leave out {text}",
     "tag.didYouMean": "{said}; did you mean {names}?",
 

@@ -17,7 +17,6 @@ import {
     FIRST,
     FORMS,
     nameOf,
-    needsDensity,
     PARTS,
     ROUNDINGS,
     SPELLINGS,
@@ -26,6 +25,7 @@ import {
     wrongOf,
 } from "../save.js";
 import {size} from "../catalog.js";
+import {needsDensity} from "../tag.js";
 import {t, translated} from "../words.js";
 import {Progress} from "./check.js";
 import {numbersOf, settingsOfPicture} from "./compare.js";
@@ -51,7 +51,12 @@ export function Save({tab, state}) {
     const form = {...typed, model: typed.model || (models[0] ?? "")};
     const rows = copied ? [copiedTag(copied.name, form)] : stack;
     const isVarying = rows.some((row) => row.varies);
-    const parts = {rows, several: rows.length > 1, varies: isVarying, copied: Boolean(copied)};
+    const parts = {
+        rows,
+        several: rows.length > 1 && !rows.some((row) => row.combined),
+        varies: isVarying,
+        copied: Boolean(copied),
+    };
     const wrong = wrongOf(form, parts);
     const body = Object.keys(wrong).length || (form.what !== "difference" && !rows.length) ? null : bodyOf(form, parts);
     const job = told?.job;
