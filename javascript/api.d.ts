@@ -1065,6 +1065,7 @@ export interface SaveWanted {
     folder?: string;
     /** such as <lora:zorp:0.8>; without it, the tags of the latest picture */
     tags?: string[];
+    /** the rule; without it, the one of the tags, as `combine=ties` */
     how?:
         | "sum"
         | "svd"

@@ -837,19 +837,22 @@ class SaveWanted(TypedDict):
     folder: NotRequired[Annotated[str, "one of `folders`, or another one below the LoRA folders"]]
     tags: NotRequired[Annotated[Texts, "such as <lora:zorp:0.8>; without it, the tags of the latest picture"]]
     how: NotRequired[
-        Literal[
-            "sum",
-            "svd",
-            "linear",
-            "ties",
-            "ties_svd",
-            "dare_linear",
-            "dare_linear_svd",
-            "dare_ties",
-            "dare_ties_svd",
-            "magnitude_prune",
-            "magnitude_prune_svd",
-            "orthogonal",
+        Annotated[
+            Literal[
+                "sum",
+                "svd",
+                "linear",
+                "ties",
+                "ties_svd",
+                "dare_linear",
+                "dare_linear_svd",
+                "dare_ties",
+                "dare_ties_svd",
+                "magnitude_prune",
+                "magnitude_prune_svd",
+                "orthogonal",
+            ],
+            "the rule; without it, the one of the tags, as `combine=ties`",
         ]
     ]
     density: NotRequired[Annotated[float | None, "the share of the numbers that ties, dare and magnitude_prune keep"]]

@@ -11,14 +11,13 @@ from fastapi import HTTPException, Request, Response
 
 from lib_lora import LoraError, Moment, Stack
 
+from ..generation.combined import combination_of, fits_model
 from ..generation.save_places import SaveError, folders, model_of, models, place, place_beside
 from ..generation.saving import (
     SaveRun,
     Wanted,
     as_difference,
     as_file,
-    combination_of,
-    fits_model,
     into_model,
     latest_tags,
     stack_of,
@@ -98,7 +97,10 @@ class SaveApi:
         given = Combination(body.get("how", "sum"), body.get("density"), body.get("seed", 0))
         combination = given if "how" in body else combination_of(rule)
         write = as_file(stack, path, combination, _options(body), moment)
-        is_for_model, has_picture = fits_model(self._session, stack), body.get("picture", False)
+        is_for_model, has_picture = (
+            fits_model(self._session.catalog, self._session.model, stack),
+            body.get("picture", False),
+        )
         return Wanted(path, write, is_preview, is_for_model, has_picture, _TIMES["file"])
 
     def _model(self, body: records.SaveWanted) -> Wanted:

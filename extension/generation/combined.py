@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import secrets
 import shutil
 import time
@@ -13,7 +14,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary, finalize
 
 from lib_lora import Entry, FileError, LoraError, Stack
@@ -21,28 +22,35 @@ from lib_lora import Entry, FileError, LoraError, Stack
 from ..library.walk import READABLE, CatalogFile
 from ..version import VERSION
 from .batch import Wish
-from .save_places import SaveError
-from .saving import as_file, combination_of, fits_model
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from lib_lora.saving import Combination, How
+
+    from ..hosts import Host
+    from ..library.catalog import Catalog
     from ..text.tag import Place, Rule, Tag
     from .request import Request
-    from .session import Session
+    from .served import ServedModel
 
 logger = logging.getLogger(__name__)
 
 _FOLDER = "combined"
+_HOW = re.compile(r"how='(\w+)'")
 _MOST_FILES = 16
 _MOST_BYTES = 4 << 30
+
+
+class RuleError(LoraError, ValueError):
+    """LoRA cannot be combined by the rule of their tags."""
 
 
 class Combiner:
     """Combines the LoRA of pictures by rules, and keeps the latest files for pictures of the same LoRA."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, host: Host, catalog: Catalog, model: ServedModel) -> None:
+        self._host, self._catalog, self._model = host, catalog, model
         self._without_data_dir: Path | None = None
         self._notes: dict[Path, Sequence[str]] = {}
         """Of the files that were made in this session."""
@@ -66,7 +74,8 @@ class Combiner:
             used |= {one.file.path for one in made if one.combined}
             found.append(made)
         if used:
-            _drop_old(self._folder, used)
+            with suppress(OSError):  # another program deletes files, too
+                _drop_old(self._folder, used)
         return found, list(notes)
 
     def _tried(
@@ -82,39 +91,40 @@ class Combiner:
         try:
             entries, limits = parts_of(own, tags, batch, image)
             stack = Stack(entries, in_order=batch.settings.in_order, reading=batch.settings.reading)
-            path = self._file(rule, stack)
-        except (LoraError, SaveError, OSError) as error:
-            why = error.reason if isinstance(error, FileError) and _FOLDER in error.path.parts else error
+            file = self._file(rule, stack)
+        except (LoraError, OSError) as error:
+            why = error.reason if isinstance(error, FileError) and _FOLDER in error.path.parts else str(error)
+            why = _HOW.sub(r"combine=\1", why)  # as tags have it
             notes[f"{name}: combine={rule.how} is left out, and they add up: {why}"] = None
             return own
-        notes |= dict.fromkeys(f"{name}: {text}" for text in self._notes.get(path, ()))
-        stat = path.stat()
-        file = CatalogFile(path, path.stem, stat.st_size, stat.st_mtime_ns)
+        notes |= dict.fromkeys(f"{name}: {text}" for text in self._notes.get(file.path, ()))
         multiplier = batch.multiplier(limits, image)
         return [Wish(f"{name} ({rule.how})", own[0].place, file, None, multiplier, combined=tuple(own))]
 
-    def _file(self, rule: Rule, stack: Stack) -> Path:
+    def _file(self, rule: Rule, stack: Stack) -> CatalogFile:
         """Return the file of a stack, which is made if it is not there."""
-        model = self._session.model.components if fits_model(self._session, stack) else {}
+        from lib_lora.saving import choices_of, save_files
+
+        model = self._model.components if fits_model(self._catalog, self._model, stack) else {}
         loaded = [(name, self._loaded.setdefault(part, secrets.token_hex(8))) for name, part in model.items()]
         sources = [_state(Path(one.path)) for one in stack]
         key = repr((VERSION, rule, loaded, sources, asdict(stack)))
         path = self._folder / f"{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}{READABLE}"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            began, engine = time.monotonic(), self._session.model.engine
+            began, engine = time.monotonic(), self._model.engine
             merged = engine is not None and engine.stack.mode == "merged"
-            write = as_file(stack, path, combination_of(rule), {"replace": True}, None)
+            choices = choices_of({"replace": True}, combination_of(rule))
             with engine.active(replace(engine.stack, mode="live")) if engine and merged else nullcontext():
-                saved = write(model or None, lambda done, layers: None)
-            self._notes[path] = saved.notes
+                self._notes[path] = save_files(stack, path, choices, model or None).notes
             logger.info("remora: %d LoRA combined by %s in %.1f s", len(stack), rule.how, time.monotonic() - began)
-        os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))  # when it was used last
-        return path
+        stat = path.stat()
+        os.utime(path, ns=(time.time_ns(), stat.st_mtime_ns))  # when it was used last
+        return CatalogFile(path, path.stem, stat.st_size, stat.st_mtime_ns)
 
     @property
     def _folder(self) -> Path:
-        data_dir = self._session.host.data_dir()
+        data_dir = self._host.data_dir()
         if data_dir is not None:
             return data_dir / _FOLDER
         if self._without_data_dir is None:
@@ -123,23 +133,41 @@ class Combiner:
         return self._without_data_dir / _FOLDER
 
 
-def parts_of(
-    own: Sequence[Wish], tags: Mapping[Place, Tag], batch: Request, image: int
-) -> tuple[list[Entry], Tag]:
+def combination_of(rule: Rule | None) -> Combination:
+    """Return the combination that a rule names; without one, the sum."""
+    from lib_lora.saving import Combination
+
+    return Combination() if rule is None else Combination(cast("How", rule.how), rule.density, rule.seed)
+
+
+def fits_model(catalog: Catalog, model: ServedModel, stack: Stack) -> bool:
+    """Tell whether the files of a stack are for the loaded model, as far as known."""
+    if model.family is None:
+        return True
+    for entry in stack:
+        found = catalog.all_found.get(Path(entry.path))
+        facts = None if found is None else catalog.row(found.file).facts
+        family = None if facts is None else facts.structure.family
+        if family is not None and family.differs(model.family, hints=True):
+            return False
+    return True
+
+
+def parts_of(own: Sequence[Wish], tags: Mapping[Place, Tag], batch: Request, image: int) -> tuple[list[Entry], Tag]:
     """Return the entries of LoRA that are combined, and a tag that acts where and when all of them do.
 
     Raises:
-        SaveError: there is one only, or they do not act in the same steps and places, or a strength is a schedule.
+        RuleError: there is one only, or they do not act in the same steps and places, or a strength is a schedule.
     """
     of = [tags[wish.place] for wish in own]
     if len(own) == 1:
-        raise SaveError("no other LoRA has the same rule, density and seed; write them alike into two tags or more")
+        raise RuleError("no other LoRA has the same rule, density and seed; write them alike into two tags or more")
     for tag in of:
         if tag.curve is not None:
-            raise SaveError(f"{tag.name} has a schedule of strengths; write a number, or limit all of them by start=")
+            raise RuleError(f"{tag.name} has a schedule of strengths; write a number, or limit all of them by start=")
         if tag.limits != of[0].limits:
             text = "differ in their steps, passes, prompts, images or regions"
-            raise SaveError(f"{of[0].name} and {tag.name} {text}; write these alike into all tags of the rule")
+            raise RuleError(f"{of[0].name} and {tag.name} {text}; write these alike into all tags of the rule")
     strengths = [batch.multiplier(tag.alone, image) for tag in of]
     found = [Entry(one.file.path, to, one.rank, one.alpha, one.scale) for one, to in zip(own, strengths, strict=True)]
     return found, of[0].limits

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from lib_lora import LoraError, Moment, Stack
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from lib_lora import SavedFile
-    from lib_lora.saving import Combination, How, SaveOptions
+    from lib_lora.saving import Combination, SaveOptions
 
     from ..library.catalog import CatalogFile
     from .session import Session
@@ -78,33 +78,12 @@ def stack_of(session: Session, written: Sequence[str], moment: Moment | None) ->
     return Stack(entries, in_order=wanted.in_order, reading=wanted.reading), rule
 
 
-def combination_of(rule: Rule | None) -> Combination:
-    """Return the combination that a rule names; without one, the sum."""
-    from lib_lora.saving import Combination
-
-    return Combination() if rule is None else Combination(cast("How", rule.how), rule.density, rule.seed)
-
-
 def _check(tag: Tag, moment: Moment | None) -> None:
     """Raise SaveError where a file cannot say what a tag says."""
     if moment is None and (tag.curve is not None or tag.during != ALWAYS):
         raise SaveError(f"{tag.name}: its strength differs from step to step; name the step that is to be saved")
     if tag.half:
         raise SaveError(f"{tag.name}: it acts on one prompt only, which no file can say; take half= out of its tag")
-
-
-def fits_model(session: Session, stack: Stack) -> bool:
-    """Tell whether the files of a stack are for the loaded model, as far as known."""
-    model = session.model.family
-    if model is None:
-        return True
-    for entry in stack:
-        found = session.catalog.all_found.get(Path(entry.path))
-        facts = None if found is None else session.catalog.row(found.file).facts
-        family = None if facts is None else facts.structure.family
-        if family is not None and family.differs(model, hints=True):
-            return False
-    return True
 
 
 # --- how it is written ---

@@ -50,7 +50,7 @@ class Session:
         self.block_presets = BlockPresetsFile(host.data_dir, host.block_preset_files)
         self.regions = RegionFiles(host.data_dir)
         self.model = ServedModel(host)
-        self.combiner = Combiner(self)
+        self.combiner = Combiner(host, self.catalog, self.model)
         self.log = OnceLog()
         self.record = Record()
         """The pictures of this session."""

@@ -489,7 +489,9 @@ class _TagReader:
                 self._fail(self._fields[name], f"{name!r} needs a rule that it belongs to, such as combine={example}")
         density = self._read("density", self._to_number, _DENSITY if fitting["density"] else None)
         if density is not None and not 0 < density <= 1:
-            self._fail(self._fields["density"], f"{density:g} is not a share of the numbers; write a number from 0 to 1")
+            self._fail(
+                self._fields["density"], f"{density:g} is not a share of the numbers; write a number from 0 to 1"
+            )
         return Rule(how, density, self._read("seed", self._to_seed, 0)) if how else None
 
     def _to_seed(self, field: _Field) -> int:

@@ -18,6 +18,7 @@ from extension.generation import saving
 from extension.hosts.txt2img import Txt2Img
 from extension.standalone.jobs import Runner
 from extension.standalone.server import make_api
+from extension.text.tag import RULES
 from lib_lora import Entry, Stack
 from lib_lora.saving import Combination, combine_files
 from lib_lora.saving.merging import How
@@ -119,13 +120,38 @@ def test_a_preview_tells_bytes_and_error_and_writes_nothing(ask: Checked, folder
     assert saved(ask, tags=PAIR, error=0.5, preview=True)["bytes"] < told["bytes"] * 2
 
 
-def test_files_are_combined_by_a_rule_as_in_python(ask: Checked, folder: Path, tmp_path: Path) -> None:
+def test_files_are_combined_by_a_rule_as_in_python(
+    ask: Checked, runner: Runner, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tags = ["<lora:stripes:0.8>", "<lora:night:0.5>"]
     saved(ask, name="ties", tags=tags, how="ties_svd", density=0.4, rank=8, dtype="float16")
     files = [Entry(folder / "stripes.safetensors", 0.8), Entry(folder / "night.safetensors", 0.5)]
     other = tmp_path / "ties.safetensors"
     combine_files(files, other, "ties_svd", density=0.4, rank=8, dtype=torch.float16)
     assert equal(folder / "ties.safetensors", other)
+    written = [tag.replace(">", ":combine=ties_svd:density=0.4>") for tag in tags]
+    saved(ask, name="by tags", tags=written, rank=8, dtype="float16")
+    assert equal(folder / "by tags.safetensors", other)
+    assert set(RULES) == {*get_args(How)} - {"sum", "cat"}
+    for wanted, why in (
+        ({"name": "mixed", "tags": [written[0], tags[1]]}, "the tags have several rules"),
+        ({"name": "baked", "tags": written, "what": "model", "model": "base"}, "a model is made with the sum of LoRA"),
+    ):
+        with monkeypatch.context() as models:
+            models.setattr(type(runner.studio.host), "models", lambda self: {"base": folder / "night.safetensors"})
+            assert why in ask("POST", "/save", 422, json=wanted)
+
+
+def test_a_rule_makes_the_picture_of_the_file_that_is_saved_by_it(ask: Checked, runner: Runner, folder: Path) -> None:
+    tags = "<lora:stripes:0.8:combine=orthogonal> <lora:night:0.7:combine=orthogonal>"
+    live = picture(runner, f"a fox {tags}")
+    acted = [(one.name, one.state, one.file is not None) for one in runner.studio.session.record.pictures()[0].loras]
+    assert acted == [("stripes", "applied", True), ("night", "applied", True)]
+    hashes = runner.studio.session.last.lines()
+    assert len(hashes) == 1
+    saved(ask, name="by rule")  # of the latest picture
+    assert difference(live, picture(runner, "a fox <lora:by rule:1>")) == 0
+    assert difference(live, picture(runner, f"a fox {tags.replace(':combine=orthogonal', '')}")) > 5
 
 
 def test_the_step_is_named_where_a_strength_differs(ask: Checked, folder: Path) -> None:

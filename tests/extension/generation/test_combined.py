@@ -21,12 +21,12 @@ TIES = ":combine=ties:density=0.4"
 SHARED = ":half=pos:start=2:rows=1,2"
 
 
-def begun(setup: Setup, *prompts: str, settings: Settings = USUAL, seeds: Sequence[int] = (1,)) -> Activation:
-    return setup.session.begin_batch([parse(one).tags for one in prompts], settings, seeds=seeds)
+def begun(of: Setup, *prompts: str, settings: Settings = USUAL, seeds: Sequence[int] = (1,)) -> Activation:
+    return of.session.begin_batch([parse(one).tags for one in prompts], settings, seeds=seeds)
 
 
-def files(setup: Setup) -> list[Path]:
-    folder = setup.session.combiner._folder
+def files(of: Setup) -> list[Path]:
+    folder = of.session.combiner._folder
     return sorted(folder.iterdir()) if folder.exists() else []
 
 
@@ -55,7 +55,9 @@ def test_a_rule_acts_as_the_file_that_combines_its_lora(pairs: Setup, tmp_path_f
         activation = begun(pairs, f"<lora:a:0.8:combine={rule}{given}> <lora:{name}:0.5:combine={rule}{given}>")
         live = pairs.output()
         assert len(activation.active) == 1, rule
-        whole = ("a + dora: in 1 of 1 weights a file has no plain LoRA of the whole weight; there whole changes are merged",)
+        whole = (
+            "a + dora: in 1 of 1 weights a file has no plain LoRA of the whole weight; there whole changes are merged",
+        )
         assert activation.kept == (whole if name == "dora" else ()), rule
         assert [(one.name, one.state) for one in activation.outcomes] == [("a", "applied"), (name, "applied")]
         pairs.session.end()
@@ -88,7 +90,7 @@ def test_what_cannot_be_combined_adds_up_and_one_sentence_says_why(pairs: Setup)
             assert torch.equal(pairs.output(), added), why
     (note,) = begun(pairs, f"<lora:a:0.8{TIES}> <lora:large:0.5{TIES}>").kept
     assert note.startswith("a + large: combine=ties is left out, and they add up: ")
-    assert note.endswith("how='ties' takes one rank, and the files have 2, 3; write how='ties_svd'")
+    assert note.endswith("combine=ties takes one rank, and the files have 2, 3; write combine=ties_svd")
     assert [note for note in pairs.session.warnings() if "combine=" in note] == [note]
     assert files(pairs) == []
 
@@ -106,7 +108,11 @@ def test_lora_of_one_rule_share_what_limits_them_and_images_have_files_of_their_
     assert len(files(pairs)) == 2
     uses = pairs.session.record
     uses.made([(seed, None) for seed in (1, 2, 3)])
-    assert [[lora.name for lora in one.loras] for one in uses.pictures()] == [["a", "b"], ["large", "a", "b"], ["a", "b"]]
+    assert [[lora.name for lora in one.loras] for one in uses.pictures()] == [
+        ["a", "b"],
+        ["large", "a", "b"],
+        ["a", "b"],
+    ]
     assert [lora.strength for lora in uses.pictures(seed=2)[0].loras] == ["0.3", "1", "0.5"]
 
 
