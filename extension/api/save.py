@@ -110,8 +110,10 @@ class SaveApi:
             raise SaveError(f"there is a model {path.name} already; choose another name")
         stack, rule, moment = self._stack(body)
         if rule is not None:
-            text = "a model is made with the sum of LoRA; save them as one file, and use it in their place"
-            raise SaveError(f"the tags have combine={rule.how}, and {text}")
+            raise SaveError(
+                f"the tags have combine={rule.how}, and a model is made with the sum of LoRA; save them as one file, and "
+                "use it in their place"
+            )
         write = into_model(stack, model, path, moment, body.get("rounding", "nearest"), preview=is_preview)
         return Wanted(path, write, is_preview, times=_TIMES["model"])
 

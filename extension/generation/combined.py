@@ -166,8 +166,10 @@ def parts_of(own: Sequence[Wish], tags: Mapping[Place, Tag], batch: Request, ima
         if tag.curve is not None:
             raise RuleError(f"{tag.name} has a schedule of strengths; write a number, or limit all of them by start=")
         if tag.limits != of[0].limits:
-            text = "differ in their steps, passes, prompts, images or regions"
-            raise RuleError(f"{of[0].name} and {tag.name} {text}; write these alike into all tags of the rule")
+            raise RuleError(
+                f"{of[0].name} and {tag.name} differ in their steps, passes, prompts, images or regions; write these "
+                "alike into all tags of the rule"
+            )
     strengths = [batch.multiplier(tag.alone, image) for tag in of]
     found = [Entry(one.file.path, to, one.rank, one.alpha, one.scale) for one, to in zip(own, strengths, strict=True)]
     return found, of[0].limits

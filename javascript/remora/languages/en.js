@@ -1064,6 +1064,17 @@ export const ENGLISH = /** @type {const} */ ({
         "{file} beside it sets another alpha, so that it acts otherwise; delete the alpha in its details",
     "said.save.link": "{file} is a link to another file, which stays as it is; choose another name",
     "said.save.manyTags": "a file is made of at most {number} tags",
+    "said.rule.out": "{loras}: combine={rule} is left out, and they add up: {why}",
+    "said.rule.alone": "no other LoRA has the same rule, density and seed; write them alike into two tags or more",
+    "said.rule.schedule": "{name} has a schedule of strengths; write a number, or limit all of them by start=",
+    "said.rule.differ":
+        "{name} and {other} differ in their steps, passes, prompts, images or regions; write these alike into all tags of the rule",
+    "said.rule.ranks": "{layer}: combine={rule} takes one rank, and the files have {ranks}; write combine={other}",
+    "said.rule.whole":
+        "{loras}: in {count} of {total} weights a file has no plain LoRA of the whole weight; there whole changes are merged",
+    "said.save.rules": "the tags have several rules, which one file cannot say; write one combine= into all of them",
+    "said.save.ruleModel":
+        "the tags have combine={rule}, and a model is made with the sum of LoRA; save them as one file, and use it in their place",
     "said.save.step": "the step must be from 0 to {number}, not {step}",
     "said.save.size": "{file}: it takes {count} bytes at least; allow a larger size",
     "said.save.error":
@@ -1263,6 +1274,10 @@ export const ENGLISH = /** @type {const} */ ({
     "said.writePoint": "write, for example, 0.8@0.5",
     "said.needsSchedule": "{text} needs a schedule, such as 0@0,1@0.5",
     "said.needsRegion": "{text} needs a region, such as mask=left",
+    "said.needsRule": "{text} needs a rule that it belongs to, such as combine={rule}",
+    "said.notADensity": "{text} is not a share of the numbers",
+    "said.notASeed": "{text} is not a seed",
+    "said.writeWhole": "write a whole number",
     "said.notARank": "{text} is not a rank",
     "said.writeRank": "write a whole number from 1, such as 16",
     "said.notAnImage": "{text} is not an image of a batch",

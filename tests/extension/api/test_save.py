@@ -336,7 +336,7 @@ def test_a_link_stays_and_what_is_beside_a_former_file_is_said(ask: Checked, fol
 
 def test_the_model_is_not_kept_when_the_job_is_done(ask: Checked, runner: Runner, folder: Path) -> None:
     session = runner.studio.session
-    stack = saving.stack_of(session, PAIR, None)
+    stack, _ = saving.stack_of(session, PAIR, None)
     path = folder / "a.safetensors"
     write = saving.as_file(stack, path, Combination(), {"preview": True}, None)
     run = saving.SaveRun(session, saving.Wanted(path, write, is_preview=True, uses_model=True))
