@@ -1016,6 +1016,8 @@ export interface SavedLora {
     /** the layer of the largest error */
     worst: string;
     worst_error: number;
+    /** of what the layers make of the inputs that were taken; null without them */
+    output_error: number | null;
     notes: string[];
     /** its duration; of a preview, the estimated duration of saving */
     seconds: number;
@@ -1039,6 +1041,8 @@ export interface SaveJob {
 /** The latest job. */
 export interface Save {
     job: SaveJob | null;
+    /** of the layers of the loaded model, which tell the error of outputs: `wanted` in the next picture, or `taken` */
+    inputs: "" | "wanted" | "taken";
 }
 
 /** The folders that a file may be saved in, and the models that it may be made of. */
@@ -1104,6 +1108,11 @@ export interface SaveWanted {
     preview?: boolean;
 }
 
+/** Whether inputs of layers are taken in the next picture. */
+export interface InputsWanted {
+    on: boolean;
+}
+
 /** The answers as JSON, by path. */
 export interface Answers {
     loras: Loras;
@@ -1144,4 +1153,5 @@ export interface Answers {
     compare: Compare;
     save: Save;
     "save/choices": SaveChoices;
+    "save/inputs": Save;
 }

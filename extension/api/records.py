@@ -885,6 +885,7 @@ class SavedLora(TypedDict):
     error: Annotated[float, "of all layers, as a share of their change; for a preview, without rounding"]
     worst: Annotated[str, "the layer of the largest error"]
     worst_error: float
+    output_error: Annotated[float | None, "of what the layers make of the inputs that were taken; null without them"]
     notes: Texts
     seconds: Annotated[float, "its duration; of a preview, the estimated duration of saving"]
 
@@ -906,6 +907,16 @@ class Save(TypedDict):
     """The latest job."""
 
     job: SaveJob | None
+    inputs: Annotated[
+        Literal["", "wanted", "taken"],
+        "of the layers of the loaded model, which tell the error of outputs: `wanted` in the next picture, or `taken`",
+    ]
+
+
+class InputsWanted(TypedDict):
+    """Whether inputs of layers are taken in the next picture."""
+
+    on: bool
 
 
 class SaveChoices(TypedDict):

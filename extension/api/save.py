@@ -64,8 +64,17 @@ class SaveApi:
 
     def state(self, request: Request) -> Response:
         """Return the progress of the latest job, then its result; `job` is null without one."""
-        told: records.Save = {"job": None if self._latest is None else _job(self._latest)}
+        inputs, model = self._session.inputs, self._session.model.components
+        told: records.Save = {
+            "job": None if self._latest is None else _job(self._latest),
+            "inputs": "wanted" if inputs.wanted else "" if inputs.of(model) is None else "taken",
+        }
         return answer(request, told)
+
+    def measure(self, request: Request, body: records.InputsWanted) -> Response:
+        """Take inputs of layers in the next picture, by which the error of a saved file is told, too; or do not."""
+        self._session.inputs.wanted = body["on"]
+        return self.state(request)
 
     def choices(self, request: Request) -> Response:
         """Return the folders that a file may be saved in, and the models of the web UI."""
@@ -96,12 +105,12 @@ class SaveApi:
         stack, rule, moment = self._stack(body)
         given = Combination(body.get("how", "sum"), body.get("density"), body.get("seed", 0))
         combination = given if "how" in body else combination_of(rule)
-        write = as_file(stack, path, combination, _options(body), moment)
-        is_for_model, has_picture = (
-            fits_model(self._session.catalog, self._session.model, stack),
-            body.get("picture", False),
-        )
-        return Wanted(path, write, is_preview, is_for_model, has_picture, _TIMES["file"])
+        is_for_model = fits_model(self._session.catalog, self._session.model, stack)
+        options = _options(body)
+        if is_for_model:
+            options["inputs"] = self._session.inputs.of(self._session.model.components)
+        write = as_file(stack, path, combination, options, moment)
+        return Wanted(path, write, is_preview, is_for_model, body.get("picture", False), _TIMES["file"])
 
     def _model(self, body: records.SaveWanted) -> Wanted:
         model, is_preview = model_of(self._session, body.get("model", "")), body.get("preview", False)
@@ -111,8 +120,8 @@ class SaveApi:
         stack, rule, moment = self._stack(body)
         if rule is not None:
             raise SaveError(
-                f"the tags have combine={rule.how}, and a model is made with the sum of LoRA; save them as one file, and "
-                "use it in their place"
+                f"the tags have combine={rule.how}, and a model is made with the sum of LoRA; save them as one file, "
+                "and use it in their place"
             )
         write = into_model(stack, model, path, moment, body.get("rounding", "nearest"), preview=is_preview)
         return Wanted(path, write, is_preview, times=_TIMES["model"])
@@ -196,6 +205,7 @@ def _result(run: SaveRun, saved: SavedFile) -> records.SavedLora:
         "error": saved.error,
         "worst": worst.name,
         "worst_error": worst.error,
+        "output_error": saved.output_error,
         "notes": list(run.notes),
         "seconds": run.seconds,
     }

@@ -22,6 +22,7 @@ from .activation import Activation, Passes, as_in_tag
 from .batch import Shared, combined, entry_of, first, gather, places, text_keys
 from .combined import Combiner
 from .log import OnceLog
+from .measured import LayerInputs
 from .outcomes import Active, TagOutcome, resting
 from .record import Record, used_loras
 from .request import USUAL, Request, Settings, placed
@@ -51,6 +52,7 @@ class Session:
         self.regions = RegionFiles(host.data_dir)
         self.model = ServedModel(host)
         self.combiner = Combiner(host, self.catalog, self.model)
+        self.inputs = LayerInputs()
         self.log = OnceLog()
         self.record = Record()
         """The pictures of this session."""
@@ -137,6 +139,7 @@ class Session:
         self._batch, self.is_making = batch, True
         self._begin_pass(at, activation)
         if at == "base":
+            self.inputs.begin(self.model.components)
             self.record.begin(batch.seeds, used_loras(activation, batch))
         self.catalog.used({one.file for active in activation.active for one in active.parts})
         return activation
@@ -337,6 +340,7 @@ class Session:
     def pictures_made(self, pictures: Sequence[tuple[int, Any]]) -> None:
         """Record the pictures of a generation that ended, by seed and image; without any it made none."""
         self.is_making = False
+        self.inputs.end()
         self._note_outcome()
         self.record.made(pictures)
         self.outputs.ask(_SAVED)
@@ -344,6 +348,7 @@ class Session:
     def end(self) -> None:
         """Deactivate all LoRA; the model is as it was without any."""
         self.is_making = False
+        self.inputs.end()
         self._note_outcome()
         self._batch = None
         told = {one.sentence for activation in self.passes.activations for one in activation.left_out}

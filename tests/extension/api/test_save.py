@@ -154,6 +154,24 @@ def test_a_rule_makes_the_picture_of_the_file_that_is_saved_by_it(ask: Checked, 
     assert difference(live, picture(runner, f"a fox {tags.replace(':combine=orthogonal', '')}")) > 5
 
 
+def test_the_inputs_of_a_picture_tell_the_error_of_the_outputs(ask: Checked, runner: Runner, folder: Path) -> None:
+    assert ask("GET", "/save")["inputs"] == ""
+    assert saved(ask, name="before", tags=PAIR, rank=2)["output_error"] is None
+    for on, state in ((False, ""), (True, "wanted")):
+        assert ask("PUT", "/save/inputs", json={"on": on})["inputs"] == state
+    unet = runner.studio.host.components()["unet"]
+    plain = picture(runner, f"a fox {' '.join(PAIR)}")
+    assert ask("GET", "/save")["inputs"] == "taken"
+    assert not any(layer._forward_pre_hooks for layer in unet.modules())
+    result = saved(ask, name="after", tags=PAIR, rank=2)
+    assert equal(folder / "after.safetensors", folder / "before.safetensors")
+    assert 0.01 < result["output_error"] < 1
+    assert result["output_error"] != result["error"]
+    assert difference(plain, picture(runner, f"a fox {' '.join(PAIR)}")) == 0
+    again = saved(ask, name="again", tags=PAIR, rank=2)
+    assert again["output_error"] == result["output_error"], "the inputs of one picture stay"
+
+
 def test_the_step_is_named_where_a_strength_differs(ask: Checked, folder: Path) -> None:
     tags = ["<lora:stripes:te=0:unet=0@0,1@1>"]
     assert "differs from step to step" in ask("POST", "/save", 422, json={"name": "late", "tags": tags})
