@@ -1067,13 +1067,13 @@ export const ENGLISH = /** @type {const} */ ({
         "{file} beside it sets another alpha, so that it acts otherwise; delete the alpha in its details",
     "said.save.link": "{file} is a link to another file, which stays as it is; choose another name",
     "said.save.manyTags": "a file is made of at most {number} tags",
-    "said.rule.out": "{loras}: combine={rule} is left out, and they add up: {why}",
-    "said.rule.alone": "no other LoRA has the same rule, density and seed; write them alike into two tags or more",
-    "said.rule.schedule": "{name} has a schedule of strengths; write a number, or limit all of them by start=",
-    "said.rule.differ":
+    "said.combine.out": "{loras}: combine={rule} is left out, and they add up: {why}",
+    "said.combine.alone": "no other LoRA has the same rule, density and seed; write them alike into two tags or more",
+    "said.combine.schedule": "{name} has a schedule of strengths; write a number, or limit all of them by start=",
+    "said.combine.differ":
         "{name} and {other} differ in their steps, passes, prompts, images or regions; write these alike into all tags of the rule",
-    "said.rule.ranks": "{layer}: combine={rule} takes one rank, and the files have {ranks}; write combine={other}",
-    "said.rule.whole":
+    "said.combine.ranks": "{layer}: combine={rule} takes one rank, and the files have {ranks}; write combine={other}",
+    "said.combine.whole":
         "{loras}: in {count} of {total} weights a file has no plain LoRA of the whole weight; there whole changes are merged",
     "said.save.rules": "the tags have several rules, which one file cannot say; write one combine= into all of them",
     "said.save.ruleModel":
