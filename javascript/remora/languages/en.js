@@ -225,7 +225,8 @@ export const ENGLISH = /** @type {const} */ ({
     "stack.removed": "{name} removed.",
     "stack.brackets": "Tags obey the brackets around them from the next picture on.",
     "stack.combined": "Combined by",
-    "stack.combinedHint": "Remora makes one file of these LoRA before the picture, which takes seconds, and keeps it.",
+    "stack.combinedHint":
+        "Before the picture, Remora makes one file of these LoRA and keeps it. It takes seconds, for whole changes minutes.",
     "stack.severalRules": "Several rules",
     "stack.seed": "Seed of the numbers",
     "stack.unpinned": "The tag of {name} in the prompt now has the settings of “Always on”.",

@@ -189,7 +189,7 @@ function Combined({tab}) {
     const whole = (/** @type {string} */ text, /** @type {number} */ low, /** @type {number} */ high) =>
         /^\d+$/.test(text) && Number(text) >= low && Number(text) <= high;
     return html`<div class="rt-line rt-combined">
-        <label class="rt-field"><span>${t("stack.combined")}</span><select value=${how} title=${how ? t("stack.combinedHint") : ""} onChange=${(event) => set(event.target.value)}>
+        <label class="rt-field"><span>${t("stack.combined")}</span><select value=${how} onChange=${(event) => set(event.target.value)}>
             ${!rule && html`<option value="several" disabled>${t("stack.severalRules")}</option>`}
             ${names.map((name) => html`<option key=${name} value=${name}>${name ? ruleName(name) : t("save.sum")}</option>`)}</select></label>
         ${
@@ -202,7 +202,8 @@ function Combined({tab}) {
             && html`<label class="rt-field"><span>${t("stack.seed")}</span><input type="number" min="0" max="999999999" value=${seed || "0"}
                 onChange=${(event) => whole(event.target.value, 0, 999_999_999) && set(how, density, event.target.value)} /></label>`
         }
-    </div>`;
+    </div>
+    ${how && html`<p class="rt-hint">${t("stack.combinedHint")}</p>`}`;
 }
 
 /**
