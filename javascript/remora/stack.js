@@ -252,7 +252,7 @@ export class Stack {
     rule() {
         const always = this.tab.state.always.on ? this.always() : [];
         const rows = [...this.rows(), ...always].filter((row) => row.on && !row.problem);
-        const of = rows.map(({values}) => RULE_KEYS.map((key) => values[key] ?? ""));
+        const of = rows.map(({values}) => RULE_KEYS.map((key) => (values[key] ?? "").toLowerCase()));
         const [first = RULE_KEYS.map(() => "")] = of;
         return of.every((one) => same(one, first)) ? first : null;
     }
