@@ -244,7 +244,8 @@ def _used(activation: Activation, image: int, hashes: Hashes) -> tuple[Used, ...
     """Return the active LoRA of one image."""
     return tuple(
         Used(one.name, one.file.path, partial(hashes.known, one.file), partial(hashes.sha256, one.file))
-        for one in activation.active
+        for of_entry in activation.active
+        for one in of_entry.parts
         if activation.images == 1 or image in one.images
     )
 

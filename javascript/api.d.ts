@@ -1016,6 +1016,8 @@ export interface SavedLora {
     /** the layer of the largest error */
     worst: string;
     worst_error: number;
+    /** of what the layers make of the inputs that were taken; null without them */
+    output_error: number | null;
     notes: string[];
     /** its duration; of a preview, the estimated duration of saving */
     seconds: number;
@@ -1039,6 +1041,8 @@ export interface SaveJob {
 /** The latest job. */
 export interface Save {
     job: SaveJob | null;
+    /** of the layers of the loaded model, which tell the error of outputs: `wanted` in the next picture, or `taken` */
+    inputs: "" | "wanted" | "taken";
 }
 
 /** The folders that a file may be saved in, and the models that it may be made of. */
@@ -1065,6 +1069,7 @@ export interface SaveWanted {
     folder?: string;
     /** such as <lora:zorp:0.8>; without it, the tags of the latest picture */
     tags?: string[];
+    /** the rule; without it, the one of the tags, as `combine=ties` */
     how?:
         | "sum"
         | "svd"
@@ -1101,6 +1106,11 @@ export interface SaveWanted {
     picture?: boolean;
     /** write nothing */
     preview?: boolean;
+}
+
+/** Whether inputs of layers are taken in the next picture. */
+export interface InputsWanted {
+    on: boolean;
 }
 
 /** The answers as JSON, by path. */
@@ -1143,4 +1153,5 @@ export interface Answers {
     compare: Compare;
     save: Save;
     "save/choices": SaveChoices;
+    "save/inputs": Save;
 }

@@ -837,19 +837,22 @@ class SaveWanted(TypedDict):
     folder: NotRequired[Annotated[str, "one of `folders`, or another one below the LoRA folders"]]
     tags: NotRequired[Annotated[Texts, "such as <lora:zorp:0.8>; without it, the tags of the latest picture"]]
     how: NotRequired[
-        Literal[
-            "sum",
-            "svd",
-            "linear",
-            "ties",
-            "ties_svd",
-            "dare_linear",
-            "dare_linear_svd",
-            "dare_ties",
-            "dare_ties_svd",
-            "magnitude_prune",
-            "magnitude_prune_svd",
-            "orthogonal",
+        Annotated[
+            Literal[
+                "sum",
+                "svd",
+                "linear",
+                "ties",
+                "ties_svd",
+                "dare_linear",
+                "dare_linear_svd",
+                "dare_ties",
+                "dare_ties_svd",
+                "magnitude_prune",
+                "magnitude_prune_svd",
+                "orthogonal",
+            ],
+            "the rule; without it, the one of the tags, as `combine=ties`",
         ]
     ]
     density: NotRequired[Annotated[float | None, "the share of the numbers that ties, dare and magnitude_prune keep"]]
@@ -882,6 +885,7 @@ class SavedLora(TypedDict):
     error: Annotated[float, "of all layers, as a share of their change; for a preview, without rounding"]
     worst: Annotated[str, "the layer of the largest error"]
     worst_error: float
+    output_error: Annotated[float | None, "of what the layers make of the inputs that were taken; null without them"]
     notes: Texts
     seconds: Annotated[float, "its duration; of a preview, the estimated duration of saving"]
 
@@ -903,6 +907,16 @@ class Save(TypedDict):
     """The latest job."""
 
     job: SaveJob | None
+    inputs: Annotated[
+        Literal["", "wanted", "taken"],
+        "of the layers of the loaded model, which tell the error of outputs: `wanted` in the next picture, or `taken`",
+    ]
+
+
+class InputsWanted(TypedDict):
+    """Whether inputs of layers are taken in the next picture."""
+
+    on: bool
 
 
 class SaveChoices(TypedDict):

@@ -192,6 +192,7 @@ _SAVED = (
     Route("GET", "/save/choices", SaveApi.choices, records.SaveChoices),
     Route("POST", "/save", SaveApi.start, records.Save, Body(records.SaveWanted, "a file to save")),
     Route("DELETE", "/save", SaveApi.cancel, records.Save),
+    Route("PUT", "/save/inputs", SaveApi.measure, records.Save, Body(records.InputsWanted, "whether inputs are taken")),
 )
 _COMPARISONS = (
     Route("GET", "/compare", CompareApi.state, records.Compare),

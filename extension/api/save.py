@@ -11,13 +11,13 @@ from fastapi import HTTPException, Request, Response
 
 from lib_lora import LoraError, Moment, Stack
 
+from ..generation.combined import combination_of, fits_model
 from ..generation.save_places import SaveError, folders, model_of, models, place, place_beside
 from ..generation.saving import (
     SaveRun,
     Wanted,
     as_difference,
     as_file,
-    fits_model,
     into_model,
     latest_tags,
     stack_of,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from lib_lora.saving import SaveOptions
 
     from ..generation.session import Session
+    from ..text.tag import Rule
 
 _MOST = 50  # tags
 _STEPS = 20
@@ -63,8 +64,17 @@ class SaveApi:
 
     def state(self, request: Request) -> Response:
         """Return the progress of the latest job, then its result; `job` is null without one."""
-        told: records.Save = {"job": None if self._latest is None else _job(self._latest)}
+        inputs, model = self._session.inputs, self._session.model.components
+        told: records.Save = {
+            "job": None if self._latest is None else _job(self._latest),
+            "inputs": "wanted" if inputs.wanted else "" if inputs.of(model) is None else "taken",
+        }
         return answer(request, told)
+
+    def measure(self, request: Request, body: records.InputsWanted) -> Response:
+        """Take inputs of layers in the next picture, by which the error of a saved file is told, too; or do not."""
+        self._session.inputs.wanted = body["on"]
+        return self.state(request)
 
     def choices(self, request: Request) -> Response:
         """Return the folders that a file may be saved in, and the models of the web UI."""
@@ -92,28 +102,37 @@ class SaveApi:
             )
         from lib_lora.saving import Combination
 
-        stack, moment = self._stack(body)
-        combination = Combination(body.get("how", "sum"), body.get("density"), body.get("seed", 0))
-        write = as_file(stack, path, combination, _options(body), moment)
-        is_for_model, has_picture = fits_model(self._session, stack), body.get("picture", False)
-        return Wanted(path, write, is_preview, is_for_model, has_picture, _TIMES["file"])
+        stack, rule, moment = self._stack(body)
+        given = Combination(body.get("how", "sum"), body.get("density"), body.get("seed", 0))
+        combination = given if "how" in body else combination_of(rule)
+        is_for_model = fits_model(self._session.catalog, self._session.model, stack)
+        options = _options(body)
+        if is_for_model:
+            options["inputs"] = self._session.inputs.of(self._session.model.components)
+        write = as_file(stack, path, combination, options, moment)
+        return Wanted(path, write, is_preview, is_for_model, body.get("picture", False), _TIMES["file"])
 
     def _model(self, body: records.SaveWanted) -> Wanted:
         model, is_preview = model_of(self._session, body.get("model", "")), body.get("preview", False)
         path = place_beside(model, _name(body))
         if not is_preview and os.path.lexists(path):
             raise SaveError(f"there is a model {path.name} already; choose another name")
-        stack, moment = self._stack(body)
+        stack, rule, moment = self._stack(body)
+        if rule is not None:
+            raise SaveError(
+                f"the tags have combine={rule.how}, and a model is made with the sum of LoRA; save them as one file, "
+                "and use it in their place"
+            )
         write = into_model(stack, model, path, moment, body.get("rounding", "nearest"), preview=is_preview)
         return Wanted(path, write, is_preview, times=_TIMES["model"])
 
-    def _stack(self, body: records.SaveWanted) -> tuple[Stack, Moment | None]:
-        """Return the stack of the tags in a body, and the moment of which it is."""
+    def _stack(self, body: records.SaveWanted) -> tuple[Stack, Rule | None, Moment | None]:
+        """Return the stack of the tags in a body, the rule of these, and the moment of which it is."""
         tags = body.get("tags", latest_tags(self._session))
         if len(tags) > _MOST:
             raise SaveError(f"a file is made of at most {_MOST} tags")
         moment = _moment(body)
-        return stack_of(self._session, tags, moment), moment
+        return *stack_of(self._session, tags, moment), moment
 
 
 def _name(body: records.SaveWanted) -> str:
@@ -186,6 +205,7 @@ def _result(run: SaveRun, saved: SavedFile) -> records.SavedLora:
         "error": saved.error,
         "worst": worst.name,
         "worst_error": worst.error,
+        "output_error": saved.output_error,
         "notes": list(run.notes),
         "seconds": run.seconds,
     }

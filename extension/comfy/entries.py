@@ -159,6 +159,8 @@ def _entry(path: Path, tag: Tag) -> Entry:
             f"{tag.name}: each expert is a MODEL of its own in ComfyUI; leave high, low and module= out, and"
             " apply the LoRA to the model of that expert"
         )
+    if tag.rule is not None:
+        raise NodeError(f"{tag.name}: combine= is not available in ComfyUI; save the LoRA as one file by that rule")
     multiplier: Multiplier | Halves | PerImage = tag.multiplier
     if tag.rows:  # and one image more, which stands for all others
         multiplier = PerImage(tuple(tag.multiplier_in(image=image) for image in range(max(tag.rows) + 1)))

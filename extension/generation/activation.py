@@ -45,7 +45,10 @@ class Activation:
     def outcomes(self) -> tuple[TagOutcome, ...]:
         """Return what became of each tag in this pass."""
         acting = [
-            of_active(one, place, self.report, index) for index, one in enumerate(self.active) for place in one.places
+            of_active(one, place, self.report, index)
+            for index, of_entry in enumerate(self.active)
+            for one in of_entry.parts
+            for place in one.places
         ]
         return (*acting, *self.left_out, *self.resting)
 
@@ -83,7 +86,8 @@ class Activation:
             steps: of the pictures; None if unknown.
             cfg: the CFG scale; None if unknown.
         """
-        own = [(one.name, one.file.path.stem, one.report.metadata) for one in self.active]
+        active = [one for of_entry in self.active for one in of_entry.parts]
+        own = [(one.name, one.file.path.stem, one.report.metadata) for one in active]
         found = [(name, distilled(name, stem, header=header)) for name, stem, header in own]
         return tuple(f"{name} {text}" for name, made in found if made and (text := made.warning(steps, cfg)))
 

@@ -25,6 +25,13 @@ class Wish:
     multiplier: Multiplier | Halves
     alpha: float | None = None
     scale: float | None = None
+    combined: tuple[Wish, ...] = ()
+    """The LoRA that a rule combines to this one."""
+
+    @property
+    def parts(self) -> tuple[Wish, ...]:
+        """Return the LoRA that tags name: the combined ones, or itself."""
+        return self.combined or (self,)
 
     @property
     def is_off(self) -> bool:
@@ -45,8 +52,14 @@ def places(shared: Shared) -> Mapping[Place, tuple[int, ...]]:
     """Return where the tags of a LoRA are written, and the images of the tags that are not off."""
     found: dict[Place, tuple[int, ...]] = {}
     for image, wish in shared.items():
-        found[wish.place] = (*found.get(wish.place, ()), *([] if wish.is_off else [image]))
+        for one in wish.parts:
+            found[one.place] = (*found.get(one.place, ()), *([] if wish.is_off else [image]))
     return found
+
+
+def combined(shared: Shared) -> Mapping[Place, tuple[str, CatalogFile]]:
+    """Return the name and the file of each tag that a rule combines to a LoRA; empty if it is a file by itself."""
+    return {one.place: (one.name, one.file) for wish in shared.values() for one in wish.combined}
 
 
 def entry_of(shared: Shared, images: int) -> Entry:

@@ -63,6 +63,17 @@ class Active:
     """The images of the batch that it changes."""
     places: Mapping[Place, tuple[int, ...]] = field(default_factory=dict)
     """Where its tags are written -> the images that each of them changes."""
+    combined: Mapping[Place, tuple[str, CatalogFile]] = field(default_factory=dict)
+    """Where the tags are written that a rule combines to it -> their names and files."""
+
+    @property
+    def parts(self) -> tuple[Active, ...]:
+        """Return the LoRA that tags name: the combined ones, or itself."""
+        return tuple(
+            replace(self, name=name, file=file, images=self.places[place], places={place: self.places[place]})
+            for place, (name, file) in self.combined.items()
+            if place in self.places
+        ) or (self,)
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,8 @@ def used_loras(activation: Activation, request: Request) -> list[tuple[LoraUse, 
                 state_at(activation.report, index),
                 always_on=one.file in always,
             )
-            for index, one in enumerate(activation.active)
+            for index, of_entry in enumerate(activation.active)
+            for one in of_entry.parts
             if activation.images == 1 or image in one.images
         ]
         images.append((*own, *left_out))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from lib_lora import LoraError, Moment, Stack
 
 from ..text.prompt import parse
-from ..text.tag import ALWAYS, Tag
+from ..text.tag import ALWAYS, Rule, Tag
 from .batch import entry_of, gather
 from .options import settings
 from .request import Request, placed
@@ -51,11 +51,11 @@ def latest_tags(session: Session) -> list[str]:
     return [f"<lora:{place.written}>" for place in acting]
 
 
-def stack_of(session: Session, written: Sequence[str], moment: Moment | None) -> Stack:
-    """Return the stack of some tags.
+def stack_of(session: Session, written: Sequence[str], moment: Moment | None) -> tuple[Stack, Rule | None]:
+    """Return the stack of some tags, and the rule that combines them.
 
     Raises:
-        SaveError: there are none, or no file can say what they say.
+        SaveError: there are none, or no file can say what they say, or they have several rules.
         LoraError: a tag cannot be read, or names no file.
     """
     tags = parse(" ".join(written), session.names).tags
@@ -63,6 +63,8 @@ def stack_of(session: Session, written: Sequence[str], moment: Moment | None) ->
         raise SaveError("there is no LoRA to save; write a tag into the prompt, as <lora:name:0.8>")
     for tag in tags:
         _check(tag, moment)
+    if len({tag.rule for tag in tags}) > 1:
+        raise SaveError("the tags have several rules, which one file cannot say; write one combine= into all of them")
     wanted = settings(session.host)
     batch = Request((placed(tags, "prompt"),), wanted)
     batch = batch.limited()[0] if wanted.limited else batch
@@ -72,7 +74,8 @@ def stack_of(session: Session, written: Sequence[str], moment: Moment | None) ->
     entries = [entry_of(one, 1) for one in gather(wishes.images, in_order=wanted.in_order)]
     if not entries:
         raise SaveError("every LoRA has the strength 0, so that there is nothing to save")
-    return Stack(entries, in_order=wanted.in_order, reading=wanted.reading)
+    rule = tags[0].rule if len(entries) > 1 else None
+    return Stack(entries, in_order=wanted.in_order, reading=wanted.reading), rule
 
 
 def _check(tag: Tag, moment: Moment | None) -> None:
@@ -81,20 +84,6 @@ def _check(tag: Tag, moment: Moment | None) -> None:
         raise SaveError(f"{tag.name}: its strength differs from step to step; name the step that is to be saved")
     if tag.half:
         raise SaveError(f"{tag.name}: it acts on one prompt only, which no file can say; take half= out of its tag")
-
-
-def fits_model(session: Session, stack: Stack) -> bool:
-    """Tell whether the files of a stack are for the loaded model, as far as known."""
-    model = session.model.family
-    if model is None:
-        return True
-    for entry in stack:
-        found = session.catalog.all_found.get(Path(entry.path))
-        facts = None if found is None else session.catalog.row(found.file).facts
-        family = None if facts is None else facts.structure.family
-        if family is not None and family.differs(model, hints=True):
-            return False
-    return True
 
 
 # --- how it is written ---

@@ -19,8 +19,10 @@ from ..text.known import Known
 from ..text.prompt import parse_arguments
 from ..text.tag import Place, Tag
 from .activation import Activation, Passes, as_in_tag
-from .batch import Shared, entry_of, first, gather, places, text_keys
+from .batch import Shared, combined, entry_of, first, gather, places, text_keys
+from .combined import Combiner
 from .log import OnceLog
+from .measured import LayerInputs
 from .outcomes import Active, TagOutcome, resting
 from .record import Record, used_loras
 from .request import USUAL, Request, Settings, placed
@@ -49,6 +51,8 @@ class Session:
         self.block_presets = BlockPresetsFile(host.data_dir, host.block_preset_files)
         self.regions = RegionFiles(host.data_dir)
         self.model = ServedModel(host)
+        self.combiner = Combiner(host, self.catalog, self.model)
+        self.inputs = LayerInputs()
         self.log = OnceLog()
         self.record = Record()
         """The pictures of this session."""
@@ -135,8 +139,9 @@ class Session:
         self._batch, self.is_making = batch, True
         self._begin_pass(at, activation)
         if at == "base":
+            self.inputs.begin(self.model.components)
             self.record.begin(batch.seeds, used_loras(activation, batch))
-        self.catalog.used({active.file for active in activation.active})
+        self.catalog.used({one.file for active in activation.active for one in active.parts})
         return activation
 
     def _put_in_force(self, batch: Request) -> Activation:
@@ -148,16 +153,18 @@ class Session:
             self.log.say(note)
         wishes = find_wishes(batch, self.catalog)
         left_out += self.skip_or_raise(wishes.failed, batch.settings.skip_bad)
-        entries = gather(wishes.images, in_order=batch.settings.in_order)
+        images, of_rules = self.combiner.combine(wishes.images, batch)
+        entries = gather(images, in_order=batch.settings.in_order)
         report, stack = self._activate_what_can_be(entries, len(wishes.images), batch, left_out)
         active = tuple(
-            Active(first(one).name, first(one).file, its_report, tuple(one), places(one))
+            Active(first(one).name, first(one).file, its_report, tuple(one), places(one), combined(one))
             for one, its_report in zip(entries, report.entries, strict=True)
         )
-        files = {one.file for one in active}
+        named = [one for of_entry in active for one in of_entry.parts]
+        files = {one.file for one in named}
         hints = [place.note for one in active for place in one.places if place.note]
-        kept = (*self._lend_embeddings(active), *batch.unreached())
-        several = tuple(dict.fromkeys(filter(None, (self.catalog.names.note_on(one.name) for one in active))))
+        kept = (*self._lend_embeddings(active), *batch.unreached(), *of_rules)
+        several = tuple(dict.fromkeys(filter(None, (self.catalog.names.note_on(one.name) for one in named))))
         for note in (*hints, *kept, *several):
             self.log.say(note)
         return Activation(
@@ -333,6 +340,7 @@ class Session:
     def pictures_made(self, pictures: Sequence[tuple[int, Any]]) -> None:
         """Record the pictures of a generation that ended, by seed and image; without any it made none."""
         self.is_making = False
+        self.inputs.end()
         self._note_outcome()
         self.record.made(pictures)
         self.outputs.ask(_SAVED)
@@ -340,6 +348,7 @@ class Session:
     def end(self) -> None:
         """Deactivate all LoRA; the model is as it was without any."""
         self.is_making = False
+        self.inputs.end()
         self._note_outcome()
         self._batch = None
         told = {one.sentence for activation in self.passes.activations for one in activation.left_out}

@@ -53,7 +53,7 @@ def batch_key(studio: Studio, request: Txt2Img) -> Hashable | None:
         return None
     with suppress(LoraError):  # a tag that cannot be parsed is told when the request is made
         (tags,) = tags_of(studio, plan)
-        if any(tag.rows for tag in (*tags.own, *tags.always)):
+        if any(tag.rows or tag.rule for tag in (*tags.own, *tags.always)):
             return None
     return (
         *(request.width, request.height, plan.first.sampling.sampler.name, plan.first.sampling.schedule),

@@ -69,7 +69,7 @@ def parameters_of(
     if request.hires is not None:
         parameters |= hires_parameters(request, request.hires)
     values = Overridden(studio.host, request.settings)
-    active = [lora for activation in begun for lora in activation.active]
+    active = [lora for activation in begun for one in activation.active for lora in one.parts]
     if active:
         parameters |= to_parameters(values)
     if active and hashes_wanted(values):

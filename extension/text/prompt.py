@@ -6,7 +6,7 @@ r"""LoRA tags in a prompt; pure text. The grammar is the union of what web UIs a
     <lora:name:1:lbw=OUTALL:lbwe=ATTNDEEPON:step=2-12>   <lora:name:1:0,0,0,1,…>   <lora:name:1:OUTALL:0.7>
     <lora:name:1:5-15>   <lora:name:1:start=0:end=0.25>
     <lora:name:1:sigma=14-1:pass=base,hires:half=pos:rows=1,3>   <lora:name:1:mask=left:feather=0.1:outside=0>
-    <lora:name:1:alpha=8>   <lora:name:1:scale=0.0625>
+    <lora:name:1:alpha=8>   <lora:name:1:scale=0.0625>   <lora:name:0.8:combine=ties:density=0.5>
     <lora:name with \: in it:1:grammar=1>
 
 The first number is the multiplier of the text encoders, the second that of the unet (as the first, where missing), the
@@ -17,7 +17,7 @@ the second number would and is none are block weights. A range without a name, a
 Sources: AUTOMATIC1111/stable-diffusion-webui extensions-builtin/Lora/extra_networks_lora.py; vladmandic/sdnext
 modules/lora/extra_networks_lora.py; cheald/sd-webui-loractl loractl/lib/utils.py; hako-mikan/sd-webui-lora-block-weight
 scripts/lora_block_weight.py. `by`, `curve`, `sigma`, `pass`, `half`, `rows`, `mask`, `feather`, `outside`, `part`,
-`alpha`, `scale` and `grammar` are Remora's own; `grammar` is read for the whole prompt.
+`alpha`, `scale`, `combine`, `density`, `seed` and `grammar` are Remora's own; `grammar` is read for the whole prompt.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .placed import PlacedTag
 from .regions import NO_MASK, Mask, RegionTextError, read_mask
 from .similar import did_you_mean, number_meant, range_meant, similar
 from .spelling import escaped, name_and_fields, unescaped
-from .tag import EXPERTS, PASSES, SIDES, Tag
+from .tag import EXPERTS, PASSES, PRUNING, RULES, SIDES, Rule, Tag
 
 _NUMBER = re.compile(NUMBER)
 _END = NUMBER.removeprefix("[+-]?")
@@ -51,10 +51,13 @@ _MOST_POINTS = 1000
 _MOST_RANKS = 999_999
 _MOST_IMAGES = 999
 _MOST_PARTS = 999
+_LARGEST_SEED = 999_999_999
+_DENSITY = 0.5
+"""The share of the numbers that a rule keeps where its tag does not say it."""
 _SETTINGS = (
     *("te", "unet", "dyn", "hr", "hrte", "hrunet", *SIDES, "module"),
     *("lbw", "w", "lbwe", "x", "start", "stop", "end", "step", "sigma", "by", "curve", "pass", "half", "rows"),
-    *("mask", "feather", "outside", "part", "alpha", "scale", "grammar"),
+    *("mask", "feather", "outside", "part", "alpha", "scale", "combine", "density", "seed", "grammar"),
 )
 ALIASES = {"w": "lbw", "end": "stop"}
 """Other names of settings."""
@@ -199,6 +202,10 @@ def _named(tag: Tag) -> Iterator[tuple[str, str]]:
     if tag.mask.part is not None:
         yield "part", str(tag.mask.part)
     yield from ((n, number(v)) for n, v in (("alpha", tag.alpha), ("scale", tag.scale)) if v is not None)
+    if tag.rule is not None:
+        yield "combine", tag.rule.how
+        yield from (("density", number(one)) for one in [tag.rule.density] if one is not None)
+        yield from (("seed", str(one)) for one in [tag.rule.seed] if one)
 
 
 def _amount(amount: Amount) -> str:
@@ -281,6 +288,7 @@ class _TagReader:
             self._mask(),
             self._read("alpha", self._to_number, None),
             self._read("scale", self._to_number, None),
+            self._rule(),
         )
         self._check_overruled()
         self._one_of("grammar", ("0", "1"))
@@ -472,6 +480,22 @@ class _TagReader:
         except RegionTextError as error:
             raise PromptError(self._text, field.place + error.place, str(error)) from error
         return replace(mask, outside=outside, part=self._read("part", self._to_part, None))
+
+    def _rule(self) -> Rule | None:
+        how = self._one_of("combine", RULES)
+        fitting = {"density": how.removesuffix("_svd") in PRUNING, "seed": how.startswith("dare")}
+        for name, example in (("density", "ties"), ("seed", "dare_linear")):
+            if name in self._fields and not fitting[name]:
+                self._fail(self._fields[name], f"{name!r} needs a rule that it belongs to, such as combine={example}")
+        density = self._read("density", self._to_number, _DENSITY if fitting["density"] else None)
+        if density is not None and not 0 < density <= 1:
+            self._fail(
+                self._fields["density"], f"{density:g} is not a share of the numbers; write a number from 0 to 1"
+            )
+        return Rule(how, density, self._read("seed", self._to_seed, 0)) if how else None
+
+    def _to_seed(self, field: _Field) -> int:
+        return 0 if field.text == "0" else self._to_count(field, _LARGEST_SEED, "is not a seed; write a whole number")
 
     def _to_part(self, field: _Field) -> int:
         return self._to_count(

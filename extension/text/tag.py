@@ -20,6 +20,10 @@ LIMIT = 10.0
 Where: TypeAlias = Literal["prompt", "negative", "always"]
 """What a tag is written in: the prompt, the negative prompt, or the always-on stack."""
 SIDES: tuple[Side, ...] = ("in", "mid", "out")
+PRUNING = ("ties", "dare_linear", "dare_ties", "magnitude_prune")
+"""The rules that keep a share of the numbers."""
+RULES = ("orthogonal", "svd", "linear", *PRUNING, *(f"{rule}_svd" for rule in PRUNING))
+"""The rules of `lib_lora.saving.combine_files` that do more than add up."""
 EXPERTS = {"high": "transformer", "low": "transformer_2"}
 _DENOISERS = ("unet", "transformer", "transformer_ref", "prior", "decoder", "llm_adapter", "connectors")
 ALWAYS = Window()
@@ -37,6 +41,15 @@ class Place:
     """The text between `<lora:` and `>`."""
     note: str = field(default="", compare=False)
     """One sentence on what the place in the prompt does not do; empty if nothing is amiss."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How the LoRA are combined whose tags have it; see `lib_lora.saving.combine_files`."""
+
+    how: str
+    density: float | None = None
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,6 +82,8 @@ class Tag:
     """In the place of the alpha that the file has."""
     scale: float | None = None
     """In the place of the file's alpha / rank."""
+    rule: Rule | None = None
+    """By which it is combined with other LoRA; None adds it."""
     part: int | None = None
     """Of a prompt whose parts are joined by AND, the part whose rows it is limited to, from 1; None is all."""
     place: Place | None = field(default=None, compare=False)
@@ -127,6 +142,17 @@ class Tag:
         if self.noise:
             model |= {expert: unet if noise in self.noise else 0.0 for noise, expert in EXPERTS.items()}
         return {"text_encoder": te, **model}
+
+    @property
+    def alone(self) -> Tag:
+        """Return the tag as if it acted everywhere and always: its strengths, for a file that is made of them."""
+        return replace(self, during=ALWAYS, passes=frozenset(), half="", rows=frozenset(), mask=NO_MASK, part=None)
+
+    @property
+    def limits(self) -> Tag:
+        """Return a tag at strength 1 that acts where and when this one does."""
+        own = replace(Tag(""), during=self.during, passes=self.passes, half=self.half, rows=self.rows)
+        return replace(own, mask=self.mask, part=self.part)
 
     def without(self, components: Collection[str]) -> Tag:
         """Return the tag with amount 0 for text encoders, or for the unet and transformer."""

@@ -49,7 +49,7 @@
 import {canBeInserted, distance, MATCHES} from "./catalog.js";
 import {SHAPES, written} from "./curve.js";
 import {hasWords, plainWords, readTags, split} from "./prompt.js";
-import {ALIASES, AMOUNTS, escapedName, fieldsOf, makeTag, PASSES, readBody} from "./tag.js";
+import {ALIASES, AMOUNTS, escapedName, fieldsOf, makeTag, PASSES, RULES, readBody} from "./tag.js";
 import {readWeights} from "./weights.js";
 import {t} from "./words.js";
 
@@ -93,6 +93,9 @@ export const FIELDS = {
     rows: "completion.rows",
     part: "completion.part",
     module: "completion.module",
+    combine: "completion.combine",
+    density: "completion.density",
+    seed: "completion.seed",
     high: "completion.high",
     low: "completion.low",
     grammar: "completion.grammar",
@@ -103,6 +106,8 @@ const NEEDED = new Map([
     ["outside", "mask"],
     ["part", "mask"],
     ["x", "lbw"],
+    ["density", "combine"],
+    ["seed", "combine"],
 ]);
 const STRENGTHS = ["1", "0.8", "0.6", "0.4"];
 const SHARES = ["0.2", "0.3", "0.4", "0.5", "0.6", "0.8"];
@@ -128,6 +133,8 @@ export const VALUES = new Map([
         dyn: ["8", "16", "32"],
         rows: ["1", "2", "3"],
         part: ["1", "2"],
+        combine: RULES,
+        density: ["0.5", "0.3", "0.7"],
         module: ["unet", "transformer", "transformer_2", "text_encoder", "text_encoder_2"],
         grammar: ["1", "0"],
     }),

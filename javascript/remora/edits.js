@@ -30,7 +30,7 @@ import {
     withoutPhrases,
     withPhrases,
 } from "./prompt.js";
-import {escapedName} from "./tag.js";
+import {escapedName, RULE_KEYS, setField} from "./tag.js";
 import {t} from "./words.js";
 
 /** The edits of the stack; each can be undone. */
@@ -63,7 +63,12 @@ export class Edits {
         }
         this.tab.stack.readBoxes();
         const strength = lora.strength ?? this.tab.stack.standard;
-        this.tab.stack.change(this.withTag(lora.name, makeTag(escapedName(lora.name), strength, strength)));
+        const rule = RULE_KEYS.flatMap((key, at) => {
+            const value = this.tab.stack.rule()?.[at];
+            return value ? `${key}=${value}` : [];
+        });
+        const tag = makeTag([escapedName(lora.name), ...rule].join(":"), strength, strength);
+        this.tab.stack.change(this.withTag(lora.name, tag));
         this.tab.set({said: t("stack.inserted", {name: lora.name})});
     }
 
@@ -262,6 +267,26 @@ export class Edits {
         });
         const isChanged = off.some((one, at) => one !== this.tab.state.off[at]);
         if (isChanged || prompt !== this.tab.state.prompt) this.tab.stack.change(isChanged ? {prompt, off} : {prompt});
+    }
+
+    /**
+     * Give all tags of the stack a rule, also those that are off; it is undone in one step.
+     * @param {string[]} rule the values of its fields
+     */
+    combineBy(rule) {
+        this.tab.stack.readBoxes();
+        const {target, off, always} = this.tab.state;
+        const change = (/** @type {string} */ body) =>
+            RULE_KEYS.reduce((text, key, at) => setField(text, key, rule[at]), body);
+        let {prompt} = this.tab.state;
+        this.tab.stack.tags().forEach(({body}, index) => {
+            prompt = withBody(prompt, index, change(body));
+        });
+        const ownOff = off.map((one) =>
+            one.target === target ? {...one, tag: this.tagWith(one.tag.kind, change(one.tag.body))} : one,
+        );
+        const entries = always.entries.map((one) => ({...one, ...entryOf(change(bodyOf(one)))}));
+        this.tab.stack.change({prompt, off: ownOff, ...(always.on ? {always: {...always, entries}} : {})}, "rule");
     }
 
     /** Switch on that brackets around tags mean something, for all prompts. */

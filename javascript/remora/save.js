@@ -4,7 +4,7 @@
 
 import {percent} from "./check.js";
 import {makeTag} from "./prompt.js";
-import {escapedName} from "./tag.js";
+import {escapedName, needsDensity, PRUNING} from "./tag.js";
 import {t} from "./words.js";
 
 /**
@@ -34,8 +34,8 @@ import {t} from "./words.js";
  * @property {boolean} picture
  * @property {boolean} replace
  *
- * @typedef {{name: string, text: string, varies: boolean}} SavedTag
- * A tag that is saved; `varies` where its strength differs from step to step.
+ * @typedef {{name: string, text: string, varies: boolean, combined?: boolean}} SavedTag
+ * A tag that is saved; `varies` where its strength differs from step to step, `combined` where it has a rule.
  *
  * @typedef {{rows: SavedTag[], several: boolean, varies: boolean, copied: boolean}} Parts
  * What is saved; `copied` where it is one file in another form.
@@ -99,6 +99,16 @@ export const COMBINED = /** @type {const} */ ({
     dare_ties_svd: "save.dareTies",
     magnitude_prune_svd: "save.magnitude",
 });
+/** @type {{[rule: string]: import("./words.js").Key | undefined}} */
+const RULE_NAMES = {
+    orthogonal: "save.orthogonal",
+    ties: "save.ties",
+    dare_linear: "save.dare",
+    dare_ties: "save.dareTies",
+    magnitude_prune: "save.magnitude",
+};
+/** The rules that the stack offers. */
+export const RULES = ["orthogonal", ...PRUNING, ...PRUNING.map((rule) => `${rule}_svd`)];
 const STEPS = 20; // where the page tells none
 const TINY = 0.001; // share below which an error is not told
 const MB = 1024 ** 2;
@@ -117,8 +127,16 @@ export function copiedTag(name, {part, strength}) {
     return {name, text, varies: false};
 }
 
-/** @param {string} how */
-export const needsDensity = (how) => how !== "sum" && how !== "orthogonal";
+/**
+ * Return what a rule of a tag is called.
+ * @param {string} rule
+ */
+export function ruleName(rule) {
+    const factors = rule.replace(/_svd$/, "");
+    const key = RULE_NAMES[factors];
+    const name = key ? t(key) : factors;
+    return factors === rule ? name : t("save.wholeChanges", {rule: name});
+}
 
 /**
  * Return a name for the file of some LoRA.

@@ -16,6 +16,7 @@ import {History} from "./history.js";
 import {isFailure, Others, told} from "./outcomes.js";
 import {bodyOf, readBody, readTags, tagOf, takenBack} from "./prompt.js";
 import {same} from "./store.js";
+import {RULE_KEYS} from "./tag.js";
 import {spoken, t} from "./words.js";
 
 /**
@@ -242,8 +243,18 @@ export class Stack {
         return [...besides.map((one) => ({...one, text: tagOf(one.entry)})), ...rows].map((row) => ({
             name: row.name,
             text: String(row.text),
+            combined: row.values.combine !== undefined,
             varies: Boolean(row.teCurve ?? row.unetCurve) || TIMES.some((key) => row.values[key] !== undefined),
         }));
+    }
+
+    /** Return the fields of the rule that all tags of the next picture have; null where they differ. */
+    rule() {
+        const always = this.tab.state.always.on ? this.always() : [];
+        const rows = [...this.rows(), ...always].filter((row) => row.on && !row.problem);
+        const of = rows.map(({values}) => RULE_KEYS.map((key) => (values[key] ?? "").toLowerCase()));
+        const [first = RULE_KEYS.map(() => "")] = of;
+        return of.every((one) => same(one, first)) ? first : null;
     }
 
     /** Return the files that act in the next picture, with their strengths; a tag counts before what is always on. */

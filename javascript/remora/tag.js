@@ -50,7 +50,17 @@ export const ALIASES = new Map([
     ["end", "stop"],
 ]);
 export const PASSES = ["base", "hires", "refiner", "detailer"];
+export const PRUNING = ["ties", "dare_linear", "dare_ties", "magnitude_prune"];
+/** What combines LoRA in another way than their sum. */
+export const RULES = ["orthogonal", "svd", "linear", ...PRUNING, ...PRUNING.map((rule) => `${rule}_svd`)];
+/** The fields of a rule. */
+export const RULE_KEYS = ["combine", "density", "seed"];
 export const AMOUNTS = ["te", "unet", "hr", "hrte", "hrunet", "in", "mid", "out"];
+
+/** @param {string} rule */
+export const needsDensity = (rule) => PRUNING.includes(rule.replace(/_svd$/, ""));
+/** @param {string} rule */
+export const isDrawn = (rule) => rule.startsWith("dare");
 
 /** @type {(said: string, ...write: string[]) => Fault} */
 const wrong = (said, ...write) => ({said, write});
@@ -101,6 +111,11 @@ const isRange = (text) => {
 const isSoftEdge = (text) => isNumber(text) ?? (isShare(text) ? null : wrong(t("tag.notASoftEdge", {text})));
 /** @type {Check} */
 const isRest = (text) => isNumber(text) ?? (isShare(text) ? null : wrong(t("tag.notARest", {text})));
+/** @type {Check} */
+const isDensity = (text) =>
+    isNumber(text) ?? (isShare(text) && Number(text) > 0 ? null : wrong(t("tag.notADensity", {text})));
+/** @type {Check} */
+const isSeed = (text) => (/^0*\d{1,9}$/.test(text) ? null : wrong(t("tag.notASeed", {text})));
 /** @param {string} text */
 const isShare = (text) => Number(text) >= 0 && Number(text) <= 1;
 /** @type {(check: Check) => Check} */
@@ -150,6 +165,9 @@ const CHECKS = new Map([
         feather: isSoftEdge,
         outside: isRest,
         rows: each(isCount(3, "tag.notAnImage")),
+        combine: isOneOf(...RULES),
+        density: isDensity,
+        seed: isSeed,
     }),
 ]);
 /** What a tag may have behind its name: the keys of fields, and words alone. */
@@ -335,6 +353,12 @@ function fixesOfKey(name, fields, field) {
 function lostField(fields) {
     const fading = fields.find(({key}) => ["feather", "outside", "part"].includes(key));
     if (fading && !fields.some(({key}) => key === "mask")) return [fading, t("tag.needsRegion", {key: fading.key})];
+    const rule = valuesOf(fields).combine?.toLowerCase() ?? "";
+    const ofRule = fields.find(
+        ({key}) => (key === "density" && !needsDensity(rule)) || (key === "seed" && !isDrawn(rule)),
+    );
+    if (ofRule)
+        return [ofRule, t("tag.needsRule", {key: ofRule.key, rule: ofRule.key === "seed" ? "dare_linear" : "ties"})];
     const shape = fields.find(({key}) => ["by", "curve"].includes(key));
     return shape && !hasCurve(fields) ? [shape, t("tag.needsSchedule", {key: shape.key})] : [undefined, ""];
 }

@@ -186,7 +186,7 @@ function patternOf(form) {
 /** @param {string} name of a value */
 function patternOfValue(name) {
     if (NUMBERS.includes(name)) return "[\\d,]+";
-    if (name === "blocks") return "[^:]+?"; // before the weight of a rule
+    if (["blocks", "layer", "rule"].includes(name)) return "[^:]+?"; // before the weight of a rule, or what is said of it
     if (name === "tag") return "(?!of the )(?:(?!; ).)+?"; // that is before it where the tag is always on
     return WHOLE.includes(name) ? ".+?" : "(?:(?!; ).)+?";
 }

@@ -12,6 +12,7 @@ from .conversion import convert_file as convert_file
 from .extraction import extract_lora as extract_lora
 from .inputs import InputSamples as InputSamples
 from .merging import Combination as Combination
+from .merging import How as How
 from .new_file import DTYPES as DTYPES
 from .new_file import SavedFile as SavedFile
 from .new_file import SavedLayer as SavedLayer

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from types import TracebackType
+from weakref import ref
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
@@ -39,15 +40,17 @@ class InputSamples:
         check_named(components, "InputSamples({})")
         check_count(count, "count")
         check_count(seed, "seed")
-        self._components, self._count = dict(components), max(count, 1)
+        self._components = {name: ref(root) for name, root in components.items()}  # the model may be unloaded
+        self._count = max(count, 1)
         self._generator = torch.Generator().manual_seed(seed)
         self._kept: dict[tuple[str, str], list[Tensor]] = {}
         self._seen: dict[tuple[str, str], int] = {}
         self._handles: list[RemovableHandle] = []
 
     def __enter__(self) -> Self:
-        for component, root in self._components.items():
-            for path, layer in root.named_modules():
+        for component, known in self._components.items():
+            root = known()
+            for path, layer in () if root is None else root.named_modules():
                 if isinstance(layer, (nn.Linear, nn.Conv2d)):
                     take = partial(self._take, (component, path))
                     self._handles.append(layer.register_forward_pre_hook(take))

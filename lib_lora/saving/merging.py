@@ -89,7 +89,7 @@ def orthogonal_factors(gram: Tensor) -> list[float]:
 
 def _largest(tensor: Tensor, density: float) -> Tensor:
     flat = tensor.flatten()
-    places = flat.abs().topk(int(density * flat.numel())).indices
+    places = flat.abs().topk(int(density * flat.numel()), sorted=False).indices
     return torch.zeros_like(flat).index_copy(0, places, flat[places]).reshape(tensor.shape)
 
 

@@ -117,9 +117,11 @@ test("behind the name: strengths, then the fields that the tag may have", () => 
     assert.deepEqual(labels.slice(0, 7), ["0.7", "1", "0.8", "0.6", "0.4", "lbw=", "mask="]);
     assert.equal(list[0].hint, "preferred strength");
     assert.equal(made[0], "<lora:ink_style:0.7>");
-    for (const key of ["feather=", "outside=", "part=", "x=", "by=", "curve="]) assert.ok(!labels.includes(key), key);
+    for (const key of ["feather=", "outside=", "part=", "x=", "by=", "curve=", "density=", "seed="])
+        assert.ok(!labels.includes(key), key);
     assert.deepEqual(at("<lora:a:1:fea|:mask=left>", known).labels, ["feather="]);
-    assert.deepEqual(at("<lora:a:0@0,1@1:c|>", known).labels, ["curve="]);
+    assert.deepEqual(at("<lora:a:0@0,1@1:c|>", known).labels, ["curve=", "combine="]);
+    assert.deepEqual(at("<lora:a:1:combine=t|>", known).made[0], "<lora:a:1:combine=ties>");
     assert.deepEqual(at("<lora:a:1:mask=left:ma|", known).labels, [], "it has one already");
     assert.deepEqual(at("<lora:a:1:w=OUTALL:lb|", known).labels, ["lbwe="], "w= is lbw=");
     assert.deepEqual(at("<lora:a:high:l|", known).labels, ["lbw=", "lbwe=", "mask=left", "mask=left third"]);
@@ -160,7 +162,8 @@ test("every key of a tag has a description, and every usual value can be read", 
         for (const value of values) {
             const around = ["by", "curve"].includes(key) ? "0@0,1@1" : "1";
             const mask = ["feather", "outside", "part"].includes(key) ? ":mask=left" : "";
-            const {problem} = readBody(`a:${around}${mask}:${key}=${value}`);
+            const rule = key === "density" ? ":combine=ties" : "";
+            const {problem} = readBody(`a:${around}${mask}${rule}:${key}=${value}`);
             assert.equal(problem, "", `${key}=${value}`);
         }
     }

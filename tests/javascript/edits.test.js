@@ -30,6 +30,33 @@ test("a LoRA is inserted with its words and strength, and removed with them", ()
     assert.equal(tab.state.said, "fur removed.");
 });
 
+test("a rule goes into all tags, also those that are off or always on, and into a new one; it is undone at once", () => {
+    const {tab, box} = openPage({
+        prompts: {txt2img: "a <lora:a:0.8> <lora:b:0.5:stop=9> <lora:c:1>"},
+        loras: [lora("d")],
+    });
+    tab.stack.readBoxes();
+    tab.edits.addAlways("e");
+    tab.edits.setOn(row(tab, "c"), false);
+    assert.deepEqual(tab.stack.rule(), ["", "", ""]);
+    const before = [box().value, tab.state.always.entries];
+    tab.edits.combineBy(["dare_ties", "0.4", "7"]);
+    const rule = ":combine=dare_ties:density=0.4:seed=7";
+    assert.equal(box().value, `a <lora:a:0.8${rule}> <lora:b:0.5:stop=9${rule}>`);
+    assert.deepEqual(tab.stack.rule(), ["dare_ties", "0.4", "7"]);
+    assert.equal(tab.state.always.entries[0].more, rule.slice(1));
+    tab.edits.toggle(lora("d"));
+    assert.ok(box().value.endsWith(`<lora:d:1${rule}>`));
+    tab.edits.setOn(row(tab, "c"), true);
+    assert.ok(box().value.includes(`<lora:c:1${rule}>`));
+    tab.edits.edit(row(tab, "a"), (body) => body.replace("0.4", "0.5"));
+    assert.equal(tab.stack.rule(), null, "the rules differ");
+    for (let step = 0; step < 4; step += 1) tab.stack.undo();
+    assert.deepEqual([box().value, tab.state.always.entries], before);
+    tab.edits.combineBy(["", "", ""]);
+    assert.equal(box().value, before[0]);
+});
+
 test("the trigger words of what is always on are told of in a prompt without them, and inserted", () => {
     const fur = lora("fur", {words: "soft fur"});
     const {tab, box} = openPage({prompts: {txt2img: "a fox <lora:fur:1> soft fur"}, loras: [fur]});

@@ -2,16 +2,8 @@
 
 import assert from "node:assert/strict";
 import {afterEach, test} from "node:test";
-import {
-    bodyOf,
-    COMBINED,
-    copiedTag,
-    errorOf,
-    FIRST,
-    nameOf,
-    needsDensity,
-    wrongOf,
-} from "../../javascript/remora/save.js";
+import {bodyOf, COMBINED, copiedTag, errorOf, FIRST, nameOf, wrongOf} from "../../javascript/remora/save.js";
+import {needsDensity} from "../../javascript/remora/tag.js";
 import {leavePage, openPage} from "./page.js";
 
 afterEach(leavePage);

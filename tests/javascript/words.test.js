@@ -159,6 +159,8 @@ test("an error of a tag that is always on, and a file that is no LoRA, are trans
         "said.kind.vae": "VAE",
         "said.load.vae": "in den VAE-Ordner legen",
         "said.noKeys": "ohne Schlüssel ({keys})",
+        "said.combine.out": "{loras}: ohne {rule}: {why}",
+        "said.combine.ranks": "{layer} braucht einen Rang ({ranks}); {rule}, {other}",
     });
     /** @type {[said: string, wanted: string][]} */
     const cases = [
@@ -169,6 +171,10 @@ test("an error of a tag that is always on, and a file that is no LoRA, are trans
         [
             "it is a VAE: put it into the folder of VAE and select it there; it has no keys of a LoRA (a, …)",
             "erkannt als VAE: in den VAE-Ordner legen; ohne Schlüssel (a, …)",
+        ],
+        [
+            "a + b: combine=ties is left out, and they add up: up.0: combine=ties takes one rank, and the files have 4, 8; write combine=ties_svd",
+            "a + b: ohne ties: up.0 braucht einen Rang (4, 8); ties, ties_svd",
         ],
     ];
     for (const [said, wanted] of cases) assert.equal(translated(said), wanted);

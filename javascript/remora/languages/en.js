@@ -224,6 +224,11 @@ export const ENGLISH = /** @type {const} */ ({
     "stack.notInserted": "{name}: {reason}.",
     "stack.removed": "{name} removed.",
     "stack.brackets": "Tags obey the brackets around them from the next picture on.",
+    "stack.combined": "Combined by",
+    "stack.combinedHint":
+        "Before the picture, Remora makes one file of these LoRA and keeps it. It takes seconds, for whole changes minutes.",
+    "stack.severalRules": "Several rules",
+    "stack.seed": "Seed of the numbers",
     "stack.unpinned": "The tag of {name} in the prompt now has the settings of “Always on”.",
 
     // a row of the stack
@@ -820,9 +825,13 @@ export const ENGLISH = /** @type {const} */ ({
     "save.dareTies": "DARE and TIES",
     "save.magnitude": "Largest numbers alone",
     "save.density": "Numbers that are kept, in %",
+    "save.wholeChanges": "{rule}, whole changes",
     "save.step": "Step that is saved",
     "save.picture": "Give it the latest picture",
     "save.replace": "Replace a file of that name",
+    "save.measure": "Measure by the inputs of the next picture, which takes longer",
+    "save.measured": "The inputs of a picture are known. The result has the error of the outputs, too.",
+    "save.outputs": "{error} of the outputs",
     "save.progress": "Progress of saving",
     "save.previewProgress": "Progress of the preview",
     "save.preview": "The file: {about}. Saving takes about {seconds} s.",
@@ -973,6 +982,9 @@ export const ENGLISH = /** @type {const} */ ({
     "completion.high": "Wan 2.2: the expert for high noise only",
     "completion.low": "Wan 2.2: the expert for low noise only",
     "completion.grammar": "whether the brackets around tags count",
+    "completion.combine": "the rule that combines it with the other LoRA",
+    "completion.density": "the share of the numbers that the rule keeps",
+    "completion.seed": "of the numbers that the rule draws",
 
     // what is wrong with a tag
     "tag.notClosed": "this tag is not closed: “>” is missing",
@@ -989,6 +1001,8 @@ export const ENGLISH = /** @type {const} */ ({
     "tag.aRange": "a range, such as 2-10",
     "tag.notASoftEdge": "{text} is not a soft edge; write a number from 0 to 1",
     "tag.notARest": "{text} is not a share of the effect; write a number from 0 to 1",
+    "tag.notADensity": "{text} is not a share of the numbers; write a number from 0 to 1",
+    "tag.notASeed": "“{text}” is not a seed; write a whole number",
     "tag.numberOrWeights": "“{text}” is not a number; write {example}, or for block weights lbw={text}",
     "tag.notARank": "“{text}” is not a rank; write a whole number from 1, such as 16",
     "tag.notAPart": "“{text}” is not a part of a prompt; the parts between AND are numbered from 1",
@@ -1000,6 +1014,7 @@ export const ENGLISH = /** @type {const} */ ({
     "tag.twice": "“{key}” is set twice; leave one out",
     "tag.needsRegion": "“{key}” needs a region, such as mask=left",
     "tag.needsSchedule": "“{key}” needs a schedule, such as 0@0,1@0.5",
+    "tag.needsRule": "“{key}” needs a rule that it belongs to, such as combine={rule}",
     "tag.leaveOut": "Leave out {text}",
     "tag.didYouMean": "{said}; did you mean {names}?",
 
@@ -1053,6 +1068,17 @@ export const ENGLISH = /** @type {const} */ ({
         "{file} beside it sets another alpha, so that it acts otherwise; delete the alpha in its details",
     "said.save.link": "{file} is a link to another file, which stays as it is; choose another name",
     "said.save.manyTags": "a file is made of at most {number} tags",
+    "said.combine.out": "{loras}: combine={rule} is left out, and they add up: {why}",
+    "said.combine.alone": "no other LoRA has the same rule, density and seed; write them alike into two tags or more",
+    "said.combine.schedule": "{name} has a schedule of strengths; write a number, or limit all of them by start=",
+    "said.combine.differ":
+        "{name} and {other} differ in their steps, passes, prompts, images or regions; write these alike into all tags of the rule",
+    "said.combine.ranks": "{layer}: combine={rule} takes one rank, and the files have {ranks}; write combine={other}",
+    "said.combine.whole":
+        "{loras}: in {count} of {total} weights a file has no plain LoRA of the whole weight; there whole changes are merged",
+    "said.save.rules": "the tags have several rules, which one file cannot say; write one combine= into all of them",
+    "said.save.ruleModel":
+        "the tags have combine={rule}, and a model is made with the sum of LoRA; save them as one file, and use it in their place",
     "said.save.step": "the step must be from 0 to {number}, not {step}",
     "said.save.size": "{file}: it takes {count} bytes at least; allow a larger size",
     "said.save.error":
@@ -1252,6 +1278,10 @@ export const ENGLISH = /** @type {const} */ ({
     "said.writePoint": "write, for example, 0.8@0.5",
     "said.needsSchedule": "{text} needs a schedule, such as 0@0,1@0.5",
     "said.needsRegion": "{text} needs a region, such as mask=left",
+    "said.needsRule": "{text} needs a rule that it belongs to, such as combine={rule}",
+    "said.notADensity": "{text} is not a share of the numbers",
+    "said.notASeed": "{text} is not a seed",
+    "said.writeWhole": "write a whole number",
     "said.notARank": "{text} is not a rank",
     "said.writeRank": "write a whole number from 1, such as 16",
     "said.notAnImage": "{text} is not an image of a batch",

@@ -17,7 +17,6 @@ import {
     FIRST,
     FORMS,
     nameOf,
-    needsDensity,
     PARTS,
     ROUNDINGS,
     SPELLINGS,
@@ -26,6 +25,7 @@ import {
     wrongOf,
 } from "../save.js";
 import {size} from "../catalog.js";
+import {needsDensity} from "../tag.js";
 import {t, translated} from "../words.js";
 import {Progress} from "./check.js";
 import {numbersOf, settingsOfPicture} from "./compare.js";
@@ -46,12 +46,17 @@ export function Save({tab, state}) {
     const [stack] = useState(() => tab.stack.written()); // the dialog is of these, whatever becomes of the prompt meanwhile
     const {copied} = state;
     const [typed, setForm] = useState(() => firstForm(state, stack));
-    const {told, choices, asked, previews, saved, trouble, attempt, begin} = useSaving(tab);
+    const {told, choices, asked, previews, saved, trouble, attempt, begin, measure} = useSaving(tab);
     const models = choices?.models ?? [];
     const form = {...typed, model: typed.model || (models[0] ?? "")};
     const rows = copied ? [copiedTag(copied.name, form)] : stack;
     const isVarying = rows.some((row) => row.varies);
-    const parts = {rows, several: rows.length > 1, varies: isVarying, copied: Boolean(copied)};
+    const parts = {
+        rows,
+        several: rows.length > 1 && !rows.some((row) => row.combined),
+        varies: isVarying,
+        copied: Boolean(copied),
+    };
     const wrong = wrongOf(form, parts);
     const body = Object.keys(wrong).length || (form.what !== "difference" && !rows.length) ? null : bodyOf(form, parts);
     const job = told?.job;
@@ -90,6 +95,8 @@ export function Save({tab, state}) {
             <${Field} title=${t("common.name")} double=${true}><input type="text" maxlength="100" autocomplete="off" spellcheck=${false} value=${form.name}
                 onInput=${(event) => change({name: event.target.value})} /><//>
             ${form.what === "model" ? html`<${ModelFields} form=${form} change=${change} models=${models} />` : html`<${FileFields} form=${form} change=${change} choices=${choices} parts=${parts} wrong=${wrong} />`}
+            ${form.what === "file" && html`<label class="rt-check rt-double"><input type="checkbox" checked=${told?.inputs === "wanted"} onChange=${(event) => measure(event.target.checked)} /> <span>${t("save.measure")}</span></label>`}
+            ${form.what === "file" && told?.inputs === "taken" && html`<p class="rt-hint rt-double">${t("save.measured")}</p>`}
             ${isVarying && form.what !== "difference" && html`<${Amount} title=${t("save.step")} value=${form.step} wrong=${wrong.step} set=${(/** @type {string} */ text) => change({step: text})} />`}
         </form>
         ${body && !isSaving && !isSaved && (previews[key] || !trouble.text) && html`<${Previewed} job=${isCurrent ? job : null} preview=${previews[key]} what=${form.what} />`}
@@ -214,7 +221,9 @@ function useSaving(tab) {
             }
             take(begun);
         });
-    return {told, choices, asked: asked.current, previews, saved, trouble, attempt, begin};
+    const measure = (/** @type {boolean} */ on) =>
+        attempt(async () => take(await tab.api.ask("PUT", "save/inputs", {on})));
+    return {told, choices, asked: asked.current, previews, saved, trouble, attempt, begin, measure};
 }
 
 /** @param {{title: string, double?: boolean, children?: import("../vendor/preact.js").Value}} props */
@@ -263,7 +272,8 @@ function about(one, what) {
                   ...(whole ? [t("save.whole", {count: whole})] : []),
                   ...(left ? [t("save.leftOut", {count: left})] : []),
               ];
-    return [size(one.bytes), ...layers, errorOf(one.error)].join(t("mark.list"));
+    const outputs = one.output_error === null ? [] : [t("save.outputs", {error: errorOf(one.output_error)})];
+    return [size(one.bytes), ...layers, errorOf(one.error), ...outputs].join(t("mark.list"));
 }
 
 /** @param {[low: number, high: number]} ranks */

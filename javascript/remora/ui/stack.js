@@ -13,12 +13,16 @@
 import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import * as boxes from "../boxes.js";
 import {setMultipliers} from "../prompt.js";
+import {RULES, ruleName} from "../save.js";
+import {isDrawn, needsDensity} from "../tag.js";
 import {pieces, t} from "../words.js";
 import {Icon} from "./icons.js";
 import {Outcome} from "./outcome.js";
 import {Button, Name, WordButton} from "./parts.js";
 import {PlaceOfTag, Row} from "./row.js";
 import {summary} from "./summary.js";
+
+const DENSITY = 0.5; // the share of the numbers that a rule keeps where its tag does not say it
 
 /**
  * @typedef {object} Actions
@@ -48,6 +52,7 @@ export function Stack({tab, state, outcomes: {of, others}}) {
     return html`<section class="rt-stack" aria-label=${t("stack.label")} ref=${section}>
         <${Targets} tab=${tab} state=${state} />
         <${Tools} tab=${tab} state=${state} rows=${rows} />
+        <${Combined} tab=${tab} />
         ${
             tab.stack.tooLong
             && html`<p class="rt-error" role="alert">${t("stack.tooLong", {count: state.prompt.length})}</p>`
@@ -167,6 +172,38 @@ function Tools({tab, state, rows}) {
         <${WordButton} icon="clear" word=${t("stack.clear")} label=${t("stack.clearHint")} disabled=${!rows.length} onClick=${() => tab.edits.clear()} />
     </div></div>
     ${byHand && byHand === text && html`<textarea class="rt-by-hand" readonly rows="2" aria-label=${t("stack.asPrompt")} value=${byHand}></textarea>`}`;
+}
+
+/**
+ * Show how the LoRA of the stack are combined.
+ * @param {{tab: Tab}} props
+ */
+function Combined({tab}) {
+    const rule = tab.stack.rule();
+    if (tab.stack.written().length < 2 && rule?.[0] === "") return null;
+    const [how, density, seed] = rule ?? ["several", "", ""];
+    const kept = Math.round(Number(density || DENSITY) * 100);
+    const names = ["", ...RULES, ...(["", "several", ...RULES].includes(how) ? [] : [how])];
+    const set = (/** @type {string} */ to, share = density, drawn = seed) =>
+        tab.edits.combineBy([to, needsDensity(to) ? share || String(DENSITY) : "", isDrawn(to) ? drawn : ""]);
+    const whole = (/** @type {string} */ text, /** @type {number} */ low, /** @type {number} */ high) =>
+        /^\d+$/.test(text) && Number(text) >= low && Number(text) <= high;
+    return html`<div class="rt-line rt-combined">
+        <label class="rt-field"><span>${t("stack.combined")}</span><select value=${how} onChange=${(event) => set(event.target.value)}>
+            ${!rule && html`<option value="several" disabled>${t("stack.severalRules")}</option>`}
+            ${names.map((name) => html`<option key=${name} value=${name}>${name ? ruleName(name) : t("save.sum")}</option>`)}</select></label>
+        ${
+            needsDensity(how)
+            && html`<label class="rt-field"><span>${t("save.density")}</span><input type="number" min="1" max="100" value=${kept}
+                onChange=${(event) => whole(event.target.value, 1, 100) && set(how, String(Number(event.target.value) / 100))} /></label>`
+        }
+        ${
+            isDrawn(how)
+            && html`<label class="rt-field"><span>${t("stack.seed")}</span><input type="number" min="0" max="999999999" value=${seed || "0"}
+                onChange=${(event) => whole(event.target.value, 0, 999_999_999) && set(how, density, event.target.value)} /></label>`
+        }
+    </div>
+    ${how && html`<p class="rt-hint">${t("stack.combinedHint")}</p>`}`;
 }
 
 /**

@@ -3,6 +3,7 @@
 /** @import {Reading, Values} from "../tag.js" */
 
 import {readAmount} from "../curve.js";
+import {ruleName} from "../save.js";
 import {PASSES, rangeOf} from "../tag.js";
 import {t} from "../words.js";
 
@@ -49,6 +50,7 @@ export function summary({values, flags, teCurve, unetCurve}) {
         half && t(half),
         values.rows && t("summary.images", {numbers: values.rows}),
         values.module && t("summary.module", {name: values.module}),
+        values.combine && ruleName(values.combine.toLowerCase()),
         values.dyn && t("summary.rank", {number: values.dyn}),
         ...flags,
     ].filter((word) => typeof word === "string" && word !== "");

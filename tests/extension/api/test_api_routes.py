@@ -733,6 +733,7 @@ def test_a_file_is_saved(ask: Checked, runner: Runner) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert ask("DELETE", "/save")["job"]["result"] == job["result"]
+    assert ask("PUT", "/save/inputs", json={"on": False})["inputs"] == ""
     path = Path(runner.studio.host.adapter_dirs()[0]) / "both.safetensors"
     assert job["result"]["path"] == str(path)
     path.unlink()

@@ -69,6 +69,7 @@ VALID: dict[tuple[str, str], dict[str, Any]] = {
     ("DELETE", "/remora/v1/compare"): {},
     ("POST", "/remora/v1/save"): {"json": {"name": "saved", "tags": ["<lora:stripes:1>"]}},
     ("DELETE", "/remora/v1/save"): {},
+    ("PUT", "/remora/v1/save/inputs"): {"json": {"on": False}},
     ("PATCH", "/remora/v1/files"): {"json": {"ids": []}},
     ("POST", "/remora/v1/files/move"): {"json": {"ids": [], "folder": "changed"}},
     ("POST", "/remora/v1/files/delete"): {"json": {"ids": []}},

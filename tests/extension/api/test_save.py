@@ -18,6 +18,7 @@ from extension.generation import saving
 from extension.hosts.txt2img import Txt2Img
 from extension.standalone.jobs import Runner
 from extension.standalone.server import make_api
+from extension.text.tag import RULES
 from lib_lora import Entry, Stack
 from lib_lora.saving import Combination, combine_files
 from lib_lora.saving.merging import How
@@ -119,13 +120,56 @@ def test_a_preview_tells_bytes_and_error_and_writes_nothing(ask: Checked, folder
     assert saved(ask, tags=PAIR, error=0.5, preview=True)["bytes"] < told["bytes"] * 2
 
 
-def test_files_are_combined_by_a_rule_as_in_python(ask: Checked, folder: Path, tmp_path: Path) -> None:
+def test_files_are_combined_by_a_rule_as_in_python(
+    ask: Checked, runner: Runner, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tags = ["<lora:stripes:0.8>", "<lora:night:0.5>"]
     saved(ask, name="ties", tags=tags, how="ties_svd", density=0.4, rank=8, dtype="float16")
     files = [Entry(folder / "stripes.safetensors", 0.8), Entry(folder / "night.safetensors", 0.5)]
     other = tmp_path / "ties.safetensors"
     combine_files(files, other, "ties_svd", density=0.4, rank=8, dtype=torch.float16)
     assert equal(folder / "ties.safetensors", other)
+    written = [tag.replace(">", ":combine=ties_svd:density=0.4>") for tag in tags]
+    saved(ask, name="by tags", tags=written, rank=8, dtype="float16")
+    assert equal(folder / "by tags.safetensors", other)
+    assert set(RULES) == {*get_args(How)} - {"sum", "cat"}
+    for wanted, why in (
+        ({"name": "mixed", "tags": [written[0], tags[1]]}, "the tags have several rules"),
+        ({"name": "baked", "tags": written, "what": "model", "model": "base"}, "a model is made with the sum of LoRA"),
+    ):
+        with monkeypatch.context() as models:
+            models.setattr(type(runner.studio.host), "models", lambda self: {"base": folder / "night.safetensors"})
+            assert why in ask("POST", "/save", 422, json=wanted)
+
+
+def test_a_rule_makes_the_picture_of_the_file_that_is_saved_by_it(ask: Checked, runner: Runner, folder: Path) -> None:
+    tags = "<lora:stripes:0.8:combine=orthogonal> <lora:night:0.7:combine=orthogonal>"
+    live = picture(runner, f"a fox {tags}")
+    acted = [(one.name, one.state, one.file is not None) for one in runner.studio.session.record.pictures()[0].loras]
+    assert acted == [("stripes", "applied", True), ("night", "applied", True)]
+    hashes = runner.studio.session.last.lines()
+    assert len(hashes) == 1
+    saved(ask, name="by rule")  # of the latest picture
+    assert difference(live, picture(runner, "a fox <lora:by rule:1>")) == 0
+    assert difference(live, picture(runner, f"a fox {tags.replace(':combine=orthogonal', '')}")) > 5
+
+
+def test_the_inputs_of_a_picture_tell_the_error_of_the_outputs(ask: Checked, runner: Runner, folder: Path) -> None:
+    assert ask("GET", "/save")["inputs"] == ""
+    assert saved(ask, name="before", tags=PAIR, rank=2)["output_error"] is None
+    for on, state in ((False, ""), (True, "wanted")):
+        assert ask("PUT", "/save/inputs", json={"on": on})["inputs"] == state
+    unet = runner.studio.host.components()["unet"]
+    plain = picture(runner, f"a fox {' '.join(PAIR)}")
+    assert ask("GET", "/save")["inputs"] == "taken"
+    assert not any(layer._forward_pre_hooks for layer in unet.modules())
+    result = saved(ask, name="after", tags=PAIR, rank=2)
+    assert equal(folder / "after.safetensors", folder / "before.safetensors")
+    assert 0.01 < result["output_error"] < 1
+    assert result["output_error"] != result["error"]
+    assert difference(plain, picture(runner, f"a fox {' '.join(PAIR)}")) == 0
+    again = saved(ask, name="again", tags=PAIR, rank=2)
+    assert again["output_error"] == result["output_error"], "the inputs of one picture stay"
 
 
 def test_the_step_is_named_where_a_strength_differs(ask: Checked, folder: Path) -> None:
@@ -224,8 +268,8 @@ def test_files_for_another_model_are_saved_by_what_they_tell_themselves(ask: Che
 
 def test_the_rules_are_the_librarys() -> None:
     """They are written out in the table of records, which is read at every start, without the room that saves."""
-    (rules,) = get_args(get_type_hints(records.SaveWanted, include_extras=True)["how"])
-    assert get_args(rules) == tuple(rule for rule in get_args(How) if rule != "cat")  # another name of `sum`
+    (how,) = get_args(get_type_hints(records.SaveWanted, include_extras=True)["how"])
+    assert get_args(get_args(how)[0]) == tuple(rule for rule in get_args(How) if rule != "cat")  # another name of `sum`
 
 
 REFUSED: Sequence[tuple[dict[str, Any], str]] = [
@@ -310,7 +354,7 @@ def test_a_link_stays_and_what_is_beside_a_former_file_is_said(ask: Checked, fol
 
 def test_the_model_is_not_kept_when_the_job_is_done(ask: Checked, runner: Runner, folder: Path) -> None:
     session = runner.studio.session
-    stack = saving.stack_of(session, PAIR, None)
+    stack, _ = saving.stack_of(session, PAIR, None)
     path = folder / "a.safetensors"
     write = saving.as_file(stack, path, Combination(), {"preview": True}, None)
     run = saving.SaveRun(session, saving.Wanted(path, write, is_preview=True, uses_model=True))

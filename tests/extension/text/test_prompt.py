@@ -15,7 +15,7 @@ from extension.text.known import Known
 from extension.text.prompt import PromptError, format_tag, parse, parse_arguments
 from extension.text.regions import NAMED, NO_MASK, Mask, read_mask
 from extension.text.steps import amount_by_host
-from extension.text.tag import PASSES, Tag
+from extension.text.tag import PASSES, Rule, Tag
 from lib_lora import Curve, Element, Entry, Halves, LoraError, Region, Shape, Strength, Unit, Window
 from tests.selection import examples
 
@@ -86,9 +86,8 @@ def masks(draw: st.DrawFn) -> Mask:
 TAGS = tags()
 
 
-@pytest.mark.parametrize(
-    ("written", "tag"),
-    [
+def test_every_written_form() -> None:
+    for written, tag in (
         ("<lora:foo>", Tag("foo", 1.0, 1.0)),
         ("<lora:foo:0.8>", Tag("foo", 0.8, 0.8)),
         ("<lora:foo:0.5:1.0>", Tag("foo", 0.5, 1.0)),
@@ -106,10 +105,25 @@ TAGS = tags()
         ("<lora:foo:0.7:high>", Tag("foo", 0.7, 0.7, None, frozenset({"high"}))),
         ("<lora:foo:LOW>", Tag("foo", 1.0, 1.0, None, frozenset({"low"}))),
         ("<lora:foo:high:0.7:low:0.5>", Tag("foo", 0.7, 0.5, None, frozenset({"high", "low"}))),
-    ],
-)
-def test_every_written_form(written: str, tag: Tag) -> None:
-    assert parse(f"a {written} b").tags == (tag,)
+        ("<lora:foo:combine=TIES>", Tag("foo", rule=Rule("ties", 0.5))),
+        (
+            "<lora:foo:0.7:density=.3:combine=dare_ties_svd:seed=7>",
+            Tag("foo", 0.7, 0.7, rule=Rule("dare_ties_svd", 0.3, 7)),
+        ),
+        ("<lora:foo:combine=orthogonal>", Tag("foo", rule=Rule("orthogonal"))),
+        ("<lora:foo:combine=dare_linear:seed=0>", Tag("foo", rule=Rule("dare_linear", 0.5))),
+    ):
+        assert parse(f"a {written} b").tags == (tag,), written
+        assert parse(format_tag(tag)).tags == (tag,), written
+    for written, said in (
+        ("combine=tie", "'tie' is none of orthogonal, svd, .*; did you mean ties or ties_svd"),
+        ("combine=svd:density=0.4", "'density' needs a rule that it belongs to, such as combine=ties"),
+        ("seed=3", "'seed' needs a rule that it belongs to, such as combine=dare_linear"),
+        ("combine=ties:density=0", "0 is not a share of the numbers; write a number from 0 to 1"),
+        ("combine=dare_ties:seed=-1", "'-1' is not a seed; write a whole number"),
+    ):
+        with pytest.raises(PromptError, match=said):
+            parse(f"<lora:x:{written}>")
 
 
 def curve(*points: float, **more: str) -> Curve:

@@ -95,6 +95,42 @@ def test_the_saved_file_makes_the_picture_of_the_stack(served: Served, page: Any
     tab.prompt_is(f"a fox {PAIR}, at dusk")
 
 
+def test_a_rule_of_the_stack_is_heard_saved_undone_and_restored(served: Served, page: Any, folder: Path) -> None:
+    tab = Tab(page).ready()
+    tab.write("a fox <lora:stripes:0.8> <lora:night:0.7>")
+    tab.pane("Stack")
+    added = made(served, page)
+    rule = page.get_by_label("Combined by")
+    assert rule.input_value() == ""
+    rule.select_option("dare_ties_svd")
+    page.get_by_label("Numbers that are kept, in %").fill("40")
+    page.get_by_label("Seed of the numbers").fill("7")
+    page.get_by_label("Seed of the numbers").press("Tab")
+    fields = "combine=dare_ties_svd:density=0.4:seed=7"
+    tab.prompt_is(f"a fox <lora:stripes:0.8:{fields}> <lora:night:0.7:{fields}>")
+    assert faults(page) == []
+    rule.select_option("orthogonal")
+    written = "a fox <lora:stripes:0.8:combine=orthogonal> <lora:night:0.7:combine=orthogonal>"
+    tab.prompt_is(written)
+    heard = made(served, page)
+    assert difference(added, heard) > 5
+    dialog = asked(tab, written)
+    assert dialog.get_by_label("Combine by").count() == 0
+    dialog.get_by_label("Name", exact=True).fill("by a rule")
+    dialog.get_by_label("Number format").select_option("float32")
+    dialog.get_by_role("button", name="Save", exact=True).click()
+    dialog.get_by_role("button", name="Use it in place of the stack").click(timeout=LONG)
+    tab.prompt_is("a fox <lora:by a rule:1>")
+    assert difference(heard, made(served, page)) == 0
+    tab.button("Undo").click()
+    tab.prompt_is(written)
+    tab.write("a fox <lora:stripes:0.8:combine=ties> <lora:night:0.7:combine=ties>")
+    assert difference(added, made(served, page)) == 0
+    page.get_by_text("combine=ties takes one rank, and the files have 4, 8; write combine=ties_svd").first.wait_for()
+    rule.select_option("")
+    tab.prompt_is("a fox <lora:stripes:0.8> <lora:night:0.7>")
+
+
 @pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 390)])
 def test_the_preview_follows_what_is_typed(served: Served, browser: Any, theme: str, width: int) -> None:
     phone = width == 390

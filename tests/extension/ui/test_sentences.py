@@ -51,7 +51,7 @@ IN_ENGLISH = {
         r"no effect:? 7",
         r"7 or 7",
         r"there are no 7|the passes are|presets of rules",
-        r"is not (an image of a batch|a rank|a part of a prompt)",
+        r"is not (an image of a batch|a rank|a part of a prompt|a seed)",
         r"value 7 of the list, .*",
         r"on the 7: 7",
         r"acts .*|has a schedule .*|is not applied: .*|the picture has .*|was made for 7|7 steps?",

@@ -30,7 +30,7 @@ NUMBERS = ("1", "0.5", "-1", ".5", "0", "1e-3", "1e308", "99999999", "007", "+2.
 FIELDS = (
     *("te=", "unet=", "dyn=", "hr=", "hrte=", "hrunet=", "in=", "mid=", "out=", "module=", "lbw=", "w=", "lbwe=", "x="),
     *("start=", "stop=", "step=", "sigma=", "by=", "curve=", "pass=", "half=", "rows=", "mask=", "feather=", "part="),
-    "outside=",
+    *("outside=", "combine=", "density=", "seed="),
 )
 VALUES = (
     *(
@@ -43,6 +43,7 @@ VALUES = (
         "sigma",
         "timestep",
         "cosine",
+        "dare_ties",
         "base,hires",
         "pos",
         "1,3",
