@@ -293,6 +293,7 @@ export const SHOWS = {
     copies: ["library.show.copies", ({id}, {firsts, others}) => firsts.has(id) || others.has(id)],
     single: ["library.show.single", ({id}, {others}) => !others.has(id)],
     superseded: ["library.show.superseded", ({id}, {superseded}) => superseded.has(id)],
+    newer: ["library.show.newer", ({newer}) => newer],
     misnamed: ["library.show.misnamed", ({named}) => named !== null],
     unused: [
         "library.show.unused",
