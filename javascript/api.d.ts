@@ -8,6 +8,22 @@ export interface Error {
 
 /** One file of the library. */
 export interface Lora {
+    /** words for the negative prompt */
+    negative: string;
+    /** trigger words that belong together, as Civitai lists them */
+    groups: string[];
+    tags: string[];
+    notes: string;
+    rating: number;
+    favourite: boolean;
+    /** by the user: lists leave it out unless they are asked for hidden files */
+    hidden: boolean;
+    /** preferred strength */
+    strength: number | null;
+    /** in place of the file's own alpha */
+    alpha: number | null;
+    /** a site told of a newer version when it was asked last */
+    newer: boolean;
     /** id of the file in these routes; changes if the file is moved */
     id: string;
     /** as in <lora:name:0.8> */
@@ -38,20 +54,6 @@ export interface Lora {
     mtime: number;
     /** trigger words, as they are put into a prompt */
     words: string;
-    /** words for the negative prompt */
-    negative: string;
-    /** trigger words that belong together, as Civitai lists them */
-    groups: string[];
-    tags: string[];
-    notes: string;
-    rating: number;
-    favourite: boolean;
-    /** by the user: lists leave it out unless they are asked for hidden files */
-    hidden: boolean;
-    /** preferred strength */
-    strength: number | null;
-    /** in place of the file's own alpha */
-    alpha: number | null;
     /** frequent words of the training captions */
     captions: string;
     added: number;
@@ -134,6 +136,22 @@ export interface OnlineLora {
 
 /** All data of one file. */
 export interface LoraDetails {
+    /** words for the negative prompt */
+    negative: string;
+    /** trigger words that belong together, as Civitai lists them */
+    groups: string[];
+    tags: string[];
+    notes: string;
+    rating: number;
+    favourite: boolean;
+    /** by the user: lists leave it out unless they are asked for hidden files */
+    hidden: boolean;
+    /** preferred strength */
+    strength: number | null;
+    /** in place of the file's own alpha */
+    alpha: number | null;
+    /** a site told of a newer version when it was asked last */
+    newer: boolean;
     /** id of the file in these routes; changes if the file is moved */
     id: string;
     /** as in <lora:name:0.8> */
@@ -164,20 +182,6 @@ export interface LoraDetails {
     mtime: number;
     /** trigger words, as they are put into a prompt */
     words: string;
-    /** words for the negative prompt */
-    negative: string;
-    /** trigger words that belong together, as Civitai lists them */
-    groups: string[];
-    tags: string[];
-    notes: string;
-    rating: number;
-    favourite: boolean;
-    /** by the user: lists leave it out unless they are asked for hidden files */
-    hidden: boolean;
-    /** preferred strength */
-    strength: number | null;
-    /** in place of the file's own alpha */
-    alpha: number | null;
     /** frequent words of the training captions */
     captions: string;
     added: number;

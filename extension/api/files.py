@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from fastapi import HTTPException, Request, Response
@@ -36,17 +37,20 @@ class FilesApi:
     def note(self, request: Request, body: records.FilesNoted) -> Response:
         """Change the tags and the rating of several files; other tags and simultaneous changes stay."""
         files, refused = self._files(body["ids"])
-        changed = []
+        changed: list[CatalogFile] = []
         for file in files:
             try:
                 _note(file, body)
-                changed.append((file.id, file.id))
+                changed.append(file)
             except NotesError as error:
                 refused.append(_refused(file.id, str(error)))
             except OSError as error:
                 refused.append(_refused(file.id, f"{file.path.name} stays: {error.strerror or error}"))
-        self._session.catalog.refresh()
-        told: records.FilesChanged = {"changed": changed, "refused": refused, "undo": ""}
+        with suppress(CatalogError):  # one is moved already: the next scan finds it
+            if changed:
+                self._session.catalog.reread(*map(beside, changed))
+        ids = [(file.id, file.id) for file in changed]
+        told: records.FilesChanged = {"changed": ids, "refused": refused, "undo": ""}
         return answer(request, told)
 
     def move(self, request: Request, body: records.FilesMoved) -> Response:

@@ -205,13 +205,13 @@ class Library:
     def _changed(self, request: Request, file: CatalogFile, what: str, work: Callable[[], object]) -> Response:
         """Change a file beside a LoRA unless it has changed since the client read it; return its data."""
 
-        def write() -> None:
-            with notes_lock(file):
+        def write() -> Response:
+            with notes_lock(file):  # for the answer, too: the file may be moved as soon as it can be
                 refuse_stale(request, lambda: _editable(self._told(file)), f"the entry of {file.path.name}")
                 work()
+                return self._answered(request, file)
 
-        _kept(file, what, write)
-        return self._answered(request, file)
+        return _kept(file, what, write)
 
     def _answered(self, request: Request, file: CatalogFile) -> Response:
         told = self._told(file)
@@ -254,10 +254,10 @@ def _editable(told: records.LoraDetails) -> dict[str, object]:
     return {field: value for field, value in told.items() if field in (*EDITABLE, "picture")}
 
 
-def _kept(file: CatalogFile, what: str, write: Callable[[], object]) -> None:
-    """Write a file beside a LoRA; a refusal or a failure changes nothing."""
+def _kept(file: CatalogFile, what: str, write: Callable[[], Response]) -> Response:
+    """Write a file beside a LoRA, and answer; a refusal or a failure changes nothing."""
     try:
-        write()
+        return write()
     except (NotesError, PictureError) as error:
         raise HTTPException(UNPROCESSABLE, str(error)) from error
     except OSError as error:
@@ -310,6 +310,17 @@ def listed(row: Row) -> records.Lora:
         "size": row.file.size,
         "mtime": row.file.mtime_ns / 1e9,
         "words": notes.words or _without_tags(", ".join(facts.words)),
+        "captions": _without_tags(facts.tags),
+        "added": row.added,
+        "used": row.used,
+        "uses": row.uses,
+        "picture": _picture(row),
+        **_listed_notes(notes),
+    }
+
+
+def _listed_notes(notes: Notes) -> records.ListedNotes:
+    return {
         "negative": notes.negative,
         "groups": [*map(_without_tags, notes.groups)],
         "tags": list(notes.tags),
@@ -319,11 +330,7 @@ def listed(row: Row) -> records.Lora:
         "hidden": notes.hidden,
         "strength": notes.strength,
         "alpha": notes.alpha,
-        "captions": _without_tags(facts.tags),
-        "added": row.added,
-        "used": row.used,
-        "uses": row.uses,
-        "picture": _picture(row),
+        "newer": notes.newer,
     }
 
 

@@ -34,7 +34,22 @@ class NotesWanted(TypedDict, total=False):
     description: str
 
 
-class Lora(TypedDict):
+class ListedNotes(TypedDict):
+    """The notes on a file in a list."""
+
+    negative: Annotated[str, "words for the negative prompt"]
+    groups: Annotated[Texts, "trigger words that belong together, as Civitai lists them"]
+    tags: Texts
+    notes: str
+    rating: Annotated[int, {"minimum": 0, "maximum": 5}]
+    favourite: bool
+    hidden: Annotated[bool, "by the user: lists leave it out unless they are asked for hidden files"]
+    strength: Annotated[float | None, "preferred strength"]
+    alpha: Annotated[float | None, "in place of the file's own alpha"]
+    newer: Annotated[bool, "a site told of a newer version when it was asked last"]
+
+
+class Lora(ListedNotes):
     """One file of the library."""
 
     id: Annotated[str, "id of the file in these routes; changes if the file is moved"]
@@ -55,15 +70,6 @@ class Lora(TypedDict):
     size: Annotated[int, "bytes"]
     mtime: Annotated[float, "seconds since 1970, like `added` and `used`"]
     words: Annotated[str, "trigger words, as they are put into a prompt"]
-    negative: Annotated[str, "words for the negative prompt"]
-    groups: Annotated[Texts, "trigger words that belong together, as Civitai lists them"]
-    tags: Texts
-    notes: str
-    rating: Annotated[int, {"minimum": 0, "maximum": 5}]
-    favourite: bool
-    hidden: Annotated[bool, "by the user: lists leave it out unless they are asked for hidden files"]
-    strength: Annotated[float | None, "preferred strength"]
-    alpha: Annotated[float | None, "in place of the file's own alpha"]
     captions: Annotated[str, "frequent words of the training captions"]
     added: float
     used: Annotated[float, "0 means never"]

@@ -7,7 +7,7 @@ import secrets
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -131,7 +131,7 @@ class Moving:
         moves = []
         for file in files:
             shared = set(near.sharing(file.path)) - chosen
-            moves.append(trashed(file.path, () if shared else near.beside(file.path), tops, when))
+            moves.append(_of(file, trashed(file.path, () if shared else near.beside(file.path), tops, when)))
         return self._carried_out(moves, [])
 
     def undo(self, key: str) -> Done:
@@ -198,7 +198,7 @@ class Moving:
                 continue
             sources.update(one for one, _ in move.pairs)
             places.update(str(to).casefold() for _, to in move.pairs)
-            moves.append(move)
+            moves.append(_of(file, move))
         return self._carried_out(moves, refused)
 
     def _carried_out(self, moves: Sequence[Move], refused: Sequence[RefusedMove]) -> Done:
@@ -269,6 +269,11 @@ class Moving:
             with suppress(SaveError):
                 return folder_of(self._session, begin).joinpath(*new)
         return folder_of(self._session, "").joinpath(*map(checked_name, parts))
+
+
+def _of(file: CatalogFile, move: Move) -> Move:
+    """Return a move that is for this file alone, not for another one that takes its place meanwhile."""
+    return replace(move, stamp=(file.size, file.mtime_ns))
 
 
 def _free(

@@ -142,9 +142,10 @@ class Catalog:
                 raise CatalogError(file.path.stem, "is gone: its file was removed")
         return row
 
-    def reread(self, found: Found) -> Row:
-        """Read the files beside a file again, after a change."""
-        self._scanner.read(found)
+    def reread(self, found: Found, *more: Found) -> Row:
+        """Read the files beside some files again, after a change; return the row of the first."""
+        for one in (found, *more):
+            self._scanner.read(one)
         self.index.save()
         return self.row(found.file)
 

@@ -15,8 +15,8 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..store import Store, json_bytes, locked
@@ -36,6 +36,8 @@ class Move:
     """One LoRA file and the files beside it, the LoRA first: where they are, and where they are to be."""
 
     pairs: tuple[tuple[Path, Path], ...]
+    stamp: tuple[int, int] | None = None
+    """Size and time of the LoRA: another program may have put another file in its place. None is any file."""
 
     @property
     def source(self) -> Path:
@@ -50,7 +52,7 @@ class Move:
     @property
     def back(self) -> Move:
         """Return the move that takes this one back."""
-        return Move(tuple((target, source) for source, target in self.pairs))
+        return replace(self, pairs=tuple((target, source) for source, target in self.pairs))
 
     def carry_out(self) -> None:
         """Move the files that are not moved yet; if one cannot be, all are where they were.
@@ -59,23 +61,43 @@ class Move:
             OSError: nothing was moved.
         """
         self._check()  # or the lock would make its folder
-        folder = self.target.parent if TRASH in self.source.parts else self.source.parent
-        with locked(Path(os.path.realpath(folder))):  # as for the notes
+        folders = {os.path.realpath(path.parent) for path in self.pairs[0] if TRASH not in path.parts}
+        with ExitStack() as locks:  # as for the notes; in one order, or two moves would wait for each other
+            for folder in sorted(folders):
+                locks.enter_context(locked(Path(folder)))
             self._check()
+            pairs = (*self.pairs, *self._later())
             try:
-                for source, target in self.pairs:
+                for source, target in pairs:
                     if os.path.lexists(source):
                         _move(source, target)
             except OSError:
-                for source, target in self.pairs:
+                for source, target in pairs:
                     if os.path.lexists(target) and not os.path.lexists(source):
                         _move(target, source)
                 raise
 
     def _check(self) -> None:
-        """Raise OSError if the LoRA is in neither place."""
+        """Raise OSError if the LoRA is in neither place, or another file has its place."""
         if not any(map(os.path.lexists, self.pairs[0])):
             raise FileNotFoundError(errno.ENOENT, "it is gone", str(self.source))
+        if self.stamp is not None and os.path.lexists(self.source):
+            stat = self.source.stat()
+            if (stat.st_size, stat.st_mtime_ns) != self.stamp:
+                raise FileNotFoundError(errno.ENOENT, "another file has its place now", str(self.source))
+
+    def _later(self) -> list[tuple[Path, Path]]:
+        """Return files that came beside the LoRA since the move was planned, as notes on it do, and their places."""
+        known = {one for one, _ in self.pairs}
+        if any(os.path.lexists(one) and one != self.source for one in _of_stem(self.source)):
+            return []  # which have them, too
+        later = []
+        for end in SIDECARS:
+            path = _renamed(self.source, end)
+            of_longer = _of_stem(self.source, Path(end).stem) if end.count(".") > 1 else ()
+            if path not in known and os.path.lexists(path) and not any(map(os.path.lexists, of_longer)):
+                later.append((path, _renamed(self.target, end)))
+        return later
 
 
 @dataclass(frozen=True)
@@ -150,6 +172,17 @@ class Neighbours:
             with suppress(FileNotFoundError), os.scandir(folder) as found:
                 self._names[folder] = {one.name for one in found if one.is_symlink() or one.is_file()}
         return self._names[folder]
+
+
+def _of_stem(path: Path, more: str = "") -> list[Path]:
+    """Return the names that LoRA of the same name without suffix have, or of that name and some more."""
+    return [_renamed(path, more + suffix) for suffix in (READABLE, *PICKLES)]
+
+
+def _renamed(path: Path, end: str) -> Path:
+    """Return the path of a LoRA, which may be in the trash, with another end than its suffix."""
+    deleted = DELETED if path.name.endswith(DELETED) else ""
+    return path.with_name(f"{Path(path.name.removesuffix(deleted)).stem}{end}{deleted}")
 
 
 def _beside(stem: str) -> list[str]:

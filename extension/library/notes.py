@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from html.parser import HTMLParser
 from pathlib import Path
@@ -21,7 +21,7 @@ from ..store import Store, json_bytes, read_bytes, write_text
 from .plain import are_texts, demand
 from .walk import CatalogFile, beside, leads_away
 
-VERSION = 3
+VERSION = 4
 """Of these data; notes of another version are read again."""
 RATINGS = range(6)
 """Stars; 0 is none."""
@@ -58,6 +58,8 @@ class Notes:
     """Whether the user wants lists to leave it out."""
     groups: tuple[str, ...] = ()
     """Trigger words that belong together, as Civitai lists them."""
+    newer: bool = False
+    """Whether a site told of a newer version when it was asked last."""
     problems: tuple[str, ...] = ()
     """A sentence for each file beside it that could not be read."""
 
@@ -78,14 +80,14 @@ class Notes:
         found = cls(**values | {name: tuple(values[name]) for name in ("tags", "groups", "problems")})
         demand(are_texts((found.description, found.words, found.negative, found.notes, found.base_model)))
         demand(are_texts((*found.tags, *found.groups, *found.problems)) and isinstance(found.favourite, bool))
-        demand(isinstance(found.hidden, bool))
+        demand(isinstance(found.hidden, bool) and isinstance(found.newer, bool))
         demand(type(found.rating) is int and found.rating in RATINGS)
         demand(found.strength is None or found.strength == _number(found.strength))
         demand(found.alpha is None or found.alpha == _alpha(found.alpha))
         return found
 
 
-EDITABLE = tuple(one.name for one in fields(Notes) if one.name not in ("base_model", "groups", "problems"))
+EDITABLE = tuple(one.name for one in fields(Notes) if one.name not in ("base_model", "groups", "newer", "problems"))
 """The fields that `write_notes` accepts."""
 
 
@@ -113,6 +115,7 @@ def read_notes(paths: Sequence[Path]) -> Notes:
         favourite=remora.get("favourite") is True,
         hidden=remora.get("hidden") is True,
         groups=tuple(_texts(version.get("trainedWords")))[:_MAX_TAGS],
+        newer=bool(_dict(_dict(remora.get("online")).get("newer"))),
         problems=tuple(problems),
     )
 
@@ -156,20 +159,26 @@ def _write(file: CatalogFile, changes: Mapping[str, object], own: Mapping[str, o
             _own_field(name)(data, value)
         return data
 
-    store, text = _store(file), file.path.with_name(f"{file.path.stem}.txt")
-    with store.lock():
-        if not file.path.exists():  # moved since, with the notes
-            raise NotesError(f"{file.path.name} is not in its place any more; reload the list")
+    text = file.path.with_name(f"{file.path.stem}.txt")
+    with notes_lock(file):
         if leads_away(path := _path(file)):  # it may lead to any file of the user
             raise NotesError(f"{path} is a link to a file of another name in another folder; put a file in its place")
-        store.change(change)
+        _store(file).change(change)
         if "description" in checked and text in beside(file).notes:
             write_text(text, str(checked["description"]))  # the host reads this one first
 
 
-def notes_lock(file: CatalogFile) -> AbstractContextManager[object]:
-    """Exclude other changes of the notes on a file in a `with` statement; see `Store.lock`."""
-    return _store(file).lock()
+@contextmanager
+def notes_lock(file: CatalogFile) -> Iterator[None]:
+    """Exclude other changes of the files beside a LoRA in a `with` statement; see `Store.lock`.
+
+    Raises:
+        NotesError: the LoRA was moved, with the files beside it, or another file has its place.
+    """
+    with _store(file).lock():
+        if not file.is_current():
+            raise NotesError(f"{file.path.name} was moved or replaced meanwhile; reload the list")
+        yield
 
 
 def _path(file: CatalogFile) -> Path:

@@ -139,8 +139,9 @@ class Scanner:
             names = names_of([one.file for one in found.values()], self._choice)
             for one in found.values():
                 self._note(one, names[one.file])
-            self.found = found
-        return found
+            if found != self.found:  # what was worked out of the same files stays
+                self.found = found
+        return self.found or found
 
     def _say(self, problem: str) -> None:
         if problem and problem != self.problem:
@@ -155,8 +156,10 @@ class Scanner:
         """Read the unread data of one file; every error becomes its problem."""
         row = self.index.get(found.file)
         changes: dict[str, Any] = {}
-        if row is None or row.facts is None:
-            changes["facts"] = self._facts(found.file)
+        known = None if row is None else row.facts
+        if known is None or known.passing:
+            facts = self._facts(found.file)
+            changes |= {} if facts == known else {"facts": facts}
         if row is None or row.notes is None or row.beside != found.stamp:
             notes = replace(notes_of(found), description="")  # which is long, and read one at a time
             changes |= {"notes": notes, "beside": found.stamp, "picture": found.picture}
@@ -241,7 +244,9 @@ class Scanner:
 
     def _is_new(self, found: Found) -> bool:
         row = self.index.get(found.file)
-        return row is None or not row.complete or row.beside != found.stamp
+        if row is None or row.facts is None or row.notes is None:
+            return True
+        return row.facts.passing or row.beside != found.stamp  # it could not be read while it was moved
 
     def _watch(self) -> None:
         folders = [folder for folder in self._folders() if folder.is_dir()]

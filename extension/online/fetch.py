@@ -33,6 +33,7 @@ _SILENCE = 20.0  # seconds in which a site must send something
 _LONGEST_ANSWER = 120.0  # seconds, of all but a download
 _MOST_REDIRECTS = 5
 _MOST_JSON = 8 << 20  # bytes
+_MOST_KNOWN = 200  # answers that a job keeps
 _MOST_PICTURE = 16 << 20
 _CHUNK = 1 << 16
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -101,18 +102,37 @@ class SiteClient:
             self._opener.add_handler(handler)
 
     def json(self, path: str) -> Any:
-        """Return the JSON at a path of the API; asked for once.
+        """Return the JSON at a path of the API; asked for once, unless many others were since.
 
         Raises:
             OnlineError: there is none.
         """
         if path not in self._known:
-            content = self._tried(self.access.endpoint + path, partial(self._body, at_most=_MOST_JSON))
-            try:
-                self._known[path] = json.loads(content)
-            except (ValueError, RecursionError) as error:
-                raise OnlineError(f"{self.access.name} did not answer with JSON; try again later") from error
+            self.learn(path, self._json(path))
+        if self._known[path] is None:
+            raise AbsentError(f"{self.access.name} has nothing at this address")
         return self._known[path]
+
+    def posted(self, path: str, data: object) -> Any:
+        """Send JSON to a path of the API, and return its answer.
+
+        Raises:
+            OnlineError: there is none.
+        """
+        return self._json(path, json.dumps(data).encode())
+
+    def learn(self, path: str, answer: Any) -> None:
+        """Keep what the site has at a path, as another answer told; None is nothing."""
+        self._known[path] = answer
+        for old in list(self._known)[:-_MOST_KNOWN]:
+            del self._known[old]
+
+    def _json(self, path: str, body: bytes | None = None) -> Any:
+        content = self._tried(self.access.endpoint + path, partial(self._body, at_most=_MOST_JSON), body=body)
+        try:
+            return json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise OnlineError(f"{self.access.name} did not answer with JSON; try again later") from error
 
     def picture(self, address: str) -> bytes:
         """Return the file of a picture.
@@ -151,12 +171,13 @@ class SiteClient:
         address: str,
         take: Callable[[http.client.HTTPResponse], _T],
         headers: Callable[[], Mapping[str, str]] = dict,
+        body: bytes | None = None,
     ) -> _T:
         """Send a request until its answer is taken; wait longer each time."""
         for attempt in range(_TRIES):
             wait = FIRST_WAIT * 2**attempt
             try:
-                with self._redirected(address, headers()) as answer:
+                with self._redirected(address, headers(), body) as answer:
                     if answer.status not in _TEMPORARY:
                         self._refuse(answer)
                         return take(answer)
@@ -169,10 +190,10 @@ class SiteClient:
                 self.wait(wait)
         raise UnreachableError(f"{self.access.name} cannot be reached now ({problem}); try again later")
 
-    def _redirected(self, address: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
+    def _redirected(self, address: str, headers: Mapping[str, str], body: bytes | None) -> http.client.HTTPResponse:
         """Send a request, and follow redirects to hosts of the site."""
         for _ in range(_MOST_REDIRECTS):
-            answer = self._asked(address, headers)
+            answer = self._asked(address, headers, body)
             target = answer.headers.get("Location", "")
             if answer.status not in _REDIRECTS or not target:
                 return answer
@@ -180,16 +201,18 @@ class SiteClient:
             address = urljoin(address, target)
         raise OnlineError(f"{self.access.name} sends the request from one address to the next without an end")
 
-    def _asked(self, address: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
+    def _asked(self, address: str, headers: Mapping[str, str], body: bytes | None) -> http.client.HTTPResponse:
         if not self._is_on():
             raise EndedError("looking files up online is off; turn it on first")
         is_own = self._check(address)
         sent = {"User-Agent": f"Remora/{VERSION}", "Accept": "*/*", "Accept-Encoding": "identity", **headers}
         if is_own and self.access.token:
             sent["Authorization"] = f"Bearer {self.access.token}"
+        if body is not None:
+            sent["Content-Type"] = "application/json"
         _TURNS.wait(self.access.endpoint, self.wait)
         answer: http.client.HTTPResponse = self._opener.open(
-            urllib.request.Request(address, headers=sent), timeout=_SILENCE
+            urllib.request.Request(address, body, sent), timeout=_SILENCE
         )
         return answer
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import SplitResult, urlsplit
@@ -88,6 +88,13 @@ class Site(Protocol):
 
     def has(self, page: str) -> bool:
         """Tell whether an address is a page of this site."""
+
+    def prepare(self, client: SiteClient, hashes: Sequence[str]) -> None:
+        """Ask for many files at once, by their SHA-256, where the site can; `find` has the answers then.
+
+        Raises:
+            OnlineError: the site cannot be asked, or its answer cannot be used.
+        """
 
     def find(self, client: SiteClient, local: LocalFile) -> Published | None:
         """Return what the site says of a file; None if it does not know the file.

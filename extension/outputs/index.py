@@ -42,6 +42,8 @@ _DIGITS = (8, 10, 12, 64)  # of a hash in a text
 _AMOUNT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?!.*@)")
 """The first number of a strength that is no schedule."""
 _PATTERN = re.compile(r"[%_!]")  # what LIKE does not take as it is
+_HAS_WORD = "(prompt LIKE ? ESCAPE '!' OR (length(prompt) < length(CAST(prompt AS BLOB)) AND has_folded(prompt, ?)))"
+"""LIKE ignores the case of ASCII letters alone; a prompt with others has more bytes than characters."""
 
 
 @dataclass(frozen=True)
@@ -99,14 +101,16 @@ class Sought:
 
     seed: int | None = None
     words: tuple[str, ...] = ()
-    """The prompt has each of them, in any case of ASCII letters."""
+    """The prompt has each of them, in any case of letters."""
 
     def condition(self) -> tuple[str, list[str | int]]:
         """Return a condition on the table of pictures, and its values; an empty text for all."""
         parts = ["seed = ?"] if self.seed is not None else []
-        parts += ["prompt LIKE ? ESCAPE '!'"] * len(self.words)
         values: list[str | int] = [] if self.seed is None else [self.seed]
-        return " AND ".join(parts), [*values, *(f"%{_PATTERN.sub(_escaped, word)}%" for word in self.words)]
+        for word in map(str.casefold, self.words):
+            parts.append(_HAS_WORD)
+            values += [f"%{_PATTERN.sub(_escaped, word)}%", word]
+        return " AND ".join(parts), values
 
 
 @dataclass(frozen=True)
@@ -282,6 +286,7 @@ class PictureIndex:
 def _connected(path: Path) -> Iterator[sqlite3.Connection]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with opened(path, (_is_current, _make_tables), is_shared=True) as database:
+        database.create_function("has_folded", 2, _has_folded, deterministic=True)
         database.execute("PRAGMA synchronous = NORMAL")  # a power cut may lose the latest rows, which are read again
         yield database
 
@@ -310,6 +315,10 @@ def _check(path: Path) -> None:
 def _amount(strength: str) -> float | None:
     found = _AMOUNT.match(strength)
     return None if found is None else float(found[0])
+
+
+def _has_folded(prompt: str, word: str) -> bool:
+    return word in prompt.casefold()
 
 
 def _escaped(mark: re.Match[str]) -> str:

@@ -227,7 +227,6 @@ function textsOf(lora) {
 
 /** How well a text matches, best first: it is the word, it begins with it, a part of it does, it has it in a part. */
 export const MATCHES = 4;
-const FARTHEST = Number.MAX_VALUE; // of a file that only the prompts of its pictures match
 /** @type {Set<string>} */
 const NONE = new Set();
 const LETTER = /[\p{L}\p{N}]/u;
@@ -293,6 +292,7 @@ export const SHOWS = {
     copies: ["library.show.copies", ({id}, {firsts, others}) => firsts.has(id) || others.has(id)],
     single: ["library.show.single", ({id}, {others}) => !others.has(id)],
     superseded: ["library.show.superseded", ({id}, {superseded}) => superseded.has(id)],
+    newer: ["library.show.newer", ({newer}) => newer],
     misnamed: ["library.show.misnamed", ({named}) => named !== null],
     unused: [
         "library.show.unused",
@@ -311,9 +311,57 @@ export const SHOWS = {
  * @param {string} sort
  */
 export function select(catalog, words, filters, sort) {
+    const passed = filtered(catalog, filters, sort);
+    const sought = words.toLowerCase().split(/\s+/).filter(Boolean);
+    if (!sought.length) return passed;
+    const {prompted} = catalog;
+    const inPrompts = filters.prompts && prompted.words === words.trim() ? prompted.ids : NONE;
+    /** @type {Lora[][]} */
+    const found = []; // by their distance
+    /** @type {Lora[]} */
+    const farthest = []; // only the prompts of their pictures match
+    for (const lora of passed) {
+        const texts = textsOf(lora);
+        let far = 0;
+        for (const word of sought) far += distance(texts, word);
+        if (far < Infinity) {
+            found[far] ??= [];
+            found[far].push(lora);
+        } else if (inPrompts.has(lora.id)) farthest.push(lora);
+    }
+    return [...found.flat(), ...farthest];
+}
+
+/**
+ * The list that was filtered and sorted last: a keystroke need not do it again.
+ * @typedef {object} Sorted
+ * @property {string} sort
+ * @property {number} version
+ * @property {Filters} filters
+ * @property {Catalog["families"]} families
+ * @property {Lora[]} sorted all files
+ * @property {Lora[]} list those that pass
+ */
+
+/** @type {WeakMap<Catalog, Sorted>} */
+const kept = new WeakMap();
+
+/**
+ * @param {Catalog} catalog
+ * @param {Filters} filters
+ * @param {string} sort
+ */
+function filtered(catalog, filters, sort) {
+    const former = kept.get(catalog);
+    const {version, families} = catalog;
+    const isSorted = former !== undefined && former.sort === sort && former.version === version;
+    if (isSorted && former.filters === filters && former.families === families) return former.list;
+    const sorted = isSorted
+        ? former.sorted
+        : [...catalog.all].sort((SORTS[/** @type {Sort} */ (sort)] ?? SORTS.name)[1]);
     const below = filters.folder && `${filters.folder}/`;
     const [, passes] = SHOWS[/** @type {keyof typeof SHOWS} */ (filters.show)];
-    const passed = sorted(catalog, sort).filter(
+    const list = sorted.filter(
         (lora) =>
             lora.hidden === (filters.show === "hidden")
             && passes(lora, catalog)
@@ -325,37 +373,7 @@ export function select(catalog, words, filters, sort) {
             && (!filters.favourite || lora.favourite)
             && (!filters.fits || !catalog.against(lora)),
     );
-    const sought = words.toLowerCase().split(/\s+/).filter(Boolean);
-    if (!sought.length) return passed;
-    const {prompted} = catalog;
-    const inPrompts = filters.prompts && prompted.words === words.trim() ? prompted.ids : NONE;
-    /** @type {(lora: Lora) => [lora: Lora, distance: number]} */
-    const measured = (lora) => {
-        const far = sought.reduce((sum, word) => sum + distance(textsOf(lora), word), 0);
-        return [lora, far === Infinity && inPrompts.has(lora.id) ? FARTHEST : far];
-    };
-    return passed
-        .map(measured)
-        .filter(([, far]) => far < Infinity)
-        .sort(([, one], [, other]) => one - other)
-        .map(([lora]) => lora);
-}
-
-/**
- * The list that was sorted last: a keystroke need not sort it again.
- * @type {WeakMap<Catalog, {sort: string, version: number, list: Lora[]}>}
- */
-const kept = new WeakMap();
-
-/**
- * @param {Catalog} catalog
- * @param {string} sort
- */
-function sorted(catalog, sort) {
-    const former = kept.get(catalog);
-    if (former && former.sort === sort && former.version === catalog.version) return former.list;
-    const list = [...catalog.all].sort((SORTS[/** @type {Sort} */ (sort)] ?? SORTS.name)[1]);
-    kept.set(catalog, {sort, version: catalog.version, list});
+    kept.set(catalog, {sort, version, filters, families, sorted, list});
     return list;
 }
 

@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 HASHES = "/api/v1/model-versions/by-hash/"
+_MOST_HASHES = 100  # of a request; Civitai refuses more
 
 
 @dataclass
@@ -40,6 +41,7 @@ class Request:
 
     path: str
     headers: Mapping[str, str]
+    body: bytes = b""
 
 
 class FakeSites:
@@ -57,6 +59,16 @@ class FakeSites:
         if isinstance(found, list):
             return found.pop(0) if len(found) > 1 else found[0]
         return found
+
+    def by_hashes(self, body: bytes) -> Answer:
+        """Answer as Civitai does to the SHA-256 of many files: with the versions that it has, in any order."""
+        if HASHES[:-1] in self.answers:
+            return self.answer(HASHES[:-1])
+        hashes = json.loads(body)
+        if len(hashes) > _MOST_HASHES or any(len(one) != 64 for one in hashes):
+            return json_answer({"error": "Request must include an array of SHA256 Hashes."}, 400)
+        found = [self.answer(HASHES + one.lower()) for one in reversed(hashes)]
+        return json_answer([json.loads(one.body) for one in found if one.status == 200])
 
     def civitai(self, content: bytes, model: int = 11, version: int = 22, **changes: Any) -> dict[str, Any]:
         """Publish a file as a version of a model on Civitai; return the version, as the API shows it."""
@@ -155,6 +167,12 @@ def serving_sites() -> Iterator[FakeSites]:
         def do_GET(self) -> None:
             sites.log.append(Request(self.path, dict(self.headers.items())))
             self.send(sites.answer(self.path))
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            sites.log.append(Request(self.path, dict(self.headers.items()), body))
+            is_known = self.path == HASHES[:-1] and self.headers.get("Content-Type") == "application/json"
+            self.send(sites.by_hashes(body) if is_known else json_answer({"error": "Not found"}, 404))
 
         def send(self, answer: Answer) -> None:
             body, status, headers = answer.body, answer.status, dict(answer.headers)

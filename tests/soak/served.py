@@ -38,7 +38,7 @@ class Served:
 
     def __init__(self, name: str, loras: Path, data: Path, pictures: Path, runs: Path, ledger: Ledger) -> None:
         self.name = name
-        self._folders = loras, data, pictures
+        self.folders = loras, data, pictures
         self._log = runs / f"server-{name}.log"
         self._ledger = ledger
         with socket.socket() as probe:
@@ -59,7 +59,7 @@ class Served:
 
     def start(self) -> None:
         """Start it and wait until it answers."""
-        loras, data, pictures = self._folders
+        loras, data, pictures = self.folders
         command = [sys.executable, "-m", "extension.standalone", f"--model={MODEL}", "--no-browser", "--device=cpu"]
         command += [f"--port={self.port}", f"--lora-dir={loras}", f"--data-dir={data}"]
         command += [f"--output-dir={pictures}"]

@@ -91,3 +91,12 @@ def test_a_short_soak_finds_nothing_wrong() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "| wrong | 0 |" in done.stdout
+
+
+@pytest.mark.long
+def test_two_web_uis_that_change_one_folder_lose_no_change() -> None:
+    for data in ([], ["--shared"]):
+        command = [sys.executable, "-m", "tests.soak.sharing", "--changes=240", *data]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "; 0 wrong" in done.stdout

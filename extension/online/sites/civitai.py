@@ -17,6 +17,7 @@ _HOSTS = (
     *(pattern for host in _PAGES for pattern in (host, f"*.{host}")),
     "civitai-delivery-worker-prod.*.r2.cloudflarestorage.com",  # where downloads are, by redirects
 )
+_BY_HASH = "/api/v1/model-versions/by-hash"
 _ID = re.compile(r"\d{1,12}")
 _COMMERCIAL = {"Image": "images", "Rent": "rent", "RentCivit": "rent_civitai", "Sell": "sell"}
 
@@ -36,11 +37,18 @@ class Civitai:
         """Tell whether an address is a page of this site."""
         return _ids(page, self.access().endpoint) is not None
 
+    def prepare(self, client: SiteClient, hashes: Sequence[str]) -> None:
+        """Ask for many files at once; the site takes a hundred."""
+        versions = mappings(client.posted(_BY_HASH, hashes))
+        for sought in hashes:
+            own = (one for one in versions if any(_has(file, sought) for file in mappings(one.get("files"))))
+            client.learn(f"{_BY_HASH}/{sought}", next(own, None))
+
     def find(self, client: SiteClient, local: LocalFile) -> Published | None:
         """Return what the site says of a file with this hash."""
         for sought in local.hashes():
             try:
-                version = mapping(client.json(f"/api/v1/model-versions/by-hash/{sought}"))
+                version = mapping(client.json(f"{_BY_HASH}/{sought}"))
             except AbsentError:
                 continue
             files = mappings(version.get("files"))  # a withdrawn model lists none

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -32,6 +32,9 @@ class HuggingFace:
     def has(self, page: str) -> bool:
         """Tell whether an address is a page of this site."""
         return _named(page, self.access().endpoint) is not None
+
+    def prepare(self, client: SiteClient, hashes: Sequence[str]) -> None:
+        """Ask for nothing, as no file is found by a hash."""
 
     def find(self, client: SiteClient, local: LocalFile) -> Published | None:
         """Return what a repository says of a file with this hash; it may have another file of its name by now."""

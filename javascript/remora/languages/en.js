@@ -104,6 +104,7 @@ export const ENGLISH = /** @type {const} */ ({
     "library.show.copies": "Copies",
     "library.show.single": "Without copies",
     "library.show.superseded": "Older epochs",
+    "library.show.newer": "Newer version online",
     "library.show.misnamed": "Misnamed",
     "library.show.unused": "Not used for six months",
     "library.show.unusable": "Cannot be used",

@@ -74,7 +74,7 @@ def test_kept_stacks_and_what_is_known_follow_a_file(ui: WebUI, folder: Path, tm
     former = ui.file("a")
     done = ui.moving.move([ui.file("a")], "new/deep")
     assert not done.refused
-    with pytest.raises(NotesError, match=r"a\.safetensors is not in its place any more"):
+    with pytest.raises(NotesError, match=r"a\.safetensors was moved or replaced meanwhile"):
         write_notes(former, {"rating": 5})  # of a page that does not know it yet
     assert [path.name for path in (folder / "sub").iterdir()] == [LOCK_FILE]
     assert kept() == (["a", "other/b"], "<lora:a:0.8:lbw=ALL> a word\n<lyco:other/b:1>")

@@ -199,7 +199,7 @@ def test_a_file_that_becomes_a_pipe_is_an_error_and_no_wait(folder: Path) -> Non
     assert FactsReader().read(found.file.path).problem.startswith("it cannot be read: it is a folder, a pipe")
 
 
-def test_a_file_that_could_not_be_opened_is_read_again_at_the_next_start(
+def test_a_file_that_could_not_be_opened_is_read_again_by_the_next_scan(
     scanned: Callable[[], Catalog], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = lora(folder / "a.safetensors")
@@ -212,6 +212,11 @@ def test_a_file_that_could_not_be_opened_is_read_again_at_the_next_start(
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", away)
         facts = FactsReader().read(path)
+        catalog = scanned()
+        assert catalog.problem(catalog.find("a")) == facts.problem
+    catalog.refresh()
+    assert catalog.wait(60)
+    assert catalog.problem(catalog.find("a")) == "", "another web UI moved it meanwhile, and back"
     assert facts.problem == "it cannot be read: Input/output error"
     assert facts.passing
     assert not FactsReader().read(path).passing

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,32 @@ def test_the_files_of_a_lora_are_all_that_the_library_knows_and_no_others(tmp_pa
     assert "adapter_config.json" in names("adapter_model.safetensors")
     assert near.sharing(tmp_path / "a.safetensors") == [tmp_path / "a.ckpt"]
     assert near.sharing(tmp_path / "ab.safetensors") == []
+    # what came beside it since goes with it, there and back, and into the trash
+    move = moved(tmp_path / "ab.safetensors", (), tmp_path / "there", "c")
+    move.carry_out()
+    (tmp_path / "there" / "c.txt").write_bytes(b"mine")
+    assert {one.name for one in (tmp_path / "there").iterdir()} == {
+        "c.safetensors",
+        "c.json",
+        "c.png",
+        "c.preview.png",
+        "c.txt",
+        LOCK_FILE,
+    }
+    filled(tmp_path / "there", "c.preview", ends=(".png",))  # another LoRA, whose picture may be taken for that of c
+    move.back.carry_out()
+    assert {"ab.safetensors", "ab.json", "ab.png", "ab.txt"} <= {one.name for one in tmp_path.iterdir()}
+    assert {one.name for one in (tmp_path / "there").iterdir()} == {"c.preview.safetensors", "c.preview.png", LOCK_FILE}
+    (tmp_path / "ab.txt").unlink()
+    move = trashed(tmp_path / "ab.safetensors", (), [tmp_path], trash_time())
+    move.carry_out()
+    assert len([*move.target.parent.iterdir()]) == 3
+    move.back.carry_out()
+    # a file that took its place stays
+    stale = replace(whole(tmp_path / "ab.safetensors", tmp_path / "there", "ab"), stamp=(1, 1))
+    with pytest.raises(FileNotFoundError, match="another file has its place now"):
+        stale.carry_out()
+    assert (tmp_path / "ab.safetensors").exists()
     config = whole(tmp_path / "adapter_model.safetensors", tmp_path / "sub", "adapter_model")
     assert (tmp_path / "adapter_config.json", tmp_path / "sub" / "adapter_config.json") in config.pairs
 

@@ -225,6 +225,17 @@ def test_a_newer_version_is_told_and_downloaded_into_a_folder(online: Online) ->
     assert [(one["id"], one["state"]) for one in job["files"]] == [(online.id("a"), "newer")]
     newer = online.ask("GET", "/lora", name="a")["online"]["newer"]
     assert newer["version"] == "v24", "the latest one for the same base model"
+    listed = {one["name"]: one["newer"] for one in online.ask("GET", "/loras")["loras"]}
+    assert (listed["a"], listed["b"]) == (True, False)
+    # files whose hash is known by now are asked for at once
+    before = len(online.sites.log)
+    job = online.look_up("a", "b")
+    assert (job["found"], job["unknown"], [one["state"] for one in job["files"]]) == (1, 1, ["newer"])
+    asked, *others = online.sites.log[before:]
+    hashes = [hashlib.sha256(online.content(name)).hexdigest() for name in "ab"]
+    assert (asked.path, json.loads(asked.body)) == (HASHES[:-1], hashes)
+    last = f"{HASHES}{short_of(online.content('b'))}"
+    assert [one.path for one in others] == ["/api/v1/models/11", "/images/22.png", last]
     job = online.download(newer["page"], folder="sub")
     assert (job["problem"], job["name"], job["note"]) == (
         "",
@@ -348,6 +359,17 @@ def test_a_wrong_answer_costs_that_file_only_and_is_said(online: Online, monkeyp
     online.sites.answers[f"{HASHES}{digest}"] = WRONG["HTML"][0]
     job = online.look_up("b", "a")
     assert (job["found"], [one["state"] for one in job["files"]]) == (1, ["failed"])
+    # where the answer to many cannot be used, each file is asked for
+    online.sites.answers[path] = good
+    for many in (WRONG["HTML"][0], json_answer({"error": "no"}, 400), json_answer({}, 404)):
+        online.sites.answers[HASHES[:-1]] = many
+        job = online.look_up("b", "a")
+        assert (job["found"], [one["state"] for one in job["files"]]) == (1, ["failed"])
+    # what does not answer for these files tells nothing of them
+    online.sites.answers[HASHES[:-1]] = json_answer([None, "text", {"files": [{"hashes": {"SHA256": "00" * 32}}]}])
+    assert online.look_up("b", "a")["found"] == 0
+    online.sites.answers[HASHES[:-1]] = json_answer({}, 503)
+    assert "cannot be reached now" in online.look_up("b", "a")["problem"]
 
 
 def test_a_wrong_download_leaves_no_file(online: Online) -> None:

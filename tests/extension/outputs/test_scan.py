@@ -15,7 +15,7 @@ import pytest
 from extension.library.walk import ScanStoppedError
 from extension.outputs import LoraKey, LoraRow, Outputs, PictureFile, PictureIndex, Sought, scan
 from extension.outputs import index as index_module
-from tests.extension.outputs.pictures import HEAD, SIZE, aged, chunk, png, saved, text_with
+from tests.extension.outputs.pictures import HEAD, SIZE, aged, chunk, png, saved, text_with, with_comment
 
 SHORT = "0123456789ab"
 WHOLE = "fedcba98" * 8
@@ -72,8 +72,12 @@ def test_pictures_are_found_by_lora_the_latest_first_in_pages(outputs: Outputs, 
     assert index_of(outputs).latest(Sought(8), 0, 1) == (0, [])
     counts = {row.name: row.pictures for row in index_of(outputs).loras(Sought(), 10)}
     assert counts == {"neon": 4, "zorp": 4, "Zorp": 3}
-    saved(top / "day0" / "words.png", png(text_with("in Winter, 100% <lora:neon:1>")), age=10)
+    text = text_with("in Winter, 100% ÄPFEL Straße КОШКА <lora:neon:1>")
+    saved(top / "day0" / "words.jpg", with_comment("JPEG", text), age=10)
     outputs.scan()
+    others = {("äpfel", "STRASSE"): 1, ("Äpfel", "fox"): 1, ("кошкА",): 1, ("straße",): 1, ("apfel",): 0, ("ко_ка",): 0}
+    for words, found in others.items():
+        assert index_of(outputs).latest(Sought(words=words), 0, 9)[0] == found, words
     for words, found in {("winter", "FOX"): 1, ("100%",): 1, ("1%0",): 0, ("f_x",): 0, ("fox",): 8, (): 8}.items():
         assert index_of(outputs).latest(Sought(words=words), 0, 9)[0] == found, words
         assert of_name(outputs, "neon", words=words)[0] == (5 if words in (("fox",), ()) else found), words
