@@ -42,7 +42,7 @@ export function Recipe({tab, state, shown}) {
                 told
                 && Object.keys(told.settings).length > 0
                 && html`<${Button} label=${t("recipe.useAllHint")} class="rt-primary" disabled=${!state.target}
-                onClick=${() => does(() => useAll(tab, told), t("recipe.allInUse"))}>${t("recipe.useAll")}<//>`
+                onClick=${() => attempt(async () => useAll(tab, told))}>${t("recipe.useAll")}<//>`
             }
         </div>`;
     return html`<${Dialog} title=${file ? file.name : preset} close=${close} foot=${foot} class="rt-wide-dialog">

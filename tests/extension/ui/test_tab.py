@@ -1090,6 +1090,7 @@ def test_a_web_ui_that_asks_for_a_password_gets_it(served: Served, browser: Any)
         with page.expect_download() as file:
             page.get_by_role("link", name="Save as file").click()
         assert file.value.suggested_filename == "mine.remora.json"
+        assert file.value.url.startswith("blob:"), "the browser sends no password of ours by itself"
         assert "<lora:zorp:1>" in file.value.path().read_text("utf-8")
         httpx.delete(f"{served.url}/remora/v1/preset", **asked_for).raise_for_status()
     assert asked[0] is None
