@@ -195,7 +195,7 @@ test("the picture that is shown is the last large one", async () => {
         drawn.map(([{src}, ...place]) => [src, ...place]),
         [["/out of sight", 0, 0]],
     );
-    class Gone extends Picture {
+    class Gone {
         decode = () => Promise.reject(new Error("no such file"));
     }
     Object.assign(globalThis, {Image: Gone});
