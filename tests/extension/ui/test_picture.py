@@ -76,7 +76,9 @@ def test_compare_begins_with_the_seed_of_the_picture_and_pictures_are_found_by_t
     tab.page.wait_for_function("window.remoraTab.state.presets[0].thumbnail", timeout=LONG)
     picture = Image.open(io.BytesIO(httpx.get(f"{served.url}/remora/v1/preset/thumbnail?name=mine").content))
     httpx.delete(f"{served.url}/remora/v1/preset?name=mine").raise_for_status()
-    assert picture.convert("RGBA").getextrema()[3] == (255, 255), "the page has not loaded it, as it is out of sight"
+    assert picture.convert("RGBA").getchannel("A").getextrema() == (255, 255), (
+        "the page has not loaded it, as it is out of sight"
+    )
     tab.page.keyboard.press("Escape")
     tab.pane("Library")
     tab.button("About zorp").click()

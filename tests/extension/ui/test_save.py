@@ -192,7 +192,12 @@ def test_progress_is_shown_and_cancelled(served: Served, browser: Any, folder: P
         dialog.get_by_text("Another page or program is saving a file.").wait_for(timeout=LONG)
         assert dialog.get_by_role("button", name="Save", exact=True).is_disabled()
         page.unroute("**/remora/v1/save")
-        page.route("**/remora/v1/save", lambda route: (methods.append(""), route.fulfill(status=503, body="")))
+
+        def refuse(route: Any) -> None:
+            methods.append(route.request.method)
+            route.fulfill(status=503)
+
+        page.route("**/remora/v1/save", refuse)
         dialog.get_by_text("The web UI answered 503").wait_for(timeout=LONG)
         count = len(methods)
         page.wait_for_timeout(1000)
