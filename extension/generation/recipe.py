@@ -53,8 +53,8 @@ def _found(use: Use, sketch: str, catalog: Catalog, until: float) -> FoundLora:
         file = with_hash(use.hash, until - time.monotonic(), named)
         if file is not None:
             return FoundLora(use, file, "hash")
-    if sketch and (alike := catalog.copies.same_as(_bytes(sketch))) is not None:
-        return FoundLora(use, alike, "tensors")
+    if sketch and (alike := catalog.copies.same_as(_bytes(sketch), named)) is not None:
+        return FoundLora(use, alike, "name" if alike == named else "tensors")
     if named is None:
         return FoundLora(use)
     return FoundLora(use, named, "other" if use.hash else "name")

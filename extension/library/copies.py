@@ -171,10 +171,14 @@ class CopyFinder:
         smaller = sum(norm_in(row.sketch) < norm_in(own.sketch) for row in others)
         return len(others), smaller
 
-    def same_as(self, sketch: bytes) -> CatalogFile | None:
+    def same_as(self, sketch: bytes, preferred: CatalogFile | None = None) -> CatalogFile | None:
         """Return the file that is the same change as the file of a sketch, in any precision, rank or format; or None.
 
         Files without a sketch get one in the background.
+
+        Args:
+            sketch: as `sketch_of` returns it.
+            preferred: is returned where several files are as near.
         """
         from lib_lora.inspection.sketches import Sketch, compare
 
@@ -185,9 +189,12 @@ class CopyFinder:
         if wanted is None or not others:
             return None
         numbers = wanted.numbers
-        file, nearest = max(
-            others, key=lambda one: float(one[1].numbers @ numbers) / (float(one[1].numbers.norm()) or 1)
-        )
+
+        def nearness(one: tuple[CatalogFile, Sketch]) -> tuple[float, bool]:
+            size = float(one[1].numbers.norm() * numbers.norm()) or 1
+            return round(float(one[1].numbers @ numbers) / size, 6), one[0] == preferred
+
+        file, nearest = max(others, key=nearness)
         alike, _ = compare([wanted, nearest])
         return file if alike and alike[0].alike in ("same", "precision", "rank") else None
 

@@ -151,9 +151,17 @@ export class Api {
      * @param {string} path
      */
     async pictureAt(path) {
-        if (!this.authorization) return this.base + path;
+        return this.authorization ? this.fileAt(path) : this.base + path;
+    }
+
+    /**
+     * Return the address of a file in memory, which stays there until `forget` is called with it.
+     * @param {string} path
+     */
+    async fileAt(path) {
         const answer = await this.send("GET", path);
-        return answer.ok ? URL.createObjectURL(await answer.blob()) : "";
+        if (!answer.ok) throw new ApiError(unexpected(answer, `GET ${path}`), answer.status);
+        return URL.createObjectURL(await answer.blob());
     }
 
     /**

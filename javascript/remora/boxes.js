@@ -315,13 +315,18 @@ export async function shownPicture() {
     const images = GALLERIES.flatMap((selector) => [
         .../** @type {NodeListOf<HTMLImageElement>} */ (document.querySelectorAll(selector)),
     ]);
-    const image = images.filter((one) => one.naturalWidth > 32).pop();
+    const image = images.filter((one) => one.naturalWidth > 32 || !one.complete).pop();
     if (!image) return null;
-    const canvas = Object.assign(document.createElement("canvas"), {
-        width: image.naturalWidth,
-        height: image.naturalHeight,
-    });
-    /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d")).drawImage(image, 0, 0);
+    // a page loads no picture that is out of sight: the image has no pixels before its tab was shown
+    const whole = Object.assign(new Image(), {src: image.currentSrc || image.src});
+    try {
+        await whole.decode();
+    } catch {
+        return null; // its file is gone
+    }
+    const {naturalWidth: width, naturalHeight: height} = whole;
+    const canvas = Object.assign(document.createElement("canvas"), {width, height});
+    /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d")).drawImage(whole, 0, 0);
     return new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
 }
 

@@ -110,8 +110,8 @@ export class Many {
      */
     async follow(changed, named) {
         const {catalog} = this.tab.library;
-        const selected = this.tab.state.selected;
         await this.tab.library.refresh();
+        const {selected} = this.tab.state; // the user may have changed it meanwhile
         const left = [...(selected ?? [])].map((id) => changed.get(id) ?? id).filter((id) => catalog.byId.has(id));
         if (selected) this.select(left.length || !selected.size ? left : null);
         /** @type {Map<string, string>} */

@@ -60,12 +60,14 @@ export function useTags(tab, tags) {
 }
 
 /**
- * Have the page read the prompt and all settings of a recipe.
+ * Have the page read the prompt and all settings of a recipe. Some pages then show the prompt in place of the tab: an
+ * open dialog would be out of sight, and hold all clicks and keys.
  * @param {Tab} tab
  * @param {Recipe} recipe
  */
 export function useAll(tab, recipe) {
     if (!paste(tab.state.target, recipe.own)) throw new Error(t("recipe.noPaste"));
+    tab.set({recipe: null, dialog: "", said: t("recipe.allInUse")});
 }
 
 /**

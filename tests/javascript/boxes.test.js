@@ -161,21 +161,21 @@ test("settings are read from the controls that are there", () => {
 
 test("the picture that is shown is the last large one", async () => {
     const [small, shown] = [
-        {naturalWidth: 32, naturalHeight: 32},
-        {naturalWidth: 640, naturalHeight: 480},
+        {naturalWidth: 32, complete: true},
+        {naturalWidth: 0, complete: false, src: "/out of sight"},
     ];
     /** @type {{[selector: string]: object[]}} */
     const images = {
-        "#txt2img_gallery img": [{naturalWidth: 512, naturalHeight: 512}, shown],
+        "#txt2img_gallery img": [{naturalWidth: 512, complete: true}, shown],
         "#img2img_gallery img": [small],
     };
     const blob = new Blob(["x"]);
-    /** @type {unknown[][]} */
+    /** @type {any[][]} */
     const drawn = [];
     const canvas = {
         width: 0,
         height: 0,
-        getContext: () => ({drawImage: (/** @type {unknown[]} */ ...given) => drawn.push(given)}),
+        getContext: () => ({drawImage: (/** @type {any[]} */ ...given) => drawn.push(given)}),
         toBlob: (/** @type {(blob: Blob) => void} */ take, /** @type {string} */ type) =>
             take(type === "image/png" ? blob : new Blob()),
     };
@@ -183,13 +183,27 @@ test("the picture that is shown is the last large one", async () => {
         querySelectorAll: (/** @type {string} */ one) => images[one] ?? [],
         createElement: () => canvas,
     });
+    class Picture {
+        naturalWidth = 640;
+        naturalHeight = 480;
+        decode = async () => {};
+    }
+    Object.assign(globalThis, {Image: Picture});
     assert.equal(await shownPicture(), blob);
     assert.deepEqual([canvas.width, canvas.height], [640, 480]);
-    assert.deepEqual(drawn, [[shown, 0, 0]]);
+    assert.deepEqual(
+        drawn.map(([{src}, ...place]) => [src, ...place]),
+        [["/out of sight", 0, 0]],
+    );
+    class Gone {
+        decode = () => Promise.reject(new Error("no such file"));
+    }
+    Object.assign(globalThis, {Image: Gone});
+    assert.equal(await shownPicture(), null);
 });
 
 test("a page without a large picture shows none", async () => {
-    page({querySelectorAll: () => [{naturalWidth: 16, naturalHeight: 16}]});
+    page({querySelectorAll: () => [{naturalWidth: 16, complete: true}]});
     assert.equal(await shownPicture(), null);
 });
 

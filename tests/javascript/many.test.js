@@ -89,12 +89,18 @@ test("the selection and the tags of the prompt follow files that have another na
     const {tab, box} = openPage({
         prompts: {txt2img: "<lora:a:0.8> and <lora:b:0.5> <lyco:a:1:stop=5> <lora:c:1>"},
         loras: FILES,
-        routes: serving(after, {"POST files/move": moved}),
+        routes: serving(after, {
+            "POST files/move": moved,
+            "GET loras": () => {
+                tab.many.pick("id-d", FILES, false); // a click while the list is read again
+                return {data: listOf(after, {revision: 2})};
+            },
+        }),
     });
     tab.set({loaded: true});
     tab.edits.setOn(tab.stack.rows()[0], false);
-    tab.many.select(["id-a", "id-b", "id-c"]);
-    const refused = await tab.many.send("POST", "files/move", {folder: "sub"}, tab.many.chosen, String);
+    tab.many.select(["id-a", "id-b", "id-c", "id-d"]);
+    const refused = await tab.many.send("POST", "files/move", {folder: "sub"}, ["id-a", "id-b", "id-c"], String);
     assert.deepEqual(refused, [{id: "id-c", reason: "c stays", taken: true}]);
     assert.deepEqual(tab.many.chosen, ["id-a2", "id-b2", "id-c"]);
     assert.match(box().value, /<lora:b:0\.5> <lyco:a2:1:stop=5> <lora:c:1>/);

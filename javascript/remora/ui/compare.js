@@ -12,7 +12,7 @@ import {epochsOf} from "../epochs.js";
 import {makeTag, withEntry} from "../prompt.js";
 import {escapedName} from "../tag.js";
 import {t, translated} from "../words.js";
-import {broken, Button, Dialog, isNumber, numberOf, Picture, Trouble, useLoad} from "./parts.js";
+import {broken, Button, Dialog, FileLink, isNumber, numberOf, Picture, Trouble, useLater, useLoad} from "./parts.js";
 
 const POLL = 500; // milliseconds
 const NOT_COMPARED = {dialog: "", compared: [], comparing: "strengths"};
@@ -72,15 +72,12 @@ export const settingsOfPicture = ({state, pictures}) => ({
 export function useComparison(tab, sheet = "") {
     const [told, setTold] = useState(/** @type {CompareState | null} */ (null));
     const ask = async (/** @type {string} */ method) => setTold(await tab.api.ask(method, "compare"));
-    const [trouble, attempt] = useLoad(tab, () => ask("GET"), []);
+    const [round, setRound] = useState(0);
+    const [trouble, attempt] = useLoad(tab, () => ask("GET"), [round]);
     const made = told?.comparison;
     const own = made && made.id === tab.state.comparison && sheet === tab.state.sheet ? made : null;
     const running = Boolean(made?.running);
-    useEffect(() => {
-        if (!running) return undefined;
-        const timer = setInterval(() => attempt(() => ask("GET")), POLL);
-        return () => clearInterval(timer);
-    }, [running]);
+    useLater(running && (() => setRound(round + 1)), POLL, [told]);
     const start = (/** @type {() => object} */ body) =>
         attempt(async () => {
             const begun = await tab.api.ask("POST", "compare", body());
@@ -245,7 +242,7 @@ function Progress({made}) {
 export function Grid({tab, made, use, titles = made.columns, file = "comparison"}) {
     const ready = !made.running && made.done.some(Boolean);
     return html`<div class="rt-result">
-        ${ready && html`<div class="rt-line">${use && html`<span class="rt-hint">${t("compare.useHint")}</span>`} <a href=${`${tab.api.base}compare/picture`} download=${`${file}.png`}>${t("compare.save")}</a></div>`}
+        ${ready && html`<div class="rt-line">${use && html`<span class="rt-hint">${t("compare.useHint")}</span>`} <${FileLink} api=${tab.api} path="compare/picture" name=${`${file}.png`}>${t("compare.save")}<//></div>`}
         ${made.problem && html`<p class="rt-error" role="alert">${translated(made.problem)}</p>`}
         <div class="rt-grid-scroll" tabindex="0" role="region" aria-label=${t("compare.grid")}><table class="rt-grid" style=${`--across:${made.columns.length}`}><thead><tr><td></td>
             ${titles.map((title) => html`<th scope="col" key=${title} title=${title}>${broken(title)}</th>`)}</tr></thead>

@@ -11,7 +11,7 @@
  * Does something with files; `again` does it for those whose places are taken, under other names.
  */
 
-import {html, useEffect, useRef, useState} from "../vendor/preact.js";
+import {html, useEffect, useLayoutEffect, useRef, useState} from "../vendor/preact.js";
 import {foldersOf} from "../catalog.js";
 import {split} from "../prompt.js";
 import {t, translated} from "../words.js";
@@ -148,6 +148,6 @@ function LastChange({tab, change, selecting, act}) {
 /** Return the reference of an element that has the focus when it comes. */
 function useFocus() {
     const element = /** @type {Filled<HTMLElement>} */ (useRef());
-    useEffect(() => element.current.focus(), []);
+    useLayoutEffect(() => element.current.focus(), []); // before the next key
     return element;
 }

@@ -17,7 +17,7 @@ function block(one) {
         const items = lines.map((spans) => html`<li>${spans.map(span)}</li>`);
         return one.ordered ? html`<ol>${items}</ol>` : html`<ul>${items}</ul>`;
     }
-    if (kind === "heading") return html`<h5>${lines[0].map(span)}</h5>`;
+    if (kind === "heading") return html`<h4>${lines[0].map(span)}</h4>`;
     if (kind === "code") return html`<pre>${lines.map(([{text}]) => `${text}\n`)}</pre>`;
     return html`<p>${lines.map((spans, at) => [at > 0 && html`<br />`, ...spans.map(span)])}</p>`;
 }

@@ -7,7 +7,7 @@
  * @import {IconName} from "./icons.js"
  */
 
-import {html, useEffect, useRef, useState} from "../vendor/preact.js";
+import {html, useEffect, useLayoutEffect, useRef, useState} from "../vendor/preact.js";
 import {ApiError, CHANGED} from "../api.js";
 import {numberMeant} from "../similar.js";
 import {t} from "../words.js";
@@ -114,6 +114,24 @@ export function Picture({api, path, name}) {
     if (!address || failed)
         return html`<span class="rt-initial" aria-hidden="true">${name.replace(/[^\p{L}\p{N}]/gu, "").slice(0, 2)}</span>`;
     return html`<img src=${address} alt="" loading="lazy" decoding="async" draggable=${false} onError=${() => setFailed(true)} />`;
+}
+
+/**
+ * Draw a link that saves a file of the server's. Where a password was asked for, the browser would not send it by itself.
+ * @param {{api: Api, path: string, name: string, children?: Value}} props
+ */
+export function FileLink({api, path, name, children}) {
+    const [trouble, attempt] = useTrouble();
+    const save = (/** @type {Event} */ event) => {
+        if (!api.authorization) return;
+        event.preventDefault();
+        attempt(async () => {
+            const href = await api.fileAt(path);
+            Object.assign(document.createElement("a"), {href, download: name}).click();
+            api.forget(href);
+        });
+    };
+    return html`<a href=${api.base + path} download=${name} onClick=${save}>${children}</a><${Trouble} trouble=${trouble} />`;
 }
 
 const LIMIT = 10; // that of extension/text/tag.py
@@ -280,7 +298,10 @@ export function Dialog({title, close, unsaved = false, children, foot, class: na
     const element = /** @type {Filled<HTMLDialogElement>} */ (useRef());
     useEffect(() => {
         const around = /** @type {Document | ShadowRoot} */ (element.current.getRootNode());
-        const former = /** @type {HTMLElement | null} */ (around.activeElement);
+        // what a dropped file or a card of the page opens begins with no focus in the tab
+        const former = /** @type {HTMLElement | null} */ (
+            around.activeElement ?? around.querySelector(".rt-panes button")
+        );
         element.current.showModal();
         return () => former?.isConnected && former.focus();
     }, []);
@@ -343,8 +364,8 @@ export function NameForm(props) {
     const field = /** @type {Filled<HTMLInputElement>} */ (useRef());
     const [name, setName] = useState(former);
     const [said, setSaid] = useState("");
-    useEffect(() => {
-        if (focus) field.current.focus();
+    useLayoutEffect(() => {
+        if (focus) field.current.focus(); // before the next key
     }, []);
     const submit = (/** @type {Event} */ event) => {
         event.preventDefault();

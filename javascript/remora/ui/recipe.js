@@ -12,7 +12,7 @@ import {query} from "../api.js";
 import {copy} from "../boxes.js";
 import {aboutLora, isPicture, keepRecipe, linkTo, readRecipe, useAll, useTags} from "../recipes.js";
 import {t} from "../words.js";
-import {broken, Button, Dialog, Name, NameForm, Picture, Trouble, useLater, useLoad} from "./parts.js";
+import {broken, Button, Dialog, FileLink, Name, NameForm, Picture, Trouble, useLater, useLoad} from "./parts.js";
 
 const POLL = 3000; // milliseconds, while a LoRA may still be found
 
@@ -42,7 +42,7 @@ export function Recipe({tab, state, shown}) {
                 told
                 && Object.keys(told.settings).length > 0
                 && html`<${Button} label=${t("recipe.useAllHint")} class="rt-primary" disabled=${!state.target}
-                onClick=${() => does(() => useAll(tab, told), t("recipe.allInUse"))}>${t("recipe.useAll")}<//>`
+                onClick=${() => attempt(async () => useAll(tab, told))}>${t("recipe.useAll")}<//>`
             }
         </div>`;
     return html`<${Dialog} title=${file ? file.name : preset} close=${close} foot=${foot} class="rt-wide-dialog">
@@ -124,7 +124,7 @@ function Keep({tab, recipe, file, does}) {
 /** @param {{tab: Tab, name: string, setSaid: (said: string) => void}} props */
 function Share({tab, name, setSaid}) {
     const link = async () => setSaid(t((await copy(linkTo(name))) ? "recipe.linkCopied" : "recipe.linkNot"));
-    return html`<a href=${`${tab.api.base}preset/file?${query({name, sketches: "all"})}`} download=${`${name}.remora.json`}>${t("recipe.file")}</a>
+    return html`<${FileLink} api=${tab.api} path=${`preset/file?${query({name, sketches: "all"})}`} name=${`${name}.remora.json`}>${t("recipe.file")}<//>
         <${Button} label=${t("recipe.linkHint")} class="rt-small" onClick=${link}>${t("recipe.link")}<//>`;
 }
 

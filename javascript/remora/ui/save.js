@@ -77,7 +77,8 @@ export function Save({tab, state}) {
         if (body) begin({...body, ...place, ...picture}, {key, rows: parts.copied ? [] : rows, what: form.what});
     };
     const change = (/** @type {Partial<Form>} */ changes) => setForm({...typed, ...changes});
-    const close = () => tab.set({dialog: "", copied: null});
+    // what was saved has been seen, unless it is still being written
+    const close = () => tab.set({dialog: "", copied: null, ...(isOwn ? {} : forgotten(state))});
     const foot = html`<${Trouble} trouble=${trouble} />
         <div class="rt-line rt-end">
             ${isOwn && html`<${Progress} told=${job} label=${t("save.progress")} />`}
@@ -106,6 +107,12 @@ export function Save({tab, state}) {
         ${saved && html`<${Saved} tab=${tab} saved=${saved} attempt=${attempt} />`}
     <//>`;
 }
+
+/**
+ * Return the state without the file that was saved last: it is of no use to another dialog.
+ * @param {State} state
+ */
+const forgotten = ({saving}) => ({saving: {...saving, id: ""}});
 
 /**
  * @param {State} state
@@ -195,16 +202,12 @@ function useSaving(tab) {
     };
     const poll = async () => take(await tab.api.get("save"));
     const load = async () => {
-        setChoices(await tab.api.get("save/choices"));
+        if (!choices) setChoices(await tab.api.get("save/choices"));
         await poll();
     };
-    const [trouble, attempt] = useLoad(tab, load, []);
-    const running = Boolean(told?.job?.running);
-    useEffect(() => {
-        if (!running) return undefined;
-        const timer = setInterval(() => attempt(poll), POLL);
-        return () => clearInterval(timer);
-    }, [running]);
+    const [round, setRound] = useState(0);
+    const [trouble, attempt] = useLoad(tab, load, [round]);
+    useLater(told?.job?.running && (() => setRound(round + 1)), POLL, [told]);
     useEffect(() => {
         if (saved) attempt(async () => setChoices(await tab.api.get("save/choices"))); // a model may be new
         if (saved?.id) tab.server.attempt(() => tab.library.refresh());
@@ -285,7 +288,7 @@ function Saved({tab, saved, attempt}) {
     const name = saved.name || (saved.path.split(/[\\/]/).pop() ?? "");
     const use = () => {
         tab.edits.useInstead(name, rows);
-        tab.set({dialog: "", said: t("save.used", {name})});
+        tab.set({dialog: "", ...forgotten(tab.state), said: t("save.used", {name})});
     };
     const compare = () =>
         attempt(async () => {

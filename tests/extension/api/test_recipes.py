@@ -79,11 +79,17 @@ def test_a_preset_as_a_file_is_found_by_tensors_elsewhere(web: Web) -> None:
     assert len(base64.b64decode(file["sketches"]["zorp"])) > 1000
     tensors = load_file(web.loras / "zorp.safetensors")
     save_file({key: one.half() for key, one in tensors.items()}, web.loras / "halved.safetensors")
-    for name in ("zorp", "neon"):
-        (web.loras / f"{name}.safetensors").unlink()
+    (web.loras / "again.safetensors").write_bytes((web.loras / "zorp.safetensors").read_bytes())
     catalog = web.session.catalog
     catalog.refresh()
-    catalog.copies.sketch_of(catalog.find("halved"))
+    for name in ("again", "halved", "zorp"):
+        catalog.copies.sketch_of(catalog.find(name))
+    told = web.ask("POST", "/recipe", json={"text": json.dumps(file)})
+    assert found(told) == [("zorp", "0.5", "name")], "of several with the same tensors, the one of this name"
+    assert told["own"].startswith("a fox <lora:zorp:0.5>\n")
+    for name in ("again", "zorp", "neon"):
+        (web.loras / f"{name}.safetensors").unlink()
+    catalog.refresh()
     told = web.ask("POST", "/recipe", json={"text": json.dumps(file)})
     assert (told["name"], found(told)) == ("Mine", [("zorp", "0.5", "tensors")])
     assert told["own"].startswith("a fox <lora:halved:0.5>\n")

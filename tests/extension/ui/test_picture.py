@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from PIL import Image
 
 from tests.extension.ui.serving import LONG, Served, opened
 from tests.extension.ui.tab import Tab
@@ -45,7 +48,9 @@ def test_a_strength_is_tried_without_leaving_the_tab(tab: Tab) -> None:
     strip.get_by_text("Seed 42 stripes 0.8").wait_for(timeout=LONG)
 
 
-def test_compare_begins_with_the_seed_of_the_picture_and_pictures_are_found_by_their_lora(tab: Tab) -> None:
+def test_compare_begins_with_the_seed_of_the_picture_and_pictures_are_found_by_their_lora(
+    tab: Tab, served: Served
+) -> None:
     tab.write("a fox <lora:zorp:0.5>")
     tab.button("Generate with the prompt").click()
     tab.root.get_by_text("Seed 40 zorp 0.5").wait_for(timeout=LONG)
@@ -59,6 +64,21 @@ def test_compare_begins_with_the_seed_of_the_picture_and_pictures_are_found_by_t
     first = dialog.get_by_role("list", name="Pictures").get_by_role("listitem").first
     first.get_by_text("zorp 0.5").wait_for()
     tab.page.wait_for_function("i => i.naturalWidth === 64", arg=first.locator("img").element_handle(), timeout=LONG)
+    tab.page.keyboard.press("Escape")
+    hidden = (
+        "picture => { document.getElementById('txt2img_gallery').innerHTML = `<img loading='lazy' src='${picture}'>`; }"
+    )
+    made = httpx.get(f"{served.url}/remora/v1/pictures").json()["pictures"][0]["id"]
+    tab.page.evaluate(hidden, f"/remora/v1/pictures/thumbnail?id={made}")
+    httpx.put(f"{served.url}/remora/v1/preset?name=mine", json={"text": "<lora:zorp:1>"}).raise_for_status()
+    tab.button("Presets").click()
+    tab.button("picture for mine").click()
+    tab.page.wait_for_function("window.remoraTab.state.presets[0].thumbnail", timeout=LONG)
+    picture = Image.open(io.BytesIO(httpx.get(f"{served.url}/remora/v1/preset/thumbnail?name=mine").content))
+    httpx.delete(f"{served.url}/remora/v1/preset?name=mine").raise_for_status()
+    assert picture.convert("RGBA").getchannel("A").getextrema() == (255, 255), (
+        "the page has not loaded it, as it is out of sight"
+    )
     tab.page.keyboard.press("Escape")
     tab.pane("Library")
     tab.button("About zorp").click()

@@ -227,6 +227,23 @@ def test_progress_is_shown_and_cancelled(served: Served, browser: Any, folder: P
         tab.button("Save the stack as a file").click()
         dialog.get_by_text("Another page or program is saving a file.").wait_for(timeout=LONG)
         assert dialog.get_by_role("button", name="Save", exact=True).is_disabled()
+        page.unroute("**/remora/v1/save")
+
+        def refuse(route: Any) -> None:
+            methods.append(route.request.method)
+            route.fulfill(status=503)
+
+        page.route("**/remora/v1/save", refuse)
+        dialog.get_by_text("The web UI answered 503").wait_for(timeout=LONG)
+        count = len(methods)
+        page.wait_for_timeout(1000)
+        assert len(methods) == count, "it does not ask again by itself"
+        page.unroute("**/remora/v1/save")
+        page.route("**/remora/v1/save", answer)
+        dialog.get_by_role("button", name="Try again").click()
+        dialog.get_by_text("The web UI answered 503").wait_for(state="hidden", timeout=LONG)
+        page.wait_for_timeout(1000)
+        assert len(methods) > count + 1, "it goes on"
 
 
 @pytest.fixture
@@ -285,6 +302,7 @@ def test_a_model_with_the_stack_in_it_and_the_difference_of_two(
         dialog.get_by_label("Strength").fill("0.5")
         dialog.get_by_label(re.compile("^Layers")).select_option("unet")
         dialog.get_by_text(re.compile("^The file: .*rank 2,")).wait_for(timeout=LONG)
+        assert dialog.get_by_text("Saved as taken out: ").count() == 0, "another dialog said that"
         assert faults(page) == []
         dialog.get_by_role("button", name="Save", exact=True).click()
         dialog.get_by_text("Saved as taken out 2: ").wait_for(timeout=LONG)

@@ -994,6 +994,19 @@ def test_a_comparison_is_cancelled_and_keeps_what_was_made(tab: Tab) -> None:
     dialog.get_by_label("Strengths", exact=False).last.fill("0-1 [50]")
     dialog.get_by_role("button", name="Make the pictures").click()
     tab.page.wait_for_function(f"{SHADOW}.querySelectorAll('.rt-cell img').length >= 1", timeout=LONG)
+    asked: list[str] = []
+
+    def refuse(route: Any) -> None:
+        asked.append(route.request.method)
+        route.fulfill(status=503)
+
+    tab.page.route("**/remora/v1/compare", refuse)
+    dialog.get_by_text("The web UI answered 503").wait_for(timeout=LONG)
+    count = len(asked)
+    tab.page.wait_for_timeout(1500)
+    assert len(asked) == count, "it does not ask again by itself"
+    tab.page.unroute("**/remora/v1/compare")
+    dialog.get_by_role("button", name="Try again").click()
     dialog.get_by_role("button", name="Cancel").click()
     dialog.get_by_text("Cancelled after").wait_for(timeout=LONG)
     dialog.get_by_role("button", name="Make the pictures").wait_for()
@@ -1072,6 +1085,17 @@ def test_a_web_ui_that_asks_for_a_password_gets_it(served: Served, browser: Any)
         page.get_by_role("searchbox", name="Search LoRA").fill("no such file")
         page.wait_for_function(f"() => {SHADOW}.querySelectorAll('.rt-thumb img').length === 0")
         page.wait_for_function("() => window.held.size === 0", timeout=5000)  # no picture stays in memory unseen
+        mine = {"name": "mine"}
+        httpx.put(f"{served.url}/remora/v1/preset", params=mine, json={"text": "<lora:zorp:1>"}).raise_for_status()
+        Tab(page).pane("Stack")
+        page.get_by_role("button", name="Presets").click()
+        page.get_by_role("button", name="LoRA, prompt and settings of mine").click()
+        with page.expect_download() as file:
+            page.get_by_role("link", name="Save as file").click()
+        assert file.value.suggested_filename == "mine.remora.json"
+        assert file.value.url.startswith("blob:"), "the browser sends no password of ours by itself"
+        assert "<lora:zorp:1>" in file.value.path().read_text("utf-8")
+        httpx.delete(f"{served.url}/remora/v1/preset", params=mine).raise_for_status()
     assert asked[0] is None
 
 
