@@ -8,6 +8,10 @@ error    the size of what is missing, as a share of the size of the change that 
 least    the least error that a LoRA of that rank has in each layer
 seconds  of one core, from the sources on the disk to the new file; Remora reads that back and compares it, too
 
+With --kinds other files are measured: every form of every kind alone on each kind of layer, and every pair of kinds on
+one layer. The kinds are those of the tests, which have their definitions in fp64. An error is the share of the change
+that is missing in the layer's output, with the file or with the stack. The largest of all layers or pairs is shown.
+
 With --kohya kohya's scripts are run from a copy of github.com/kohya-ss/sd-scripts. Their model loading and their hashes
 are left out.
 """
@@ -31,6 +35,8 @@ import torch
 from _common import Record, parse, parser, report, table
 from _models import SD15, TINY, kohya_key, twin, write_lora
 from _peers import kohya
+from _saved_kinds import HEADERS as OF_KINDS
+from _saved_kinds import saved_kinds
 from diffusers import UNet2DConditionModel
 from peft import LoHaConfig, LoraConfig, convert_to_lora, get_peft_model, set_peft_model_state_dict
 from safetensors.torch import load_file, save_file
@@ -54,12 +60,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made = parser(__doc__, rounds=1)
     made.set_defaults(rank=16, threads=1)
     made.add_argument("--kohya", metavar="FOLDER", help="a copy of sd-scripts")
+    made.add_argument("--kinds", action="store_true", help="save every kind and every pair of kinds instead")
     options = parse(made, arguments)
+    if options.kinds:
+        rows = saved_kinds(options)
+        report("saving", options, table(OF_KINDS, _cells(rows, OF_KINDS)), rows)
+        return 0
     scripts = None if options.kohya is None else kohya(Path(options.kohya))
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         rows = [row for task in Bench(options, scripts, Path(folder)).tasks() for row in measured(task)]
-    cells = [[row[key] if isinstance(row[key], str) else _number(row[key]) for key in HEADERS] for row in rows]
-    report("saving", options, table(HEADERS, cells), rows)
+    report("saving", options, table(HEADERS, _cells(rows, HEADERS)), rows)
     return 0
 
 
@@ -260,6 +270,10 @@ class Bench:
 
         of_others = {"kohya extract_lora_from_models": of_kohya} if self.kohya else {}
         return {"Remora": ours, **of_others, "LyCORIS extract_diff": of_lycoris}
+
+
+def _cells(rows: Sequence[Record], headers: Sequence[str]) -> list[list[str]]:
+    return [[row[key] if isinstance(row[key], str) else _number(row[key]) for key in headers] for row in rows]
 
 
 def _number(value: float) -> str:

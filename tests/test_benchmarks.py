@@ -139,6 +139,16 @@ def test_kinds_are_counted_with_few_tokens_and_many(load, tmp_path) -> None:
     assert own["full"]["way"] == "dense"
 
 
+def test_every_kind_and_every_pair_of_kinds_is_saved_at_rounding(load, tmp_path) -> None:
+    file = tmp_path / "out.json"
+    assert load("saving").main([*TINY, "--kinds", "--json", str(file)]) == 0
+    rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    assert len(rows) > 4
+    assert sum(row["pairs"] for row in rows) > 10
+    assert all(0 < row[key] < 1e-6 for row in rows for key in ("error", "of the stack"))
+    assert all(row["error of pairs"] < 1e-6 for row in rows)
+
+
 @pytest.mark.full
 def test_the_page_of_pefts_kinds_has_their_cost(load, tmp_path) -> None:
     file = tmp_path / "out.json"

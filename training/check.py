@@ -19,7 +19,7 @@ from .judge import LABELS, Judge
 from .world import SHAPES, Scene, Teller
 
 STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-SAVED = (("outline", "night"), ("stripes", "outline"), ("stripes", "stars"))
+SAVED = (("outline", "night"), ("stripes", "outline"), ("stripes", "stars"), ("night", "zorp"))
 """Stacks that are saved: of each two, most pictures show both."""
 RANKS = (None, 16, 8, 4)
 """Of their files."""

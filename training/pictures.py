@@ -110,6 +110,7 @@ _OF_SAVED = (
     ("three yellow circles on a blue ground", 6),
     ("four orange hearts on a green ground", 2),
     ("two big red circles on a blue ground", 2),
+    ("a green zorp on a white ground", 7),
 )
 """A prompt and a seed for each of SAVED."""
 
@@ -128,21 +129,17 @@ def draw_pictures(folder: Path, demo: Path | None = None) -> None:
 
 
 def draw_saved(folder: Path, demo: Path) -> None:
-    """Write a sheet of the pictures of stacks, and of the files of these that `count_saved` has put into a folder."""
+    """Write a sheet for each stack: its picture, and those of the files that `count_saved` has put into a folder."""
     found = find_demo(demo)
-    rows = [
-        [
-            Shown(" + ".join(names), f"{prompt} {' '.join(f'<lora:{name}:1>' for name in names)}", seed),
-            *(
-                Shown("file" if rank is None else f"rank {rank}", f"{prompt} <lora:{' '.join(names)} {rank}:1>", seed)
-                for rank in RANKS
-            ),
-        ]
-        for names, (prompt, seed) in zip(SAVED, _OF_SAVED, strict=True)
-    ]
     model = load_model(found.model, torch.float32)
     with closing(open_studio(model, torch.device("cpu"), [found.loras, folder])) as studio:
-        sheet(studio, rows, {}).save(folder / "saved.webp", quality=70, method=6)
+        for names, (prompt, seed) in zip(SAVED, _OF_SAVED, strict=True):
+            title, tags = " ".join(names), " ".join([f"<lora:{name}:1>" for name in names])
+            row = [Shown(" + ".join(names), f"{prompt} {tags}", seed)]
+            for rank in RANKS:
+                label = "file" if rank is None else f"rank {rank}"
+                row.append(Shown(label, f"{prompt} <lora:{title} {rank}:1>", seed))
+            sheet(studio, [row], {}).save(folder / f"{title}.webp", quality=60, method=6)
 
 
 def sheet(studio: Studio, rows: Sequence[Sequence[Shown]], made: dict[Shown, Image.Image]) -> Image.Image:

@@ -77,6 +77,22 @@ def reference(base: Model, layer: str, sample: Sample, tensors: dict[str, Tensor
     return other
 
 
+def reference_of_all(base: Model, layer: str, parts: Iterable[tuple[Sample, Tensors, float]]) -> Model:
+    """Return the model with the changes by several samples, in fp64; each acts on the model's own weight."""
+    other, pristine = exact(base), exact(base)
+    weight = weight_of(pristine, layer)
+    for sample, tensors, multiplier in parts:
+        weight_of(other, layer).add_(sample.weight(tensors, weight, multiplier).reshape(weight.shape) - weight)
+        change_bias(other, layer, sample.bias_delta(tensors, multiplier, bias_of(pristine, layer)))
+    return other
+
+
+def common(first: Sample, second: Sample) -> str | None:
+    """Return a layer that both samples are for."""
+    fits = [[name for name, (kind, _, _) in LAYERS.items() if {kind, name} & one.layers] for one in (first, second)]
+    return next((name for name in fits[0] if name in fits[1]), None)
+
+
 def change_bias(model: Model, layer: str, delta: Tensor | None) -> None:
     """Add to the bias of the layer, which need not have one yet."""
     if delta is None:

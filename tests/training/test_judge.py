@@ -120,7 +120,7 @@ def test_a_saved_stack_is_counted_like_the_stack(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(check, "Gallery", Noting)
     gallery = Noting(demo_pipeline(), Judge(), demo.loras)
     shares = count_saved(gallery, tmp_path, each=2)
-    assert list(shares) == ["outline night", "stripes outline", "stripes stars"]
+    assert list(shares) == ["outline night", "stripes outline", "stripes stars", "night zorp"]
     assert all(list(own) == ["stack", "None", "16", "8", "4"] for own in shares.values())
     assert asked[:3] == [
         (demo.loras, ["outline", "night"]),

@@ -7,9 +7,19 @@ import torch
 
 from lib_lora import Engine, Entry, Moment, Stack, save_stack
 from tests.covering import chosen
-from tests.fakes.contract import EACH, change_bias, in_folders, of_recipes, reference, run, worst, write
+from tests.fakes.contract import (
+    EACH,
+    common,
+    in_folders,
+    of_recipes,
+    reference,
+    reference_of_all,
+    run,
+    worst,
+    write,
+)
 from tests.fakes.kinds import SAMPLES
-from tests.fakes.layers import LAYERS, bias_of, exact, make, weight_of
+from tests.fakes.layers import exact, make, weight_of
 
 BOUND = 3e-6
 """Largest error over the largest output: sources and files are fp32, some factors are products made in fp32."""
@@ -46,29 +56,26 @@ def _the_file_of_one_entry(tmp_path, sample, layer):
 PAIRS = chosen(SAMPLES, SAMPLES, strength=1)
 
 
-def common(first, second) -> str | None:
-    """Return a layer that both kinds are for."""
-    fits = [[name for name, (kind, _, _) in LAYERS.items() if {kind, name} & one.layers] for one in (first, second)]
-    return next((name for name in fits[0] if name in fits[1]), None)
-
-
 SHARED = [case for case in PAIRS if common(*case.values) is not None]
 
 
-@pytest.mark.parametrize(("first", "second"), SHARED)
-def test_the_file_of_two_entries_of_any_kinds(tmp_path, first, second):
-    layer = common(first, second)
+@pytest.mark.parametrize("alike", of_recipes(SHARED))
+def test_the_file_of_two_entries_of_any_kinds(tmp_path, alike):
+    for folder, first, second in in_folders(tmp_path, alike):
+        _the_file_of_two_entries(folder, first, second)
+
+
+def _the_file_of_two_entries(tmp_path, first, second):
+    layer, strengths = common(first, second), (0.7, -0.4)
     base, x = make(layer)
-    shape, pristine = tuple(weight_of(base, layer).shape), exact(base)
+    shape = tuple(weight_of(base, layer).shape)
     files = [write(tmp_path, one, layer, shape, seed) for seed, one in enumerate((first, second))]
+    tensors = [own for _, own in files]
+    other = reference_of_all(base, layer, zip((first, second), tensors, strengths, strict=True))
     served = Engine({"unet": base})
-    served.activate(Stack([Entry(path, strength) for (path, _), strength in zip(files, (0.7, -0.4), strict=True)]))
+    served.activate(Stack([Entry(path, strength) for (path, _), strength in zip(files, strengths, strict=True)]))
     saved = save_stack(served, tmp_path / "saved.safetensors", moment=END)
     served.close()
-    other, weight = exact(base), weight_of(pristine, layer)
-    for one, (_, tensors), strength in zip((first, second), files, (0.7, -0.4), strict=True):
-        weight_of(other, layer).add_(one.weight(tensors, weight, strength).reshape(weight.shape) - weight)
-        change_bias(other, layer, one.bias_delta(tensors, strength, bias_of(pristine, layer)))
     fresh = Engine({"unet": base})
     fresh.activate(Stack([Entry(saved.path)]))
     assert worst(run(base, x), run(other, in_fp64(x))) < BOUND
