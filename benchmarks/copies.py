@@ -54,7 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns the exit status."""
     made = parser(__doc__, rounds=10)
     made.add_argument("--files", type=int, default=48, help="how many")
-    made.add_argument("--lean", type=float, default=1, help="the higher, the more files are small; 5 makes 27 MB a file")
+    made.add_argument(
+        "--lean", type=float, default=1, help="the higher, the more files are small; 5 makes 27 MB a file"
+    )
     made.add_argument("--folder", type=Path, help="where to write the files; else the system's")
     options = parse(made, arguments)
     with TemporaryDirectory(dir=options.folder) as name:

@@ -19,7 +19,7 @@ from .ideas import IDEAS, Idea
 from .judge import Judge
 from .world import Teller
 
-PAIRS = (("night", "day"), ("night", "dawn"), ("outline", "filled"), ("stripes", "smooth"), ("neon", "matte"))
+PAIRS = (("night", "day"), ("night", "dawn"), ("outline", "filled"), ("stripes", "smooth"))
 """A LoRA of the demo, and the name of one that fights it. A rival's name is the seed of its training."""
 TRIED = ((1.0, 1.0), (1.0, 0.0), (0.0, 1.0))
 """Strengths of the two: as a user has them, and as the doctor offers them where they cancel each other."""
