@@ -1,12 +1,15 @@
 """The search for copies in a library of made LoRA files: seconds and memory a file, and what it does to a picture.
 
-The files are random LoRA of 10 to 300 MB for Stable Diffusion 1.5, XL and FLUX.1, in bfloat16. The search runs as in a
-web UI: on a thread of the lowest priority, which rests as long as it works. "Work" is processor time of the process.
-Memory is what the process has of its own beyond the list of files, at most; pages of mapped files are not counted,
-because the system takes them back.
+The files are random LoRA of 10 to 300 MB for Stable Diffusion 1.5, XL and FLUX.1, in bfloat16. Every sixteenth one is a
+copy: the same, in half precision, scaled, with other factors, or the sum of two. The search runs as in a web UI: on a
+thread of the lowest priority, which rests as long as it works. After half of the files, its process is killed, and a new
+one goes on.
+
+"Work" is processor time of the process. Memory is what the process has of its own beyond the list of files, at most;
+pages of mapped files are not counted, because the system takes them back.
 
 A step of Stable Diffusion 1.5's UNet is timed alone, while the search rests because a picture is made, and while it
-does not rest. A library of 1,000 files is not made: the last row is twice the work, as the search rests half the time.
+does not rest.
 """
 
 from __future__ import annotations

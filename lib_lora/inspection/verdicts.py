@@ -93,7 +93,7 @@ def _scale(file: FileMeasures) -> Iterator[Verdict]:
     by_header = alpha / rank if alpha and rank else 0.0
     if scales and by_header and not any(isclose(by_header, one, rel_tol=0.01) for one in scales):
         value = f"{' or '.join(f'{one:.3g}' for one in sorted(scales)[:_SHOWN])}, and {by_header:.3g} by the header"
-        advice = "kohya's trainer recommends 0.5 to 1. If it is too strong or too weak, multiply its strength by the quotient."
+        advice = "kohya recommends 0.5 to 1. If it is too strong or too weak, multiply its strength by the quotient."
         both = {"low": min(scales), "high": max(scales), "said": by_header}
         yield Verdict("alpha", False, "alpha divided by rank is", value, advice, numbers=both)
     ranks = {group.rank for group in plain if group.rank is not None}
