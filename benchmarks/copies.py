@@ -2,8 +2,8 @@
 
 The files are random LoRA of 10 to 300 MB for Stable Diffusion 1.5, XL and FLUX.1, in bfloat16. Every sixteenth one is a
 copy: the same, in half precision, scaled, with other factors, or the sum of two. The search runs as in a web UI: on a
-thread of the lowest priority, which rests as long as it works. After half of the files, its process is killed, and a new
-one goes on.
+thread of the lowest priority, which rests as long as it works. After half of the files, its process is killed, and a
+new one goes on.
 
 "Work" is processor time of the process. Memory is what the process has of its own beyond the list of files, at most;
 pages of mapped files are not counted, because the system takes them back.
