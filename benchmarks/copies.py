@@ -137,11 +137,11 @@ def plant(path: Path, alike: str) -> Planted:
         elif alike == "scaled" and key.endswith("alpha"):
             first[key] = value * 0.5
         elif alike == "merged" and not key.endswith("alpha"):
-            first[key] = torch.cat([value, second[key]], 0 if "down" in key else 1)
+            first[key] = torch.cat([value, second[key]], 0 if "lora_down" in key else 1)
         elif alike == "merged":
             first[key] = value + second[key]
         elif alike == "rank" and not key.endswith("alpha"):  # with more factors, half of which are zero
-            first[key] = torch.cat([value, torch.zeros_like(value)], 0 if "down" in key else 1)
+            first[key] = torch.cat([value, torch.zeros_like(value)], 0 if "lora_down" in key else 1)
         elif alike == "rank":
             first[key] = value * 2
     save_file(first, path)
