@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from lib_lora.inspection import sketches
+from lib_lora.inspection.deltas import Delta
 from lib_lora.inspection.layers import layers_of
 from lib_lora.inspection.skeleton import mapped_model
 from lib_lora.inspection.sketches import NUMBERS, Sketch, _signs, compare, later_epochs, sketch
@@ -35,9 +36,14 @@ def of(path: Path, tensors: spoiled.Tensors) -> Sketch:
 def test_a_sketch_is_its_definition_and_layers_of_one_shape_share_products(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    products: list[object] = []
+    products: list[tuple[int, int]] = []
     numbers_of = sketches._numbers
-    monkeypatch.setattr(sketches, "_numbers", lambda delta: products.append(delta.shape) or numbers_of(delta))
+
+    def counted(delta: Delta) -> torch.Tensor:
+        products.append(delta.shape)
+        return numbers_of(delta)
+
+    monkeypatch.setattr(sketches, "_numbers", counted)
     names = [f"lora_unet_{number}" for number in range(40)]
     tensors = pair("lora_unet_conv", (12, 4, 3, 3), 2, size=1.0, seed=99)
     for seed, name in enumerate(names):
