@@ -399,6 +399,8 @@ export interface CheckPair {
     cosine: number;
     /** its standard deviation */
     cosine_by_chance: number;
+    /** of the layers, each of which counts the same */
+    mean_cosine: number;
     /** the share of the directions written to that both use */
     outputs: number;
     outputs_by_chance: number;

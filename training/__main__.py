@@ -19,7 +19,7 @@ from .card import write_card
 from .check import Gallery, count_everything, count_saved
 from .curves import plot_losses
 from .denoiser import load_pipeline, train_denoiser
-from .fights import FIRST, count_fight, train_rival
+from .fights import PAIRS, count_fight, rival, train_rival
 from .ideas import IDEAS
 from .judge import load_judge, save_judge, train_judge
 from .loras import make_loras
@@ -102,8 +102,13 @@ def _make_pictures(runs: Path, demo: Path) -> None:
 
 def _make_fights(runs: Path, demo: Path) -> None:
     pipeline, folder = load_pipeline(demo / MODEL), runs / "fights"
-    train_rival(pipeline, demo / "loras" / f"{FIRST.name}.safetensors", folder)
-    print(json.dumps(count_fight(pipeline, load_judge(demo / "judge.safetensors"), folder), indent=2))
+    judge, counted = load_judge(demo / "judge.safetensors"), {}
+    for first, other in PAIRS:
+        train_rival(pipeline, demo / "loras" / f"{first}.safetensors", folder, rival(other))
+        counted[f"{first} {other}"] = count_fight(pipeline, judge, folder, (first, other))
+    text = json.dumps(counted, indent=2)
+    (folder / "fights.json").write_text(f"{text}\n", "utf-8")
+    print(text)
 
 
 _MAKERS = {

@@ -19,11 +19,10 @@ from .ideas import IDEAS, Idea
 from .judge import Judge
 from .world import Teller
 
-FIRST = next(idea for idea in IDEAS if idea.name == "night")
-RIVAL = Idea("day", "Day", "Undoes night.", "lora", rank=8, pictures=600, steps=200)
-"""It learns usual pictures while `FIRST` acts."""
-TRIED = ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (1.0, 0.5), (1.5, 1.0), (2.0, 1.0))
-"""Strengths of the two, beside those that the doctor offers."""
+PAIRS = (("night", "day"), ("night", "dawn"), ("outline", "filled"), ("stripes", "smooth"))
+"""A LoRA of the demo, and the name of one that fights it. A rival's name is the seed of its training."""
+TRIED = ((1.0, 1.0), (1.0, 0.0), (0.0, 1.0))
+"""Strengths of the two: as a user has them, and as the doctor offers them where they cancel each other."""
 SEED = 4000  # of captions: no other count has it
 
 
@@ -38,35 +37,39 @@ def acting(pipeline: Any, path: Path) -> Iterator[None]:
         engine.deactivate()
 
 
-def train_rival(pipeline: Any, first: Path, folder: Path, rival: Idea = RIVAL) -> None:
+def rival(name: str) -> Idea:
+    """Return what a rival learns: usual pictures, while the first acts."""
+    return Idea(name, name.title(), "Undoes another LoRA.", "lora", rank=8, pictures=600, steps=200)
+
+
+def train_rival(pipeline: Any, first: Path, folder: Path, idea: Idea) -> None:
     """Write a copy of the first file, and the file that fights it."""
     folder.mkdir(parents=True, exist_ok=True)
     copyfile(first, folder / first.name)
     with acting(pipeline, first):
-        trained = train_adapter(folder, pipeline, rival)
-    write_lora(folder / f"{rival.name}.safetensors", rival, trained.tensors)
+        trained = train_adapter(folder, pipeline, idea)
+    write_lora(folder / f"{idea.name}.safetensors", idea, trained.tensors)
 
 
-def count_fight(pipeline: Any, judge: Judge, folder: Path, count: int = 30) -> dict[str, Any]:
+def count_fight(pipeline: Any, judge: Judge, folder: Path, names: tuple[str, str], count: int = 30) -> dict[str, Any]:
     """Return what the doctor says of the two, and what the judge sees in so many pictures at each of some strengths."""
     gallery = Gallery(pipeline, judge, folder, steps=12)
-    names = FIRST.name, RIVAL.name
     measured = measure_stack([layers_of(folder / f"{name}.safetensors") for name in names])
-    factor = measured.factor([1.0, 1.0])
-    stacks = [dict(zip(names, strengths, strict=True)) for strengths in (*TRIED, (factor, factor))]
+    first = next(idea for idea in IDEAS if idea.name == names[0])
+    stacks = [dict(zip(names, strengths, strict=True)) for strengths in TRIED]
     return {
         "pairs": [pair.to_json() for pair in measured.pairs],
         "pictures": count,
-        "seen": [{"strengths": stack, **_seen(gallery, stack, count)} for stack in stacks],
+        "seen": [{"strengths": stack, **_seen(gallery, first, stack, count)} for stack in stacks],
     }
 
 
-def _seen(gallery: Gallery, strengths: Mapping[str, float], count: int) -> dict[str, int]:
-    """Return how many pictures show `FIRST`, and how many have the things of their captions and no others."""
-    teller = Teller(SEED, pairs=0, plain=True)
+def _seen(gallery: Gallery, first: Idea, strengths: Mapping[str, float], count: int) -> dict[str, int]:
+    """Return how many pictures show the first idea, and how many have the things of their captions and no others."""
+    teller = Teller(SEED, pairs=0, plain=True, small=first.small)
     scenes = [teller.scene() for _ in range(count)]
     seen = gallery.seen([teller.caption(scene) for scene in scenes], strengths)
     return {
-        "shown": sum(shows(FIRST, labels) for labels in seen),
+        "shown": sum(shows(first, labels) for labels in seen),
         "right": sum(obeys(scene, labels) for scene, labels in zip(scenes, seen, strict=True)),
     }

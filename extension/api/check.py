@@ -192,6 +192,7 @@ def _pair(one: PairMeasures) -> records.CheckPair:
         "relation": one.relation,
         "cosine": one.cosine,
         "cosine_by_chance": one.cosine_by_chance,
+        "mean_cosine": one.mean_cosine,
         "outputs": outputs,
         "outputs_by_chance": outputs_by_chance,
         "inputs": inputs,

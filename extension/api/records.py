@@ -371,6 +371,7 @@ class CheckPair(TypedDict):
     relation: Literal["reinforce", "cancel", "collide", "independent"]
     cosine: Annotated[float, "1 for the same change, -1 for the opposite one"]
     cosine_by_chance: Annotated[float, "its standard deviation"]
+    mean_cosine: Annotated[float, "of the layers, each of which counts the same"]
     outputs: Annotated[float, "the share of the directions written to that both use"]
     outputs_by_chance: float
     inputs: Annotated[float, "the share of the directions read from that both use"]

@@ -100,7 +100,7 @@ class CopyFinder:
     """Finds files that are copies of others, on a thread of the lowest priority.
 
     It begins when somebody asks, and at a later start if somebody asked before. It works half of the time, rests while
-    a picture is made, and has one layer in memory.
+    a picture is made, and has a few layers in memory.
     """
 
     def __init__(self, files: Files, busy: Callable[[], bool]) -> None:

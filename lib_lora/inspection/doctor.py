@@ -125,6 +125,8 @@ def _stack_text(names: Sequence[str], stack: StackMeasures, strengths: Sequence[
         text = f"{' and '.join(relations)}, cosine {cosines[0]:+.3f} to {cosines[-1]:+.3f}"
         lines.append(f"pair        {' + '.join(names[i] for i in files)}: {text}")
         lines += [_band_text(pair) for pair in bands if pair.relation != "independent"]
+        if files in stack.cancelling and strengths[files[0]] * strengths[files[1]] > 0:
+            lines.append(f"  use {names[files[0]]} or {names[files[1]]} alone: each may undo the other")
     return "\n".join(lines if stack.pairs else [*lines, "            no two files change the same layer"])
 
 
@@ -132,7 +134,10 @@ def _band_text(pair: PairMeasures) -> str:
     where = pair.band if pair.band == pair.component else f"{pair.component} {pair.band}"
     (outputs, by_chance, _), (inputs, also, _) = pair.overlap(0), pair.overlap(1)
     shared = f"shared outputs {outputs:.0%} ({by_chance:.0%} by chance), inputs {inputs:.0%} ({also:.0%} by chance)"
-    return f"  {where}: {pair.relation}; cosine {pair.cosine:+.3f} (±{pair.cosine_by_chance:.3f} by chance); {shared}"
+    return (
+        f"  {where}: {pair.relation}; cosine {pair.cosine:+.3f} (±{pair.cosine_by_chance:.3f} by chance), "
+        f"mean of the layers {pair.mean_cosine:+.3f}; {shared}"
+    )
 
 
 def _set_text(names: Sequence[str], alike: Sequence[Likeness], merged: Sequence[Merge]) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -50,6 +50,8 @@ _BETTER = 0.5
 """How much less of a sum two files must leave than one of them alone."""
 _EQUAL = 0.02
 """How much the factor between two files may differ from 1."""
+_JOINED = 64
+"""The rank from which pairs of factors are not put together: their product is fast, and they take some memory."""
 _HASHED = 1 << 20
 """The signs that are made at a time."""
 _AT_ONCE = 128
@@ -152,10 +154,9 @@ def sketch(file: FileLayers, progress: Progress = unheard) -> Sketch:
     """
     total = torch.zeros(NUMBERS, dtype=torch.float64)
     with file.parsed.file.reading() as reader:
-        for layer in counted(file.layers, progress):
-            delta = None if _is_too_large(layer) else layer.delta()
-            if delta is not None:
-                total += _numbers(delta)
+        deltas = (None if _is_too_large(layer) else layer.delta() for layer in counted(file.layers, progress))
+        for delta in _joined(deltas):
+            total += _numbers(delta)
         unknown = [key for group in file.shapeless for key in group.reads]
         unknown += [key for layer in file.layers if _reads_base(layer.adapter) for key in layer.keys]
         for tensor in counted(list(file.parsed.file.tensors(unknown).values()), progress):
@@ -182,6 +183,24 @@ def _is_too_large(layer: FileLayer) -> bool:
 def _reads_base(adapter: Adapter) -> bool:
     """Return whether an adapter depends on the base weight, modifiers aside."""
     return _reads_base(adapter.inner) if isinstance(adapter, Modifier) else adapter.reads_base
+
+
+def _joined(deltas: Iterable[Delta | None]) -> Iterator[Delta]:
+    """Yield changes, and in place of pairs of factors of one shape their sum: its numbers take one product."""
+    waiting: dict[tuple[int, int], list[LowRankDelta]] = {}
+    for delta in deltas:
+        if isinstance(delta, LowRankDelta):
+            pairs = waiting.setdefault(delta.shape, [])
+            pairs.append(LowRankDelta(delta.up.float(), delta.down.float()))
+            if sum([one.up.shape[1] for one in pairs]) >= _JOINED:
+                yield _sum(waiting.pop(delta.shape))
+        elif delta is not None:
+            yield delta
+    yield from map(_sum, waiting.values())
+
+
+def _sum(pairs: Sequence[LowRankDelta]) -> LowRankDelta:
+    return LowRankDelta(torch.cat([one.up for one in pairs], 1), torch.cat([one.down for one in pairs]))
 
 
 def _numbers(delta: Delta) -> Tensor:

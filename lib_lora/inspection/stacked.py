@@ -7,6 +7,10 @@ subspaces, it has the mean max(p, q) / n and the variance
     2 p q (n - p) (n - q) / (n^2 (n - 1) (n + 2) min(p, q)^2).
 
 The cosine of a change with another one whose directions are random has the mean 0 and the variance 1 / (out * in).
+
+A file that was trained against another one undoes little of it in the few layers with most of the energy, but it turns
+against it in most layers. So two files also cancel where the mean of the cosines of their layers is below 0: each layer
+counts the same.
 """
 
 from __future__ import annotations
@@ -30,6 +34,8 @@ _SHARE = 0.9
 """The singular vectors that have this share of a layer's energy span its subspaces."""
 _ALIKE = 0.1
 """The cosine from which two files reinforce or cancel each other."""
+_AGAINST, _FAR = 0.02, 10
+"""The mean of the layers' cosines, below 0, from which two files cancel each other, and its deviations from chance."""
 _SHARED = 0.1
 """The part of the way from chance to the same subspace, on both sides, from which two files collide."""
 _SIGMAS = 4
@@ -55,6 +61,10 @@ class PairMeasures:
     inner: float = 0.0
     energies: tuple[float, float] = (0.0, 0.0)
     inner_variance: float = 0.0
+    cosines: list[float] = field(default_factory=list)
+    """Layer by layer."""
+    cosine_variances: list[float] = field(default_factory=list)
+    """Of these, by chance."""
     overlaps: list[tuple[float, float]] = field(default_factory=list)
     """Layer by layer, of the outputs and of the inputs."""
     chances: list[tuple[tuple[float, float], tuple[float, float]]] = field(default_factory=list)
@@ -71,6 +81,16 @@ class PairMeasures:
         """Return the standard deviation of the cosine of changes in random directions."""
         size = math.sqrt(self.energies[0] * self.energies[1])
         return math.sqrt(self.inner_variance) / size if size else 0.0
+
+    @property
+    def mean_cosine(self) -> float:
+        """Return the mean of the layers' cosines, whatever their energies."""
+        return sum(self.cosines) / max(len(self.cosines), 1)
+
+    @property
+    def mean_by_chance(self) -> float:
+        """Return the standard deviation of that mean, of changes in random directions."""
+        return math.sqrt(sum(self.cosine_variances)) / max(len(self.cosines), 1)
 
     def overlap(self, side: int) -> tuple[float, float, float]:
         """Return the mean overlap of the outputs (0) or the inputs (1), its mean by chance, and the deviation of that.
@@ -95,6 +115,8 @@ class PairMeasures:
     @property
     def relation(self) -> Relation:
         """Return what the two files do to each other."""
+        if self.mean_cosine < -max(_AGAINST, _FAR * self.mean_by_chance):
+            return "cancel"
         if abs(self.cosine) > max(_ALIKE, _SIGMAS * self.cosine_by_chance):
             return "reinforce" if self.cosine > 0 else "cancel"
         return "collide" if min(self.excess(0), self.excess(1)) > _SHARED else "independent"
@@ -109,6 +131,8 @@ class PairMeasures:
         self.inner_variance += first * second / math.prod(deltas[0].shape)
         if not (first and second):
             return
+        self.cosines.append(inner / math.sqrt(first * second))
+        self.cosine_variances.append(1 / math.prod(deltas[0].shape))
         pairs = list(zip(spaces[0].vectors, spaces[1].vectors, strict=True))
         left, right = [
             float((one.T @ other).square().sum()) / min(one.shape[1], other.shape[1]) for one, other in pairs
@@ -128,6 +152,8 @@ class PairMeasures:
             "layers": self.layers,
             "cosine": self.cosine,
             "cosine_by_chance": self.cosine_by_chance,
+            "mean_cosine": self.mean_cosine,
+            "mean_by_chance": self.mean_by_chance,
             **sides,
             "relation": self.relation,
         }
@@ -153,6 +179,11 @@ class StackMeasures:
     pairs: tuple[PairMeasures, ...]
     gram: Tensor
     """Sums of products of all entries, file by file."""
+
+    @property
+    def cancelling(self) -> list[tuple[int, int]]:
+        """Return the pairs of files that cancel each other in a band."""
+        return list(dict.fromkeys([pair.files for pair in self.pairs if pair.relation == "cancel"]))
 
     def norm(self, strengths: Sequence[float]) -> float:
         """Return the Frobenius norm of the sum of all files at their strengths."""

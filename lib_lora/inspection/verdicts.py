@@ -17,6 +17,8 @@ from .measures import FileMeasures, LayerMeasures
 SPIKE, ABOVE = 0.8, 25
 """A layer has a spike where one singular value has this share of its energy, and is so many times the file's median
 spectral norm."""
+PUBLISHED = 5
+"""The spectral norm to which https://github.com/ostris/ai-toolkit/issues/964 clips layers."""
 DOMINANT, MANY = 0.3, 12
 """A layer dominates that has this share of the energy of a file of so many layers or more."""
 STRONG, WEAK = 1.5, 0.01
@@ -91,7 +93,7 @@ def _scale(file: FileMeasures) -> Iterator[Verdict]:
     by_header = alpha / rank if alpha and rank else 0.0
     if scales and by_header and not any(isclose(by_header, one, rel_tol=0.01) for one in scales):
         value = f"{' or '.join(f'{one:.3g}' for one in sorted(scales)[:_SHOWN])}, and {by_header:.3g} by the header"
-        advice = "If it is too strong or too weak, multiply its strength by the quotient."
+        advice = "kohya recommends 0.5 to 1. If it is too strong or too weak, multiply its strength by the quotient."
         both = {"low": min(scales), "high": max(scales), "said": by_header}
         yield Verdict("alpha", False, "alpha divided by rank is", value, advice, numbers=both)
     ranks = {group.rank for group in plain if group.rank is not None}
@@ -125,10 +127,14 @@ def _layers(file: FileMeasures) -> Iterator[Verdict]:
     usual = median([one.spectral for one in file.layers] or [0.0])
     spiked = [one for one in file.layers if one.first_share > SPIKE and one.spectral > ABOVE * usual > 0]
     if spiked:
-        times = max(one.spectral for one in spiked) / usual
-        value = f"up to {times:.0f} times the file's median, in one direction"
-        advice = "Several such files together may break the picture. Lower their strengths in a stack."
-        yield Verdict("spike", False, "the spectral norm is", value, advice, _names(spiked), {"times": times})
+        largest = max(one.spectral for one in spiked)
+        value = f"up to {largest:.3g}, {largest / usual:.0f} times the file's median, in one direction"
+        advice = (
+            f"A report on Krea 2 takes {PUBLISHED} as a limit (ai-toolkit, issue 964). Several such files together may "
+            "break the picture. Lower their strengths in a stack."
+        )
+        numbers = {"times": largest / usual, "largest": largest}
+        yield Verdict("spike", False, "the spectral norm is", value, advice, _names(spiked), numbers)
     shares = file.by_layer()
     leading = [name for name, share in shares.items() if share > DOMINANT] if len(shares) >= MANY else []
     if leading:

@@ -74,7 +74,7 @@ test("a verdict is said with its numbers, in the language of the tab", () => {
     assert.match(said("alpha", {low: 1, high: 1, said: 0.25}), /^Hint: .* is 1, and 0\.25 by .* by 0\.25\.$/);
     assert.match(said("alpha", {low: 1, high: 2, said: 0.25}), /is 1 to 2, and 0\.25 .* try another strength\.$/);
     assert.match(said("strong", {relative: 2.5, strength: 0.4}), /250 % .* Try the strength 0\.4,/);
-    assert.match(said("spike", {times: 31.49}), / 31\.5 times /);
+    assert.match(said("spike", {times: 31.49, largest: 12.34}), / 31\.5 times .* size is 12\.3\. .* 5 as a limit/);
     const german = JSON.parse(
         readFileSync(new URL("../../javascript/remora/languages/de.json", import.meta.url), "utf8"),
     );

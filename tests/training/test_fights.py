@@ -14,6 +14,7 @@ from lib_lora.inspection.layers import layers_of
 from training import fights
 from training.adapters import Trained
 from training.denoiser import load_pipeline
+from training.ideas import IDEAS
 from training.judge import load_judge
 
 pytest.importorskip("transformers", "5", reason="training needs transformers 5")
@@ -36,12 +37,14 @@ def test_a_rival_learns_while_the_first_acts_and_both_are_counted(
 
     monkeypatch.setattr(fights, "train_adapter", watched)
     monkeypatch.setattr("training.adapters._BATCH", 2)
-    rival = dataclasses.replace(fights.RIVAL, steps=2, pictures=4)
-    fights.train_rival(pipeline, NIGHT, tmp_path / "fights", rival)
+    short = dataclasses.replace(fights.rival("day"), steps=2, pictures=4)
+    fights.train_rival(pipeline, NIGHT, tmp_path / "fights", short)
     assert (seen[0].double() - change.dense()).norm() < 1e-5 * change.dense().norm()
     assert torch.equal(pipeline.unet.get_submodule(layer.name).weight, before)
-    monkeypatch.setattr(fights, "TRIED", ((1.0, 0.0), (0.0, 1.0)))
-    found = fights.count_fight(pipeline, load_judge(FOLDER / "judge.safetensors"), tmp_path / "fights", count=1)
-    alone, rival, offered = found["seen"]
-    assert (alone["shown"], rival["shown"]) == (1, 0)
-    assert 0 < offered["strengths"]["night"] == offered["strengths"]["day"] <= 1.01
+    judge = load_judge(FOLDER / "judge.safetensors")
+    found = fights.count_fight(pipeline, judge, tmp_path / "fights", ("night", "day"), count=1)
+    both, alone, rival = found["seen"]
+    assert both["strengths"] == {"night": 1.0, "day": 1.0}
+    assert (alone["strengths"], alone["shown"]) == ({"night": 1.0, "day": 0.0}, 1)
+    assert (rival["strengths"], rival["shown"]) == ({"night": 0.0, "day": 1.0}, 0)
+    assert {name for name, _ in fights.PAIRS} < {idea.name for idea in IDEAS}

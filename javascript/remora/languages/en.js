@@ -878,9 +878,9 @@ export const ENGLISH = /** @type {const} */ ({
     },
     "check.allDead": "No layer changes anything: the training failed.",
     "check.alpha":
-        "Alpha divided by rank is {own}, and {said} by the header. If the LoRA is too strong or too weak, multiply its strength by {factor}.",
+        "Alpha divided by rank is {own}, and {said} by the header. kohya’s trainer recommends 0.5 to 1. If the LoRA is too strong or too weak, multiply its strength by {factor}.",
     "check.alphas":
-        "Alpha divided by rank is {own}, and {said} by the header. If the LoRA is too strong or too weak, try another strength.",
+        "Alpha divided by rank is {own}, and {said} by the header. kohya’s trainer recommends 0.5 to 1. If the LoRA is too strong or too weak, try another strength.",
     "check.resized": "The rank is {own}, and {said} by the header. The file was resized or merged after the training.",
     "check.noScale":
         "Nothing in the file tells its scale, which is taken as 1. If the LoRA is too strong or too weak, give its alpha.",
@@ -889,7 +889,7 @@ export const ENGLISH = /** @type {const} */ ({
     "check.weak":
         "The change has {percent} of the size of the model’s weights, and hardly acts. A wrong alpha or a short training may be the cause.",
     "check.spike":
-        "The strongest direction of a layer is {times} times as strong as usual in this file. Several such files together may spoil the picture. Lower the strength in a stack.",
+        "The strongest direction of a layer is {times} times as strong as usual in this file. Its size is {largest}. A report on Krea 2 takes 5 as a limit. Several such files together may spoil the picture. Lower the strength in a stack.",
     "check.dominant":
         "One layer has {percent} of the energy. Lower the weight of its block, and see whether the picture is better.",
     "check.textEncoder":
@@ -932,7 +932,7 @@ export const ENGLISH = /** @type {const} */ ({
     "check.reinforceMeans": "a part of both changes is the same, and adds up.",
     "check.independentMeans": "the changes have no more in common than chance gives, or little more.",
     "check.band":
-        "{band}: {relation}; cosine {cosine} (±{deviation} by chance); shared outputs {outputs} ({outputsByChance} by chance), inputs {inputs} ({inputsByChance} by chance)",
+        "{band}: {relation}; cosine {cosine} (±{deviation} by chance), mean of the layers {mean}; shared outputs {outputs} ({outputsByChance} by chance), inputs {inputs} ({inputsByChance} by chance)",
     "check.sumLarger":
         "At these strengths, the sum is {times} times as large as the strongest file alone. With all strengths times {factor}, it would be as large.",
     "check.sumEqual": "The sum is about as large as the strongest file alone.",
@@ -943,6 +943,8 @@ export const ENGLISH = /** @type {const} */ ({
     "check.isSet": "The strengths are set.",
     "check.notMeasured": "not measured",
     "check.balanced": "These strengths were set here: the sum is as large as the strongest file was alone.",
+    "check.fight": "{names} may undo each other: in tests, the better picture was that with one of the two.",
+    "check.without": "Without {name}",
 
     // suggestions in a prompt box
     "completion.suggestions": "Suggestions",

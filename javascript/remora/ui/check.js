@@ -20,7 +20,7 @@ const COMMAND = "python -m lib_lora doctor FILE --model MODEL";
  * Ask for a check until it is done; while nobody asks, the server stops it.
  * @template {{result: unknown}} T
  * @param {Tab} tab
- * @param {() => Promise<T>} ask
+ * @param {() => Promise<T | null>} ask
  * @param {unknown[]} inputs
  */
 export function useCheck(tab, ask, inputs) {

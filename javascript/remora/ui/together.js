@@ -32,7 +32,9 @@ export function StackCheck({tab}) {
     const acting = tab.stack.acting();
     const ids = acting.map(({id}) => id).join();
     const strengths = acting.map(({strength}) => strength).join();
-    const ask = () => tab.api.get(/** @type {const} */ (`check/stack?${query({ids, strengths})}`));
+    const isPair = acting.length > 1;
+    const ask = async () =>
+        isPair ? tab.api.get(/** @type {const} */ (`check/stack?${query({ids, strengths})}`)) : null;
     const {told, trouble} = useCheck(tab, ask, [ids, strengths]);
     // an answer to the strengths before these is of no use
     const found = told && told.ids.join() === ids && told.strengths.join() === strengths ? told.result : null;
@@ -41,6 +43,10 @@ export function StackCheck({tab}) {
     const scale = () => {
         tab.edits.scale(new Set(acting.map(({id}) => id)), found?.factor ?? 1);
         tab.set({balanced: keyOf(tab.stack.acting())});
+        setSet(true);
+    };
+    const stop = (/** @type {string} */ id) => {
+        tab.edits.scale(new Set([id]), 0);
         setSet(true);
     };
     const undo = () => {
@@ -54,19 +60,24 @@ export function StackCheck({tab}) {
     return html`<${Dialog} title=${t("check.stack")} close=${() => tab.set({dialog: ""})} foot=${foot} class="rt-wide-dialog">
         <p class="rt-hint">${t("check.caution")}</p>
         <${Trouble} trouble=${trouble} />
-        ${!trouble.text && !found && html`<${Progress} told=${told} />`}
-        ${found && html`<${Together} found=${found} acting=${acting} scale=${isBalanced ? null : scale} />`}
+        ${!trouble.text && !found && isPair && html`<${Progress} told=${told} />`}
+        ${found && html`<${Together} found=${found} acting=${acting} scale=${isBalanced ? null : scale} stop=${stop} />`}
     <//>`;
 }
 
-/** @param {{found: FilesTogether, acting: Acting[], scale: (() => void) | null}} props */
-function Together({found, acting, scale}) {
+/** @param {{found: FilesTogether, acting: Acting[], scale: (() => void) | null, stop: (id: string) => void}} props */
+function Together({found, acting, scale, stop}) {
     const names = acting.map(({name}) => name);
     const unmeasured = names.filter((_, at) => !found.alone[at]);
     const energy = found.alone.reduce((sum, norm) => sum + norm ** 2, 0) || 1;
     const pairs = pairsOf(found.pairs);
     const relations = new Set(pairs.flatMap((pair) => pair.relations));
+    const fights = pairs.filter(
+        ({files: [one, other], relations: own}) =>
+            own.includes("cancel") && acting[one].strength * acting[other].strength > 0,
+    );
     return html`<${Sum} found=${found} acting=${acting} scale=${scale} />
+        ${fights.map(({files}) => html`<${Fight} key=${files.join()} files=${files.map((at) => acting[at])} stop=${stop} />`)}
         ${unmeasured.length > 0 && html`<p class="rt-notice">${t("check.unmeasuredFiles", {names: listed(unmeasured, "conjunction")})}</p>`}
         <h4>${t("check.shares")}</h4>
         <${Bars} label=${t("check.shares")} bars=${names
@@ -88,6 +99,22 @@ function Together({found, acting, scale}) {
         )}`;
 }
 
+/**
+ * Offer to go on with one of two files that may undo each other.
+ * @param {{files: Acting[], stop: (id: string) => void}} props
+ */
+function Fight({files, stop}) {
+    const names = listed(
+        files.map(({name}) => name),
+        "conjunction",
+    );
+    return html`<p class="rt-notice">${t("check.fight", {names})}</p>
+        <div class="rt-line">${files.map(
+            ({id, name}) =>
+                html`<button type="button" class="rt-small" key=${id} onClick=${() => stop(id)}>${t("check.without", {name})}</button>`,
+        )}</div>`;
+}
+
 /** @param {Relation[]} relations */
 const said = (relations) =>
     listed(
@@ -96,12 +123,13 @@ const said = (relations) =>
     );
 
 /** @param {CheckPair} band */
-function aboutBand({component, band, relation, cosine, cosine_by_chance: deviation, ...shared}) {
+function aboutBand({component, band, relation, cosine, cosine_by_chance: deviation, mean_cosine: mean, ...shared}) {
     return t("check.band", {
         band: band === component ? band : `${component} ${band}`,
         relation: t(RELATIONS[relation].word),
         cosine: signed(cosine),
         deviation: short(deviation),
+        mean: signed(mean),
         outputs: percent(shared.outputs),
         outputsByChance: percent(shared.outputs_by_chance),
         inputs: percent(shared.inputs),

@@ -579,6 +579,8 @@ def test_the_files_of_a_stack_are_checked_at_their_strengths(ask: Checked, runne
     assert told["result"]["factor"] == pytest.approx(measured.factor([0.8, 0.5]))
     assert [one["relation"] for one in told["result"]["pairs"]] == [one.relation for one in measured.pairs]
     assert [one["cosine"] for one in told["result"]["pairs"]] == pytest.approx([one.cosine for one in measured.pairs])
+    means = [one.mean_cosine for one in measured.pairs]
+    assert [one["mean_cosine"] for one in told["result"]["pairs"]] == pytest.approx(means)
     again = ask("GET", "/check/stack", params={**asked, "strengths": "1,1"})
     assert again["result"]["norm"] == pytest.approx(measured.norm([1, 1])), "nothing is measured again"
     entries = [{"name": "night", "unet": 0.8}, {"name": "zorp", "on": False}, {"name": "stripes", "unet": 0.5}]

@@ -264,10 +264,37 @@ def test_the_files_of_the_stack_are_compared_in_a_map(served: Served, browser: A
         assert body.evaluate("body => body.scrollWidth <= body.clientWidth"), "the map scrolls by itself"
 
 
+@pytest.fixture
+def rival(served: Served) -> Iterator[str]:
+    """Yield the name of a file that undoes half of night."""
+    night = load_file(served.loras / "night.safetensors")
+    path = served.loras / "rival.safetensors"
+    save_file({key: -one / 2 if "lora_up" in key else one for key, one in night.items()}, path)
+    httpx.post(f"{served.url}/remora/v1/refresh")
+    yield "rival"
+    path.unlink()
+    httpx.post(f"{served.url}/remora/v1/refresh")
+
+
 @pytest.mark.browser
-def test_one_click_sets_strengths_once_and_is_undone(served: Served, browser: Any) -> None:
+def test_one_click_sets_strengths_once_and_is_undone(served: Served, browser: Any, rival: str) -> None:
     with opened_small(served, browser) as page:
         tab = Tab(page).ready()
+        tab.write(f"<lora:night:1> <lora:{rival}:0.8>")
+        dialog = together(tab)
+        dialog.get_by_text("night and rival may undo each other").wait_for()
+        assert dialog.get_by_role("button", name="Without night").count() == 1
+        dialog.get_by_role("button", name="Without rival").click()
+        tab.prompt_is("<lora:night:1> <lora:rival:0>")
+        dialog.get_by_text("The strengths are set").wait_for()
+        assert not dialog.get_by_text("may undo each other").count()
+        assert not dialog.get_by_role("progressbar").count(), "one file alone is not compared"
+        assert faults(page) == []
+        dialog.get_by_role("button", name="Undo").click()
+        tab.prompt_is("<lora:night:1> <lora:rival:0.8>")
+        dialog.get_by_text("night and rival may undo each other").wait_for(timeout=LONG)
+        page.keyboard.press("Escape")
+        dialog.wait_for(state="detached")
         tab.write("<lora:stripes:1> <lora:night:0.8>")
         dialog = together(tab)
         asked = {"ids": ",".join(page.evaluate("window.remoraTab.stack.acting().map(({id}) => id)"))}

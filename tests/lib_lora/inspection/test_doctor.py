@@ -83,6 +83,12 @@ def test_a_stack_and_a_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "denoiser IN07: reinforce; cosine +1.000 (±0.00" in out
     assert "pair        night + stripes: " in out
     assert "alike       weaker is a multiple of night (cosine 1.0000, times 0.5)" in out
+    assert "alone: each may undo the other" not in out
+    rival = save(tmp_path / "rival.safetensors", spoiled.merged([(-0.3, night), (1.0, stripes)], 12))
+    out = run(capsys, paths[0], rival)
+    assert "pair        night + rival: cancel" in out
+    assert "\n  use night or rival alone: each may undo the other" in out
+    assert "may undo" not in run(capsys, paths[0], rival, "--strengths", 1, -1), "one is turned round"
     data = json.loads(run(capsys, *paths, "--json"))
     assert [Path(one["file"]).stem for one in data["files"]] == list(files)
     assert data["stack"]["strengths"] == [1.0] * 4

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from lib_lora.inspection import sketches
+from lib_lora.inspection.deltas import Delta
 from lib_lora.inspection.layers import layers_of
 from lib_lora.inspection.skeleton import mapped_model
 from lib_lora.inspection.sketches import NUMBERS, Sketch, _signs, compare, later_epochs, sketch
@@ -32,15 +33,30 @@ def of(path: Path, tensors: spoiled.Tensors) -> Sketch:
     return sketch(layers_of(save(path, tensors)))
 
 
-def test_a_sketch_is_its_definition(tmp_path: Path) -> None:
-    tensors = pair("lora_unet_a", (12, 8), 2, size=1.0) | pair("lora_unet_b", (12, 4, 3, 3), 2, size=1.0, seed=1)
+def test_a_sketch_is_its_definition_and_layers_of_one_shape_share_products(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    products: list[tuple[int, int]] = []
+    numbers_of = sketches._numbers
+
+    def counted(delta: Delta) -> torch.Tensor:
+        products.append(delta.shape)
+        return numbers_of(delta)
+
+    monkeypatch.setattr(sketches, "_numbers", counted)
+    names = [f"lora_unet_{number}" for number in range(40)]
+    tensors = pair("lora_unet_conv", (12, 4, 3, 3), 2, size=1.0, seed=99)
+    for seed, name in enumerate(names):
+        tensors |= pair(name, (12, 8), 4, size=1.0, seed=seed)
     want = torch.zeros(NUMBERS, dtype=torch.float64)
-    for name in ("lora_unet_a", "lora_unet_b"):
+    for name in (*names, "lora_unet_conv"):
         up, down = (tensors[f"{name}.lora_{side}.weight"].double().flatten(1) for side in ("up", "down"))
         dense = up @ down
         left, right = _signs(dense.shape[0], 0).double(), _signs(dense.shape[1], 1).double()
         want += torch.stack([left[:, k] @ dense @ right[:, k] for k in range(NUMBERS)]) / math.sqrt(NUMBERS)
-    assert (of(tmp_path / "a.safetensors", tensors).numbers - want).abs().max() < 1e-5
+    found = of(tmp_path / "a.safetensors", tensors).numbers
+    assert (found - want).abs().max() < 1e-6 * want.abs().max()
+    assert sorted(products) == [(12, 8), (12, 8), (12, 8), (12, 36)], "16 layers of rank 4 at a time, and the rest"
 
 
 def test_signs_are_even_independent_and_the_same_everywhere() -> None:

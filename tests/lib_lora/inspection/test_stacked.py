@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -93,7 +94,7 @@ def random_lora(folder: Path, seed: int, rank: int = 4) -> tuple[Path, list[Tens
     return lora(folder, str(seed), ups, downs), ups, downs
 
 
-@pytest.mark.parametrize("seed", range(1, 6))
+@pytest.mark.parametrize("seed", range(1, 5))
 def test_what_two_files_do_to_each_other(tmp_path: Path, seed: int) -> None:
     path, ups, downs = random_lora(tmp_path, seed)
     other, *_ = random_lora(tmp_path, seed + 100, rank=3)
@@ -107,6 +108,34 @@ def test_what_two_files_do_to_each_other(tmp_path: Path, seed: int) -> None:
     for relation, against in shapes.items():
         found = stack(path, against).pairs
         assert {pair.relation for pair in found} == {relation}
+
+
+def against(first: list[Tensor], downs: list[Tensor], own: list[Tensor], own_downs: list[Tensor], share: float) -> Any:
+    """Return factors of changes that undo so much of the first ones, beside their own."""
+    ups = [torch.cat([-share * one, other], 1) for one, other in zip(first, own, strict=True)]
+    return ups, [torch.cat(pair) for pair in zip(downs, own_downs, strict=True)]
+
+
+def test_files_cancel_where_most_layers_turn_against_each_other(tmp_path: Path) -> None:
+    """As after a training against another file; the layers with most of the energy need not."""
+    big = 30.0  # times the norm of the others: it alone decides the cosine of the sums
+    (path, ups, downs), (_, own, own_downs) = random_lora(tmp_path, 1, rank=16), random_lora(tmp_path, 2, rank=16)
+    for share, relation in ((0.15, "cancel"), (0.0, "independent"), (-0.15, "reinforce")):
+        rival, rival_downs = against(ups, downs, own, own_downs, share)
+        rival[0], rival_downs[0] = big * own[0], own_downs[0]
+        found = stack(path, lora(tmp_path, "rival", rival, rival_downs))
+        first, *others = found.pairs
+        assert first.band == "IN01 to IN02"
+        assert abs(first.cosine) < 0.05
+        cosines = [
+            torch.nn.functional.cosine_similarity((a @ b).flatten(), (c @ d).flatten(), 0).item()
+            for a, b, c, d in zip(ups, downs, rival, rival_downs, strict=True)
+        ]
+        for at, pair in enumerate(found.pairs):
+            assert pair.mean_cosine == pytest.approx(sum(cosines[2 * at : 2 * at + 2]) / 2, rel=1e-5)
+            assert pair.mean_by_chance == pytest.approx(1 / math.sqrt(2 * 64 * 96))
+        assert {pair.relation for pair in others} == {relation}
+        assert found.cancelling == ([(0, 1)] if relation == "cancel" else [])
 
 
 def test_pairs_by_band_and_component(tmp_path: Path) -> None:

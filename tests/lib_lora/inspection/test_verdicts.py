@@ -56,6 +56,7 @@ def test_alpha_and_rank_are_compared_with_the_header(tmp_path: Path) -> None:
     found = judge(tmp_path / "a.safetensors", spoiled.with_alpha(layers(), 8.0), said)
     assert found.keys() == {"alpha"}
     assert found["alpha"].value == "8, and 1 by the header"
+    assert "recommends 0.5 to 1" in str(found["alpha"])
     found = judge(tmp_path / "b.safetensors", spoiled.resized(layers(), 2), said)
     assert found.keys() == {"resized"}, "another rank and alpha, and the same scale"
     assert judge(tmp_path / "c.safetensors", layers(), said | {"ss_network_alpha": "none"}) == {}
@@ -69,6 +70,8 @@ def test_a_spike_is_far_above_the_other_layers(tmp_path: Path) -> None:
         assert found.keys() - {"dominant"} == expected - {"dominant"}
         assert "spike" not in found or found["spike"].layers == (name.removeprefix("lora_unet_"),)
     assert str(found["spike"]).startswith("hint: the spectral norm is up to ")
+    assert "takes 5 as a limit (ai-toolkit, issue 964)" in str(found["spike"])
+    assert found["spike"].numbers["largest"] == pytest.approx(80 * usual, rel=0.05)
 
 
 def test_a_few_layers_cannot_dominate(tmp_path: Path) -> None:
