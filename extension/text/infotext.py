@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 _NEGATIVE = "Negative prompt:"
+_TEMPLATES = ("Template:", "Negative template:")  # of SD.Next: the prompts once more, before styles and wildcards
 # Finds the matches of the original's pattern, which starts with `\s*(`. Here a name is searched once per run of valid
 # characters, not at each of them, which would take minutes for a long line without a colon.
 _SETTING = re.compile(r'(?<![\w \-/])[ \-/]*(\w[\w \-/]+):\s*("(?:\\.|[^\\"])+"|[^,]*)(?:,|$)')
@@ -47,6 +48,8 @@ def parse_infotext(text: str) -> Infotext:
     found = _SETTING.findall(last)
     if len(found) < _MIN_SETTINGS:
         lines, found = [*lines, last], []
+    if ("App", "SD.Next") in found:
+        lines = lines[: next((i for i, line in enumerate(lines) if line.startswith(_TEMPLATES)), len(lines))]
     start = next((i for i, line in enumerate(lines) if line.strip().startswith(_NEGATIVE)), len(lines))
     negative = "\n".join(lines[start:]).strip().removeprefix(_NEGATIVE).strip()
     return Infotext("\n".join(lines[:start]).strip(), negative, {name: _unquote(value) for name, value in found})

@@ -33,6 +33,10 @@ def test_a_text_written_by_a1111_is_read() -> None:
     assert info.settings["Sampler"] == "DPM++ 2M"
     assert info.settings["Version"] == "v1.10.1"
     assert parse_hashes(info.settings["Lora hashes"]) == [("a", "0123456789ab"), ("b", "ba9876543210")]
+    sdnext = parse_infotext("a fox\nNegative prompt: \nTemplate: a fox\nSteps: 2, Seed: 3, App: SD.Next, Size: 8x8")
+    assert (sdnext.prompt, sdnext.negative_prompt) == ("a fox", ""), "a template is no prompt"
+    other = parse_infotext("a fox\nTemplate: x\nSteps: 2, Seed: 3, Size: 8x8")
+    assert other.prompt == "a fox\nTemplate: x"
 
 
 def test_a_text_without_settings_is_all_prompt() -> None:
