@@ -6,10 +6,10 @@ import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from lib_lora import InputSamples
-
 if TYPE_CHECKING:
     from torch import nn
+
+    from lib_lora import InputSamples
 
 
 class LayerInputs:
@@ -25,6 +25,8 @@ class LayerInputs:
         """Begin to take them if they are wanted."""
         if not self.wanted or not model:
             return
+        from lib_lora import InputSamples  # the room that saves is not read at every start
+
         self.end()
         self._samples = InputSamples(model).__enter__()
         self._model = {name: weakref.ref(part) for name, part in model.items()}
