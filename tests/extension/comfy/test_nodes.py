@@ -332,14 +332,39 @@ def test_a_changed_file_runs_again_and_a_changed_strength_reads_nothing(
     assert nodes.RemoraFromPrompt.IS_CHANGED(text="<lora:a:1>") != nodes.RemoraFromPrompt.IS_CHANGED(text="<lora:b:1>")
 
 
-def test_unloading_a_model_frees_former_stacks(nodes: Any, model: Patcher) -> None:
-    with_lora, _ = applied(nodes, model, "a.safetensors")
+def test_unloading_a_model_frees_former_stacks(nodes: Any, model: Patcher, clip: Clip) -> None:
+    with_lora, encoder = applied(nodes, model, "a.safetensors", clip=clip)
     out, engine = with_lora.sample(X, SIGMAS)[0], with_lora.get_attachment("remora").engine
-    assert engine.memory().parked > 0
+    encoder.encode_from_tokens(clip.tokenize("abc"))
+    encoders = encoder.remora_applied.engine
+    assert min(engine.memory().parked, encoders.memory().parked) > 0
     with_lora.detach()
-    assert engine.memory().parked == 0
-    assert CallbacksMP.ON_DETACH in with_lora.callbacks
+    encoder.patcher.detach()
+    assert (engine.memory().parked, encoders.memory().parked) == (0, 0)
     assert torch.equal(with_lora.sample(X, SIGMAS)[0], out)
+    clip.encode_from_tokens(clip.tokenize("abc"))
+    model.sample(X, SIGMAS)  # a clone without a stack takes the place
+    assert (engine.memory().parked, encoders.memory().parked) == (0, 0)
+
+
+def test_another_strength_keeps_what_is_placed(nodes: Any, model: Patcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    applied(nodes, model, "a.safetensors")[0].sample(X, SIGMAS)
+    other, _ = applied(nodes, model, "a.safetensors", strength=0.5)
+    monkeypatch.setattr("lib_lora.engine.make_plan", None)
+    other.sample(X, SIGMAS)
+
+
+def test_comfyui_counts_the_adapters_among_what_a_run_needs(nodes: Any, model: Patcher) -> None:
+    model.sample(X, SIGMAS)
+    with_lora, _ = applied(nodes, model, "a.safetensors")
+    with_lora.sample(X, SIGMAS)
+    without, with_adapters = model.model.estimated
+    assert with_adapters - without == 4 * (8 * 2 + 2 * 8 + 1)  # fp32, rank 2, one layer of 8 x 8, its alpha
+    assert "memory_required" not in vars(model.model)
+    ours = vars(model.model)["memory_required"] = lambda input_shape: 1.0
+    with_lora.sample(X, SIGMAS)
+    assert model.model.estimated[-1] == 1.0 + 4 * 33
+    assert vars(model.model)["memory_required"] is ours
 
 
 def test_a_saved_stack_acts_as_the_stack(nodes: Any, model: Patcher, clip: Clip, shown: dict[str, str]) -> None:
