@@ -30,7 +30,9 @@ from lib_lora import (
     Row,
     Stack,
     model_blocks,
+    register,
 )
+from lib_lora.plugins import Scheme
 
 from .entries import for_text_encoders
 
@@ -40,7 +42,26 @@ _ENCODERS = ("clip_l", "clip_g")
 """Of a text encoder, in diffusers' order; others follow."""
 _engines: WeakKeyDictionary[nn.Module, Engine] = WeakKeyDictionary()
 _in_use: WeakSet[Engine] = WeakSet()
-"""Of models that are being loaded for a stack, sampled or encode; another clone that leaves the device frees nothing."""
+"""Of models that are being loaded for a stack, are sampled or encode: a clone that makes way then frees nothing."""
+
+
+_checked: WeakSet[nn.Module] = WeakSet()
+"""Parts of models that are not to be called now."""
+
+
+class CheckedModel(Scheme):
+    """A model whose stack is only checked, so that adapters are placed once, when the model runs."""
+
+    name = "checked_model"
+    mark = "remora_checked"  # of no layer
+
+    @classmethod
+    def rests(cls, component: nn.Module) -> bool:
+        """Tell whether the stack of this component is being checked."""
+        return component in _checked
+
+
+register(CheckedModel)
 
 
 def engine_of(module: nn.Module, components: Mapping[str, nn.Module]) -> Engine:
@@ -88,6 +109,8 @@ class AppliedStack:
 
     def _check(self) -> None:
         """Activate the stack once, so that a file at fault is told on the node that names it."""
+        parts = self.engine.components.values()
+        _checked.update(parts)
         try:
             with self.engine.active(Stack(self.entries)) as self.report:
                 return
@@ -95,8 +118,10 @@ class AppliedStack:
             if not all(isinstance(cause, NoMatchError) for cause in error.causes.values()):
                 raise
             self.elsewhere = dict(error.causes)
-        with self.engine.active(self.stack) as self.report:
-            return
+            with self.engine.active(self.stack) as self.report:
+                return
+        finally:
+            _checked.difference_update(parts)
 
     @property
     def stack(self) -> Stack:
@@ -124,7 +149,7 @@ class AppliedStack:
 
     @contextmanager
     def loading(self, model: Any) -> Iterator[None]:
-        """Count the tensors of the stack as memory that a run needs, while ComfyUI decides how much of a model it loads.
+        """Count the tensors of the stack as memory that a run needs, while ComfyUI decides how much it loads.
 
         Args:
             model: ComfyUI's module of the whole model, whose method `memory_required` gives its estimate.
@@ -155,7 +180,7 @@ class AppliedStack:
         return lines + [f"{self.entries[i].name}: nothing in it is for this part of the model" for i in self.elsewhere]
 
     def free(self, *_: object) -> None:
-        """Give up the memory of former stacks, as ComfyUI unloads the model or puts a clone without a stack in place."""
+        """Give up the memory of former stacks, as ComfyUI unloads the model or loads a clone without a stack."""
         if self.engine not in _in_use:
             self.engine.deactivate()
 

@@ -20,11 +20,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from lib_lora import Entry, FileError, LoraError, Region, Row, Strength
+from lib_lora.adapters.dora import DoRA
 from tests.extension.comfy.conftest import (
     TEXT,
     UNET,
     BaseModel,
-    CallbacksMP,
     Clip,
     CondStage,
     Patcher,
@@ -34,6 +34,7 @@ from tests.extension.comfy.conftest import (
     lora,
     other_loop,
 )
+from tests.fakes.files import save
 
 ROOT = Path(__file__).resolve().parents[3]
 SOCKETS = ("MODEL", "CLIP", "LATENT", "MASK", "REMORA_STACK")
@@ -352,6 +353,21 @@ def test_another_strength_keeps_what_is_placed(nodes: Any, model: Patcher, monke
     other, _ = applied(nodes, model, "a.safetensors", strength=0.5)
     monkeypatch.setattr("lib_lora.engine.make_plan", None)
     other.sample(X, SIGMAS)
+
+
+def test_a_check_computes_nothing_from_the_weights(
+    nodes: Any, model: Patcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = load_file(lora(tmp_path / "dora.safetensors", layers=[UNET]))
+    save(tmp_path / "dora.safetensors", tensors | {f"{UNET}.dora_scale": torch.ones(8, 1)})
+    read = list[Tensor]()
+    sigma = DoRA._sigma
+    monkeypatch.setattr(DoRA, "_sigma", lambda self, weight, *rest: read.append(weight) or sigma(self, weight, *rest))
+    with torch.no_grad():
+        with_lora, _ = applied(nodes, model, "dora.safetensors")
+        assert not read
+        assert not torch.equal(with_lora.sample(X, SIGMAS)[0], model.sample(X, SIGMAS)[0])
+    assert len(read) == 1
 
 
 def test_comfyui_counts_the_adapters_among_what_a_run_needs(nodes: Any, model: Patcher) -> None:
