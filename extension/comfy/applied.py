@@ -30,11 +30,10 @@ from lib_lora import (
     Row,
     Stack,
     model_blocks,
-    register,
 )
-from lib_lora.plugins import Scheme
 
 from .entries import for_text_encoders
+from .plugins import checked
 
 KEY = "remora"
 """Of Remora's wrappers, callbacks and attachments."""
@@ -43,25 +42,6 @@ _ENCODERS = ("clip_l", "clip_g")
 _engines: WeakKeyDictionary[nn.Module, Engine] = WeakKeyDictionary()
 _in_use: WeakSet[Engine] = WeakSet()
 """Of models that are being loaded for a stack, are sampled or encode: a clone that makes way then frees nothing."""
-
-
-_checked: WeakSet[nn.Module] = WeakSet()
-"""Parts of models that are not to be called now."""
-
-
-class CheckedModel(Scheme):
-    """A model whose stack is only checked, so that adapters are placed once, when the model runs."""
-
-    name = "checked_model"
-    mark = "remora_checked"  # of no layer
-
-    @classmethod
-    def rests(cls, component: nn.Module) -> bool:
-        """Tell whether the stack of this component is being checked."""
-        return component in _checked
-
-
-register(CheckedModel)
 
 
 def engine_of(module: nn.Module, components: Mapping[str, nn.Module]) -> Engine:
@@ -110,7 +90,7 @@ class AppliedStack:
     def _check(self) -> None:
         """Activate the stack once, so that a file at fault is told on the node that names it."""
         parts = self.engine.components.values()
-        _checked.update(parts)
+        checked.update(parts)
         try:
             with self.engine.active(Stack(self.entries)) as self.report:
                 return
@@ -121,7 +101,7 @@ class AppliedStack:
             with self.engine.active(self.stack) as self.report:
                 return
         finally:
-            _checked.difference_update(parts)
+            checked.difference_update(parts)
 
     @property
     def stack(self) -> Stack:

@@ -43,6 +43,29 @@ class Executor:
         return self.wrappers[0](Executor(self.original, self.wrappers[1:]), *args)
 
 
+class GGMLTensor(Tensor):
+    """Numbers of a byte."""
+
+    tensor_type, tensor_shape = "Q8_0", (8, 8)
+
+
+class GGMLLinear(nn.Linear):
+    """A layer of ComfyUI-GGUF, which decodes its weight in its forward."""
+
+    @classmethod
+    def of(cls, layer: nn.Linear) -> GGMLLinear:
+        packed = cls(8, 8, bias=False)
+        numbers = (layer.weight.detach() * 127).round().to(torch.int8)
+        packed.weight = nn.Parameter(numbers.as_subclass(GGMLTensor), requires_grad=False)
+        return packed
+
+    def get_weight(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        return tensor.as_subclass(Tensor).to(dtype) / 127
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.get_weight(self.weight, x.dtype))
+
+
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()

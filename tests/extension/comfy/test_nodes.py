@@ -10,6 +10,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,7 @@ from tests.extension.comfy.conftest import (
     BaseModel,
     Clip,
     CondStage,
+    GGMLLinear,
     Patcher,
     Sampler,
     euler,
@@ -110,20 +112,20 @@ def test_a_stack_replaces_the_former_one(nodes: Any, model: Patcher) -> None:
     assert torch.equal(none.sample(X, SIGMAS)[0], model.sample(X, SIGMAS)[0])
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_nothing_is_left_after_an_interruption(nodes: Any, model: Patcher, error: type[BaseException]) -> None:
+def test_nothing_is_left_after_an_interruption(nodes: Any, model: Patcher) -> None:
     before = model.sample(X, SIGMAS)[0]
     with_lora, _ = applied(nodes, model, "a.safetensors")
 
-    def interrupt(*_: object) -> None:
+    def interrupt(error: type[BaseException], *_: object) -> None:
         raise error
 
-    stopped = with_lora.clone()
-    stopped.add_wrapper_with_key("apply_model", "other", interrupt)
-    with pytest.raises(error):
-        stopped.sample(X, SIGMAS)
-    assert torch.equal(model.sample(X, SIGMAS)[0], before)
-    assert not torch.equal(with_lora.sample(X, SIGMAS)[0][:2], before[:2])
+    for error in (KeyboardInterrupt, RuntimeError):
+        stopped = with_lora.clone()
+        stopped.add_wrapper_with_key("apply_model", "other", partial(interrupt, error))
+        with pytest.raises(error):
+            stopped.sample(X, SIGMAS)
+        assert torch.equal(model.sample(X, SIGMAS)[0], before)
+        assert not torch.equal(with_lora.sample(X, SIGMAS)[0][:2], before[:2])
 
 
 def test_a_schedule_knows_the_step(nodes: Any, model: Patcher) -> None:
@@ -293,16 +295,16 @@ def test_inputs_at_fault_are_refused(nodes: Any, model: Patcher, tmp_path: Path)
         copy.deepcopy(applied(nodes, model, "a.safetensors")[0].attachments)  # as a node of KJNodes does
 
 
-@pytest.mark.parametrize("base", [0.0, 0.5])
-def test_a_list_of_block_weights_reaches_the_text_encoders(base: float, nodes: Any, model: Patcher, clip: Clip) -> None:
-    blocks = f"{base},1"  # of the text encoders and of the only block
+def test_a_list_of_block_weights_reaches_the_text_encoders(nodes: Any, model: Patcher, clip: Clip) -> None:
     _, plain = applied(nodes, model, "a.safetensors", clip=clip, strength=1.0)
     tokens = clip.tokenize("abc")
     before, full = clip.encode_from_tokens(tokens), plain.encode_from_tokens(tokens)
-    with_lora, encoder = applied(nodes, model, "a.safetensors", clip=clip, blocks=blocks)
-    torch.testing.assert_close(encoder.encode_from_tokens(tokens), before + base * (full - before))
     same, _ = applied(nodes, model, "a.safetensors")
-    torch.testing.assert_close(with_lora.sample(X, SIGMAS), same.sample(X, SIGMAS))
+    for base in (0.0, 0.5):
+        blocks = f"{base},1"  # of the text encoders and of the only block
+        with_lora, encoder = applied(nodes, model, "a.safetensors", clip=clip, blocks=blocks)
+        torch.testing.assert_close(encoder.encode_from_tokens(tokens), before + base * (full - before))
+        torch.testing.assert_close(with_lora.sample(X, SIGMAS), same.sample(X, SIGMAS))
 
 
 def test_a_large_mask_is_scaled_down(nodes: Any) -> None:
@@ -321,6 +323,7 @@ def test_a_changed_file_runs_again_and_a_changed_strength_reads_nothing(
     one = first.sample(X, SIGMAS)[0]
     opened = list[object]()
     monkeypatch.setattr("lib_lora.naming.network.Network.__init__", lambda *_, **__: opened.append(_))
+    monkeypatch.setattr("lib_lora.engine.make_plan", None)  # what is placed stays
     second, _ = applied(nodes, model, "a.safetensors", strength=0.5)
     assert not torch.equal(second.sample(X, SIGMAS)[0], one)
     assert not opened
@@ -348,14 +351,7 @@ def test_unloading_a_model_frees_former_stacks(nodes: Any, model: Patcher, clip:
     assert (engine.memory().parked, encoders.memory().parked) == (0, 0)
 
 
-def test_another_strength_keeps_what_is_placed(nodes: Any, model: Patcher, monkeypatch: pytest.MonkeyPatch) -> None:
-    applied(nodes, model, "a.safetensors")[0].sample(X, SIGMAS)
-    other, _ = applied(nodes, model, "a.safetensors", strength=0.5)
-    monkeypatch.setattr("lib_lora.engine.make_plan", None)
-    other.sample(X, SIGMAS)
-
-
-def test_a_check_computes_nothing_from_the_weights(
+def test_dora_reads_the_weights_once_also_of_gguf(
     nodes: Any, model: Patcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tensors = load_file(lora(tmp_path / "dora.safetensors", layers=[UNET]))
@@ -363,11 +359,19 @@ def test_a_check_computes_nothing_from_the_weights(
     read = list[Tensor]()
     sigma = DoRA._sigma
     monkeypatch.setattr(DoRA, "_sigma", lambda self, weight, *rest: read.append(weight) or sigma(self, weight, *rest))
+    attention = model.model.diffusion_model.input_blocks[1][1]["transformer_blocks"][0].attn1
     with torch.no_grad():
+        attention["to_q"] = packed = GGMLLinear.of(attention["to_q"])
         with_lora, _ = applied(nodes, model, "dora.safetensors")
         assert not read
-        assert not torch.equal(with_lora.sample(X, SIGMAS)[0], model.sample(X, SIGMAS)[0])
+        before, out = model.sample(X, SIGMAS)[0], with_lora.sample(X, SIGMAS)[0]
+    base = packed.get_weight(packed.weight, torch.float64)
     assert len(read) == 1
+    torch.testing.assert_close(read[0].double(), base, atol=1e-7, rtol=0)
+    whole = base + tensors[f"{UNET}.lora_up.weight"].double() @ tensors[f"{UNET}.lora_down.weight"].double()
+    change = whole / whole.norm(dim=1, keepdim=True) - base
+    wanted = torch.einsum("oi,bihw->bohw", change, torch.cat([X, X]).double())
+    torch.testing.assert_close((out - before).double(), wanted, atol=1e-6, rtol=1e-5)
 
 
 def test_comfyui_counts_the_adapters_among_what_a_run_needs(nodes: Any, model: Patcher) -> None:
