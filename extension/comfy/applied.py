@@ -285,26 +285,29 @@ def apply_to_model(patcher: Any, entries: Sequence[Entry], wrappers: Any, callba
         finally:
             current.pop()
 
-    def prepare(executor: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        with applied.loading(model.model):
-            return executor(model, *args, **kwargs)
-
     def apply_model(executor: Any, *args: Any, **kwargs: Any) -> Any:
         options = kwargs.get("transformer_options", args[5] if len(args) > 5 else {})
         if current:
             current[-1].begin(options)
         return executor(*args, **kwargs)
 
-    for kind, wrapper in (
-        (wrappers.PREPARE_SAMPLING, prepare),
-        (wrappers.SAMPLER_SAMPLE, sample),
-        (wrappers.APPLY_MODEL, apply_model),
-    ):
+    of_loading = (wrappers.PREPARE_SAMPLING, _loading(applied))
+    for kind, wrapper in (of_loading, (wrappers.SAMPLER_SAMPLE, sample), (wrappers.APPLY_MODEL, apply_model)):
         clone.remove_wrappers_with_key(kind, KEY)
         clone.add_wrapper_with_key(kind, KEY, wrapper)
     _free_with(clone, applied, callbacks)
     clone.set_attachments(KEY, applied)
     return clone, applied
+
+
+def _loading(applied: AppliedStack) -> Callable[..., Any]:
+    """Return a wrapper of the function that loads a model for a run; no method, as ComfyUI deep-copies wrappers."""
+
+    def prepare(executor: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        with applied.loading(model.model):
+            return executor(model, *args, **kwargs)
+
+    return prepare
 
 
 def _free_with(patcher: Any, applied: AppliedStack, callbacks: Any) -> None:
