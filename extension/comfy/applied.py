@@ -11,9 +11,10 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import wraps
 from types import CodeType, FrameType
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch import Tensor, nn
 
@@ -32,12 +33,15 @@ from lib_lora import (
 )
 
 from .entries import for_text_encoders
+from .plugins import checked
 
 KEY = "remora"
 """Of Remora's wrappers, callbacks and attachments."""
 _ENCODERS = ("clip_l", "clip_g")
 """Of a text encoder, in diffusers' order; others follow."""
 _engines: WeakKeyDictionary[nn.Module, Engine] = WeakKeyDictionary()
+_in_use: WeakSet[Engine] = WeakSet()
+"""Of models that are being loaded for a stack, are sampled or encode: a clone that makes way then frees nothing."""
 
 
 def engine_of(module: nn.Module, components: Mapping[str, nn.Module]) -> Engine:
@@ -85,6 +89,8 @@ class AppliedStack:
 
     def _check(self) -> None:
         """Activate the stack once, so that a file at fault is told on the node that names it."""
+        parts = self.engine.components.values()
+        checked.update(parts)
         try:
             with self.engine.active(Stack(self.entries)) as self.report:
                 return
@@ -92,8 +98,10 @@ class AppliedStack:
             if not all(isinstance(cause, NoMatchError) for cause in error.causes.values()):
                 raise
             self.elsewhere = dict(error.causes)
-        with self.engine.active(self.stack) as self.report:
-            return
+            with self.engine.active(self.stack) as self.report:
+                return
+        finally:
+            checked.difference_update(parts)
 
     @property
     def stack(self) -> Stack:
@@ -111,13 +119,37 @@ class AppliedStack:
             return
         self._is_active = True
         try:
-            with self.engine.active(self.stack):
+            with _using(self.engine), self.engine.active(self.stack):
                 try:
                     yield
                 finally:
                     self.report = self.engine.report
         finally:
             self._is_active = False
+
+    @contextmanager
+    def loading(self, model: Any) -> Iterator[None]:
+        """Count the tensors of the stack as memory that a run needs, while ComfyUI decides how much it loads.
+
+        Args:
+            model: ComfyUI's module of the whole model, whose method `memory_required` gives its estimate.
+        """
+        nbytes, estimate = sum(entry.nbytes for entry in self.report.entries), model.memory_required
+        is_replaced = "memory_required" in vars(model)  # by another pack
+
+        @wraps(estimate)
+        def memory_required(*args: Any, **kwargs: Any) -> Any:
+            return estimate(*args, **kwargs) + nbytes
+
+        model.memory_required = memory_required
+        try:
+            with _using(self.engine):
+                yield
+        finally:
+            if is_replaced:
+                model.memory_required = estimate
+            else:
+                del model.memory_required
 
     def summary(self) -> list[str]:
         """Return a line for each entry, without keys that are for the other part of the model."""
@@ -128,9 +160,18 @@ class AppliedStack:
         return lines + [f"{self.entries[i].name}: nothing in it is for this part of the model" for i in self.elsewhere]
 
     def free(self, *_: object) -> None:
-        """Give up the memory of former stacks, as ComfyUI unloads the model."""
-        if not self._is_active:
+        """Give up the memory of former stacks, as ComfyUI unloads the model or loads a clone without a stack."""
+        if self.engine not in _in_use:
             self.engine.deactivate()
+
+
+@contextmanager
+def _using(engine: Engine) -> Iterator[None]:
+    _in_use.add(engine)
+    try:
+        yield
+    finally:
+        _in_use.discard(engine)
 
 
 class SamplerCalls:
@@ -250,16 +291,34 @@ def apply_to_model(patcher: Any, entries: Sequence[Entry], wrappers: Any, callba
             current[-1].begin(options)
         return executor(*args, **kwargs)
 
-    for kind, wrapper in ((wrappers.SAMPLER_SAMPLE, sample), (wrappers.APPLY_MODEL, apply_model)):
+    of_loading = (wrappers.PREPARE_SAMPLING, _loading(applied))
+    for kind, wrapper in (of_loading, (wrappers.SAMPLER_SAMPLE, sample), (wrappers.APPLY_MODEL, apply_model)):
         clone.remove_wrappers_with_key(kind, KEY)
         clone.add_wrapper_with_key(kind, KEY, wrapper)
-    clone.remove_callbacks_with_key(callbacks.ON_DETACH, KEY)
-    clone.add_callback_with_key(callbacks.ON_DETACH, KEY, applied.free)
+    _free_with(clone, applied, callbacks)
     clone.set_attachments(KEY, applied)
     return clone, applied
 
 
-def apply_to_clip(clip: Any, entries: Sequence[Entry], denoiser: Mapping[str, nn.Module]) -> tuple[Any, AppliedStack]:
+def _loading(applied: AppliedStack) -> Callable[..., Any]:
+    """Return a wrapper of the function that loads a model for a run; no method, as ComfyUI deep-copies wrappers."""
+
+    def prepare(executor: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        with applied.loading(model.model):
+            return executor(model, *args, **kwargs)
+
+    return prepare
+
+
+def _free_with(patcher: Any, applied: AppliedStack, callbacks: Any) -> None:
+    """Free the memory of a stack as ComfyUI unloads its clone, in place of the one that the clone had."""
+    patcher.remove_callbacks_with_key(callbacks.ON_DETACH, KEY)
+    patcher.add_callback_with_key(callbacks.ON_DETACH, KEY, applied.free)
+
+
+def apply_to_clip(
+    clip: Any, entries: Sequence[Entry], denoiser: Mapping[str, nn.Module], callbacks: Any
+) -> tuple[Any, AppliedStack]:
     """Return a clone of a CLIP with a stack, in place of the one it may have; block weights are of this denoiser."""
     model, blocks = clip.cond_stage_model, model_blocks(denoiser)
     encoders = text_encoders_of(model)
@@ -268,6 +327,7 @@ def apply_to_clip(clip: Any, entries: Sequence[Entry], denoiser: Mapping[str, nn
     former = getattr(type(clip), "remora_base", None) or type(clip)
     clone.__class__ = _with_stack(former)
     clone.remora_applied = applied
+    _free_with(clone.patcher, applied, callbacks)
     return clone, applied
 
 

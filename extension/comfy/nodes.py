@@ -60,7 +60,7 @@ def _apply(model: Any, clip: Any | None, entries: tuple[Entry, ...]) -> tuple[An
     if clip is None:
         refuse_useless([on_model])
         return with_stack, None
-    clip_with_stack, on_clip = apply_to_clip(clip, entries, denoiser_of(model))
+    clip_with_stack, on_clip = apply_to_clip(clip, entries, denoiser_of(model), CallbacksMP)
     refuse_useless([on_model, on_clip])
     return with_stack, clip_with_stack
 

@@ -6,6 +6,7 @@ Source: comfy/model_patcher.py, comfy/patcher_extension.py, comfy/sd.py, comfy/s
 from __future__ import annotations
 
 import copy
+import math
 import sys
 import uuid
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from tests.fakes.files import save
 
 
 class WrappersMP:
+    PREPARE_SAMPLING = "prepare_sampling"
     SAMPLER_SAMPLE = "sampler_sample"
     APPLY_MODEL = "apply_model"
 
@@ -39,6 +41,29 @@ class Executor:
         if not self.wrappers:
             return self.original(*args)
         return self.wrappers[0](Executor(self.original, self.wrappers[1:]), *args)
+
+
+class GGMLTensor(Tensor):
+    """Numbers of a byte."""
+
+    tensor_type, tensor_shape = "Q8_0", (8, 8)
+
+
+class GGMLLinear(nn.Linear):
+    """A layer of ComfyUI-GGUF, which decodes its weight in its forward."""
+
+    @classmethod
+    def of(cls, layer: nn.Linear) -> GGMLLinear:
+        packed = cls(8, 8, bias=False)
+        numbers = (layer.weight.detach() * 127).round().to(torch.int8)
+        packed.weight = nn.Parameter(numbers.as_subclass(GGMLTensor), requires_grad=False)
+        return packed
+
+    def get_weight(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        return tensor.as_subclass(Tensor).to(dtype) / 127
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.get_weight(self.weight, x.dtype))
 
 
 class Block(nn.Module):
@@ -73,6 +98,12 @@ class BaseModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.diffusion_model, self.model_sampling = Denoiser(), ModelSampling()
+        self.estimated: list[float] = []
+        self.loaded: Any = None
+
+    def memory_required(self, input_shape: Sequence[int]) -> float:
+        """Return how many bytes a run needs beside the weights."""
+        return 4.0 * math.prod(input_shape)
 
 
 Sampler = Callable[[Callable[[Tensor], None], Tensor], None]
@@ -152,10 +183,25 @@ class Patcher:
     def all_wrappers(self, kind: str) -> list[Any]:
         return [one for own in self.wrappers.get(kind, {}).values() for one in own]
 
-    def detach(self) -> None:
+    def detach(self, unpatch_all: bool = True) -> None:
         for own in self.callbacks.get(CallbacksMP.ON_DETACH, {}).values():
             for callback in own:
-                callback(self, True)
+                callback(self, unpatch_all)
+
+    def load(self) -> None:
+        """Become the clone that is loaded: the former one is detached, and no weight is moved."""
+        former, self.model.loaded = getattr(self.model, "loaded", None), self
+        if former is not None and former is not self:
+            former.detach(False)
+
+    def prepare(self, shape: Sequence[int]) -> None:
+        """Load the model beside what a run needs, as comfy/sampler_helpers.py does."""
+
+        def prepare_sampling(patcher: Patcher, shape: Sequence[int]) -> None:
+            self.model.estimated.append(patcher.model.memory_required(input_shape=shape))
+            self.load()
+
+        Executor(prepare_sampling, self.all_wrappers(WrappersMP.PREPARE_SAMPLING))(self, shape)
 
     def sample(
         self,
@@ -174,6 +220,7 @@ class Patcher:
             sampler: calls with each noise; euler if absent.
             prompts: the names of the guider's prompts, in the order of their numbers.
         """
+        self.prepare(x.shape)
         self.patch_model()
         # ComfyUI deep-copies the options, and the wrappers in them
         wrappers = copy.deepcopy(self.all_wrappers(WrappersMP.APPLY_MODEL))
@@ -224,15 +271,18 @@ class CondStage(nn.Module):
 
 class Clip:
     def __init__(self, model: nn.Module) -> None:
-        self.cond_stage_model = model
+        self.cond_stage_model, self.patcher = model, Patcher(model)
 
     def clone(self) -> Clip:
-        return Clip(self.cond_stage_model)
+        clone = Clip(self.cond_stage_model)
+        clone.patcher = self.patcher.clone()
+        return clone
 
     def tokenize(self, text: str) -> Tensor:
         return torch.full((1, 8), float(len(text)))
 
     def encode_from_tokens(self, tokens: Tensor) -> Tensor:
+        self.patcher.load()
         return self.cond_stage_model.clip_l.transformer(tokens)
 
     def encode_from_tokens_scheduled(self, tokens: Tensor) -> list[list[Any]]:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,13 +21,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from lib_lora import Entry, FileError, LoraError, Region, Row, Strength
+from lib_lora.adapters.dora import DoRA
 from tests.extension.comfy.conftest import (
     TEXT,
     UNET,
     BaseModel,
-    CallbacksMP,
     Clip,
     CondStage,
+    GGMLLinear,
     Patcher,
     Sampler,
     euler,
@@ -34,6 +36,7 @@ from tests.extension.comfy.conftest import (
     lora,
     other_loop,
 )
+from tests.fakes.files import save
 
 ROOT = Path(__file__).resolve().parents[3]
 SOCKETS = ("MODEL", "CLIP", "LATENT", "MASK", "REMORA_STACK")
@@ -109,20 +112,20 @@ def test_a_stack_replaces_the_former_one(nodes: Any, model: Patcher) -> None:
     assert torch.equal(none.sample(X, SIGMAS)[0], model.sample(X, SIGMAS)[0])
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_nothing_is_left_after_an_interruption(nodes: Any, model: Patcher, error: type[BaseException]) -> None:
+def test_nothing_is_left_after_an_interruption(nodes: Any, model: Patcher) -> None:
     before = model.sample(X, SIGMAS)[0]
     with_lora, _ = applied(nodes, model, "a.safetensors")
 
-    def interrupt(*_: object) -> None:
+    def interrupt(error: type[BaseException], *_: object) -> None:
         raise error
 
-    stopped = with_lora.clone()
-    stopped.add_wrapper_with_key("apply_model", "other", interrupt)
-    with pytest.raises(error):
-        stopped.sample(X, SIGMAS)
-    assert torch.equal(model.sample(X, SIGMAS)[0], before)
-    assert not torch.equal(with_lora.sample(X, SIGMAS)[0][:2], before[:2])
+    for error in (KeyboardInterrupt, RuntimeError):
+        stopped = with_lora.clone()
+        stopped.add_wrapper_with_key("apply_model", "other", partial(interrupt, error))
+        with pytest.raises(error):
+            stopped.sample(X, SIGMAS)
+        assert torch.equal(model.sample(X, SIGMAS)[0], before)
+        assert not torch.equal(with_lora.sample(X, SIGMAS)[0][:2], before[:2])
 
 
 def test_a_schedule_knows_the_step(nodes: Any, model: Patcher) -> None:
@@ -292,16 +295,16 @@ def test_inputs_at_fault_are_refused(nodes: Any, model: Patcher, tmp_path: Path)
         copy.deepcopy(applied(nodes, model, "a.safetensors")[0].attachments)  # as a node of KJNodes does
 
 
-@pytest.mark.parametrize("base", [0.0, 0.5])
-def test_a_list_of_block_weights_reaches_the_text_encoders(base: float, nodes: Any, model: Patcher, clip: Clip) -> None:
-    blocks = f"{base},1"  # of the text encoders and of the only block
+def test_a_list_of_block_weights_reaches_the_text_encoders(nodes: Any, model: Patcher, clip: Clip) -> None:
     _, plain = applied(nodes, model, "a.safetensors", clip=clip, strength=1.0)
     tokens = clip.tokenize("abc")
     before, full = clip.encode_from_tokens(tokens), plain.encode_from_tokens(tokens)
-    with_lora, encoder = applied(nodes, model, "a.safetensors", clip=clip, blocks=blocks)
-    torch.testing.assert_close(encoder.encode_from_tokens(tokens), before + base * (full - before))
     same, _ = applied(nodes, model, "a.safetensors")
-    torch.testing.assert_close(with_lora.sample(X, SIGMAS), same.sample(X, SIGMAS))
+    for base in (0.0, 0.5):
+        blocks = f"{base},1"  # of the text encoders and of the only block
+        with_lora, encoder = applied(nodes, model, "a.safetensors", clip=clip, blocks=blocks)
+        torch.testing.assert_close(encoder.encode_from_tokens(tokens), before + base * (full - before))
+        torch.testing.assert_close(with_lora.sample(X, SIGMAS), same.sample(X, SIGMAS))
 
 
 def test_a_large_mask_is_scaled_down(nodes: Any) -> None:
@@ -320,6 +323,7 @@ def test_a_changed_file_runs_again_and_a_changed_strength_reads_nothing(
     one = first.sample(X, SIGMAS)[0]
     opened = list[object]()
     monkeypatch.setattr("lib_lora.naming.network.Network.__init__", lambda *_, **__: opened.append(_))
+    monkeypatch.setattr("lib_lora.engine.make_plan", None)  # what is placed stays
     second, _ = applied(nodes, model, "a.safetensors", strength=0.5)
     assert not torch.equal(second.sample(X, SIGMAS)[0], one)
     assert not opened
@@ -332,14 +336,55 @@ def test_a_changed_file_runs_again_and_a_changed_strength_reads_nothing(
     assert nodes.RemoraFromPrompt.IS_CHANGED(text="<lora:a:1>") != nodes.RemoraFromPrompt.IS_CHANGED(text="<lora:b:1>")
 
 
-def test_unloading_a_model_frees_former_stacks(nodes: Any, model: Patcher) -> None:
-    with_lora, _ = applied(nodes, model, "a.safetensors")
+def test_unloading_a_model_frees_former_stacks(nodes: Any, model: Patcher, clip: Clip) -> None:
+    with_lora, encoder = applied(nodes, model, "a.safetensors", clip=clip)
     out, engine = with_lora.sample(X, SIGMAS)[0], with_lora.get_attachment("remora").engine
-    assert engine.memory().parked > 0
+    encoder.encode_from_tokens(clip.tokenize("abc"))
+    encoders = encoder.remora_applied.engine
+    assert min(engine.memory().parked, encoders.memory().parked) > 0
     with_lora.detach()
-    assert engine.memory().parked == 0
-    assert CallbacksMP.ON_DETACH in with_lora.callbacks
+    encoder.patcher.detach()
+    assert (engine.memory().parked, encoders.memory().parked) == (0, 0)
     assert torch.equal(with_lora.sample(X, SIGMAS)[0], out)
+    clip.encode_from_tokens(clip.tokenize("abc"))
+    model.sample(X, SIGMAS)  # a clone without a stack takes the place
+    assert (engine.memory().parked, encoders.memory().parked) == (0, 0)
+
+
+def test_dora_reads_the_weights_once_also_of_gguf(
+    nodes: Any, model: Patcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = load_file(lora(tmp_path / "dora.safetensors", layers=[UNET]))
+    save(tmp_path / "dora.safetensors", tensors | {f"{UNET}.dora_scale": torch.ones(8, 1)})
+    read = list[Tensor]()
+    sigma = DoRA._sigma
+    monkeypatch.setattr(DoRA, "_sigma", lambda self, weight, *rest: read.append(weight) or sigma(self, weight, *rest))
+    attention = model.model.diffusion_model.input_blocks[1][1]["transformer_blocks"][0].attn1
+    with torch.no_grad():
+        attention["to_q"] = packed = GGMLLinear.of(attention["to_q"])
+        with_lora, _ = applied(nodes, model, "dora.safetensors")
+        assert not read
+        before, out = model.sample(X, SIGMAS)[0], with_lora.sample(X, SIGMAS)[0]
+    base = packed.get_weight(packed.weight, torch.float64)
+    assert len(read) == 1
+    torch.testing.assert_close(read[0].double(), base, atol=1e-7, rtol=0)
+    whole = base + tensors[f"{UNET}.lora_up.weight"].double() @ tensors[f"{UNET}.lora_down.weight"].double()
+    change = whole / whole.norm(dim=1, keepdim=True) - base
+    wanted = torch.einsum("oi,bihw->bohw", change, torch.cat([X, X]).double())
+    torch.testing.assert_close((out - before).double(), wanted, atol=1e-6, rtol=1e-5)
+
+
+def test_comfyui_counts_the_adapters_among_what_a_run_needs(nodes: Any, model: Patcher) -> None:
+    model.sample(X, SIGMAS)
+    with_lora, _ = applied(nodes, model, "a.safetensors")
+    with_lora.sample(X, SIGMAS)
+    without, with_adapters = model.model.estimated
+    assert with_adapters - without == 4 * (8 * 2 + 2 * 8 + 1)  # fp32, rank 2, one layer of 8 x 8, its alpha
+    assert "memory_required" not in vars(model.model)
+    ours = vars(model.model)["memory_required"] = lambda input_shape: 1.0
+    with_lora.sample(X, SIGMAS)
+    assert model.model.estimated[-1] == 1.0 + 4 * 33
+    assert vars(model.model)["memory_required"] is ours
 
 
 def test_a_saved_stack_acts_as_the_stack(nodes: Any, model: Patcher, clip: Clip, shown: dict[str, str]) -> None:
