@@ -155,7 +155,7 @@ def still(page: Any, path: Path) -> None:
     page.wait_for_timeout(1000)
     page.locator("#remora-tab").screenshot(path=path)
     with Image.open(path) as shown:  # a palette: a third of the bytes, and nobody sees it
-        few = shown.convert("RGB").quantize(256, Image.Quantize.MEDIANCUT)
+        few = shown.convert("RGB").quantize(64, Image.Quantize.MEDIANCUT)
     few.save(path, optimize=True)
 
 
