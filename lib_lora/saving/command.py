@@ -13,6 +13,7 @@ from torch import nn
 from ..errors import StackError, printed
 from ..files.sources import name_of, path_of
 from ..stack import Entry, Stack
+from .again import save_again
 from .baked import Rounding, bake_stack
 from .combination import combine_files
 from .conversion import TextEncoders, convert_file
@@ -22,7 +23,7 @@ from .model_files import ModelFiles
 from .new_file import DTYPES, FACTOR, Kind, SavedFile
 from .provenance import constant_stack
 from .spelling import Spelling
-from .stack_file import SaveOptions, choices_of, save_again, save_constant
+from .stack_file import SaveOptions, choices_of, save_constant
 
 _UNITS = {"": 1, "K": 1_000, "M": 1_000_000, "G": 1_000_000_000}
 _LORA = "a LoRA or its folder, at the strength 1 or another one"
@@ -39,9 +40,6 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     text = "a diffusers folder, the folder of a component, or a checkpoint: the model that the LoRA are for"
     save.add_argument("--model", type=Path, metavar="PATH", required=True, help=text)
     _add_combine_options(combine)
-    for command in (save, combine):
-        text = "make a saved file again as its header says; FILE are then the folders of its sources"
-        command.add_argument("--again", type=Path, metavar="SAVED", help=text)
     convert = commands.add_parser("convert", aliases=["resize"], help="write one LoRA file in another form")
     convert.add_argument("file", type=Path, metavar="FILE", help="a LoRA: a safetensors file, or the folder of one")
     convert.add_argument("out", type=Path, metavar="OUT", help="the file to write")
@@ -52,8 +50,12 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     convert.add_argument("--blocks", nargs="+", default=(), metavar="BLOCK", help=text)
     text = "the model that the LoRA is for; DoRA and the like need it, and names with dots"
     convert.add_argument("--model", type=Path, metavar="PATH", help=text)
-    _add_bake(commands)
-    for command in (save, combine, convert, _add_extract(commands)):
+    bake, extract = _add_bake(commands), _add_extract(commands)
+    text = "make a saved file again as its header says"
+    extract.add_argument("--again", type=Path, metavar="SAVED", help=text)
+    for command in (save, combine, bake):
+        command.add_argument("--again", type=Path, metavar="SAVED", help=f"{text}; FILE are then the folders of LoRA")
+    for command in (save, combine, convert, extract):
         _add_form_options(command)
 
 
@@ -86,16 +88,17 @@ def _add_form_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--layers", action="store_true", help="show the error of each layer")
 
 
-def _add_bake(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    bake = commands.add_parser("bake", help="write a model again with LoRA in its weights")
+def _add_bake(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    bake: argparse.ArgumentParser = commands.add_parser("bake", help="write a model again with LoRA in its weights")
     bake.add_argument("out", type=Path, metavar="OUT", help="the file to write; a folder, if MODEL is one")
     bake.add_argument("model", type=Path, metavar="MODEL", help=_MODEL)
-    bake.add_argument("files", nargs="+", metavar="FILE[=STRENGTH]", help=_LORA)
+    bake.add_argument("files", nargs="*", metavar="FILE[=STRENGTH]", help=_LORA)
     text = "of weights in float16 and bfloat16; stochastic keeps small changes on average"
     bake.add_argument("--rounding", choices=get_args(Rounding), default="nearest", help=text)
     bake.add_argument("--seed", type=int, default=0, metavar="N", help="of the stochastic rounding")
     bake.add_argument("--replace", action="store_true", help="replace a file of that name")
     bake.add_argument("--layers", action="store_true", help="show the error of each layer")
+    return bake
 
 
 def _add_extract(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -124,6 +127,9 @@ def _write(options: argparse.Namespace) -> SavedFile:
     choices |= SaveOptions(replace=options.replace, kind=options.kind, factor=options.factor, pad=options.pad)
     if options.dtype is not None:
         choices["dtype"] = DTYPES[options.dtype]
+    if options.command == "extract" and options.again is not None:
+        folders = [ModelFiles(path).path.parent for path in (options.base, options.tuned)]
+        return save_again(options.again, options.out, None, folders, replace=options.replace)
     if options.command == "extract":
         return extract_lora(options.base, options.tuned, options.out, **choices)
     model = None if options.model is None else ModelFiles(options.model).components
@@ -141,6 +147,9 @@ def _write(options: argparse.Namespace) -> SavedFile:
 
 
 def _bake(options: argparse.Namespace) -> SavedFile:
+    if options.again is not None:
+        folders = [ModelFiles(options.model).path.parent, *options.files]
+        return save_again(options.again, options.out, None, folders, replace=options.replace)
     stack = Stack([_entry(text) for text in options.files])
     chosen = {"rounding": options.rounding, "seed": options.seed, "replace": options.replace}
     return bake_stack(stack, options.model, options.out, **chosen)

@@ -27,7 +27,7 @@ from .changes import StackChanges, StackWeight
 from .difference import Difference
 from .model_files import ModelFiles, StoredRows, StoredTensor, joined_name, parts_of
 from .new_file import FileChoices, Progress, SavedFile, write_changes
-from .provenance import HEADER, carried, digest
+from .provenance import HEADER, carried
 from .spelling import KeyNames
 from .stack_file import choices_of
 from .writing import check_place
@@ -75,21 +75,25 @@ def extract_lora(
     for one in (base, tuned, path):
         check_path(one, "extract_lora('base.safetensors', 'tuned.safetensors', 'lora.safetensors', rank=32)")
     choices, path = choices_of(options), Path(path)
+    return extract_from(ModelFiles(Path(base)), ModelFiles(Path(tuned)), path, choices, path.stem)
+
+
+def extract_from(base: ModelFiles, tuned: ModelFiles, path: Path, choices: FileChoices, title: str) -> SavedFile:
+    """Write the difference of two models as a file, which calls itself by its title; raise as `extract_lora`."""
     if not choices.preview:
         check_place(path, replace=choices.replace)  # before minutes of work
     with plain_mode(_CPU):
-        models = ModelFiles(Path(base)), ModelFiles(Path(tuned))
-        changes = ModelChanges(*models, choices.limits.rank, choices.progress)
+        changes = ModelChanges(base, tuned, choices.limits.rank, choices.progress)
         names = KeyNames(choices.spelling, changes.indexes)
-        return write_changes(path, changes, choices, names, partial(_metadata, path.stem, changes, choices))
+        return write_changes(path, changes, choices, names, partial(_metadata, title, changes, choices))
 
 
 def _metadata(title: str, changes: ModelChanges, choices: FileChoices) -> dict[str, str]:
     """Return what the header of a file says: the sources, and how it was made."""
     made: dict[str, object] = {"version": 1, "torch": torch.__version__, "title": title}
     for name, model in (("base", changes.base), ("tuned", changes.tuned)):
-        paths = {str(model.below(file.path)): file.path for file in model.files}
-        made[name] = {place: _NO_HASH if choices.preview else digest(path) for place, path in paths.items()}
+        made[f"{name}_name"] = model.path.name
+        made[name] = dict.fromkeys(model.places(), _NO_HASH) if choices.preview else model.hashes()
     said = carried([changes.tuned.files[0], changes.base.files[0]], title)
     if _ARCHITECTURE in said:
         said[_ARCHITECTURE] += "/lora"

@@ -309,7 +309,7 @@ def write_changes(
 ) -> SavedFile:
     """Write a file, read it back by the ordinary reader, compare, and put it in its place.
 
-    `metadata` returns what the header says.
+    `metadata` returns what the header says. It is called when all changes were computed once.
 
     Raises:
         FileError: a source has changed, the disk is full, the name is taken, numbers are too large for the dtype, or a
@@ -371,7 +371,7 @@ def _plan(
 ) -> tuple[list[_Layer], float, bytes, dict[str, PlannedTensor]]:
     """Return the layers of a file, the share of the change that they leave out, and its header and tensors."""
     count.add(0)
-    said, layers, held = metadata(), list[_Layer](), 0
+    layers, held = list[_Layer](), 0
     for weight in changes.weights:
         layer = _layer(path, weight, choices, names)
         count.add()
@@ -382,6 +382,7 @@ def _plan(
         layers.append(layer)
     if not layers:
         raise FileError(path, "it was not written: what would be in it changes nothing")
+    said = metadata()
     dropped = _choose(path, layers, choices, said)
     largest = max([layer.rank or 0 for layer in layers])
     if choices.pad is not None and largest > choices.pad:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lib_lora import Engine, Entry, FileError, Stack, bake_stack, extract_lora, load_network
+from lib_lora import Engine, Entry, FileError, Stack, bake_stack, extract_lora, load_network, save_again
 from lib_lora.__main__ import main
 from lib_lora.files.file import AdapterFile
 from lib_lora.saving import new_file
@@ -348,6 +348,13 @@ def test_the_header_says_how_it_was_made(tmp_path):
     before = saved.path.read_bytes()
     assert extract_lora(base, tuned, saved.path, rank=1, dtype=torch.float16, replace=True) == saved
     assert saved.path.read_bytes() == before, "bit for bit"
+    folders = [save_folder(tmp_path / str(i), {"unet": tiny_unet(i)}) for i in range(2)]
+    shards = extract_lora(folders[0] / "unet", folders[1] / "unet", tmp_path / "shards.safetensors", rank=2)
+    for one, places in ((saved, [tmp_path]), (shards, folders)):
+        again = save_again(one.path, tmp_path / "again.safetensors", None, places, replace=True)
+        assert again.path.read_bytes() == one.path.read_bytes()
+    with pytest.raises(FileError, match="its source unet is missing: .* is another one by now"):
+        save_again(shards.path, tmp_path / "again.safetensors", None, folders[:1], replace=True)
 
 
 def test_the_parameters_of_a_folder(tmp_path, parts):
@@ -372,3 +379,10 @@ def test_the_command_line(tmp_path, capsys):
     assert load_file(out)["lora_unet_blocks_0_proj.lora_down.weight"].dtype is torch.float16
     assert main(["extract", str(out), str(base), str(tuned)]) == 1
     assert "there is a file of that name" in capsys.readouterr().err
+    again = tmp_path / "again.safetensors"
+    assert main(["extract", str(again), str(base), str(tuned), "--again", str(out)]) == 0
+    assert again.read_bytes() == out.read_bytes()
+    assert main(["bake", str(again), str(base), str(tmp_path), "--again", str(tuned), "--replace"]) == 0
+    assert again.read_bytes() == tuned.read_bytes()
+    assert main(["bake", str(again), str(base), "--replace"]) == 1
+    assert "there is nothing to save" in capsys.readouterr().err
