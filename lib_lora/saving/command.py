@@ -11,8 +11,11 @@ from typing import get_args
 from torch import nn
 
 from ..errors import StackError, printed
+from ..files.components import EXACT, TEXT_ENCODER, role
 from ..files.sources import name_of, path_of
+from ..naming.blocks import BlockWeights
 from ..stack import Entry, Stack
+from ..strengths.strength import Strength
 from .again import save_again
 from .baked import Rounding, bake_stack
 from .combination import combine_files
@@ -26,7 +29,10 @@ from .spelling import Spelling
 from .stack_file import SaveOptions, choices_of, save_constant
 
 _UNITS = {"": 1, "K": 1_000, "M": 1_000_000, "G": 1_000_000_000}
-_LORA = "a LoRA or its folder, at the strength 1 or another one"
+_LORA = "a LoRA or its folder; :te=0.5, :dyn=16 and :lbw=1,0.5,... behind it are as in tags"
+_FILE = re.compile(r"(.+?)(?:=([^=:]*))?((?::(?:te|dyn|lbw)=[^=:]*)*)")
+"""A file, its strength, and what else is said of it."""
+_COMPONENTS = (*sorted(EXACT), "decoder", "llm_adapter", "connectors")
 _MODEL = "a checkpoint, the index of its shards, the folder of a component, or a diffusers folder"
 
 
@@ -168,15 +174,19 @@ def _save(options: argparse.Namespace, model: dict[str, nn.Module] | None, choic
 
 
 def _entry(text: str) -> Entry:
-    path, _, number = text.rpartition("=")
-    if not path or Path(text).exists():
-        path, number = text, "1"
+    found = None if Path(text).exists() else _FILE.fullmatch(text)
+    path, written, more = (text, None, "") if found is None else found.groups()
+    options = dict([one.split("=") for one in more.split(":")[1:]])
     try:
-        strength = float(number)
+        strength = 1.0 if written is None else float(written)
+        te, rank = float(options.get("te", strength)), int(options["dyn"]) if "dyn" in options else None
+        values = tuple([float(one) for one in options["lbw"].split(",")]) if "lbw" in options else None
     except ValueError as error:
-        raise StackError(f"{printed(text)}: what is behind = is no number; write FILE=0.8") from error
-    file = path_of(path)
-    return Entry(file, strength, name=name_of(file))
+        example = "FILE=0.8, or FILE=0.8:te=0.5:dyn=16:lbw=1,0.5,0 with the list of its model"
+        raise StackError(f"{printed(text)}: what is behind = is no number; write {example}") from error
+    of = strength if te == strength else {one: te if role(one) == TEXT_ENCODER else strength for one in _COMPONENTS}
+    blocks, file = None if values is None else BlockWeights(values), path_of(Path(path))
+    return Entry(file, Strength(of, blocks=blocks), rank, name=name_of(file))
 
 
 def _bytes(text: str) -> int:
