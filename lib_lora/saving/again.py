@@ -89,9 +89,9 @@ def _way(
     stack = Stack(entries, in_order=made["in_order"], reading=Reading(**made["reading"]))
     moment = None if made["moment"] is None else Moment(**made["moment"])
     if "rounding" in made:
-        model = _model(saved, folders, made["model"], _baked_hashes(saved, made))
-        choices = {"rounding": made["rounding"], "seed": made["seed"], "title": made["title"]}
-        return partial(bake_into, model, path, stack, moment, replace=replace, **choices)
+        former = _model(saved, folders, made["model"], _baked_hashes(saved, made))
+        drawn = made["rounding"], made["seed"]
+        return partial(bake_into, former, path, stack, moment, *drawn, made["title"], replace=replace)
     choices = _choices(made, replace=replace)
     sources = [AdapterFile.open(Path(one.path)) for one in stack] if components is None else []
     call = "save_again(saved, path, {}, folders)"
