@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from os import PathLike
@@ -67,7 +68,7 @@ def save_again(
 
 
 def _recipe(saved: Path) -> dict[str, Any]:
-    path = ModelFiles(saved).files[0].path if saved.is_dir() else saved
+    path = ModelFiles(saved).files[0].path if os.path.lexists(saved) and saved.is_dir() else saved
     made: dict[str, Any] = json.loads(AdapterFile.open(path).metadata[HEADER])
     return made
 
@@ -116,15 +117,15 @@ def _entry(said: Mapping[str, Any], path: Path) -> Entry:
 
 
 def _found(saved: Path, folders: Sequence[Path], name: str, sha256: str) -> Path:
-    there = [folder / name for folder in folders if Path(name).name == name and (folder / name).is_file()]
+    there = [folder / name for folder in folders if Path(name).name == name and os.path.lexists(folder / name)]
     for one in there:
-        if digest(one) == sha256:
+        if one.is_file() and digest(one) == sha256:
             return one
     raise _missing(saved, folders, name, there)
 
 
 def _model(saved: Path, folders: Sequence[Path], name: str, hashes: Mapping[str, str]) -> ModelFiles:
-    there = [folder / name for folder in folders if Path(name).name == name and (folder / name).exists()]
+    there = [folder / name for folder in folders if Path(name).name == name and os.path.lexists(folder / name)]
     for one in there:
         model = ModelFiles(one)
         if model.places().keys() == hashes.keys() and model.hashes() == hashes:
