@@ -1002,6 +1002,16 @@ export interface CompareWanted {
     grows?: string;
 }
 
+/** One layer of a saved file. */
+export interface SavedLayer {
+    component: string;
+    name: string;
+    /** null for a whole difference, 0 for a layer that is left out */
+    rank: number | null;
+    /** as a share of its change */
+    error: number;
+}
+
 /** A saved file, or a preview of one. */
 export interface SavedLora {
     /** of the file; empty for a preview */
@@ -1024,6 +1034,8 @@ export interface SavedLora {
     worst_error: number;
     /** of what the layers make of the inputs that were taken; null without them */
     output_error: number | null;
+    /** the layer of the largest error first */
+    each: SavedLayer[];
     notes: string[];
     /** its duration; of a preview, the estimated duration of saving */
     seconds: number;
@@ -1091,8 +1103,16 @@ export interface SaveWanted {
         | "orthogonal";
     /** the share of the numbers that ties, dare and magnitude_prune keep */
     density?: number | null;
-    /** of the numbers that dare draws */
+    /** of the numbers that dare and the stochastic rounding draw */
     seed?: number;
+    /** of the layers */
+    kind?: "lora" | "lokr";
+    /** rows and columns of the first matrix of a LoKr, at most */
+    factor?: number | null;
+    /** the rank to which lower ones are filled up with zeros */
+    pad?: number | null;
+    /** whether the strengths of the negative prompt are saved, where `half=` makes them differ */
+    negative?: boolean | null;
     /** of the keys */
     spelling?: "kohya" | "diffusers" | "comfy";
     dtype?: "float32" | "float16" | "bfloat16";

@@ -863,7 +863,15 @@ class SaveWanted(TypedDict):
         ]
     ]
     density: NotRequired[Annotated[float | None, "the share of the numbers that ties, dare and magnitude_prune keep"]]
-    seed: NotRequired[Annotated[int, "of the numbers that dare draws"]]
+    seed: NotRequired[Annotated[int, "of the numbers that dare and the stochastic rounding draw"]]
+    kind: NotRequired[Annotated[Literal["lora", "lokr"], "of the layers"]]
+    factor: NotRequired[Annotated[int | None, "rows and columns of the first matrix of a LoKr, at most"]]
+    pad: NotRequired[Annotated[int | None, "the rank to which lower ones are filled up with zeros"]]
+    negative: NotRequired[
+        Annotated[
+            bool | None, "whether the strengths of the negative prompt are saved, where `half=` makes them differ"
+        ]
+    ]
     spelling: NotRequired[Annotated[Literal["kohya", "diffusers", "comfy"], "of the keys"]]
     dtype: NotRequired[Literal["float32", "float16", "bfloat16"]]
     rank: NotRequired[Annotated[int | None, "the largest of a layer"]]
@@ -876,6 +884,15 @@ class SaveWanted(TypedDict):
     replace: NotRequired[Annotated[bool, "whether a file of that name is replaced"]]
     picture: NotRequired[Annotated[bool, "whether the file gets the latest picture"]]
     preview: NotRequired[Annotated[bool, "write nothing"]]
+
+
+class SavedLayer(TypedDict):
+    """One layer of a saved file."""
+
+    component: str
+    name: str
+    rank: Annotated[int | None, "null for a whole difference, 0 for a layer that is left out"]
+    error: Annotated[float, "as a share of its change"]
 
 
 class SavedLora(TypedDict):
@@ -893,6 +910,7 @@ class SavedLora(TypedDict):
     worst: Annotated[str, "the layer of the largest error"]
     worst_error: float
     output_error: Annotated[float | None, "of what the layers make of the inputs that were taken; null without them"]
+    each: Annotated[list[SavedLayer], "the layer of the largest error first"]
     notes: Texts
     seconds: Annotated[float, "its duration; of a preview, the estimated duration of saving"]
 

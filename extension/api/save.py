@@ -109,7 +109,7 @@ class SaveApi:
         options = _options(body)
         if is_for_model:
             options["inputs"] = self._session.inputs.of(self._session.model.components)
-        write = as_file(stack, path, combination, options, moment)
+        write = as_file(stack, path, combination, options, moment, body.get("negative"))
         return Wanted(path, write, is_preview, is_for_model, body.get("picture", False), _TIMES["file"])
 
     def _model(self, body: records.SaveWanted) -> Wanted:
@@ -123,7 +123,9 @@ class SaveApi:
                 f"the tags have combine={rule.how}, and a model is made with the sum of LoRA; save them as one file, "
                 "and use it in their place"
             )
-        write = into_model(stack, model, path, moment, body.get("rounding", "nearest"), preview=is_preview)
+        rounding, seed = body.get("rounding", "nearest"), body.get("seed", 0)
+        negative = body.get("negative")
+        write = into_model(stack, model, path, moment, negative, rounding=rounding, seed=seed, preview=is_preview)
         return Wanted(path, write, is_preview, times=_TIMES["model"])
 
     def _stack(self, body: records.SaveWanted) -> tuple[Stack, Rule | None, Moment | None]:
@@ -132,7 +134,7 @@ class SaveApi:
         if len(tags) > _MOST:
             raise SaveError(f"a file is made of at most {_MOST} tags")
         moment = _moment(body)
-        return *stack_of(self._session, tags, moment), moment
+        return *stack_of(self._session, tags, moment, body.get("negative")), moment
 
 
 def _name(body: records.SaveWanted) -> str:
@@ -165,6 +167,9 @@ def _options(body: records.SaveWanted) -> SaveOptions:
         "rank": _whole(body.get("rank")),
         "size": _whole(body.get("size")),
         "error": None if (error := body.get("error")) is None else float(error),
+        "kind": body.get("kind", "lora"),
+        "factor": _whole(body.get("factor")),
+        "pad": _whole(body.get("pad")),
         "replace": body.get("replace", False),
         "preview": body.get("preview", False),
     }
@@ -206,6 +211,10 @@ def _result(run: SaveRun, saved: SavedFile) -> records.SavedLora:
         "worst": worst.name,
         "worst_error": worst.error,
         "output_error": saved.output_error,
+        "each": [
+            {"component": one.component, "name": one.name, "rank": one.rank, "error": one.error}
+            for one in sorted(saved.layers, key=lambda one: -one.error)
+        ],
         "notes": list(run.notes),
         "seconds": run.seconds,
     }

@@ -51,7 +51,9 @@ def latest_tags(session: Session) -> list[str]:
     return [f"<lora:{place.written}>" for place in acting]
 
 
-def stack_of(session: Session, written: Sequence[str], moment: Moment | None) -> tuple[Stack, Rule | None]:
+def stack_of(
+    session: Session, written: Sequence[str], moment: Moment | None, negative: bool | None = None
+) -> tuple[Stack, Rule | None]:
     """Return the stack of some tags, and the rule that combines them.
 
     Raises:
@@ -62,7 +64,7 @@ def stack_of(session: Session, written: Sequence[str], moment: Moment | None) ->
     if not tags:
         raise SaveError("there is no LoRA to save; write a tag into the prompt, as <lora:name:0.8>")
     for tag in tags:
-        _check(tag, moment)
+        _check(tag, moment, negative)
     if len({tag.rule for tag in tags}) > 1:
         raise SaveError("the tags have several rules, which one file cannot say; write one combine= into all of them")
     wanted = settings(session.host)
@@ -78,18 +80,25 @@ def stack_of(session: Session, written: Sequence[str], moment: Moment | None) ->
     return Stack(entries, in_order=wanted.in_order, reading=wanted.reading), rule
 
 
-def _check(tag: Tag, moment: Moment | None) -> None:
+def _check(tag: Tag, moment: Moment | None, negative: bool | None) -> None:
     """Raise SaveError where a file cannot say what a tag says."""
     if moment is None and (tag.curve is not None or tag.during != ALWAYS):
         raise SaveError(f"{tag.name}: its strength differs from step to step; name the step that is to be saved")
-    if tag.half:
+    if tag.half and negative is None:
         raise SaveError(f"{tag.name}: it acts on one prompt only, which no file can say; take half= out of its tag")
 
 
 # --- how it is written ---
 
 
-def as_file(stack: Stack, path: Path, combination: Combination, options: SaveOptions, moment: Moment | None) -> Write:
+def as_file(
+    stack: Stack,
+    path: Path,
+    combination: Combination,
+    options: SaveOptions,
+    moment: Moment | None,
+    negative: bool | None = None,
+) -> Write:
     """Return a function that writes a stack as one file.
 
     Raises:
@@ -102,7 +111,7 @@ def as_file(stack: Stack, path: Path, combination: Combination, options: SaveOpt
     def write(model: Mapping[str, nn.Module] | None, progress: Progress) -> SavedFile:
         choices = choices_of({**options, "progress": progress}, combination)
         try:
-            return save_files(stack, path, choices, model, moment)
+            return save_files(stack, path, choices, model, moment, negative)
         except LoraError as error:
             if model is not None:
                 raise
@@ -117,8 +126,10 @@ def into_model(
     model: Path,
     path: Path,
     moment: Moment | None,
-    rounding: Literal["nearest", "stochastic"],
+    negative: bool | None,
     *,
+    rounding: Literal["nearest", "stochastic"],
+    seed: int,
     preview: bool,
 ) -> Write:
     """Return a function that writes a copy of a model on disk, with a stack in its weights."""
@@ -126,7 +137,17 @@ def into_model(
     def write(_: Mapping[str, nn.Module] | None, progress: Progress) -> SavedFile:
         from lib_lora.saving import bake_stack
 
-        return bake_stack(stack, model, path, moment=moment, rounding=rounding, preview=preview, progress=progress)
+        return bake_stack(
+            stack,
+            model,
+            path,
+            moment=moment,
+            negative=negative,
+            rounding=rounding,
+            seed=seed,
+            preview=preview,
+            progress=progress,
+        )
 
     return write
 

@@ -5,6 +5,7 @@ file, and `combine_files` several files as one. `bake_stack` writes a model with
 `extract_lora` the difference of two models. The core imports nothing of this room.
 """
 
+from .again import save_again as save_again
 from .baked import bake_stack as bake_stack
 from .combination import combine_files as combine_files
 from .combination import save_files as save_files
@@ -18,5 +19,4 @@ from .new_file import SavedFile as SavedFile
 from .new_file import SavedLayer as SavedLayer
 from .stack_file import SaveOptions as SaveOptions
 from .stack_file import choices_of as choices_of
-from .stack_file import save_again as save_again
 from .stack_file import save_stack as save_stack

@@ -98,26 +98,34 @@ def bake_stack(
     """
     _check(stack, model, path, rounding, seed, {"replace": replace, "preview": preview}, progress)
     found = ModelFiles(Path(model))
-    place = Path(path).absolute() if preview else _place(Path(path), found, replace=replace)
     stack = constant_stack(stack, found.components, moment, image, negative)
-    with plain_mode(_CPU):
-        made = _baking(found, place, stack, moment, rounding, seed, progress)
-        return made.preview(place) if preview else made.run(place, replace=replace)
+    return bake_into(
+        found, Path(path), stack, moment, rounding, seed, replace=replace, preview=preview, progress=progress
+    )
 
 
-def _baking(
+def bake_into(
     model: ModelFiles,
-    place: Path,
+    path: Path,
     stack: Stack,
     moment: Moment | None,
     rounding: Rounding,
     seed: int,
-    progress: Progress | None,
-) -> _Baking:
-    token, changes = secrets.token_hex(32), _changes(stack, model, moment)
-    made = {"title": _title(place), "model": model.path.name, "rounding": rounding, "seed": seed}
-    recipe = recipe_of(stack, moment, {**made, "model_sha256": token})
-    return _Baking(model, changes, rounding, seed, recipe, token, progress)
+    title: str | None = None,
+    *,
+    replace: bool = False,
+    preview: bool = False,
+    progress: Progress | None = None,
+) -> SavedFile:
+    """Write a model with a stack of constant strengths, which calls itself by its title; raise as `bake_stack`."""
+    place = path.absolute() if preview else _place(path, model, replace=replace)
+    title = title or (place.stem if place.suffix == ".safetensors" else place.name)
+    with plain_mode(_CPU):
+        token, changes = secrets.token_hex(32), _changes(stack, model, moment)
+        made = {"title": title, "model": model.path.name, "rounding": rounding, "seed": seed}
+        recipe = recipe_of(stack, moment, {**made, "model_sha256": token})
+        baking = _Baking(model, changes, rounding, seed, recipe, token, title, progress)
+        return baking.preview(place) if preview else baking.run(place, replace=replace)
 
 
 def _check(
@@ -156,10 +164,6 @@ def _free_folder(path: Path) -> Path:
     if not path.parent.is_dir():
         raise FileError(path, f"there is no folder {path.parent}; make it first")
     return path
-
-
-def _title(place: Path) -> str:
-    return place.stem if place.suffix == ".safetensors" else place.name
 
 
 def _changes(stack: Stack, model: ModelFiles, moment: Moment | None) -> StackChanges:
@@ -223,6 +227,7 @@ class _Baking:
     recipe: str
     token: str
     """What the recipe has in the place of the hash of a file of the model, until it is read."""
+    title: str
     progress: Progress | None = None
     squares: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
     """The sum of the squares of the errors of a parameter, and of its change."""
@@ -241,7 +246,7 @@ class _Baking:
             parts = self._parts(place)
             nbytes = sum([path.stat().st_size for path in model.others()])
             for file in model.files:
-                planned, header = self._header(place, file, self.token)
+                planned, header = self._header(file, self.token)
                 nbytes += size_of(header, planned)
                 for stored in [StoredTensor(file, key) for key in planned]:
                     if model.names.get(stored) in parts:
@@ -307,7 +312,7 @@ class _Baking:
         there: Path,
     ) -> int:
         token = secrets.token_hex(32)
-        planned, header = self._header(place, file, token)
+        planned, header = self._header(file, token)
         source, written = hashlib.sha256(), hashlib.sha256()
         first = min([info.start for info in file.infos.values()], default=file.stamp[0])
         with file.reading() as reader:
@@ -323,16 +328,16 @@ class _Baking:
         _read_back(place, there, planned, written.hexdigest())
         return size_of(header, planned)
 
-    def _header(self, place: Path, file: AdapterFile, token: str) -> tuple[dict[str, PlannedTensor], bytes]:
+    def _header(self, file: AdapterFile, token: str) -> tuple[dict[str, PlannedTensor], bytes]:
         """Return the tensors of a new file in the order of its source, and its header with a token for the hash."""
         infos = sorted(file.infos.items(), key=lambda item: item[1].start)
         planned = {key: PlannedTensor(info.dtype, info.shape) for key, info in infos}
-        return planned, header_of(planned, self._metadata(file, _title(place)) | {_HASH: f"0x{token}"})
+        return planned, header_of(planned, self._metadata(file) | {_HASH: f"0x{token}"})
 
-    def _metadata(self, file: AdapterFile, title: str) -> dict[str, str]:
+    def _metadata(self, file: AdapterFile) -> dict[str, str]:
         """Return what the header of a file says: all that it said before, the sources, and how it was made."""
         kept = {key: text for key, text in file.metadata.items() if not key.startswith(("modelspec.hash", "sshs_"))}
-        own = carried([file, *self.changes.files], title)
+        own = carried([file, *self.changes.files], self.title)
         of_sources = {key: own[key] for key in _OF_SOURCES if key in own}
         return {"format": "pt"} | kept | of_sources | {HEADER: self.recipe}
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -82,6 +84,8 @@ class StackWeight:
     target: Target
     acting: tuple[ActingAdapter, ...]
     in_order: bool
+    read: dict[tuple[str, str, int], str] = field(default_factory=dict, compare=False, kw_only=True)
+    """The SHA-256 of the numbers of the model that the change is computed from, by layer, parameter and first row."""
 
     @property
     def place(self) -> tuple[str, str]:
@@ -140,13 +144,16 @@ class StackWeight:
         """Return an adapter that has what it needs of the base weight beside the weight itself."""
         binding = one.binding
         if binding.whole is not None and isinstance(binding.adapter, PartOf):
+            for window in binding.place.windows if binding.adapter.reads_base else ():
+                if (window.path, window.param, window.first) not in self.read:
+                    self._base(window)
             return binding.whole.known(binding.adapter, one.rank, binding.file.private)
         adapter = binding.file.private(binding.adapter)
         return adapter if in_order else adapter.on(lambda: self._base(binding.target), one.rank)
 
     def _base(self, target: Target) -> Tensor:
         whole = read_base_weight(self.index.module(target.path), target.param).detach()
-        return whole[target.slice].to(_CPU, _EXACT).reshape(target.shape)
+        return self._noted(target, target.param, whole).reshape(target.shape)
 
     def _bias(self) -> Tensor | None:
         """Return the layer's own bias; None where it has none, or no adapter reads it."""
@@ -159,7 +166,15 @@ class StackWeight:
         bias = with_numbers(layer, self.target.bias)
         if bias is None:
             raise ComponentError(f"{self.index.component}.{self.target.path} has no numbers of its bias: it is on meta")
-        return bias.detach()[self.target.slice].to(_CPU, _EXACT)
+        return self._noted(self.target, self.target.bias, bias.detach())
+
+    def _noted(self, target: Target, param: str, numbers: Tensor) -> Tensor:
+        """Return the rows of a target in fp64, whose hash is noted."""
+        own, key = numbers[target.slice].to(_CPU), (target.path, param, target.first)
+        if key not in self.read:  # the same for a model in float16 and its copy in float32
+            exact = own.to(torch.promote_types(own.dtype, torch.float32)).contiguous().reshape(-1)
+            self.read[key] = hashlib.sha256(exact.view(torch.uint8).numpy().data).hexdigest()
+        return own.to(_EXACT)
 
 
 class StackChanges:
@@ -203,6 +218,12 @@ class StackChanges:
             ]
             for target, own in _by_weight(by_name[component], acting):
                 self.weights.append(weight(by_name[component], target, tuple(own), stack.in_order))
+
+    @property
+    def sha256_of_base(self) -> str | None:
+        """Return a hash of the numbers of the model that were read so far; None if none was."""
+        found = sorted([(one.index.component, *read) for one in self.weights for read in one.read.items()])
+        return hashlib.sha256(json.dumps(found).encode()).hexdigest() if found else None
 
     @property
     def largest_rank(self) -> int | None:

@@ -77,13 +77,14 @@ def save_files(
     choices: FileChoices,
     components: Mapping[str, nn.Module] | None,
     moment: Moment | None = None,
+    negative: bool | None = None,
 ) -> SavedFile:
     """Write the files of a stack as one, also without the model where they tell its layers; raise as `save_stack`."""
     sources = [AdapterFile.open(Path(one.path)) for one in stack] if components is None else []
     call = "combine_files(files, path, components={})"
     model = model_for(components, sources, call, needs_dots=choices.spelling != "kohya")
     with model_is_asked_for(Path(stack.entries[0].path), where=components is None):
-        return save_constant(constant_stack(stack, model, moment, None, None), model, path, choices, moment)
+        return save_constant(constant_stack(stack, model, moment, None, negative), model, path, choices, moment)
 
 
 def _entries(files: Sequence[Entry | str | Path]) -> list[Entry]:

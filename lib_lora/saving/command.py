@@ -11,8 +11,12 @@ from typing import get_args
 from torch import nn
 
 from ..errors import StackError, printed
+from ..files.components import EXACT, TEXT_ENCODER, role
 from ..files.sources import name_of, path_of
+from ..naming.blocks import BlockWeights
 from ..stack import Entry, Stack
+from ..strengths.strength import Strength
+from .again import save_again
 from .baked import Rounding, bake_stack
 from .combination import combine_files
 from .conversion import TextEncoders, convert_file
@@ -22,10 +26,13 @@ from .model_files import ModelFiles
 from .new_file import DTYPES, FACTOR, Kind, SavedFile
 from .provenance import constant_stack
 from .spelling import Spelling
-from .stack_file import SaveOptions, choices_of, save_again, save_constant
+from .stack_file import SaveOptions, choices_of, save_constant
 
 _UNITS = {"": 1, "K": 1_000, "M": 1_000_000, "G": 1_000_000_000}
-_LORA = "a LoRA or its folder, at the strength 1 or another one"
+_LORA = "a LoRA or its folder; :te=0.5, :dyn=16 and :lbw=1,0.5,... behind it are as in tags"
+_FILE = re.compile(r"(.+?)(?:=([^=:]*))?((?::(?:te|dyn|lbw)=[^=:]*)*)")
+"""A file, its strength, and what else is said of it."""
+_COMPONENTS = (*sorted(EXACT), "decoder", "llm_adapter", "connectors")
 _MODEL = "a checkpoint, the index of its shards, the folder of a component, or a diffusers folder"
 
 
@@ -39,9 +46,6 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     text = "a diffusers folder, the folder of a component, or a checkpoint: the model that the LoRA are for"
     save.add_argument("--model", type=Path, metavar="PATH", required=True, help=text)
     _add_combine_options(combine)
-    for command in (save, combine):
-        text = "make a saved file again as its header says; FILE are then the folders of its sources"
-        command.add_argument("--again", type=Path, metavar="SAVED", help=text)
     convert = commands.add_parser("convert", aliases=["resize"], help="write one LoRA file in another form")
     convert.add_argument("file", type=Path, metavar="FILE", help="a LoRA: a safetensors file, or the folder of one")
     convert.add_argument("out", type=Path, metavar="OUT", help="the file to write")
@@ -52,8 +56,12 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     convert.add_argument("--blocks", nargs="+", default=(), metavar="BLOCK", help=text)
     text = "the model that the LoRA is for; DoRA and the like need it, and names with dots"
     convert.add_argument("--model", type=Path, metavar="PATH", help=text)
-    _add_bake(commands)
-    for command in (save, combine, convert, _add_extract(commands)):
+    bake, extract = _add_bake(commands), _add_extract(commands)
+    text = "make a saved file again as its header says"
+    extract.add_argument("--again", type=Path, metavar="SAVED", help=text)
+    for command in (save, combine, bake):
+        command.add_argument("--again", type=Path, metavar="SAVED", help=f"{text}; FILE are then the folders of LoRA")
+    for command in (save, combine, convert, extract):
         _add_form_options(command)
 
 
@@ -86,16 +94,17 @@ def _add_form_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--layers", action="store_true", help="show the error of each layer")
 
 
-def _add_bake(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    bake = commands.add_parser("bake", help="write a model again with LoRA in its weights")
+def _add_bake(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    bake: argparse.ArgumentParser = commands.add_parser("bake", help="write a model again with LoRA in its weights")
     bake.add_argument("out", type=Path, metavar="OUT", help="the file to write; a folder, if MODEL is one")
     bake.add_argument("model", type=Path, metavar="MODEL", help=_MODEL)
-    bake.add_argument("files", nargs="+", metavar="FILE[=STRENGTH]", help=_LORA)
+    bake.add_argument("files", nargs="*", metavar="FILE[=STRENGTH]", help=_LORA)
     text = "of weights in float16 and bfloat16; stochastic keeps small changes on average"
     bake.add_argument("--rounding", choices=get_args(Rounding), default="nearest", help=text)
     bake.add_argument("--seed", type=int, default=0, metavar="N", help="of the stochastic rounding")
     bake.add_argument("--replace", action="store_true", help="replace a file of that name")
     bake.add_argument("--layers", action="store_true", help="show the error of each layer")
+    return bake
 
 
 def _add_extract(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -124,6 +133,9 @@ def _write(options: argparse.Namespace) -> SavedFile:
     choices |= SaveOptions(replace=options.replace, kind=options.kind, factor=options.factor, pad=options.pad)
     if options.dtype is not None:
         choices["dtype"] = DTYPES[options.dtype]
+    if options.command == "extract" and options.again is not None:
+        folders = [ModelFiles(path).path.parent for path in (options.base, options.tuned)]
+        return save_again(options.again, options.out, None, folders, replace=options.replace)
     if options.command == "extract":
         return extract_lora(options.base, options.tuned, options.out, **choices)
     model = None if options.model is None else ModelFiles(options.model).components
@@ -141,6 +153,9 @@ def _write(options: argparse.Namespace) -> SavedFile:
 
 
 def _bake(options: argparse.Namespace) -> SavedFile:
+    if options.again is not None:
+        folders = [ModelFiles(options.model).path.parent, *options.files]
+        return save_again(options.again, options.out, None, folders, replace=options.replace)
     stack = Stack([_entry(text) for text in options.files])
     chosen = {"rounding": options.rounding, "seed": options.seed, "replace": options.replace}
     return bake_stack(stack, options.model, options.out, **chosen)
@@ -159,15 +174,19 @@ def _save(options: argparse.Namespace, model: dict[str, nn.Module] | None, choic
 
 
 def _entry(text: str) -> Entry:
-    path, _, number = text.rpartition("=")
-    if not path or Path(text).exists():
-        path, number = text, "1"
+    found = None if Path(text).exists() else _FILE.fullmatch(text)
+    path, written, more = (text, None, "") if found is None else found.groups()
+    options = dict([one.split("=") for one in more.split(":")[1:]])
     try:
-        strength = float(number)
+        strength = 1.0 if written is None else float(written)
+        te, rank = float(options.get("te", strength)), int(options["dyn"]) if "dyn" in options else None
+        values = tuple([float(one) for one in options["lbw"].split(",")]) if "lbw" in options else None
     except ValueError as error:
-        raise StackError(f"{printed(text)}: what is behind = is no number; write FILE=0.8") from error
-    file = path_of(path)
-    return Entry(file, strength, name=name_of(file))
+        example = "FILE=0.8, or FILE=0.8:te=0.5:dyn=16:lbw=1,0.5,0 with the list of its model"
+        raise StackError(f"{printed(text)}: what is behind = is no number; write {example}") from error
+    of = strength if te == strength else {one: te if role(one) == TEXT_ENCODER else strength for one in _COMPONENTS}
+    blocks, file = None if values is None else BlockWeights(values), path_of(Path(path))
+    return Entry(file, Strength(of, blocks=blocks), rank, name=name_of(file))
 
 
 def _bytes(text: str) -> int:

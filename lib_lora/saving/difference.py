@@ -3,8 +3,8 @@
 All numbers are fp64. A product is never multiplied out where its QR factors are smaller. If U = Q1 R1 and D^T = Q2 R2,
 the product U D has the singular values of R1 R2^T, a matrix with as many rows and columns as the rank. A dense change
 is decomposed by the eigenvectors of the smaller product of its matrix with itself. Where a rank is known that is a
-small part of all, they come from a random subspace that the matrix has turned towards its first vectors
-(https://arxiv.org/abs/0909.4061, algorithm 4.4).
+small part of all, they come from the Krylov space of random vectors (https://arxiv.org/abs/1504.05477, algorithm 2),
+which grows until the error is near enough to the least one.
 """
 
 from __future__ import annotations
@@ -26,8 +26,12 @@ NOISE = 1e-9
 
 _GRAM_NOISE = 1e-7
 """The same, of values that are roots of eigenvalues."""
-_FEW, _MORE, _TURNS = 4, 10, 4
-"""A random subspace has so many vectors more than are asked for, at most this part of all, and is turned so often."""
+_FEW, _MORE = 10, 8
+"""A Krylov space begins with so many more vectors than are asked for; this many times as many are less than all."""
+_EXCESS = 2e-3
+"""The share of the square of the error by which it may be larger than the least one."""
+_ROUNDING = 1e-13
+"""The share of the square of a change that is taken for rounding."""
 _EXACT = torch.float64
 
 
@@ -53,8 +57,6 @@ class Difference:
     rest: Tensor | None = None
     """Of the weight's shape."""
     bias: Tensor | None = None
-    most: int | None = None
-    """The largest rank that is asked for, where a random subspace will do; None for any."""
     dora: Magnitude | None = None
     """Where the change of the weight is that of one DoRA; all numbers of it are in `rest`, too."""
 
@@ -122,55 +124,33 @@ class Difference:
         matrix = self.dense().flatten(1)
         return matrix if self.shape[0] <= self.inside else matrix.T
 
-    def spectrum(self, rank: int | None = None) -> tuple[Tensor, Tensor | None]:
+    def spectrum(self, limit: int | None = None) -> tuple[Tensor, Tensor | None]:
         """Return the singular values in falling order, without those that are rounding, and vectors for `cut`.
 
-        Where a random subspace is used, only the sum of the squares is right of the values behind `most`. A dense
-        change has vectors if a rank is given; else they are None.
+        With a limit, only the sum of the squares may be right of the values behind it. A dense change has vectors then;
+        else they are None.
         """
         if self._is_small:
             return _counted(torch.linalg.svdvals(self._core()), NOISE), None
-        matrix, vectors = self._wide(), None
-        if self._is_few:
-            vectors, values = self._leading(matrix)
-            left, count = float(matrix.norm()) ** 2 - float(values.square().sum()), len(matrix) - len(values)
-            values = torch.cat([values, torch.full((count,), math.sqrt(max(left, 0.0) / count), dtype=_EXACT)])
-        elif rank is None:
+        if limit is None:
+            matrix, vectors = self._wide(), None
             values = _roots(torch.linalg.eigvalsh(matrix @ matrix.T))
         else:
-            squares, every = torch.linalg.eigh(matrix @ matrix.T)
-            values, vectors = _roots(squares), every.flip(1)[:, :rank].clone()  # a view would keep all of them
+            values, vectors = _decomposed(self._wide(), limit)
         return _counted(values, _GRAM_NOISE), vectors
 
-    def cut(self, rank: int, vectors: Tensor | None = None) -> Difference:
-        """Return the nearest change of a rank. `vectors` are of `spectrum`, if it was asked before."""
+    def cut(self, rank: int, vectors: Tensor | None = None, limit: int | None = None) -> Difference:
+        """Return the nearest change of a rank. If `spectrum` was asked before, `vectors` or its limit make the same."""
         if self._is_small:
             u, values, v = svd_of_product(*self.factors())
             roots = values[:rank].sqrt()
             up, down = u[:, :rank] * roots, v[:rank] * roots.unsqueeze(1)
         else:
-            vectors = self.spectrum(rank)[1] if vectors is None else vectors
-            assert vectors is not None
-            vectors = vectors[:, :rank]
+            vectors = (_decomposed(self._wide(), limit)[1] if vectors is None else vectors)[:, :rank]
             other = vectors.T @ self._wide()
             up, down = (vectors, other) if self.shape[0] <= self.inside else (other.T, vectors.T)
         pair = Factors(down.reshape(-1, *self.shape[1:]), up)
         return replace(self, pairs=(pair,) if rank else (), rest=None)
-
-    @property
-    def _is_few(self) -> bool:
-        return self.most is not None and _FEW * (self.most + _MORE) < min(self.shape[0], self.inside)
-
-    def _leading(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the first left singular vectors of a matrix, and their values, always the same ones."""
-        assert self.most is not None
-        size, generator = (matrix.shape[1], self.most + _MORE), torch.Generator().manual_seed(0)
-        found = matrix @ torch.randn(size, generator=generator, dtype=_EXACT)
-        for _ in range(_TURNS):
-            found = matrix @ (matrix.T @ torch.linalg.qr(found)[0])
-        basis = torch.linalg.qr(found)[0]
-        left, values, _ = torch.linalg.svd(basis.T @ matrix, full_matrices=False)
-        return basis @ left[:, : self.most], values[: self.most]
 
     def kronecker(self, first: tuple[int, int]) -> tuple[Tensor, Difference]:
         """Return the nearest Kronecker product of two matrices: the first one, of a shape, of size 1, and the second.
@@ -213,6 +193,42 @@ def _less(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     if second is None:
         return first
     return -second if first is None else first - second
+
+
+def _decomposed(matrix: Tensor, limit: int | None) -> tuple[Tensor, Tensor]:
+    """Return the singular values of a matrix and its left singular vectors, so many as a limit says."""
+    found = None if limit is None or _FEW * (limit + _MORE) >= len(matrix) else _leading(matrix, limit)
+    if found is None:
+        squares, every = torch.linalg.eigh(matrix @ matrix.T)
+        return _roots(squares), every.flip(1)[:, :limit].clone()  # a view would keep all of them
+    values, vectors = found
+    left, count = float(matrix.norm()) ** 2 - float(values.square().sum()), len(matrix) - len(values)
+    others = torch.full((count,), math.sqrt(max(left, 0.0) / count), dtype=_EXACT)
+    return torch.cat([values, others]), vectors
+
+
+def _leading(matrix: Tensor, count: int) -> tuple[Tensor, Tensor] | None:
+    """Return the first singular values of a matrix and its left vectors, always the same ones.
+
+    The squares of the values add up to what they keep of the matrix. Each block after the first one adds about half as
+    much as the one before, or less, so that its gain tells how much is left to gain. None if the space
+    grows to half of all.
+    """
+    generator, whole = torch.Generator().manual_seed(0), float(matrix.norm()) ** 2
+    block = matrix @ torch.randn(matrix.shape[1], count + _MORE, generator=generator, dtype=_EXACT)
+    basis, images = matrix[:, :0], matrix[:0].T
+    kept = -math.inf
+    while 2 * (basis.shape[1] + count + _MORE) <= len(matrix):
+        for _ in range(2):  # once leaves rounding along the former blocks
+            block = torch.linalg.qr(block - basis @ (basis.T @ block))[0]
+        basis, images = torch.cat([basis, block], 1), torch.cat([images, matrix.T @ block], 1)
+        squares, turned = torch.linalg.eigh(images.T @ images)
+        former, kept = kept, float(squares[-count:].sum())
+        missed, rounding = whole - kept, _ROUNDING * whole
+        if missed <= rounding or kept - former <= _EXCESS * missed + rounding:
+            return _roots(squares)[:count], basis @ turned.flip(1)[:, :count]
+        block = matrix @ images[:, -block.shape[1] :]
+    return None
 
 
 def _roots(squares: Tensor) -> Tensor:

@@ -27,10 +27,10 @@ from .changes import StackChanges, StackWeight
 from .difference import Difference
 from .model_files import ModelFiles, StoredRows, StoredTensor, joined_name, parts_of
 from .new_file import FileChoices, Progress, SavedFile, write_changes
-from .provenance import HEADER, carried, digest
+from .provenance import HEADER, carried
 from .spelling import KeyNames
 from .stack_file import choices_of
-from .writing import check_place
+from .writing import check_place, check_room
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -75,21 +75,27 @@ def extract_lora(
     for one in (base, tuned, path):
         check_path(one, "extract_lora('base.safetensors', 'tuned.safetensors', 'lora.safetensors', rank=32)")
     choices, path = choices_of(options), Path(path)
+    return extract_from(ModelFiles(Path(base)), ModelFiles(Path(tuned)), path, choices, path.stem)
+
+
+def extract_from(base: ModelFiles, tuned: ModelFiles, path: Path, choices: FileChoices, title: str) -> SavedFile:
+    """Write the difference of two models as a file, which calls itself by its title; raise as `extract_lora`."""
     if not choices.preview:
         check_place(path, replace=choices.replace)  # before minutes of work
     with plain_mode(_CPU):
-        models = ModelFiles(Path(base)), ModelFiles(Path(tuned))
-        changes = ModelChanges(*models, choices.limits.rank, choices.progress)
+        changes = ModelChanges(base, tuned, choices.progress)
+        if not (choices.preview or choices.limits.approximates or choices.kind == "lokr"):
+            check_room(path, changes.count * choices.dtype.itemsize)
         names = KeyNames(choices.spelling, changes.indexes)
-        return write_changes(path, changes, choices, names, partial(_metadata, path.stem, changes, choices))
+        return write_changes(path, changes, choices, names, partial(_metadata, title, changes, choices))
 
 
 def _metadata(title: str, changes: ModelChanges, choices: FileChoices) -> dict[str, str]:
     """Return what the header of a file says: the sources, and how it was made."""
     made: dict[str, object] = {"version": 1, "torch": torch.__version__, "title": title}
     for name, model in (("base", changes.base), ("tuned", changes.tuned)):
-        paths = {str(model.below(file.path)): file.path for file in model.files}
-        made[name] = {place: _NO_HASH if choices.preview else digest(path) for place, path in paths.items()}
+        made[f"{name}_name"] = model.path.name
+        made[name] = dict.fromkeys(model.places(), _NO_HASH) if choices.preview else model.hashes()
     said = carried([changes.tuned.files[0], changes.base.files[0]], title)
     if _ARCHITECTURE in said:
         said[_ARCHITECTURE] += "/lora"
@@ -147,8 +153,6 @@ class ModelWeight:
     weight: tuple[StoredTensor, tuple[_Piece, ...]] | None
     """The tensor of the base and the rows of the other model; None where they do not differ."""
     bias: tuple[StoredTensor | None, tuple[_Piece, ...]] | None
-    most: int | None
-    """The largest rank that the file may have."""
 
     @property
     def place(self) -> tuple[str, str]:
@@ -159,7 +163,7 @@ class ModelWeight:
         shape = self.target.shape
         rest = None if self.weight is None else self._difference(*self.weight).reshape(shape)
         bias = None if self.bias is None else self._difference(*self.bias).flatten()
-        return Difference(shape, (), rest, bias, self.most)
+        return Difference(shape, (), rest, bias)
 
     def _difference(self, base: StoredTensor | None, pieces: Sequence[_Piece]) -> Tensor:
         total: Tensor | None = None
@@ -190,17 +194,14 @@ class ModelChanges:
     Args:
         base: the other one.
         tuned: the model.
-        most: the largest rank that is asked for; None for any.
         progress: is called with 0 layers of 0 while they are compared; what it raises ends the work.
 
     Raises:
         FileError: they have no component in common, do not differ, or one is quantized.
     """
 
-    def __init__(
-        self, base: ModelFiles, tuned: ModelFiles, most: int | None = None, progress: Progress | None = None
-    ) -> None:
-        self.base, self.tuned, self._most, self._progress = base, tuned, most, progress
+    def __init__(self, base: ModelFiles, tuned: ModelFiles, progress: Progress | None = None) -> None:
+        self.base, self.tuned, self._progress = base, tuned, progress
         self.files: list[AdapterFile] = [*base.files, *tuned.files]
         self.indexes = {name: LayerIndex(name, one, alias_table()) for name, one in base.components.items()}
         self.weights, self._rounded = list[ModelWeight](), list[str]()
@@ -223,6 +224,12 @@ class ModelChanges:
         self.notes = [text for text, names in texts.items() if names]
         if not self.weights:
             raise FileError(tuned.path, "; ".join([f"it does not differ from {base.path.name}", *self.notes]))
+
+    @property
+    def count(self) -> int:
+        """Return how many numbers differ, by layers."""
+        of_weights = [math.prod(one.target.shape) for one in self.weights if one.weight is not None]
+        return sum([*of_weights, *[one.target.shape[0] for one in self.weights if one.bias is not None]])
 
     def read_back(self, path: Path) -> Mapping[tuple[str, str], StackWeight]:
         """Return what a file changes of the base."""
@@ -249,7 +256,7 @@ class ModelChanges:
             bias_differs, bias_rounded = _differ(target, base_bias, rows_of_bias)
             if differ or bias_differs:
                 weight, bias = (base, rows) if differ else None, (base_bias, rows_of_bias) if bias_differs else None
-                self.weights.append(ModelWeight(index, target, weight, bias, self._most))
+                self.weights.append(ModelWeight(index, target, weight, bias))
             elif rounded or bias_rounded:
                 self._rounded.append(f"{component}.{target.name}")
         self._others += [f"{component}.{name}" for name in self._unlike(component, known)]

@@ -157,7 +157,7 @@ class CombinedWeight(StackWeight):
         if self.combination.rule is None and self.combination.how != "orthogonal":
             return StackWeight.difference(self)
         files = self._by_file()
-        changes = [StackWeight(self.index, self.target, own, False).difference() for own in files]
+        changes = [StackWeight(self.index, self.target, own, False, read=self.read).difference() for own in files]
         if self.combination.how == "orthogonal":
             return _orthogonal(changes)
         strengths = [own[0].strength for own in files]  # all parts of a weight are in one block

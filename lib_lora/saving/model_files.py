@@ -16,6 +16,7 @@ from ..files.file import AdapterFile, TensorInfo
 from ..files.reading import read_object
 from ..inspection.skeleton import COMPONENT_FOLDER, skeleton, weight_files
 from ..naming.index import components_of
+from .provenance import digest
 
 INDEX = ".safetensors.index.json"
 """How the name of a file ends that says which shard has which tensor."""
@@ -168,6 +169,14 @@ class ModelFiles:
     def below(self, path: Path) -> Path:
         """Return where a file of the model is in its folder."""
         return path.relative_to(self.path) if path != self.path else Path(path.name)
+
+    def places(self) -> dict[str, Path]:
+        """Return the files of its weights by where they are in its folder."""
+        return {self.below(file.path).as_posix(): file.path for file in self.files}
+
+    def hashes(self) -> dict[str, str]:
+        """Return their SHA-256 likewise."""
+        return {place: digest(path) for place, path in self.places().items()}
 
     def others(self) -> list[Path]:
         """List the files of a folder that belong to the model beside the weights of its components.

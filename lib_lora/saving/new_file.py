@@ -172,6 +172,8 @@ class _Layer:
     """The shape of the first matrix, where the change becomes a LoKr."""
     values: Tensor | None = None
     """The singular values of what has a rank, where that is approximated."""
+    limit: int | None = None
+    """The largest rank that the file may have."""
     vectors: Tensor | None = None
     """Of `Difference.spectrum`, where they are kept."""
     lost: float = 0.0
@@ -215,7 +217,8 @@ class _Layer:
         elif found.dora is not None and choices.keeps_dora:
             self.rank, self.norms = found.dora.lora(self.shape).rank_of_pair, tuple(found.dora.norms.shape)
         if choices.limits.approximates:
-            self.values, self.vectors = found.spectrum(choices.limits.rank)
+            self.limit = choices.limits.rank
+            self.values, self.vectors = found.spectrum(self.limit)
 
     def choose(self, rank: int, *, may_grow: bool) -> None:
         """Write so many components; a whole second matrix of a LoKr where that has fewer numbers.
@@ -235,6 +238,13 @@ class _Layer:
     def alpha(self) -> float:
         """Return the alpha of a scale of 1; 0 where there is none. LyCORIS reads no LoKr without one."""
         return float(self.width or (self.rank is None and self.first is not None))
+
+    def least(self, choices: FileChoices) -> int:
+        """Return the bytes that it takes at least, before the ranks are chosen over all layers."""
+        if self.values is None:
+            return sum([one.nbytes for one in self.planned(choices).values()])
+        is_known = self.first is None and choices.limits.size is None and choices.limits.error is None
+        return len(self.values[: self.limit]) * self.cost * choices.dtype.itemsize if is_known else 0
 
     def planned(self, choices: FileChoices) -> dict[str, PlannedTensor]:
         """Return its tensors by their keys, without alpha."""
@@ -276,7 +286,7 @@ class _Layer:
     def _pair(self, found: Difference) -> tuple[Tensor, Tensor]:
         """Return the factors down and up of the nearest change of the rank."""
         assert self.rank is not None
-        pair = (found if self.values is None else found.cut(self.rank, self.vectors)).joined()
+        pair = (found if self.values is None else found.cut(self.rank, self.vectors, self.limit)).joined()
         self.vectors = None
         zeros = max((self.width or 0) - self.rank, 0)
         down = torch.cat([pair.down, pair.down.new_zeros(zeros, *pair.down.shape[1:])])
@@ -309,7 +319,7 @@ def write_changes(
 ) -> SavedFile:
     """Write a file, read it back by the ordinary reader, compare, and put it in its place.
 
-    `metadata` returns what the header says.
+    `metadata` returns what the header says. It is called when all changes were computed once.
 
     Raises:
         FileError: a source has changed, the disk is full, the name is taken, numbers are too large for the dtype, or a
@@ -371,7 +381,7 @@ def _plan(
 ) -> tuple[list[_Layer], float, bytes, dict[str, PlannedTensor]]:
     """Return the layers of a file, the share of the change that they leave out, and its header and tensors."""
     count.add(0)
-    said, layers, held = metadata(), list[_Layer](), 0
+    layers, held, least = list[_Layer](), 0, 0
     for weight in changes.weights:
         layer = _layer(path, weight, choices, names)
         count.add()
@@ -380,8 +390,12 @@ def _plan(
         held += 0 if layer.vectors is None else layer.vectors.nbytes
         layer.vectors = layer.vectors if held <= _HELD else None
         layers.append(layer)
+        least += layer.least(choices)
+        if not choices.preview:
+            check_room(path, least)  # before all others are computed
     if not layers:
         raise FileError(path, "it was not written: what would be in it changes nothing")
+    said = metadata()
     dropped = _choose(path, layers, choices, said)
     largest = max([layer.rank or 0 for layer in layers])
     if choices.pad is not None and largest > choices.pad:

@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import NoneType
-from typing import Any
 
 import torch
 
@@ -21,12 +20,10 @@ from ..errors import FileError, MomentError, StackError, check_count, check_type
 from ..files.components import is_denoiser
 from ..files.file import AdapterFile
 from ..files.formats import base_model
-from ..files.reading import Reading, open_regular, with_sidecar
-from ..naming.blocks import BlockWeights, Element
+from ..files.reading import open_regular, with_sidecar
 from ..stack import Entry, Stack
 from ..strengths.regions import ALL_PLACES
 from ..strengths.strength import Moment, Strength, strengths_by_image
-from .merging import Combination
 
 HEADER = "remora_recipe"
 """The name under which a header has it."""
@@ -86,7 +83,7 @@ def _constant(entry: Entry, strength: Strength, components: Iterable[str], momen
 
 
 def recipe_of(stack: Stack, moment: Moment | None, choices: Mapping[str, object]) -> str:
-    """Return by which sources, strengths and choices a file is made, for its header."""
+    """Return by which sources, strengths and choices a file is made, for its header; see `save_again`."""
     entries = []
     for entry in stack:
         assert isinstance(entry.multiplier, Strength)
@@ -107,45 +104,6 @@ def recipe_of(stack: Stack, moment: Moment | None, choices: Mapping[str, object]
     made = {"version": 1, "torch": torch.__version__, "entries": entries, "in_order": stack.in_order, **choices}
     made |= {"reading": asdict(stack.reading), "moment": None if moment is None else asdict(moment)}
     return json.dumps(made, sort_keys=True, ensure_ascii=False)
-
-
-def stack_again(path: Path, folders: Sequence[Path]) -> tuple[Stack, Moment | None, dict[str, Any]]:
-    """Return the stack, the moment and the choices by which a file was made.
-
-    Raises:
-        FileError: the file does not say it, or a source is not in the folders, or is another one by now.
-    """
-    try:
-        made = json.loads(AdapterFile.open(path).metadata[HEADER])
-        entries = [_entry_again(one, _found(path, folders, one["file"], one["sha256"])) for one in made["entries"]]
-        reading = Reading(**made["reading"])
-        moment = None if made["moment"] is None else Moment(**made["moment"])
-        choices = {name: made[name] for name in ("title", "spelling", "dtype", "rank", "size", "error")}
-        choices |= {"kind": made.get("kind", "lora"), "factor": made.get("factor", 1), "pad": made.get("pad")}
-        choices["combination"] = Combination(**made.get("combination", {}))
-        return Stack(entries, in_order=made["in_order"], reading=reading), moment, choices
-    except FileError:
-        raise
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise FileError(path, "its header does not say how it was made, so that it cannot be made again") from error
-
-
-def _entry_again(said: Mapping[str, Any], path: Path) -> Entry:
-    blocks = said["blocks"]
-    if blocks is not None:
-        elements = [Element(**{**one, "blocks": tuple(one["blocks"])}) for one in blocks["elements"]]
-        blocks = BlockWeights(blocks["values"], tuple(elements))
-    strength = Strength(said["of"], sides=said["sides"], blocks=blocks)
-    return Entry(path, strength, said["rank"], said["alpha"], said["scale"], said["name"])
-
-
-def _found(path: Path, folders: Sequence[Path], name: str, sha256: str) -> Path:
-    there = [folder / name for folder in folders if Path(name).name == name and (folder / name).is_file()]
-    for one in there:
-        if digest(one) == sha256:
-            return one
-    why = f"{there[0]} is another file by now" if there else f"it is not in {', '.join(map(str, folders))}"
-    raise FileError(path, f"its source {printed(name)} is missing: {why}")
 
 
 def digest(path: Path) -> str:

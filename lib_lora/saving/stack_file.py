@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -15,8 +15,7 @@ import torch
 from torch import nn
 
 from ..engine import Engine
-from ..errors import ArgumentError, check_choice, check_path, check_type, listed, shown
-from ..files.file import AdapterFile
+from ..errors import ArgumentError, FileError, check_choice, check_path, check_type, shown
 from ..stack import Stack
 from ..strengths.strength import Moment
 from .changes import StackChanges
@@ -24,7 +23,6 @@ from .difference import Limits
 from .inputs import InputSamples
 from .merging import SUM, Combination, CombinedWeight, fallback_notes
 from .new_file import (
-    DTYPES,
     FACTOR,
     ROUNDING,
     FileChoices,
@@ -34,8 +32,7 @@ from .new_file import (
     check_progress,
     write_changes,
 )
-from .provenance import HEADER, carried, constant_stack, recipe_of, stack_again
-from .skeletons import model_for
+from .provenance import HEADER, carried, constant_stack, recipe_of
 from .spelling import KeyNames, Spelling
 
 if TYPE_CHECKING:
@@ -106,43 +103,6 @@ def save_stack(
         return save_constant(stack, components, path, choices, moment)
 
 
-def save_again(
-    saved: str | PathLike[str],
-    path: str | PathLike[str],
-    components: Mapping[str, nn.Module] | None,
-    folders: Sequence[str | PathLike[str]],
-    *,
-    replace: bool = False,
-) -> SavedFile:
-    """Make a file again that was saved, bit for bit, from what its header says.
-
-    Args:
-        saved: a file that `save_stack`, `combine_files` or `convert_file` wrote.
-        path: of the new file.
-        components: of the model, as of `Engine`, in the state that it was saved in; None if it was saved without one.
-        folders: where the sources are.
-        replace: whether the file may take the place of another one.
-
-    Raises:
-        FileError: a source is missing or is another one by now; also as `save_stack`.
-        ArgumentError: an argument is of another type.
-    """
-    example = "save_again('mine.safetensors', 'again.safetensors', components, ['loras'])"
-    if isinstance(folders, str | PathLike):  # a text is a list of texts, too
-        folders = [folders]
-    for one in (saved, *(known := listed(folders, "folders", "a list of folders, as ['loras']"))):
-        check_path(one, example)
-    stack, moment, said = stack_again(Path(saved), [Path(one) for one in known])
-    options = SaveOptions(spelling=said["spelling"], dtype=DTYPES.get(said["dtype"], torch.int8), replace=replace)
-    options |= SaveOptions(rank=said["rank"], size=said["size"], error=said["error"])
-    options |= SaveOptions(kind=said["kind"], factor=said["factor"], pad=said["pad"])
-    choices = choices_of(options, said["combination"])
-    sources = [AdapterFile.open(Path(one.path)) for one in stack] if components is None else []
-    call = "save_again(saved, path, {}, folders)"
-    model = model_for(components, sources, call, needs_dots=choices.spelling != "kohya")
-    return save_constant(stack, model, path, choices, moment, said["title"])
-
-
 def save_constant(
     stack: Stack,
     components: Mapping[str, nn.Module],
@@ -150,8 +110,12 @@ def save_constant(
     choices: FileChoices,
     moment: Moment | None = None,
     title: str | None = None,
+    wanted_base: str | None = None,
 ) -> SavedFile:
-    """Write a stack of constant strengths as one file, which calls itself by its title; raise as `save_stack`."""
+    """Write a stack of constant strengths as one file, which calls itself by its title; raise as `save_stack`.
+
+    `wanted_base` is the hash of the numbers of the model that must be read for it; None for any.
+    """
     check_path(path, _EXAMPLE)
     combination = choices.combination
     changes = StackChanges(stack, components, moment, partial(CombinedWeight, combination=combination))
@@ -161,8 +125,12 @@ def save_constant(
     names = KeyNames(choices.spelling, changes.indexes)
 
     def metadata() -> dict[str, str]:
-        name = title or Path(path).stem
-        recipe = recipe_of(stack, moment, {"title": name, **choices.to_json()})
+        name, base = title or Path(path).stem, changes.sha256_of_base
+        if wanted_base not in (None, base):
+            text = "it was not written: this model has other weights than the one that the former file was made with"
+            raise FileError(Path(path), f"{text}; give that one")
+        own = {} if base is None else {"base_sha256": base}
+        recipe = recipe_of(stack, moment, {"title": name, **choices.to_json(), **own})
         return carried(changes.files, name) | {HEADER: recipe}
 
     return write_changes(Path(path), changes, choices, names, metadata)

@@ -74,6 +74,7 @@ def check_place(path: Path, *, replace: bool) -> Path:
         raise FileError(path, "there is a file of that name; give another one, or say that it is to be replaced")
     if not path.parent.is_dir():
         raise FileError(path, f"there is no folder {path.parent}; make it first")
+    check_room(path, 0)
     return path.resolve() if path.is_symlink() else path
 
 
@@ -84,7 +85,7 @@ def check_room(path: Path, nbytes: int, remedy: str = "choose a smaller size or 
     except OSError:  # some network drives do not tell
         return
     if nbytes + _SPARE > free:
-        raise FileError(path, f"it takes {nbytes:,} bytes, and the disk has {free:,} left; {remedy}")
+        raise FileError(path, f"it takes at least {nbytes:,} bytes, and the disk has {free:,} left; {remedy}")
 
 
 @contextmanager

@@ -843,6 +843,7 @@ export const ENGLISH = /** @type {const} */ ({
     "save.leftOut": {one: "{count} layer left out", other: "{count} layers left out"},
     "save.error": "error {percent}",
     "save.tinyError": "error below {percent}",
+    "save.errors": "Error of each layer",
     "save.saved": "Saved as {name}: {about}, in {seconds} s.",
     "save.savedModel": "It is beside the model. Refresh the web UI's list of models to choose it.",
     "save.compare": "Compare the pictures",
@@ -1086,7 +1087,8 @@ export const ENGLISH = /** @type {const} */ ({
     "said.save.size": "{file}: it takes {count} bytes at least; allow a larger size",
     "said.save.error":
         "{file}: its error would be {error}, not {wanted}; allow a larger rank or size, or write the dtype float32",
-    "said.save.disk": "{file}: it takes {count} bytes, and the disk has {left} left; choose a smaller size or dtype",
+    "said.save.disk":
+        "{file}: it takes at least {count} bytes, and the disk has {left} left; choose a smaller size or dtype",
     "said.save.overflow": "{file}: {key} has numbers that {dtype} cannot hold; write the dtype bfloat16 or float32",
     "said.save.unwritten": "{file}: it cannot be written, and nothing was: {error}",
     "said.save.noChange": "{file}: it was not written: what would be in it changes nothing",

@@ -1,7 +1,7 @@
 // The LoRA of the stack saved as one file or in a model, the difference of two models, one file in another form.
 
 /**
- * @import {Save as SaveState, SaveChoices, SavedLora, SaveJob, SaveWanted} from "../../api.d.ts"
+ * @import {Save as SaveState, SaveChoices, SavedLayer, SavedLora, SaveJob, SaveWanted} from "../../api.d.ts"
  * @import {State, Tab} from "../main.js"
  * @import {Form, Parts, SavedTag} from "../save.js"
  * @import {Attempt} from "./parts.js"
@@ -25,6 +25,7 @@ import {
     wrongOf,
 } from "../save.js";
 import {size} from "../catalog.js";
+import {percent} from "../check.js";
 import {needsDensity} from "../tag.js";
 import {t, translated} from "../words.js";
 import {Progress} from "./check.js";
@@ -253,11 +254,19 @@ function Amount({title, value, wrong = "", set}) {
 function Previewed({job, preview, what}) {
     if (preview) {
         const seconds = Math.max(1, Math.round(preview.seconds));
-        return html`<p role="status">${t(what === "model" ? "save.previewModel" : "save.preview", {about: about(preview, what), seconds})}</p>`;
+        return html`<p role="status">${t(what === "model" ? "save.previewModel" : "save.preview", {about: about(preview, what), seconds})}</p>
+            <${Errors} layers=${preview.each} />`;
     }
     return job?.problem
         ? null
         : html`<${Progress} told=${job?.preview ? job : null} label=${t("save.previewProgress")} />`;
+}
+
+/** @param {{layers: SavedLayer[]}} props */
+function Errors({layers}) {
+    return html`<details><summary>${t("save.errors")}</summary><ul>
+        ${layers.map(({component, name, rank, error}) => html`<li key=${`${component}.${name}`}>${percent(error)}${rank ? ` · ${t("save.rank", {rank})}` : ""} · ${broken(`${component}.${name}`)}</li>`)}
+    </ul></details>`;
 }
 
 /**
@@ -297,6 +306,7 @@ function Saved({tab, saved, attempt}) {
         });
     return html`<div class="rt-notice" role="status">
         <p>${t("save.saved", {name, about: about(saved, what), seconds: Number(saved.seconds.toFixed(1))})}</p>
+        <${Errors} layers=${saved.each} />
         ${what === "model" && html`<p class="rt-hint">${t("save.savedModel")}</p>`}
         ${saved.notes.map((note) => html`<p key=${note} class="rt-hint">${translated(note)}</p>`)}
         ${

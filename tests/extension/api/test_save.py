@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,9 +20,10 @@ from extension.hosts.txt2img import Txt2Img
 from extension.standalone.jobs import Runner
 from extension.standalone.server import make_api
 from extension.text.tag import RULES
-from lib_lora import Entry, Stack
+from lib_lora import AdapterFile, Entry, Stack
 from lib_lora.saving import Combination, combine_files
 from lib_lora.saving.merging import How
+from lib_lora.saving.provenance import HEADER
 from tests.extension.api.test_api_routes import SMALL, Checked
 from tests.fakes.files import pair, save
 
@@ -118,6 +120,24 @@ def test_a_preview_tells_bytes_and_error_and_writes_nothing(ask: Checked, folder
     assert told["error"] == pytest.approx(result["error"], rel=1e-3)
     assert result["error"] > 0.01
     assert saved(ask, tags=PAIR, error=0.5, preview=True)["bytes"] < told["bytes"] * 2
+    errors = [one["error"] for one in result["each"]]
+    assert errors == sorted(errors, reverse=True)
+    assert (result["each"][0]["name"], errors[0]) == (result["worst"], result["worst_error"])
+    assert (len(errors), {one["rank"] for one in result["each"]}) == (result["layers"], {2})
+    padded = saved(ask, **wanted, pad=4, preview=True)
+    assert padded["bytes"] > told["bytes"]
+    kron = [saved(ask, tags=PAIR[:1], kind="lokr", factor=factor, preview=True)["bytes"] for factor in (2, 8)]
+    assert kron[0] > kron[1]
+
+
+def test_the_strengths_of_the_negative_prompt_are_saved_where_they_are_asked_for(ask: Checked, folder: Path) -> None:
+    tags = ["<lora:stripes:te=0:unet=0.8:half=neg>", "<lora:night:te=0:unet=0.5>"]
+    saved(ask, name="negative", tags=tags, negative=True)
+    saved(ask, name="positive", tags=tags, negative=False)
+    saved(ask, name="both", tags=[tags[0].replace(":half=neg", ""), tags[1]])
+    saved(ask, name="one", tags=tags[1:])
+    assert equal(folder / "negative.safetensors", folder / "both.safetensors")
+    assert equal(folder / "positive.safetensors", folder / "one.safetensors")
 
 
 def test_files_are_combined_by_a_rule_as_in_python(
@@ -214,7 +234,10 @@ def test_a_model_with_the_stack_in_it_and_its_difference_make_the_picture_of_the
     assert result["layers"] == told["layers"] > 5
     assert (models / "baked" / "model_index.json").is_file()
     assert "there is a model baked already" in ask("POST", "/save", 422, json={**baking, "name": "baked"})
-    assert saved(ask, **baking, name="random", rounding="stochastic")["error"] == result["error"]  # of float32
+    random = saved(ask, **baking, name="random", rounding="stochastic", seed=7)
+    assert random["error"] == result["error"]  # of float32
+    (header,) = {AdapterFile.open(path).metadata[HEADER] for path in (models / "random" / "unet").glob("*.safetensors")}
+    assert json.loads(header)["seed"] == 7
     difference_of = {"what": "difference", "model": "plain", "tuned": "baked", "rank": 64}
     told = saved(ask, **difference_of, preview=True)
     result = saved(ask, **difference_of, name="taken out")

@@ -143,6 +143,10 @@ def test_the_preview_follows_what_is_typed(served: Served, browser: Any, theme: 
         dialog.get_by_label("Largest rank").fill("2")
         dialog.get_by_text("rank 2, ").wait_for(timeout=LONG)
         assert error_in(dialog.get_by_text("The file: ").inner_text()) > 1
+        dialog.get_by_text("Error of each layer").click()
+        layers = dialog.locator("details[open] li").all_inner_texts()
+        assert len(layers) > 5
+        assert all(re.match(r"[0-9.]+ % · rank 2 · (unet|text_encoder)\.", one.replace("\u200b", "")) for one in layers)
         begun = "performance.getEntriesByType('resource').filter(one => one.name.endsWith('/save')).length"
         known = page.evaluate(begun)
         dialog.get_by_label("Accuracy").select_option("exact")

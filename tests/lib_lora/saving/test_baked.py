@@ -28,6 +28,7 @@ from lib_lora import (
     StackError,
     Strength,
     bake_stack,
+    save_again,
 )
 from lib_lora.__main__ import main
 from lib_lora.files.file import AdapterFile
@@ -187,6 +188,9 @@ def test_a_diffusers_folder_in_shards(tmp_path, folder, lora, parts):
         assert worst(baked(**unet_inputs(0))[0], want) < 1e-5
     engine.close()
     index = next((folder / "unet").glob("*.index.json"))
+    once_more = save_again(saved.path, tmp_path / "again", None, [folder.parent, lora.parent])
+    for path in wanted:
+        assert (once_more.path / path).read_bytes() == (saved.path / path).read_bytes()
     again = bake_stack(Stack([Entry(lora, {"unet": 0.8})]), index, tmp_path / "unet only")
     for path in again.path.glob("*.safetensors"):
         assert content(path) == content(saved.path / "unet" / path.name)
@@ -252,6 +256,14 @@ def test_a_file_is_made_again_bit_for_bit_and_says_how(model, style, tmp_path):
     assert made["entries"][0]["sha256"] == hashlib.sha256(style.read_bytes()).hexdigest()
     assert (made["model"], made["rounding"], made["seed"]) == ("model.safetensors", "nearest", 0)
     assert torch.equal(load_file(one.path)["counts"], torch.arange(5))
+    own, out = one.path.read_bytes(), tmp_path / "again.safetensors"
+    again = save_again(one.path, out, None, [tmp_path / "a", tmp_path])
+    assert again.path.read_bytes() == own
+    random = bake_stack(stack, model, one.path, rounding="stochastic", seed=3, replace=True)
+    assert save_again(random.path, out, None, tmp_path, replace=True).path.read_bytes() == random.path.read_bytes()
+    save(model, {"blocks.0.proj.weight": torch.ones(48, 24)})
+    with pytest.raises(FileError, match=r"its source model\.safetensors is missing: .* is another one by now"):
+        save_again(one.path, out, None, tmp_path, replace=True)
 
 
 def test_a_stack_in_order_and_a_moment(model, tmp_path):

@@ -11,15 +11,18 @@ from torch import nn
 
 from lib_lora import (
     ArgumentError,
+    BlockWeights,
     Engine,
     Entry,
     FileError,
     Stack,
     StackError,
+    Strength,
     combine_files,
     inspect_file,
     load_network,
     save_again,
+    save_stack,
 )
 from lib_lora.__main__ import main
 from lib_lora.saving import convert_file
@@ -239,8 +242,19 @@ def test_the_command_saves_several_files_as_one(lora, parts, model, tmp_path, ca
     again = tmp_path / "again.safetensors"
     assert main(["save", str(again), *folders, "--again", str(out), "--model", str(model)]) == 0
     assert all(torch.equal(one, load_file(out)[key]) for key, one in load_file(again).items())
-    assert main(["save", str(again), f"{lora}=x", "--model", str(model), "--replace"]) == 1
-    assert "what is behind = is no number" in capsys.readouterr().err
+    for wrong in ("=x", "=1:te=", ":lbw=1,x", ":dyn=a"):
+        assert main(["save", str(again), f"{lora}{wrong}", "--model", str(model), "--replace"]) == 1
+        assert "what is behind = is no number" in capsys.readouterr().err
+    wanted = f"{lora}=0.8:te=0.25:dyn=2:lbw=1{',0.5' * 11}"
+    assert main(["save", str(again), wanted, "--model", str(model), "--replace"]) == 0
+    engine = Engine(parts)
+    strength = Strength({"unet": 0.8, "text_encoder": 0.25}, blocks=BlockWeights((1.0, *[0.5] * 11)))
+    engine.activate(Stack([Entry(lora, strength, 2)]))
+    wanted = load_file(save_stack(engine, tmp_path / "wanted.safetensors").path)
+    engine.close()
+    found = load_file(again)
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(one, wanted[key]) for key, one in found.items())
 
 
 def test_the_command_converts_a_file(lora, tmp_path, capsys):

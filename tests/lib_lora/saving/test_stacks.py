@@ -41,7 +41,7 @@ from lib_lora.saving.stack_file import choices_of, save_constant
 from tests.fakes import checkpoints
 from tests.fakes.contract import run, worst
 from tests.fakes.files import pair, save
-from tests.fakes.fused import Blocks
+from tests.fakes.fused import PARTS, QKV, Blocks, write
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.layers import Model, make
 from tests.fakes.models import kohya_lora, tiny_pipeline, tiny_text_encoder, tiny_unet, unet_inputs
@@ -289,6 +289,7 @@ def test_a_saved_file_is_made_again_bit_for_bit(parts, files, tmp_path, options)
     assert again.path.read_bytes() == saved.path.read_bytes()
 
 
+@pytest.mark.usefixtures("names_of_every_family")
 def test_a_file_cannot_be_made_again_of_other_sources(parts, files, tmp_path):
     copy = tmp_path / files[0].name
     copy.write_bytes(files[0].read_bytes())
@@ -299,10 +300,34 @@ def test_a_file_cannot_be_made_again_of_other_sources(parts, files, tmp_path):
     with pytest.raises(FileError, match=r"its source 1\.safetensors is missing: it is not in"):
         save_again(saved, tmp_path / "again.safetensors", parts, [tmp_path / "nowhere"])
     copy.write_bytes(files[1].read_bytes())
-    with pytest.raises(FileError, match="is another file by now"):
+    with pytest.raises(FileError, match="is another one by now"):
         save_again(saved, tmp_path / "again.safetensors", parts, [tmp_path])
     with pytest.raises(FileError, match="its header does not say how it was made"):
         save_again(copy, tmp_path / "again.safetensors", parts, [tmp_path])
+    for name, scenario in (("dora by rows", PARTS), ("dora by rows", QKV), ("lora", QKV)):
+        folder = tmp_path / f"{name}, {scenario.name}"
+        folder.mkdir()
+        _with_another_model(folder, next(one for one in SAMPLES if one.name == name), scenario)
+
+
+def _with_another_model(folder, sample, scenario):
+    """Check that other weights are noticed where the file depends on them, in whatever dtype they are."""
+    base, other = (Blocks(scenario.model, dtype=torch.float16) for _ in range(2))
+    next(other.parameters()).mul_(2)
+    path, out = write(folder, sample, scenario).path, folder / "again.safetensors"
+    engine = Engine({"transformer": base})
+    engine.activate(Stack([Entry(path, 0.5)]))
+    saved = save_stack(engine, folder / "saved.safetensors")
+    engine.close()
+    again = save_again(saved.path, out, {"transformer": base.float()}, path.parent)
+    assert again.path.read_bytes() == saved.path.read_bytes()
+    if sample.name == "lora":
+        assert "base_sha256" not in json.loads(load_network(out, {"transformer": base}).file.metadata[HEADER])
+        save_again(saved.path, out, {"transformer": other}, path.parent, replace=True)
+        return
+    with pytest.raises(FileError, match="this model has other weights than the one that the former file was made with"):
+        save_again(saved.path, out, {"transformer": other}, path.parent, replace=True)
+    assert out.read_bytes() == saved.path.read_bytes(), "the file that was there stays"
 
 
 def test_the_engine_of_a_pipeline_saves_what_it_applies(tmp_path):
