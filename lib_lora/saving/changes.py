@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from ..adapters import PartOf
 from ..adapters.base import Adapter, At, Factors, HeadSchedule, RankSchedule, at_strength
 from ..adapters.dora import DoRA
-from ..adapters.lora import LoRA
 from ..errors import ComponentError, MomentError, printed
 from ..files.file import AdapterFile
 from ..naming.binding import Binding
@@ -123,7 +122,7 @@ class StackWeight:
         if not is_whole or not isinstance(adapter, DoRA) or adapter.axis == "group":
             return None
         inner = one.binding.file.private(adapter.inner)
-        if type(inner) is not LoRA or inner.bias is not None:
+        if inner.reads_base or inner.has_bias or inner.bias_excess is not None or isinstance(one.multiplier, Tensor):
             return None
         pair = inner.as_factors(partial(self._base, self.target), one.rank)
         shape = [1] * len(self.target.shape)

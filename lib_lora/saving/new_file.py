@@ -20,7 +20,7 @@ from .changes import unchanged
 from .difference import NOISE, Difference, Limits, chosen_ranks
 from .inputs import InputSamples
 from .merging import SUM, Combination
-from .spelling import PARAMETERS, KeyNames, Spelling, diffusers_header
+from .spelling import ONLY_LORA, PARAMETERS, KeyNames, Spelling, diffusers_header
 from .writing import PlannedTensor, check_place, check_room, header_of, size_of, unfinished, write_tensors
 
 Kind = Literal["lora", "lokr"]
@@ -38,6 +38,7 @@ FACTOR = 8
 _CPU = torch.device("cpu")
 _DIGITS = 60  # bytes of a header that the shapes and places of a tensor may differ by
 _HELD = 1 << 28  # bytes of singular vectors that are kept from the choice of the ranks until they are written
+_MATRIX = 2  # dimensions
 _TABLES = 2  # of the names of layers of other ranks, in the header that diffusers reads
 
 
@@ -106,8 +107,13 @@ class FileChoices:
 
     @property
     def keeps_dora(self) -> bool:
-        """Return whether a DoRA stays one. diffusers reads none, and the nearest one of a rank is not known."""
-        return self.spelling != "diffusers" and not self.limits.approximates
+        """Return whether a DoRA stays one: the nearest one of a rank is not known."""
+        return not self.limits.approximates
+
+    @property
+    def only_lora(self) -> bool:
+        """Return whether the file is for a reader that reads no whole differences."""
+        return self.spelling in ONLY_LORA
 
     def to_json(self) -> dict[str, object]:
         """Return plain data for the header: what makes a difference to the file."""
@@ -176,6 +182,8 @@ class _Layer:
     """Of `Difference.spectrum`, where they are kept."""
     lost: float = 0.0
     """The sum of the squares that no rank can have."""
+    is_whole: bool = False
+    """Whether it has no factors of its own, and has all ranks for a reader of LoRA alone."""
 
     @property
     def inner(self) -> tuple[int, ...]:
@@ -213,9 +221,21 @@ class _Layer:
             _, second = found.kronecker(self.first)
             self.lost, found = max(float(found.dense().norm()) ** 2 - second.size() ** 2, 0.0), second
         elif found.dora is not None and choices.keeps_dora:
-            self.rank, self.norms = found.dora.lora(self.shape).rank_of_pair, tuple(found.dora.norms.shape)
+            norms, by_rows = tuple(found.dora.norms.shape), found.dora.norms.shape[1] == 1
+            if choices.only_lora and by_rows:  # in the shapes of PEFT, which has no others
+                norms = self.shape[:1] if len(norms) == _MATRIX else (1, *self.shape[:1], *norms[2:])
+            if by_rows or not choices.only_lora:
+                self.rank, self.norms = found.dora.lora(self.shape).rank_of_pair, norms
         if choices.limits.approximates:
             self.values, self.vectors = found.spectrum(choices.limits.rank)
+
+    def leave_out(self) -> None:
+        """Write nothing of it."""
+        self.rank, self.has_weight, self.has_bias, self.lost = 0, False, False, self.size**2
+
+    def fill(self) -> None:
+        """Become a LoRA of all ranks."""
+        self.rank, self.norms, self.is_whole = min(self.shape[0], math.prod(self.shape[1:])), None, True
 
     def choose(self, rank: int, *, may_grow: bool) -> None:
         """Write so many components; a whole second matrix of a LoKr where that has fewer numbers.
@@ -249,11 +269,11 @@ class _Layer:
         elif self.width:
             shapes[names["down"]] = (self.width, *self.shape[1:])
             shapes[names["up"]] = (self.shape[0], self.width, *(1,) * (len(self.shape) - 2))
-            shapes |= {} if self.norms is None else {"dora_scale": self.norms}
+            shapes |= {} if self.norms is None else {names["norms"]: self.norms}
         elif self.rank is None and self.has_weight:
             shapes["diff"] = self.shape
         if self.has_bias:
-            shapes["diff_b"] = self.shape[:1]
+            shapes[names["bias"]] = self.shape[:1]
         return {f"{self.prefix}.{name}": PlannedTensor(choices.dtype, shape) for name, shape in shapes.items()}
 
     def tensors(self) -> Iterator[Tensor]:
@@ -270,15 +290,15 @@ class _Layer:
             yield from self._pair(found)
         elif self.rank is None and self.has_weight:
             yield found.dense()
-        if found.bias is not None:
-            yield found.bias
+        if self.has_bias:
+            yield torch.zeros(self.shape[0]) if found.bias is None else found.bias
 
     def _pair(self, found: Difference) -> tuple[Tensor, Tensor]:
         """Return the factors down and up of the nearest change of the rank."""
         assert self.rank is not None
         pair = (found if self.values is None else found.cut(self.rank, self.vectors)).joined()
         self.vectors = None
-        zeros = max((self.width or 0) - self.rank, 0)
+        zeros = max((self.width or 0) - pair.up.shape[1], 0)
         down = torch.cat([pair.down, pair.down.new_zeros(zeros, *pair.down.shape[1:])])
         return down, torch.cat([pair.up, pair.up.new_zeros(len(pair.up), zeros)], 1)
 
@@ -332,7 +352,7 @@ def write_changes(
         if wanted is not None and error > wanted * (1 + 1e-6):
             text = f"its error would be {error:.2e}, not {wanted:g}"
             raise FileError(path, f"{text}; allow a larger rank or size, or write the dtype float32")
-    return SavedFile(path, nbytes, tuple(saved), error, tuple(changes.notes), of_outputs)
+    return SavedFile(path, nbytes, tuple(saved), error, (*changes.notes, *_notes(layers, choices)), of_outputs)
 
 
 def first_of_lokr(shape: Sequence[int], factor: int) -> tuple[int, int]:
@@ -358,7 +378,7 @@ def _preview(
     with unchanged(changes.files), plain_mode(_CPU):
         layers, dropped, header, tensors = _plan(path, changes, choices, names, metadata, count)
         saved = tuple([SavedLayer(*layer.weight.place, layer.saved_rank, layer.dropped) for layer in layers])
-    return SavedFile(path, size_of(header, tensors), saved, dropped, tuple(changes.notes))
+    return SavedFile(path, size_of(header, tensors), saved, dropped, (*changes.notes, *_notes(layers, choices)))
 
 
 def _plan(
@@ -380,8 +400,11 @@ def _plan(
         held += 0 if layer.vectors is None else layer.vectors.nbytes
         layer.vectors = layer.vectors if held <= _HELD else None
         layers.append(layer)
-    if not layers:
-        raise FileError(path, "it was not written: what would be in it changes nothing")
+    if choices.only_lora:
+        _make_alike(layers)
+    if all(layer.rank == 0 for layer in layers):
+        why = _notes(layers, choices) or ["what would be in it changes nothing"]
+        raise FileError(path, f"it was not written: {why[0]}")
     dropped = _choose(path, layers, choices, said)
     largest = max([layer.rank or 0 for layer in layers])
     if choices.pad is not None and largest > choices.pad:
@@ -403,9 +426,49 @@ def _layer(path: Path, weight: ChangedWeight, choices: FileChoices, names: KeyNa
     has_weight, has_bias = bool(found.pairs) or found.rest is not None, found.bias is not None
     prefix, pad = names.prefix(*weight.place), choices.pad or 0
     layer = _Layer(weight, prefix, found.shape, rank, has_weight, has_bias, found.parts, size, pad)
-    if has_weight and found.is_matrix:
+    if choices.only_lora and weight.target.kind in ("norm", "embedding"):
+        layer.leave_out()
+    elif has_weight and found.is_matrix:
         layer.approximate(found, choices)
+    if choices.only_lora and layer.rank is None and layer.values is None:
+        if has_weight:
+            layer.fill()
+        else:
+            layer.rank = 1  # of zeros, beside the bias
     return layer
+
+
+def _make_alike(layers: Sequence[_Layer]) -> None:
+    """Make layers of a component alike in what PEFT has one setting for: whether they are DoRA, and have a bias.
+
+    With DoRA, PEFT would scale the bias, too.
+    """
+    by_component: dict[str, list[_Layer]] = {}
+    for layer in layers:
+        if layer.rank != 0:
+            by_component.setdefault(layer.weight.place[0], []).append(layer)
+    for own in by_component.values():
+        has_bias = any(layer.has_bias for layer in own)
+        is_dora = not has_bias and all(layer.norms is not None for layer in own)
+        for layer in own:
+            layer.has_bias = has_bias
+            if layer.norms is not None and not is_dora:
+                layer.fill()
+
+
+def _notes(layers: Sequence[_Layer], choices: FileChoices) -> list[str]:
+    """Return what a reader of LoRA alone cannot read, or only in a larger file."""
+    reader = ONLY_LORA.get(choices.spelling)
+    left = len([layer for layer in layers if not layer.has_weight and not layer.has_bias])
+    whole = len([layer for layer in layers if layer.is_whole])
+    notes = list[str]()
+    if left:
+        text = f"{reader} reads no changes of norms and embeddings: {left} of {len(layers)} layers are left out"
+        notes.append(f"{text}; write the spelling kohya to keep them")
+    if whole:
+        text = f"{reader} reads LoRA alone: {whole} of {len(layers)} layers have no factors and get all ranks"
+        notes.append(f"{text}; give a rank, or write the spelling kohya, for a smaller file")
+    return notes
 
 
 def _choose(path: Path, layers: Sequence[_Layer], choices: FileChoices, metadata: Mapping[str, str]) -> float:
@@ -437,7 +500,9 @@ def _planned(
     tensors = {key: one for layer in layers for key, one in layer.planned(choices).items()}
     ranks = {layer.prefix: layer.width for layer in layers if layer.width}
     if choices.spelling == "diffusers":
-        metadata = {**metadata, **diffusers_header(ranks)}
+        doras = {layer.weight.place[0] for layer in layers if layer.norms is not None}
+        biases = {layer.weight.place[0] for layer in layers if layer.has_bias}
+        metadata = {**metadata, **diffusers_header(ranks, doras, biases)}
     else:
         alphas = [f"{layer.prefix}.alpha" for layer in layers if layer.alpha]
         tensors = dict.fromkeys(alphas, PlannedTensor(torch.float32, ())) | tensors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,15 +16,12 @@ from ..naming.places import Place
 Spelling = Literal["kohya", "diffusers", "comfy"]
 """`kohya` is read by most programs, `diffusers` has PEFT's names, and `comfy` ComfyUI's names of layers."""
 
-_FACTORS = {"down": "lora_down.weight", "up": "lora_up.weight"}
-PARAMETERS: Mapping[Spelling, Mapping[str, str]] = {
-    "kohya": _FACTORS,
-    "diffusers": {"down": "lora_A.weight", "up": "lora_B.weight"},
-    "comfy": _FACTORS,
-}
-"""Of the factors; `diff` and `diff_b` are the same in all. diffusers' files have `alpha` in the header, as a key
-without `lora` makes them unreadable there.
-"""
+_KOHYA = {"down": "lora_down.weight", "up": "lora_up.weight", "norms": "dora_scale", "bias": "diff_b"}
+_PEFT = {"down": "lora_A.weight", "up": "lora_B.weight", "norms": "lora_magnitude_vector.weight", "bias": "lora_B.bias"}
+PARAMETERS: Mapping[Spelling, Mapping[str, str]] = {"kohya": _KOHYA, "diffusers": _PEFT, "comfy": _KOHYA}
+"""Of the factors, the norms of DoRA and the change of the bias. diffusers' files have `alpha` in the header."""
+ONLY_LORA: Mapping[Spelling, str] = {"diffusers": "diffusers"}
+"""Spellings -> who reads them. A key without `lora`, as of a whole difference, makes a file unreadable there."""
 _TRANSFORMER = ("transformer_blocks", "single_transformer_blocks")
 """Lists of blocks in diffusers' own transformers, which ComfyUI looks for under OneTrainer's prefix."""
 _LDM = ("input_blocks.", "middle_block.", "output_blocks.", "time_embed.", "label_emb.", "out.")
@@ -111,8 +108,10 @@ def _named(index: LayerIndex, names: Sequence[str], begins: tuple[str, ...], pla
     return found[0] if found else None
 
 
-def diffusers_header(ranks: Mapping[str, int]) -> dict[str, str]:
+def diffusers_header(ranks: Mapping[str, int], doras: Collection[str], biases: Collection[str]) -> dict[str, str]:
     """Return the header by which diffusers and PEFT know rank and alpha of each layer, by the begin of its keys.
+
+    `doras` and `biases` have the components whose layers are DoRA, or have a bias.
 
     PEFT finds layers by the ends of their names. So the header has no `text_model.`, which CLIP has in some versions of
     transformers, and which diffusers takes off the keys alone.
@@ -123,7 +122,8 @@ def diffusers_header(ranks: Mapping[str, int]) -> dict[str, str]:
         own = {name: rank for other, name, rank in parts if other == component}
         usual = Counter(own.values()).most_common(1)[0][0]
         others = {name: rank for name, rank in own.items() if rank != usual}
-        said = {"r": usual, "lora_alpha": usual, "rank_pattern": others, "alpha_pattern": others}
+        said: dict[str, object] = {"r": usual, "lora_alpha": usual, "rank_pattern": others, "alpha_pattern": others}
+        said |= {name: True for name, having in (("use_dora", doras), ("lora_bias", biases)) if component in having}
         found |= {f"{component}.{name}": value for name, value in said.items()}
         found[f"{component}.target_modules"] = list(own)
     return {"format": "pt", "lora_adapter_metadata": json.dumps(found, sort_keys=True)}
