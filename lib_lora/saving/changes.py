@@ -210,9 +210,9 @@ class StackChanges:
         ranks = [(one.adapter.rank, one.rank) for one in bindings if one.adapter.rank is not None]
         return max([own if limit is None else min(own, limit) for own, limit in ranks if own], default=None)
 
-    def read_back(self, path: Path) -> dict[tuple[str, str], StackWeight]:
+    def read_back(self, path: Path) -> list[StackWeight]:
         """Return what a file changes of the same model."""
-        return {one.place: one for one in StackChanges(Stack([Entry(path)]), self._components).weights}
+        return StackChanges(Stack([Entry(path)]), self._components).weights
 
 
 def _notes(network: Network) -> list[str]:

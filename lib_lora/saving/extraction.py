@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
@@ -224,9 +224,9 @@ class ModelChanges:
         if not self.weights:
             raise FileError(tuned.path, "; ".join([f"it does not differ from {base.path.name}", *self.notes]))
 
-    def read_back(self, path: Path) -> Mapping[tuple[str, str], StackWeight]:
+    def read_back(self, path: Path) -> Sequence[StackWeight]:
         """Return what a file changes of the base."""
-        return {one.place: one for one in StackChanges(Stack([Entry(path)]), self.base.components).weights}
+        return StackChanges(Stack([Entry(path)]), self.base.components).weights
 
     def _compare(self, component: str) -> None:
         """Find the weights of a component that differ."""

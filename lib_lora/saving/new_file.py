@@ -14,13 +14,13 @@ from torch import Tensor
 from ..adapters.lokr import LoKr
 from ..errors import ArgumentError, FileError, LoraError, OneLine, shown
 from ..files.file import AdapterFile
-from ..naming.places import Target
 from ..tensors import plain_mode
 from .changes import unchanged
 from .difference import NOISE, Difference, Limits, chosen_ranks
 from .inputs import InputSamples
 from .merging import SUM, Combination
 from .spelling import ONLY_LORA, PARAMETERS, KeyNames, Spelling, diffusers_header
+from .trees import ChangedWeight
 from .writing import PlannedTensor, check_place, check_room, header_of, size_of, unfinished, write_tensors
 
 Kind = Literal["lora", "lokr"]
@@ -131,17 +131,6 @@ class FileChoices:
         }
 
 
-class ChangedWeight(Protocol):
-    """A weight of a model, and its change; see `StackWeight`."""
-
-    @property
-    def target(self) -> Target: ...
-    @property
-    def place(self) -> tuple[str, str]: ...
-    def difference(self) -> Difference:
-        """Return the change."""
-
-
 class Changes(Protocol):
     """The changes of a model that a file is to have; see `StackChanges`."""
 
@@ -151,7 +140,7 @@ class Changes(Protocol):
     def files(self) -> Sequence[AdapterFile]: ...
     @property
     def notes(self) -> Sequence[str]: ...
-    def read_back(self, path: Path) -> Mapping[tuple[str, str], ChangedWeight]:
+    def read_back(self, path: Path) -> Sequence[ChangedWeight]:
         """Return what a file changes of the same model."""
 
 
@@ -338,12 +327,13 @@ def write_changes(
     if choices.preview:
         return _preview(path, changes, choices, names, metadata)
     path = check_place(path, replace=choices.replace)
-    count = _LayerCount(choices.progress, len(changes.weights), 3)
+    weights = names.layers(changes.weights)
+    count = _LayerCount(choices.progress, len(weights), 3)
     with unfinished(path, replace=choices.replace) as (stream, there), unchanged(changes.files), plain_mode(_CPU):
-        layers, dropped, header, tensors = _plan(path, changes, choices, names, metadata, count)
+        layers, dropped, header, tensors = _plan(path, weights, choices, names, metadata, count)
         check_room(path, nbytes := size_of(header, tensors))
         write_tensors(stream, header, _numbers(path, layers, tensors, count))
-        saved, error, of_outputs = _read_back(path, there, changes, layers, choices.inputs, count)
+        saved, error, of_outputs = _read_back(path, there, changes, layers, names, choices.inputs, count)
         size = math.hypot(*[layer.size for layer in layers])
         rounding = ROUNDING[choices.dtype] * max(sum([layer.parts for layer in layers]) / size, 1.0)
         if not error <= dropped + rounding:  # also where it is NaN
@@ -374,16 +364,17 @@ def _preview(
     path: Path, changes: Changes, choices: FileChoices, names: KeyNames, metadata: Callable[[], Mapping[str, str]]
 ) -> SavedFile:
     """Return what a file would be, and write nothing."""
-    count = _LayerCount(choices.progress, len(changes.weights), 1)
+    weights = names.layers(changes.weights)
+    count = _LayerCount(choices.progress, len(weights), 1)
     with unchanged(changes.files), plain_mode(_CPU):
-        layers, dropped, header, tensors = _plan(path, changes, choices, names, metadata, count)
+        layers, dropped, header, tensors = _plan(path, weights, choices, names, metadata, count)
         saved = tuple([SavedLayer(*layer.weight.place, layer.saved_rank, layer.dropped) for layer in layers])
     return SavedFile(path, size_of(header, tensors), saved, dropped, (*changes.notes, *_notes(layers, choices)))
 
 
 def _plan(
     path: Path,
-    changes: Changes,
+    weights: Sequence[ChangedWeight],
     choices: FileChoices,
     names: KeyNames,
     metadata: Callable[[], Mapping[str, str]],
@@ -392,7 +383,7 @@ def _plan(
     """Return the layers of a file, the share of the change that they leave out, and its header and tensors."""
     count.add(0)
     said, layers, held = metadata(), list[_Layer](), 0
-    for weight in changes.weights:
+    for weight in weights:
         layer = _layer(path, weight, choices, names)
         count.add()
         if layer is None:
@@ -530,16 +521,18 @@ def _read_back(
     there: Path,
     changes: Changes,
     layers: Sequence[_Layer],
+    names: KeyNames,
     inputs: InputSamples | None,
     count: _LayerCount,
 ) -> tuple[list[SavedLayer], float, float | None]:
     """Compare the file that lies `there` with what was meant; return the layers, and the errors of them all."""
     kept = {layer.weight.place for layer in layers if layer.rank != 0 or layer.has_bias}
     try:
-        found = changes.read_back(there) if kept else {}
+        back = names.layers(changes.read_back(there)) if kept else []
     except LoraError as error:
         text = "it was not written: read back, it is not what was meant"
         raise FileError(path, f"{text}: {error}") from error
+    found = {one.place: one for one in back}
     if strange := kept ^ found.keys():
         text = "is not found under its name" if min(strange) in kept else "is changed, too"
         name = ".".join(min(strange))

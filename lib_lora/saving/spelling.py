@@ -12,6 +12,7 @@ from ..errors import StackError
 from ..files.components import TEXT_ENCODER, is_denoiser
 from ..naming.index import LayerIndex
 from ..naming.places import Place
+from .trees import ChangedWeight, in_tree, tree_of
 
 Spelling = Literal["kohya", "diffusers", "comfy"]
 """`kohya` is read by most programs, `diffusers` has PEFT's names, and `comfy` ComfyUI's names of layers."""
@@ -47,6 +48,10 @@ class KeyNames:
     spelling: Spelling
     indexes: Mapping[str, LayerIndex]
 
+    def layers(self, weights: Sequence[ChangedWeight]) -> list[ChangedWeight]:
+        """Return the layers that a file has of the weights of the model; raise ComponentError if it can have none."""
+        return in_tree(weights, self.indexes, native=self.spelling not in ONLY_LORA)
+
     def prefix(self, component: str, name: str) -> str:
         """Return what comes before the parameter in the keys of a layer; raise StackError if it has no such name."""
         name = self._usual(component, name)
@@ -71,7 +76,7 @@ class KeyNames:
         elif component == "unet" and name.startswith(_LDM):
             begins = _LDM if self.spelling == "kohya" and "label_emb.0.0" in index.dotted else _UNET
         elif not component.startswith(TEXT_ENCODER):
-            return name
+            return name  # of `layers`
         place = index.dotted[name]
         return _named(index, [name, *index.names[place.windows[0].path]], begins, place) or name
 
@@ -80,6 +85,7 @@ class KeyNames:
             prefix = "lora_prior_unet"
         elif is_denoiser(component):
             is_own = component.startswith("transformer") and name.startswith(_TRANSFORMER)
+            is_own &= tree_of(self.indexes[component], native=True) is None
             prefix = "" if component == "transformer_2" else "lora_transformer" if is_own else "lora_unet"
         else:
             several = sum([one.startswith(TEXT_ENCODER) for one in self.indexes]) > 1
