@@ -210,9 +210,10 @@ class StackChanges:
         ranks = [(one.adapter.rank, one.rank) for one in bindings if one.adapter.rank is not None]
         return max([own if limit is None else min(own, limit) for own, limit in ranks if own], default=None)
 
-    def read_back(self, path: Path) -> list[StackWeight]:
-        """Return what a file changes of the same model."""
-        return StackChanges(Stack([Entry(path)]), self._components).weights
+    def read_back(self, path: Path, component: str | None = None) -> list[StackWeight]:
+        """Return what a file changes of the same model, or of one component."""
+        components = self._components if component is None else {component: self._components[component]}
+        return StackChanges(Stack([Entry(path)]), components).weights
 
 
 def _notes(network: Network) -> list[str]:

@@ -224,9 +224,10 @@ class ModelChanges:
         if not self.weights:
             raise FileError(tuned.path, "; ".join([f"it does not differ from {base.path.name}", *self.notes]))
 
-    def read_back(self, path: Path) -> Sequence[StackWeight]:
-        """Return what a file changes of the base."""
-        return StackChanges(Stack([Entry(path)]), self.base.components).weights
+    def read_back(self, path: Path, component: str | None = None) -> Sequence[StackWeight]:
+        """Return what a file changes of the base, or of one component."""
+        components = self.base.components if component is None else {component: self.base.components[component]}
+        return StackChanges(Stack([Entry(path)]), components).weights
 
     def _compare(self, component: str) -> None:
         """Find the weights of a component that differ."""

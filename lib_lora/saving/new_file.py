@@ -19,9 +19,30 @@ from .changes import unchanged
 from .difference import NOISE, Difference, Limits, chosen_ranks
 from .inputs import InputSamples
 from .merging import SUM, Combination
-from .spelling import ONLY_LORA, PARAMETERS, KeyNames, Spelling, diffusers_header
+from .spelling import (
+    ONLY_LORA,
+    PARAMETERS,
+    PEFT_CONFIG,
+    PEFT_FILE,
+    PEFT_PREFIX,
+    KeyNames,
+    Spelling,
+    diffusers_header,
+    peft_config,
+    peft_settings,
+)
 from .trees import ChangedWeight
-from .writing import PlannedTensor, check_place, check_room, header_of, size_of, unfinished, write_tensors
+from .writing import (
+    OpenFile,
+    PlannedTensor,
+    check_place,
+    check_room,
+    free_folder,
+    header_of,
+    size_of,
+    unfinished_files,
+    write_tensors,
+)
 
 Kind = Literal["lora", "lokr"]
 """What a change becomes: a product of two thin matrices, or the Kronecker product of two."""
@@ -39,7 +60,7 @@ _CPU = torch.device("cpu")
 _DIGITS = 60  # bytes of a header that the shapes and places of a tensor may differ by
 _HELD = 1 << 28  # bytes of singular vectors that are kept from the choice of the ranks until they are written
 _MATRIX = 2  # dimensions
-_TABLES = 2  # of the names of layers of other ranks, in the header that diffusers reads
+_TABLES = 4  # of the names of layers of other ranks, in the header and in the configuration that PEFT reads
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -140,8 +161,8 @@ class Changes(Protocol):
     def files(self) -> Sequence[AdapterFile]: ...
     @property
     def notes(self) -> Sequence[str]: ...
-    def read_back(self, path: Path) -> Sequence[ChangedWeight]:
-        """Return what a file changes of the same model."""
+    def read_back(self, path: Path, component: str | None) -> Sequence[ChangedWeight]:
+        """Return what a file changes of the same model, or of one component."""
 
 
 @dataclass(slots=True)
@@ -326,13 +347,15 @@ def write_changes(
     """
     if choices.preview:
         return _preview(path, changes, choices, names, metadata)
-    path = check_place(path, replace=choices.replace)
+    is_folder = choices.spelling == "peft"
+    path = free_folder(path) if is_folder else check_place(path, replace=choices.replace)
     weights = names.layers(changes.weights)
     count = _LayerCount(choices.progress, len(weights), 3)
-    with unfinished(path, replace=choices.replace) as (stream, there), unchanged(changes.files), plain_mode(_CPU):
-        layers, dropped, header, tensors = _plan(path, weights, choices, names, metadata, count)
-        check_room(path, nbytes := size_of(header, tensors))
-        write_tensors(stream, header, _numbers(path, layers, tensors, count))
+    opened = unfinished_files(path, is_folder=is_folder, replace=choices.replace)
+    with opened as open_file, unchanged(changes.files), plain_mode(_CPU):
+        layers, dropped, files = _plan(path, weights, choices, names, metadata, count)
+        check_room(path, nbytes := sum([one.nbytes for one in files]))
+        there = {one.component: one.write(path, open_file, count) for one in files}
         saved, error, of_outputs = _read_back(path, there, changes, layers, names, choices.inputs, count)
         size = math.hypot(*[layer.size for layer in layers])
         rounding = ROUNDING[choices.dtype] * max(sum([layer.parts for layer in layers]) / size, 1.0)
@@ -367,9 +390,11 @@ def _preview(
     weights = names.layers(changes.weights)
     count = _LayerCount(choices.progress, len(weights), 1)
     with unchanged(changes.files), plain_mode(_CPU):
-        layers, dropped, header, tensors = _plan(path, weights, choices, names, metadata, count)
+        layers, dropped, files = _plan(path, weights, choices, names, metadata, count)
         saved = tuple([SavedLayer(*layer.weight.place, layer.saved_rank, layer.dropped) for layer in layers])
-    return SavedFile(path, size_of(header, tensors), saved, dropped, (*changes.notes, *_notes(layers, choices)))
+    return SavedFile(
+        path, sum([one.nbytes for one in files]), saved, dropped, (*changes.notes, *_notes(layers, choices))
+    )
 
 
 def _plan(
@@ -379,8 +404,8 @@ def _plan(
     names: KeyNames,
     metadata: Callable[[], Mapping[str, str]],
     count: _LayerCount,
-) -> tuple[list[_Layer], float, bytes, dict[str, PlannedTensor]]:
-    """Return the layers of a file, the share of the change that they leave out, and its header and tensors."""
+) -> tuple[list[_Layer], float, list[_File]]:
+    """Return the layers of a file, the share of the change that they leave out, and the files that are written."""
     count.add(0)
     said, layers, held = metadata(), list[_Layer](), 0
     for weight in weights:
@@ -400,7 +425,7 @@ def _plan(
     largest = max([layer.rank or 0 for layer in layers])
     if choices.pad is not None and largest > choices.pad:
         raise FileError(path, f"it was not written: a layer has the rank {largest}; pad to {largest}, or cut to a rank")
-    return layers, math.sqrt(dropped) / math.hypot(*[layer.size for layer in layers]), *_planned(layers, choices, said)
+    return layers, math.sqrt(dropped) / math.hypot(*[layer.size for layer in layers]), _files(layers, choices, said)
 
 
 def _layer(path: Path, weight: ChangedWeight, choices: FileChoices, names: KeyNames) -> _Layer | None:
@@ -470,9 +495,9 @@ def _choose(path: Path, layers: Sequence[_Layer], choices: FileChoices, metadata
         layer.rank = 1  # for the length of the header
     room = None
     if choices.limits.size is not None:
-        header, tensors = _planned(layers, choices, metadata)
-        least = size_of(header, tensors) + _DIGITS * len(tensors)
-        if choices.spelling == "diffusers":
+        files = _files(layers, choices, metadata)
+        least = sum([one.nbytes + _DIGITS * len(one.tensors) for one in files])
+        if choices.only_lora:
             least += _TABLES * sum([len(layer.prefix) + _DIGITS for layer in own])
         least -= sum([layer.cost * nbytes for layer in own])
         if (room := choices.limits.size - least) < 0:
@@ -484,17 +509,70 @@ def _choose(path: Path, layers: Sequence[_Layer], choices: FileChoices, metadata
     return sum([(layer.dropped * layer.size) ** 2 for layer in layers])
 
 
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file that is written: the only one, or that of a component in a folder."""
+
+    place: Path
+    component: str | None
+    layers: Sequence[_Layer]
+    header: bytes
+    tensors: Mapping[str, PlannedTensor]
+    config: bytes = b""
+    """What is written beside it for PEFT."""
+
+    @property
+    def nbytes(self) -> int:
+        return size_of(self.header, self.tensors) + len(self.config)
+
+    def write(self, path: Path, open_file: OpenFile, count: _LayerCount) -> Path:
+        """Write it, and return a path to read it by."""
+        stream, there = open_file(self.place)
+        write_tensors(stream, self.header, _numbers(path, self.layers, self.tensors, count))
+        if self.config:
+            write_tensors(open_file(self.place.with_name(PEFT_CONFIG))[0], self.config, ())
+        return there
+
+
+def _files(layers: Sequence[_Layer], choices: FileChoices, metadata: Mapping[str, str]) -> list[_File]:
+    """Return the files that are written, each with all tensors by their keys, in the order in which they are."""
+    by_component: dict[str, list[_Layer]] = {}
+    for layer in layers:
+        by_component.setdefault(layer.weight.place[0], []).append(layer)
+    own = {name: _settings(name, one) for name, one in by_component.items() if any(layer.width for layer in one)}
+    if choices.spelling != "peft":
+        more = diffusers_header(own) if choices.only_lora else {}
+        return [_File(Path(), None, layers, *_planned(layers, choices, {**metadata, **more}))]
+    files = list[_File]()
+    for name, settings in own.items():
+        place, config = Path(name, PEFT_FILE) if len(own) > 1 else Path(PEFT_FILE), peft_config(settings)
+        said = {**metadata, "format": "pt", "adapter_config": config}
+        files.append(
+            _File(place, name, own_layers := by_component[name], *_planned(own_layers, choices, said), config.encode())
+        )
+    return files
+
+
+def _settings(component: str, layers: Sequence[_Layer]) -> dict[str, object]:
+    """Return the settings of a component for PEFT.
+
+    They have no `text_model.`, which CLIP has in some versions of transformers, and which diffusers takes off the keys
+    alone.
+    """
+    names = [layer.prefix.removeprefix(PEFT_PREFIX).removeprefix(f"{component}.") for layer in layers]
+    ranks = {
+        name.removeprefix("text_model."): layer.width for name, layer in zip(names, layers, strict=True) if layer.width
+    }
+    is_dora, has_bias = any(layer.norms is not None for layer in layers), any(layer.has_bias for layer in layers)
+    return peft_settings(ranks, is_dora=is_dora, has_bias=has_bias)
+
+
 def _planned(
     layers: Sequence[_Layer], choices: FileChoices, metadata: Mapping[str, str]
 ) -> tuple[bytes, dict[str, PlannedTensor]]:
     """Return what is before the tensors, and all tensors by their keys, in the order in which they are written."""
     tensors = {key: one for layer in layers for key, one in layer.planned(choices).items()}
-    ranks = {layer.prefix: layer.width for layer in layers if layer.width}
-    if choices.spelling == "diffusers":
-        doras = {layer.weight.place[0] for layer in layers if layer.norms is not None}
-        biases = {layer.weight.place[0] for layer in layers if layer.has_bias}
-        metadata = {**metadata, **diffusers_header(ranks, doras, biases)}
-    else:
+    if not choices.only_lora:
         alphas = [f"{layer.prefix}.alpha" for layer in layers if layer.alpha]
         tensors = dict.fromkeys(alphas, PlannedTensor(torch.float32, ())) | tensors
     return header_of(tensors, metadata), tensors
@@ -518,17 +596,18 @@ def _numbers(
 
 def _read_back(
     path: Path,
-    there: Path,
+    there: Mapping[str | None, Path],
     changes: Changes,
     layers: Sequence[_Layer],
     names: KeyNames,
     inputs: InputSamples | None,
     count: _LayerCount,
 ) -> tuple[list[SavedLayer], float, float | None]:
-    """Compare the file that lies `there` with what was meant; return the layers, and the errors of them all."""
+    """Compare the files that lie `there` with what was meant; return the layers, and the errors of them all."""
     kept = {layer.weight.place for layer in layers if layer.rank != 0 or layer.has_bias}
     try:
-        back = names.layers(changes.read_back(there)) if kept else []
+        files = there.items() if kept else ()
+        back = names.layers([one for component, file in files for one in changes.read_back(file, component)])
     except LoraError as error:
         text = "it was not written: read back, it is not what was meant"
         raise FileError(path, f"{text}: {error}") from error

@@ -174,11 +174,12 @@ def _tree(index: LayerIndex, *, native: bool) -> dict[str, Place | None]:
     for target in index.targets:
         if target.rows is not None or any(one.fullmatch(target.name) for one in ours):
             continue
-        ranked = list[tuple[int, int, int, int, str]]()
-        for name in index.names[target.path]:
-            number = next((i for i, one in enumerate(ours) if one.fullmatch(name)), None)
-            if number is not None:
-                ranked.append((-index.dotted[name].shape[0], having[number], name.count("."), number, name))
+        numbers = {name: _first(ours, name) for name in index.names[target.path]}
+        ranked = [
+            (-index.dotted[name].shape[0], having[number], name.count("."), number, name)
+            for name, number in numbers.items()
+            if number is not None and not _is_longer(name, numbers)
+        ]
         for *_, name in sorted(ranked):
             windows = index.dotted[name].windows
             if not any(_meet(one, other) for one in windows for other in taken):
@@ -193,6 +194,15 @@ def _pattern(*names: str) -> re.Pattern[str]:
     """Return a pattern of the names that begin with one of these, of which `{}` stands for a number."""
     every = "|".join([re.escape(name).replace(r"\{\}", r"\d+") for name in names])
     return re.compile(rf"(?:{every})(?:\..+)?")
+
+
+def _first(patterns: Sequence[re.Pattern[str]], name: str) -> int | None:
+    return next((i for i, one in enumerate(patterns) if one.fullmatch(name)), None)
+
+
+def _is_longer(name: str, numbers: Mapping[str, int | None]) -> bool:
+    """Return whether a name is another one with something before it, as `net.` in some checkpoints."""
+    return any(number is not None and name.endswith(f".{other}") for other, number in numbers.items())
 
 
 def _meet(one: Target, other: Target) -> bool:
