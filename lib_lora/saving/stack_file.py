@@ -36,7 +36,7 @@ from .new_file import (
 )
 from .provenance import HEADER, carried, constant_stack, recipe_of, stack_again
 from .skeletons import model_for
-from .spelling import KeyNames, Spelling
+from .spelling import ONLY_LORA, KeyNames, Spelling
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -82,7 +82,7 @@ def save_stack(
         moment: of a stack whose strengths differ from step to step.
         image: its number, where the images of the stack have strengths of their own.
         negative: whether the strengths of the negative prompt are meant, where they differ.
-        options: `spelling` of the keys: `kohya`, `diffusers` or `comfy`; `dtype` of the numbers; the largest `rank` of
+        options: `spelling` of the keys: `kohya`, `diffusers`, `comfy` or `peft`, a folder; `dtype` of the numbers; the largest `rank` of
             a layer; the largest `size` of the file in bytes; the largest relative `error` of all layers; `replace`,
             whether the file may take the place of another one; `preview`, to write nothing and return what the file
             would be; `progress`, a function that is called with the number of layers that are done, and of all. What
@@ -189,8 +189,8 @@ def choices_of(options: SaveOptions, combination: Combination = SUM) -> FileChoi
         check_type(value, bool, name, "True or False")
     check_progress(progress)
     check_choice(kind, get_args(Kind), "kind")
-    if kind == "lokr" and spelling == "diffusers":
-        raise ArgumentError("diffusers reads no LoKr; write spelling='kohya' or 'comfy'")
+    if kind == "lokr" and spelling in ONLY_LORA:
+        raise ArgumentError(f"the spelling {spelling!r} has no LoKr; write spelling='kohya' or 'comfy'")
     inputs = options.get("inputs")
     check_type(inputs, (InputSamples, NoneType), "inputs", "InputSamples, or None")
     if pad is not None and (kind == "lokr" or size is not None):

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..adapters.base import Factors
 from ..errors import ComponentError
 from ..files.components import is_denoiser, role
-from ..naming.architectures.base import Architecture, architecture_of, known_architectures
+from ..naming.architectures.base import Alias, Architecture, architecture_of, known_architectures
 from ..naming.index import LayerIndex, family_of_model
 from ..naming.places import Place, Target
 from .difference import Difference, Magnitude
@@ -168,7 +168,7 @@ def _tree(index: LayerIndex, *, native: bool) -> dict[str, Place | None]:
         return {}
     own = [one for one in architecture.aliases if one.component in (index.component, role(index.component))]
     having = [sum([alias in one.aliases for one in known_architectures()]) for alias in own]
-    trees = [_pattern(one.native) for one in own], [_pattern(*one.parts) for one in own]
+    trees = [_pattern(one, one.native) for one in own], [_pattern(one, *one.parts) for one in own]
     ours, theirs = trees if native else trees[::-1]
     found, taken = dict[str, Place | None](), list[Target]()
     for target in index.targets:
@@ -190,10 +190,10 @@ def _tree(index: LayerIndex, *, native: bool) -> dict[str, Place | None]:
     return found
 
 
-def _pattern(*names: str) -> re.Pattern[str]:
-    """Return a pattern of the names that begin with one of these, of which `{}` stands for a number."""
+def _pattern(alias: Alias, *names: str) -> re.Pattern[str]:
+    """Return a pattern of these names of an alias, of which `{}` stands for a number, and of what is below them."""
     every = "|".join([re.escape(name).replace(r"\{\}", r"\d+") for name in names])
-    return re.compile(rf"(?:{every})(?:\..+)?")
+    return re.compile(rf"(?:{every})(?:\..+)?" if isinstance(alias.diffusers, str) else every)
 
 
 def _first(patterns: Sequence[re.Pattern[str]], name: str) -> int | None:
