@@ -392,9 +392,8 @@ def _preview(
     with unchanged(changes.files), plain_mode(_CPU):
         layers, dropped, files = _plan(path, weights, choices, names, metadata, count)
         saved = tuple([SavedLayer(*layer.weight.place, layer.saved_rank, layer.dropped) for layer in layers])
-    return SavedFile(
-        path, sum([one.nbytes for one in files]), saved, dropped, (*changes.notes, *_notes(layers, choices))
-    )
+    nbytes = sum([one.nbytes for one in files])
+    return SavedFile(path, nbytes, saved, dropped, (*changes.notes, *_notes(layers, choices)))
 
 
 def _plan(
@@ -542,14 +541,13 @@ def _files(layers: Sequence[_Layer], choices: FileChoices, metadata: Mapping[str
     own = {name: _settings(name, one) for name, one in by_component.items() if any(layer.width for layer in one)}
     if choices.spelling != "peft":
         more = diffusers_header(own) if choices.only_lora else {}
-        return [_File(Path(), None, layers, *_planned(layers, choices, {**metadata, **more}))]
+        header, tensors = _planned(layers, choices, {**metadata, **more})
+        return [_File(Path(), None, layers, header, tensors)]
     files = list[_File]()
     for name, settings in own.items():
         place, config = Path(name, PEFT_FILE) if len(own) > 1 else Path(PEFT_FILE), peft_config(settings)
-        said = {**metadata, "format": "pt", "adapter_config": config}
-        files.append(
-            _File(place, name, own_layers := by_component[name], *_planned(own_layers, choices, said), config.encode())
-        )
+        header, tensors = _planned(by_component[name], choices, {**metadata, "format": "pt", "adapter_config": config})
+        files.append(_File(place, name, by_component[name], header, tensors, config.encode()))
     return files
 
 

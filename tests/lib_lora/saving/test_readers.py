@@ -248,6 +248,43 @@ def test_flux_in_the_tree_of_each_reader(tmp_path):
         convert_file(part, tmp_path / "alone.safetensors", spelling="comfy")
 
 
+def test_dora_and_whole_differences_of_parts_are_those_of_the_fused_layer(tmp_path):
+    parts = [f"transformer_blocks.0.attn.to_{one}" for one in "qkv"]
+    single = [f"single_transformer_blocks.0.{one}" for one in ("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp")]
+    model, dora, whole = Blocks(dict.fromkeys((*parts, *single), 6), partial(nn.Linear, 3072), torch.float32), {}, {}
+    for seed, name in enumerate((*parts, *single)):
+        dora |= peft_pair(f"transformer.{name}", 6, 3072, 2, seed=seed)
+        whole |= peft_pair(f"transformer.{name}", 6, 3072, 2, seed=seed)
+        dora |= {f"transformer.{name}.lora_magnitude_vector": random(6, seed=seed).abs() + 0.5}
+    whole = {key: one for key, one in whole.items() if not key.startswith(f"transformer.{parts[1]}.")}
+    whole |= {f"transformer.{parts[1]}.diff": random(6, 3072), f"transformer.{parts[1]}.diff_b": random(6)}
+    for tensors in (dora, whole):
+        source = save(tmp_path / "source.safetensors", tensors)
+        saved = convert_file(
+            source, tmp_path / "saved.safetensors", components={"transformer": model}, dtype=torch.float32, replace=True
+        )
+        found = load_file(saved.path)
+        for fused, names in (("double_blocks_0_img_attn_qkv", parts), ("single_blocks_0_linear1", single)):
+            key, wanted, base = f"lora_unet_{fused}", list[torch.Tensor](), list[torch.Tensor]()
+            for name in names:
+                weight, diff = model.get_submodule(name).weight.double(), tensors.get(f"transformer.{name}.diff")
+                delta = product(tensors, f"transformer.{name}") if diff is None else diff.double()
+                norms = tensors.get(f"transformer.{name}.lora_magnitude_vector")
+                if norms is not None:
+                    changed = weight + delta
+                    delta = changed * (norms.double() / changed.norm(dim=1)).unsqueeze(1) - weight
+                wanted.append(delta)
+                base.append(weight)
+            wanted, base = torch.cat(wanted), torch.cat(base)
+            got = found[f"{key}.diff"] if f"{key}.diff" in found else base + product(found, key, "lora_down", "lora_up")
+            if tensors is dora:
+                got = got * (found[f"{key}.dora_scale"].double() / got.norm(dim=1, keepdim=True))
+            got = got.double() if f"{key}.diff" in found else got - base
+            assert (got - wanted).norm() < BOUND * wanted.norm()
+    expected = torch.cat([torch.zeros(6), whole[f"transformer.{parts[1]}.diff_b"], torch.zeros(6)])
+    assert torch.equal(found["lora_unet_double_blocks_0_img_attn_qkv.diff_b"], expected)
+
+
 def product(tensors, name, down="lora_A", up="lora_B"):
     return tensors[f"{name}.{up}.weight"].double() @ tensors[f"{name}.{down}.weight"].double()
 
