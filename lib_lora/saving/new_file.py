@@ -60,7 +60,7 @@ _CPU = torch.device("cpu")
 _DIGITS = 60  # bytes of a header that the shapes and places of a tensor may differ by
 _HELD = 1 << 28  # bytes of singular vectors that are kept from the choice of the ranks until they are written
 _MATRIX = 2  # dimensions
-_TABLES = 4  # of the names of layers of other ranks, in the header and in the configuration that PEFT reads
+_TABLES: Mapping[Spelling, int] = {"diffusers": 2, "peft": 4}  # of the names of layers of other ranks, beside tensors
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -496,8 +496,7 @@ def _choose(path: Path, layers: Sequence[_Layer], choices: FileChoices, metadata
     if choices.limits.size is not None:
         files = _files(layers, choices, metadata)
         least = sum([one.nbytes + _DIGITS * len(one.tensors) for one in files])
-        if choices.only_lora:
-            least += _TABLES * sum([len(layer.prefix) + _DIGITS for layer in own])
+        least += _TABLES.get(choices.spelling, 0) * sum([len(layer.prefix) + _DIGITS for layer in own])
         least -= sum([layer.cost * nbytes for layer in own])
         if (room := choices.limits.size - least) < 0:
             raise FileError(path, f"it takes {least:,} bytes at least; allow a larger size")
