@@ -504,6 +504,8 @@ def _choose(path: Path, layers: Sequence[_Layer], choices: FileChoices, metadata
     ranks = chosen_ranks(values, [layer.cost * nbytes for layer in own], choices.limits, room, lost)
     for layer, rank in zip(own, ranks, strict=True):
         layer.choose(rank, may_grow=room is None)
+        if choices.only_lora and layer.has_bias and not rank:  # there is no bias without factors
+            layer.has_bias, layer.values, layer.lost = False, None, layer.size**2
     return sum([(layer.dropped * layer.size) ** 2 for layer in layers])
 
 

@@ -100,6 +100,7 @@ class KeyNames:
         else:
             several = sum([one.startswith(TEXT_ENCODER) for one in self.indexes]) > 1
             number = component.removeprefix(TEXT_ENCODER).lstrip("_")
+            number = "3" if number == "2" and name.startswith(_T5) else number  # as of FLUX in kohya's scripts
             is_known = component.startswith(TEXT_ENCODER) and number in ("", "2", "3", "4")
             prefix = f"lora_te{number or ('1' if several else '')}" if is_known else ""
         return f"{prefix}_{name.replace('.', '_')}" if prefix else None

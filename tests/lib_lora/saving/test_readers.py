@@ -125,6 +125,12 @@ def test_diffusers_and_peft_read_all_but_norms(pipe, tmp_path):
             model = PeftModel.from_pretrained(copy.deepcopy(model), str(folder.path / part)).base_model.model
             found += check_layers(wanted, part, model)
         assert found == ([NORM] * 2 if kind == "whole" else []), kind
+        few = convert_file(
+            source, tmp_path / f"{kind}, few.safetensors", spelling="diffusers", components=parts_of(pipe), error=0.9
+        )
+        assert {key.partition(".lora_")[2] for key in load_file(few.path)} <= {"A.weight", "B.weight", "B.bias"}
+        layers = [{k.partition(".lora_")[0] for k in load_file(few.path) if end in k} for end in ("_A", "_B", "bias")]
+        assert layers[0] == layers[1] >= layers[2]
         notes = {
             "whole": [
                 "reads no changes of norms and embeddings: 1 of 5 layers are left out; write the spelling kohya",
