@@ -13,11 +13,10 @@ import secrets
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple, TypeAlias, get_args
+from typing import BinaryIO, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -36,13 +35,14 @@ from .model_files import PLAIN, ModelFiles, StoredTensor, joined_name, parts_of
 from .new_file import Progress, SavedFile, SavedLayer, check_progress
 from .provenance import HEADER, carried, constant_stack, recipe_of
 from .writing import (
+    OpenFile,
     PlannedTensor,
     check_place,
     check_room,
+    free_folder,
     header_of,
     size_of,
-    unfinished,
-    unfinished_folder,
+    unfinished_files,
     write_tensors,
 )
 
@@ -55,7 +55,6 @@ _HASH = "modelspec.hash_sha256"
 """The metadata that have the SHA-256 of all bytes behind the header."""
 _OF_SOURCES = ("modelspec.title", "modelspec.merged_from", "modelspec.trigger_phrase", "modelspec.license")
 _QUANTIZED = "bake into the model in float16, bfloat16 or float32 and quantize that, or use the LoRA without baking"
-_OpenFile: TypeAlias = Callable[[Path], tuple[BinaryIO, Path]]
 
 
 def bake_stack(
@@ -149,21 +148,7 @@ def _check(
 
 
 def _place(path: Path, model: ModelFiles, *, replace: bool) -> Path:
-    return check_place(path, replace=replace) if model.path.is_file() else _free_folder(path)
-
-
-def _free_folder(path: Path) -> Path:
-    """Return the absolute path of a folder that may be made.
-
-    Raises:
-        FileError: the name is taken, or the folder that it is to be in is not there.
-    """
-    path = path.absolute()
-    if os.path.lexists(path):
-        raise FileError(path, "there is something of that name, and a folder is never replaced; give another name")
-    if not path.parent.is_dir():
-        raise FileError(path, f"there is no folder {path.parent}; make it first")
-    return path
+    return check_place(path, replace=replace) if model.path.is_file() else free_folder(path)
 
 
 def _changes(stack: Stack, model: ModelFiles, moment: Moment | None) -> StackChanges:
@@ -176,17 +161,6 @@ def _changes(stack: Stack, model: ModelFiles, moment: Moment | None) -> StackCha
     for one in packed:
         raise FileError(one.file.path, f"its weights are quantized ({one.key}), and cannot be baked into; {_QUANTIZED}")
     return StackChanges(stack, model.components, moment)
-
-
-@contextmanager
-def _places(place: Path, model: ModelFiles, *, replace: bool) -> Iterator[_OpenFile]:
-    """Yield a function that opens a file of the new model by its place in the folder of the model."""
-    if model.path.is_file():
-        with unfinished(place, replace=replace) as opened:
-            yield lambda _: opened
-    else:
-        with unfinished_folder(place) as open_file:
-            yield open_file
 
 
 class _Part(NamedTuple):
@@ -235,7 +209,10 @@ class _Baking:
     def run(self, place: Path, *, replace: bool) -> SavedFile:
         """Write the model, and return what became of its layers."""
         changes, model = self.changes, self.model
-        with _places(place, model, replace=replace) as open_file, unchanged([*changes.files, *model.files]):
+        with (
+            unfinished_files(place, is_folder=not model.path.is_file(), replace=replace) as open_file,
+            unchanged([*changes.files, *model.files]),
+        ):
             nbytes = self._write(place, open_file)
         return SavedFile(place, nbytes, *self._result(), tuple(changes.notes))
 
@@ -259,7 +236,7 @@ class _Baking:
         if not self.squares:
             raise FileError(place, "it was not written: the LoRA change nothing of this model")
 
-    def _write(self, place: Path, open_file: _OpenFile) -> int:
+    def _write(self, place: Path, open_file: OpenFile) -> int:
         """Write all files and read them back; return their bytes."""
         model, parts = self.model, self._parts(place)
         others = {path: path.stat().st_size for path in model.others()}

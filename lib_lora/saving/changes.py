@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from ..adapters import PartOf
 from ..adapters.base import Adapter, At, Factors, HeadSchedule, RankSchedule, at_strength
 from ..adapters.dora import DoRA
-from ..adapters.lora import LoRA
 from ..errors import ComponentError, MomentError, printed
 from ..files.file import AdapterFile
 from ..naming.binding import Binding
@@ -127,7 +126,7 @@ class StackWeight:
         if not is_whole or not isinstance(adapter, DoRA) or adapter.axis == "group":
             return None
         inner = one.binding.file.private(adapter.inner)
-        if type(inner) is not LoRA or inner.bias is not None:
+        if inner.reads_base or inner.has_bias or inner.bias_excess is not None or isinstance(one.multiplier, Tensor):
             return None
         pair = inner.as_factors(partial(self._base, self.target), one.rank)
         shape = [1] * len(self.target.shape)
@@ -232,9 +231,10 @@ class StackChanges:
         ranks = [(one.adapter.rank, one.rank) for one in bindings if one.adapter.rank is not None]
         return max([own if limit is None else min(own, limit) for own, limit in ranks if own], default=None)
 
-    def read_back(self, path: Path) -> dict[tuple[str, str], StackWeight]:
-        """Return what a file changes of the same model."""
-        return {one.place: one for one in StackChanges(Stack([Entry(path)]), self._components).weights}
+    def read_back(self, path: Path, component: str | None = None) -> list[StackWeight]:
+        """Return what a file changes of the same model, or of one component."""
+        components = self._components if component is None else {component: self._components[component]}
+        return StackChanges(Stack([Entry(path)]), components).weights
 
 
 def _notes(network: Network) -> list[str]:

@@ -89,7 +89,9 @@ def _add_form_options(command: argparse.ArgumentParser) -> None:
     text = "the rank to which lower ones are filled up with zeros, for compiled models"
     command.add_argument("--pad", type=int, metavar="N", help=text)
     command.add_argument("--dtype", choices=DTYPES, help="of the numbers in the file")
-    command.add_argument("--spelling", choices=get_args(Spelling), default="kohya", help="of the keys")
+    command.add_argument(
+        "--spelling", choices=get_args(Spelling), default="kohya", help="of the keys; peft writes a folder"
+    )
     command.add_argument("--replace", action="store_true", help="replace a file of that name")
     command.add_argument("--layers", action="store_true", help="show the error of each layer")
 

@@ -100,10 +100,10 @@ class Difference:
         return total if self.rest is None else total + self.rest
 
     def joined(self) -> Factors:
-        """Return all pairs as one, in which no side of a component is much larger than the other."""
+        """Return all of it as one pair, in which no side of a component is much larger than the other."""
         up, down = self.factors()
-        if self.rank > min(self.shape[0], self.inside):
-            whole, is_wide = up @ down, self.shape[0] <= self.inside
+        if self.rest is not None or self.rank > min(self.shape[0], self.inside):
+            whole, is_wide = self.dense().flatten(1), self.shape[0] <= self.inside
             ones = torch.eye(min(whole.shape), dtype=torch.float64)
             up, down = (ones, whole) if is_wide else (whole, ones)
         return balanced(up, down, (0, *self.shape[1:]))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
@@ -231,9 +231,10 @@ class ModelChanges:
         of_weights = [math.prod(one.target.shape) for one in self.weights if one.weight is not None]
         return sum([*of_weights, *[one.target.shape[0] for one in self.weights if one.bias is not None]])
 
-    def read_back(self, path: Path) -> Mapping[tuple[str, str], StackWeight]:
-        """Return what a file changes of the base."""
-        return {one.place: one for one in StackChanges(Stack([Entry(path)]), self.base.components).weights}
+    def read_back(self, path: Path, component: str | None = None) -> Sequence[StackWeight]:
+        """Return what a file changes of the base, or of one component."""
+        components = self.base.components if component is None else {component: self.base.components[component]}
+        return StackChanges(Stack([Entry(path)]), components).weights
 
     def _compare(self, component: str) -> None:
         """Find the weights of a component that differ."""

@@ -14,14 +14,35 @@ from torch import Tensor
 from ..adapters.lokr import LoKr
 from ..errors import ArgumentError, FileError, LoraError, OneLine, shown
 from ..files.file import AdapterFile
-from ..naming.places import Target
 from ..tensors import plain_mode
 from .changes import unchanged
 from .difference import NOISE, Difference, Limits, chosen_ranks
 from .inputs import InputSamples
 from .merging import SUM, Combination
-from .spelling import PARAMETERS, KeyNames, Spelling, diffusers_header
-from .writing import PlannedTensor, check_place, check_room, header_of, size_of, unfinished, write_tensors
+from .spelling import (
+    ONLY_LORA,
+    PARAMETERS,
+    PEFT_CONFIG,
+    PEFT_FILE,
+    PEFT_PREFIX,
+    KeyNames,
+    Spelling,
+    diffusers_header,
+    peft_config,
+    peft_settings,
+)
+from .trees import ChangedWeight
+from .writing import (
+    OpenFile,
+    PlannedTensor,
+    check_place,
+    check_room,
+    free_folder,
+    header_of,
+    size_of,
+    unfinished_files,
+    write_tensors,
+)
 
 Kind = Literal["lora", "lokr"]
 """What a change becomes: a product of two thin matrices, or the Kronecker product of two."""
@@ -38,7 +59,8 @@ FACTOR = 8
 _CPU = torch.device("cpu")
 _DIGITS = 60  # bytes of a header that the shapes and places of a tensor may differ by
 _HELD = 1 << 28  # bytes of singular vectors that are kept from the choice of the ranks until they are written
-_TABLES = 2  # of the names of layers of other ranks, in the header that diffusers reads
+_MATRIX = 2  # dimensions
+_TABLES: Mapping[Spelling, int] = {"diffusers": 2, "peft": 4}  # of the names of layers of other ranks, beside tensors
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -106,8 +128,13 @@ class FileChoices:
 
     @property
     def keeps_dora(self) -> bool:
-        """Return whether a DoRA stays one. diffusers reads none, and the nearest one of a rank is not known."""
-        return self.spelling != "diffusers" and not self.limits.approximates
+        """Return whether a DoRA stays one: the nearest one of a rank is not known."""
+        return not self.limits.approximates
+
+    @property
+    def only_lora(self) -> bool:
+        """Return whether the file is for a reader that reads no whole differences."""
+        return self.spelling in ONLY_LORA
 
     def to_json(self) -> dict[str, object]:
         """Return plain data for the header: what makes a difference to the file."""
@@ -125,17 +152,6 @@ class FileChoices:
         }
 
 
-class ChangedWeight(Protocol):
-    """A weight of a model, and its change; see `StackWeight`."""
-
-    @property
-    def target(self) -> Target: ...
-    @property
-    def place(self) -> tuple[str, str]: ...
-    def difference(self) -> Difference:
-        """Return the change."""
-
-
 class Changes(Protocol):
     """The changes of a model that a file is to have; see `StackChanges`."""
 
@@ -145,8 +161,8 @@ class Changes(Protocol):
     def files(self) -> Sequence[AdapterFile]: ...
     @property
     def notes(self) -> Sequence[str]: ...
-    def read_back(self, path: Path) -> Mapping[tuple[str, str], ChangedWeight]:
-        """Return what a file changes of the same model."""
+    def read_back(self, path: Path, component: str | None) -> Sequence[ChangedWeight]:
+        """Return what a file changes of the same model, or of one component."""
 
 
 @dataclass(slots=True)
@@ -178,6 +194,8 @@ class _Layer:
     """Of `Difference.spectrum`, where they are kept."""
     lost: float = 0.0
     """The sum of the squares that no rank can have."""
+    is_whole: bool = False
+    """Whether it has no factors of its own, and has all ranks for a reader of LoRA alone."""
 
     @property
     def inner(self) -> tuple[int, ...]:
@@ -215,10 +233,22 @@ class _Layer:
             _, second = found.kronecker(self.first)
             self.lost, found = max(float(found.dense().norm()) ** 2 - second.size() ** 2, 0.0), second
         elif found.dora is not None and choices.keeps_dora:
-            self.rank, self.norms = found.dora.lora(self.shape).rank_of_pair, tuple(found.dora.norms.shape)
+            norms, by_rows = tuple(found.dora.norms.shape), found.dora.norms.shape[1] == 1
+            if choices.only_lora and by_rows:  # in the shapes of PEFT, which has no others
+                norms = self.shape[:1] if len(norms) == _MATRIX else (1, *self.shape[:1], *norms[2:])
+            if by_rows or not choices.only_lora:
+                self.rank, self.norms = found.dora.lora(self.shape).rank_of_pair, norms
         if choices.limits.approximates:
             self.limit = choices.limits.rank
             self.values, self.vectors = found.spectrum(self.limit)
+
+    def leave_out(self) -> None:
+        """Write nothing of it."""
+        self.rank, self.has_weight, self.has_bias, self.lost = 0, False, False, self.size**2
+
+    def fill(self) -> None:
+        """Become a LoRA of all ranks."""
+        self.rank, self.norms, self.is_whole = min(self.shape[0], math.prod(self.shape[1:])), None, True
 
     def choose(self, rank: int, *, may_grow: bool) -> None:
         """Write so many components; a whole second matrix of a LoKr where that has fewer numbers.
@@ -259,11 +289,11 @@ class _Layer:
         elif self.width:
             shapes[names["down"]] = (self.width, *self.shape[1:])
             shapes[names["up"]] = (self.shape[0], self.width, *(1,) * (len(self.shape) - 2))
-            shapes |= {} if self.norms is None else {"dora_scale": self.norms}
+            shapes |= {} if self.norms is None else {names["norms"]: self.norms}
         elif self.rank is None and self.has_weight:
             shapes["diff"] = self.shape
         if self.has_bias:
-            shapes["diff_b"] = self.shape[:1]
+            shapes[names["bias"]] = self.shape[:1]
         return {f"{self.prefix}.{name}": PlannedTensor(choices.dtype, shape) for name, shape in shapes.items()}
 
     def tensors(self) -> Iterator[Tensor]:
@@ -280,15 +310,15 @@ class _Layer:
             yield from self._pair(found)
         elif self.rank is None and self.has_weight:
             yield found.dense()
-        if found.bias is not None:
-            yield found.bias
+        if self.has_bias:
+            yield torch.zeros(self.shape[0]) if found.bias is None else found.bias
 
     def _pair(self, found: Difference) -> tuple[Tensor, Tensor]:
         """Return the factors down and up of the nearest change of the rank."""
         assert self.rank is not None
         pair = (found if self.values is None else found.cut(self.rank, self.vectors, self.limit)).joined()
         self.vectors = None
-        zeros = max((self.width or 0) - self.rank, 0)
+        zeros = max((self.width or 0) - pair.up.shape[1], 0)
         down = torch.cat([pair.down, pair.down.new_zeros(zeros, *pair.down.shape[1:])])
         return down, torch.cat([pair.up, pair.up.new_zeros(len(pair.up), zeros)], 1)
 
@@ -327,13 +357,16 @@ def write_changes(
     """
     if choices.preview:
         return _preview(path, changes, choices, names, metadata)
-    path = check_place(path, replace=choices.replace)
-    count = _LayerCount(choices.progress, len(changes.weights), 3)
-    with unfinished(path, replace=choices.replace) as (stream, there), unchanged(changes.files), plain_mode(_CPU):
-        layers, dropped, header, tensors = _plan(path, changes, choices, names, metadata, count)
-        check_room(path, nbytes := size_of(header, tensors))
-        write_tensors(stream, header, _numbers(path, layers, tensors, count))
-        saved, error, of_outputs = _read_back(path, there, changes, layers, choices.inputs, count)
+    is_folder = choices.spelling == "peft"
+    path = free_folder(path) if is_folder else check_place(path, replace=choices.replace)
+    weights = names.layers(changes.weights)
+    count = _LayerCount(choices.progress, len(weights), 3)
+    opened = unfinished_files(path, is_folder=is_folder, replace=choices.replace)
+    with opened as open_file, unchanged(changes.files), plain_mode(_CPU):
+        layers, dropped, files = _plan(path, weights, choices, names, metadata, count)
+        check_room(path, nbytes := sum([one.nbytes for one in files]))
+        there = {one.component: one.write(path, open_file, count) for one in files}
+        saved, error, of_outputs = _read_back(path, there, changes, layers, names, choices.inputs, count)
         size = math.hypot(*[layer.size for layer in layers])
         rounding = ROUNDING[choices.dtype] * max(sum([layer.parts for layer in layers]) / size, 1.0)
         if not error <= dropped + rounding:  # also where it is NaN
@@ -342,7 +375,7 @@ def write_changes(
         if wanted is not None and error > wanted * (1 + 1e-6):
             text = f"its error would be {error:.2e}, not {wanted:g}"
             raise FileError(path, f"{text}; allow a larger rank or size, or write the dtype float32")
-    return SavedFile(path, nbytes, tuple(saved), error, tuple(changes.notes), of_outputs)
+    return SavedFile(path, nbytes, tuple(saved), error, (*changes.notes, *_notes(layers, choices)), of_outputs)
 
 
 def first_of_lokr(shape: Sequence[int], factor: int) -> tuple[int, int]:
@@ -364,25 +397,27 @@ def _preview(
     path: Path, changes: Changes, choices: FileChoices, names: KeyNames, metadata: Callable[[], Mapping[str, str]]
 ) -> SavedFile:
     """Return what a file would be, and write nothing."""
-    count = _LayerCount(choices.progress, len(changes.weights), 1)
+    weights = names.layers(changes.weights)
+    count = _LayerCount(choices.progress, len(weights), 1)
     with unchanged(changes.files), plain_mode(_CPU):
-        layers, dropped, header, tensors = _plan(path, changes, choices, names, metadata, count)
+        layers, dropped, files = _plan(path, weights, choices, names, metadata, count)
         saved = tuple([SavedLayer(*layer.weight.place, layer.saved_rank, layer.dropped) for layer in layers])
-    return SavedFile(path, size_of(header, tensors), saved, dropped, tuple(changes.notes))
+    nbytes = sum([one.nbytes for one in files])
+    return SavedFile(path, nbytes, saved, dropped, (*changes.notes, *_notes(layers, choices)))
 
 
 def _plan(
     path: Path,
-    changes: Changes,
+    weights: Sequence[ChangedWeight],
     choices: FileChoices,
     names: KeyNames,
     metadata: Callable[[], Mapping[str, str]],
     count: _LayerCount,
-) -> tuple[list[_Layer], float, bytes, dict[str, PlannedTensor]]:
-    """Return the layers of a file, the share of the change that they leave out, and its header and tensors."""
+) -> tuple[list[_Layer], float, list[_File]]:
+    """Return the layers of a file, the share of the change that they leave out, and the files that are written."""
     count.add(0)
     layers, held, least = list[_Layer](), 0, 0
-    for weight in changes.weights:
+    for weight in weights:
         layer = _layer(path, weight, choices, names)
         count.add()
         if layer is None:
@@ -393,14 +428,17 @@ def _plan(
         least += layer.least(choices)
         if not choices.preview:
             check_room(path, least)  # before all others are computed
-    if not layers:
-        raise FileError(path, "it was not written: what would be in it changes nothing")
+    if choices.only_lora:
+        _make_alike(layers)
+    if all(layer.rank == 0 for layer in layers):
+        why = _notes(layers, choices) or ["what would be in it changes nothing"]
+        raise FileError(path, f"it was not written: {why[0]}")
     said = metadata()
     dropped = _choose(path, layers, choices, said)
     largest = max([layer.rank or 0 for layer in layers])
     if choices.pad is not None and largest > choices.pad:
         raise FileError(path, f"it was not written: a layer has the rank {largest}; pad to {largest}, or cut to a rank")
-    return layers, math.sqrt(dropped) / math.hypot(*[layer.size for layer in layers]), *_planned(layers, choices, said)
+    return layers, math.sqrt(dropped) / math.hypot(*[layer.size for layer in layers]), _files(layers, choices, said)
 
 
 def _layer(path: Path, weight: ChangedWeight, choices: FileChoices, names: KeyNames) -> _Layer | None:
@@ -417,9 +455,49 @@ def _layer(path: Path, weight: ChangedWeight, choices: FileChoices, names: KeyNa
     has_weight, has_bias = bool(found.pairs) or found.rest is not None, found.bias is not None
     prefix, pad = names.prefix(*weight.place), choices.pad or 0
     layer = _Layer(weight, prefix, found.shape, rank, has_weight, has_bias, found.parts, size, pad)
-    if has_weight and found.is_matrix:
+    if choices.only_lora and weight.target.kind in ("norm", "embedding"):
+        layer.leave_out()
+    elif has_weight and found.is_matrix:
         layer.approximate(found, choices)
+    if choices.only_lora and layer.rank is None and layer.values is None:
+        if has_weight:
+            layer.fill()
+        else:
+            layer.rank = 1  # of zeros, beside the bias
     return layer
+
+
+def _make_alike(layers: Sequence[_Layer]) -> None:
+    """Make layers of a component alike in what PEFT has one setting for: whether they are DoRA, and have a bias.
+
+    With DoRA, PEFT would scale the bias, too.
+    """
+    by_component: dict[str, list[_Layer]] = {}
+    for layer in layers:
+        if layer.rank != 0:
+            by_component.setdefault(layer.weight.place[0], []).append(layer)
+    for own in by_component.values():
+        has_bias = any(layer.has_bias for layer in own)
+        is_dora = not has_bias and all(layer.norms is not None for layer in own)
+        for layer in own:
+            layer.has_bias = has_bias
+            if layer.norms is not None and not is_dora:
+                layer.fill()
+
+
+def _notes(layers: Sequence[_Layer], choices: FileChoices) -> list[str]:
+    """Return what a reader of LoRA alone cannot read, or only in a larger file."""
+    reader = ONLY_LORA.get(choices.spelling)
+    left = len([layer for layer in layers if not layer.has_weight and not layer.has_bias])
+    whole = len([layer for layer in layers if layer.is_whole])
+    notes = list[str]()
+    if left:
+        text = f"{reader} reads no changes of norms and embeddings: {left} of {len(layers)} layers are left out"
+        notes.append(f"{text}; write the spelling kohya to keep them")
+    if whole:
+        text = f"{reader} reads LoRA alone: {whole} of {len(layers)} layers have no factors and get all ranks"
+        notes.append(f"{text}; give a rank, or write the spelling kohya, for a smaller file")
+    return notes
 
 
 def _choose(path: Path, layers: Sequence[_Layer], choices: FileChoices, metadata: Mapping[str, str]) -> float:
@@ -430,10 +508,9 @@ def _choose(path: Path, layers: Sequence[_Layer], choices: FileChoices, metadata
         layer.rank = 1  # for the length of the header
     room = None
     if choices.limits.size is not None:
-        header, tensors = _planned(layers, choices, metadata)
-        least = size_of(header, tensors) + _DIGITS * len(tensors)
-        if choices.spelling == "diffusers":
-            least += _TABLES * sum([len(layer.prefix) + _DIGITS for layer in own])
+        files = _files(layers, choices, metadata)
+        least = sum([one.nbytes + _DIGITS * len(one.tensors) for one in files])
+        least += _TABLES.get(choices.spelling, 0) * sum([len(layer.prefix) + _DIGITS for layer in own])
         least -= sum([layer.cost * nbytes for layer in own])
         if (room := choices.limits.size - least) < 0:
             raise FileError(path, f"it takes {least:,} bytes at least; allow a larger size")
@@ -441,7 +518,66 @@ def _choose(path: Path, layers: Sequence[_Layer], choices: FileChoices, metadata
     ranks = chosen_ranks(values, [layer.cost * nbytes for layer in own], choices.limits, room, lost)
     for layer, rank in zip(own, ranks, strict=True):
         layer.choose(rank, may_grow=room is None)
+        if choices.only_lora and layer.has_bias and not rank:  # there is no bias without factors
+            layer.has_bias, layer.values, layer.lost = False, None, layer.size**2
     return sum([(layer.dropped * layer.size) ** 2 for layer in layers])
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file that is written: the only one, or that of a component in a folder."""
+
+    place: Path
+    component: str | None
+    layers: Sequence[_Layer]
+    header: bytes
+    tensors: Mapping[str, PlannedTensor]
+    config: bytes = b""
+    """What is written beside it for PEFT."""
+
+    @property
+    def nbytes(self) -> int:
+        return size_of(self.header, self.tensors) + len(self.config)
+
+    def write(self, path: Path, open_file: OpenFile, count: _LayerCount) -> Path:
+        """Write it, and return a path to read it by."""
+        stream, there = open_file(self.place)
+        write_tensors(stream, self.header, _numbers(path, self.layers, self.tensors, count))
+        if self.config:
+            write_tensors(open_file(self.place.with_name(PEFT_CONFIG))[0], self.config, ())
+        return there
+
+
+def _files(layers: Sequence[_Layer], choices: FileChoices, metadata: Mapping[str, str]) -> list[_File]:
+    """Return the files that are written, each with all tensors by their keys, in the order in which they are."""
+    by_component: dict[str, list[_Layer]] = {}
+    for layer in layers:
+        by_component.setdefault(layer.weight.place[0], []).append(layer)
+    own = {name: _settings(name, one) for name, one in by_component.items() if any(layer.width for layer in one)}
+    if choices.spelling != "peft":
+        more = diffusers_header(own) if choices.only_lora else {}
+        header, tensors = _planned(layers, choices, {**metadata, **more})
+        return [_File(Path(), None, layers, header, tensors)]
+    files = list[_File]()
+    for name, settings in own.items():
+        place, config = Path(name, PEFT_FILE) if len(own) > 1 else Path(PEFT_FILE), peft_config(settings)
+        header, tensors = _planned(by_component[name], choices, {**metadata, "format": "pt", "adapter_config": config})
+        files.append(_File(place, name, by_component[name], header, tensors, config.encode()))
+    return files
+
+
+def _settings(component: str, layers: Sequence[_Layer]) -> dict[str, object]:
+    """Return the settings of a component for PEFT.
+
+    They have no `text_model.`, which CLIP has in some versions of transformers, and which diffusers takes off the keys
+    alone.
+    """
+    names = [layer.prefix.removeprefix(PEFT_PREFIX).removeprefix(f"{component}.") for layer in layers]
+    ranks = {
+        name.removeprefix("text_model."): layer.width for name, layer in zip(names, layers, strict=True) if layer.width
+    }
+    is_dora, has_bias = any(layer.norms is not None for layer in layers), any(layer.has_bias for layer in layers)
+    return peft_settings(ranks, is_dora=is_dora, has_bias=has_bias)
 
 
 def _planned(
@@ -449,10 +585,7 @@ def _planned(
 ) -> tuple[bytes, dict[str, PlannedTensor]]:
     """Return what is before the tensors, and all tensors by their keys, in the order in which they are written."""
     tensors = {key: one for layer in layers for key, one in layer.planned(choices).items()}
-    ranks = {layer.prefix: layer.width for layer in layers if layer.width}
-    if choices.spelling == "diffusers":
-        metadata = {**metadata, **diffusers_header(ranks)}
-    else:
+    if not choices.only_lora:
         alphas = [f"{layer.prefix}.alpha" for layer in layers if layer.alpha]
         tensors = dict.fromkeys(alphas, PlannedTensor(torch.float32, ())) | tensors
     return header_of(tensors, metadata), tensors
@@ -476,19 +609,22 @@ def _numbers(
 
 def _read_back(
     path: Path,
-    there: Path,
+    there: Mapping[str | None, Path],
     changes: Changes,
     layers: Sequence[_Layer],
+    names: KeyNames,
     inputs: InputSamples | None,
     count: _LayerCount,
 ) -> tuple[list[SavedLayer], float, float | None]:
-    """Compare the file that lies `there` with what was meant; return the layers, and the errors of them all."""
+    """Compare the files that lie `there` with what was meant; return the layers, and the errors of them all."""
     kept = {layer.weight.place for layer in layers if layer.rank != 0 or layer.has_bias}
     try:
-        found = changes.read_back(there) if kept else {}
+        files = there.items() if kept else ()
+        back = names.layers([one for component, file in files for one in changes.read_back(file, component)])
     except LoraError as error:
         text = "it was not written: read back, it is not what was meant"
         raise FileError(path, f"{text}: {error}") from error
+    found = {one.place: one for one in back}
     if strange := kept ^ found.keys():
         text = "is not found under its name" if min(strange) in kept else "is changed, too"
         name = ".".join(min(strange))

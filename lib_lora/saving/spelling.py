@@ -12,19 +12,24 @@ from ..errors import StackError
 from ..files.components import TEXT_ENCODER, is_denoiser
 from ..naming.index import LayerIndex
 from ..naming.places import Place
+from .trees import ChangedWeight, in_tree, tree_of
 
-Spelling = Literal["kohya", "diffusers", "comfy"]
-"""`kohya` is read by most programs, `diffusers` has PEFT's names, and `comfy` ComfyUI's names of layers."""
+Spelling = Literal["kohya", "diffusers", "peft", "comfy"]
+"""`kohya` is read by most programs, `diffusers` has PEFT's names and `peft` its folders, `comfy` ComfyUI's names."""
 
-_FACTORS = {"down": "lora_down.weight", "up": "lora_up.weight"}
+_KOHYA = {"down": "lora_down.weight", "up": "lora_up.weight", "norms": "dora_scale", "bias": "diff_b"}
+_PEFT = {"down": "lora_A.weight", "up": "lora_B.weight", "norms": "lora_magnitude_vector.weight", "bias": "lora_B.bias"}
 PARAMETERS: Mapping[Spelling, Mapping[str, str]] = {
-    "kohya": _FACTORS,
-    "diffusers": {"down": "lora_A.weight", "up": "lora_B.weight"},
-    "comfy": _FACTORS,
+    "kohya": _KOHYA,
+    "diffusers": _PEFT,
+    "peft": _PEFT,
+    "comfy": _KOHYA,
 }
-"""Of the factors; `diff` and `diff_b` are the same in all. diffusers' files have `alpha` in the header, as a key
-without `lora` makes them unreadable there.
-"""
+"""Of the factors, the norms of DoRA and the change of the bias. PEFT's files have `alpha` in the configuration."""
+ONLY_LORA: Mapping[Spelling, str] = {"diffusers": "diffusers", "peft": "PEFT"}
+"""Spellings -> who reads them. A key without `lora`, as of a whole difference, makes a file unreadable there."""
+PEFT_PREFIX = "base_model.model."
+PEFT_FILE, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _TRANSFORMER = ("transformer_blocks", "single_transformer_blocks")
 """Lists of blocks in diffusers' own transformers, which ComfyUI looks for under OneTrainer's prefix."""
 _LDM = ("input_blocks.", "middle_block.", "output_blocks.", "time_embed.", "label_emb.", "out.")
@@ -50,8 +55,15 @@ class KeyNames:
     spelling: Spelling
     indexes: Mapping[str, LayerIndex]
 
+    def layers(self, weights: Sequence[ChangedWeight]) -> list[ChangedWeight]:
+        """Return the layers that a file has of the weights of the model; raise ComponentError if it can have none."""
+        return in_tree(weights, self.indexes, native=self.spelling not in ONLY_LORA)
+
     def prefix(self, component: str, name: str) -> str:
         """Return what comes before the parameter in the keys of a layer; raise StackError if it has no such name."""
+        if self.spelling == "peft":  # which has the names of the loaded model
+            is_unet = component == "unet"
+            return f"{PEFT_PREFIX}{self._usual(component, name) if is_unet else name}"
         name = self._usual(component, name)
         if component.startswith(TEXT_ENCODER) and name.startswith(_FLAT_CLIP):
             name = f"text_model.{name}"
@@ -74,7 +86,7 @@ class KeyNames:
         elif component == "unet" and name.startswith(_LDM):
             begins = _LDM if self.spelling == "kohya" and "label_emb.0.0" in index.dotted else _UNET
         elif not component.startswith(TEXT_ENCODER):
-            return name
+            return name  # of `layers`
         place = index.dotted[name]
         return _named(index, [name, *index.names[place.windows[0].path]], begins, place) or name
 
@@ -83,10 +95,12 @@ class KeyNames:
             prefix = "lora_prior_unet"
         elif is_denoiser(component):
             is_own = component.startswith("transformer") and name.startswith(_TRANSFORMER)
+            is_own &= tree_of(self.indexes[component], native=True) is None
             prefix = "" if component == "transformer_2" else "lora_transformer" if is_own else "lora_unet"
         else:
             several = sum([one.startswith(TEXT_ENCODER) for one in self.indexes]) > 1
             number = component.removeprefix(TEXT_ENCODER).lstrip("_")
+            number = "3" if number == "2" and name.startswith(_T5) else number  # as of FLUX in kohya's scripts
             is_known = component.startswith(TEXT_ENCODER) and number in ("", "2", "3", "4")
             prefix = f"lora_te{number or ('1' if several else '')}" if is_known else ""
         return f"{prefix}_{name.replace('.', '_')}" if prefix else None
@@ -111,19 +125,26 @@ def _named(index: LayerIndex, names: Sequence[str], begins: tuple[str, ...], pla
     return found[0] if found else None
 
 
-def diffusers_header(ranks: Mapping[str, int]) -> dict[str, str]:
-    """Return the header by which diffusers and PEFT know rank and alpha of each layer, by the begin of its keys.
+def peft_settings(ranks: Mapping[str, int], *, is_dora: bool, has_bias: bool) -> dict[str, object]:
+    """Return the settings by which PEFT knows rank and alpha of each layer of a component, by its name.
 
-    PEFT finds layers by the ends of their names. So the header has no `text_model.`, which CLIP has in some versions of
-    transformers, and which diffusers takes off the keys alone.
+    PEFT finds layers by the ends of their names, unless a pattern begins with `^`.
     """
-    found: dict[str, object] = {}
-    parts = [(*prefix.replace(".text_model.", ".", 1).partition(".")[::2], rank) for prefix, rank in ranks.items()]
-    for component in dict.fromkeys([one[0] for one in parts]):
-        own = {name: rank for other, name, rank in parts if other == component}
-        usual = Counter(own.values()).most_common(1)[0][0]
-        others = {name: rank for name, rank in own.items() if rank != usual}
-        said = {"r": usual, "lora_alpha": usual, "rank_pattern": others, "alpha_pattern": others}
-        found |= {f"{component}.{name}": value for name, value in said.items()}
-        found[f"{component}.target_modules"] = list(own)
+    usual = Counter(ranks.values()).most_common(1)[0][0]
+    others = {name: rank for name, rank in ranks.items() if rank != usual}
+    others = {f"^{one}" if any(name.endswith(f".{one}") for name in ranks) else one: others[one] for one in others}
+    found: dict[str, object] = {"r": usual, "lora_alpha": usual, "rank_pattern": others, "alpha_pattern": others}
+    found |= {name: True for name, is_set in (("use_dora", is_dora), ("lora_bias", has_bias)) if is_set}
+    return found | {"target_modules": list(ranks)}
+
+
+def diffusers_header(settings: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
+    """Return the header that has the settings of all components for diffusers."""
+    found = {f"{component}.{name}": value for component, own in settings.items() for name, value in own.items()}
     return {"format": "pt", "lora_adapter_metadata": json.dumps(found, sort_keys=True)}
+
+
+def peft_config(settings: Mapping[str, object]) -> str:
+    """Return the text of PEFT's configuration of a component."""
+    usual = {"peft_type": "LORA", "task_type": None, "base_model_name_or_path": None, "bias": "none"}
+    return json.dumps({**usual, "inference_mode": True, **settings}, indent=2, sort_keys=True)

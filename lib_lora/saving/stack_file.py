@@ -33,7 +33,7 @@ from .new_file import (
     write_changes,
 )
 from .provenance import HEADER, carried, constant_stack, recipe_of
-from .spelling import KeyNames, Spelling
+from .spelling import ONLY_LORA, KeyNames, Spelling
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -79,14 +79,14 @@ def save_stack(
         moment: of a stack whose strengths differ from step to step.
         image: its number, where the images of the stack have strengths of their own.
         negative: whether the strengths of the negative prompt are meant, where they differ.
-        options: `spelling` of the keys: `kohya`, `diffusers` or `comfy`; `dtype` of the numbers; the largest `rank` of
-            a layer; the largest `size` of the file in bytes; the largest relative `error` of all layers; `replace`,
-            whether the file may take the place of another one; `preview`, to write nothing and return what the file
-            would be; `progress`, a function that is called with the number of layers that are done, and of all. What
-            it raises ends the work, and nothing is written; `kind`, `lora` or `lokr`, the nearest Kronecker products,
-            whose first matrix has at most `factor` rows and columns, and whose second one at most `rank`; `pad`, the
-            rank to which lower ones are filled up with zeros, as compiled models need one rank; `inputs`, of the
-            layers, by which the error is told of their outputs, too; not in a preview.
+        options: `spelling` of the keys: `kohya`, `diffusers`, `comfy` or `peft`, a folder; `dtype` of the numbers;
+            the largest `rank` of a layer; the largest `size` of the file in bytes; the largest relative `error` of all
+            layers; `replace`, whether the file may take the place of another one; `preview`, to write nothing and
+            return what the file would be; `progress`, a function that is called with the number of layers that are
+            done, and of all. What it raises ends the work, and nothing is written; `kind`, `lora` or `lokr`, the
+            nearest Kronecker products, whose first matrix has at most `factor` rows and columns, and whose second one
+            at most `rank`; `pad`, the rank to which lower ones are filled up with zeros, as compiled models need one
+            rank; `inputs`, of the layers, by which the error is told of their outputs, too; not in a preview.
 
     Raises:
         StackError: no LoRA is in force, or a strength depends on something that is not given.
@@ -157,8 +157,8 @@ def choices_of(options: SaveOptions, combination: Combination = SUM) -> FileChoi
         check_type(value, bool, name, "True or False")
     check_progress(progress)
     check_choice(kind, get_args(Kind), "kind")
-    if kind == "lokr" and spelling == "diffusers":
-        raise ArgumentError("diffusers reads no LoKr; write spelling='kohya' or 'comfy'")
+    if kind == "lokr" and spelling in ONLY_LORA:
+        raise ArgumentError(f"the spelling {spelling!r} has no LoKr; write spelling='kohya' or 'comfy'")
     inputs = options.get("inputs")
     check_type(inputs, (InputSamples, NoneType), "inputs", "InputSamples, or None")
     if pad is not None and (kind == "lokr" or size is not None):

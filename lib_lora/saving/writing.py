@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,6 +22,10 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _OPEN = Path("/proc/self/fd")
 """Where Linux has the files that are open by number, also those without a name."""
 _SPARE = 1 << 20  # bytes of the disk that are left
+
+
+OpenFile: TypeAlias = Callable[[Path], tuple[BinaryIO, Path]]
+"""Opens a file by its place, and returns it and a path to read it by."""
 
 
 class PlannedTensor(NamedTuple):
@@ -78,6 +82,20 @@ def check_place(path: Path, *, replace: bool) -> Path:
     return path.resolve() if path.is_symlink() else path
 
 
+def free_folder(path: Path) -> Path:
+    """Return the absolute path of a folder that may be made.
+
+    Raises:
+        FileError: the name is taken, or the folder that it is to be in is not there.
+    """
+    path = path.absolute()
+    if os.path.lexists(path):
+        raise FileError(path, "there is something of that name, and a folder is never replaced; give another name")
+    if not path.parent.is_dir():
+        raise FileError(path, f"there is no folder {path.parent}; make it first")
+    return path
+
+
 def check_room(path: Path, nbytes: int, remedy: str = "choose a smaller size or dtype") -> None:
     """Raise FileError where the disk has no room for a file, or for a folder."""
     try:
@@ -124,7 +142,21 @@ def unfinished(path: Path, *, replace: bool) -> Iterator[tuple[BinaryIO, Path]]:
 
 
 @contextmanager
-def unfinished_folder(path: Path) -> Iterator[Callable[[Path], tuple[BinaryIO, Path]]]:
+def unfinished_files(path: Path, *, is_folder: bool, replace: bool) -> Iterator[OpenFile]:
+    """Yield a function that opens a file of a new folder by its place there, or the only file for any place.
+
+    See `unfinished` and `unfinished_folder`.
+    """
+    if is_folder:
+        with unfinished_folder(path) as open_file:
+            yield open_file
+    else:
+        with unfinished(path, replace=replace) as opened:
+            yield lambda _: opened
+
+
+@contextmanager
+def unfinished_folder(path: Path) -> Iterator[OpenFile]:
     """Yield a function that opens a file by its place in a new folder, and returns it and a path to read it by.
 
     Behind the `with` block the folder is at `path`, and after an error gone. On Linux its files have no names before.

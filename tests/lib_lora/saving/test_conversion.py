@@ -70,23 +70,24 @@ def test_a_strength_is_folded_in_and_the_keys_stay(lora, parts, tmp_path):
     assert load_file(saved.path).keys() == load_file(lora).keys()
 
 
-@pytest.mark.parametrize(("encoders", "kept"), [("drop", {"unet"}), ("only", {"text_encoder"})])
-def test_text_encoders_out_or_alone(lora, parts, tmp_path, encoders, kept):
-    saved = convert_file(lora, tmp_path / "part.safetensors", text_encoders=encoders)
-    assert {component for component, _ in check_same(saved.path, lora, parts)} == kept
-    again = convert_file(lora, tmp_path / "with the model.safetensors", text_encoders=encoders, components=parts)
-    assert load_file(saved.path).keys() == load_file(again.path).keys()
+def test_text_encoders_out_or_alone(lora, parts, tmp_path):
+    for encoders, kept in (("drop", {"unet"}), ("only", {"text_encoder"})):
+        saved = convert_file(lora, tmp_path / f"{encoders}.safetensors", text_encoders=encoders)
+        assert {component for component, _ in check_same(saved.path, lora, parts)} == kept
+        out = tmp_path / f"{encoders} with the model.safetensors"
+        again = convert_file(lora, out, text_encoders=encoders, components=parts)
+        assert load_file(saved.path).keys() == load_file(again.path).keys()
 
 
-@pytest.mark.parametrize("with_model", [False, True])
-def test_blocks_alone(lora, parts, tmp_path, with_model):
-    model = parts if with_model else None
-    saved = convert_file(lora, tmp_path / "part.safetensors", blocks=["IN04-M00", "BASE"], components=model)
-    names = check_same(saved.path, lora, parts)
-    tops = {name.split(".")[0] for component, name in names if component == "unet"}
-    assert tops == {"down_blocks", "mid_block"}
-    assert all(".0." not in name[:14] for component, name in names if name.startswith("down_blocks"))
-    assert "text_encoder" in {component for component, _ in names}
+def test_blocks_alone(lora, parts, tmp_path):
+    for model in (None, parts):
+        out = tmp_path / "part.safetensors"
+        saved = convert_file(lora, out, blocks=["IN04-M00", "BASE"], components=model, replace=True)
+        names = check_same(saved.path, lora, parts)
+        tops = {name.split(".")[0] for component, name in names if component == "unet"}
+        assert tops == {"down_blocks", "mid_block"}
+        assert all(".0." not in name[:14] for component, name in names if name.startswith("down_blocks"))
+        assert "text_encoder" in {component for component, _ in names}
 
 
 def test_a_resized_file_says_its_error(lora, parts, tmp_path):
@@ -126,8 +127,13 @@ def test_a_converted_file_is_made_again_bit_for_bit_without_a_model(lora, tmp_pa
     assert again.path.read_bytes() == saved.path.read_bytes()
 
 
-@pytest.mark.parametrize("spelling", ["diffusers", "comfy"])
-def test_there_and_back_between_the_spellings(lora, parts, tmp_path, spelling):
+def test_there_and_back_between_the_spellings(lora, parts, tmp_path):
+    for spelling in ("diffusers", "comfy"):
+        (tmp_path / spelling).mkdir()
+        check_there_and_back(lora, parts, tmp_path / spelling, spelling)
+
+
+def check_there_and_back(lora, parts, tmp_path, spelling):
     with pytest.raises(
         FileError, match=r"nothing tells where its name has dots of .*; give the model that the file is for"
     ):
@@ -166,8 +172,12 @@ def test_kinds_that_need_the_model_are_refused_without_it(tmp_path):
     assert torch.allclose(first, other, atol=1e-5)
 
 
-@pytest.mark.parametrize("shape", [(48, 24), (3, 8, 3, 3)], ids=["linear", "conv of fewer channels than ranks"])
-def test_a_dora_stays_one_where_it_is_alone_and_whole(tmp_path, shape):
+def test_a_dora_stays_one_where_it_is_alone_and_whole(tmp_path):
+    for shape in ((48, 24), (3, 8, 3, 3)):  # the convolution has fewer channels than ranks
+        check_dora(tmp_path, shape)
+
+
+def check_dora(tmp_path, shape):
     layer = nn.Conv2d(8, 3, 3) if len(shape) > 2 else nn.Linear(24, 48)
     net = nn.ModuleDict({"layer": layer.requires_grad_(False)})
     other = save(tmp_path / "lora.safetensors", pair("lora_unet_layer", shape, 2, seed=5))
@@ -183,15 +193,20 @@ def test_a_dora_stays_one_where_it_is_alone_and_whole(tmp_path, shape):
             got = load_network(out, {"unet": net}).delta_weight("unet", "layer", torch.float64)
             assert (got - want).norm() < bound * want.norm()
             assert saved.error < bound
-        for options in ({"strength": 0.5}, {"spelling": "diffusers"}, {"rank": 2}):
+        for options in ({"strength": 0.5}, {"rank": 2}):
             convert_file(path, out, components={"unet": net}, replace=True, **options)
             assert not any("dora_scale" in key for key in load_file(out))
         combine_files([path, other], out, components={"unet": net}, replace=True)
         assert load_file(out).keys() == {"lora_unet_layer.diff"}
 
 
-@pytest.mark.parametrize("spelling", ["kohya", "diffusers"])
-def test_lower_ranks_are_filled_up_with_zeros(parts, tmp_path, spelling):
+def test_lower_ranks_are_filled_up_with_zeros(parts, tmp_path):
+    for spelling in ("kohya", "diffusers"):
+        (tmp_path / spelling).mkdir()
+        check_padded(parts, tmp_path / spelling, spelling)
+
+
+def check_padded(parts, tmp_path, spelling):
     files = [kohya_lora(tmp_path / f"{rank}.safetensors", parts, rank=rank, conv=True) for rank in (3, 5)]
     narrow = {key: one for key, one in load_file(files[0]).items() if "to_q" in key}
     save_file(narrow | {key: one for key, one in load_file(files[1]).items() if "to_q" not in key}, files[1])

@@ -122,7 +122,7 @@ def test_embeddings_and_norms_are_no_lokr_and_other_names_have_none(tmp_path, ne
     assert {key.partition(".")[2] for key in load_file(saved.path) if "words" in key} == {
         "alpha", "lora_down.weight", "lora_up.weight"
     }  # fmt: skip
-    with pytest.raises(ArgumentError, match="diffusers reads no LoKr; write spelling='kohya' or 'comfy'"):
+    with pytest.raises(ArgumentError, match="the spelling 'diffusers' has no LoKr; write spelling='kohya' or 'comfy'"):
         convert_file(source, out, kind="lokr", spelling="diffusers")
     with pytest.raises(ArgumentError, match="factor must be a whole number from 1 up"):
         convert_file(source, out, kind="lokr", factor=0)

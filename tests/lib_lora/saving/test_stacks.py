@@ -360,7 +360,7 @@ def test_names_of_components(tmp_path):
     assert (
         names["kohya"].prefix("text_encoder", "text_model.encoder.layers.0.mlp.fc1").startswith("lora_te1_text_model_")
     )
-    assert names["kohya"].prefix("text_encoder_2", gate) == f"lora_te2_{gate.replace('.', '_')}"
+    assert names["kohya"].prefix("text_encoder_2", gate) == f"lora_te3_{gate.replace('.', '_')}"
     assert names["comfy"].prefix("text_encoder_2", gate) == f"text_encoders.t5xxl.transformer.{gate}"
     assert names["diffusers"].prefix("transformer_2", query) == f"transformer_2.{query}"
     with pytest.raises(StackError, match="the spelling 'kohya' has no name for the component transformer_2"):
