@@ -171,7 +171,7 @@ class StackWeight:
         """Return the rows of a target in fp64, whose hash is noted."""
         own, key = numbers[target.slice].to(_CPU), (target.path, param, target.first)
         if key not in self.read:  # the same for a model in float16 and its copy in float32
-            exact = own.to(torch.promote_types(own.dtype, torch.float32)).contiguous().reshape(-1)
+            exact = own.to(own.dtype if own.dtype is torch.float64 else torch.float32).contiguous().reshape(-1)
             self.read[key] = hashlib.sha256(exact.view(torch.uint8).numpy().data).hexdigest()
         return own.to(_EXACT)
 

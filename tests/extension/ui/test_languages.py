@@ -122,6 +122,7 @@ def test_the_tab_speaks_the_language_that_is_chosen_and_follows_the_web_ui(page:
     ]
     tab.write("a red circle <lora:zorp:1>")
     page.click("#generate")
+    page.locator("#outcome", has_text="zorp").wait_for(timeout=LONG)
     page.wait_for_function("window.remoraTab.state.server.loras.some(lora => lora.name === 'zorp')", timeout=LONG)
     tab.write(f"{tab.prompt} <lora:nothere:1> <lora:zorp:x>")
     for tag, said in {"zh-CN": CHINESE, "de": GERMAN}.items():
