@@ -423,12 +423,12 @@ test("the strengths of the files that act are multiplied, and undone in one step
     tab.set({always: {...tab.state.always, on: true, entries}});
     tab.library.resolveNames();
     assert.deepEqual(
-        tab.stack.acting().map(({name, strength}) => [name, strength]),
+        tab.stack.acting().map(({tag, strength}) => [tag, strength]),
         [
-            ["fur", 0.8],
-            ["ink", 0.9],
-            ["both", 0.4],
-            ["kept", 0.5],
+            ["<lora:fur:1:0.8:stop=10>", 0.8],
+            ["<lora:ink:0.9@0,0.3@1>", 0.9],
+            ["<lora:both:0.4>", 0.4],
+            ["<lora:kept:1:0.5:lbw=OUTALL>", 0.5],
         ],
         "a tag counts before what is always on",
     );
