@@ -419,6 +419,8 @@ export interface FilesTogether {
     left: number[];
     /** on all strengths, at which the sum has the norm of the strongest file alone */
     factor: number;
+    /** factors at which the sum leaves half of each file; null if none do */
+    alive: number[] | null;
     pairs: CheckPair[];
 }
 

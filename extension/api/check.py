@@ -216,6 +216,7 @@ def _together(measured: StackMeasures, tags: Sequence[Tag], model: BlockNames) -
         "alone": acting.alone,
         "left": acting.left,
         "factor": acting.factor(),
+        "alive": acting.alive(),
         "pairs": [_pair(one) for one in acting.pairs],
     }
 

@@ -385,6 +385,7 @@ class FilesTogether(TypedDict):
     alone: Annotated[list[float], "the norm of each; 0 where only the model's weights tell it"]
     left: Annotated[list[float], "how much of each is left in the sum, along its own change: 1 is all, 0 nothing"]
     factor: Annotated[float, "on all strengths, at which the sum has the norm of the strongest file alone"]
+    alive: Annotated[list[float] | None, "factors at which the sum leaves half of each file; null if none do"]
     pairs: list[CheckPair]
 
 

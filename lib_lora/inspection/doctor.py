@@ -95,6 +95,7 @@ def _stack_json(stack: StackMeasures, strengths: Sequence[float], norm: float | 
         "alone": stack.alone,
         "left": stack.left,
         "factor": stack.factor(norm),
+        "alive": stack.alive(),
         "pairs": [pair.to_json() for pair in stack.pairs],
     }
 
@@ -131,6 +132,7 @@ def _stack_text(names: Sequence[str], stack: StackMeasures, strengths: Sequence[
     ]
     measured = [one for one in zip(names, stack.alone, stack.left, strict=True) if one[1]]
     lines += [f"  {name}: norm {alone:.4g}, {left:.0%} of it left in the sum" for name, alone, left in measured]
+    lines += _alive_text(names, stack, strengths)
     pairs, cancelling = stack.pairs, stack.cancelling
     for files in dict.fromkeys([pair.files for pair in pairs]):
         bands = [pair for pair in pairs if pair.files == files]
@@ -142,6 +144,17 @@ def _stack_text(names: Sequence[str], stack: StackMeasures, strengths: Sequence[
         if files in cancelling:
             lines.append(f"  use {names[files[0]]} or {names[files[1]]} alone: each may undo the other")
     return "\n".join(lines if pairs else [*lines, "            no two files change the same layer"])
+
+
+def _alive_text(names: Sequence[str], stack: StackMeasures, strengths: Sequence[float]) -> list[str]:
+    """Return the strengths at which the sum leaves half of each file, if it does not yet."""
+    factors = stack.alive()
+    if factors is None:
+        return ["  no strengths leave half of each file: use fewer of them"]
+    if min(factors) == 1:
+        return []
+    offered = [f"{name} {one * factor:.2g}" for name, one, factor in zip(names, strengths, factors, strict=True)]
+    return [f"  half of each file is left at {', '.join(offered)}"]
 
 
 def _band_text(pair: PairMeasures) -> str:

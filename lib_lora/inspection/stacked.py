@@ -48,6 +48,10 @@ _SHARED = 0.1
 """The part of the way from chance to the same subspace, on both sides, from which two files collide."""
 _SIGMAS = 4
 """Deviations by which a figure is beyond chance."""
+_ALIVE, _AIM = 0.5, 0.51
+"""The part of a file's change that a sum should leave, and what the search for strengths aims at."""
+_WEAKEST, _ROUNDS = 0.05, 500
+"""The smallest factor on a strength in that search, and its rounds."""
 _NO_MODEL = BlockNames(())
 
 
@@ -292,6 +296,28 @@ class StackMeasures:
         """
         gram = self.gram
         return [float(row.sum() / row[i]) if row[i] else 0.0 for i, row in enumerate(gram)]
+
+    def alive(self) -> list[float] | None:
+        """Return factors on the strengths, 1 at most, at which the sum leaves half of each file; None if none do.
+
+        Each file asks that a sum of the others' products with it is not too small: a half space. The strengths are
+        moved to each half space in turn, so they change little.
+        """
+        norms = torch.tensor(self.alone, dtype=torch.float64)
+        acting = norms > 0
+        sizes = norms[acting]
+        cosines = self.gram[acting][:, acting] / torch.outer(sizes, sizes)
+        asked = cosines - _AIM * torch.eye(len(sizes))
+        found = sizes.clone()
+        for _ in range(_ROUNDS):
+            if ((cosines @ found) >= _ALIVE * found).all():
+                factors = torch.ones_like(norms)
+                factors[acting] = found / sizes
+                return [float(one) for one in factors / factors.max()] if acting.any() else factors.tolist()
+            for row in asked:
+                found -= (row @ found).clamp_max(0.0) * row / (row @ row)
+                found = found.maximum(_WEAKEST * sizes)
+        return None
 
     def factor(self, norm: float | None = None) -> float:
         """Return the factor on all strengths at which the sum has a norm; without one, that of the strongest file."""

@@ -432,7 +432,7 @@ test("the strengths of the files that act are multiplied, and undone in one step
         ],
         "a tag counts before what is always on",
     );
-    tab.edits.scale(new Set(tab.stack.acting().map(({id}) => id)), 0.5);
+    tab.edits.scale(new Map(tab.stack.acting().map(({id}) => [id, 0.5])));
     assert.equal(
         box().value,
         "a fox <lora:fur:0.5:0.4:stop=10> <lora:ink:0.45@0,0.15@1> <lora:both:0.2> <lora:nothere:1> <lora:old:0>",

@@ -922,6 +922,8 @@ export const ENGLISH = /** @type {const} */ ({
     "check.left": "What the sum leaves of each file",
     "check.leftHint":
         "At 100 %, the others do not touch its change. At 0 %, they undo it. Above 100 %, they add to it.",
+    "check.keepAlive": "Leave half of each file",
+    "check.noneAlive": "No strengths leave half of each file. Use fewer of them.",
     "check.pairs": "Pairs",
     "check.noPairs": "No two of these files change the same layer.",
     "check.pair": "{names}: {relation}",

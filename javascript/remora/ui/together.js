@@ -39,14 +39,13 @@ export function StackCheck({tab}) {
     const found = told?.tags === tags ? told.result : null;
     // each file alone is weaker at these: another factor would follow, and another one
     const isBalanced = tab.state.balanced === tags;
-    const scale = (/** @type {number} */ factor) => {
-        tab.edits.scale(new Set(acting.map(({id}) => id)), factor);
-        tab.set({balanced: tagsOf(tab.stack.acting())});
+    const scale = (/** @type {number[]} */ factors) => {
+        tab.edits.scale(new Map(acting.map(({id}, at) => [id, factors[at]])));
         setSet(true);
     };
-    const stop = (/** @type {string} */ id) => {
-        tab.edits.scale(new Set([id]), 0);
-        setSet(true);
+    const balance = (/** @type {number} */ factor) => {
+        scale(acting.map(() => factor));
+        tab.set({balanced: tagsOf(tab.stack.acting())});
     };
     const undo = () => {
         tab.stack.undo();
@@ -60,19 +59,23 @@ export function StackCheck({tab}) {
         <p class="rt-hint">${t("check.caution")}</p>
         <${Trouble} trouble=${trouble} />
         ${!trouble.text && !found && isPair && html`<${Progress} told=${told} />`}
-        ${found && html`<${Together} found=${found} acting=${acting} scale=${isBalanced ? null : scale} stop=${stop} />`}
+        ${found && html`<${Together} found=${found} acting=${acting} scale=${scale} balance=${isBalanced ? null : balance} />`}
     <//>`;
 }
 
-/** @param {{found: FilesTogether, acting: Acting[], scale: ((factor: number) => void) | null, stop: (id: string) => void}} props */
-function Together({found, acting, scale, stop}) {
+/**
+ * @param {{found: FilesTogether, acting: Acting[], scale: (factors: number[]) => void,
+ *     balance: ((factor: number) => void) | null}} props `balance` is null where that is done
+ */
+function Together({found, acting, scale, balance}) {
     const names = acting.map(({name}) => name);
     const unmeasured = names.filter((_, at) => !found.alone[at]);
     const energy = found.alone.reduce((sum, norm) => sum + norm ** 2, 0) || 1;
     const pairs = pairsOf(found.pairs);
     const relations = new Set(pairs.flatMap((pair) => pair.relations));
     const fights = pairs.filter((pair) => pair.relations.includes("cancel"));
-    return html`<${Sum} found=${found} acting=${acting} scale=${scale} />
+    const stop = (/** @type {string} */ stopped) => scale(acting.map(({id}) => (id === stopped ? 0 : 1)));
+    return html`<${Sum} found=${found} acting=${acting} balance=${balance} />
         ${fights.map(({files}) => html`<${Fight} key=${files.join()} files=${files.map((at) => acting[at])} stop=${stop} />`)}
         ${unmeasured.length > 0 && html`<p class="rt-notice">${t("check.unmeasuredFiles", {names: listed(unmeasured, "conjunction")})}</p>`}
         <h4>${t("check.shares")}</h4>
@@ -84,6 +87,7 @@ function Together({found, acting, scale, stop}) {
             .map((name, at) => ({name, share: Math.max(found.left[at], 0)}))
             .filter((_, at) => found.alone[at])} />
         <p class="rt-hint">${t("check.leftHint")}</p>
+        <${Alive} factors=${found.alive} acting=${acting} scale=${scale} />
         <h4>${t("check.pairs")}</h4>
         ${!pairs.length && html`<p>${t("check.noPairs")}</p>`}
         ${pairs.length > 0 && html`<${PairMap} names=${names} pairs=${pairs} measured=${found.alone.map(Boolean)} />`}
@@ -141,12 +145,11 @@ function aboutBand({component, band, relation, cosine, cosine_by_chance: deviati
 /**
  * Say how large the sum is beside one of the files, which the user chooses; at first, the strongest. Where the sum is
  * larger, a button sets strengths at which it is not.
- * @param {{found: FilesTogether, acting: Acting[], scale: ((factor: number) => void) | null}} props `scale` is null
- *     where that is done
+ * @param {{found: FilesTogether, acting: Acting[], balance: ((factor: number) => void) | null}} props
  */
-function Sum({found: {norm, alone}, acting, scale}) {
+function Sum({found: {norm, alone}, acting, balance}) {
     const [chosen, setChosen] = useState(alone.indexOf(Math.max(...alone)));
-    if (!scale) return html`<p>${t("check.balanced")}</p>`;
+    if (!balance) return html`<p>${t("check.balanced")}</p>`;
     const factor = norm ? alone[chosen] / norm : 1;
     return html`<label class="rt-field"><span>${t("check.beside")}</span>
             <select value=${String(chosen)} onChange=${(/** @type {FieldEvent} */ event) => setChosen(Number(event.target.value))}>
@@ -155,9 +158,23 @@ function Sum({found: {norm, alone}, acting, scale}) {
         <p>${sizeOf(factor, acting[chosen].name)}</p>
         ${
             factor < 1 - SAME
-            && html`<div class="rt-line"><button type="button" class="rt-small rt-primary" onClick=${() => scale(factor)}>${t("check.set")}</button>
-            <span class="rt-hint">${changed(acting, factor)}</span></div>`
+            && html`<div class="rt-line"><button type="button" class="rt-small rt-primary" onClick=${() => balance(factor)}>${t("check.set")}</button>
+            <span class="rt-hint">${changed(
+                acting,
+                acting.map(() => factor),
+            )}</span></div>`
         }`;
+}
+
+/**
+ * Offer strengths at which the sum leaves half of each file, where it leaves less.
+ * @param {{factors: number[] | null, acting: Acting[], scale: (factors: number[]) => void}} props
+ */
+function Alive({factors, acting, scale}) {
+    if (!factors) return html`<p class="rt-notice">${t("check.noneAlive")}</p>`;
+    if (Math.min(...factors) > 1 - SAME) return null;
+    return html`<div class="rt-line"><button type="button" class="rt-small" onClick=${() => scale(factors)}>${t("check.keepAlive")}</button>
+        <span class="rt-hint">${changed(acting, factors)}</span></div>`;
 }
 
 /**
@@ -172,13 +189,13 @@ function sizeOf(factor, name) {
 }
 
 /**
- * List the strengths that a factor changes.
+ * List strengths before and after factors on them.
  * @param {Acting[]} acting
- * @param {number} factor
+ * @param {number[]} factors
  */
-function changed(acting, factor) {
-    const changes = acting.map(({name, strength}) =>
-        t("check.change", {name, before: short(strength), after: short(Number((strength * factor).toFixed(2)))}),
+function changed(acting, factors) {
+    const changes = acting.map(({name, strength}, at) =>
+        t("check.change", {name, before: short(strength), after: short(Number((strength * factors[at]).toFixed(2)))}),
     );
     return changes.join(t("mark.list"));
 }

@@ -284,6 +284,7 @@ def test_one_click_sets_strengths_once_and_is_undone(served: Served, browser: An
         dialog = together(tab)
         dialog.get_by_text("night and rival may undo each other").wait_for()
         assert dialog.get_by_role("button", name="Without night").count() == 1
+        dialog.get_by_text("No strengths leave half of each file").wait_for()
         dialog.get_by_role("button", name="Without rival").click()
         tab.prompt_is("<lora:night:1> <lora:rival:0>")
         dialog.get_by_text("The strengths are set").wait_for()
@@ -293,6 +294,11 @@ def test_one_click_sets_strengths_once_and_is_undone(served: Served, browser: An
         dialog.get_by_role("button", name="Undo").click()
         tab.prompt_is("<lora:night:1> <lora:rival:0.8>")
         dialog.get_by_text("night and rival may undo each other").wait_for(timeout=LONG)
+        page.keyboard.press("Escape")
+        dialog.wait_for(state="detached")
+        tab.write(f"<lora:night:1> <lora:{rival}:-0.8>")
+        dialog = together(tab)
+        assert not dialog.get_by_text("may undo each other").count(), "it is turned round"
         page.keyboard.press("Escape")
         dialog.wait_for(state="detached")
         weights = f"lbw=0{',1' * 10}{',0' * 6}"

@@ -49,19 +49,18 @@ def test_inner_products_are_those_of_the_matrices(first: str, second: str) -> No
     assert one.inner(other) == pytest.approx(want, rel=1e-10, abs=1e-10)
 
 
-@pytest.mark.parametrize("name", DELTAS)
-def test_products_and_singular_vectors_are_those_of_the_matrix(name: str) -> None:
-    one = DELTAS[name]
-    dense = one.dense()
-    assert dense.shape == one.shape
-    assert (one.times(randn(11, 40, 3)) - dense @ randn(11, 40, 3)).abs().max() < 1e-10
-    u, s, vh = torch.linalg.svd(dense)
-    share = float(s[:2].square().sum() / s.square().sum())
-    values, left, right = one.principal(share)
-    assert (one.singular_values()[:3] - s[:3]).abs().max() < 1e-9
-    assert (values[:3] - s[:3]).abs().max() < 1e-9
-    assert ((left.T @ u[:, :2]).abs() - torch.eye(2)).abs().max() < 1e-7
-    assert ((right.T @ vh[:2].T).abs() - torch.eye(2)).abs().max() < 1e-7
+def test_products_and_singular_vectors_are_those_of_the_matrix() -> None:
+    for name, one in DELTAS.items():
+        dense = one.dense()
+        assert dense.shape == one.shape
+        assert (one.times(randn(11, 40, 3)) - dense @ randn(11, 40, 3)).abs().max() < 1e-10, name
+        u, s, vh = torch.linalg.svd(dense)
+        share = float(s[:2].square().sum() / s.square().sum())
+        values, left, right = one.principal(share)
+        assert (one.singular_values()[:3] - s[:3]).abs().max() < 1e-9, name
+        assert (values[:3] - s[:3]).abs().max() < 1e-9, name
+        assert ((left.T @ u[:, :2]).abs() - torch.eye(2)).abs().max() < 1e-7, name
+        assert ((right.T @ vh[:2].T).abs() - torch.eye(2)).abs().max() < 1e-7, name
 
 
 @pytest.mark.parametrize(("first", "second", "size"), [(1, 1, 8), (3, 5, 20), (4, 4, 64), (7, 12, 16), (16, 3, 16)])
@@ -224,6 +223,42 @@ def test_a_stack_is_measured_as_it_acts(tmp_path: Path, of: Multiplier) -> None:
     assert {one.relation for one in stack(first, other).pairs} == {"cancel"}
     if not isinstance(of, Strength):
         assert {one.relation for one in found.pairs} == {"reinforce"}, "the sign turns it round"
+
+
+def together(gram: Tensor) -> StackMeasures:
+    block = ("denoiser", "M00")
+    return StackMeasures(len(gram), {}, {block: gram}, {block: [1.0] * len(gram)})
+
+
+def test_strengths_that_leave_half_of_each_file() -> None:
+    """Two files allow them if their cosine is above -0.5; three, wherever a search in small steps finds them."""
+    for cosine in (0.9, 0.0, -0.3, -0.45, -0.55, -0.9):
+        for size in (0.1, 1.0, 5.0):
+            found = together(torch.tensor([[1.0, cosine * size], [cosine * size, size**2]], dtype=torch.float64))
+            factors = found.alive()
+            assert (factors is None) == (cosine < -0.5)
+            if factors is not None:
+                assert max(factors) == 1.0
+                assert min(found.at(factors).left) >= 0.5 - 1e-12
+            if min(found.left) >= 0.5:
+                assert factors == [1.0, 1.0], "nothing to change"
+    steps = torch.cartesian_prod(*[torch.logspace(-1.2, 0, 40, dtype=torch.float64)] * 3)
+    counts = {True: 0, False: 0}
+    for seed in range(60):
+        changes = randn(seed, 3, 3)
+        found = together(changes @ changes.T)
+        gram = found.gram
+        possible = bool(((steps @ gram) >= 0.55 * steps * gram.diagonal()).all(1).any())
+        factors = found.alive()
+        counts[possible] += 1
+        if possible:
+            assert factors is not None, seed
+        if factors is not None:
+            changed = changes * torch.tensor(factors, dtype=torch.float64)[:, None]
+            left = changed @ changed.sum(0) / changed.square().sum(1)
+            assert left.min() >= 0.5 - 1e-9
+    assert min(counts.values()) > 5
+    assert together(torch.zeros(2, 2, dtype=torch.float64)).alive() == [1.0, 1.0]
 
 
 def test_files_without_a_common_layer_add_up(tmp_path: Path) -> None:
