@@ -27,10 +27,10 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from ..errors import check_type
+from ..errors import StackError, check_type
 from ..files.components import DENOISER, TEXT_ENCODER, role
 from ..naming.blocks import BlockNames, block_order, side_of
-from ..strengths.strength import AnyMultiplier, Curve, strengths_by_image
+from ..strengths.strength import AnyMultiplier, Curve, checked, strengths_by_image
 from .deltas import Delta
 from .layers import UNKNOWN, FileLayer, FileLayers, Progress, counted, unheard
 
@@ -246,10 +246,14 @@ class StackMeasures:
             model: the blocks of the model, which tell what a list of block weights means.
 
         Raises:
-            StackError: the model takes no such list of block weights.
+            StackError: a strength is not finite, there is not one for each file, or the model takes no such list of
+                block weights.
         """
         check_type(strengths, Sequence, "strengths", "a list with the strength of each file")
-        factors = {block: [factor_on(one, block, model) for one in strengths] for block in self.grams}
+        if len(strengths) != self.files:
+            raise StackError(f"{len(strengths)} strengths for {self.files} files")
+        given = [checked(one, "a strength") for one in strengths]
+        factors = {block: [factor_on(one, block, model) for one in given] for block in self.grams}
         return StackMeasures(self.files, self.parts, self.grams, factors)
 
     @property

@@ -301,6 +301,16 @@ def test_one_click_sets_strengths_once_and_is_undone(served: Served, browser: An
         assert not dialog.get_by_text("may undo each other").count(), "it is turned round"
         page.keyboard.press("Escape")
         dialog.wait_for(state="detached")
+        early = f"lbw=0,1{',0' * 15}"
+        tab.write(f"<lora:night:1> <lora:{rival}:0.8:{early}>")
+        dialog = together(tab)
+        dialog.get_by_text("night 1 → 0.2, rival 0.8 → 0.8").wait_for()
+        dialog.get_by_role("button", name="Leave half of each file").click()
+        tab.prompt_is(f"<lora:night:0.2> <lora:rival:0.8:{early}>")
+        dialog.get_by_role("list", name="What the sum leaves of each file").wait_for(timeout=LONG)
+        assert not dialog.get_by_role("button", name="Leave half of each file").count()
+        page.keyboard.press("Escape")
+        dialog.wait_for(state="detached")
         weights = f"lbw=0{',1' * 10}{',0' * 6}"
         written = f"<lora:stripes:1> <lora:night:0.8:{weights}>"
         tab.write(written)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lib_lora import BlockWeights, Multiplier, Strength
+from lib_lora import BlockWeights, Multiplier, StackError, Strength
 from lib_lora.inspection.deltas import DenseDelta, KroneckerDelta, LowRankDelta
 from lib_lora.inspection.layers import layers_of
 from lib_lora.inspection.stacked import StackMeasures, measure_stack, overlap_by_chance
@@ -183,6 +183,8 @@ def test_norm_of_the_sum_and_the_strength_at_which_it_is_that_of_one(tmp_path: P
     assert found.left == pytest.approx(left, rel=1e-4)
     for factor, norm in ((found.factor(), max(alone)), (found.factor(alone[1]), alone[1]), (found.factor(7.0), 7.0)):
         assert measured.at([factor * one for one in strengths]).norm == pytest.approx(norm, rel=1e-5)
+    with pytest.raises(StackError, match="2 strengths for 3 files"):
+        measured.at([1.0, 1.0])
     still = measured.at([0.0, 0.0, 0.0])
     assert (still.factor(), still.norm, still.left, still.pairs) == (1.0, 0.0, [0.0] * 3, ())
 
