@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from lib_lora import BlockNames
     from lib_lora.inspection.measures import FileMeasures, LayerMeasures
     from lib_lora.inspection.stacked import PairMeasures, StackMeasures
     from lib_lora.inspection.verdicts import Verdict
-    from lib_lora.naming.blocks import BlockNames
 
     from ..generation.session import Session
     from ..library import CatalogFile
