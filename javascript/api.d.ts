@@ -409,14 +409,18 @@ export interface CheckPair {
     inputs_by_chance: number;
 }
 
-/** What files do to each other. */
+/** What files do to each other at their strengths and block weights. */
 export interface FilesTogether {
     /** of their sum */
     norm: number;
     /** the norm of each; 0 where only the model's weights tell it */
     alone: number[];
+    /** how much of each is left in the sum, along its own change: 1 is all, 0 nothing */
+    left: number[];
     /** on all strengths, at which the sum has the norm of the strongest file alone */
     factor: number;
+    /** factors at which the sum leaves half of each file; null if none do */
+    alive: number[] | null;
     pairs: CheckPair[];
 }
 
@@ -427,7 +431,10 @@ export interface CheckedStack {
     /** of the model; 0 until they are counted */
     layers: number;
     ids: string[];
+    /** of the denoiser; of a schedule, the value farthest from 0 */
     strengths: number[];
+    /** as asked for */
+    tags: string;
     /** null until it is done */
     result: FilesTogether | null;
 }

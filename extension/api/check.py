@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from fastapi import HTTPException, Request, Response
 
+from lib_lora import Amount, Curve, LoraError
+
+from ..generation.options import default_multiplier
 from ..library.checks import TooManyChecks
+from ..text.grammar import read
+from ..text.prompt import parse_placed
+from ..text.tag import Tag
 from . import records
 from .answers import TOO_MANY, UNPROCESSABLE, answer
 from .library import find_file
@@ -16,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from lib_lora import BlockNames
     from lib_lora.inspection.measures import FileMeasures, LayerMeasures
     from lib_lora.inspection.stacked import PairMeasures, StackMeasures
     from lib_lora.inspection.verdicts import Verdict
@@ -32,6 +40,8 @@ _MOST = 10
 """Files of a stack: the work grows with their pairs."""
 _LARGEST = 1e6
 """Of the strengths in a query."""
+_MEAN = 0.5
+"""Of the block weights R and U."""
 
 Result = TypeVar("Result")
 
@@ -56,28 +66,45 @@ class CheckApi:
         }
         return answer(request, told)
 
-    def stack(self, request: Request, ids: str = "", strengths: str = "") -> Response:
-        """Return what files do to each other, or how far that is; without `ids`, the files of the list "Always on"."""
-        files, given = self._stack(ids, strengths)
+    def stack(self, request: Request, ids: str = "", strengths: str = "", tags: str = "") -> Response:
+        """Return what the files of tags, or of `ids`, do to each other, or how far that is; else of "Always on"."""
+        files, acting = self._by_ids(ids, strengths) if ids else self._by_tags(tags)
         check = self._check(_measured_stack, files)
-        together = None if check.result is None else _together(check.result, given)
+        try:
+            together = None if check.result is None else _together(check.result, acting, self._session.model.blocks)
+        except LoraError as error:
+            raise HTTPException(UNPROCESSABLE, str(error)) from error
         told: records.CheckedStack = {
             "done": check.done,
             "layers": check.layers,
             "ids": [file.id for file in files],
-            "strengths": given,
+            "strengths": [_number(tag.unet) for tag in acting],
+            "tags": tags,
             "result": together,
         }
         return answer(request, told)
 
-    def _stack(self, ids: str, strengths: str) -> tuple[list[CatalogFile], list[float]]:
-        """Return the files of a query, and their strengths."""
-        entries = [] if ids else self._session.always_on.stack.wanted()
-        names = ids.split(",") if ids else [entry.name for entry in entries]
-        if not 2 <= len(set(names)) == len(names) <= _MOST:
-            raise HTTPException(UNPROCESSABLE, f"a check of a stack takes 2 to {_MOST} different files")
-        given = _numbers(strengths, len(names)) if ids else [entry.unet for entry in entries]
-        return [self._file(name, "") if ids else self._file("", name) for name in names], given
+    def _by_ids(self, ids: str, strengths: str) -> tuple[list[CatalogFile], list[Tag]]:
+        """Return files by their ids, and tags that have their strengths."""
+        names = ids.split(",")
+        _check_count(names)
+        given = _numbers(strengths, len(names))
+        tags = [Tag(name, strength, strength) for name, strength in zip(names, given, strict=True)]
+        return [self._file(name, "") for name in names], tags
+
+    def _by_tags(self, written: str) -> tuple[list[CatalogFile], list[Tag]]:
+        """Return the files of tags, and the tags; without any, of the list "Always on"."""
+        entries = () if written else self._session.always_on.stack.wanted()
+        text = written or "".join([f"<lora:{entry.written}>" for entry in entries])
+        default = default_multiplier(self._session.host)
+        try:
+            tags = [parse_placed(one, default, self._session.names) for _, one in read(text, on=False).tags]
+        except LoraError as error:
+            raise HTTPException(UNPROCESSABLE, str(error)) from error
+        _check_count([tag.name for tag in tags])
+        files = [self._file("", tag.name) for tag in tags]
+        _check_count([file.id for file in files])
+        return files, tags
 
     def _check(self, measure: Measure[Result], files: Sequence[CatalogFile]) -> Check[Result]:
         try:
@@ -96,6 +123,16 @@ class CheckApi:
             catalog.refresh()
             file = find_file(catalog, id, name)
         return file
+
+
+def _check_count(names: Sequence[str]) -> None:
+    if not 2 <= len(set(names)) == len(names) <= _MOST:
+        raise HTTPException(UNPROCESSABLE, f"a check of a stack takes 2 to {_MOST} different files")
+
+
+def _number(amount: Amount) -> float:
+    """Return a strength; of a schedule, the value farthest from 0."""
+    return max([value for _, value in amount.points], key=abs) if isinstance(amount, Curve) else amount
 
 
 def _numbers(text: str, count: int) -> list[float]:
@@ -172,14 +209,22 @@ def _measured_stack(paths: Sequence[Path], progress: Progress) -> StackMeasures:
     return measure_stack([layers_of(path) for path in paths], progress)
 
 
-def _together(measured: StackMeasures, strengths: Sequence[float]) -> records.FilesTogether:
-    alone = [[strength if at == i else 0.0 for at in range(len(strengths))] for i, strength in enumerate(strengths)]
+def _together(measured: StackMeasures, tags: Sequence[Tag], model: BlockNames) -> records.FilesTogether:
+    acting = measured.at([_everywhere(tag).multiplier for tag in tags], model)
     return {
-        "norm": measured.norm(strengths),
-        "alone": [measured.norm(one) for one in alone],
-        "factor": measured.factor(strengths),
-        "pairs": [_pair(one) for one in measured.pairs],
+        "norm": acting.norm,
+        "alone": acting.alone,
+        "left": acting.left,
+        "factor": acting.factor(),
+        "alive": acting.alive(),
+        "pairs": [_pair(one) for one in acting.pairs],
     }
+
+
+def _everywhere(tag: Tag) -> Tag:
+    """Return a tag as if it acted everywhere and always; block weights that are drawn at random have their mean."""
+    values = tuple([_MEAN if value in ("R", "U") else value for value in tag.blocks.values])
+    return replace(tag.alone, blocks=replace(tag.blocks, values=values))
 
 
 def _pair(one: PairMeasures) -> records.CheckPair:

@@ -379,11 +379,13 @@ class CheckPair(TypedDict):
 
 
 class FilesTogether(TypedDict):
-    """What files do to each other."""
+    """What files do to each other at their strengths and block weights."""
 
     norm: Annotated[float, "of their sum"]
     alone: Annotated[list[float], "the norm of each; 0 where only the model's weights tell it"]
+    left: Annotated[list[float], "how much of each is left in the sum, along its own change: 1 is all, 0 nothing"]
     factor: Annotated[float, "on all strengths, at which the sum has the norm of the strongest file alone"]
+    alive: Annotated[list[float] | None, "factors at which the sum leaves half of each file; null if none do"]
     pairs: list[CheckPair]
 
 
@@ -393,7 +395,8 @@ class CheckedStack(TypedDict):
     done: Annotated[int, "layers"]
     layers: Annotated[int, "of the model; 0 until they are counted"]
     ids: Texts
-    strengths: list[float]
+    strengths: Annotated[list[float], "of the denoiser; of a schedule, the value farthest from 0"]
+    tags: Annotated[str, "as asked for"]
     result: Annotated[FilesTogether | None, "null until it is done"]
 
 

@@ -296,24 +296,25 @@ export class Edits {
     }
 
     /**
-     * Multiply the strengths of the entries of some files, schedules too; it is undone in one step.
-     * @param {Set<string>} ids
-     * @param {number} factor
+     * Multiply the strengths of the entries of files, schedules too; it is undone in one step.
+     * @param {Map<string, number>} factors by the ids of the files
      */
-    scale(ids, factor) {
+    scale(factors) {
         this.tab.stack.readBoxes();
         const idOf = (/** @type {string} */ name) => this.tab.library.meaning(name).lora?.id ?? "";
         let {prompt} = this.tab.state;
         this.tab.stack.tags().forEach(({name, problem, body}, index) => {
-            if (problem || !ids.has(idOf(name))) return;
+            const factor = factors.get(idOf(name)) ?? 1;
+            if (problem || factor === 1) return;
             prompt = withBody(prompt, index, scaled(body, factor, this.tab.stack.standard));
         });
         const {always} = this.tab.state;
         const used = this.tab.stack.used(); // a tag counts before what is always on
         const acts = (/** @type {StackEntry} */ one) => always.on && one.on && !used.has(idOf(one.name));
-        const entries = always.entries.map((one) =>
-            acts(one) && ids.has(idOf(one.name)) ? {...one, ...entryOf(scaled(bodyOf(one), factor))} : one,
-        );
+        const entries = always.entries.map((one) => {
+            const factor = factors.get(idOf(one.name)) ?? 1;
+            return acts(one) && factor !== 1 ? {...one, ...entryOf(scaled(bodyOf(one), factor))} : one;
+        });
         const isChanged = entries.some((one, at) => one !== always.entries[at]);
         this.tab.stack.change(isChanged ? {prompt, always: {...always, entries}} : {prompt});
     }

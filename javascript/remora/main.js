@@ -41,7 +41,7 @@ const SHOWN = {
     dialog: "",
     compared: /** @type {string[]} */ ([]), // names of LoRA that the comparison begins with; the first one without any
     comparing: "strengths", // how it begins
-    balanced: "", // the files and the strengths that the check of the stack has set
+    balanced: "", // the tags that the check of the stack has set
     more: "", // key of the row whose settings are shown
     section: /** @type {"words" | "schedule" | "region" | "passes" | "blocks"} */ ("schedule"), // of them
     comparison: "", // id of the one that this page began

@@ -257,15 +257,16 @@ export class Stack {
         return of.every((one) => same(one, first)) ? first : null;
     }
 
-    /** Return the files that act in the next picture, with their strengths; a tag counts before what is always on. */
+    /** Return the files that act in the next picture, with their tags and strengths; a tag counts before what is always on. */
     acting() {
         const always = this.tab.state.always.on ? this.always() : [];
         const rows = [...this.rows(), ...always].filter((row) => row.on && !row.problem);
-        /** @type {Map<string, {id: string, name: string, strength: number}>} */
+        /** @type {Map<string, {id: string, name: string, tag: string, strength: number}>} */
         const found = new Map();
-        for (const {name, unet, te} of rows) {
+        for (const {name, body, unet, te} of rows) {
             const {lora} = this.tab.library.meaning(name);
-            if (lora?.readable && !found.has(lora.id)) found.set(lora.id, {id: lora.id, name, strength: unet || te});
+            if (!lora?.readable || found.has(lora.id)) continue;
+            found.set(lora.id, {id: lora.id, name, tag: `<lora:${body}>`, strength: unet || te});
         }
         return [...found.values()].filter(({strength}) => strength);
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -38,6 +39,8 @@ def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--model", type=Path, metavar="PATH", help=text)
     text = "the strength of each file in a stack; 1 if not given"
     command.add_argument("--strengths", type=float, nargs="+", metavar="NUMBER", default=[], help=text)
+    text = "tell the strengths at which the sum of the files has this norm, not that of the strongest file"
+    command.add_argument("--norm", type=float, metavar="NUMBER", help=text)
     command.add_argument("--json", action="store_true", help="print JSON, with all measures of all layers")
 
 
@@ -45,47 +48,56 @@ def report(options: argparse.Namespace) -> str:
     """Return what the command prints.
 
     Raises:
-        LoraError: a file or the model cannot be used, or the number of strengths is not that of the files.
+        LoraError: a file or the model cannot be used, the number of strengths is not that of the files, or a number
+            is not finite.
     """
     files = [path_of(path) for path in options.files]
     strengths = options.strengths or [1.0] * len(files)
     if len(strengths) != len(files):
         raise LoraError(f"{len(strengths)} strengths for {len(files)} files")
+    if options.norm is not None and not (math.isfinite(options.norm) and options.norm >= 0):
+        raise LoraError(f"--norm must be a number from 0 up, not {options.norm:g}")
     model = None if options.model is None else mapped_model(options.model)
     opened = [layers_of(path, model) for path in files]
     measured = [measure(one) for one in opened]
     stack, alike, merged = None, list[Likeness](), list[Merge]()
     if len(files) > 1:
-        stack = measure_stack(opened)
+        stack = measure_stack(opened).at(strengths)
         alike, merged = compare([sketch(one) for one in opened])
     if options.json:
-        return _json(measured, stack, strengths, alike, merged)
+        told = None if stack is None else _stack_json(stack, strengths, options.norm)
+        return _json(measured, told, alike, merged)
     parts = [_file_text(one) for one in measured]
     names = [name_of(path) for path in files]
-    parts += [_stack_text(names, stack, strengths)] if stack is not None else []
+    parts += [_stack_text(names, stack, strengths, options.norm)] if stack is not None else []
     parts += [_set_text(names, alike, merged)] if stack is not None else []
     return "\n\n".join(parts)
 
 
 def _json(
     measured: Sequence[FileMeasures],
-    stack: StackMeasures | None,
-    strengths: Sequence[float],
+    stack: dict[str, object] | None,
     alike: Sequence[Likeness],
     merged: Sequence[Merge],
 ) -> str:
     files = [{**one.to_json(), "verdicts": [verdict.to_json() for verdict in verdicts(one)]} for one in measured]
     data: dict[str, object] = {"files": files}
     if stack is not None:
-        pairs = [pair.to_json() for pair in stack.pairs]
-        data["stack"] = {
-            "strengths": list(strengths),
-            "norm": stack.norm(strengths),
-            "factor": stack.factor(strengths),
-            "pairs": pairs,
-        }
+        data["stack"] = stack
         data["alike"], data["merged"] = [asdict(one) for one in alike], [asdict(one) for one in merged]
     return json.dumps(data, indent=2, ensure_ascii=False)
+
+
+def _stack_json(stack: StackMeasures, strengths: Sequence[float], norm: float | None) -> dict[str, object]:
+    return {
+        "strengths": list(strengths),
+        "norm": stack.norm,
+        "alone": stack.alone,
+        "left": stack.left,
+        "factor": stack.factor(norm),
+        "alive": stack.alive(),
+        "pairs": [pair.to_json() for pair in stack.pairs],
+    }
 
 
 def _file_text(one: FileMeasures) -> str:
@@ -111,23 +123,38 @@ def _file_text(one: FileMeasures) -> str:
     return "\n".join([*lines, *[f"verdict     {text}" for text in judged]])
 
 
-def _stack_text(names: Sequence[str], stack: StackMeasures, strengths: Sequence[float]) -> str:
+def _stack_text(names: Sequence[str], stack: StackMeasures, strengths: Sequence[float], norm: float | None) -> str:
     given = ", ".join(f"{name} {strength:g}" for name, strength in zip(names, strengths, strict=True))
-    factor = stack.factor(strengths)
+    wanted = "the norm of the strongest file alone" if norm is None else f"the norm {norm:g}"
     lines = [
-        f"together    {given}: norm {stack.norm(strengths):.4g}",
-        f"            times {factor:.3g}, the sum has the norm of the strongest file alone",
+        f"together    {given}: norm {stack.norm:.4g}",
+        f"            times {stack.factor(norm):.3g}, the sum has {wanted}",
     ]
-    for files in dict.fromkeys([pair.files for pair in stack.pairs]):
-        bands = [pair for pair in stack.pairs if pair.files == files]
+    measured = [one for one in zip(names, stack.alone, stack.left, strict=True) if one[1]]
+    lines += [f"  {name}: norm {alone:.4g}, {left:.0%} of it left in the sum" for name, alone, left in measured]
+    lines += _alive_text(names, stack, strengths)
+    pairs, cancelling = stack.pairs, stack.cancelling
+    for files in dict.fromkeys([pair.files for pair in pairs]):
+        bands = [pair for pair in pairs if pair.files == files]
         cosines = sorted([pair.cosine for pair in bands])
         relations = sorted({pair.relation for pair in bands})
         text = f"{' and '.join(relations)}, cosine {cosines[0]:+.3f} to {cosines[-1]:+.3f}"
         lines.append(f"pair        {' + '.join(names[i] for i in files)}: {text}")
         lines += [_band_text(pair) for pair in bands if pair.relation != "independent"]
-        if files in stack.cancelling and strengths[files[0]] * strengths[files[1]] > 0:
+        if files in cancelling:
             lines.append(f"  use {names[files[0]]} or {names[files[1]]} alone: each may undo the other")
-    return "\n".join(lines if stack.pairs else [*lines, "            no two files change the same layer"])
+    return "\n".join(lines if pairs else [*lines, "            no two files change the same layer"])
+
+
+def _alive_text(names: Sequence[str], stack: StackMeasures, strengths: Sequence[float]) -> list[str]:
+    """Return the strengths at which the sum leaves half of each file, if it does not yet."""
+    factors = stack.alive()
+    if factors is None:
+        return ["  no strengths leave half of each file: use fewer of them"]
+    if min(factors) == 1:
+        return []
+    offered = [f"{name} {one * factor:.2g}" for name, one, factor in zip(names, strengths, factors, strict=True)]
+    return [f"  half of each file is left at {', '.join(offered)}"]
 
 
 def _band_text(pair: PairMeasures) -> str:

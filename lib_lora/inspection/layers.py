@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..adapters.base import Adapter
 from ..errors import ComponentError
-from ..files.components import DENOISER, role
+from ..files.components import DENOISER, EXACT, EXPERTS, role
 from ..files.file import AdapterFile
 from ..files.reading import USUAL, Reading, with_sidecar
 from ..naming.binding import FusedWeight
@@ -29,6 +29,8 @@ UNKNOWN = "unknown"
 """The component of a layer of which neither the file nor a model tells it."""
 Progress: TypeAlias = Callable[[int, int], object]
 """Is called with the number of layers that are done, and of all. What it raises stops the work."""
+_APART = EXACT - {"unet", "prior", EXPERTS[0]}
+"""Components whose layers have the names of another component's; files call any other denoiser as they like."""
 _Item = TypeVar("_Item")
 _NUMBER = re.compile(r"(?:(?<=mid_block)|(?<=middle_block))_|_(?=\d+(?:_|$))|(?<=_\d)_|(?<=_\d\d)_")
 """The underscores of a flattened name that stand around numbers, and behind the middle block."""
@@ -104,7 +106,8 @@ class FileLayer:
         """Return what the layers of two files have in common that change the same weight."""
         if self.weight is not None:
             return self.component, self.name
-        return role(self.component), self.name.replace(".", "_")
+        own = self.component if self.component in _APART else role(self.component)
+        return own, self.name.replace(".", "_")
 
     @property
     def block(self) -> str:

@@ -11,24 +11,32 @@ The cosine of a change with another one whose directions are random has the mean
 A file that was trained against another one undoes little of it in the few layers with most of the energy, but it turns
 against it in most layers. So two files also cancel where the mean of the cosines of their layers is below 0: each layer
 counts the same.
+
+Blocks are measured at strength 1. Strengths and block weights come afterwards, so that other ones cost nothing. A
+negative strength turns a change round: what reinforces another one at 1 cancels it at -1.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from ..naming.blocks import block_order
+from ..errors import StackError, check_type
+from ..files.components import DENOISER, TEXT_ENCODER, role
+from ..naming.blocks import BlockNames, block_order, side_of
+from ..strengths.strength import AnyMultiplier, Curve, checked, strengths_by_image
 from .deltas import Delta
-from .layers import FileLayer, FileLayers, Progress, counted, unheard
+from .layers import UNKNOWN, FileLayer, FileLayers, Progress, counted, unheard
 
 Relation = Literal["reinforce", "cancel", "collide", "independent"]
+_Block: TypeAlias = tuple[str, str]
+"""A component, and the name that block weights have for one of its blocks."""
 
 _SHARE = 0.9
 """The singular vectors that have this share of a layer's energy span its subspaces."""
@@ -40,6 +48,11 @@ _SHARED = 0.1
 """The part of the way from chance to the same subspace, on both sides, from which two files collide."""
 _SIGMAS = 4
 """Deviations by which a figure is beyond chance."""
+_ALIVE, _AIM = 0.5, 0.51
+"""The part of a file's change that a sum should leave, and what the search for strengths aims at."""
+_WEAKEST, _ROUNDS = 0.05, 500
+"""The smallest factor on a strength in that search, and its rounds."""
+_NO_MODEL = BlockNames(())
 
 
 def overlap_by_chance(first: int, second: int, size: int) -> tuple[float, float]:
@@ -141,6 +154,23 @@ class PairMeasures:
         outputs, inputs = [overlap_by_chance(one.shape[1], other.shape[1], len(one)) for one, other in pairs]
         self.chances.append((outputs, inputs))
 
+    def include(self, other: PairMeasures, factors: tuple[float, float]) -> None:
+        """Count the layers of another part in, times a factor on each file; nothing where a factor is 0."""
+        first, second = factors
+        if not (first and second):
+            return
+        self.layers += other.layers
+        self.inner += first * second * other.inner
+        self.energies = (
+            self.energies[0] + first**2 * other.energies[0],
+            self.energies[1] + second**2 * other.energies[1],
+        )
+        self.inner_variance += (first * second) ** 2 * other.inner_variance
+        self.cosines += [math.copysign(1.0, first) * math.copysign(1.0, second) * one for one in other.cosines]
+        self.cosine_variances += other.cosine_variances
+        self.overlaps += other.overlaps
+        self.chances += other.chances
+
     def to_json(self) -> dict[str, object]:
         """Return plain data for `json.dumps`."""
         fields = ("overlap", "chance", "deviation")
@@ -172,28 +202,131 @@ class _Space:
         return cls(float(values.square().sum()), (left, right))
 
 
+def factor_on(strength: AnyMultiplier, block: _Block, model: BlockNames) -> float:
+    """Return the factor of a strength on one block of a component; of a schedule, the value farthest from 0.
+
+    The first image and the positive prompt count. Rules of block weights for some layers of a block do not count.
+
+    Raises:
+        StackError: the model takes no such list of block weights.
+    """
+    component, name = block
+    own = strengths_by_image(strength)[0][0]
+    named = own.of if isinstance(own.of, Mapping) else {}
+    is_text = role(component) == TEXT_ENCODER
+    components = [name if is_text else component]
+    if component in (DENOISER, UNKNOWN):  # a file does not tell which denoiser it is
+        components = [one for one in named if role(one) == DENOISER] or components
+    amounts = [own.amount(one, None if is_text else side_of(name)) for one in components]
+    points = [one.points if isinstance(one, Curve) else ((0.0, one),) for one in amounts]
+    factor = max([value for part in points for _, value in part], key=abs)
+    if own.blocks is None:
+        return factor
+    rules = [one.unweighted for one in own.blocks.elements if not one.words and one.suits(name, (), model)]
+    return factor * own.blocks.weight(name, rules, model)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StackMeasures:
-    """The measures of files on one model together."""
+    """The measures of files on one model together, at strengths; `measure_stack` returns them at strength 1."""
 
-    pairs: tuple[PairMeasures, ...]
-    gram: Tensor
-    """Sums of products of all entries, file by file."""
+    files: int
+    parts: Mapping[_Block, tuple[PairMeasures, ...]]
+    """The pairs of each block."""
+    grams: Mapping[_Block, Tensor]
+    """Sums of products of all entries of each block, file by file."""
+    factors: Mapping[_Block, Sequence[float]]
+    """Of the files, on each block."""
+
+    def at(self, strengths: Sequence[AnyMultiplier], model: BlockNames = _NO_MODEL) -> StackMeasures:
+        """Return the measures at other strengths.
+
+        Args:
+            strengths: of each file.
+            model: the blocks of the model, which tell what a list of block weights means.
+
+        Raises:
+            StackError: a strength is not finite, there is not one for each file, or the model takes no such list of
+                block weights.
+        """
+        check_type(strengths, Sequence, "strengths", "a list with the strength of each file")
+        if len(strengths) != self.files:
+            raise StackError(f"{len(strengths)} strengths for {self.files} files")
+        given = [checked(one, "a strength") for one in strengths]
+        factors = {block: [factor_on(one, block, model) for one in given] for block in self.grams}
+        return StackMeasures(self.files, self.parts, self.grams, factors)
+
+    @property
+    def pairs(self) -> tuple[PairMeasures, ...]:
+        """Return what each two files do to each other in each band of blocks in which both act."""
+        found: dict[tuple[int, int, str, str], PairMeasures] = {}
+        for block, parts in self.parts.items():
+            for part in parts:
+                first, second = part.files
+                key = first, second, part.component, part.band
+                pair = found.setdefault(key, PairMeasures(part.files, part.component, part.band))
+                pair.include(part, (self.factors[block][first], self.factors[block][second]))
+        return tuple(found[key] for key in sorted(found) if found[key].layers)
+
+    @property
+    def gram(self) -> Tensor:
+        """Return sums of products of all entries, file by file."""
+        total = torch.zeros(self.files, self.files, dtype=torch.float64)
+        for block, gram in self.grams.items():
+            factors = torch.tensor(self.factors[block], dtype=torch.float64)
+            total += gram * torch.outer(factors, factors)
+        return total
 
     @property
     def cancelling(self) -> list[tuple[int, int]]:
         """Return the pairs of files that cancel each other in a band."""
         return list(dict.fromkeys([pair.files for pair in self.pairs if pair.relation == "cancel"]))
 
-    def norm(self, strengths: Sequence[float]) -> float:
-        """Return the Frobenius norm of the sum of all files at their strengths."""
-        given = torch.tensor(strengths, dtype=torch.float64)
-        return math.sqrt(max(float(given @ self.gram @ given), 0.0))
+    @property
+    def norm(self) -> float:
+        """Return the Frobenius norm of the sum of all files."""
+        return math.sqrt(max(float(self.gram.sum()), 0.0))
 
-    def factor(self, strengths: Sequence[float]) -> float:
-        """Return the factor on all strengths at which the sum has the norm of the strongest file alone."""
-        alone = max([abs(one) * math.sqrt(float(self.gram[i, i])) for i, one in enumerate(strengths)], default=0.0)
-        return alone / self.norm(strengths) if self.norm(strengths) else 1.0
+    @property
+    def alone(self) -> list[float]:
+        """Return the norm of each file."""
+        return [math.sqrt(float(one)) for one in self.gram.diagonal()]
+
+    @property
+    def left(self) -> list[float]:
+        """Return how much of each file is left in the sum along its own change: 1 is all of it, 0 is nothing.
+
+        It is the product of the sum with the file's change, divided by the square of the norm of the change.
+        """
+        gram = self.gram
+        return [float(row.sum() / row[i]) if row[i] else 0.0 for i, row in enumerate(gram)]
+
+    def alive(self) -> list[float] | None:
+        """Return factors on the strengths, 1 at most, at which the sum leaves half of each file; None if none do.
+
+        Each file asks that a sum of the others' products with it is not too small: a half space. The strengths are
+        moved to each half space in turn, so they change little.
+        """
+        norms = torch.tensor(self.alone, dtype=torch.float64)
+        acting = norms > 0
+        sizes = norms[acting]
+        cosines = self.gram[acting][:, acting] / torch.outer(sizes, sizes)
+        asked = cosines - _AIM * torch.eye(len(sizes))
+        found = sizes.clone()
+        for _ in range(_ROUNDS):
+            if ((cosines @ found) >= _ALIVE * found).all():
+                factors = torch.ones_like(norms)
+                factors[acting] = found / sizes
+                return [float(one) for one in factors / factors.max()] if acting.any() else factors.tolist()
+            for row in asked:
+                found -= (row @ found).clamp_max(0.0) * row / (row @ row)
+                found = found.maximum(_WEAKEST * sizes)
+        return None
+
+    def factor(self, norm: float | None = None) -> float:
+        """Return the factor on all strengths at which the sum has a norm; without one, that of the strongest file."""
+        wanted = max(self.alone, default=0.0) if norm is None else norm
+        return wanted / self.norm if self.norm else 1.0
 
 
 def measure_stack(files: Sequence[FileLayers], progress: Progress = unheard) -> StackMeasures:
@@ -213,26 +346,29 @@ def measure_stack(files: Sequence[FileLayers], progress: Progress = unheard) -> 
         for layer in file.layers:
             places.setdefault(layer.place, {})[i] = layer
     bands = _bands([layer for of_place in places.values() for layer in of_place.values()])
-    pairs: dict[tuple[int, int, str, str], PairMeasures] = {}
-    gram = torch.zeros(len(files), len(files), dtype=torch.float64)
+    pairs: dict[_Block, dict[tuple[int, int], PairMeasures]] = {}
+    grams: dict[_Block, Tensor] = {}
     for (component, _), of_place in counted(list(places.items()), progress):
         deltas = {i: delta for i, layer in of_place.items() if (delta := layer.delta()) is not None}
         spaces = {i: _Space.of(delta) for i, delta in deltas.items()}
+        block = component, next(iter(of_place.values())).block
+        gram = grams.setdefault(block, torch.zeros(len(files), len(files), dtype=torch.float64))
         for i, space in spaces.items():
             gram[i, i] += space.energy
-        band = bands[component, next(iter(of_place.values())).block]
+        own = pairs.setdefault(block, {})
         for i, j in combinations(sorted(deltas), 2):
             if deltas[i].shape != deltas[j].shape:
                 continue
-            pair = pairs.setdefault((i, j, component, band), PairMeasures((i, j), component, band))
+            pair = own.setdefault((i, j), PairMeasures((i, j), component, bands[block]))
             before = pair.inner
             pair.add((deltas[i], deltas[j]), (spaces[i], spaces[j]))
             gram[i, j] += pair.inner - before
             gram[j, i] = gram[i, j]
-    return StackMeasures(tuple(pairs[key] for key in sorted(pairs)), gram)
+    parts = {block: tuple(own.values()) for block, own in pairs.items()}
+    return StackMeasures(len(files), parts, grams, {block: [1.0] * len(files) for block in grams})
 
 
-def _bands(layers: Sequence[FileLayer]) -> dict[tuple[str, str], str]:
+def _bands(layers: Sequence[FileLayer]) -> dict[_Block, str]:
     """Return the component and the block of each layer -> the third of the component's blocks that it is in."""
     blocks: dict[str, set[str]] = {}
     for layer in layers:

@@ -423,16 +423,16 @@ test("the strengths of the files that act are multiplied, and undone in one step
     tab.set({always: {...tab.state.always, on: true, entries}});
     tab.library.resolveNames();
     assert.deepEqual(
-        tab.stack.acting().map(({name, strength}) => [name, strength]),
+        tab.stack.acting().map(({tag, strength}) => [tag, strength]),
         [
-            ["fur", 0.8],
-            ["ink", 0.9],
-            ["both", 0.4],
-            ["kept", 0.5],
+            ["<lora:fur:1:0.8:stop=10>", 0.8],
+            ["<lora:ink:0.9@0,0.3@1>", 0.9],
+            ["<lora:both:0.4>", 0.4],
+            ["<lora:kept:1:0.5:lbw=OUTALL>", 0.5],
         ],
         "a tag counts before what is always on",
     );
-    tab.edits.scale(new Set(tab.stack.acting().map(({id}) => id)), 0.5);
+    tab.edits.scale(new Map(tab.stack.acting().map(({id}) => [id, 0.5])));
     assert.equal(
         box().value,
         "a fox <lora:fur:0.5:0.4:stop=10> <lora:ink:0.45@0,0.15@1> <lora:both:0.2> <lora:nothere:1> <lora:old:0>",

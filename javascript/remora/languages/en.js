@@ -919,6 +919,11 @@ export const ENGLISH = /** @type {const} */ ({
         "All of this is a hint. These measures do not predict pictures well: LoRA that are independent by them may still spoil each other’s effect.",
     "check.unmeasuredFiles": "Left out, as only the model’s weights tell their size: {names}.",
     "check.shares": "Energy at the strengths of the stack",
+    "check.left": "What the sum leaves of each file",
+    "check.leftHint":
+        "At 100 %, the others do not touch its change. At 0 %, they undo it. Above 100 %, they add to it.",
+    "check.keepAlive": "Leave half of each file",
+    "check.noneAlive": "No strengths leave half of each file. Use fewer of them.",
     "check.pairs": "Pairs",
     "check.noPairs": "No two of these files change the same layer.",
     "check.pair": "{names}: {relation}",
@@ -934,16 +939,16 @@ export const ENGLISH = /** @type {const} */ ({
     "check.independentMeans": "the changes have no more in common than chance gives, or little more.",
     "check.band":
         "{band}: {relation}; cosine {cosine} (±{deviation} by chance), mean of the layers {mean}; shared outputs {outputs} ({outputsByChance} by chance), inputs {inputs} ({inputsByChance} by chance)",
+    "check.beside": "Compare the sum with",
     "check.sumLarger":
-        "At these strengths, the sum is {times} times as large as the strongest file alone. With all strengths times {factor}, it would be as large.",
-    "check.sumEqual": "The sum is about as large as the strongest file alone.",
-    "check.sumSmaller":
-        "The sum has {percent} of the size of the strongest file alone: the files cancel each other in part.",
+        "At these strengths, the sum is {times} times as large as {name} alone. With all strengths times {factor}, it would be as large.",
+    "check.sumEqual": "The sum is about as large as {name} alone.",
+    "check.sumSmaller": "The sum has {percent} of the size of {name} alone: the files cancel each other in part.",
     "check.set": "Set these strengths",
     "check.change": "{name} {before} → {after}",
     "check.isSet": "The strengths are set.",
     "check.notMeasured": "not measured",
-    "check.balanced": "These strengths were set here: the sum is as large as the strongest file was alone.",
+    "check.balanced": "These strengths were set here: the sum is as large as the chosen file was alone.",
     "check.fight": "{names} may undo each other: in tests, the better picture was that with one of the two.",
     "check.without": "Without {name}",
 

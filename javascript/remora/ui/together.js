@@ -4,6 +4,7 @@
  * @import {CheckPair, FilesTogether} from "../../api.d.ts"
  * @import {Relation} from "../check.js"
  * @import {Tab} from "../main.js"
+ * @import {FieldEvent} from "../vendor/preact.js"
  */
 
 import {html, useState} from "../vendor/preact.js";
@@ -21,33 +22,30 @@ const RELATIONS = /** @type {const} */ ({
     independent: {word: "check.independent", meaning: "check.independentMeans"},
 });
 
-/** @typedef {{id: string, name: string, strength: number}} Acting */
+/** @typedef {{id: string, name: string, tag: string, strength: number}} Acting */
 
 /** @param {Acting[]} acting */
-const keyOf = (acting) => acting.map(({id, strength}) => `${id} ${strength}`).join();
+const tagsOf = (acting) => acting.map(({tag}) => tag).join("");
 
 /** @param {{tab: Tab}} props */
 export function StackCheck({tab}) {
     const [set, setSet] = useState(false); // the strengths, by the button
     const acting = tab.stack.acting();
-    const ids = acting.map(({id}) => id).join();
-    const strengths = acting.map(({strength}) => strength).join();
+    const tags = tagsOf(acting);
     const isPair = acting.length > 1;
-    const ask = async () =>
-        isPair ? tab.api.get(/** @type {const} */ (`check/stack?${query({ids, strengths})}`)) : null;
-    const {told, trouble} = useCheck(tab, ask, [ids, strengths]);
+    const ask = async () => (isPair ? tab.api.get(/** @type {const} */ (`check/stack?${query({tags})}`)) : null);
+    const {told, trouble} = useCheck(tab, ask, [tags]);
     // an answer to the strengths before these is of no use
-    const found = told && told.ids.join() === ids && told.strengths.join() === strengths ? told.result : null;
-    // the strongest file alone is weaker at these: another factor would follow, and another one
-    const isBalanced = tab.state.balanced === keyOf(acting);
-    const scale = () => {
-        tab.edits.scale(new Set(acting.map(({id}) => id)), found?.factor ?? 1);
-        tab.set({balanced: keyOf(tab.stack.acting())});
+    const found = told?.tags === tags ? told.result : null;
+    // each file alone is weaker at these: another factor would follow, and another one
+    const isBalanced = tab.state.balanced === tags;
+    const scale = (/** @type {number[]} */ factors) => {
+        tab.edits.scale(new Map(acting.map(({id}, at) => [id, factors[at]])));
         setSet(true);
     };
-    const stop = (/** @type {string} */ id) => {
-        tab.edits.scale(new Set([id]), 0);
-        setSet(true);
+    const balance = (/** @type {number} */ factor) => {
+        scale(acting.map(() => factor));
+        tab.set({balanced: tagsOf(tab.stack.acting())});
     };
     const undo = () => {
         tab.stack.undo();
@@ -61,28 +59,35 @@ export function StackCheck({tab}) {
         <p class="rt-hint">${t("check.caution")}</p>
         <${Trouble} trouble=${trouble} />
         ${!trouble.text && !found && isPair && html`<${Progress} told=${told} />`}
-        ${found && html`<${Together} found=${found} acting=${acting} scale=${isBalanced ? null : scale} stop=${stop} />`}
+        ${found && html`<${Together} found=${found} acting=${acting} scale=${scale} balance=${isBalanced ? null : balance} />`}
     <//>`;
 }
 
-/** @param {{found: FilesTogether, acting: Acting[], scale: (() => void) | null, stop: (id: string) => void}} props */
-function Together({found, acting, scale, stop}) {
+/**
+ * @param {{found: FilesTogether, acting: Acting[], scale: (factors: number[]) => void,
+ *     balance: ((factor: number) => void) | null}} props `balance` is null where that is done
+ */
+function Together({found, acting, scale, balance}) {
     const names = acting.map(({name}) => name);
     const unmeasured = names.filter((_, at) => !found.alone[at]);
     const energy = found.alone.reduce((sum, norm) => sum + norm ** 2, 0) || 1;
     const pairs = pairsOf(found.pairs);
     const relations = new Set(pairs.flatMap((pair) => pair.relations));
-    const fights = pairs.filter(
-        ({files: [one, other], relations: own}) =>
-            own.includes("cancel") && acting[one].strength * acting[other].strength > 0,
-    );
-    return html`<${Sum} found=${found} acting=${acting} scale=${scale} />
+    const fights = pairs.filter((pair) => pair.relations.includes("cancel"));
+    const stop = (/** @type {string} */ stopped) => scale(acting.map(({id}) => (id === stopped ? 0 : 1)));
+    return html`<${Sum} found=${found} acting=${acting} balance=${balance} />
         ${fights.map(({files}) => html`<${Fight} key=${files.join()} files=${files.map((at) => acting[at])} stop=${stop} />`)}
         ${unmeasured.length > 0 && html`<p class="rt-notice">${t("check.unmeasuredFiles", {names: listed(unmeasured, "conjunction")})}</p>`}
         <h4>${t("check.shares")}</h4>
         <${Bars} label=${t("check.shares")} bars=${names
             .map((name, at) => ({name, share: found.alone[at] ** 2 / energy}))
             .filter(({share}) => share)} />
+        <h4>${t("check.left")}</h4>
+        <${Bars} label=${t("check.left")} bars=${names
+            .map((name, at) => ({name, share: Math.max(found.left[at], 0)}))
+            .filter((_, at) => found.alone[at])} />
+        <p class="rt-hint">${t("check.leftHint")}</p>
+        <${Alive} factors=${found.alive} acting=${acting} scale=${scale} />
         <h4>${t("check.pairs")}</h4>
         ${!pairs.length && html`<p>${t("check.noPairs")}</p>`}
         ${pairs.length > 0 && html`<${PairMap} names=${names} pairs=${pairs} measured=${found.alone.map(Boolean)} />`}
@@ -138,20 +143,61 @@ function aboutBand({component, band, relation, cosine, cosine_by_chance: deviati
 }
 
 /**
- * Say how large the sum is. Where it is larger than the strongest file alone, a button sets strengths at which it is not.
- * @param {{found: FilesTogether, acting: Acting[], scale: (() => void) | null}} props `scale` is null where that is done
+ * Say how large the sum is beside one of the files, which the user chooses; at first, the strongest. Where the sum is
+ * larger, a button sets strengths at which it is not.
+ * @param {{found: FilesTogether, acting: Acting[], balance: ((factor: number) => void) | null}} props
  */
-function Sum({found: {factor, norm, alone}, acting, scale}) {
-    const largest = Math.max(...alone) || 1;
-    if (!scale) return html`<p>${t("check.balanced")}</p>`;
-    if (factor > 1 + SAME) return html`<p>${t("check.sumSmaller", {percent: percent(norm / largest)})}</p>`;
-    if (factor > 1 - SAME) return html`<p>${t("check.sumEqual")}</p>`;
-    const changes = acting.map(({name, strength}) =>
-        t("check.change", {name, before: short(strength), after: short(Number((strength * factor).toFixed(2)))}),
+function Sum({found: {norm, alone}, acting, balance}) {
+    const [chosen, setChosen] = useState(alone.indexOf(Math.max(...alone)));
+    if (!balance) return html`<p>${t("check.balanced")}</p>`;
+    const factor = norm ? alone[chosen] / norm : 1;
+    return html`<label class="rt-field"><span>${t("check.beside")}</span>
+            <select value=${String(chosen)} onChange=${(/** @type {FieldEvent} */ event) => setChosen(Number(event.target.value))}>
+                ${acting.map(({id, name}, at) => alone[at] > 0 && html`<option key=${id} value=${String(at)}>${name}</option>`)}
+            </select></label>
+        <p>${sizeOf(factor, acting[chosen].name)}</p>
+        ${
+            factor < 1 - SAME
+            && html`<div class="rt-line"><button type="button" class="rt-small rt-primary" onClick=${() => balance(factor)}>${t("check.set")}</button>
+            <span class="rt-hint">${changed(
+                acting,
+                acting.map(() => factor),
+            )}</span></div>`
+        }`;
+}
+
+/**
+ * Offer strengths at which the sum leaves half of each file, where it leaves less.
+ * @param {{factors: number[] | null, acting: Acting[], scale: (factors: number[]) => void}} props
+ */
+function Alive({factors, acting, scale}) {
+    if (!factors) return html`<p class="rt-notice">${t("check.noneAlive")}</p>`;
+    if (Math.min(...factors) > 1 - SAME) return null;
+    return html`<div class="rt-line"><button type="button" class="rt-small" onClick=${() => scale(factors)}>${t("check.keepAlive")}</button>
+        <span class="rt-hint">${changed(acting, factors)}</span></div>`;
+}
+
+/**
+ * Say by which factor the sum would be as large as a file.
+ * @param {number} factor
+ * @param {string} name
+ */
+function sizeOf(factor, name) {
+    if (factor > 1 + SAME) return t("check.sumSmaller", {percent: percent(1 / factor), name});
+    if (factor > 1 - SAME) return t("check.sumEqual", {name});
+    return t("check.sumLarger", {times: short(1 / factor), factor: short(factor), name});
+}
+
+/**
+ * List strengths before and after factors on them.
+ * @param {Acting[]} acting
+ * @param {number[]} factors
+ */
+function changed(acting, factors) {
+    const changes = acting.map(({name, strength}, at) =>
+        t("check.change", {name, before: short(strength), after: short(Number((strength * factors[at]).toFixed(2)))}),
     );
-    return html`<p>${t("check.sumLarger", {times: short(norm / largest), factor: short(factor)})}</p>
-        <div class="rt-line"><button type="button" class="rt-small rt-primary" onClick=${scale}>${t("check.set")}</button>
-            <span class="rt-hint">${changes.join(t("mark.list"))}</span></div>`;
+    return changes.join(t("mark.list"));
 }
 
 /** @param {{names: string[], pairs: ReturnType<typeof pairsOf>, measured: boolean[]}} props */

@@ -29,11 +29,12 @@ from extension.kept.region_files import RegionFiles
 from extension.standalone.jobs import Runner
 from extension.standalone.pnginfo import encode_png
 from extension.standalone.server import make_api
-from lib_lora import Family, inspect_file
+from lib_lora import BlockNames, BlockWeights, Family, Strength, inspect_file
 from lib_lora.inspection.layers import layers_of
 from lib_lora.inspection.measures import measure
 from lib_lora.inspection.stacked import measure_stack
 from lib_lora.inspection.verdicts import verdicts
+from lib_lora.naming.architectures._ldm_unet import UNET_BLOCKS
 
 V1 = "/remora/v1"
 SMALL: dict[str, Any] = {"steps": 1, "width": 64, "height": 64, "seed": 7, "sampler": "Euler a"}
@@ -574,19 +575,37 @@ def test_the_files_of_a_stack_are_checked_at_their_strengths(ask: Checked, runne
     folder = Path(runner.studio.host.adapter_dirs()[0])
     measured = measure_stack([layers_of(folder / f"{name}.safetensors") for name in ("night", "stripes")])
     assert (told["ids"], told["strengths"]) == ([ids["night"], ids["stripes"]], [0.8, 0.5])
-    assert told["result"]["norm"] == pytest.approx(measured.norm([0.8, 0.5]))
-    assert told["result"]["alone"] == pytest.approx([measured.norm([0.8, 0]), measured.norm([0, 0.5])])
-    assert told["result"]["factor"] == pytest.approx(measured.factor([0.8, 0.5]))
+    acting = measured.at([0.8, 0.5])
+    for field in ("norm", "alone", "left"):
+        assert told["result"][field] == pytest.approx(getattr(acting, field))
+    assert told["result"]["factor"] == pytest.approx(acting.factor())
     assert [one["relation"] for one in told["result"]["pairs"]] == [one.relation for one in measured.pairs]
     assert [one["cosine"] for one in told["result"]["pairs"]] == pytest.approx([one.cosine for one in measured.pairs])
     means = [one.mean_cosine for one in measured.pairs]
     assert [one["mean_cosine"] for one in told["result"]["pairs"]] == pytest.approx(means)
     again = ask("GET", "/check/stack", params={**asked, "strengths": "1,1"})
-    assert again["result"]["norm"] == pytest.approx(measured.norm([1, 1])), "nothing is measured again"
-    entries = [{"name": "night", "unet": 0.8}, {"name": "zorp", "on": False}, {"name": "stripes", "unet": 0.5}]
+    assert again["result"]["norm"] == pytest.approx(measured.norm), "nothing is measured again"
+    values = ",".join(["0.5"] + ["1"] * 7 + ["0"] * 9)
+    written = f"<lora:night:0.25:-0.8:lbw={values}> <lora:stripes:0.4:0.5@0,1@1:lbw=R{',1' * 16}>"
+    tagged = until_done(ask, "/check/stack", tags=written)
+    weights = [BlockWeights([float(one) for one in text.split(",")]) for text in (values, "0.5" + ",1" * 16)]
+    amounts = {"text_encoder": 0.25, "unet": -0.8}, {"text_encoder": 0.4, "unet": 1.0}
+    strengths = [Strength(of, blocks=blocks) for of, blocks in zip(amounts, weights, strict=True)]
+    acting = measured.at(strengths, BlockNames((*UNET_BLOCKS[1:], "text_encoder")))
+    assert (tagged["strengths"], tagged["tags"]) == ([-0.8, 1.0], written)
+    assert tagged["result"]["norm"] == pytest.approx(acting.norm)
+    assert tagged["result"]["alone"] == pytest.approx(acting.alone)
+    assert [one["cosine"] for one in tagged["result"]["pairs"]] == pytest.approx([one.cosine for one in acting.pairs])
+    assert acting.alone[0] < 0.9 * 0.8 * measured.alone[0], "the weights take something away"
+    always = [{"name": "night", "unet": -0.8, "text_encoder": 0.25, "more": f"lbw={values}"}, {"name": "stripes"}]
+    ask("PUT", "/stack", json={"always_on": True, "entries": always})
+    alone = ask("GET", "/check/stack")["result"]["alone"]
+    assert alone == pytest.approx([acting.alone[0], measured.alone[1]])
+    entries = [{"name": "zorp", "on": False}]
+    entries += [{"name": name, "unet": one, "text_encoder": one} for name, one in (("night", 0.8), ("stripes", 0.5))]
     ask("PUT", "/stack", json={"always_on": True, "entries": entries})
     assert ask("GET", "/check/stack") == told, "the list that is always on"
-    ask("PUT", "/stack", json={"always_on": True, "entries": entries[:1]})
+    ask("PUT", "/stack", json={"always_on": True, "entries": entries[:2]})
     assert "takes 2 to 10 different files" in ask("GET", "/check/stack", 422)
     ask("PUT", "/stack", json={"always_on": False, "entries": []})
     for query, said in (
@@ -596,6 +615,9 @@ def test_the_files_of_a_stack_are_checked_at_their_strengths(ask: Checked, runne
         ({**asked, "strengths": "1"}, "a number for each of the 2 ids"),
         ({**asked, "strengths": "1,nan"}, "a number for each of the 2 ids"),
         ({**asked, "strengths": "1,1e300"}, "a number for each of the 2 ids"),
+        ({"tags": "<lora:night:1> <lora:night:0.5>"}, "takes 2 to 10 different files"),
+        ({"tags": "<lora:night:1> <lora:stripes:much>"}, "much"),
+        ({"tags": "<lora:night:1:lbw=1,0> <lora:stripes>"}, "a list of 2 block weights; the loaded model takes 26, 17"),
     ):
         assert said in ask("GET", "/check/stack", 422, params=query)
     assert "not a file in the LoRA folders" in ask("GET", "/check/stack", 404, params={"ids": f"{ids['night']},x"})

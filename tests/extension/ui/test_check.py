@@ -284,6 +284,7 @@ def test_one_click_sets_strengths_once_and_is_undone(served: Served, browser: An
         dialog = together(tab)
         dialog.get_by_text("night and rival may undo each other").wait_for()
         assert dialog.get_by_role("button", name="Without night").count() == 1
+        dialog.get_by_text("No strengths leave half of each file").wait_for()
         dialog.get_by_role("button", name="Without rival").click()
         tab.prompt_is("<lora:night:1> <lora:rival:0>")
         dialog.get_by_text("The strengths are set").wait_for()
@@ -295,21 +296,45 @@ def test_one_click_sets_strengths_once_and_is_undone(served: Served, browser: An
         dialog.get_by_text("night and rival may undo each other").wait_for(timeout=LONG)
         page.keyboard.press("Escape")
         dialog.wait_for(state="detached")
-        tab.write("<lora:stripes:1> <lora:night:0.8>")
+        tab.write(f"<lora:night:1> <lora:{rival}:-0.8>")
         dialog = together(tab)
-        asked = {"ids": ",".join(page.evaluate("window.remoraTab.stack.acting().map(({id}) => id)"))}
-        told = httpx.get(f"{served.url}/remora/v1/check/stack", params={**asked, "strengths": "1,0.8"}).json()
-        factor = told["result"]["factor"]
-        assert 0.5 < factor < 0.9
+        assert not dialog.get_by_text("may undo each other").count(), "it is turned round"
+        page.keyboard.press("Escape")
+        dialog.wait_for(state="detached")
+        early = f"lbw=0,1{',0' * 15}"
+        tab.write(f"<lora:night:1> <lora:{rival}:0.8:{early}>")
+        dialog = together(tab)
+        dialog.get_by_text("night 1 → 0.2, rival 0.8 → 0.8").wait_for()
+        dialog.get_by_role("button", name="Leave half of each file").click()
+        tab.prompt_is(f"<lora:night:0.2> <lora:rival:0.8:{early}>")
+        dialog.get_by_role("list", name="What the sum leaves of each file").wait_for(timeout=LONG)
+        assert not dialog.get_by_role("button", name="Leave half of each file").count()
+        page.keyboard.press("Escape")
+        dialog.wait_for(state="detached")
+        weights = f"lbw=0{',1' * 10}{',0' * 6}"
+        written = f"<lora:stripes:1> <lora:night:0.8:{weights}>"
+        tab.write(written)
+        dialog = together(tab)
+        found = httpx.get(f"{served.url}/remora/v1/check/stack", params={"tags": written}).json()["result"]
+        factor = found["factor"]
+        assert 0.5 < factor < 0.98
         after = [f"{round(strength * factor, 2):g}" for strength in (1, 0.8)]
         dialog.get_by_text(f"stripes 1 → {after[0]}, night 0.8 → {after[1]}").wait_for()
+        weaker = found["alone"].index(min(found["alone"]))
+        factor = found["alone"][weaker] / found["norm"]
+        dialog.get_by_label("Compare the sum with").select_option(("stripes", "night")[weaker])
+        after = [f"{round(strength * factor, 2):g}" for strength in (1, 0.8)]
+        dialog.get_by_text(f"stripes 1 → {after[0]}, night 0.8 → {after[1]}").wait_for()
+        left = dialog.get_by_role("list", name="What the sum leaves of each file").get_by_role("listitem")
+        shares = [float(re.findall(r"[\d.]+(?=\s%)", one)[0]) / 100 for one in left.all_inner_texts()]
+        assert shares == pytest.approx(found["left"], abs=0.006)
         dialog.get_by_role("button", name="Set these strengths").click()
-        tab.prompt_is(f"<lora:stripes:{after[0]}> <lora:night:{after[1]}>")
+        tab.prompt_is(f"<lora:stripes:{after[0]}> <lora:night:{after[1]}:{weights}>")
         dialog.get_by_text("These strengths were set here").wait_for(timeout=LONG)
         assert faults(page) == []
         assert not dialog.get_by_role("button", name="Set these strengths").count()
         dialog.get_by_role("button", name="Undo").click()
-        tab.prompt_is("<lora:stripes:1> <lora:night:0.8>")
+        tab.prompt_is(written)
         dialog.get_by_role("button", name="Set these strengths").click()
         page.keyboard.press("Escape")
         dialog.wait_for(state="detached")

@@ -88,10 +88,21 @@ def test_a_stack_and_a_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     out = run(capsys, paths[0], rival)
     assert "pair        night + rival: cancel" in out
     assert "\n  use night or rival alone: each may undo the other" in out
-    assert "may undo" not in run(capsys, paths[0], rival, "--strengths", 1, -1), "one is turned round"
+    turned = run(capsys, paths[0], rival, "--strengths", 1, -1, "--norm", 5)
+    assert "may undo" not in turned
+    assert "pair        night + rival: reinforce, cosine +" in turned, "one is turned round"
+    assert "the sum has the norm 5" in turned
+    lost = run(capsys, paths[0], rival, "--strengths", 1, 0.1)
+    assert "  rival: norm " in lost
+    assert "  half of each file is left at night 0." in lost
+    undone = save(tmp_path / "undone.safetensors", spoiled.merged([(-1.0, night)], 12))
+    assert "no strengths leave half of each file: use fewer of them" in run(capsys, paths[0], undone)
     data = json.loads(run(capsys, *paths, "--json"))
     assert [Path(one["file"]).stem for one in data["files"]] == list(files)
-    assert data["stack"]["strengths"] == [1.0] * 4
+    stack = data["stack"]
+    assert stack["strengths"] == [1.0] * 4
+    assert stack["factor"] == pytest.approx(max(stack["alone"]) / stack["norm"])
+    assert len(stack["left"]) == len(stack["alive"]) == 4
     assert {pair["relation"] for pair in data["stack"]["pairs"] if pair["files"] == [0, 2]} == {"reinforce"}
     assert [one["files"] for one in data["alike"]] == [[0, 2]]
     (merge,) = data["merged"]
@@ -126,6 +137,8 @@ def test_what_cannot_be_done_is_one_line_on_stderr(tmp_path: Path, capsys: pytes
     for arguments, text in (
         ([str(tmp_path / "none.safetensors")], "error: none.safetensors: there is no such file or folder"),
         ([str(path), "--strengths", "1", "2"], "error: 2 strengths for 1 files"),
+        ([str(path), str(path), "--strengths", "1", "nan"], "a strength must be a finite number"),
+        ([str(path), "--norm", "-1"], "error: --norm must be a number from 0 up, not -1"),
         ([str(path), "--model", str(tmp_path)], "no unet, transformer or text encoder"),
     ):
         assert main(["doctor", *arguments]) == 1

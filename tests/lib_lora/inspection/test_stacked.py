@@ -11,13 +11,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from lib_lora import BlockWeights, Multiplier, StackError, Strength
 from lib_lora.inspection.deltas import DenseDelta, KroneckerDelta, LowRankDelta
 from lib_lora.inspection.layers import layers_of
 from lib_lora.inspection.stacked import StackMeasures, measure_stack, overlap_by_chance
+from lib_lora.naming.architectures._ldm_unet import UNET_BLOCKS, UNET_LISTS
+from lib_lora.naming.blocks import BlockNames
 from tests.fakes.files import save
 from tests.lib_lora.inspection.test_files import LORAS
 
 NAMES = [f"lora_unet_down_blocks_{i}_attentions_{j}_proj_in" for i in range(3) for j in range(2)]
+
+_LIST = {"IN01": 1.0, "IN02": 0.0, "IN04": -0.5, "IN05": 2.0, "IN07": 1.0, "IN08": 0.25}
+MODEL = BlockNames((*UNET_BLOCKS[1:], "text_encoder", "text_encoder_2"))
+WEIGHTS = BlockWeights((0.5, *[_LIST.get(one, 1.0) for one in UNET_LISTS[1][1:]]))
 
 
 def randn(seed: int, *shape: int) -> Tensor:
@@ -42,19 +49,18 @@ def test_inner_products_are_those_of_the_matrices(first: str, second: str) -> No
     assert one.inner(other) == pytest.approx(want, rel=1e-10, abs=1e-10)
 
 
-@pytest.mark.parametrize("name", DELTAS)
-def test_products_and_singular_vectors_are_those_of_the_matrix(name: str) -> None:
-    one = DELTAS[name]
-    dense = one.dense()
-    assert dense.shape == one.shape
-    assert (one.times(randn(11, 40, 3)) - dense @ randn(11, 40, 3)).abs().max() < 1e-10
-    u, s, vh = torch.linalg.svd(dense)
-    share = float(s[:2].square().sum() / s.square().sum())
-    values, left, right = one.principal(share)
-    assert (one.singular_values()[:3] - s[:3]).abs().max() < 1e-9
-    assert (values[:3] - s[:3]).abs().max() < 1e-9
-    assert ((left.T @ u[:, :2]).abs() - torch.eye(2)).abs().max() < 1e-7
-    assert ((right.T @ vh[:2].T).abs() - torch.eye(2)).abs().max() < 1e-7
+def test_products_and_singular_vectors_are_those_of_the_matrix() -> None:
+    for name, one in DELTAS.items():
+        dense = one.dense()
+        assert dense.shape == one.shape
+        assert (one.times(randn(11, 40, 3)) - dense @ randn(11, 40, 3)).abs().max() < 1e-10, name
+        u, s, vh = torch.linalg.svd(dense)
+        share = float(s[:2].square().sum() / s.square().sum())
+        values, left, right = one.principal(share)
+        assert (one.singular_values()[:3] - s[:3]).abs().max() < 1e-9, name
+        assert (values[:3] - s[:3]).abs().max() < 1e-9, name
+        assert ((left.T @ u[:, :2]).abs() - torch.eye(2)).abs().max() < 1e-7, name
+        assert ((right.T @ vh[:2].T).abs() - torch.eye(2)).abs().max() < 1e-7, name
 
 
 @pytest.mark.parametrize(("first", "second", "size"), [(1, 1, 8), (3, 5, 20), (4, 4, 64), (7, 12, 16), (16, 3, 16)])
@@ -166,20 +172,101 @@ def test_overlaps_are_those_of_dense_singular_vectors(tmp_path: Path) -> None:
 
 def test_norm_of_the_sum_and_the_strength_at_which_it_is_that_of_one(tmp_path: Path) -> None:
     made = [random_lora(tmp_path, seed) for seed in (1, 2, 3)]
-    found, strengths = stack(*[path for path, *_ in made]), [0.8, -0.5, 1.2]
-    total = [sum(s * up[i] @ down[i] for s, (_, up, down) in zip(strengths, made, strict=True)) for i in range(6)]
-    norm = math.sqrt(sum(one.square().sum().item() for one in total))
-    assert found.norm(strengths) == pytest.approx(norm, rel=1e-5)
-    alone = [found.norm([s if i == j else 0.0 for j in range(3)]) for i, s in enumerate(strengths)]
-    factor = found.factor(strengths)
-    assert found.norm([factor * one for one in strengths]) == pytest.approx(max(alone), rel=1e-9)
-    assert found.factor([0.0, 0.0, 0.0]) == 1.0
+    measured, strengths = stack(*[path for path, *_ in made]), [0.8, -0.5, 1.2]
+    found = measured.at(strengths)
+    changes = [[s * up[i] @ down[i] for i in range(6)] for s, (_, up, down) in zip(strengths, made, strict=True)]
+    total = torch.stack([sum(layer[1:], layer[0]) for layer in zip(*changes, strict=True)])
+    assert found.norm == pytest.approx(total.norm().item(), rel=1e-5)
+    alone = [torch.stack(own).norm().item() for own in changes]
+    assert found.alone == pytest.approx(alone, rel=1e-5)
+    left = [(torch.stack(own) * total).sum().item() / size**2 for own, size in zip(changes, alone, strict=True)]
+    assert found.left == pytest.approx(left, rel=1e-4)
+    for factor, norm in ((found.factor(), max(alone)), (found.factor(alone[1]), alone[1]), (found.factor(7.0), 7.0)):
+        assert measured.at([factor * one for one in strengths]).norm == pytest.approx(norm, rel=1e-5)
+    with pytest.raises(StackError, match="2 strengths for 3 files"):
+        measured.at([1.0, 1.0])
+    still = measured.at([0.0, 0.0, 0.0])
+    assert (still.factor(), still.norm, still.left, still.pairs) == (1.0, 0.0, [0.0] * 3, ())
+
+
+@pytest.mark.parametrize("of", [Strength({"text_encoder": -0.5, "unet": 0.8}, blocks=WEIGHTS), {"unet": -2.0}])
+def test_a_stack_is_measured_as_it_acts(tmp_path: Path, of: Multiplier) -> None:
+    """Block weights, and strengths of each component and sign, count like changes that were saved with them."""
+    names = [*NAMES, *[f"lora_te{i}_text_model_encoder_layers_0_mlp_fc1" for i in (1, 2)]]
+    ups, downs = [randn(i, 64, 4) for i in range(len(names))], [randn(50 + i, 4, 96) for i in range(len(names))]
+    own = [-0.4 * up + 0.3 * randn(20 + i, 64, 4) for i, up in enumerate(ups)]
+    if isinstance(of, Strength):  # IN01, IN02, IN04, IN05, IN07, IN08, and the text encoders
+        factors = [0.8 * one for one in (1, 0, -0.5, 2, 1, 0.25)] + [-0.5 * 0.5] * 2
+    else:
+        factors = [-2.0] * 6 + [0.0] * 2
+    scaled = [factor * up for factor, up in zip(factors, ups, strict=True)]
+    first, same, other = (
+        save(
+            tmp_path / f"{name}.safetensors",
+            {
+                f"{layer}.lora_{side}.weight": one.float()
+                for side, of_layers in (("up", changed), ("down", downs))
+                for layer, one, up in zip(names, of_layers, changed, strict=True)
+                if up.any()
+            },
+        )
+        for name, changed in (("first", ups), ("same", scaled), ("other", own))
+    )
+    found, want = stack(first, other).at([of, 1.0], MODEL), stack(same, other)
+    dense = [[up @ down for up, down in zip(one, downs, strict=True)] for one in (scaled, own)]
+    total = torch.stack([one + another for one, another in zip(*dense, strict=True)])
+    assert found.norm == pytest.approx(total.norm().item(), rel=1e-5)
+    assert found.alone == pytest.approx([torch.stack(one).norm().item() for one in dense], rel=1e-5)
+    assert found.factor() == pytest.approx(max(found.alone) / total.norm().item(), rel=1e-5)
+    assert [(one.layers, one.relation) for one in found.pairs] == [(one.layers, one.relation) for one in want.pairs]
+    for field in ("cosine", "cosine_by_chance", "mean_cosine", "mean_by_chance"):
+        got, wanted = ([getattr(one, field) for one in measured.pairs] for measured in (found, want))
+        assert got == pytest.approx(wanted, rel=1e-5)
+    assert {one.relation for one in stack(first, other).pairs} == {"cancel"}
+    if not isinstance(of, Strength):
+        assert {one.relation for one in found.pairs} == {"reinforce"}, "the sign turns it round"
+
+
+def together(gram: Tensor) -> StackMeasures:
+    block = ("denoiser", "M00")
+    return StackMeasures(len(gram), {}, {block: gram}, {block: [1.0] * len(gram)})
+
+
+def test_strengths_that_leave_half_of_each_file() -> None:
+    """Two files allow them if their cosine is above -0.5; three, wherever a search in small steps finds them."""
+    for cosine in (0.9, 0.0, -0.3, -0.45, -0.55, -0.9):
+        for size in (0.1, 1.0, 5.0):
+            found = together(torch.tensor([[1.0, cosine * size], [cosine * size, size**2]], dtype=torch.float64))
+            factors = found.alive()
+            assert (factors is None) == (cosine < -0.5)
+            if factors is not None:
+                assert max(factors) == 1.0
+                assert min(found.at(factors).left) >= 0.5 - 1e-12
+            if min(found.left) >= 0.5:
+                assert factors == [1.0, 1.0], "nothing to change"
+    steps = torch.cartesian_prod(*[torch.logspace(-1.2, 0, 40, dtype=torch.float64)] * 3)
+    counts = {True: 0, False: 0}
+    for seed in range(60):
+        changes = randn(seed, 3, 3)
+        found = together(changes @ changes.T)
+        gram = found.gram
+        possible = bool(((steps @ gram) >= 0.55 * steps * gram.diagonal()).all(1).any())
+        factors = found.alive()
+        counts[possible] += 1
+        if possible:
+            assert factors is not None, seed
+        if factors is not None:
+            changed = changes * torch.tensor(factors, dtype=torch.float64)[:, None]
+            left = changed @ changed.sum(0) / changed.square().sum(1)
+            assert left.min() >= 0.5 - 1e-9
+    assert min(counts.values()) > 5
+    assert together(torch.zeros(2, 2, dtype=torch.float64)).alive() == [1.0, 1.0]
 
 
 def test_files_without_a_common_layer_add_up(tmp_path: Path) -> None:
     found = stack(LORAS / "night.safetensors", LORAS / "stars.safetensors")
     assert found.pairs == ()
-    assert found.norm([1.0, 0.0]) > 0
+    assert found.at([1.0, 0.0]).norm > 0
 
 
 def test_kinds_of_the_demo_against_their_dense_changes() -> None:
