@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -42,6 +43,21 @@ def add_options(command: argparse.ArgumentParser) -> None:
     text = "tell the strengths at which the sum of the files has this norm, not that of the strongest file"
     command.add_argument("--norm", type=float, metavar="NUMBER", help=text)
     command.add_argument("--json", action="store_true", help="print JSON, with all measures of all layers")
+    text = "write a table with a line for each layer"
+    command.add_argument("--csv", type=_ending(".csv"), metavar="TABLE.csv", help=text)
+    text = "draw blocks, spectrum and pairs; needs the package Pillow"
+    command.add_argument("--png", type=_ending(".png"), metavar="PICTURE.png", help=text)
+
+
+def _ending(suffix: str) -> Callable[[str], Path]:
+    """Return what reads the path of a file to write: by its ending, no LoRA file is overwritten."""
+
+    def read(text: str) -> Path:
+        if not text.lower().endswith(suffix):
+            raise argparse.ArgumentTypeError(f"the name of the file to write must end in {suffix}: {text}")
+        return Path(text)
+
+    return read
 
 
 def report(options: argparse.Namespace) -> str:
@@ -50,7 +66,9 @@ def report(options: argparse.Namespace) -> str:
     Raises:
         LoraError: a file or the model cannot be used, the number of strengths is not that of the files, or a number
             is not finite.
+        OSError: the table or the picture cannot be written.
     """
+    write_picture = None if options.png is None else _drawing()
     files = [path_of(path) for path in options.files]
     strengths = options.strengths or [1.0] * len(files)
     if len(strengths) != len(files):
@@ -64,14 +82,45 @@ def report(options: argparse.Namespace) -> str:
     if len(files) > 1:
         stack = measure_stack(opened).at(strengths)
         alike, merged = compare([sketch(one) for one in opened])
+    names = [name_of(path) for path in files]
+    if options.csv is not None:
+        _write_table(options.csv, measured)
+    if write_picture is not None:
+        write_picture(options.png, list(zip(names, measured, strict=True)), stack)
     if options.json:
         told = None if stack is None else _stack_json(stack, strengths, options.norm)
         return _json(measured, told, alike, merged)
     parts = [_file_text(one) for one in measured]
-    names = [name_of(path) for path in files]
     parts += [_stack_text(names, stack, strengths, options.norm)] if stack is not None else []
     parts += [_set_text(names, alike, merged)] if stack is not None else []
     return "\n\n".join(parts)
+
+
+def _drawing() -> Callable[[Path, Sequence[tuple[str, FileMeasures]], StackMeasures | None], None]:
+    """Return what draws the measures.
+
+    Raises:
+        LoraError: Pillow is not installed.
+    """
+    try:
+        from .drawing import write_picture
+    except ModuleNotFoundError as error:
+        raise LoraError("--png needs the package Pillow. Install it with `pip install Pillow`") from error
+    return write_picture
+
+
+def _write_table(path: Path, measured: Sequence[FileMeasures]) -> None:
+    """Write a line for each layer of all files; a program for tables reads the singular values as one text."""
+    found = [(str(one.file.report.path), layer) for one in measured for layer in one.layers]
+    values = [" ".join(map(str, layer.largest)) for _, layer in found]
+    rows = [
+        {"file": file, **layer.to_json(), "singular_values": text}
+        for (file, layer), text in zip(found, values, strict=True)
+    ]
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        table = csv.DictWriter(stream, list(rows[0]) if rows else ["file"])
+        table.writeheader()
+        table.writerows(rows)
 
 
 def _json(

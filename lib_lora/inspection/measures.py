@@ -56,6 +56,11 @@ class LayerMeasures:
         """Return the energy divided by the largest singular value's square; 0 of nothing."""
         return self.energy / float(self.squares[0]) if len(self.squares) else 0.0
 
+    @property
+    def largest(self) -> list[float]:
+        """Return the largest singular values, as many as the JSON of a layer has."""
+        return [float(one) for one in self.squares[:_SHOWN].sqrt()]
+
     def effective_rank(self, share: float) -> int:
         """Return how many singular values have this share of the energy; 0 of nothing."""
         return count_of(self.squares.sqrt(), share) if len(self.squares) else 0
@@ -88,7 +93,7 @@ class LayerMeasures:
             "norm": self.norm,
             "relative_norm": self.relative,
             "spectral_norm": self.spectral,
-            "singular_values": self.squares[:_SHOWN].sqrt().tolist(),
+            "singular_values": self.largest,
             "stable_rank": self.stable_rank,
             "effective_rank_90": self.effective_rank(0.9),
             "effective_rank_99": self.effective_rank(0.99),
