@@ -323,6 +323,8 @@ export interface CheckBlock {
     layers: number;
     /** of the energy, from 0 to 1 */
     share: number;
+    /** the largest singular value of its layers */
+    spectral: number;
     /** the rank that has 90% of the energy of each layer */
     rank_90: number;
     rank_99: number;

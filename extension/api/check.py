@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from lib_lora import BlockNames
-    from lib_lora.inspection.measures import FileMeasures, LayerMeasures
+    from lib_lora.inspection.measures import FileMeasures
     from lib_lora.inspection.stacked import PairMeasures, StackMeasures
     from lib_lora.inspection.verdicts import Verdict
 
@@ -163,7 +163,7 @@ def file_check(paths: Sequence[Path], progress: Progress) -> records.FileCheck:
         "rank": measured.rank,
         "rank_90": measured.rank_for(0.9),
         "rank_99": measured.rank_for(0.99),
-        "components": measured.by_component(),
+        "components": {name: measured.share(part) for name, part in measured.by_component().items()},
         "blocks": _blocks(measured),
         "kept": list(measured.kept().items()),
         "spectrum": measured.spectrum()[:_DIRECTIONS],
@@ -175,19 +175,18 @@ def file_check(paths: Sequence[Path], progress: Progress) -> records.FileCheck:
 
 def _blocks(measured: FileMeasures) -> list[records.CheckBlock]:
     """Return the part of a file in each block, in the order of the file."""
-    blocks: dict[tuple[str, str], list[LayerMeasures]] = {}
-    for one in measured.layers:
-        blocks.setdefault((one.layer.component, one.layer.block), []).append(one)
+    blocks = measured.parts(lambda one: (one.layer.component, one.layer.block))
     return [
         {
             "component": component,
             "block": block,
-            "layers": len(layers),
-            "share": sum([one.energy for one in layers]) / (measured.energy or 1.0),
-            "rank_90": max([one.effective_rank(0.9) for one in layers]),
-            "rank_99": max([one.effective_rank(0.99) for one in layers]),
+            "layers": len(part.layers),
+            "share": measured.share(part),
+            "spectral": part.spectral,
+            "rank_90": part.rank_for(0.9),
+            "rank_99": part.rank_for(0.99),
         }
-        for (component, block), layers in blocks.items()
+        for (component, block), part in blocks.items()
     ]
 
 

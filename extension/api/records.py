@@ -325,6 +325,7 @@ class CheckBlock(TypedDict):
     block: Annotated[str, "as block weights name it; empty for layers in no block"]
     layers: int
     share: Annotated[float, "of the energy, from 0 to 1"]
+    spectral: Annotated[float, "the largest singular value of its layers"]
     rank_90: Annotated[int, "the rank that has 90% of the energy of each layer"]
     rank_99: int
 

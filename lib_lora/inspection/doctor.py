@@ -152,24 +152,39 @@ def _stack_json(stack: StackMeasures, strengths: Sequence[float], norm: float | 
 def _file_text(one: FileMeasures) -> str:
     found = one.file.report
     relative = "" if one.relative is None else f", {one.relative:.1%} of the base weights'"
+    components = one.by_component()
+    to_base = [(name, part.relative) for name, part in components.items()]
     rows = [
         ("file", str(found.path)),
         ("kinds", ", ".join(f"{kind} x {count}" for kind, count in found.kinds.items())),
         ("layers", f"{found.hit} of {found.layers} fit the model" if found.resolved else str(found.layers)),
         ("trained", ", ".join(f"{name} {value}" for name, value in trained(found.metadata).items()) or "unknown"),
         ("norm", f"{one.norm:.4g}{relative}"),
-        ("energy", ", ".join(f"{name} {share:.1%}" for name, share in one.by_component().items())),
+        ("energy", ", ".join(f"{name} {one.share(part):.1%}" for name, part in components.items())),
+        ("spectral", ", ".join(f"{name} {part.spectral:.4g}" for name, part in components.items())),
+        ("of base", ", ".join(f"{name} {value:.1%}" for name, value in to_base if value is not None)),
         ("scale", ", ".join(f"{scale:.4g}" for scale in one.scales) or "none"),
         ("kept", ", ".join(f"rank {rank}: {share:.1%}" for rank, share in one.kept().items())),
         *[("unmeasured", f"{count} x {kind}: give --model") for kind, count in one.unmeasured.items()],
     ]
     lines = [f"WARNING: {found.warning}"] if found.warning else []
-    lines += [f"{name:<11} {value}" for name, value in rows]
-    blocks = one.by_block()
-    longest = max(blocks.values(), default=1.0) or 1.0
-    lines += [f"  {name:<16} {share:>6.1%} {'#' * round(_BAR * share / longest)}" for name, share in blocks.items()]
+    lines += [f"{name:<11} {value}" for name, value in rows if value]
+    lines += _blocks_text(one)
     judged = [str(verdict) for verdict in verdicts(one)] or ["nothing is wrong by these measures"]
     return "\n".join([*lines, *[f"verdict     {text}" for text in judged]])
+
+
+def _blocks_text(one: FileMeasures) -> list[str]:
+    """Return a line for each block: energy, spectral norm, norm against the base weights where known, and a bar."""
+    blocks = one.by_block()
+    longest = max([part.energy for part in blocks.values()], default=1.0) or 1.0
+    base = "" if one.relative is None else "  of base"
+    lines = [f"  {'block':<16} energy spectral{base}"] if blocks else []
+    for name, part in blocks.items():
+        relative = "" if one.relative is None else f" {'' if part.relative is None else f'{part.relative:.1%}':>8}"
+        bar = "#" * round(_BAR * part.energy / longest)
+        lines.append(f"  {name:<16} {one.share(part):>6.1%} {part.spectral:>8.4g}{relative} {bar}")
+    return lines
 
 
 def _stack_text(names: Sequence[str], stack: StackMeasures, strengths: Sequence[float], norm: float | None) -> str:

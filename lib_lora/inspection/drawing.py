@@ -92,7 +92,7 @@ def _draw_file(page: _Page, name: str, file: FileMeasures) -> None:
     relative = "" if file.relative is None else f", {file.relative:.1%} of the base weights'"
     page.line(f"{name}: norm {file.norm:.4g}{relative}")
     page.line("energy of each block")
-    blocks = file.by_block()
+    blocks = {block: file.share(part) for block, part in file.by_block().items()}
     longest = max(blocks.values(), default=1.0) or 1.0
     for block, share in blocks.items():
         page.text(_MARGIN, page.y, block)

@@ -550,9 +550,11 @@ def test_a_file_is_checked_and_its_verdicts_have_their_numbers(ask: Checked, cop
     assert told["done"] == told["layers"] > 10
     assert told["standing"] is None
     assert found["norm"] == pytest.approx(measured.norm)
-    assert found["components"] == pytest.approx(measured.by_component())
-    blocks = {one["block"]: one["share"] for one in found["blocks"] if one["block"]}
-    assert blocks == pytest.approx({key: share for key, share in measured.by_block().items() if key in blocks})
+    components = {name: measured.share(part) for name, part in measured.by_component().items()}
+    assert found["components"] == pytest.approx(components)
+    parts = measured.by_block()
+    blocks = {one["block"]: (one["share"], one["spectral"]) for one in found["blocks"] if one["block"]}
+    assert blocks == {key: pytest.approx((measured.share(parts[key]), parts[key].spectral)) for key in blocks}
     assert sum(one["share"] for one in found["blocks"]) == pytest.approx(1)
     assert {int(rank): share for rank, share in found["kept"]} == pytest.approx(measured.kept())
     assert sum(found["spectrum"]) == pytest.approx(1)

@@ -39,6 +39,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 def test_a_file_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tensors = pair(FIRST, (12, 8), 2, alpha=2) | pair(SECOND, (12, 8), 2, alpha=2)
     tensors[f"{SECOND}.lora_up.weight"].zero_()
+    spectral = torch.linalg.svdvals(spoiled.delta(tensors, FIRST))[0].item()
     said = {"ss_network_dim": "2", "ss_steps": "700"}
     out = run(capsys, save(tmp_path / "a.safetensors", tensors, said))
     for line in (
@@ -47,8 +48,9 @@ def test_a_file_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         "trained     rank 2, steps 700",
         "energy      denoiser 100.0%",
         "scale       1",
-        f"  IN01             100.0% {'#' * 40}",
-        "  IN04               0.0% ",
+        f"  IN01             100.0% {spectral:>8.4g} {'#' * 40}",
+        "  IN04               0.0%        0 ",
+        f"spectral    denoiser {spectral:.4g}",
         "verdict     layers that change nothing: 1 of 2 (down_blocks_1_attentions_0_proj_in). "
         "These layers were not trained.",
     ):
@@ -74,7 +76,11 @@ def test_a_kind_that_depends_on_base_weights_asks_for_the_model(capsys: pytest.C
     assert "unmeasured  18 x diag_oft: give --model" in run(capsys, path)
     out = run(capsys, path, "--model", MODEL)
     assert "unmeasured" not in out
-    assert "of the base weights'" in out
+    (file,) = json.loads(run(capsys, path, "--model", MODEL, "--json"))["files"]
+    assert f", {file['relative_norm']:.1%} of the base weights'" in out
+    assert file["components"]["text_encoder"]["relative_norm"] == pytest.approx(file["relative_norm"])
+    assert f"of base     text_encoder {file['relative_norm']:.1%}\n" in out
+    assert f"  text_encoder     100.0% {file['spectral_norm']:>8.4g} {file['relative_norm']:>8.1%} ###" in out
 
 
 def test_layers_that_do_not_fit_the_model_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

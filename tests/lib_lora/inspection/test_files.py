@@ -41,9 +41,15 @@ def test_shares_of_blocks_and_components(tmp_path: Path) -> None:
     assert found.norm == pytest.approx(total**0.5, rel=1e-5)
     assert list(found.by_block()) == sorted(names.values(), key=list(found.by_block()).index)
     for block, energy in zip(names.values(), energies, strict=True):
-        assert found.by_block()[block] == pytest.approx(energy / total, rel=1e-5)
+        assert found.share(found.by_block()[block]) == pytest.approx(energy / total, rel=1e-5)
     assert found.text_encoder_share == pytest.approx(energies[3] / total, rel=1e-5)
-    assert found.by_component().keys() == {"denoiser", "text_encoder"}
+    components = found.by_component()
+    assert components.keys() == {"denoiser", "text_encoder"}
+    largest = [torch.linalg.svdvals(delta.double())[0].item() for delta in dense]
+    assert components["denoiser"].norm == pytest.approx(sum(energies[:3]) ** 0.5, rel=1e-5)
+    assert components["denoiser"].spectral == pytest.approx(max(largest[:3]), rel=1e-5)
+    assert found.by_block()["M00"].spectral == pytest.approx(largest[1], rel=1e-5)
+    assert components["denoiser"].relative is None, "the base weights are not known"
 
 
 def test_blocks_of_a_transformer_by_flattened_and_dotted_names(tmp_path: Path) -> None:
@@ -116,6 +122,11 @@ def test_a_model_on_disk_gives_its_weights(name: str) -> None:
         assert one.norm == pytest.approx(other.norm, rel=1e-5)
     assert found.relative == pytest.approx(want.relative, rel=1e-5)
     assert 0.1 < (found.relative or 0) < 1.5
+    for block, part in found.by_block().items():
+        own = [one for one in want.layers if block in (one.layer.block, one.layer.component)]
+        base = sum((one.base_norm or 0.0) ** 2 for one in own)
+        assert part.relative == pytest.approx((sum(one.energy for one in own) / base) ** 0.5, rel=1e-5)
+        assert part.spectral == pytest.approx(max(one.spectral for one in own), rel=1e-5)
 
 
 def test_a_checkpoint_in_one_file_gives_its_weights(tmp_path: Path) -> None:
