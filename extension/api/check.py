@@ -153,7 +153,8 @@ def file_check(paths: Sequence[Path], progress: Progress) -> records.FileCheck:
         LoraError: it cannot be used, or changed on disk.
     """
     from lib_lora.inspection.layers import layers_of
-    from lib_lora.inspection.measures import measure, trained
+    from lib_lora.inspection.measures import measure
+    from lib_lora.inspection.training import trained
     from lib_lora.inspection.verdicts import verdicts
 
     (path,) = paths
@@ -167,7 +168,7 @@ def file_check(paths: Sequence[Path], progress: Progress) -> records.FileCheck:
         "blocks": _blocks(measured),
         "kept": list(measured.kept().items()),
         "spectrum": measured.spectrum()[:_DIRECTIONS],
-        "trained": trained(measured.file.report.metadata),
+        "trained": trained(measured.file.report.metadata, path.stem),
         "unmeasured": dict(measured.unmeasured),
         "verdicts": [_verdict(one) for one in verdicts(measured)],
     }

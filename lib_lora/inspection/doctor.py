@@ -13,10 +13,11 @@ from pathlib import Path
 from ..errors import LoraError
 from ..files.sources import name_of, path_of
 from .layers import layers_of
-from .measures import FileMeasures, measure, trained
+from .measures import FileMeasures, measure
 from .skeleton import mapped_model
 from .sketches import Likeness, Merge, compare, sketch
 from .stacked import PairMeasures, StackMeasures, measure_stack
+from .training import trained
 from .verdicts import verdicts
 
 _BAR = 40  # characters
@@ -152,13 +153,14 @@ def _stack_json(stack: StackMeasures, strengths: Sequence[float], norm: float | 
 def _file_text(one: FileMeasures) -> str:
     found = one.file.report
     relative = "" if one.relative is None else f", {one.relative:.1%} of the base weights'"
-    components = one.by_component()
+    components, said = one.by_component(), trained(found.metadata, found.path.stem)
     to_base = [(name, part.relative) for name, part in components.items()]
     rows = [
         ("file", str(found.path)),
         ("kinds", ", ".join(f"{kind} x {count}" for kind, count in found.kinds.items())),
         ("layers", f"{found.hit} of {found.layers} fit the model" if found.resolved else str(found.layers)),
-        ("trained", ", ".join(f"{name} {value}" for name, value in trained(found.metadata).items()) or "unknown"),
+        ("made from", found.base_model or ""),
+        ("trained", ", ".join(f"{name} {value}" for name, value in said.items()) or "unknown"),
         ("norm", f"{one.norm:.4g}{relative}"),
         ("energy", ", ".join(f"{name} {one.share(part):.1%}" for name, part in components.items())),
         ("spectral", ", ".join(f"{name} {part.spectral:.4g}" for name, part in components.items())),

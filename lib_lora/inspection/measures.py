@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -17,6 +17,7 @@ from ..naming.parsed import Group
 from ..tensors import LARGEST
 from .deltas import count_of
 from .layers import FileLayer, FileLayers, Progress, counted, unheard
+from .training import trained
 
 Name = TypeVar("Name")
 
@@ -211,7 +212,8 @@ class FileMeasures(PartMeasures):
             "file": str(report.path),
             "kinds": dict(report.kinds),
             "ranks": None if report.ranks is None else list(report.ranks),
-            "trained": trained(report.metadata),
+            "base_model": report.base_model,
+            "trained": trained(report.metadata, report.path.stem),
             "norm": self.norm,
             "relative_norm": self.relative,
             "spectral_norm": self.spectral,
@@ -260,32 +262,3 @@ def measure(file: FileLayers, progress: Progress = unheard) -> FileMeasures:
 
 def _kind(group: Group) -> str:
     return "" if group.recipe is None else group.recipe.name
-
-
-_TRAINING: Mapping[str, tuple[str, ...]] = {
-    "with": ("ss_network_module", "modelspec.implementation"),
-    "options": ("ss_network_args",),
-    "rank": ("ss_network_dim",),
-    "alpha": ("ss_network_alpha",),
-    "steps": ("ss_steps", "ss_max_train_steps"),
-    "epoch": ("ss_epoch",),
-    "pictures": ("ss_num_train_images",),
-    "learning rate": ("ss_learning_rate",),
-    "optimizer": ("ss_optimizer",),
-    "prediction": ("modelspec.prediction_type",),
-    "noise offset": ("ss_noise_offset",),
-    "limit of norms": ("ss_scale_weight_norms",),
-}
-"""What of the training a report shows -> the metadata of kohya's trainer and of ModelSpec that have it."""
-_LONGEST = 200
-
-
-def trained(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Return what the metadata say of the training, by the names for people."""
-    found = {name: _first(metadata, keys) for name, keys in _TRAINING.items()}
-    return {name: value[:_LONGEST] for name, value in found.items() if value}
-
-
-def _first(metadata: Mapping[str, str], keys: Iterable[str]) -> str:
-    values = [metadata.get(key, "").strip() for key in keys]
-    return next((value for value in values if value not in ("", "None")), "")

@@ -40,12 +40,13 @@ def test_a_file_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     tensors = pair(FIRST, (12, 8), 2, alpha=2) | pair(SECOND, (12, 8), 2, alpha=2)
     tensors[f"{SECOND}.lora_up.weight"].zero_()
     spectral = torch.linalg.svdvals(spoiled.delta(tensors, FIRST))[0].item()
-    said = {"ss_network_dim": "2", "ss_steps": "700"}
-    out = run(capsys, save(tmp_path / "a.safetensors", tensors, said))
+    said = {"ss_network_dim": "2", "ss_steps": "700", "ss_sd_model_name": "base"}
+    out = run(capsys, save(tmp_path / "a_lcm_lora.safetensors", tensors, said))
     for line in (
         "kinds       lora x 2",
         "layers      2",
-        "trained     rank 2, steps 700",
+        "made from   base",
+        "trained     rank 2, steps 700, distilled LCM, 2 to 8 steps, CFG scale 1 to 2",
         "energy      denoiser 100.0%",
         "scale       1",
         f"  IN01             100.0% {spectral:>8.4g} {'#' * 40}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from torch import Tensor, nn
 
 from lib_lora import FileError, NoMatchError
 from lib_lora.inspection.layers import layers_of
-from lib_lora.inspection.measures import FileMeasures, measure, trained
+from lib_lora.inspection.measures import FileMeasures, measure
 from lib_lora.inspection.skeleton import mapped_model
+from lib_lora.inspection.training import trained
 from tests.fakes.files import pair, save
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -99,6 +101,35 @@ def test_the_scale_is_told_through_a_magnitude(tmp_path: Path) -> None:
 def test_the_header_tells_of_the_training() -> None:
     said = {"ss_network_dim": "8", "ss_max_train_steps": "700", "ss_steps": "None", "ss_tag_frequency": "{}"}
     assert trained(said) == {"rank": "8", "steps": "700"}
+    kohya = {"ss_v_parameterization": "True", "ss_zero_terminal_snr": "True", "ss_optimizer": "lion_pytorch.Lion"}
+    assert trained(kohya) == {"prediction": "v", "zero terminal SNR": "True", "optimizer": "lion_pytorch.Lion"}
+    flow = {"ss_discrete_flow_shift": "3.0", "ss_timestep_sampling": "sigmoid", "ss_v_parameterization": "False"}
+    assert trained(flow) == {"timesteps": "sigmoid", "flow shift": "3.0"}
+    config = {
+        "peft_type": "LOHA",
+        "optimizer": {"optimizer": "PRODIGY", "beta1": 0.9},
+        "epochs": 100,
+        "timestep_shift": 1.5,
+        "rescale_noise_scheduler_to_zero_terminal_snr": False,
+        "force_v_prediction": True,
+        "concepts": [{"path": "/private"}],
+    }
+    assert trained({"ot_config": json.dumps(config), "modelspec.prediction_type": "epsilon"}) == {
+        "with": "LOHA",
+        "epochs": "100",
+        "optimizer": "PRODIGY",
+        "prediction": "epsilon",
+        "timestep shift": "1.5",
+    }
+    assert trained({"ot_config": json.dumps(config)})["prediction"] == "v"
+    toolkit = {"software": '{"name": "ai-toolkit", "version": "0.1"}', "training_info": '{"step": 290, "epoch": 0}'}
+    assert trained(toolkit) == {"with": "ai-toolkit", "steps": "290", "epoch": "0"}
+    assert trained({"ot_config": "[" * 10**5, "training_info": "7", "software": "none"}) == {}
+    assert trained({}, "lcm-lora-sdv1-5") == {"distilled": "LCM, 2 to 8 steps, CFG scale 1 to 2"}
+    assert trained({"ss_output_name": "sdxl_lightning_4step_lora"}, "renamed") == {
+        "distilled": "Lightning, 4 steps, CFG scale 1"
+    }
+    assert trained({"ss_steps": "8"}, "style") == {"steps": "8"}
 
 
 @pytest.mark.parametrize("name", ["night", "outline", "neon", "stars"])
