@@ -139,7 +139,8 @@ class FileLayer:
         if weight is None:
             return None
         # a row in fp32 is exact enough, and four times as fast as a copy of the weight in fp64
-        rows = torch.linalg.vector_norm(weight.reshape(len(weight), -1), dim=1, dtype=torch.float32)
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        rows = torch.linalg.vector_norm(weight.reshape(len(weight), -1), dim=1, dtype=dtype)
         return float(rows.double().norm())
 
 
