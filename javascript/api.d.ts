@@ -323,6 +323,10 @@ export interface CheckBlock {
     layers: number;
     /** of the energy, from 0 to 1 */
     share: number;
+    /** the largest singular value of its layers */
+    spectral: number;
+    /** the norm divided by that of the model's weights; null where they were not read */
+    relative: number | null;
     /** the rank that has 90% of the energy of each layer */
     rank_90: number;
     rank_99: number;
@@ -347,6 +351,8 @@ export interface CheckVerdict {
 /** What the doctor says of a file; docs/doctor.md explains the measures. */
 export interface FileCheck {
     norm: number;
+    /** the norm divided by that of the model's weights; null where they were not read */
+    relative: number | null;
     /** the largest */
     rank: number;
     /** the rank that has 90% of the energy of each layer */

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from fastapi import HTTPException, Request, Response
@@ -11,6 +11,7 @@ from fastapi import HTTPException, Request, Response
 from lib_lora import Amount, Curve, LoraError
 
 from ..generation.options import default_multiplier
+from ..generation.save_places import loaded_model
 from ..library.checks import TooManyChecks
 from ..text.grammar import read
 from ..text.prompt import parse_placed
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from lib_lora import BlockNames
-    from lib_lora.inspection.measures import FileMeasures, LayerMeasures
+    from lib_lora.inspection.layers import FileLayers
+    from lib_lora.inspection.measures import FileMeasures
     from lib_lora.inspection.stacked import PairMeasures, StackMeasures
     from lib_lora.inspection.verdicts import Verdict
 
@@ -38,6 +40,8 @@ _DIRECTIONS = 64
 """Of a spectrum, the strongest first."""
 _MOST = 10
 """Files of a stack: the work grows with their pairs."""
+_LARGEST_MODEL = 8 << 30
+"""Bytes of a model whose weights are read for a check; larger ones take too long."""
 _LARGEST = 1e6
 """Of the strengths in a query."""
 _MEAN = 0.5
@@ -55,7 +59,7 @@ class CheckApi:
     def file(self, request: Request, id: str = "", name: str = "") -> Response:  # noqa: A002  # of the query
         """Return what the doctor says of a file, or how far it is; ask again until it is done, or it stops."""
         file = self._file(id, name)
-        check = self._check(file_check, [file])
+        check = self._check(self._measure(), [file])
         found = None if check.result is None else self._session.catalog.copies.standing(file)
         standing: records.Standing | None = None if found is None else {"others": found[0], "smaller": found[1]}
         told: records.CheckedFile = {
@@ -83,6 +87,17 @@ class CheckApi:
             "result": together,
         }
         return answer(request, told)
+
+    def _measure(self) -> FileMeasure:
+        """Return what measures a file beside the loaded model; without it where that is large, or no file on disk."""
+        found = loaded_model(self._session)
+        if found is None:
+            return FileMeasure()
+        path, files = found
+        stats = [file.stat() for file in files if file.is_file()]
+        if not stats or sum(one.st_size for one in stats) > _LARGEST_MODEL:
+            return FileMeasure()
+        return FileMeasure(path, tuple((one.st_size, one.st_mtime_ns) for one in stats))
 
     def _by_ids(self, ids: str, strengths: str) -> tuple[list[CatalogFile], list[Tag]]:
         """Return files by their ids, and tags that have their strengths."""
@@ -146,48 +161,70 @@ def _numbers(text: str, count: int) -> list[float]:
     raise HTTPException(UNPROCESSABLE, f"strengths must be a number for each of the {count} ids, separated by commas")
 
 
-def file_check(paths: Sequence[Path], progress: Progress) -> records.FileCheck:
-    """Measure a file, and return what the doctor says of it.
+@dataclass(frozen=True)
+class FileMeasure:
+    """Measures a file, on the loaded model where the file is for it."""
 
-    Raises:
-        LoraError: it cannot be used, or changed on disk.
-    """
-    from lib_lora.inspection.layers import layers_of
-    from lib_lora.inspection.measures import measure, trained
-    from lib_lora.inspection.verdicts import verdicts
+    model: Path | None = None
+    """On disk: the weights in memory move while pictures are made."""
+    state: tuple[object, ...] = ()
+    """Changes with the model's files."""
 
-    (path,) = paths
-    measured = measure(layers_of(path), progress)
-    return {
-        "norm": measured.norm,
-        "rank": measured.rank,
-        "rank_90": measured.rank_for(0.9),
-        "rank_99": measured.rank_for(0.99),
-        "components": measured.by_component(),
-        "blocks": _blocks(measured),
-        "kept": list(measured.kept().items()),
-        "spectrum": measured.spectrum()[:_DIRECTIONS],
-        "trained": trained(measured.file.report.metadata),
-        "unmeasured": dict(measured.unmeasured),
-        "verdicts": [_verdict(one) for one in verdicts(measured)],
-    }
+    def __call__(self, paths: Sequence[Path], progress: Progress) -> records.FileCheck:
+        """Return what the doctor says of a file.
+
+        Raises:
+            LoraError: it cannot be used, or changed on disk.
+        """
+        from lib_lora.inspection.measures import measure
+        from lib_lora.inspection.training import trained
+        from lib_lora.inspection.verdicts import verdicts
+
+        (path,) = paths
+        measured = measure(self._layers(path), progress)
+        return {
+            "norm": measured.norm,
+            "relative": measured.relative,
+            "rank": measured.rank,
+            "rank_90": measured.rank_for(0.9),
+            "rank_99": measured.rank_for(0.99),
+            "components": {name: measured.share(part) for name, part in measured.by_component().items()},
+            "blocks": _blocks(measured),
+            "kept": list(measured.kept().items()),
+            "spectrum": measured.spectrum()[:_DIRECTIONS],
+            "trained": trained(measured.file.report.metadata, path.stem),
+            "unmeasured": dict(measured.unmeasured),
+            "verdicts": [_verdict(one) for one in verdicts(measured)],
+        }
+
+    def _layers(self, path: Path) -> FileLayers:
+        """Return the layers of a file: on the model if all fit, else by themselves."""
+        from lib_lora.inspection.layers import layers_of
+        from lib_lora.inspection.skeleton import mapped_model
+
+        if self.model is not None:
+            with suppress(LoraError):  # it is for another model; what is wrong with the file itself is raised below
+                found = layers_of(path, mapped_model(self.model))
+                if found.report.hit == found.report.layers:
+                    return found
+        return layers_of(path)
 
 
 def _blocks(measured: FileMeasures) -> list[records.CheckBlock]:
     """Return the part of a file in each block, in the order of the file."""
-    blocks: dict[tuple[str, str], list[LayerMeasures]] = {}
-    for one in measured.layers:
-        blocks.setdefault((one.layer.component, one.layer.block), []).append(one)
+    blocks = measured.parts(lambda one: (one.layer.component, one.layer.block))
     return [
         {
             "component": component,
             "block": block,
-            "layers": len(layers),
-            "share": sum([one.energy for one in layers]) / (measured.energy or 1.0),
-            "rank_90": max([one.effective_rank(0.9) for one in layers]),
-            "rank_99": max([one.effective_rank(0.99) for one in layers]),
+            "layers": len(part.layers),
+            "share": measured.share(part),
+            "spectral": part.spectral,
+            "relative": part.relative,
+            "rank_90": part.rank_for(0.9),
+            "rank_99": part.rank_for(0.99),
         }
-        for (component, block), layers in blocks.items()
+        for (component, block), part in blocks.items()
     ]
 
 

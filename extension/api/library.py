@@ -25,7 +25,6 @@ from ..library import (
     Structure,
     Training,
     beside,
-    distilled,
     notes_lock,
     notes_of,
     read_training,
@@ -346,6 +345,8 @@ def _named(structure: Structure, notes: Notes) -> str | None:
 
 def _distilled(row: Row, header: Mapping[str, str]) -> records.Distilled | None:
     """Return the settings that a distilled LoRA was made for; None for others."""
+    from lib_lora.inspection.distilled import distilled  # not at the start of a web UI
+
     made = distilled(row.name, row.facts.alias if row.facts is not None else "", header=header)
     if made is None:
         return None

@@ -325,6 +325,8 @@ class CheckBlock(TypedDict):
     block: Annotated[str, "as block weights name it; empty for layers in no block"]
     layers: int
     share: Annotated[float, "of the energy, from 0 to 1"]
+    spectral: Annotated[float, "the largest singular value of its layers"]
+    relative: Annotated[float | None, "the norm divided by that of the model's weights; null where they were not read"]
     rank_90: Annotated[int, "the rank that has 90% of the energy of each layer"]
     rank_99: int
 
@@ -333,6 +335,7 @@ class FileCheck(TypedDict):
     """What the doctor says of a file; docs/doctor.md explains the measures."""
 
     norm: float
+    relative: Annotated[float | None, "the norm divided by that of the model's weights; null where they were not read"]
     rank: Annotated[int, "the largest"]
     rank_90: Annotated[int, "the rank that has 90% of the energy of each layer"]
     rank_99: int

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from lib_lora import ActivationReport
 
-from ..library import distilled
 from .outcomes import Active, TagOutcome, failed, merged, of_active, sentences_on
 
 if TYPE_CHECKING:
@@ -86,6 +85,8 @@ class Activation:
             steps: of the pictures; None if unknown.
             cfg: the CFG scale; None if unknown.
         """
+        from lib_lora.inspection.distilled import distilled  # not at the start of a web UI
+
         active = [one for of_entry in self.active for one in of_entry.parts]
         own = [(one.name, one.file.path.stem, one.report.metadata) for one in active]
         found = [(name, distilled(name, stem, header=header)) for name, stem, header in own]

@@ -43,9 +43,20 @@ def place(session: Session, name: str, folder: str) -> Path:
 def models(session: Session) -> Mapping[str, Path]:
     """Return the models of the host by name, the loaded one first."""
     found = session.host.models()
-    loaded = {file for files in session.host.checkpoints().values() for file in files}
-    is_loaded = {name: any(path in (file, *file.parents) for file in loaded) for name, path in found.items()}
+    is_loaded = {name: bool(_loaded_from(session, path)) for name, path in found.items()}
     return {name: found[name] for name in sorted(found, key=lambda name: not is_loaded[name])}
+
+
+def loaded_model(session: Session) -> tuple[Path, list[Path]] | None:
+    """Return the path of the loaded model, a file or a folder, and its files; None where it is not known."""
+    found = [(path, _loaded_from(session, path)) for path in session.host.models().values()]
+    return next((one for one in found if one[1]), None)
+
+
+def _loaded_from(session: Session, path: Path) -> list[Path]:
+    """Return the files of a model that the loaded one was read from."""
+    loaded = dict.fromkeys(file for files in session.host.checkpoints().values() for file in files)
+    return [file for file in loaded if path in (file, *file.parents)]
 
 
 def model_of(session: Session, name: str) -> Path:

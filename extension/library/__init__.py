@@ -1,6 +1,5 @@
 """The LoRA files a user has: found, read by their headers, known again at the next start, shown and noted on."""
 
-from .distilled import Distillation, distilled
 from .facts import Facts, Structure, Training, read_training
 from .index import Index, Row
 from .notes import EDITABLE, Notes, NotesError, notes_lock, read_notes, write_notes
@@ -12,7 +11,6 @@ __all__ = [
     "READABLE",
     "CatalogFile",
     "Choice",
-    "Distillation",
     "Facts",
     "Found",
     "Index",
@@ -24,7 +22,6 @@ __all__ = [
     "Structure",
     "Training",
     "beside",
-    "distilled",
     "notes_lock",
     "notes_of",
     "read_notes",

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from ..errors import LoraError
 from ..files.sources import name_of, path_of
 from .layers import layers_of
-from .measures import FileMeasures, measure, trained
+from .measures import FileMeasures, measure
 from .skeleton import mapped_model
 from .sketches import Likeness, Merge, compare, sketch
 from .stacked import PairMeasures, StackMeasures, measure_stack
+from .training import trained
 from .verdicts import verdicts
 
 _BAR = 40  # characters
@@ -42,6 +44,21 @@ def add_options(command: argparse.ArgumentParser) -> None:
     text = "tell the strengths at which the sum of the files has this norm, not that of the strongest file"
     command.add_argument("--norm", type=float, metavar="NUMBER", help=text)
     command.add_argument("--json", action="store_true", help="print JSON, with all measures of all layers")
+    text = "write a table with a line for each layer"
+    command.add_argument("--csv", type=_ending(".csv"), metavar="TABLE.csv", help=text)
+    text = "draw blocks, spectrum and pairs; needs the package Pillow"
+    command.add_argument("--png", type=_ending(".png"), metavar="PICTURE.png", help=text)
+
+
+def _ending(suffix: str) -> Callable[[str], Path]:
+    """Return what reads the path of a file to write: by its ending, no LoRA file is overwritten."""
+
+    def read(text: str) -> Path:
+        if not text.lower().endswith(suffix):
+            raise argparse.ArgumentTypeError(f"the name of the file to write must end in {suffix}: {text}")
+        return Path(text)
+
+    return read
 
 
 def report(options: argparse.Namespace) -> str:
@@ -50,7 +67,9 @@ def report(options: argparse.Namespace) -> str:
     Raises:
         LoraError: a file or the model cannot be used, the number of strengths is not that of the files, or a number
             is not finite.
+        OSError: the table or the picture cannot be written.
     """
+    write_picture = None if options.png is None else _drawing()
     files = [path_of(path) for path in options.files]
     strengths = options.strengths or [1.0] * len(files)
     if len(strengths) != len(files):
@@ -64,14 +83,45 @@ def report(options: argparse.Namespace) -> str:
     if len(files) > 1:
         stack = measure_stack(opened).at(strengths)
         alike, merged = compare([sketch(one) for one in opened])
+    names = [name_of(path) for path in files]
+    if options.csv is not None:
+        _write_table(options.csv, measured)
+    if write_picture is not None:
+        write_picture(options.png, list(zip(names, measured, strict=True)), stack)
     if options.json:
         told = None if stack is None else _stack_json(stack, strengths, options.norm)
         return _json(measured, told, alike, merged)
     parts = [_file_text(one) for one in measured]
-    names = [name_of(path) for path in files]
     parts += [_stack_text(names, stack, strengths, options.norm)] if stack is not None else []
     parts += [_set_text(names, alike, merged)] if stack is not None else []
     return "\n\n".join(parts)
+
+
+def _drawing() -> Callable[[Path, Sequence[tuple[str, FileMeasures]], StackMeasures | None], None]:
+    """Return what draws the measures.
+
+    Raises:
+        LoraError: Pillow is not installed.
+    """
+    try:
+        from .drawing import write_picture
+    except ModuleNotFoundError as error:
+        raise LoraError("--png needs the package Pillow. Install it with `pip install Pillow`") from error
+    return write_picture
+
+
+def _write_table(path: Path, measured: Sequence[FileMeasures]) -> None:
+    """Write a line for each layer of all files; a program for tables reads the singular values as one text."""
+    found = [(str(one.file.report.path), layer) for one in measured for layer in one.layers]
+    values = [" ".join(map(str, layer.largest)) for _, layer in found]
+    rows = [
+        {"file": file, **layer.to_json(), "singular_values": text}
+        for (file, layer), text in zip(found, values, strict=True)
+    ]
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        table = csv.DictWriter(stream, list(rows[0]) if rows else ["file"])
+        table.writeheader()
+        table.writerows(rows)
 
 
 def _json(
@@ -103,24 +153,40 @@ def _stack_json(stack: StackMeasures, strengths: Sequence[float], norm: float | 
 def _file_text(one: FileMeasures) -> str:
     found = one.file.report
     relative = "" if one.relative is None else f", {one.relative:.1%} of the base weights'"
+    components, said = one.by_component(), trained(found.metadata, found.path.stem)
+    to_base = [(name, part.relative) for name, part in components.items()]
     rows = [
         ("file", str(found.path)),
         ("kinds", ", ".join(f"{kind} x {count}" for kind, count in found.kinds.items())),
         ("layers", f"{found.hit} of {found.layers} fit the model" if found.resolved else str(found.layers)),
-        ("trained", ", ".join(f"{name} {value}" for name, value in trained(found.metadata).items()) or "unknown"),
+        ("made from", found.base_model or ""),
+        ("trained", ", ".join(f"{name} {value}" for name, value in said.items()) or "unknown"),
         ("norm", f"{one.norm:.4g}{relative}"),
-        ("energy", ", ".join(f"{name} {share:.1%}" for name, share in one.by_component().items())),
+        ("energy", ", ".join(f"{name} {one.share(part):.1%}" for name, part in components.items())),
+        ("spectral", ", ".join(f"{name} {part.spectral:.4g}" for name, part in components.items())),
+        ("of base", ", ".join(f"{name} {value:.1%}" for name, value in to_base if value is not None)),
         ("scale", ", ".join(f"{scale:.4g}" for scale in one.scales) or "none"),
         ("kept", ", ".join(f"rank {rank}: {share:.1%}" for rank, share in one.kept().items())),
         *[("unmeasured", f"{count} x {kind}: give --model") for kind, count in one.unmeasured.items()],
     ]
     lines = [f"WARNING: {found.warning}"] if found.warning else []
-    lines += [f"{name:<11} {value}" for name, value in rows]
-    blocks = one.by_block()
-    longest = max(blocks.values(), default=1.0) or 1.0
-    lines += [f"  {name:<16} {share:>6.1%} {'#' * round(_BAR * share / longest)}" for name, share in blocks.items()]
+    lines += [f"{name:<11} {value}" for name, value in rows if value]
+    lines += _blocks_text(one)
     judged = [str(verdict) for verdict in verdicts(one)] or ["nothing is wrong by these measures"]
     return "\n".join([*lines, *[f"verdict     {text}" for text in judged]])
+
+
+def _blocks_text(one: FileMeasures) -> list[str]:
+    """Return a line for each block: energy, spectral norm, norm against the base weights where known, and a bar."""
+    blocks = one.by_block()
+    longest = max([part.energy for part in blocks.values()], default=1.0) or 1.0
+    base = "" if one.relative is None else "  of base"
+    lines = [f"  {'block':<16} energy spectral{base}"] if blocks else []
+    for name, part in blocks.items():
+        relative = "" if one.relative is None else f" {'' if part.relative is None else f'{part.relative:.1%}':>8}"
+        bar = "#" * round(_BAR * part.energy / longest)
+        lines.append(f"  {name:<16} {one.share(part):>6.1%} {part.spectral:>8.4g}{relative} {bar}")
+    return lines
 
 
 def _stack_text(names: Sequence[str], stack: StackMeasures, strengths: Sequence[float], norm: float | None) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,9 @@ from ..naming.parsed import Group
 from ..tensors import LARGEST
 from .deltas import count_of
 from .layers import FileLayer, FileLayers, Progress, counted, unheard
+from .training import trained
+
+Name = TypeVar("Name")
 
 _SHOWN = 4
 """Singular values that a layer's JSON has."""
@@ -56,6 +60,11 @@ class LayerMeasures:
         """Return the energy divided by the largest singular value's square; 0 of nothing."""
         return self.energy / float(self.squares[0]) if len(self.squares) else 0.0
 
+    @property
+    def largest(self) -> list[float]:
+        """Return the largest singular values, as many as the JSON of a layer has."""
+        return [float(one) for one in self.squares[:_SHOWN].sqrt()]
+
     def effective_rank(self, share: float) -> int:
         """Return how many singular values have this share of the energy; 0 of nothing."""
         return count_of(self.squares.sqrt(), share) if len(self.squares) else 0
@@ -88,21 +97,18 @@ class LayerMeasures:
             "norm": self.norm,
             "relative_norm": self.relative,
             "spectral_norm": self.spectral,
-            "singular_values": self.squares[:_SHOWN].sqrt().tolist(),
+            "singular_values": self.largest,
             "stable_rank": self.stable_rank,
             "effective_rank_90": self.effective_rank(0.9),
             "effective_rank_99": self.effective_rank(0.99),
         }
 
 
-@dataclass(frozen=True)
-class FileMeasures:
-    """The measures of a file."""
+@dataclass(frozen=True, eq=False)
+class PartMeasures:
+    """The measures of some layers of a file together: of a block, of a component, of all."""
 
-    file: FileLayers
     layers: tuple[LayerMeasures, ...]
-    unmeasured: Mapping[str, int]
-    """Kind -> how many layers depend on base weights that are not known."""
 
     @cached_property
     def energy(self) -> float:
@@ -115,11 +121,29 @@ class FileMeasures:
         return math.sqrt(self.energy)
 
     @property
+    def spectral(self) -> float:
+        """Return the largest singular value of all layers; 0 of nothing."""
+        return max([one.spectral for one in self.layers], default=0.0)
+
+    @property
     def relative(self) -> float | None:
         """Return the norm divided by that of the base weights of the same layers; None where none is known."""
         known = [one for one in self.layers if one.base_norm]
         base = sum([one.base_norm**2 for one in known if one.base_norm])
         return math.sqrt(sum([one.energy for one in known]) / base) if base else None
+
+    def rank_for(self, share: float) -> int:
+        """Return the least rank of all layers at which each keeps this share of its energy; 0 of nothing."""
+        return max([one.effective_rank(share) for one in self.layers], default=0)
+
+
+@dataclass(frozen=True, eq=False)
+class FileMeasures(PartMeasures):
+    """The measures of a file."""
+
+    file: FileLayers
+    unmeasured: Mapping[str, int]
+    """Kind -> how many layers depend on base weights that are not known."""
 
     @property
     def rank(self) -> int:
@@ -129,19 +153,26 @@ class FileMeasures:
     @property
     def text_encoder_share(self) -> float:
         """Return the share of the text encoders in the energy."""
-        return sum([share for name, share in self.by_component().items() if role(name) == TEXT_ENCODER])
+        return sum([self.share(part) for name, part in self.by_component().items() if role(name) == TEXT_ENCODER])
 
-    def by_component(self) -> dict[str, float]:
-        """Return component -> its share of the energy."""
-        return self._shares(lambda one: one.layer.component)
+    def share(self, part: PartMeasures) -> float:
+        """Return the share of a part in the energy; 0 where the file is nothing."""
+        return part.energy / (self.energy or 1.0)
 
-    def by_block(self) -> dict[str, float]:
-        """Return block -> its share of the energy, in the order of the file."""
-        return self._shares(lambda one: one.layer.block or one.layer.component)
+    def by_component(self) -> dict[str, PartMeasures]:
+        """Return component -> its measures."""
+        return self.parts(lambda one: one.layer.component)
 
-    def by_layer(self) -> dict[str, float]:
-        """Return layer -> its share of the energy."""
-        return self._shares(lambda one: one.layer.name)
+    def by_block(self) -> dict[str, PartMeasures]:
+        """Return block -> its measures, in the order of the file."""
+        return self.parts(lambda one: one.layer.block or one.layer.component)
+
+    def parts(self, name_of: Callable[[LayerMeasures], Name]) -> dict[Name, PartMeasures]:
+        """Return the layers that have the same name together, in the order of the file."""
+        found: dict[Name, list[LayerMeasures]] = {}
+        for one in self.layers:
+            found.setdefault(name_of(one), []).append(one)
+        return {name: PartMeasures(tuple(layers)) for name, layers in found.items()}
 
     def kept(self) -> dict[int, float]:
         """Return rank -> the share of the energy that no layer loses at this rank, up to the first that keeps all."""
@@ -159,10 +190,6 @@ class FileMeasures:
             found[: len(one.squares)] += one.squares
         return (found / (self.energy or 1.0)).tolist()
 
-    def rank_for(self, share: float) -> int:
-        """Return the least rank of all layers at which each keeps this share of its energy; 0 of nothing."""
-        return max([one.effective_rank(share) for one in self.layers], default=0)
-
     @cached_property
     def clipped(self) -> tuple[str, ...]:
         """Return the keys of tensors whose largest number is the largest of their dtype."""
@@ -178,12 +205,6 @@ class FileMeasures:
         """Return the different scales, alpha / rank, of its layers."""
         return tuple(sorted({scale for one in self.layers if (scale := one.layer.scale) is not None}))
 
-    def _shares(self, name_of: Callable[[LayerMeasures], str]) -> dict[str, float]:
-        found = dict[str, float]()
-        for one in self.layers:
-            found[name_of(one)] = found.get(name_of(one), 0.0) + one.energy
-        return {name: energy / (self.energy or 1.0) for name, energy in found.items()}
-
     def to_json(self) -> dict[str, object]:
         """Return plain data for `json.dumps`."""
         report = self.file.report
@@ -191,11 +212,13 @@ class FileMeasures:
             "file": str(report.path),
             "kinds": dict(report.kinds),
             "ranks": None if report.ranks is None else list(report.ranks),
-            "trained": trained(report.metadata),
+            "base_model": report.base_model,
+            "trained": trained(report.metadata, report.path.stem),
             "norm": self.norm,
             "relative_norm": self.relative,
-            "components": self.by_component(),
-            "blocks": self.by_block(),
+            "spectral_norm": self.spectral,
+            "components": {name: self._part(part) for name, part in self.by_component().items()},
+            "blocks": {name: self._part(part) for name, part in self.by_block().items()},
             "text_encoder_share": self.text_encoder_share,
             "kept": self.kept(),
             "scales": list(self.scales),
@@ -203,6 +226,14 @@ class FileMeasures:
             "not_finite": list(self.file.not_finite),
             "unmeasured": dict(self.unmeasured),
             "layers": [one.to_json() for one in self.layers],
+        }
+
+    def _part(self, part: PartMeasures) -> dict[str, object]:
+        return {
+            "share": self.share(part),
+            "norm": part.norm,
+            "relative_norm": part.relative,
+            "spectral_norm": part.spectral,
         }
 
 
@@ -226,37 +257,8 @@ def measure(file: FileLayers, progress: Progress = unheard) -> FileMeasures:
             squares = delta.singular_values().square()
             squares = squares[squares > _NOTHING * squares.sum()]
             measured.append(LayerMeasures(layer, squares, layer.base_norm(), layer.adapter.has_bias))
-    return FileMeasures(file, tuple(measured), unmeasured)
+    return FileMeasures(tuple(measured), file, unmeasured)
 
 
 def _kind(group: Group) -> str:
     return "" if group.recipe is None else group.recipe.name
-
-
-_TRAINING: Mapping[str, tuple[str, ...]] = {
-    "with": ("ss_network_module", "modelspec.implementation"),
-    "options": ("ss_network_args",),
-    "rank": ("ss_network_dim",),
-    "alpha": ("ss_network_alpha",),
-    "steps": ("ss_steps", "ss_max_train_steps"),
-    "epoch": ("ss_epoch",),
-    "pictures": ("ss_num_train_images",),
-    "learning rate": ("ss_learning_rate",),
-    "optimizer": ("ss_optimizer",),
-    "prediction": ("modelspec.prediction_type",),
-    "noise offset": ("ss_noise_offset",),
-    "limit of norms": ("ss_scale_weight_norms",),
-}
-"""What of the training a report shows -> the metadata of kohya's trainer and of ModelSpec that have it."""
-_LONGEST = 200
-
-
-def trained(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Return what the metadata say of the training, by the names for people."""
-    found = {name: _first(metadata, keys) for name, keys in _TRAINING.items()}
-    return {name: value[:_LONGEST] for name, value in found.items() if value}
-
-
-def _first(metadata: Mapping[str, str], keys: Iterable[str]) -> str:
-    values = [metadata.get(key, "").strip() for key in keys]
-    return next((value for value in values if value not in ("", "None")), "")

@@ -135,7 +135,8 @@ def _layers(file: FileMeasures) -> Iterator[Verdict]:
         )
         numbers = {"times": largest / usual, "largest": largest}
         yield Verdict("spike", False, "the spectral norm is", value, advice, _names(spiked), numbers)
-    shares = file.by_layer()
+    by_layer = file.parts(lambda one: one.layer.name)
+    shares = {name: file.share(part) for name, part in by_layer.items()}
     leading = [name for name, share in shares.items() if share > DOMINANT] if len(shares) >= MANY else []
     if leading:
         share = max(shares.values())

@@ -23,7 +23,16 @@ const BLOCKS = [
     ["denoiser", "OUT00"],
     ["denoiser", "D00"],
     ["denoiser", ""],
-].map(([component, block]) => ({component, block, layers: 1, share: 0.2, rank_90: 1, rank_99: 1}));
+].map(([component, block]) => ({
+    component,
+    block,
+    layers: 1,
+    share: 0.2,
+    spectral: 1,
+    relative: null,
+    rank_90: 1,
+    rank_99: 1,
+}));
 
 /** @type {(body: string) => (number | null)[] | null} */
 const factors = (body) => factorsOf(BLOCKS, readBody(body), TOLD);

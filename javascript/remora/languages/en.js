@@ -912,7 +912,9 @@ export const ENGLISH = /** @type {const} */ ({
         one: "Of one other file for this model here, {smaller} has a smaller norm.",
         other: "Of {count} other files for this model here, {smaller} have a smaller norm.",
     },
-    "check.withModel": "The tab does not read the model’s weights; {command} does.",
+    "check.relative": "That is {share} of the norm of the model’s weights.",
+    "check.withModel":
+        "Its size beside the model’s weights is not known: it is for another model, or the loaded one is no safetensors file of at most 8 GB. {command} tells it.",
     "check.stackHint": "Check: what the LoRA of the stack do to each other",
     "check.stack": "Check of the stack",
     "check.caution":

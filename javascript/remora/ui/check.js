@@ -92,8 +92,9 @@ function Found({tab, found, standing, entry}) {
             <p class="rt-hint">${t("check.needs", {low: found.rank_90, high: found.rank_99, rank: found.rank})}</p>`
         }
         <p class="rt-hint">${measured && t("check.norm", {norm: short(found.norm)})}
+            ${found.relative !== null && t("check.relative", {share: percent(found.relative)})}
             ${measured && standing !== null && standing.others > 0 && t("check.standing", {count: standing.others, smaller: standing.smaller})}
-            ${pieces("check.withModel", {command: html`<code>${COMMAND}</code>`})}</p>`;
+            ${found.relative === null && pieces("check.withModel", {command: html`<code>${COMMAND}</code>`})}</p>`;
 }
 
 /** @param {{blocks: CheckBlock[], factors: (number | null)[] | null}} props */

@@ -32,9 +32,11 @@ from extension.standalone.server import make_api
 from lib_lora import BlockNames, BlockWeights, Family, Strength, inspect_file
 from lib_lora.inspection.layers import layers_of
 from lib_lora.inspection.measures import measure
+from lib_lora.inspection.skeleton import mapped_model
 from lib_lora.inspection.stacked import measure_stack
 from lib_lora.inspection.verdicts import verdicts
 from lib_lora.naming.architectures._ldm_unet import UNET_BLOCKS
+from tests.fakes.files import pair, save
 
 V1 = "/remora/v1"
 SMALL: dict[str, Any] = {"steps": 1, "width": 64, "height": 64, "seed": 7, "sampler": "Euler a"}
@@ -540,19 +542,25 @@ def until_done(ask: Checked, path: str, **params: str) -> Any:
     return told
 
 
-def test_a_file_is_checked_and_its_verdicts_have_their_numbers(ask: Checked, copy: Path) -> None:
+def test_a_file_is_checked_and_its_verdicts_have_their_numbers(ask: Checked, copy: Path, runner: Runner) -> None:
     tensors = load_file(copy)
     name = next(key for key in tensors if key.endswith("hada_w1_a"))
     save_file({**tensors, name: torch.zeros_like(tensors[name])}, copy, {"ss_network_dim": "16", "ss_steps": "300"})
     told = until_done(ask, "/check", name="copied")
-    measured = measure(layers_of(copy))
+    measured = measure(layers_of(copy, mapped_model(runner.studio.model.path)))
     found = told["result"]
     assert told["done"] == told["layers"] > 10
     assert told["standing"] is None
     assert found["norm"] == pytest.approx(measured.norm)
-    assert found["components"] == pytest.approx(measured.by_component())
-    blocks = {one["block"]: one["share"] for one in found["blocks"] if one["block"]}
-    assert blocks == pytest.approx({key: share for key, share in measured.by_block().items() if key in blocks})
+    assert found["relative"] == pytest.approx(measured.relative)
+    assert 0.5 < found["relative"] < 1.5
+    components = {name: measured.share(part) for name, part in measured.by_component().items()}
+    assert found["components"] == pytest.approx(components)
+    parts = measured.by_block()
+    for one in found["blocks"]:
+        part = parts[one["block"] or one["component"]]
+        own = (one["share"], one["spectral"], one["relative"])
+        assert own == pytest.approx((measured.share(part), part.spectral, part.relative))
     assert sum(one["share"] for one in found["blocks"]) == pytest.approx(1)
     assert {int(rank): share for rank, share in found["kept"]} == pytest.approx(measured.kept())
     assert sum(found["spectrum"]) == pytest.approx(1)
@@ -566,6 +574,9 @@ def test_a_file_is_checked_and_its_verdicts_have_their_numbers(ask: Checked, cop
     assert (by_name["dead"]["sure"], by_name["dead"]["count"]) == (True, 1)
     assert by_name["resized"]["numbers"] == {"low": 2, "high": 2, "said": 16}
     assert [one["text"] for one in found["verdicts"]] == [str(one) for one in verdicts(measured)]
+    save(copy, pair("lora_unet_mid_block_nowhere", (12, 8), 2))
+    other = until_done(ask, "/check", name="copied")["result"]
+    assert (other["relative"], other["rank"]) == (None, 2), "it is for another model"
 
 
 def test_the_files_of_a_stack_are_checked_at_their_strengths(ask: Checked, runner: Runner) -> None:

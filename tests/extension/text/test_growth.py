@@ -22,13 +22,14 @@ from extension.addresses import host_name
 from extension.api.answers import _parsed
 from extension.generation.paste import with_own_names, with_own_regions
 from extension.kept import block_presets, presets
-from extension.library import CatalogFile, beside, distilled, read_notes
+from extension.library import CatalogFile, beside, read_notes
 from extension.library.catalog import Catalog
 from extension.library.facts import _frequencies
 from extension.text import block_weights, grammar, infotext, prompt_edit, regions, spelling
 from extension.text.known import ANY, Known
 from extension.text.prompt import parse, parse_arguments
 from lib_lora import Region, inspect_file, load_network
+from lib_lora.inspection.distilled import distilled
 from tests.fakes.files import pair, save
 
 SIZES = [1 << power for power in range(8, 21, 2)]

@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import httpx
 import pytest
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from tests.extension.ui.serving import LONG, Served, opened_small
 from tests.extension.ui.tab import Tab
@@ -33,17 +35,24 @@ def test_the_tab_has_a_sentence_for_each_verdict() -> None:
     assert given == known
 
 
+@contextmanager
+def added(served: Served, name: str, tensors: dict[str, Tensor], header: dict[str, str] | None = None) -> Iterator[str]:
+    """Put a file into the library for a while."""
+    path = served.loras / f"{name}.safetensors"
+    save_file({key: one.contiguous() for key, one in tensors.items()}, path, header)
+    httpx.post(f"{served.url}/remora/v1/refresh")
+    yield name
+    path.unlink()
+    httpx.post(f"{served.url}/remora/v1/refresh")
+
+
 @pytest.fixture
 def spoiled_file(served: Served) -> Iterator[str]:
     """Yield the name of a file with dead layers and a rank that is not the header's."""
     tensors = load_file(served.loras / "stripes.safetensors")
     dead = spoiled.zeroed(tensors, spoiled.layers(tensors)[3:8])
-    path = served.loras / "worn.safetensors"
-    save_file({name: one.contiguous() for name, one in dead.items()}, path, {"ss_network_dim": "16"})
-    httpx.post(f"{served.url}/remora/v1/refresh")
-    yield "worn"
-    path.unlink()
-    httpx.post(f"{served.url}/remora/v1/refresh")
+    with added(served, "worn", dead, {"ss_network_dim": "16"}) as name:
+        yield name
 
 
 def checked(tab: Tab, name: str) -> Any:
@@ -185,13 +194,21 @@ def test_what_a_file_does_is_shown_in_a_sheet(served: Served, browser: Any, them
 
 @pytest.mark.browser
 def test_a_file_that_only_a_model_can_measure_is_not_said_to_be_good(served: Served, browser: Any) -> None:
-    with opened_small(served, browser) as page:
-        dialog = checked(Tab(page).ready(), "stars")
+    stars = load_file(served.loras / "stars.safetensors")
+    others = {key.replace("_layers_", "_layers_9"): one for key, one in stars.items()}  # of another model
+    with added(served, "others", others) as name, opened_small(served, browser) as page:
+        dialog = checked(Tab(page).ready(), name)
         dialog.get_by_text("layers cannot be measured without the model").wait_for(timeout=LONG)
         told = dialog.locator("details", has_text="Check").inner_text()
         assert "Nothing is wrong" not in told
         assert "norm" not in told
         assert "doctor FILE --model MODEL" in told
+        page.keyboard.press("Escape")
+        dialog = checked(Tab(page), "stars")
+        dialog.get_by_text(re.compile(r"That is [\d.]+ % of the norm of the model")).wait_for(timeout=LONG)
+        told = dialog.locator("details", has_text="Check").inner_text()
+        assert "doctor FILE" not in told
+        assert "cannot be measured" not in told
 
 
 @pytest.mark.browser

@@ -95,7 +95,6 @@ IN_ENGLISH = {
     ),
     "a command, a type or a line of a file": (
         r"(tuple|Mapping|remora: |[A-Z]{4,}|(not a )?database|a table of the database).*|.*torch\.(load|import).*",
-        r".*(\[ _-\]|\\W|\\d).*",
         r".*(save_file|d = |SELECT id|LIKE \?).*|this SD\.Next .*|LoRA in text encoders may be stale",
     ),
 }

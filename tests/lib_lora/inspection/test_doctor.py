@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import sys
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from lib_lora.__main__ import main
@@ -17,6 +21,16 @@ from tests.lib_lora.inspection.test_files import LORAS, MODEL
 FIRST, SECOND = (f"lora_unet_down_blocks_{i}_attentions_0_proj_in" for i in (0, 1))
 
 
+BAR, CANCEL = (0x3B, 0x76, 0xC4), (0xF2, 0xA3, 0xA3)
+
+
+def counted(picture: Path, colour: tuple[int, int, int]) -> list[int]:
+    """Return how many pixels of each row have a colour."""
+    with Image.open(picture) as made:
+        pixels = numpy.asarray(made.convert("RGB"))
+    return [int(one) for one in (pixels == colour).all(-1).sum(-1)]
+
+
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     assert main(["doctor", *map(str, arguments)]) == 0
     return capsys.readouterr().out
@@ -25,16 +39,19 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 def test_a_file_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tensors = pair(FIRST, (12, 8), 2, alpha=2) | pair(SECOND, (12, 8), 2, alpha=2)
     tensors[f"{SECOND}.lora_up.weight"].zero_()
-    said = {"ss_network_dim": "2", "ss_steps": "700"}
-    out = run(capsys, save(tmp_path / "a.safetensors", tensors, said))
+    spectral = torch.linalg.svdvals(spoiled.delta(tensors, FIRST))[0].item()
+    said = {"ss_network_dim": "2", "ss_steps": "700", "ss_sd_model_name": "base"}
+    out = run(capsys, save(tmp_path / "a_lcm_lora.safetensors", tensors, said))
     for line in (
         "kinds       lora x 2",
         "layers      2",
-        "trained     rank 2, steps 700",
+        "made from   base",
+        "trained     rank 2, steps 700, distilled LCM, 2 to 8 steps, CFG scale 1 to 2",
         "energy      denoiser 100.0%",
         "scale       1",
-        f"  IN01             100.0% {'#' * 40}",
-        "  IN04               0.0% ",
+        f"  IN01             100.0% {spectral:>8.4g} {'#' * 40}",
+        "  IN04               0.0%        0 ",
+        f"spectral    denoiser {spectral:.4g}",
         "verdict     layers that change nothing: 1 of 2 (down_blocks_1_attentions_0_proj_in). "
         "These layers were not trained.",
     ):
@@ -44,8 +61,15 @@ def test_a_file_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_sound_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = run(capsys, save(tmp_path / "a.safetensors", pair(FIRST, (12, 8), 2)))
+    picture = tmp_path / "a.png"
+    tensors = pair(FIRST, (12, 8), 2, size=1.0) | pair(SECOND, (12, 8), 2, size=0.8)
+    out = run(capsys, save(tmp_path / "絵 é.safetensors", tensors), "--png", picture)
     assert "verdict     nothing is wrong by these measures" in out
+    whole, part = [line.count("#") for line in out.split("\n") if line.endswith("#")]
+    rows = counted(picture, BAR)
+    widths = [one for at, one in enumerate(rows) if one and not rows[at - 1]]
+    assert widths[0] == 520, "of the block with the most energy"
+    assert widths[1] / widths[0] == pytest.approx(part / whole, abs=0.05)
 
 
 def test_a_kind_that_depends_on_base_weights_asks_for_the_model(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,7 +77,11 @@ def test_a_kind_that_depends_on_base_weights_asks_for_the_model(capsys: pytest.C
     assert "unmeasured  18 x diag_oft: give --model" in run(capsys, path)
     out = run(capsys, path, "--model", MODEL)
     assert "unmeasured" not in out
-    assert "of the base weights'" in out
+    (file,) = json.loads(run(capsys, path, "--model", MODEL, "--json"))["files"]
+    assert f", {file['relative_norm']:.1%} of the base weights'" in out
+    assert file["components"]["text_encoder"]["relative_norm"] == pytest.approx(file["relative_norm"])
+    assert f"of base     text_encoder {file['relative_norm']:.1%}\n" in out
+    assert f"  text_encoder     100.0% {file['spectral_norm']:>8.4g} {file['relative_norm']:>8.1%} ###" in out
 
 
 def test_layers_that_do_not_fit_the_model_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,6 +125,10 @@ def test_a_stack_and_a_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "  half of each file is left at night 0." in lost
     undone = save(tmp_path / "undone.safetensors", spoiled.merged([(-1.0, night)], 12))
     assert "no strengths leave half of each file: use fewer of them" in run(capsys, paths[0], undone)
+    picture = tmp_path / "pairs.png"
+    run(capsys, paths[0], paths[1], rival, "--png", picture)
+    cells = 148 * 44 * 2
+    assert 0.7 * cells < sum(counted(picture, CANCEL)) < cells, "letters cover a part of the two cells of a pair"
     data = json.loads(run(capsys, *paths, "--json"))
     assert [Path(one["file"]).stem for one in data["files"]] == list(files)
     stack = data["stack"]
@@ -113,7 +145,8 @@ def test_a_stack_and_a_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_json_of_a_file_has_the_measures_of_each_layer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tensors = pair(FIRST, (12, 8), 2, size=1.0, alpha=1)
-    (file,) = json.loads(run(capsys, save(tmp_path / "a.safetensors", tensors), "--json"))["files"]
+    path, table = save(tmp_path / "a.safetensors", tensors), tmp_path / "layers.csv"
+    (file,) = json.loads(run(capsys, path, "--json", "--csv", table))["files"]
     values = torch.linalg.svdvals(spoiled.delta(tensors, FIRST))[:2]
     (layer,) = file["layers"]
     assert layer["block"] == "IN01"
@@ -121,6 +154,16 @@ def test_json_of_a_file_has_the_measures_of_each_layer(tmp_path: Path, capsys: p
     assert layer["singular_values"] == pytest.approx(values.tolist(), rel=1e-5)
     assert layer["spectral_norm"] == pytest.approx(values[0].item(), rel=1e-5)
     assert layer["norm"] == pytest.approx(values.norm().item(), rel=1e-5)
+    with table.open(encoding="utf-8", newline="") as stream:
+        (row,) = csv.DictReader(stream)
+    assert row["file"] == str(path)
+    assert {name: row[name] for name in ("layer", "block", "relative_norm")} == {
+        "layer": layer["layer"],
+        "block": "IN01",
+        "relative_norm": "",
+    }
+    assert float(row["norm"]) == layer["norm"]
+    assert [float(one) for one in row["singular_values"].split()] == layer["singular_values"]
     assert file["verdicts"] == []
     assert list(file["kept"]) == ["1", "2"]
 
@@ -132,9 +175,21 @@ def test_files_without_a_common_layer(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "alike" in out
 
 
-def test_what_cannot_be_done_is_one_line_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_done_is_one_line_on_stderr(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = save(tmp_path / "a.safetensors", pair(FIRST, (12, 8), 2))
+    whole = path.read_bytes()
+    for option, ending in (("--csv", ".csv"), ("--png", ".png")):
+        with pytest.raises(SystemExit, match="2"):
+            main(["doctor", str(path), option, str(path)])
+        assert f"the name of the file to write must end in {ending}: {path}" in capsys.readouterr().err
+    assert path.read_bytes() == whole
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    monkeypatch.delitem(sys.modules, "lib_lora.inspection.drawing", raising=False)
     for arguments, text in (
+        ([str(path), "--png", str(tmp_path / "a.png")], "error: --png needs the package Pillow. Install it with `pip"),
+        ([str(path), "--csv", str(tmp_path / "none" / "a.csv")], "error: [Errno 2] No such file or directory"),
         ([str(tmp_path / "none.safetensors")], "error: none.safetensors: there is no such file or folder"),
         ([str(path), "--strengths", "1", "2"], "error: 2 strengths for 1 files"),
         ([str(path), str(path), "--strengths", "1", "nan"], "a strength must be a finite number"),

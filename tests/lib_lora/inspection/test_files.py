@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from torch import Tensor, nn
 
 from lib_lora import FileError, NoMatchError
 from lib_lora.inspection.layers import layers_of
-from lib_lora.inspection.measures import FileMeasures, measure, trained
+from lib_lora.inspection.measures import FileMeasures, measure
 from lib_lora.inspection.skeleton import mapped_model
+from lib_lora.inspection.training import trained
 from tests.fakes.files import pair, save
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -41,9 +43,15 @@ def test_shares_of_blocks_and_components(tmp_path: Path) -> None:
     assert found.norm == pytest.approx(total**0.5, rel=1e-5)
     assert list(found.by_block()) == sorted(names.values(), key=list(found.by_block()).index)
     for block, energy in zip(names.values(), energies, strict=True):
-        assert found.by_block()[block] == pytest.approx(energy / total, rel=1e-5)
+        assert found.share(found.by_block()[block]) == pytest.approx(energy / total, rel=1e-5)
     assert found.text_encoder_share == pytest.approx(energies[3] / total, rel=1e-5)
-    assert found.by_component().keys() == {"denoiser", "text_encoder"}
+    components = found.by_component()
+    assert components.keys() == {"denoiser", "text_encoder"}
+    largest = [torch.linalg.svdvals(delta.double())[0].item() for delta in dense]
+    assert components["denoiser"].norm == pytest.approx(sum(energies[:3]) ** 0.5, rel=1e-5)
+    assert components["denoiser"].spectral == pytest.approx(max(largest[:3]), rel=1e-5)
+    assert found.by_block()["M00"].spectral == pytest.approx(largest[1], rel=1e-5)
+    assert components["denoiser"].relative is None, "the base weights are not known"
 
 
 def test_blocks_of_a_transformer_by_flattened_and_dotted_names(tmp_path: Path) -> None:
@@ -93,6 +101,35 @@ def test_the_scale_is_told_through_a_magnitude(tmp_path: Path) -> None:
 def test_the_header_tells_of_the_training() -> None:
     said = {"ss_network_dim": "8", "ss_max_train_steps": "700", "ss_steps": "None", "ss_tag_frequency": "{}"}
     assert trained(said) == {"rank": "8", "steps": "700"}
+    kohya = {"ss_v_parameterization": "True", "ss_zero_terminal_snr": "True", "ss_optimizer": "lion_pytorch.Lion"}
+    assert trained(kohya) == {"prediction": "v", "zero terminal SNR": "True", "optimizer": "lion_pytorch.Lion"}
+    flow = {"ss_discrete_flow_shift": "3.0", "ss_timestep_sampling": "sigmoid", "ss_v_parameterization": "False"}
+    assert trained(flow) == {"timesteps": "sigmoid", "flow shift": "3.0"}
+    config = {
+        "peft_type": "LOHA",
+        "optimizer": {"optimizer": "PRODIGY", "beta1": 0.9},
+        "epochs": 100,
+        "timestep_shift": 1.5,
+        "rescale_noise_scheduler_to_zero_terminal_snr": False,
+        "force_v_prediction": True,
+        "concepts": [{"path": "/private"}],
+    }
+    assert trained({"ot_config": json.dumps(config), "modelspec.prediction_type": "epsilon"}) == {
+        "with": "LOHA",
+        "epochs": "100",
+        "optimizer": "PRODIGY",
+        "prediction": "epsilon",
+        "timestep shift": "1.5",
+    }
+    assert trained({"ot_config": json.dumps(config)})["prediction"] == "v"
+    toolkit = {"software": '{"name": "ai-toolkit", "version": "0.1"}', "training_info": '{"step": 290, "epoch": 0}'}
+    assert trained(toolkit) == {"with": "ai-toolkit", "steps": "290", "epoch": "0"}
+    assert trained({"ot_config": "[" * 10**5, "training_info": "7", "software": "none"}) == {}
+    assert trained({}, "lcm-lora-sdv1-5") == {"distilled": "LCM, 2 to 8 steps, CFG scale 1 to 2"}
+    assert trained({"ss_output_name": "sdxl_lightning_4step_lora"}, "renamed") == {
+        "distilled": "Lightning, 4 steps, CFG scale 1"
+    }
+    assert trained({"ss_steps": "8"}, "style") == {"steps": "8"}
 
 
 @pytest.mark.parametrize("name", ["night", "outline", "neon", "stars"])
@@ -116,6 +153,11 @@ def test_a_model_on_disk_gives_its_weights(name: str) -> None:
         assert one.norm == pytest.approx(other.norm, rel=1e-5)
     assert found.relative == pytest.approx(want.relative, rel=1e-5)
     assert 0.1 < (found.relative or 0) < 1.5
+    for block, part in found.by_block().items():
+        own = [one for one in want.layers if block in (one.layer.block, one.layer.component)]
+        base = sum((one.base_norm or 0.0) ** 2 for one in own)
+        assert part.relative == pytest.approx((sum(one.energy for one in own) / base) ** 0.5, rel=1e-5)
+        assert part.spectral == pytest.approx(max(one.spectral for one in own), rel=1e-5)
 
 
 def test_a_checkpoint_in_one_file_gives_its_weights(tmp_path: Path) -> None:

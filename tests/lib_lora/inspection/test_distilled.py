@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from extension.library import distilled
+from lib_lora.inspection.distilled import distilled
 
 PUBLISHED = {
     "pytorch_lora_weights": None,

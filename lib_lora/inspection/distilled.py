@@ -42,6 +42,9 @@ class Distillation:
     scheduler: str = ""
     shift: float | None = None
 
+    def __str__(self) -> str:
+        return f"{self.method}, {_span(*self.steps)} steps, CFG scale {_span(*self.cfg)}"
+
     def warning(self, steps: int | None, cfg: float | None) -> str:
         """Return what is far from the settings it was made for, as one sentence without its subject; empty if nothing.
 
