@@ -795,54 +795,6 @@ export interface CountedLoras {
     loras: CountedLora[];
 }
 
-/** One picture, and how to use its LoRA again. */
-export interface OutputPictureDetails {
-    id: number;
-    /** seconds since 1970 */
-    time: number;
-    /** path below its output folder */
-    file: string;
-    width: number;
-    height: number;
-    seed: number | null;
-    /** the first 1,000 characters */
-    prompt: string;
-    loras: OutputLora[];
-    /** the tags of its LoRA, under the names they have here */
-    tags: string;
-}
-
-/** A saved list of LoRA. */
-export interface Preset {
-    name: string;
-    /** one line for each LoRA: its tag, then its trigger words */
-    text: string;
-    /** changes if the picture changes; empty without a picture */
-    thumbnail: string;
-    /** the parameters text of a picture that was made with it; may be empty */
-    parameters: string;
-}
-
-/** All presets. */
-export interface Presets {
-    presets: Preset[];
-    problem: string;
-}
-
-/** A text to import. */
-export interface Text {
-    text: string;
-}
-
-/** A preset to save. */
-export interface PresetWanted {
-    text: string;
-    /** the name that it had */
-    former?: string;
-    /** the parameters text of a picture; without it, the former one stays */
-    parameters?: string;
-}
-
 /** One LoRA of a recipe. */
 export interface RecipeLora {
     /** as in the tag */
@@ -874,6 +826,37 @@ export interface Recipe {
     loras: RecipeLora[];
     /** a LoRA may be found later: files are still being read */
     searching: boolean;
+}
+
+/** A saved list of LoRA. */
+export interface Preset {
+    name: string;
+    /** one line for each LoRA: its tag, then its trigger words */
+    text: string;
+    /** changes if the picture changes; empty without a picture */
+    thumbnail: string;
+    /** the parameters text of a picture that was made with it; may be empty */
+    parameters: string;
+}
+
+/** All presets. */
+export interface Presets {
+    presets: Preset[];
+    problem: string;
+}
+
+/** A text to import. */
+export interface Text {
+    text: string;
+}
+
+/** A preset to save. */
+export interface PresetWanted {
+    text: string;
+    /** the name that it had */
+    former?: string;
+    /** the parameters text of a picture; without it, the former one stays */
+    parameters?: string;
 }
 
 /** One preset as a file, which `POST presets` and `POST recipe` read. */
@@ -1178,7 +1161,7 @@ export interface Answers {
     pictures: Pictures;
     outputs: OutputPictures;
     "outputs/loras": CountedLoras;
-    "outputs/picture": OutputPictureDetails;
+    "outputs/picture": Recipe;
     presets: Presets;
     preset: Presets;
     "preset/thumbnail": Presets;

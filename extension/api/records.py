@@ -620,12 +620,6 @@ class OutputPicture(TypedDict):
     loras: list[OutputLora]
 
 
-class OutputPictureDetails(OutputPicture):
-    """One picture, and how to use its LoRA again."""
-
-    tags: Annotated[str, "the tags of its LoRA, under the names they have here"]
-
-
 class OutputPictures(OutputsProgress):
     """Pictures in the output folders, the latest first."""
 

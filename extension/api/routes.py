@@ -159,7 +159,7 @@ _PICTURES = (
 _OUTPUTS = (
     Route("GET", "/outputs", OutputsApi.list, records.OutputPictures),
     Route("GET", "/outputs/loras", OutputsApi.loras, records.CountedLoras),
-    Route("GET", "/outputs/picture", OutputsApi.one, records.OutputPictureDetails),
+    Route("GET", "/outputs/picture", OutputsApi.one, records.Recipe),
     Route("GET", "/outputs/thumbnail", OutputsApi.thumbnail, WEBP, nothing="the picture is damaged"),
 )
 _PRESETS = (
