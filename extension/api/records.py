@@ -167,11 +167,12 @@ class FilesNoted(TypedDict):
 
 
 class FilesMoved(TypedDict):
-    """Where files are to be, or what one of them is to be called."""
+    """Where files are to be, or what they are to be called."""
 
     ids: Annotated[Texts, "at most 500"]
     folder: NotRequired[Annotated[str, "path below a LoRA folder; made if there is none"]]
     name: NotRequired[Annotated[str, "new name of a single file, without suffix"]]
+    names: NotRequired[Annotated[Texts, "new name of each file; a file that cannot have it stays"]]
     number: NotRequired[Annotated[bool, "give a number to a name that is taken; otherwise its file stays"]]
 
 
