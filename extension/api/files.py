@@ -60,7 +60,7 @@ class FilesApi:
         if "name" in body and len(body["ids"]) != 1:
             raise HTTPException(UNPROCESSABLE, "a name is for a single file")
         if "names" in body and len(body["names"]) != len(body["ids"]):
-            raise HTTPException(UNPROCESSABLE, "names must have one name for each of ids")
+            raise HTTPException(UNPROCESSABLE, "names must be one name for each of ids")
         number = body.get("number", False)
 
         def work(files: Sequence[CatalogFile]) -> Done:

@@ -145,6 +145,7 @@ _ONLINE = (
     Route("DELETE", "/online", OnlineApi.cancel, records.Online),
     Route("POST", "/online/lookup", OnlineApi.look_up, records.Online, Body(records.LookUpWanted, "a look-up")),
     Route("POST", "/online/download", OnlineApi.download, records.Online, Body(records.DownloadWanted, "a download")),
+    Route("POST", "/online/newer", OnlineApi.download_newer, records.Online, Body(records.NewerWanted, "files")),
 )
 _STACK = (
     Route("GET", "/state", StackApi.state, records.State),

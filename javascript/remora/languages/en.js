@@ -771,6 +771,13 @@ export const ENGLISH = /** @type {const} */ ({
     "online.all": "Look up all files",
     "online.allHint":
         "One file after the other, at least one second apart. This reads each file once for its hash. What you wrote stays.",
+    "online.newerHint":
+        "Newer versions of the selected files, or else of all that the library shows, are downloaded one after the other, each into the folder of its file.",
+    "online.downloadNewer": {one: "Download {count} newer version", other: "Download {count} newer versions"},
+    "online.downloadedNewer": {
+        one: "{count} newer version downloaded",
+        other: "{count} newer versions downloaded",
+    },
     "online.found": {one: "{count} file found", other: "{count} files found"},
     "online.unknownFiles": "{count} unknown",
     "online.listed": "Files with a newer version or a problem",
@@ -1046,6 +1053,8 @@ export const ENGLISH = /** @type {const} */ ({
     "said.files.selectIt": "select it, too",
     "said.files.gone": "it is gone",
     "said.files.notInPlace": "{name} is not in its place any more",
+    "said.files.otherThere": "another file has its place now",
+    "said.files.replaced": "{name} was moved or replaced meanwhile",
     "said.files.notThere": "it is not a file in the LoRA folders any more",
     "said.files.noUndo": "this change cannot be taken back any more",
     "said.files.configured": "{name} cannot be renamed: adapter_config.json beside it belongs to this name",
