@@ -287,6 +287,7 @@ def test_files_are_selected_tagged_moved_renamed_deleted_and_brought_back(
     says("2 files get new names.")
     previewed = bar.get_by_role("list", name="New names").locator("> li")
     assert [one.inner_text().strip() for one in previewed.all()] == ["copied → other x", "copied.b → other.b x"]
+    assert faults(tab.page) == [], "new names"
     tab.page.keyboard.press("Enter")
     says("2 files were renamed.")
     tab.prompt_is("<lora:other x:0.5>")
