@@ -155,8 +155,10 @@ def test_taken_names_are_asked_about_and_what_cannot_be_is_refused(ui: WebUI, fo
     several = ui.moving.rename_all({ui.file(name): to for name, to in names.items()})
     assert [move.target.name for move in several.moves] == ["new.safetensors"]
     assert {one.path.stem: one.is_taken for one in several.refused} == {
-        "adapter_model": False, "b": False,
-        "a": True, "e": True,
+        "adapter_model": False,
+        "b": False,
+        "a": True,
+        "e": True,
     }
     assert not ui.moving.undo(several.undo).refused
     assert contents(folder) == before
