@@ -273,7 +273,7 @@ export interface FilesNoted {
     rating?: number;
 }
 
-/** Where files are to be, or what one of them is to be called. */
+/** Where files are to be, or what they are to be called. */
 export interface FilesMoved {
     /** at most 500 */
     ids: string[];
@@ -281,6 +281,8 @@ export interface FilesMoved {
     folder?: string;
     /** new name of a single file, without suffix */
     name?: string;
+    /** new name of each file; a file that cannot have it stays */
+    names?: string[];
     /** give a number to a name that is taken; otherwise its file stays */
     number?: boolean;
 }
@@ -513,7 +515,7 @@ export interface OnlineSite {
     token_variable: string;
 }
 
-/** A file that was looked up, if it has a newer version or the look-up failed. */
+/** A file that was looked up, if it has a newer version or something failed. */
 export interface OnlineFile {
     id: string;
     state: "newer" | "failed";
@@ -523,7 +525,7 @@ export interface OnlineFile {
 /** The latest look-up or download. */
 export interface OnlineJob {
     id: string;
-    kind: "lookup" | "download";
+    kind: "lookup" | "download" | "newer";
     running: boolean;
     cancelled: boolean;
     /** why it ended early; empty if it did not */
@@ -532,7 +534,11 @@ export interface OnlineJob {
     done: number;
     /** 0 if a site does not tell it */
     total: number;
-    /** files that a site knows, those with a newer version too */
+    /** bytes of the file that is downloaded */
+    there: number;
+    /** all bytes of that file; 0 if a site does not tell it */
+    size: number;
+    /** files that a site knows, those with a newer version too; newer versions that were downloaded */
     found: number;
     unknown: number;
     /** the first 500 */
@@ -575,6 +581,12 @@ export interface DownloadWanted {
     folder?: string;
     /** of the file; without it, the site's */
     name?: string;
+}
+
+/** Files whose newer versions are downloaded. */
+export interface NewerWanted {
+    /** files for which the last look-up told of a newer version */
+    ids: string[];
 }
 
 /** A family of models, as a report names it. */
@@ -795,54 +807,6 @@ export interface CountedLoras {
     loras: CountedLora[];
 }
 
-/** One picture, and how to use its LoRA again. */
-export interface OutputPictureDetails {
-    id: number;
-    /** seconds since 1970 */
-    time: number;
-    /** path below its output folder */
-    file: string;
-    width: number;
-    height: number;
-    seed: number | null;
-    /** the first 1,000 characters */
-    prompt: string;
-    loras: OutputLora[];
-    /** the tags of its LoRA, under the names they have here */
-    tags: string;
-}
-
-/** A saved list of LoRA. */
-export interface Preset {
-    name: string;
-    /** one line for each LoRA: its tag, then its trigger words */
-    text: string;
-    /** changes if the picture changes; empty without a picture */
-    thumbnail: string;
-    /** the parameters text of a picture that was made with it; may be empty */
-    parameters: string;
-}
-
-/** All presets. */
-export interface Presets {
-    presets: Preset[];
-    problem: string;
-}
-
-/** A text to import. */
-export interface Text {
-    text: string;
-}
-
-/** A preset to save. */
-export interface PresetWanted {
-    text: string;
-    /** the name that it had */
-    former?: string;
-    /** the parameters text of a picture; without it, the former one stays */
-    parameters?: string;
-}
-
 /** One LoRA of a recipe. */
 export interface RecipeLora {
     /** as in the tag */
@@ -874,6 +838,37 @@ export interface Recipe {
     loras: RecipeLora[];
     /** a LoRA may be found later: files are still being read */
     searching: boolean;
+}
+
+/** A saved list of LoRA. */
+export interface Preset {
+    name: string;
+    /** one line for each LoRA: its tag, then its trigger words */
+    text: string;
+    /** changes if the picture changes; empty without a picture */
+    thumbnail: string;
+    /** the parameters text of a picture that was made with it; may be empty */
+    parameters: string;
+}
+
+/** All presets. */
+export interface Presets {
+    presets: Preset[];
+    problem: string;
+}
+
+/** A text to import. */
+export interface Text {
+    text: string;
+}
+
+/** A preset to save. */
+export interface PresetWanted {
+    text: string;
+    /** the name that it had */
+    former?: string;
+    /** the parameters text of a picture; without it, the former one stays */
+    parameters?: string;
 }
 
 /** One preset as a file, which `POST presets` and `POST recipe` read. */
@@ -1172,13 +1167,14 @@ export interface Answers {
     online: Online;
     "online/lookup": Online;
     "online/download": Online;
+    "online/newer": Online;
     state: State;
     grammar: State;
     stack: Stack;
     pictures: Pictures;
     outputs: OutputPictures;
     "outputs/loras": CountedLoras;
-    "outputs/picture": OutputPictureDetails;
+    "outputs/picture": Recipe;
     presets: Presets;
     preset: Presets;
     "preset/thumbnail": Presets;

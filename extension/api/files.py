@@ -54,14 +54,19 @@ class FilesApi:
         return answer(request, told)
 
     def move(self, request: Request, body: records.FilesMoved) -> Response:
-        """Move files to a folder, or rename one of them, with the files beside them."""
-        if ("folder" in body) == ("name" in body):
-            raise HTTPException(UNPROCESSABLE, "a move has either a folder or a name")
+        """Move files to a folder, or rename them, with the files beside them."""
+        if ("folder" in body) + ("name" in body) + ("names" in body) != 1:
+            raise HTTPException(UNPROCESSABLE, "a move has either a folder or a name, or names")
         if "name" in body and len(body["ids"]) != 1:
             raise HTTPException(UNPROCESSABLE, "a name is for a single file")
+        if "names" in body and len(body["names"]) != len(body["ids"]):
+            raise HTTPException(UNPROCESSABLE, "names must be one name for each of ids")
         number = body.get("number", False)
 
         def work(files: Sequence[CatalogFile]) -> Done:
+            if "names" in body:
+                names = dict(zip(body["ids"], body["names"], strict=True))
+                return self._moving.rename_all({file: names[file.id] for file in files})
             if "name" in body:
                 return self._moving.rename(files[0], body["name"])
             return self._moving.move(files, body["folder"], number=number)

@@ -14,7 +14,7 @@ from fastapi import HTTPException, Request, Response
 from ..generation.options import ONLINE, online
 from ..generation.save_places import folders
 from ..online.fetch import OnlineError
-from ..online.runs import Download, Found, LookUp, Run, site_of
+from ..online.runs import Download, Downloading, DownloadNewer, Found, LookUp, OfFiles, Run, site_of
 from ..online.sites import known_sites
 from . import records
 from .answers import BROKEN, CONFLICT, UNPROCESSABLE, answer
@@ -74,6 +74,13 @@ class OnlineApi:
             request, lambda: Download(self._session, page, body.get("folder", ""), body.get("name", "").strip())
         )
 
+    def download_newer(self, request: Request, body: records.NewerWanted) -> Response:
+        """Begin to download the newer versions of files, each into the folder of its file; answer its progress."""
+        if not 1 <= len(body["ids"]) <= _MOST_ASKED:
+            raise HTTPException(UNPROCESSABLE, f"ids must be a list of 1 to {_MOST_ASKED:,} texts")
+        files = [find_file(self._session.catalog, one, "") for one in dict.fromkeys(body["ids"])]
+        return self._begin(request, lambda: DownloadNewer(self._session, files))
+
     def cancel(self, request: Request) -> Response:
         """Cancel the job; the next download of the same file goes on where this one ended."""
         if self._latest is not None:
@@ -92,8 +99,9 @@ class OnlineApi:
 
     def _job(self, run: Run) -> records.OnlineJob:
         running = run.running  # first: what is told beside it is complete then
-        results = dict(run.results) if isinstance(run, LookUp) else {}
+        results = dict(run.results) if isinstance(run, OfFiles) else {}
         states = Counter(state for state, _ in results.values())
+        there, size = (run.there, run.size) if isinstance(run, Downloading) else (0, 0)
         file = run.file if isinstance(run, Download) else None
         return {
             "id": run.id,
@@ -101,8 +109,10 @@ class OnlineApi:
             "running": running,
             "cancelled": run.cancelled,
             "problem": run.problem,
-            "done": run.done,
-            "total": run.total,
+            "done": there if isinstance(run, Download) else run.done,
+            "total": size if isinstance(run, Download) else run.total,
+            "there": there,
+            "size": size,
             "found": states["found"] + states["newer"],
             "unknown": states["unknown"],
             "files": list(islice(_told(results), _MOST_TOLD)),

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, TypeVar
 from fastapi import HTTPException, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from ..generation.paste import with_own_names
 from ..library import Found
 from ..library.catalog import CatalogError, CatalogFile
 from ..library.pictures import Thumbnails
-from ..outputs import DamagedError, LoraKey, LoraRow, PictureFile, PictureIndex, Sought, Use, read_embedded, tags_of
-from ..text.infotext import parse_infotext
+from ..outputs import DamagedError, LoraKey, LoraRow, PictureFile, PictureIndex, Sought, Use, read_embedded
 from . import records
 from .answers import NO_CONTENT, NOT_FOUND, UNPROCESSABLE, answer, whole
+from .recipes import recipe_of
 
 if TYPE_CHECKING:
     from ..generation.session import Session
@@ -83,16 +82,13 @@ class OutputsApi:
         return answer(request, told)
 
     def one(self, request: Request, id: str = "") -> Response:  # noqa: A002  # of the query
-        """Return one picture, and the tags of its LoRA under the names they have here."""
+        """Return what one picture was made with, and which of its LoRA are here."""
         picture = self._picture(id)
         try:
-            info = parse_infotext(read_embedded(picture.path).text)
+            text = read_embedded(picture.path).text
         except (OSError, DamagedError) as error:
             raise HTTPException(NOT_FOUND, f"{picture.name} cannot be read: {error}") from error
-        prompt = tags_of(info.prompt)
-        tags = with_own_names({**info.settings, "Prompt": prompt}, self._session.catalog)
-        told: records.OutputPictureDetails = {**self._told(picture, self._files()), "tags": tags}
-        return answer(request, told)
+        return answer(request, recipe_of(self._session, text, file=self._session.outputs.shown(picture)))
 
     def loras(self, request: Request, words: str = "") -> Response:
         """Count the pictures of each LoRA, the most used first; `words` of the prompt limit the pictures.

@@ -46,13 +46,13 @@ class RecipesApi:
             raise HTTPException(
                 UNPROCESSABLE, "the picture has no parameters text: it may have lost it on its way here"
             )
-        return answer(request, self._told(text, file=self._place(len(body), text)))
+        return answer(request, recipe_of(self._session, text, file=self._place(len(body), text)))
 
     def of_text(self, request: Request, body: records.Text) -> Response:
         """Return what a parameters text, or a preset as a file or as text, was made with."""
         text = body["text"]
         if not _PRESET.match(text):
-            return answer(request, self._told(text))
+            return answer(request, recipe_of(self._session, text))
         try:
             return answer(request, self._of_preset(read_text(text)[0]))
         except PresetError as error:
@@ -81,30 +81,7 @@ class RecipesApi:
             raise HTTPException(NOT_FOUND, str(error)) from error
 
     def _of_preset(self, preset: SavedPreset) -> records.Recipe:
-        return self._told(preset.parameters or preset.text, preset.sketches, name=preset.name)
-
-    def _told(
-        self, text: str, sketches: Mapping[str, str] | None = None, name: str = "", file: str = ""
-    ) -> records.Recipe:
-        catalog, info = self._session.catalog, parse_infotext(text)
-        until = time.monotonic() + PATIENCE
-        loras = found_here(read_uses(text).loras, sketches or {}, catalog, until)
-        own = own_text(info, loras, catalog, until)
-        is_missing = any(lora.by in ("", "other") for lora in loras)
-        reads_on = catalog.hashes.is_busy or (bool(sketches) and catalog.copies.progress.running)
-        return {
-            "name": name,
-            "file": file,
-            "text": text,
-            "own": own,
-            "tags": tags_of(parse_infotext(own).prompt),
-            "prompt": info.prompt,
-            "negative": info.negative_prompt,
-            "settings": dict(info.settings),
-            "model": model_of(info),
-            "loras": [_listed(lora) for lora in loras],
-            "searching": is_missing and reads_on,
-        }
+        return recipe_of(self._session, preset.parameters or preset.text, preset.sketches, name=preset.name)
 
     def _place(self, size: int, text: str) -> str:
         """Return where a picture is below the output folders; empty if it is not."""
@@ -115,6 +92,31 @@ class RecipesApi:
             _, found = outputs.index.latest(Sought(seed=uses.seed), 0, _LIKELY)
             return next((outputs.shown(one) for one in found if one.size == size and one.uses == uses), "")
         return ""
+
+
+def recipe_of(
+    session: Session, text: str, sketches: Mapping[str, str] | None = None, name: str = "", file: str = ""
+) -> records.Recipe:
+    """Return what a parameters text tells, and which of its LoRA are here."""
+    catalog, info = session.catalog, parse_infotext(text)
+    until = time.monotonic() + PATIENCE
+    loras = found_here(read_uses(text).loras, sketches or {}, catalog, until)
+    own = own_text(info, loras, catalog, until)
+    is_missing = any(lora.by in ("", "other") for lora in loras)
+    reads_on = catalog.hashes.is_busy or (bool(sketches) and catalog.copies.progress.running)
+    return {
+        "name": name,
+        "file": file,
+        "text": text,
+        "own": own,
+        "tags": tags_of(parse_infotext(own).prompt),
+        "prompt": info.prompt,
+        "negative": info.negative_prompt,
+        "settings": dict(info.settings),
+        "model": model_of(info),
+        "loras": [_listed(lora) for lora in loras],
+        "searching": is_missing and reads_on,
+    }
 
 
 def _listed(lora: FoundLora) -> records.RecipeLora:

@@ -167,11 +167,12 @@ class FilesNoted(TypedDict):
 
 
 class FilesMoved(TypedDict):
-    """Where files are to be, or what one of them is to be called."""
+    """Where files are to be, or what they are to be called."""
 
     ids: Annotated[Texts, "at most 500"]
     folder: NotRequired[Annotated[str, "path below a LoRA folder; made if there is none"]]
     name: NotRequired[Annotated[str, "new name of a single file, without suffix"]]
+    names: NotRequired[Annotated[Texts, "new name of each file; a file that cannot have it stays"]]
     number: NotRequired[Annotated[bool, "give a number to a name that is taken; otherwise its file stays"]]
 
 
@@ -252,7 +253,7 @@ class OnlineSite(TypedDict):
 
 
 class OnlineFile(TypedDict):
-    """A file that was looked up, if it has a newer version or the look-up failed."""
+    """A file that was looked up, if it has a newer version or something failed."""
 
     id: str
     state: Literal["newer", "failed"]
@@ -263,13 +264,17 @@ class OnlineJob(TypedDict):
     """The latest look-up or download."""
 
     id: str
-    kind: Literal["lookup", "download"]
+    kind: Literal["lookup", "download", "newer"]
     running: bool
     cancelled: bool
     problem: Annotated[str, "why it ended early; empty if it did not"]
     done: Annotated[int, "files, or bytes of a download"]
     total: Annotated[int, "0 if a site does not tell it"]
-    found: Annotated[int, "files that a site knows, those with a newer version too"]
+    there: Annotated[int, "bytes of the file that is downloaded"]
+    size: Annotated[int, "all bytes of that file; 0 if a site does not tell it"]
+    found: Annotated[
+        int, "files that a site knows, those with a newer version too; newer versions that were downloaded"
+    ]
     unknown: int
     files: Annotated[list[OnlineFile], "the first 500"]
     file: Annotated[str | None, "id of the downloaded one"]
@@ -297,6 +302,12 @@ class LookUpWanted(TypedDict):
 
     ids: Annotated[Texts, "empty for all files"]
     page: NotRequired[Annotated[str, "where a file is from; without it, its hash is asked for"]]
+
+
+class NewerWanted(TypedDict):
+    """Files whose newer versions are downloaded."""
+
+    ids: Annotated[Texts, "files for which the last look-up told of a newer version"]
 
 
 class DownloadWanted(TypedDict):
@@ -618,12 +629,6 @@ class OutputPicture(TypedDict):
     seed: int | None
     prompt: Annotated[str, "the first 1,000 characters"]
     loras: list[OutputLora]
-
-
-class OutputPictureDetails(OutputPicture):
-    """One picture, and how to use its LoRA again."""
-
-    tags: Annotated[str, "the tags of its LoRA, under the names they have here"]
 
 
 class OutputPictures(OutputsProgress):

@@ -145,6 +145,7 @@ _ONLINE = (
     Route("DELETE", "/online", OnlineApi.cancel, records.Online),
     Route("POST", "/online/lookup", OnlineApi.look_up, records.Online, Body(records.LookUpWanted, "a look-up")),
     Route("POST", "/online/download", OnlineApi.download, records.Online, Body(records.DownloadWanted, "a download")),
+    Route("POST", "/online/newer", OnlineApi.download_newer, records.Online, Body(records.NewerWanted, "files")),
 )
 _STACK = (
     Route("GET", "/state", StackApi.state, records.State),
@@ -159,7 +160,7 @@ _PICTURES = (
 _OUTPUTS = (
     Route("GET", "/outputs", OutputsApi.list, records.OutputPictures),
     Route("GET", "/outputs/loras", OutputsApi.loras, records.CountedLoras),
-    Route("GET", "/outputs/picture", OutputsApi.one, records.OutputPictureDetails),
+    Route("GET", "/outputs/picture", OutputsApi.one, records.Recipe),
     Route("GET", "/outputs/thumbnail", OutputsApi.thumbnail, WEBP, nothing="the picture is damaged"),
 )
 _PRESETS = (

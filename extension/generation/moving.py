@@ -112,13 +112,27 @@ class Moving:
             SaveError: no file can have this name, or it has settings beside it that belong to its name.
             OSError: nothing was moved.
         """
-        if is_configured(file.path):
-            raise SaveError(
-                f"{file.path.name} cannot be renamed: adapter_config.json beside it belongs to this name; rename its "
-                "folder in a file manager"
-            )
-        stem = checked_name(name)
+        stem = _new_stem(file, name)
         return self._moved([file], [(file, file.path.parent, stem)] if stem != file.path.stem else [])
+
+    def rename_all(self, names: Mapping[CatalogFile, str]) -> Done:
+        """Rename files, and the files beside them; a file that cannot have its new name stays.
+
+        Raises:
+            OSError: nothing was moved.
+        """
+        wanted: list[tuple[CatalogFile, Path, str]] = []
+        refused: list[RefusedMove] = []
+        for file, name in names.items():
+            try:
+                stem = _new_stem(file, name)
+            except SaveError as error:
+                refused.append(RefusedMove(file.path, str(error)))
+                continue
+            if stem != file.path.stem:
+                wanted.append((file, file.path.parent, stem))
+        done = self._moved(list(names), wanted)
+        return replace(done, refused=(*refused, *done.refused))
 
     def delete(self, files: Sequence[CatalogFile]) -> Done:
         """Move files to the trash.
@@ -269,6 +283,20 @@ class Moving:
             with suppress(SaveError):
                 return folder_of(self._session, begin).joinpath(*new)
         return folder_of(self._session, "").joinpath(*map(checked_name, parts))
+
+
+def _new_stem(file: CatalogFile, name: str) -> str:
+    """Return the new name of a file, without its suffix.
+
+    Raises:
+        SaveError: no file can have this name, or it has settings beside it that belong to its name.
+    """
+    if is_configured(file.path):
+        raise SaveError(
+            f"{file.path.name} cannot be renamed: adapter_config.json beside it belongs to this name; rename its "
+            "folder in a file manager"
+        )
+    return checked_name(name)
 
 
 def _of(file: CatalogFile, move: Move) -> Move:

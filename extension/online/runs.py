@@ -1,4 +1,4 @@
-"""The jobs: looking files up, and downloading one; each in a thread of its own."""
+"""The jobs: looking files up, and downloading some; each in a thread of its own."""
 
 from __future__ import annotations
 
@@ -8,23 +8,26 @@ import secrets
 import shutil
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from lib_lora import LoraError
 
 from ..generation.options import online
-from ..generation.save_places import SaveError, place
+from ..generation.save_places import SaveError, checked_name, place
 from ..library import CatalogFile, NotesError, beside
 from ..library.catalog import CatalogError
 from ..library.hashes import HashStopped, hash_from
 from ..library.moves import Move
 from ..library.notes import read_own
 from ..library.pictures import PictureError
+from ..library.walk import READABLE
+from ..text.names import numbered
 from .fetch import CancelledError, EndedError, OnlineError, SiteClient, UnreachableError
-from .sidecars import ONLINE, keep, keep_picture
+from .sidecars import ONLINE, keep, keep_picture, read_online
 from .site import LocalFile, Published, Site, SiteFile
 from .sites import known_sites
 from .values import line, mapping
@@ -34,14 +37,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Kind: TypeAlias = Literal["lookup", "download"]
+Kind: TypeAlias = Literal["lookup", "download", "newer"]
 Found: TypeAlias = Literal["found", "newer", "unknown", "failed"]
-"""What became of a file that was looked up."""
+"""What became of a file that was looked up, or whose newer version was downloaded."""
 _FAULTS = (OnlineError, SaveError, NotesError, LoraError, CatalogError)
 """Errors whose message is a sentence for the user."""
 _MOST_BYTES = 64 << 30  # of a download
 _MOST_SILENT = 3  # files in a row for which a site does not answer
 _AT_ONCE = 50  # files that a site is asked for at once; Civitai takes 100, and their answer has a bound here
+_NUMBERED_AT_MOST = 1000  # names that are tried
+_LONGEST = 100  # characters of a name with a number
 _SPARE = 256 << 20  # bytes that a download leaves on the disk
 
 
@@ -65,7 +70,7 @@ class Run(ABC):
     session: Session
     id: str = field(default_factory=lambda: secrets.token_hex(8), init=False)
     done: int = field(default=0, init=False)
-    """Files, or bytes."""
+    """Files."""
     total: int = field(default=0, init=False)
     running: bool = field(default=True, init=False)
     problem: str = field(default="", init=False)
@@ -126,13 +131,10 @@ class Run(ABC):
 
 
 @dataclass
-class LookUp(Run):
-    """Looks files up, one after the other."""
+class OfFiles(Run):
+    """Asks sites for files, one after the other."""
 
     files: Sequence[CatalogFile]
-    page: str = ""
-    """Where they are said to be from; empty for what is known of each, else their hash is asked for."""
-    kind = "lookup"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -148,7 +150,7 @@ class LookUp(Run):
             if number % _AT_ONCE == 0:
                 self._prepare(self.files[number : number + _AT_ONCE])
             try:
-                self.results[file.id] = self._look_up(file)
+                self.results[file.id] = self._one(file)
                 silent = 0
             except EndedError:
                 raise
@@ -160,6 +162,21 @@ class LookUp(Run):
             except OSError as error:
                 self.results[file.id] = ("failed", f"{file.path.name}: {error.strerror or error}")
             self.done += 1
+
+    def _prepare(self, files: Sequence[CatalogFile]) -> None:
+        """Ask for what the next files have in common."""
+
+    @abstractmethod
+    def _one(self, file: CatalogFile) -> tuple[Found, str]: ...
+
+
+@dataclass
+class LookUp(OfFiles):
+    """Looks files up."""
+
+    page: str = ""
+    """Where they are said to be from; empty for what is known of each, else their hash is asked for."""
+    kind = "lookup"
 
     def _prepare(self, files: Sequence[CatalogFile]) -> None:
         """Ask for the files whose hash is known all at once."""
@@ -179,7 +196,7 @@ class LookUp(Run):
         page = self.page or line(mapping(read_own(file).get(ONLINE)).get("page"), 2000)
         return page, [site for site in known_sites() if site.has(page)] or known_sites()
 
-    def _look_up(self, file: CatalogFile) -> tuple[Found, str]:
+    def _one(self, file: CatalogFile) -> tuple[Found, str]:
         page, sites = self._sites(file)
         hashes, stop = self.session.catalog.hashes, self._stop.is_set
         local = LocalFile(hashes.sha256(file, stop), lambda: hashes.short(file, stop), page)
@@ -192,27 +209,32 @@ class LookUp(Run):
 
 
 @dataclass
-class Download(Run):
-    """Downloads the file of a page into a folder."""
+class Downloading(Run):
+    """Downloads files of pages."""
 
-    page: str
-    folder: str = ""
-    name: str = ""
-    """Of the file; empty for the site's."""
-    kind = "download"
+    there: int = field(default=0, init=False)
+    """Bytes of the file that is downloaded."""
+    size: int = field(default=0, init=False)
+    """All bytes of it; 0 if the site does not tell."""
     file: CatalogFile | None = field(default=None, init=False)
-    """The downloaded one."""
+    """The one that was downloaded last."""
     note: str = field(default="", init=False)
 
-    def _work(self) -> None:
-        site = site_of(self.page)
-        published = site.at(self._client(site), self.page)
+    def _download(self, page: str, place_of: Callable[[str], Path]) -> None:
+        """Download the file of a page.
+
+        Args:
+            page: its address.
+            place_of: returns where the file is to be, by the name that the site gives it.
+        """
+        site = site_of(page)
+        published = site.at(self._client(site), page)
         offered = published.file
         if offered is None:
             raise OnlineError("this page offers no safetensors file")
         if not offered.sha256:
             raise OnlineError("the site tells no SHA-256 of this file, so it cannot be checked; download it by hand")
-        path = place(self.session, self.name or offered.name, self.folder)
+        path = place_of(offered.name)
         self._refuse_known(path, offered)
         part = path.with_name(f".remora-{offered.sha256[:32]}.part")
         self._fetch(site, offered, part)
@@ -230,7 +252,7 @@ class Download(Run):
             raise OnlineError(f"there is a file {path.name} already; choose another name")
 
     def _fetch(self, site: Site, offered: SiteFile, part: Path) -> None:
-        self.total = offered.size
+        self.there, self.size = 0, offered.size
         if part.exists() and hash_from(part, 0, self._stop.is_set) == offered.sha256:  # it was complete
             return
         free = shutil.disk_usage(part.parent).free
@@ -243,7 +265,7 @@ class Download(Run):
             raise OnlineError("what was downloaded does not have the SHA-256 that the site tells; it was deleted")
 
     def _progress(self, there: int) -> None:
-        self.done = there
+        self.there = there
 
     def _list(self, site: Site, path: Path, offered: SiteFile, published: Published) -> None:
         """List the new file, with what the site says of it."""
@@ -259,3 +281,39 @@ class Download(Run):
             self.note = self._keep(site, found.file, published)
         except (*_FAULTS, OSError) as error:  # the file is there
             self.note = str(error)
+
+
+@dataclass
+class Download(Downloading):
+    """Downloads the file of a page into a folder."""
+
+    page: str
+    folder: str = ""
+    name: str = ""
+    """Of the file; empty for the site's."""
+    kind = "download"
+
+    def _work(self) -> None:
+        self._download(self.page, lambda name: place(self.session, self.name or name, self.folder))
+
+
+@dataclass
+class DownloadNewer(OfFiles, Downloading):
+    """Downloads the newer versions of files, each beside its file."""
+
+    kind = "newer"
+
+    def _one(self, file: CatalogFile) -> tuple[Found, str]:
+        newer = (read_online(file) or {}).get("newer")
+        if newer is None:
+            return "unknown", ""
+        self.file, self.note = None, ""
+        self._download(newer["page"], lambda name: _free(file.path.parent, checked_name(name)))
+        return "found", self.note
+
+
+def _free(folder: Path, stem: str) -> Path:
+    """Return a place in a folder that is free; a newer version often has the name of the older one."""
+    names = islice(numbered(stem, "-", max(_LONGEST, len(stem))), _NUMBERED_AT_MOST)
+    paths = (folder / f"{name}{READABLE}" for name in names)
+    return next((path for path in paths if not os.path.lexists(path)), folder / f"{stem}{READABLE}")

@@ -13,6 +13,46 @@
 
 const MOST = 500; // files of a request
 
+/**
+ * @typedef {{find: string, replace: string, front: string, behind: string}} NewNames
+ * How files are renamed: text that is replaced in their names, and text around them.
+ */
+
+/**
+ * Return the new name of each file whose name changes, by its id.
+ * @param {Lora[]} loras
+ * @param {NewNames} wanted
+ */
+export function newNames(loras, {find, replace, front, behind}) {
+    const names = loras.map(({id, file}) => {
+        const former = nameOf(file);
+        return {id, former, name: front + (find ? former.split(find).join(replace) : former) + behind};
+    });
+    return new Map(names.filter(({former, name}) => name !== former).map(({id, name}) => [id, name.trim()]));
+}
+
+/** @param {string} file its path */
+export const nameOf = (file) => file.split("/").pop() ?? "";
+
+/**
+ * Return the ids of the files whose new names others have, or get before.
+ * @param {Iterable<Lora>} all
+ * @param {Map<string, string>} names new name of each file, by its id
+ */
+export function takenNames(all, names) {
+    const files = new Map([...all].map(({id, file}) => [id, file]));
+    const places = new Map([...files].map(([id, file]) => [file.toLowerCase(), id]));
+    const taken = new Set();
+    for (const [id, name] of names) {
+        const file = files.get(id) ?? "";
+        const place = (file.slice(0, file.length - nameOf(file).length) + name).toLowerCase();
+        const other = places.get(place) ?? id;
+        if (other === id) places.set(place, id);
+        else taken.add(id);
+    }
+    return taken;
+}
+
 export const MANY = {
     selected: /** @type {ReadonlySet<string> | null} */ (null), // ids of files; null unless files are being selected
     lastChange: /** @type {Change | null} */ (null),
@@ -69,6 +109,19 @@ export class Many {
         const parts = [];
         for (let at = 0; at < ids.length; at += MOST) parts.push({...body, ids: ids.slice(at, at + MOST)});
         return this.ask(method, path, parts, say);
+    }
+
+    /**
+     * Rename files in parts; throws errors of the server.
+     * @param {Map<string, string>} names new name of each file, by its id
+     * @param {(count: number) => string} say what was done
+     */
+    async rename(names, say) {
+        const [ids, wanted] = [[...names.keys()], [...names.values()]];
+        const parts = [];
+        for (let at = 0; at < ids.length; at += MOST)
+            parts.push({ids: ids.slice(at, at + MOST), names: wanted.slice(at, at + MOST)});
+        return this.ask("POST", "files/move", parts, say);
     }
 
     /**

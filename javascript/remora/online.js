@@ -1,8 +1,11 @@
-// What a site says of a file, and how far a job is, in words. Pure.
+// What a site says of a file, and how far a job is, in words.
 
-/** @import {OnlineJob, OnlineLora} from "../api.d.ts" */
+/**
+ * @import {OnlineJob, OnlineLora} from "../api.d.ts"
+ * @import {Tab} from "./main.js"
+ */
 
-import {size} from "./catalog.js";
+import {select, size} from "./catalog.js";
 import {locale, t} from "./words.js";
 
 /** @type {{[term: string]: import("./words.js").Key}} */
@@ -33,16 +36,39 @@ export const aboutOf = (one) =>
 
 /**
  * Say how far a job is.
- * @param {Pick<OnlineJob, "kind" | "done" | "total">} job
+ * @param {Pick<OnlineJob, "kind" | "done" | "total" | "there" | "size">} job
  */
-export function progressOf({kind, done, total}) {
-    if (kind === "lookup") return t("online.files", {done, count: total});
-    return total ? t("online.bytes", {done: size(done), total: size(total)}) : size(done);
+export function progressOf({kind, done, total, there, size: all}) {
+    const files = t("online.files", {done, count: total});
+    if (kind === "lookup") return files;
+    const bytes = all ? t("online.bytes", {done: size(there), total: size(all)}) : size(there);
+    return kind === "newer" ? [files, bytes].join(t("mark.list")) : bytes;
 }
 
 /**
- * Say what a look-up found.
- * @param {Pick<OnlineJob, "found" | "unknown">} job
+ * Say what a look-up found, or how many newer versions were downloaded.
+ * @param {Pick<OnlineJob, "kind" | "found" | "unknown">} job
  */
-export const resultOf = ({found, unknown}) =>
-    [t("online.found", {count: found}), t("online.unknownFiles", {count: unknown})].join(t("mark.list"));
+export function resultOf({kind, found, unknown}) {
+    if (kind === "newer") return t("online.downloadedNewer", {count: found});
+    return [t("online.found", {count: found}), t("online.unknownFiles", {count: unknown})].join(t("mark.list"));
+}
+
+const MOST = 10_000; // files of a request
+
+/**
+ * Return the ids of the files with a newer version: of those that are selected, else of those that the library shows.
+ * @param {Tab} tab
+ */
+export function withNewer(tab) {
+    const {catalog} = tab.library;
+    const {query, filters, sort} = tab.state;
+    const {chosen} = tab.many;
+    const loras = chosen.length
+        ? chosen.flatMap((id) => catalog.byId.get(id) ?? [])
+        : select(catalog, query, filters, sort);
+    return loras
+        .filter(({newer}) => newer)
+        .map(({id}) => id)
+        .slice(0, MOST);
+}

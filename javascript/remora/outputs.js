@@ -6,7 +6,6 @@
  */
 
 import {query} from "./api.js";
-import {useTags} from "./recipes.js";
 
 /**
  * Describe the LoRA of a picture, in a few words each.
@@ -73,11 +72,14 @@ export async function withSeed(tab, seed) {
 }
 
 /**
- * Put the LoRA of a picture into the prompt, in place of those that it has; it is undone in one step.
+ * Ask what a picture was made with.
  * @param {Tab} tab
  * @param {OutputPicture} picture
  */
-export async function useAgain(tab, picture) {
-    const {tags} = await tab.api.get(/** @type {const} */ (`outputs/picture?${query({id: picture.id})}`));
-    useTags(tab, tags);
-}
+export const recipeOf = (tab, {id}) => tab.api.get(/** @type {const} */ (`outputs/picture?${query({id})}`));
+
+/**
+ * Return the address of a picture in a small form.
+ * @param {OutputPicture} picture
+ */
+export const thumbnailOf = ({id, time}) => `outputs/thumbnail?${query({id, v: time})}`;

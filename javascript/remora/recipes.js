@@ -19,7 +19,7 @@ const LARGEST_TEXT = 2 << 20; // bytes, which the server takes
 /** @type {{recipe: RecipeOf | null}} */
 export const RECIPES = {recipe: null};
 
-/** @param {File} file */
+/** @param {Blob} file */
 export const isPicture = (file) => file.type.startsWith("image/");
 
 /**
@@ -67,14 +67,14 @@ export function useTags(tab, tags) {
  */
 export function useAll(tab, recipe) {
     if (!paste(tab.state.target, recipe.own)) throw new Error(t("recipe.noPaste"));
-    tab.set({recipe: null, dialog: "", said: t("recipe.allInUse")});
+    tab.set({recipe: null, details: "", dialog: "", said: t("recipe.allInUse")});
 }
 
 /**
  * Keep what was opened as a preset; throws errors of the server.
  * @param {Tab} tab
  * @param {Recipe} recipe
- * @param {File} file
+ * @param {Blob} file
  * @param {string} name
  */
 export async function keepRecipe(tab, recipe, file, name) {

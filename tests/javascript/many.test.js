@@ -2,6 +2,7 @@
 
 import assert from "node:assert/strict";
 import {afterEach, test} from "node:test";
+import {newNames, takenNames} from "../../javascript/remora/many.js";
 import {leavePage, listOf, lora, openPage} from "./page.js";
 
 afterEach(leavePage);
@@ -34,6 +35,28 @@ test("clicks select and take out, Shift adds all between; what is gone counts no
     assert.equal(tab.many.chosen.length, 4);
     tab.many.select(null);
     assert.deepEqual(tab.many.chosen, []);
+});
+
+test("new names have text replaced and around them; what stays as it is, is left out", async () => {
+    const all = [lora("x/fox_v1"), lora("x/fox_v2"), lora("x/dog"), lora("y/cat_v1"), lora("x/A-FOX_V3")];
+    const wanted = {find: "_v", replace: "$& v", front: "", behind: ""};
+    assert.deepEqual([...newNames(all, wanted).values()], ["fox$& v1", "fox$& v2", "cat$& v1"]);
+    const around = {find: "", replace: "never", front: "a-", behind: " b "};
+    assert.deepEqual([...newNames(all.slice(2, 3), around)], [["id-x/dog", "a-dog b"]]);
+    assert.equal(newNames(all, {find: "", replace: "x", front: "", behind: ""}).size, 0);
+    const names = new Map([
+        ["id-x/fox_v1", "a-fox_v3"],
+        ["id-x/fox_v2", "new"],
+        ["id-x/dog", "NEW"],
+        ["id-y/cat_v1", "dog"],
+        ["id-x/A-FOX_V3", "a-fox_v3"],
+    ]);
+    assert.deepEqual([...takenNames(all, names)], ["id-x/fox_v1", "id-x/dog"], "in its folder, whatever the case");
+    const move = () => ({data: {changed: [], refused: [], undo: ""}});
+    const {tab, sent} = openPage({loras: all, routes: serving(all, {"POST files/move": move})});
+    await tab.many.rename(new Map(Array.from({length: 501}, (_, number) => [`id-${number}`, `${number}`])), String);
+    const parts = sent.filter(({path}) => path === "files/move").map(({body}) => body);
+    assert.deepEqual([parts[0].ids.length, parts[1]], [500, {ids: ["id-500"], names: ["500"]}]);
 });
 
 test("hundreds are sent in parts, and one undo takes all of them back, the last part first", async () => {

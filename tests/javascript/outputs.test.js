@@ -3,7 +3,8 @@
 import assert from "node:assert/strict";
 import {afterEach, test} from "node:test";
 import {NO_PART} from "../../javascript/remora/boxes.js";
-import {furtherOf, joined, latestOf, strengthIn, useAgain, usesOf} from "../../javascript/remora/outputs.js";
+import {furtherOf, joined, latestOf, recipeOf, strengthIn, usesOf} from "../../javascript/remora/outputs.js";
+import {useTags} from "../../javascript/remora/recipes.js";
 import {leavePage, openPage, serverState} from "./page.js";
 
 afterEach(leavePage);
@@ -71,9 +72,9 @@ test("a list is loaded again as long as it is, within the server's bound", async
 test("the LoRA of a picture replace those of the prompt, and the rest of it stays", async () => {
     const {tab, sent} = openPage({
         prompts: {txt2img: ["a fox <lora:old:1> in the rain", ""]},
-        routes: {"GET outputs/picture": () => ({data: {...picture(5), tags: "<lora:zorp:0.5> <lora:neon:1:stop=10>"}})},
+        routes: {"GET outputs/picture": () => ({data: {tags: "<lora:zorp:0.5> <lora:neon:1:stop=10>"}})},
     });
-    await useAgain(tab, picture(5));
+    useTags(tab, (await recipeOf(tab, picture(5))).tags);
     assert.equal(sent[0].path, "outputs/picture?id=5");
     const tags = tab.state.prompt.match(/<[^>]*>/g);
     assert.deepEqual(tags, ["<lora:zorp:0.5>", "<lora:neon:1:stop=10>"]);

@@ -3,7 +3,7 @@
 /**
  * @import {FilesChanged, Lora} from "../../api.d.ts"
  * @import {State, Tab} from "../main.js"
- * @import {Change} from "../many.js"
+ * @import {Change, NewNames as Wanted} from "../many.js"
  * @import {FieldEvent, Filled} from "../vendor/preact.js"
  *
  * @typedef {FilesChanged["refused"]} Refused
@@ -13,9 +13,12 @@
 
 import {html, useEffect, useLayoutEffect, useRef, useState} from "../vendor/preact.js";
 import {foldersOf} from "../catalog.js";
+import {nameOf, newNames, takenNames} from "../many.js";
 import {split} from "../prompt.js";
 import {t, translated} from "../words.js";
 import {Button, NameForm, Stars, Trouble, useTrouble} from "./parts.js";
+
+const PREVIEWED = 100; // new names
 
 /** @param {{tab: Tab, state: State, found: Lora[]}} props */
 export function Selection({tab, state, found}) {
@@ -71,14 +74,15 @@ function Tools({tab, chosen, found, form, setForm, act}) {
         ${count > 0 && html`<${Stars} rating=${ratings.size === 1 ? [...ratings][0] : 0} name=${t("many.count", {count})} set=${(/** @type {number} */ rating) => note({rating})} />`}
         ${opener("tags", t("many.tags"))}
         ${opener("move", t("many.move"))}
-        ${opener("rename", t("many.rename"), count === 1)}
+        ${opener("rename", t("many.rename"))}
         <button type="button" class="rt-small" disabled=${!count} onClick=${remove}>${t("common.delete")}</button>
         <button type="button" class="rt-small rt-primary" onClick=${() => tab.many.select(null)}>${t("many.end")}</button>
     </div>
     ${!count && html`<p class="rt-hint">${t("many.none")}</p>`}
     ${form === "tags" && html`<${Tags} note=${note} />`}
     ${form === "move" && html`<${Folder} tab=${tab} chosen=${chosen} act=${act} />`}
-    ${form === "rename" && count === 1 && html`<${NewName} key=${chosen[0]} tab=${tab} id=${chosen[0]} act=${act} close=${() => setForm("")} />`}`;
+    ${form === "rename" && count === 1 && html`<${NewName} key=${chosen[0]} tab=${tab} id=${chosen[0]} act=${act} close=${() => setForm("")} />`}
+    ${form === "rename" && count > 1 && html`<${NewNames} tab=${tab} chosen=${chosen} act=${act} />`}`;
 }
 
 /** @param {{note: (changes: object) => unknown}} props */
@@ -123,12 +127,65 @@ function Folder({tab, chosen, act}) {
 
 /** @param {{tab: Tab, id: string, act: Act, close: () => void}} props */
 function NewName({tab, id, act, close}) {
-    const file = tab.library.catalog.byId.get(id)?.file ?? "";
-    const former = file.split("/").pop() ?? "";
+    const former = nameOf(tab.library.catalog.byId.get(id)?.file ?? "");
     const save = (/** @type {string} */ name) =>
         act(() => tab.many.send("POST", "files/move", {name}, [id], () => t("many.renamed", {name: former, to: name})));
     return html`<${NameForm} label=${t("common.newName")} button=${t("many.renameNow")} former=${former} focus save=${save} cancel=${close}
         problem=${(/** @type {string} */ name) => (name ? "" : t("many.noName"))} />`;
+}
+
+/** @type {[keyof Wanted, import("../words.js").Key][]} */
+const FIELDS = [
+    ["find", "many.find"],
+    ["replace", "many.replace"],
+    ["front", "many.front"],
+    ["behind", "many.behind"],
+];
+
+/**
+ * Draw the form that renames several files, with their new names.
+ * @param {{tab: Tab, chosen: string[], act: Act}} props
+ */
+function NewNames({tab, chosen, act}) {
+    const [wanted, setWanted] = useState({find: "", replace: "", front: "", behind: ""});
+    const first = useFocus();
+    const {byId} = tab.library.catalog;
+    const names = newNames(
+        chosen.flatMap((id) => byId.get(id) ?? []),
+        wanted,
+    );
+    const said = (/** @type {number} */ count) => t("many.renamedAll", {count});
+    return html`<form class="rt-filters" onSubmit=${(/** @type {Event} */ event) => {
+        event.preventDefault();
+        if (names.size) act(() => tab.many.rename(names, said));
+    }}>
+        ${FIELDS.map(
+            ([
+                name,
+                label,
+            ]) => html`<label key=${name} class="rt-field"><span>${t(label)}</span><input type="text" autocomplete="off" spellcheck=${false}
+            maxlength="100" value=${wanted[name]} ref=${name === "find" ? first : null}
+            onInput=${(/** @type {FieldEvent} */ event) => setWanted({...wanted, [name]: event.target.value})} /></label>`,
+        )}
+        <button type="submit" class="rt-primary" disabled=${!names.size}>${t("many.renameNow")}</button>
+    </form>
+    <${Preview} tab=${tab} names=${names} />`;
+}
+
+/** @param {{tab: Tab, names: Map<string, string>}} props */
+function Preview({tab, names}) {
+    const {byId} = tab.library.catalog;
+    const taken = takenNames(byId.values(), names);
+    return html`<p class="rt-hint" role="status">${t("many.newNames", {count: names.size})}</p>
+        ${
+            names.size > 0
+            && html`<ul class="rt-new-names" tabindex="0" aria-label=${t("many.preview")}>${[...names]
+                .slice(0, PREVIEWED)
+                .map(
+                    ([id, name]) => html`<li key=${id}>${nameOf(byId.get(id)?.file ?? "")} → <strong>${name}</strong>
+                ${taken.has(id) && html` <span class="rt-lacking">⚠ ${t("said.files.taken", {file: name})}</span>`}</li>`,
+                )}</ul>`
+        }`;
 }
 
 /**

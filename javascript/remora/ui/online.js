@@ -6,7 +6,7 @@
  */
 
 import {html, useRef, useState} from "../vendor/preact.js";
-import {aboutOf, progressOf, resultOf} from "../online.js";
+import {aboutOf, progressOf, resultOf, withNewer} from "../online.js";
 import {t, translated} from "../words.js";
 import {Dialog, Section, Trouble, useLater, useLoad} from "./parts.js";
 
@@ -17,7 +17,7 @@ const POLL = 500; // milliseconds
  * What sites may be asked, and how.
  * @property {OnlineState | null} told
  * @property {import("./parts.js").TroubleShown} trouble
- * @property {(method: "PUT" | "POST" | "DELETE", path: "online" | "online/lookup" | "online/download", body?: object) => unknown} ask
+ * @property {(method: "PUT" | "POST" | "DELETE", path: "online" | "online/lookup" | "online/download" | "online/newer", body?: object) => unknown} ask
  */
 
 /**
@@ -189,17 +189,32 @@ export function Online({tab}) {
                 setJob(null);
                 ask("POST", "online/lookup", {ids: []});
             }}>${t("online.all")}</button></div>
+            <${Newer} tab=${tab} busy=${isBusy} send=${(/** @type {string[]} */ ids) => {
+                setJob(null);
+                ask("POST", "online/newer", {ids});
+            }} />
             <h4>${t("online.download")}</h4>
             <${Address} label=${t("online.page")} page=${page} setPage=${setPage} />
             <${Download} told=${told} ask=${ask} page=${page} />
             <${Working} told=${told} ask=${ask} />`
         }
         <div role="status">
-            ${shown?.kind === "lookup" && html`<p>${resultOf(shown)}</p>`}
+            ${shown && shown.kind !== "download" && html`<p>${resultOf(shown)}</p>`}
             ${shown && html`<${Ended} job=${shown} />`}
         </div>
         ${shown && shown.files.length > 0 && html`<${Files} tab=${tab} job=${shown} />`}
     <//>`;
+}
+
+/**
+ * Draw the button that downloads the newer versions of files.
+ * @param {{tab: Tab, busy: boolean, send: (ids: string[]) => unknown}} props
+ */
+function Newer({tab, busy, send}) {
+    const ids = withNewer(tab);
+    return html`<p class="rt-hint">${t("online.newerHint")}</p>
+        <div class="rt-line"><button type="button" class="rt-small" disabled=${busy || !ids.length} onClick=${() => send(ids)}>
+            ${t("online.downloadNewer", {count: ids.length})}</button></div>`;
 }
 
 /** @param {{tab: Tab, job: OnlineJob}} props */

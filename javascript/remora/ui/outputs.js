@@ -1,15 +1,16 @@
 // The pictures in the output folders that used one LoRA.
 
 /**
- * @import {OutputPicture, OutputPictures} from "../../api.d.ts"
+ * @import {OutputPicture, OutputPictures, Recipe} from "../../api.d.ts"
  * @import {Tab} from "../main.js"
+ * @import {Does} from "./recipe.js"
  */
 
 import {html, useState} from "../vendor/preact.js";
-import {query} from "../api.js";
-import {furtherOf, joined, latestOf, strengthIn, useAgain, usesOf} from "../outputs.js";
+import {furtherOf, joined, latestOf, recipeOf, strengthIn, thumbnailOf, usesOf} from "../outputs.js";
 import {locale, t, translated} from "../words.js";
 import {Picture, Trouble, useLater, useLoad} from "./parts.js";
+import {Keep, Parts, Uses} from "./recipe.js";
 
 const POLL = 3000; // milliseconds, while the server reads the pictures
 const PAUSE = 300; // milliseconds without a key, after which prompts are searched
@@ -61,31 +62,41 @@ function Thumbnail({tab, picture, lora, chosen, choose}) {
     return html`<button type="button" class="rt-output" aria-label=${label} title=${`${uses}\n${picture.prompt}`}
         aria-pressed=${String(chosen)} onFocus=${choose} onClick=${choose}>
         <span class="rt-thumb"><${Picture} api=${tab.api} name=${String(picture.seed ?? "")}
-            path=${`outputs/thumbnail?${query({id: picture.id, v: picture.time})}`} /></span>
+            path=${thumbnailOf(picture)} /></span>
         <span class="rt-hint">${strengthIn(picture, lora)}</span></button>`;
 }
 
 /**
- * Draw what one picture says of itself.
+ * Draw what one picture was made with.
  * @param {{tab: Tab, picture: OutputPicture}} props
  */
 function Chosen({tab, picture}) {
-    const [trouble, attempt] = useLoad(tab, async () => {}, []);
-    const [done, setDone] = useState(false);
-    const use = () =>
+    const [told, setTold] = useState(/** @type {Recipe | null} */ (null));
+    const [round, setRound] = useState(0);
+    const [said, setSaid] = useState("");
+    const [trouble, attempt] = useLoad(tab, async () => setTold(await recipeOf(tab, picture)), [round]);
+    useLater(told?.searching && (() => setRound(round + 1)), POLL, [told]);
+    /** @type {Does} */
+    const does = (work, done) =>
         attempt(async () => {
-            await useAgain(tab, picture);
-            setDone(true);
+            await work();
+            setSaid(done);
         });
     const time = new Date(picture.time * 1000).toLocaleString(locale());
     const size = `${picture.width} × ${picture.height}`;
     const seed = picture.seed === null ? "" : t("common.seed", {seed: String(picture.seed)});
-    return html`<div role="group" aria-label=${picture.file}>
-        <p><strong>${usesOf(picture).join(t("mark.list"))}</strong></p>
-        <p class="rt-output-prompt">${picture.prompt}</p>
+    const name = picture.file.split("/").pop() ?? "";
+    const pictureOf = async () => (await tab.api.send("GET", thumbnailOf(picture))).blob();
+    return html`<div role="group" aria-label=${picture.file} class="rt-part">
         <p class="rt-hint">${[picture.file, time, size, seed].filter(Boolean).join(t("mark.list"))}</p>
+        ${!told && html`<p class="rt-output-prompt">${picture.prompt}</p>`}
+        ${told && html`<${Parts} tab=${tab} told=${{...told, file: ""}} />`}
         <${Trouble} trouble=${trouble} />
-        <div class="rt-line"><button type="button" class="rt-small" onClick=${use}>${t("outputs.use")}</button>
-            <span class="rt-hint" role="status">${done && t("outputs.inUse")}</span></div>
+        ${
+            told
+            && html`<div class="rt-line"><${Uses} tab=${tab} told=${told} does=${does} size="rt-small" />
+            <span class="rt-hint" role="status">${said}</span></div>
+            <${Keep} tab=${tab} recipe=${told} name=${name} pictureOf=${pictureOf} does=${does} />`
+        }
     </div>`;
 }

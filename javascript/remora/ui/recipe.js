@@ -5,6 +5,9 @@
  * @import {State, Tab} from "../main.js"
  * @import {RecipeOf} from "../recipes.js"
  * @import {FieldEvent, Filled} from "../vendor/preact.js"
+ *
+ * @typedef {(work: () => unknown, done: string) => unknown} Does
+ * Does something and says that it is done.
  */
 
 import {html, useEffect, useMemo, useRef, useState} from "../vendor/preact.js";
@@ -24,26 +27,18 @@ export function Recipe({tab, state, shown}) {
     const [said, setSaid] = useState("");
     const [trouble, attempt] = useLoad(tab, async () => setTold(await readRecipe(tab, shown)), [shown, round]);
     useLater(told?.searching && (() => setRound(round + 1)), POLL, [told]);
-    const does = (/** @type {() => unknown} */ work, /** @type {string} */ done) =>
+    /** @type {Does} */
+    const does = (work, done) =>
         attempt(async () => {
             await work();
             setSaid(done);
         });
     const close = () => tab.set({recipe: null});
     const foot = html`<${Trouble} trouble=${trouble} />
-        ${told && file && html`<${Keep} tab=${tab} recipe=${told} file=${file} does=${does} />`}
+        ${told && file && html`<${Keep} tab=${tab} recipe=${told} name=${file.name} pictureOf=${() => file} does=${does} />`}
         <div class="rt-line rt-end"><span class="rt-hint" role="status">${said}</span>
             ${told && !file && html`<${Share} tab=${tab} name=${preset} setSaid=${setSaid} />`}
-            ${
-                told?.tags
-                && html`<button type="button" disabled=${!state.target} onClick=${() => does(() => useTags(tab, told.tags), t("outputs.inUse"))}>${t("outputs.use")}</button>`
-            }
-            ${
-                told
-                && Object.keys(told.settings).length > 0
-                && html`<${Button} label=${t("recipe.useAllHint")} class="rt-primary" disabled=${!state.target}
-                onClick=${() => attempt(async () => useAll(tab, told))}>${t("recipe.useAll")}<//>`
-            }
+            ${told && html`<${Uses} tab=${tab} told=${told} does=${does} />`}
         </div>`;
     return html`<${Dialog} title=${file ? file.name : preset} close=${close} foot=${foot} class="rt-wide-dialog">
         ${!told && !trouble.text && html`<p class="rt-hint">${t("common.loading")}</p>`}
@@ -67,8 +62,25 @@ function Shown({tab, state, shown: {preset, file}}) {
     return html`<div class="rt-thumb rt-large">${address ? html`<img src=${address} alt="" draggable=${false} />` : html`<${Picture} api=${tab.api} path=${path} name=${preset} />`}</div>`;
 }
 
+/**
+ * Draw the buttons that put a recipe into the page.
+ * @param {{tab: Tab, told: RecipeTold, does: Does, size?: string}} props
+ */
+export function Uses({tab, told, does, size = ""}) {
+    const {target} = tab.state;
+    return html`${
+        told.tags
+        && html`<button type="button" class=${size} disabled=${!target} onClick=${() => does(() => useTags(tab, told.tags), t("outputs.inUse"))}>${t("outputs.use")}</button>`
+    }
+    ${
+        Object.keys(told.settings).length > 0
+        && html`<${Button} label=${t("recipe.useAllHint")} class=${`${size} rt-primary`} disabled=${!target}
+        onClick=${() => does(() => useAll(tab, told), "")}>${t("recipe.useAll")}<//>`
+    }`;
+}
+
 /** @param {{tab: Tab, told: RecipeTold}} props */
-function Parts({tab, told}) {
+export function Parts({tab, told}) {
     const {loras, file, model, prompt, negative} = told;
     const settings = Object.entries(told.settings)
         .filter(([name]) => !LEFT_OUT.has(name))
@@ -104,20 +116,24 @@ function Lora({tab, lora}) {
     const shownAs = by === "" || by === "other" ? "rt-lacking" : "rt-hint";
     return html`<span class="rt-line">
         ${
-            file
+            file && file.id !== tab.state.details
                 ? html`<button type="button" class="rt-link" title=${file.file} onClick=${() => tab.set({details: file.id})}><${Name} text=${shown} /></button>`
                 : html`<strong>${broken(shown)}</strong>`
         }
         <span class=${shownAs}>${said}</span></span>`;
 }
 
-/** @param {{tab: Tab, recipe: RecipeTold, file: File, does: (work: () => unknown, done: string) => unknown}} props */
-function Keep({tab, recipe, file, does}) {
+/**
+ * Draw the form that keeps a recipe as a preset.
+ * @param {{tab: Tab, recipe: RecipeTold, name: string, pictureOf: () => Blob | Promise<Blob>, does: Does}} props `name` is
+ *     of the file, and `pictureOf` returns it, or a small form of it
+ */
+export function Keep({tab, recipe, name: file, pictureOf, does}) {
     if (!recipe.tags) return null;
     const save = (/** @type {string} */ name) =>
-        does(() => keepRecipe(tab, recipe, file, name), t("recipe.kept", {name}));
+        does(async () => keepRecipe(tab, recipe, await pictureOf(), name), t("recipe.kept", {name}));
     const problem = (/** @type {string} */ name) => (name ? "" : t("presets.giveName"));
-    const former = recipe.name || file.name.replace(/(\.remora)?\.\w+$/, "");
+    const former = recipe.name || file.replace(/(\.remora)?\.\w+$/, "");
     return html`<${NameForm} label=${t("presets.newName")} button=${t("recipe.keep")} former=${former} problem=${problem} save=${save} />`;
 }
 

@@ -726,7 +726,11 @@ def test_files_are_changed_moved_deleted_and_restored(ask: Checked, copy: Path) 
     assert "is not a file in the LoRA folders any more" in gone
     renamed = ask("POST", "/files/move", json={"ids": [ids()["copied-2"]], "name": "copied.new"})
     assert lora("copied.new")["sidecars"] == ["copied.new.json", "copied.new.civitai.info"]
-    for undone in (renamed, moved, told):
+    wanted = {"ids": [ids()["copied.new"], "no file", ids()["copied.b"]], "names": ["new 0", "new 1", "a/b"]}
+    several = ask("POST", "/files/move", json=wanted)
+    assert lora("new 0")["sidecars"] == ["new 0.json", "new 0.civitai.info"]
+    assert [one["id"] for one in several["refused"]] == wanted["ids"][1:]
+    for undone in (several, renamed, moved, told):
         ask("POST", "/files/undo", json={"undo": undone["undo"]})
     assert ids() == first
     assert "cannot be taken back any more" in ask("POST", "/files/undo", 404, json={"undo": told["undo"]})
@@ -752,6 +756,8 @@ def test_files_are_changed_moved_deleted_and_restored(ask: Checked, copy: Path) 
         ({"ids": every}, "either a folder or a name"),
         ({"ids": every, "folder": "", "name": "x"}, "either a folder or a name"),
         ({"ids": every, "name": "x"}, "a name is for a single file"),
+        ({"ids": every, "name": "x", "names": every}, "either a folder or a name"),
+        ({"ids": every, "names": ["x"]}, "one name for each of ids"),
         ({"ids": [first["copied"]], "folder": "../out"}, "a file cannot have the name"),
         ({"ids": ["x"] * 501, "folder": ""}, "no more than 500"),
     ):

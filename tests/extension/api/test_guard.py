@@ -80,6 +80,7 @@ VALID: dict[tuple[str, str], dict[str, Any]] = {
     ("DELETE", "/remora/v1/online"): {},
     ("POST", "/remora/v1/online/lookup"): {"json": {"ids": []}},
     ("POST", "/remora/v1/online/download"): {"json": {"page": "https://civitai.com/models/1"}},
+    ("POST", "/remora/v1/online/newer"): {"json": {"ids": []}},
     ("POST", "/sdapi/v1/txt2img"): {"json": SMALL},
     ("POST", "/sdapi/v1/img2img"): {"json": {**SMALL, "init_images": [REGION]}},
     ("POST", "/sdapi/v1/extra-single-image"): {"json": {"image": REGION}},
@@ -95,6 +96,7 @@ NOT_NOW = {
     ("POST", "/remora/v1/files/undo"): 404,
     ("POST", "/remora/v1/online/lookup"): 409,
     ("POST", "/remora/v1/online/download"): 409,
+    ("POST", "/remora/v1/online/newer"): 422,
 }
 """Valid requests that cannot be met here: there is nothing to take back, and nothing is looked up unless turned on."""
 SAFE = {"GET", "HEAD", "OPTIONS"}

@@ -120,7 +120,9 @@ def test_the_tags_of_a_picture_are_as_the_prompt_needs_them(web: Web) -> None:
     (one,) = web.list()["pictures"]
     details = web.ask("GET", "/outputs/picture", params={"id": one["id"]})
     assert details["tags"] == "<lora:zorp:0.5> <lora:neon:1:stop=10>"
-    assert {key: details[key] for key in one} == one
+    assert [use["id"] for use in details["loras"]] == [web.ids["neon"], web.ids["zorp"]]
+    assert (details["file"], details["negative"]) == (one["file"], "grey")
+    assert "Remora stack" not in details["own"]
 
 
 def test_pictures_are_counted_by_lora(web: Web) -> None:

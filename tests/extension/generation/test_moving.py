@@ -147,6 +147,23 @@ def test_taken_names_are_asked_about_and_what_cannot_be_is_refused(ui: WebUI, fo
     (folder / "sub" / "adapter_config.json").write_text("{}")
     with pytest.raises(SaveError, match=r"adapter_config\.json beside it belongs to this name"):
         ui.moving.rename(ui.file("adapter_model"), "mine")
+    # several get new names: each of them stays that cannot have its own
+    lora(folder / "sub" / "d.safetensors")
+    lora(folder / "sub" / "e.safetensors")
+    before = contents(folder)
+    names = {"sub/a": "b", "sub/d": "new", "sub/e": "NEW", "adapter_model": "mine", "b": "a<b"}
+    several = ui.moving.rename_all({ui.file(name): to for name, to in names.items()})
+    assert [move.target.name for move in several.moves] == ["new.safetensors"]
+    assert {one.path.stem: one.is_taken for one in several.refused} == {
+        "adapter_model": False,
+        "b": False,
+        "a": True,
+        "e": True,
+    }
+    assert not ui.moving.undo(several.undo).refused
+    assert contents(folder) == before
+    for name in ("d", "e"):
+        (folder / "sub" / f"{name}.safetensors").unlink()
     assert set(tmp_path.iterdir()) == {folder, tmp_path / "data"}
     # a journal that leads out of the folders is not followed
     outside = [[[str(folder / "b.safetensors"), str(folder / ".." / "b.safetensors")]]]

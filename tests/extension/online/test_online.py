@@ -130,7 +130,7 @@ def test_nothing_is_sent_before_it_is_switched_on_nor_after_it_is_off(online: On
     page = f"{online.sites.url}/models/11?modelVersionId=22"
     assert online.ask("GET", "/online")["on"] is False
     online.ask("GET", "/lora", name="a")
-    for path, body in (("lookup", {"ids": []}), ("download", {"page": page})):
+    for path, body in (("lookup", {"ids": []}), ("download", {"page": page}), ("newer", {"ids": [online.id("a")]})):
         assert "looking files up online is off" in online.ask("POST", f"/online/{path}", 409, body)
     assert online.sites.log == []
     online.switch()
@@ -249,6 +249,27 @@ def test_a_newer_version_is_told_and_downloaded_into_a_folder(online: Online) ->
     assert (told["online"]["version"], told["words"]) == ("v24", "zorp style, purple")
     assert list(online.folder.rglob("*.part")) == []
     assert "you have this file already, as zorp_v24" in online.download(newer["page"], name="again")["problem"]
+    # those of several files are downloaded one after the other; a file that fails costs itself only
+    (online.folder / "sub/zorp_v24.safetensors").write_bytes(lora(5))
+    online.sites.civitai(online.content("sub/c"), version=30, model=12)
+    online.sites.civitai(other := lora(6), version=31, model=12)
+    online.served.session.catalog.refresh()
+    assert len(online.look_up("a", "sub/c")["files"]) == 2
+    gone = online.sites.answers.pop("/files/24")
+    wanted = [online.id(name) for name in ("a", "b", "sub/c")]
+    online.ask("POST", "/online/newer", body={"ids": wanted})
+    job = online.ended()
+    assert (job["kind"], job["done"], job["total"], job["found"], job["unknown"]) == ("newer", 3, 3, 1, 1)
+    assert [(one["id"], one["state"]) for one in job["files"]] == [(wanted[0], "failed")]
+    assert [path.name for path in online.folder.rglob("zorp_v3*.safetensors")] == ["zorp_v31.safetensors"]
+    assert online.content("sub/zorp_v31") == other
+    online.sites.answers["/files/24"] = gone
+    (online.folder / "zorp_v24.safetensors").write_bytes(b"of another program")
+    online.ask("POST", "/online/newer", body={"ids": wanted[:1]})
+    assert (online.ended()["found"], online.content("zorp_v24-2")) == (1, new), "nothing is replaced"
+    assert online.content("zorp_v24") == b"of another program"
+    for ids in ([], ["x"] * 10_001):
+        assert "1 to 10,000" in online.ask("POST", "/online/newer", 422, {"ids": ids})
 
 
 def test_a_cut_download_goes_on_where_it_ended(online: Online) -> None:

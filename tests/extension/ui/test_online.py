@@ -81,8 +81,14 @@ def test_a_file_is_looked_up_and_its_newer_version_downloaded(
         fits(page, dialog)
         dialog.get_by_role("button", name="Cancel").click()
         dialog.get_by_text("Cancelled.").wait_for(timeout=LONG)
+        (served.loras / "zorp_v24.safetensors").unlink()  # another program has deleted it
+        httpx.post(f"{served.url}/remora/v1/refresh", headers=JSON)
+        fits(page, dialog)
+        dialog.get_by_role("button", name="Download 1 newer version").click()
+        dialog.get_by_text("1 newer version downloaded").wait_for(timeout=LONG)
+        assert (served.loras / "zorp_v24.safetensors").read_bytes() == published
         dialog.get_by_label("Page of a model").fill("https://evil.example/models/1")
-        dialog.get_by_role("button", name="Download").click()
+        dialog.get_by_role("button", name="Download", exact=True).click()
         dialog.get_by_text("this is not the address of a model's page on Civitai or Hugging Face").wait_for(
             timeout=LONG
         )

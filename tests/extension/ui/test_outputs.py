@@ -36,7 +36,7 @@ def pictures(served: Served) -> Iterator[Path]:
     folder = served.pictures / "earlier"
     for number in range(70):
         tags = "<lora:stripes:0.8>" if number else "<lora:stripes:0.5:stop=10> <lora:night:1>"
-        settings = f"Steps: 20, Sampler: Euler a, CFG scale: 7, Seed: {900 + number}, Size: 96x64"
+        settings = f"Steps: 20, Sampler: Euler a, CFG scale: 7, Seed: {900 + number}, Size: 96x64, Model: shapes"
         image = Image.new("RGB", (96, 64), COLOURS[number % len(COLOURS)])
         text = f"a fox in the rain, number {number} {tags}\nNegative prompt: grey\n{settings}"
         saved(folder / f"{number:02}.png", encode_png(image, text), age=100 + number)
@@ -104,6 +104,14 @@ def test_the_pictures_of_a_lora_are_seen_and_used_again(
         chosen.get_by_text("a fox in the rain, number 0").wait_for()
         assert first.get_attribute("aria-pressed") == "true"
         assert "Seed 900" in chosen.inner_text()
+        chosen.get_by_text("stripes 0.5:stop=10").wait_for(timeout=LONG)
+        assert " ".join(chosen.locator(".rt-facts").inner_text().split()).startswith(
+            "Model shapes Prompt a fox in the rain, number 0 <lora:stripes:0.5:stop=10> <lora:night:1> "
+            "Negative prompt grey Settings "
+        )
+        used = chosen.get_by_role("list", name="LoRA")
+        assert used.get_by_role("button").all_inner_texts() == ["night 1"], "the details show the other one"
+        chosen.scroll_into_view_if_needed()
         assert faults(page) == []
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         body = dialog.locator(".rt-dialog-body")
@@ -120,6 +128,18 @@ def test_the_pictures_of_a_lora_are_seen_and_used_again(
         page.wait_for_function(LOADED.replace(">= names", "=== 70"), arg=1, timeout=LONG)
         assert shown.count() == 70
         assert not dialog.get_by_role("button", name="Show more").count()
+        chosen.get_by_role("button", name="Save as preset").click()
+        chosen.get_by_text("The preset 00 is saved.").wait_for(timeout=LONG)
+        kept = httpx.get(f"{served.url}/remora/v1/preset/file", params={"name": "00"}).json()
+        assert ("Negative prompt: grey" in kept["parameters"], bool(kept["thumbnail"])) == (True, True)
+        httpx.delete(f"{served.url}/remora/v1/preset", params={"name": "00"}).raise_for_status()
+        used.get_by_role("button", name="night 1").click()
+        page.get_by_role("dialog", name="night").wait_for(timeout=LONG)
+        page.keyboard.press("Escape")
+        section(tab, "stripes")
+        grid.locator("button[aria-pressed]").first.click(timeout=LONG)
+        chosen.get_by_role("button", name="Put the prompt, the LoRA and the settings into the page").click()
+        chosen.get_by_text("This page has no button that reads parameters.").wait_for(timeout=LONG)
 
 
 def test_a_picture_that_is_made_comes_by_itself_and_a_deleted_one_goes(page: Any, served: Served) -> None:
@@ -145,6 +165,10 @@ def test_a_picture_that_is_made_comes_by_itself_and_a_deleted_one_goes(page: Any
     assert [(one["name"], one["strength"]) for one in told["loras"]] == [("outline", "0.75")]
     small = httpx.get(f"{served.url}/remora/v1/outputs/thumbnail", params={"id": told["id"]})
     assert Image.open(io.BytesIO(small.content)).size == (64, 64)
+    dialog.get_by_role("button", name=told["file"]).click()
+    dialog.get_by_role("button", name="Put the prompt, the LoRA and the settings into the page").click()
+    tab.prompt_is("a cat <lora:outline:0.75>")
+    page.wait_for_function("!document.getElementById('remora-tab').shadowRoot.querySelector('dialog')", timeout=LONG)
     (served.pictures / told["file"]).unlink()
     for _ in range(100):
         if not found():
