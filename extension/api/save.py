@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 _MOST = 50  # tags
 _STEPS = 20
-_TIMES = {"file": 3.0, "model": 2.0, "difference": 2.0}
-"""How often saving goes through the layers, where a preview does so once."""
+_TIMES = {"file": 3.0, "inputs": 1.5, "model": 2.0, "difference": 2.0}
+"""How often saving goes through the layers for each time that a preview does; `inputs` is of a file, with inputs."""
 
 
 class SaveApi:
@@ -110,7 +110,8 @@ class SaveApi:
         if is_for_model:
             options["inputs"] = self._session.inputs.of(self._session.model.components)
         write = as_file(stack, path, combination, options, moment, body.get("negative"))
-        return Wanted(path, write, is_preview, is_for_model, body.get("picture", False), _TIMES["file"])
+        times = _TIMES["file"] if options.get("inputs") is None else _TIMES["inputs"]
+        return Wanted(path, write, is_preview, is_for_model, body.get("picture", False), times)
 
     def _model(self, body: records.SaveWanted) -> Wanted:
         model, is_preview = model_of(self._session, body.get("model", "")), body.get("preview", False)

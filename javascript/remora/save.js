@@ -4,7 +4,7 @@
 
 import {percent} from "./check.js";
 import {makeTag} from "./prompt.js";
-import {escapedName, needsDensity, PRUNING} from "./tag.js";
+import {escapedName, isDrawn, needsDensity, PRUNING} from "./tag.js";
 import {t} from "./words.js";
 
 /**
@@ -17,13 +17,17 @@ import {t} from "./words.js";
  * @property {string} model that LoRA are put into, or that another one differs from
  * @property {string} tuned the other one
  * @property {string} rounding
+ * @property {string} seed of what is drawn at random
  * @property {string} name
  * @property {string} folder
+ * @property {string} kind
+ * @property {string} factor of a LoKr
  * @property {FileForm} form
  * @property {string} rank
  * @property {string} size in MB
  * @property {string} error in percent
  * @property {string} dtype
+ * @property {string} pad the rank that lower ones are filled up to; empty for none
  * @property {string} how
  * @property {string} density in percent
  * @property {string} part of the LoRA that is saved, where it is a copy of one file
@@ -31,13 +35,15 @@ import {t} from "./words.js";
  * @property {string} spelling of the same
  * @property {string} step from 1
  * @property {number | null} steps of the page
+ * @property {string} half the prompt whose strengths are saved
  * @property {boolean} picture
  * @property {boolean} replace
  *
- * @typedef {{name: string, text: string, varies: boolean, combined?: boolean}} SavedTag
- * A tag that is saved; `varies` where its strength differs from step to step, `combined` where it has a rule.
+ * @typedef {{name: string, text: string, varies: boolean, combined?: boolean, half?: boolean}} SavedTag
+ * A tag that is saved; `varies` where its strength differs from step to step, `combined` where it has a rule, `half`
+ * where it acts on one prompt only.
  *
- * @typedef {{rows: SavedTag[], several: boolean, varies: boolean, copied: boolean}} Parts
+ * @typedef {{rows: SavedTag[], several: boolean, varies: boolean, half?: boolean, copied: boolean}} Parts
  * What is saved; `copied` where it is one file in another form.
  */
 
@@ -47,18 +53,23 @@ export const FIRST = {
     model: "",
     tuned: "",
     rounding: "nearest",
+    seed: "0",
     part: "all",
     strength: "1",
     spelling: "kohya",
     folder: "",
+    kind: "lora",
+    factor: "8",
     form: "exact",
     rank: "16",
     size: "100",
     error: "5",
     dtype: "float16",
+    pad: "",
     how: "sum",
     density: "50",
     step: "1",
+    half: "pos",
     picture: true,
     replace: false,
 };
@@ -74,6 +85,10 @@ export const SPELLINGS = /** @type {const} */ ({
     diffusers: "save.diffusers",
     comfy: "save.comfy",
 });
+/** The names that a LoKr can have. */
+export const LOKR_SPELLINGS = /** @type {const} */ ({kohya: "save.kohya", comfy: "save.comfy"});
+export const KINDS = /** @type {const} */ ({lora: "save.lora", lokr: "save.lokr"});
+export const HALVES = /** @type {const} */ ({pos: "save.positive", neg: "recipe.negative"});
 export const FORMS = /** @type {const} */ ({
     exact: "save.exact",
     rank: "save.byRank",
@@ -114,6 +129,7 @@ const TINY = 0.001; // share below which an error is not told
 const MB = 1024 ** 2;
 const LONGEST = 60; // characters of a name that is made
 const MOST = 1e6; // of the number of a field
+const HIGHEST_SEED = 999_999_999;
 
 /**
  * Return the tag of one file that is saved in another form.
@@ -157,7 +173,8 @@ const numberIn = (text) => (/^\s*\d+(?:[.,]\d+)?\s*$/.test(text) ? Number(text.r
  * @param {Parts} parts
  * @returns {{[field: string]: string | undefined}}
  */
-export function wrongOf(form, {several, varies, copied}) {
+export function wrongOf(form, parts) {
+    const {several, varies, copied} = parts;
     const {what, steps} = form;
     const accuracy = what === "model" ? "" : form.form;
     /** @type {[field: string, text: string, low: number, high: number, isWhole: boolean][]} */
@@ -165,6 +182,9 @@ export function wrongOf(form, {several, varies, copied}) {
         ...(accuracy === "rank" ? [limit("rank", form.rank, 1, MOST, true)] : []),
         ...(accuracy === "size" ? [limit("size", form.size, 0.01, MOST)] : []),
         ...(accuracy === "error" ? [limit("error", form.error, 0.01, 99)] : []),
+        ...(what !== "model" && form.kind === "lokr" ? [limit("factor", form.factor, 1, MOST, true)] : []),
+        ...(what !== "model" && canPad(form) && form.pad.trim() ? [limit("pad", form.pad, 1, MOST, true)] : []),
+        ...(needsSeed(form, parts) ? [limit("seed", form.seed, 0, HIGHEST_SEED, true)] : []),
         ...(copied ? [limit("strength", form.strength, 0.01, 10)] : []),
         ...(what === "file" && several && needsDensity(form.how) ? [limit("density", form.density, 1, 100)] : []),
         ...(what !== "difference" && varies ? [limit("step", form.step, 1, steps ?? STEPS, true)] : []),
@@ -181,6 +201,22 @@ export function wrongOf(form, {several, varies, copied}) {
     );
 }
 
+/**
+ * Return whether lower ranks can be filled up.
+ * @param {Form} form
+ */
+export const canPad = ({kind, form}) => kind === "lora" && form !== "size";
+
+/**
+ * Return whether numbers are drawn at random.
+ * @param {Form} form
+ * @param {Parts} parts
+ */
+export function needsSeed({what, rounding, how}, {several}) {
+    if (what === "model") return rounding === "stochastic";
+    return what === "file" && several && isDrawn(how);
+}
+
 /** @type {(field: string, text: string, low: number, high: number, isWhole?: boolean) => [string, string, number, number, boolean]} */
 const limit = (field, text, low, high, isWhole = false) => [field, text, low, high, isWhole];
 
@@ -194,13 +230,17 @@ const limit = (field, text, low, high, isWhole = false) => [field, text, low, hi
 export function bodyOf(form, parts) {
     const {what, model, tuned} = form;
     const tags = parts.rows.map(({text}) => text);
-    const times = parts.varies ? {step: numberIn(form.step) - 1, steps: form.steps ?? STEPS} : {};
+    const drawn = needsSeed(form, parts) ? {seed: numberIn(form.seed)} : {};
+    const acting = {
+        ...(parts.varies ? {step: numberIn(form.step) - 1, steps: form.steps ?? STEPS} : {}),
+        ...(parts.half ? {negative: form.half === "neg"} : {}),
+    };
     if (what === "model")
         return model
-            ? {what, tags, model, rounding: /** @type {SaveWanted["rounding"]} */ (form.rounding), ...times}
+            ? {what, tags, model, rounding: /** @type {SaveWanted["rounding"]} */ (form.rounding), ...drawn, ...acting}
             : null;
     if (what === "difference") return model && tuned ? {what, model, tuned, ...limitsOf(form)} : null;
-    return {what, tags, ...limitsOf(form), ...ruleOf(form, parts), ...times};
+    return {what, tags, ...limitsOf(form), ...ruleOf(form, parts), ...drawn, ...acting};
 }
 
 /**
@@ -210,6 +250,8 @@ export function bodyOf(form, parts) {
 function limitsOf(form) {
     /** @type {SaveWanted} */
     const body = {dtype: /** @type {SaveWanted["dtype"]} */ (form.dtype)};
+    if (form.kind === "lokr") Object.assign(body, {kind: form.kind, factor: numberIn(form.factor)});
+    if (canPad(form) && form.pad.trim()) body.pad = numberIn(form.pad);
     if (form.form === "rank") body.rank = numberIn(form.rank);
     if (form.form === "size") body.size = Math.round(numberIn(form.size) * MB);
     if (form.form === "error") body.error = numberIn(form.error) / 100;

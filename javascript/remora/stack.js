@@ -244,6 +244,7 @@ export class Stack {
             name: row.name,
             text: String(row.text),
             combined: row.values.combine !== undefined,
+            half: row.values.half !== undefined,
             varies: Boolean(row.teCurve ?? row.unetCurve) || TIMES.some((key) => row.values[key] !== undefined),
         }));
     }

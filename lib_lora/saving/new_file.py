@@ -315,12 +315,28 @@ class _Layer:
 
     def _pair(self, found: Difference) -> tuple[Tensor, Tensor]:
         """Return the factors down and up of the nearest change of the rank."""
-        assert self.rank is not None
-        pair = (found if self.values is None else found.cut(self.rank, self.vectors, self.limit)).joined()
+        pair = self._cut(found).joined()
         self.vectors = None
         zeros = max((self.width or 0) - pair.up.shape[1], 0)
         down = torch.cat([pair.down, pair.down.new_zeros(zeros, *pair.down.shape[1:])])
         return down, torch.cat([pair.up, pair.up.new_zeros(len(pair.up), zeros)], 1)
+
+    def _cut(self, found: Difference) -> Difference:
+        if self.values is None:
+            return found
+        assert self.rank is not None
+        return found.cut(self.rank, self.vectors, self.limit)
+
+    def written(self, found: Difference) -> Difference:
+        """Return what the file has of the weight's change, but for rounding."""
+        if self.rank == 0:
+            return Difference(self.shape)
+        if self.first is None:
+            return self._cut(found)
+        first, second = found.kronecker(self.first)
+        inner = self._cut(second).dense().reshape(*second.shape[:2], -1)
+        whole = torch.einsum("ab,cdk->acbdk", first, inner)  # torch.kron refuses some transposed ones
+        return Difference(self.shape, (), whole.reshape(self.shape))
 
 
 def check_progress(progress: object) -> None:
@@ -398,12 +414,21 @@ def _preview(
 ) -> SavedFile:
     """Return what a file would be, and write nothing."""
     weights = names.layers(changes.weights)
-    count = _LayerCount(choices.progress, len(weights), 1)
+    count = _LayerCount(choices.progress, len(weights), 1 if choices.inputs is None else 2)
+    saved, of_outputs = list[SavedLayer](), _Share()
     with unchanged(changes.files), plain_mode(_CPU):
         layers, dropped, files = _plan(path, weights, choices, names, metadata, count)
-        saved = tuple([SavedLayer(*layer.weight.place, layer.saved_rank, layer.dropped) for layer in layers])
+        for layer in layers:
+            output_error = None
+            if choices.inputs is not None:
+                wanted = layer.weight.difference()
+                missed = wanted.minus(layer.written(wanted))
+                output_error = _output_error(layer, missed, wanted, choices.inputs, of_outputs)
+                count.add()
+            saved.append(SavedLayer(*layer.weight.place, layer.saved_rank, layer.dropped, output_error))
     nbytes = sum([one.nbytes for one in files])
-    return SavedFile(path, nbytes, saved, dropped, (*changes.notes, *_notes(layers, choices)))
+    notes = (*changes.notes, *_notes(layers, choices))
+    return SavedFile(path, nbytes, tuple(saved), dropped, notes, of_outputs.share)
 
 
 def _plan(
@@ -633,14 +658,22 @@ def _read_back(
     for layer in layers:
         wanted = layer.weight.difference()
         got = found[place].difference() if (place := layer.weight.place) in found else Difference(wanted.shape)
-        missed, output_error = wanted.minus(got), None
-        columns = None if inputs is None else inputs.of(place[0], layer.weight.target.path)
-        if columns is not None and len(columns) == wanted.inside and layer.has_weight:
-            output_error = of_outputs.add(*[float(one.outputs(columns).norm()) for one in (missed, wanted)])
+        missed = wanted.minus(got)
+        output_error = None if inputs is None else _output_error(layer, missed, wanted, inputs, of_outputs)
         share = of_changes.add(missed.size(), layer.size)
         saved.append(SavedLayer(*place, layer.saved_rank, share or 0.0, output_error))
         count.add()
     return saved, of_changes.share or 0.0, of_outputs.share
+
+
+def _output_error(
+    layer: _Layer, missed: Difference, wanted: Difference, inputs: InputSamples, total: _Share
+) -> float | None:
+    """Return the error of what a layer makes of its inputs, and add it to all; None where these are not known."""
+    columns = inputs.of(layer.weight.place[0], layer.weight.target.path)
+    if columns is None or len(columns) != wanted.inside or not layer.has_weight:
+        return None
+    return total.add(*[float(one.outputs(columns).norm()) for one in (missed, wanted)])
 
 
 @dataclass(slots=True)

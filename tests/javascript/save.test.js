@@ -29,12 +29,21 @@ test("what counts of the form is asked for, in the units of the server", () => {
     const step = bodyOf(form({...ties, step: "3", steps: 12}), one);
     assert.deepEqual(step, {what: "file", tags: ["<lora:a:1>"], dtype: "float16", step: 2, steps: 12});
     assert.equal(bodyOf(form(), one)?.steps, 20);
+    const lokr = {...usual, kind: "lokr", factor: 4};
+    assert.deepEqual(bodyOf(form({kind: "lokr", factor: "4", pad: "16"}), TWO), lokr, "a LoKr has no ranks to fill up");
+    assert.deepEqual(bodyOf(form({pad: "16", factor: "4"}), TWO), {...usual, pad: 16});
+    assert.equal(bodyOf(form({pad: "16", form: "size"}), TWO)?.pad, undefined);
+    assert.equal(bodyOf(form({how: "dare_ties_svd", seed: "7"}), TWO)?.seed, 7);
+    assert.deepEqual(bodyOf(form({half: "neg"}), {...TWO, half: true}), {...usual, negative: true});
+    assert.equal(bodyOf(form(), {...TWO, half: true})?.negative, false);
 });
 
 test("of models, only what counts of them is asked for", () => {
     const baked = {what: "model", tags: ["<lora:a:1>", "<lora:b:0.5>"], model: "base", rounding: "nearest"};
     assert.deepEqual(bodyOf(form({what: "model", model: "base", how: "ties_svd"}), TWO), baked);
     assert.equal(bodyOf(form({what: "model"}), TWO), null, "no model is chosen");
+    const drawn = bodyOf(form({what: "model", model: "base", rounding: "stochastic", seed: "3"}), {...TWO, half: true});
+    assert.deepEqual(drawn, {...baked, rounding: "stochastic", seed: 3, negative: false});
     const difference = {what: "difference", model: "base", tuned: "other"};
     const made = {...difference, dtype: "float16", rank: 8};
     assert.deepEqual(bodyOf(form({...difference, form: "rank", rank: "8"}), {...TWO, varies: true}), made);
@@ -66,6 +75,13 @@ test("only the numbers that count are checked", () => {
     assert.deepEqual(wrongOf(form({form: "error", error: "0.5"}), TWO), {});
     assert.deepEqual(Object.keys(wrongOf(form({how: "ties_svd", density: "0"}), TWO)), ["density"]);
     assert.deepEqual(Object.keys(wrongOf(form({step: "13", steps: 12}), {...TWO, varies: true})), ["step"]);
+    const lokr = {kind: "lokr", factor: "0", pad: "x"};
+    assert.deepEqual(Object.keys(wrongOf(form(lokr), TWO)), ["factor"]);
+    assert.deepEqual(Object.keys(wrongOf(form({...lokr, kind: "lora"}), TWO)), ["pad"]);
+    assert.deepEqual(wrongOf(form({...lokr, kind: "lora", form: "size"}), TWO), {});
+    const drawn = {what: "model", rounding: "stochastic", seed: "1.5"};
+    assert.deepEqual(Object.keys(wrongOf(form(drawn), TWO)), ["seed"]);
+    assert.deepEqual(wrongOf(form({...drawn, rounding: "nearest"}), TWO), {});
 });
 
 test("every way of combining but the sums keeps a share", () => {
@@ -88,8 +104,8 @@ test("an error that nobody sees is told as one", () => {
     assert.equal(errorOf(0.031), "error 3.1 %");
 });
 
-test("the tags that are saved are the ones that act, and which of them differ from step to step", () => {
-    const {tab} = openPage({prompts: {txt2img: "<lora:a:1> <lora:b:0@0,1@1> <lora:c:1:stop=5>"}, loras: []});
+test("the tags that are saved are the ones that act, and which of them differ from step to step or by prompt", () => {
+    const {tab} = openPage({prompts: {txt2img: "<lora:a:1> <lora:b:0@0,1@1> <lora:c:1:stop=5:half=neg>"}, loras: []});
     tab.set({
         always: {
             on: true,
@@ -101,12 +117,12 @@ test("the tags that are saved are the ones that act, and which of them differ fr
         },
     });
     assert.deepEqual(
-        tab.stack.written().map(({text, varies}) => [text, varies]),
+        tab.stack.written().map(({text, varies, half}) => [text, varies, half]),
         [
-            ["<lora:d:0.5>", false],
-            ["<lora:a:1>", false],
-            ["<lora:b:0@0,1@1>", true],
-            ["<lora:c:1:stop=5>", true],
+            ["<lora:d:0.5>", false, false],
+            ["<lora:a:1>", false, false],
+            ["<lora:b:0@0,1@1>", true, false],
+            ["<lora:c:1:stop=5:half=neg>", true, true],
         ],
     );
 });

@@ -11,12 +11,17 @@ import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import {
     bodyOf,
     COMBINED,
+    canPad,
     copiedTag,
     DTYPES,
     errorOf,
     FIRST,
     FORMS,
+    HALVES,
+    KINDS,
+    LOKR_SPELLINGS,
     nameOf,
+    needsSeed,
     PARTS,
     ROUNDINGS,
     SPELLINGS,
@@ -56,6 +61,7 @@ export function Save({tab, state}) {
         rows,
         several: rows.length > 1 && !rows.some((row) => row.combined),
         varies: isVarying,
+        half: rows.some((row) => row.half),
         copied: Boolean(copied),
     };
     const wrong = wrongOf(form, parts);
@@ -69,7 +75,10 @@ export function Save({tab, state}) {
     const isCurrent = asked.key === key && asked.id === job?.id;
     const waits = !told || isSaving || isSaved || isCurrent || key in previews;
     useLater(body && !waits && (() => begin(body, null)), TYPED, [key, waits]);
-    const isShown = job && (job.preview ? isCurrent : isLatest); // else it is about something else
+    const isShown = job && (job.preview ? isCurrent : isLatest && (isSaving || isSaved)); // else it is of something else
+    useEffect(() => {
+        if (!trouble.load) attempt(() => undefined); // an error is of what was asked for before
+    }, [key]);
     const start = (/** @type {Event} */ event) => {
         event.preventDefault();
         const {name, folder, replace} = form;
@@ -96,10 +105,12 @@ export function Save({tab, state}) {
             ${!copied && form.what !== "difference" && html`<ul class="rt-chips" aria-label=${t("save.tags")}>${rows.map(({text}) => html`<li key=${text}><code>${broken(text)}</code></li>`)}</ul>`}
             <${Field} title=${t("common.name")} double=${true}><input type="text" maxlength="100" autocomplete="off" spellcheck=${false} value=${form.name}
                 onInput=${(event) => change({name: event.target.value})} /><//>
-            ${form.what === "model" ? html`<${ModelFields} form=${form} change=${change} models=${models} />` : html`<${FileFields} form=${form} change=${change} choices=${choices} parts=${parts} wrong=${wrong} />`}
+            ${form.what === "model" ? html`<${ModelFields} form=${form} change=${change} models=${models} wrong=${wrong} />` : html`<${FileFields} form=${form} change=${change} choices=${choices} parts=${parts} wrong=${wrong} />`}
             ${form.what === "file" && html`<label class="rt-check rt-double"><input type="checkbox" checked=${told?.inputs === "wanted"} onChange=${(event) => measure(event.target.checked)} /> <span>${t("save.measure")}</span></label>`}
             ${form.what === "file" && told?.inputs === "taken" && html`<p class="rt-hint rt-double">${t("save.measured")}</p>`}
             ${isVarying && form.what !== "difference" && html`<${Amount} title=${t("save.step")} value=${form.step} wrong=${wrong.step} set=${(/** @type {string} */ text) => change({step: text})} />`}
+            ${parts.half && form.what !== "difference" && html`<${Choice} title=${t("save.half")} choices=${HALVES} value=${form.half} choose=${(/** @type {string} */ half) => change({half})} />`}
+            ${form.what !== "model" && canPad(form) && html`<${Padding} form=${form} change=${change} wrong=${wrong} />`}
         </form>
         ${body && !isSaving && !isSaved && (previews[key] || !trouble.text) && html`<${Previewed} job=${isCurrent ? job : null} preview=${previews[key]} what=${form.what} />`}
         ${isSaving && !isOwn && html`<p class="rt-notice" role="status">${t("save.otherRuns")}</p>`}
@@ -153,10 +164,13 @@ function Models({title, models, value, choose}) {
         ${(value ? models : ["", ...models]).map((one) => html`<option key=${one} value=${one}>${one || t("save.chooseModel")}</option>`)}</select><//>`;
 }
 
-/** @param {{form: Form, change: (changes: Partial<Form>) => void, models: string[]}} props */
-function ModelFields({form, change, models}) {
+/**
+ * @param {{form: Form, change: (changes: Partial<Form>) => void, models: string[], wrong: ReturnType<typeof wrongOf>}} props
+ */
+function ModelFields({form, change, models, wrong}) {
     return html`<${Models} title=${t("common.model")} models=${models} value=${form.model} choose=${(/** @type {string} */ model) => change({model})} />
-        <${Choice} title=${t("save.rounding")} double=${true} choices=${ROUNDINGS} value=${form.rounding} choose=${(/** @type {string} */ rounding) => change({rounding})} />`;
+        <${Choice} title=${t("save.rounding")} double=${true} choices=${ROUNDINGS} value=${form.rounding} choose=${(/** @type {string} */ rounding) => change({rounding})} />
+        ${form.rounding === "stochastic" && html`<${Amount} title=${t("stack.seed")} value=${form.seed} wrong=${wrong.seed} set=${(/** @type {string} */ seed) => change({seed})} />`}`;
 }
 
 /**
@@ -165,7 +179,10 @@ function ModelFields({form, change, models}) {
  */
 function FileFields({form, change, choices, parts, wrong}) {
     const isStack = form.what === "file";
+    const isLokr = form.kind === "lokr";
     const set = (/** @type {keyof Form} */ field) => (/** @type {string} */ text) => change({[field]: text});
+    const chooseKind = (/** @type {string} */ kind) =>
+        change({kind, ...(kind === "lokr" && form.spelling === "diffusers" ? {spelling: FIRST.spelling} : {})});
     return html`<${Field} title=${t("common.folder")} double=${true}><select value=${form.folder} onChange=${(event) => change({folder: event.target.value})}>
             ${[...new Set([...(choices?.folders ?? [""]), form.folder])].map((one) => html`<option key=${one} value=${one}>${one || t("save.top")}</option>`)}</select><//>
         ${
@@ -173,14 +190,27 @@ function FileFields({form, change, choices, parts, wrong}) {
             && html`<${Amount} title=${t("common.strength")} value=${form.strength} wrong=${wrong.strength} set=${set("strength")} />
             <${Choice} title=${t("save.part")} choices=${PARTS} value=${form.part} choose=${set("part")} />`
         }
+        <${Choice} title=${t("common.kind")} choices=${KINDS} value=${form.kind} choose=${chooseKind} />
+        ${
+            isLokr
+            && html`<${Amount} title=${t("save.factor")} value=${form.factor} wrong=${wrong.factor} set=${set("factor")} />
+            <p class="rt-hint rt-double">${t("save.lokrHint")}</p>`
+        }
         <${Choice} title=${t("save.form")} choices=${FORMS} value=${form.form} choose=${set("form")} />
         ${form.form !== "exact" && html`<${Amount} title=${t(UNITS[form.form])} value=${form[form.form]} wrong=${wrong[form.form]} set=${set(form.form)} />`}
         <${Choice} title=${t("save.dtype")} choices=${DTYPES} value=${form.dtype} choose=${set("dtype")} />
-        ${parts.copied && html`<${Choice} title=${t("save.spelling")} choices=${SPELLINGS} value=${form.spelling} choose=${set("spelling")} />`}
+        ${parts.copied && html`<${Choice} title=${t("save.spelling")} choices=${isLokr ? LOKR_SPELLINGS : SPELLINGS} value=${form.spelling} choose=${set("spelling")} />`}
         ${isStack && parts.several && html`<${Choice} title=${t("save.how")} double=${true} choices=${COMBINED} value=${form.how} choose=${set("how")} />`}
         ${isStack && parts.several && needsDensity(form.how) && html`<${Amount} title=${t("save.density")} value=${form.density} wrong=${wrong.density} set=${set("density")} />`}
+        ${needsSeed(form, parts) && html`<${Amount} title=${t("stack.seed")} value=${form.seed} wrong=${wrong.seed} set=${set("seed")} />`}
         ${isStack && html`<label class="rt-check rt-double"><input type="checkbox" checked=${form.picture} onChange=${() => change({picture: !form.picture})} /> <span>${t("save.picture")}</span></label>`}
         <label class="rt-check rt-double"><input type="checkbox" checked=${form.replace} onChange=${() => change({replace: !form.replace})} /> <span>${t("save.replace")}</span></label>`;
+}
+
+/** @param {{form: Form, change: (changes: Partial<Form>) => void, wrong: ReturnType<typeof wrongOf>}} props */
+function Padding({form, change, wrong}) {
+    return html`<details><summary>${t("save.equalRanks")}</summary>
+        <div class="rt-filters"><${Amount} title=${t("save.pad")} value=${form.pad} wrong=${wrong.pad} set=${(/** @type {string} */ pad) => change({pad})} /></div></details>`;
 }
 
 /**

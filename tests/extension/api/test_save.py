@@ -187,6 +187,8 @@ def test_the_inputs_of_a_picture_tell_the_error_of_the_outputs(ask: Checked, run
     assert equal(folder / "after.safetensors", folder / "before.safetensors")
     assert 0.01 < result["output_error"] < 1
     assert result["output_error"] != result["error"]
+    previewed = saved(ask, tags=PAIR, rank=2, preview=True)
+    assert previewed["output_error"] == pytest.approx(result["output_error"], rel=1e-3)
     assert difference(plain, picture(runner, f"a fox {' '.join(PAIR)}")) == 0
     again = saved(ask, name="again", tags=PAIR, rank=2)
     assert again["output_error"] == result["output_error"], "the inputs of one picture stay"

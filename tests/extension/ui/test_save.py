@@ -165,6 +165,22 @@ def test_the_preview_follows_what_is_typed(served: Served, browser: Any, theme: 
         dialog.get_by_label("Combine by").select_option("ties_svd")
         dialog.get_by_label("Numbers that are kept, in %").fill("30")
         dialog.get_by_text("The file: ").wait_for(timeout=LONG)
+        dialog.get_by_label("Combine by").select_option("sum")
+        dialog.get_by_label("Kind").select_option("lokr")
+        assert dialog.get_by_text("For programs that take one rank only").count() == 0
+        with page.expect_request(lambda request: request.method == "POST") as sent:
+            dialog.get_by_label("Factor").fill("4")
+        assert (sent.value.post_data_json["kind"], sent.value.post_data_json["factor"]) == ("lokr", 4)
+        dialog.get_by_text(re.compile("^The file: .*error [0-9.]+ %")).wait_for(timeout=LONG)
+        assert faults(page) == []
+        dialog.get_by_label("Kind").select_option("lora")
+        dialog.get_by_text("For programs that take one rank only").click()
+        dialog.get_by_label("Fill lower ranks up to").fill("x")
+        dialog.get_by_text("Write a whole number from 1 to 1,000,000.").wait_for()
+        with page.expect_request(lambda request: request.method == "POST") as sent:
+            dialog.get_by_label("Fill lower ranks up to").fill("32")
+        assert sent.value.post_data_json["pad"] == 32
+        dialog.get_by_text("The file: ").wait_for(timeout=LONG)
         assert faults(page) == []
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         body = dialog.locator(".rt-dialog-body")
@@ -190,12 +206,14 @@ def test_a_bad_name_and_one_that_is_taken_are_said(served: Served, browser: Any,
 
 def test_a_step_is_asked_for_where_a_strength_differs(served: Served, browser: Any) -> None:
     with opened_small(served, browser) as page:
-        dialog = asked(Tab(page).ready(), "<lora:stripes:0.5@0,1@1>")
+        dialog = asked(Tab(page).ready(), "<lora:stripes:0.5@0,1@1> <lora:night:0.5:half=neg>")
         dialog.get_by_label("Step that is saved").fill("0")
         dialog.get_by_text("Write a whole number from 1 to ").wait_for()
         with page.expect_request(lambda request: request.method == "POST") as sent:
+            dialog.get_by_label("Strengths of").select_option("neg")
             dialog.get_by_label("Step that is saved").fill("2")
         assert sent.value.post_data_json["step"] == 1
+        assert sent.value.post_data_json["negative"] is True
 
 
 def test_progress_is_shown_and_cancelled(served: Served, browser: Any, folder: Path) -> None:
@@ -271,8 +289,20 @@ def test_a_model_with_the_stack_in_it_and_the_difference_of_two(
         tab = Tab(page).ready()
         dialog = asked(tab)
         dialog.get_by_label("What is saved").select_option("model")
-        dialog.get_by_text("its weights are quantized").wait_for(timeout=LONG)  # of the loaded one
+        refused = dialog.get_by_text("its weights are quantized")  # of the loaded one
+        refused.wait_for(timeout=LONG)
+        dialog.get_by_role("button", name="Save", exact=True).click()
+        dialog.get_by_role("progressbar").wait_for(state="hidden", timeout=LONG)
+        refused.wait_for(timeout=LONG)
+        dialog.get_by_label("What is saved").select_option("file")
+        dialog.get_by_text("The file: ").wait_for(timeout=LONG)
+        assert refused.count() == 0, "it was about another form"
+        dialog.get_by_label("What is saved").select_option("model")
         dialog.get_by_label(re.compile("^Model")).select_option("plain")
+        dialog.get_by_label("Rounding").select_option("stochastic")
+        with page.expect_request(lambda request: request.method == "POST") as sent:
+            dialog.get_by_label("Seed of the numbers").fill("7")
+        assert sent.value.post_data_json["seed"] == 7
         dialog.get_by_text("The model: ").wait_for(timeout=LONG)
         assert faults(page) == []
         dialog.get_by_label("Name", exact=True).fill("baked")

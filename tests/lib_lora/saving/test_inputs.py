@@ -85,6 +85,18 @@ def test_the_error_of_outputs_is_told_for_each_layer_and_in_all(net, lora, tmp_p
     assert min(found[one].output_error for one in "abc") < saved.output_error
     assert saved.output_error < max(found[one].output_error for one in "abc")
     assert f"error of the outputs for the inputs of the layers: {saved.output_error:.2e}" in saved.summary()
+    told = []
+    for number, options in enumerate([{"rank": 3}, {"size": 6000}, {"kind": "lokr", "factor": 4, "rank": 2}, {}]):
+        path = tmp_path / f"{number}.safetensors"
+        chosen = {**options, "inputs": inputs, "components": {"unet": net}}
+        preview = convert_file(lora, path, preview=True, progress=lambda *done: told.append(done), **chosen)
+        assert told[-1] == (5, 5), "all layers are gone through to the end"
+        kept = convert_file(lora, path, **chosen)
+        pairs = [(one.output_error, other.output_error) for one, other in zip(preview.layers, kept.layers, strict=True)]
+        assert [one is None for one, _ in pairs] == [other is None for _, other in pairs]
+        for one, other in [(preview.output_error, kept.output_error), *[one for one in pairs if one[0] is not None]]:
+            assert one == pytest.approx(other, rel=1e-4, abs=1e-6), "but for rounding"
+        assert (preview.output_error > 0.01) == bool(options)
 
 
 def test_the_same_inputs_are_kept_for_a_seed_and_never_more_than_wanted(net):
