@@ -78,7 +78,7 @@ class Film:
     def save(self, path: Path) -> None:
         """Write an animated WebP."""
         first, *others = self.frames
-        first.save(path, save_all=True, append_images=others, duration=self.milliseconds, loop=0, quality=20, method=6)
+        first.save(path, save_all=True, append_images=others, duration=self.milliseconds, loop=0, quality=8, method=6)
 
 
 @contextmanager

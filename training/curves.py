@@ -30,7 +30,7 @@ def plot_losses(tables: Sequence[Path], path: Path) -> None:
     figure.savefig(path, dpi=90)
     pyplot.close(figure)
     with Image.open(path) as drawn:
-        drawn.convert("RGB").quantize().save(path, optimize=True)
+        drawn.convert("RGB").quantize(16).save(path, optimize=True)
 
 
 def _read(table: Path) -> tuple[list[int], list[float]]:

@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 _FOLDER = "combined"
 _HOW = re.compile(r"how='(\w+)'")
+"""The rule as errors of the library name it; those of tags say: write combine=ties."""
 _MOST_FILES = 16
 _MOST_BYTES = 4 << 30
 
