@@ -794,7 +794,9 @@ def test_nothing_is_looked_up_online_unless_it_was_turned_on(ask: Checked) -> No
     """`tests/extension/online` turns it on."""
     assert not ask("PUT", "/online", json={"on": False})["on"]
     assert ask("GET", "/online")["job"] is None
-    for route, asked in (("lookup", {"ids": []}), ("download", {"page": "https://civitai.com/models/1"})):
+    zorp = ask("GET", "/lora", params={"name": "zorp"})["id"]
+    wanted = {"lookup": {"ids": []}, "download": {"page": "https://civitai.com/models/1"}, "newer": {"ids": [zorp]}}
+    for route, asked in wanted.items():
         assert "is off" in ask("POST", f"/online/{route}", 409, json=asked)
     assert ask("DELETE", "/online")["job"] is None
 
