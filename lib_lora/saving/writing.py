@@ -122,10 +122,11 @@ def unfinished(path: Path, *, replace: bool) -> Iterator[tuple[BinaryIO, Path]]:
         try:
             stream, is_named = _opened(path.parent, part)
             yield stream, part if is_named else _OPEN / str(stream.fileno())
+            replaces = replace and os.path.lexists(path)
             if not is_named:
-                _give_name(stream.fileno(), part if replace else path)
+                _give_name(stream.fileno(), part if replaces else path)
             stream.close()
-            if replace:
+            if replaces:
                 part.replace(path)
             elif is_named:
                 _rename(part, path)

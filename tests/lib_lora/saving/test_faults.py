@@ -221,6 +221,7 @@ model = nn.ModuleDict({"layer": nn.Linear(12, 12).requires_grad_(False)})
 engine = Engine({"unet": model})
 engine.activate(Stack([Entry(folder / "source.safetensors")]))
 Path.replace = lambda *_: os._exit(9)
+save_stack(engine, folder / "other.safetensors", replace=True)  # there is none, so nothing is replaced
 save_stack(engine, folder / "new.safetensors", replace=True)
 """
 
@@ -231,6 +232,7 @@ def test_a_process_that_is_killed_as_it_replaces_a_file_leaves_both_whole(tmp_pa
     former.write_bytes(b"former")
     assert subprocess.run([sys.executable, "-c", AT_THE_END, tmp_path], cwd=ROOT, check=False).returncode == 9
     assert former.read_bytes() == b"former"
+    assert (tmp_path / "other.safetensors").is_file()
     (left,) = tmp_path.glob(".new.safetensors.*.part")
     model = nn.ModuleDict({"layer": nn.Linear(12, 12)})
     Engine({"unet": model}).activate(Stack([Entry(left.rename(tmp_path / "whole.safetensors"))]))
