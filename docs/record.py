@@ -69,7 +69,7 @@ class Film:
         self.page.wait_for_selector("#generate:disabled", timeout=LONG)
         while self.page.locator("#generate").is_disabled():
             found = re.search(r"Step (\d+) of", self.page.inner_text("#progress"))
-            if found and int(found[1]) >= shown + 5 and self.page.locator("#preview img").count():
+            if found and int(found[1]) >= shown + 10 and self.page.locator("#preview img").count():
                 shown = int(found[1])
                 self.frame(180)
         self.page.wait_for_timeout(600)  # in which the tab asks for the report
@@ -78,7 +78,7 @@ class Film:
     def save(self, path: Path) -> None:
         """Write an animated WebP."""
         first, *others = self.frames
-        first.save(path, save_all=True, append_images=others, duration=self.milliseconds, loop=0, quality=8, method=6)
+        first.save(path, save_all=True, append_images=others, duration=self.milliseconds, loop=0, quality=14, method=6)
 
 
 @contextmanager
