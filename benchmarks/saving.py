@@ -9,8 +9,8 @@ least    the least error that a LoRA of that rank has in each layer
 seconds  of one core, from the sources on the disk to the new file; Remora reads that back and compares it, too
 
 With --kinds other files are measured: every form of every kind alone on each kind of layer, and every pair of kinds on
-one layer. The kinds are those of the tests, which have their definitions in fp64. An error is the share of the change
-that is missing in the layer's output, with the file or with the stack. The largest of all layers or pairs is shown.
+one layer. The tests define the kinds in fp64. An error is the share of the change that is missing in the layer's
+output, with the file or with the stack. The largest error of all layers or pairs is shown.
 
 With --kohya kohya's scripts are run from a copy of github.com/kohya-ss/sd-scripts. Their model loading and their hashes
 are left out.

@@ -129,7 +129,7 @@ def draw_pictures(folder: Path, demo: Path | None = None) -> None:
 
 
 def draw_saved(folder: Path, demo: Path) -> None:
-    """Write a sheet for each stack: its picture, and those of the files that `count_saved` has put into a folder."""
+    """Write a sheet for each stack: its picture, and a picture of each file that `count_saved` put into the folder."""
     found = find_demo(demo)
     model = load_model(found.model, torch.float32)
     with closing(open_studio(model, torch.device("cpu"), [found.loras, folder])) as studio:

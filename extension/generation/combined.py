@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 _FOLDER = "combined"
 _HOW = re.compile(r"how='(\w+)'")
-"""The rule as errors of the library name it; those of tags say: write combine=ties."""
+"""The rule in an error of the library. An error on a tag says it as the tag does: write combine=ties."""
 _MOST_FILES = 16
 _MOST_BYTES = 4 << 30
 

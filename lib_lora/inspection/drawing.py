@@ -36,7 +36,7 @@ class _Page:
         self.y = _MARGIN
 
     def text(self, x: int, y: int, text: str) -> None:
-        """Write a line; the font has no other letters than those of Latin-1."""
+        """Write a line; letters that Latin-1 lacks become question marks, as the font lacks them, too."""
         self._texts.append((x, y, text.encode("latin-1", "replace").decode("latin-1")))
 
     def line(self, text: str) -> None:

@@ -106,7 +106,7 @@ def in_tree(
     Args:
         weights: that change.
         indexes: the layers of the model, by component.
-        native: whether the names are those of the model's own code; else diffusers'.
+        native: whether the names come from the model's own code, or else from diffusers.
 
     Raises:
         ComponentError: a layer has no such name, as the model lacks what is one layer with it there.
@@ -158,10 +158,10 @@ def _parts(weight: ChangedWeight, tree: Mapping[str, Place | None]) -> list[tupl
 
 
 def _tree(index: LayerIndex, *, native: bool) -> dict[str, Place | None]:
-    """Return the layers that files have under other names than the model; None for those of the model without one.
+    """Return the layers that files name otherwise than the model does; None for a layer that has no such name.
 
-    Of several names, that of most rows counts, then the one that fewer families have, as FLUX.2 has the table of FLUX.1
-    and names of its own; then the one with fewer dots, then the one that is listed first.
+    If a layer has several names, the name of most rows counts. Next counts the name that fewer families have, as FLUX.2
+    has the table of FLUX.1 and names of its own. Then the name with fewer dots counts, then the first in the list.
     """
     architecture = tree_of(index, native=native)
     if architecture is None:
