@@ -152,7 +152,7 @@ def test_a_badge_says_fit_and_strength_and_its_menu_works_by_keyboard(served: Se
             assert section.evaluate("section => section.open") is begins
             page.keyboard.press("Escape")
             page.get_by_role("dialog").wait_for(state="detached")
-            assert page.evaluate("document.activeElement.id") == "remora-tab", "the badge is out of sight"
+            page.wait_for_function("document.activeElement.id === 'remora-tab'")  # the badge is out of sight
 
 
 def test_cards_that_the_page_makes_anew_have_their_badges(served: Served, browser: Any) -> None:

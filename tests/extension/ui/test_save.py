@@ -6,6 +6,7 @@ import io
 import json
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,9 +50,11 @@ def made(served: Served, page: Any) -> Image.Image:
     """Press the page's button, and return the picture that it makes."""
     before = set(served.pictures.rglob("*.png"))
     page.click("#generate")
-    page.wait_for_selector("#generate[disabled]", timeout=LONG)
+    until = time.monotonic() + LONG / 1000
+    while not (new := set(served.pictures.rglob("*.png")) - before) and time.monotonic() < until:
+        page.wait_for_timeout(50)  # the button may be off for less than a look at it takes
     page.wait_for_selector("#generate:not([disabled])", timeout=LONG)
-    (path,) = set(served.pictures.rglob("*.png")) - before
+    (path,) = new
     with Image.open(path) as picture:
         return picture.convert("RGB")
 
