@@ -129,7 +129,7 @@ const TINY = 0.001; // share below which an error is not told
 const MB = 1024 ** 2;
 const LONGEST = 60; // characters of a name that is made
 const MOST = 1e6; // of the number of a field
-const HIGHEST_SEED = 999_999_999;
+export const HIGHEST_SEED = 999_999_999;
 
 /**
  * Return the tag of one file that is saved in another form.
@@ -165,7 +165,7 @@ export function nameOf(names) {
 }
 
 /** @param {string} text */
-const numberIn = (text) => (/^\s*\d+(?:[.,]\d+)?\s*$/.test(text) ? Number(text.replace(",", ".")) : Number.NaN);
+export const numberIn = (text) => (/^\s*\d+(?:[.,]\d+)?\s*$/.test(text) ? Number(text.replace(",", ".")) : Number.NaN);
 
 /**
  * Say what is wrong with the numbers that count.
@@ -189,16 +189,21 @@ export function wrongOf(form, parts) {
         ...(what === "file" && several && needsDensity(form.how) ? [limit("density", form.density, 1, 100)] : []),
         ...(what !== "difference" && varies ? [limit("step", form.step, 1, steps ?? STEPS, true)] : []),
     ];
-    const wrong = limits.filter(([, text, low, high, isWhole]) => {
-        const number = numberIn(text);
-        return !(number >= low && number <= high) || (isWhole && !Number.isInteger(number));
-    });
-    return Object.fromEntries(
-        wrong.map(([field, , low, high, isWhole]) => [
-            field,
-            t(isWhole ? "save.wrongWhole" : "save.wrongNumber", {low, high}),
-        ]),
-    );
+    const said = limits.map(([field, text, low, high, isWhole]) => [field, wrongNumber(text, low, high, isWhole)]);
+    return Object.fromEntries(said.filter(([, wrong]) => wrong));
+}
+
+/**
+ * Return what is wrong with the text of a field for a number, or nothing.
+ * @param {string} text
+ * @param {number} low
+ * @param {number} high
+ * @param {boolean} [isWhole]
+ */
+export function wrongNumber(text, low, high, isWhole = false) {
+    const number = numberIn(text);
+    if (number >= low && number <= high && (!isWhole || Number.isInteger(number))) return "";
+    return t(isWhole ? "save.wrongWhole" : "save.wrongNumber", {low, high});
 }
 
 /**

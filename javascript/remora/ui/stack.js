@@ -6,14 +6,14 @@
  * @import {BodyChange} from "../edits.js"
  * @import {Meant, Row as PromptRow} from "../stack.js"
  * @import {Reading} from "../tag.js"
- * @import {Filled, Key, Pointer, Value} from "../vendor/preact.js"
+ * @import {FieldEvent, Filled, Key, Pointer, Value} from "../vendor/preact.js"
  * @import {IconName} from "./icons.js"
  */
 
 import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import * as boxes from "../boxes.js";
 import {setMultipliers} from "../prompt.js";
-import {RULES, ruleName} from "../save.js";
+import {HIGHEST_SEED, numberIn, RULES, ruleName, wrongNumber} from "../save.js";
 import {isDrawn, needsDensity} from "../tag.js";
 import {pieces, t} from "../words.js";
 import {Icon} from "./icons.js";
@@ -182,28 +182,43 @@ function Combined({tab}) {
     const rule = tab.stack.rule();
     if (tab.stack.written().length < 2 && rule?.[0] === "") return null;
     const [how, density, seed] = rule ?? ["several", "", ""];
-    const kept = Math.round(Number(density || DENSITY) * 100);
+    const kept = Number((Number(density || DENSITY) * 100).toFixed(4));
     const names = ["", ...RULES, ...(["", "several", ...RULES].includes(how) ? [] : [how])];
     const set = (/** @type {string} */ to, share = density, drawn = seed) =>
         tab.edits.combineBy([to, needsDensity(to) ? share || String(DENSITY) : "", isDrawn(to) ? drawn : ""]);
-    const whole = (/** @type {string} */ text, /** @type {number} */ low, /** @type {number} */ high) =>
-        /^\d+$/.test(text) && Number(text) >= low && Number(text) <= high;
     return html`<div class="rt-line rt-combined">
         <label class="rt-field"><span>${t("stack.combined")}</span><select value=${how} onChange=${(event) => set(event.target.value)}>
             ${!rule && html`<option value="several" disabled>${t("stack.severalRules")}</option>`}
             ${names.map((name) => html`<option key=${name} value=${name}>${name ? ruleName(name) : t("save.sum")}</option>`)}</select></label>
         ${
             needsDensity(how)
-            && html`<label class="rt-field"><span>${t("save.density")}</span><input type="number" min="1" max="100" value=${kept}
-                onChange=${(event) => whole(event.target.value, 1, 100) && set(how, String(Number(event.target.value) / 100))} /></label>`
+            && html`<${NumberField} title=${t("save.density")} low=${1} high=${100} value=${kept}
+                set=${(/** @type {number} */ percent) => set(how, String(Number((percent / 100).toFixed(6))))} />`
         }
         ${
             isDrawn(how)
-            && html`<label class="rt-field"><span>${t("stack.seed")}</span><input type="number" min="0" max="999999999" value=${seed || "0"}
-                onChange=${(event) => whole(event.target.value, 0, 999_999_999) && set(how, density, event.target.value)} /></label>`
+            && html`<${NumberField} title=${t("stack.seed")} low=${0} high=${HIGHEST_SEED} isWhole=${true} value=${Number(seed)}
+                set=${(/** @type {number} */ to) => set(how, density, String(to))} />`
         }
     </div>
     ${how && html`<p class="rt-hint">${t("stack.combinedHint")}</p>`}`;
+}
+
+/**
+ * Draw a field for a number. What is typed stays as it is, however often the page is drawn.
+ * @param {{title: string, low: number, high: number, isWhole?: boolean, value: number, set: (value: number) => void}} props
+ */
+function NumberField({title, low, high, isWhole = false, value, set}) {
+    const [typed, setTyped] = useState(/** @type {string | null} */ (null));
+    const wrong = typed === null ? "" : wrongNumber(typed, low, high, isWhole);
+    const type = (/** @type {FieldEvent} */ event) => {
+        setTyped(event.target.value);
+        if (!wrongNumber(event.target.value, low, high, isWhole)) set(numberIn(event.target.value));
+    };
+    return html`<label class="rt-field"><span>${title}</span>
+        <input type="text" inputmode="decimal" autocomplete="off" value=${typed ?? String(value)} aria-invalid=${String(wrong !== "")}
+            onInput=${type} onBlur=${() => setTyped(null)} />
+        <span class="rt-problem" role="alert">${wrong}</span></label>`;
 }
 
 /**

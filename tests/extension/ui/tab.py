@@ -79,5 +79,5 @@ class Tab:
         self.page.wait_for_function(
             "([selector, text]) => document.querySelector(selector).value === text",
             arg=[self.prompt_selector, text],
-            timeout=5000,
+            timeout=LONG,
         )

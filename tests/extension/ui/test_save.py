@@ -106,9 +106,14 @@ def test_a_rule_of_the_stack_is_heard_saved_undone_and_restored(served: Served, 
     rule = page.get_by_label("Combined by")
     assert rule.input_value() == ""
     rule.select_option("dare_ties_svd")
-    page.get_by_label("Numbers that are kept, in %").fill("40")
+    share = page.get_by_label("Numbers that are kept, in %")
+    share.fill("400")
+    page.evaluate("window.remoraTab.set({query: 'drawn again'})")
+    page.get_by_text("Write a number from 1 to 100.").wait_for()
+    assert share.input_value() == "400", "the text that is typed outlives a page that is drawn again"
+    page.evaluate("window.remoraTab.set({query: ''})")
+    share.fill("40")
     page.get_by_label("Seed of the numbers").fill("7")
-    page.get_by_label("Seed of the numbers").press("Tab")
     fields = "combine=dare_ties_svd:density=0.4:seed=7"
     tab.prompt_is(f"a fox <lora:stripes:0.8:{fields}> <lora:night:0.7:{fields}>")
     assert faults(page) == []
