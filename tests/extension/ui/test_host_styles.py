@@ -55,7 +55,7 @@ def apply(page: Any, css: str) -> Any:
 def wait_for_colour(page: Any, name: str, wanted: str) -> None:
     """Wait until the tab's element has a colour."""
     shown = f"([name, wanted]) => getComputedStyle({SHADOW}.querySelector('.rt'))[name] === wanted"
-    page.wait_for_function(shown, arg=[name, wanted], timeout=5000)
+    page.wait_for_function(shown, arg=[name, wanted])
 
 
 def rgb(page: Any, colour: str) -> str:
@@ -152,7 +152,7 @@ def test_the_colour_of_what_is_chosen_is_that_of_the_page(tab: Tab) -> None:
     apply(tab.page, f"{unset} :root {{ --sd-main-accent-color: rebeccapurple; }} {background('#fff')}")
     tab.pane("Library")
     edge = f"getComputedStyle({SHADOW}.querySelector('.rt-used .rt-pick')).outlineColor"
-    tab.page.wait_for_function(f"{edge} === 'rgb(102, 51, 153)'", timeout=5000)
+    tab.page.wait_for_function(f"{edge} === 'rgb(102, 51, 153)'")
 
 
 @pytest.mark.quick
@@ -204,10 +204,10 @@ def test_regions_are_drawn_again_in_the_colours_of_the_new_theme(tab: Tab) -> No
     tab.more("zorp", "Region")
     tab.root.locator(".rt-region canvas").wait_for(timeout=LONG)
     drawn = f"[...{SHADOW}.querySelector('.rt-region canvas').getContext('2d').getImageData(2, 9, 1, 1).data].join()"
-    tab.page.wait_for_function(f"{drawn} !== '0,0,0,0'", timeout=5000)
+    tab.page.wait_for_function(f"{drawn} !== '0,0,0,0'")
     before = tab.page.evaluate(drawn)
     apply(tab.page, "* { --color-accent: rebeccapurple !important; }")
-    tab.page.wait_for_function(f"before => {drawn} !== before", arg=before, timeout=5000)
+    tab.page.wait_for_function(f"before => {drawn} !== before", arg=before)
 
 
 def test_the_tab_is_mounted_again_where_the_page_replaces_its_element(tab: Tab) -> None:

@@ -75,9 +75,9 @@ def test_a_picture_takes_neither_the_focus_nor_the_place_in_the_page(page: Any) 
     page.click("#gallery .thumbnail-small >> nth=0")
     page.keyboard.press("Escape")
     page.click("#gallery .thumbnail-lg >> nth=0")  # arrow keys go on from a picture that is clicked
-    page.locator("#gallery .thumbnail-small:focus >> nth=0").wait_for(timeout=5000)
+    page.locator("#gallery .thumbnail-small:focus >> nth=0").wait_for()
     page.keyboard.press("ArrowRight")
-    page.locator("#gallery .thumbnail-small.selected:focus[aria-label='Thumbnail 2 of 2']").wait_for(timeout=5000)
+    page.locator("#gallery .thumbnail-small.selected:focus[aria-label='Thumbnail 2 of 2']").wait_for()
 
 
 def test_an_error_is_shown_and_the_page_goes_on(page: Any) -> None:

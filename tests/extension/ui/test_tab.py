@@ -337,7 +337,7 @@ def test_the_wheel_moves_the_page_at_the_end_of_the_library(tab: Tab) -> None:
     assert box.evaluate("box => box.scrollTop") > 0
     box.hover()
     tab.page.mouse.wheel(0, 300)
-    tab.page.wait_for_function("before => scrollY > before", arg=before, timeout=5000)
+    tab.page.wait_for_function("before => scrollY > before", arg=before)
 
 
 def test_notes_are_kept_beside_the_file_as_a1111_reads_them(tab: Tab, served: Served, copy: Path) -> None:
@@ -1102,7 +1102,7 @@ def test_a_web_ui_that_asks_for_a_password_gets_it(served: Served, browser: Any)
         page.wait_for_function(f"() => window.held.size === {SHADOW}.querySelectorAll('.rt-thumb img').length")
         page.get_by_role("searchbox", name="Search LoRA").fill("no such file")
         page.wait_for_function(f"() => {SHADOW}.querySelectorAll('.rt-thumb img').length === 0")
-        page.wait_for_function("() => window.held.size === 0", timeout=5000)  # no picture stays in memory unseen
+        page.wait_for_function("() => window.held.size === 0")  # no picture stays in memory unseen
         mine = {"name": "mine"}
         httpx.put(f"{served.url}/remora/v1/preset", params=mine, json={"text": "<lora:zorp:1>"}).raise_for_status()
         Tab(page).pane("Stack")
