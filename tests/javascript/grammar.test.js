@@ -42,9 +42,9 @@ test("a long prompt takes linear time", () => {
             const prompt = begin + unit.repeat(length / unit.length) + end;
             const tags = readTags(prompt);
             const taken = [1, 2].map(() => {
-                const start = performance.now();
+                const start = process.cpuUsage();
                 places(prompt, tags, {parts: true});
-                return performance.now() - start;
+                return process.cpuUsage(start).user / 1000;
             });
             return Math.min(...taken);
         });

@@ -217,8 +217,8 @@ def test_a_package_adds_a_kind_and_a_hostile_file_costs_no_time():
     finally:
         unregister(zorp)
     hostile = {f"{'lora_unet_' * 40_000}{i}": (1,) for i in range(20)}
-    began = time.perf_counter()
+    began = time.process_time()
     assert stranger_of(hostile, "down_blocks." * 10_000) is None
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1
     with pytest.raises(ValueError, match="must begin with"):
         Stranger("x", "x", "x", "key")
