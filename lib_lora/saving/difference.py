@@ -97,7 +97,7 @@ class Difference:
             return torch.zeros(self.shape, dtype=torch.float64) if self.rest is None else self.rest
         up, down = self.factors()
         total = (up @ down).reshape(self.shape)
-        return total if self.rest is None else total + self.rest
+        return total if self.rest is None else total.add_(self.rest)
 
     def joined(self) -> Factors:
         """Return all of it as one pair, in which no side of a component is much larger than the other."""

@@ -51,10 +51,11 @@ class _Part:
     def count(self) -> int:
         return int(self.rows.stop - self.rows.start)
 
-    def placed(self, own: Tensor, length: int) -> Tensor:
-        """Return its rows of a tensor at their place among all rows, which are zero elsewhere."""
-        whole = own.new_zeros(length, *own.shape[1:])
-        whole[self.start : self.start + self.count] = own[self.rows]
+    def placed(self, own: Tensor, length: int, whole: Tensor | None = None) -> Tensor:
+        """Add its rows of a tensor at their place among all rows, which are zero at first."""
+        if whole is None:
+            whole = own.new_zeros(length, *own.shape[1:])
+        whole[self.start : self.start + self.count] += own[self.rows]
         return whole
 
 
@@ -67,14 +68,18 @@ class TreeLayer:
     parts: tuple[_Part, ...]
 
     def difference(self) -> Difference:
-        """Return the changes of its parts, each on its own rows."""
-        shape, found = self.target.shape, [(one, one.weight.difference()) for one in self.parts]
-        pairs = [(one, pair) for one, own in found for pair in own.pairs]
-        rests = [one.placed(own.rest, shape[0]) for one, own in found if own.rest is not None]
-        biases = [one.placed(own.bias, shape[0]) for one, own in found if own.bias is not None]
-        rest = sum(rests[1:], rests[0]).reshape(shape) if rests else None
-        bias = sum(biases[1:], biases[0]) if biases else None
-        return Difference(shape, _joined(pairs, shape[0]), rest, bias, self._dora(found))
+        """Return the changes of its parts, each on its own rows. One part is in memory beside the whole."""
+        shape, found = self.target.shape, list[tuple[_Part, Difference]]()
+        rest: Tensor | None = None
+        bias: Tensor | None = None
+        for one in self.parts:
+            own = one.weight.difference()
+            rest = rest if own.rest is None else one.placed(own.rest, shape[0], rest)
+            bias = bias if own.bias is None else one.placed(own.bias, shape[0], bias)
+            found.append((one, replace(own, rest=None, bias=None)))
+            del own
+        pairs = _joined([(one, pair) for one, own in found for pair in own.pairs], shape[0])
+        return Difference(shape, pairs, None if rest is None else rest.reshape(shape), bias, self._dora(found))
 
     def _dora(self, found: Iterable[tuple[_Part, Difference]]) -> Magnitude | None:
         """Return the DoRA along rows that all parts are; None without one."""

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from weakref import ref
+
 import pytest
 import torch
 
 from lib_lora import Engine, Entry, Moment, Stack, save_stack
+from lib_lora.naming.places import Target
+from lib_lora.saving.difference import Difference
+from lib_lora.saving.trees import TreeLayer, _Part
 from tests.covering import some_of
 from tests.fakes.contract import worst
 from tests.fakes.fused import IN, SCENARIOS, Blocks, defined, write
@@ -28,3 +34,31 @@ def test_the_file_does_what_the_stack_does(tmp_path, sample, scenario):
     assert not report.unused
     assert worst(model(x), wanted) < BOUND
     engine.close()
+
+
+@dataclass
+class Rows:
+    """Rows of a layer of a file, which are a layer of the model; its change is whole."""
+
+    target: Target
+    read: list[ref] = field(default_factory=list)
+
+    @property
+    def place(self):
+        return "transformer", self.target.name
+
+    def difference(self):
+        assert all(one() is None for one in self.read), "another part is in memory"
+        rest = torch.full(self.target.shape, float(self.target.name), dtype=torch.float64)
+        self.read.append(ref(rest))
+        return Difference(self.target.shape, rest=rest, bias=rest[:, 0].clone())
+
+
+def test_one_part_of_a_fused_layer_is_in_memory_at_once():
+    read = []
+    rows = [Rows(Target((size, 2), "linear", path=name, name=name), read) for name, size in (("1", 3), ("2", 1))]
+    parts = (_Part(rows[0], slice(1, 3), 0), _Part(rows[1], slice(0, 1), 2))
+    found = TreeLayer(Target((3, 2), "linear", path="all", name="all"), ("transformer", "all"), parts).difference()
+    assert found.dense().tolist() == [[1.0, 1.0], [1.0, 1.0], [2.0, 2.0]]
+    assert found.bias.tolist() == [1.0, 1.0, 2.0]
+    assert all(one() is None for one in read)
