@@ -290,19 +290,17 @@ def test_a_seed_makes_the_same_file_and_each_layer_draws_for_itself(entries, tmp
 
 
 @pytest.mark.parametrize("how", ["dare_ties", "svd", "orthogonal", "cat"])
-@pytest.mark.parametrize("with_model", [False, True])
-def test_a_combined_file_is_made_again_bit_for_bit(entries, net, tmp_path, how, with_model):
-    components = {"unet": net} if with_model else None
-    density = density_of(how)
-    saved = combine_files(
-        entries, tmp_path / "out.safetensors", how, density=density, seed=11, components=components, dtype=torch.float16
-    )
-    with safe_open(saved.path, "pt") as opened:
-        recipe = json.loads(opened.metadata()[HEADER])
-    assert recipe["combination"] == {"how": how, "density": density, "seed": 11}
-    assert [entry["file"] for entry in recipe["entries"]] == ["0.safetensors", "1.safetensors", "2.safetensors"]
-    again = save_again(saved.path, tmp_path / "again.safetensors", components, [tmp_path])
-    assert again.path.read_bytes() == saved.path.read_bytes()
+def test_a_combined_file_is_made_again_bit_for_bit(entries, net, tmp_path, how):
+    for components in (None, {"unet": net}):
+        out, density = tmp_path / "out.safetensors", density_of(how)
+        options = {"components": components, "dtype": torch.float16, "replace": True}
+        saved = combine_files(entries, out, how, density=density, seed=11, **options)
+        with safe_open(saved.path, "pt") as opened:
+            recipe = json.loads(opened.metadata()[HEADER])
+        assert recipe["combination"] == {"how": how, "density": density, "seed": 11}
+        assert [entry["file"] for entry in recipe["entries"]] == ["0.safetensors", "1.safetensors", "2.safetensors"]
+        again = save_again(saved.path, tmp_path / "again.safetensors", components, [tmp_path], replace=True)
+        assert again.path.read_bytes() == saved.path.read_bytes()
 
 
 def test_limits_hold_as_when_a_stack_is_saved(entries, net, tmp_path):
