@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -12,12 +11,12 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 from weakref import finalize
 
-from lib_lora import Entry, FileError, LoraError, Stack
+from lib_lora import Entry, LoraError, Stack
 
 from ..hosts import NotMadeError
 from ..library.walk import CatalogFile
 from .batch import Wish
-from .combined_files import CombinedFiles, drop_old, note_use
+from .combined_files import CombinedFiles, drop_old, note_use, why_not
 
 if TYPE_CHECKING:
     from ..hosts import Host
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from .served import ServedModel
 
 _FOLDER = "combined"
-_HOW = re.compile(r"how='(\w+)'")
-"""The rule in an error of the library. An error on a tag says it as the tag does: write combine=ties."""
 
 
 class RuleError(LoraError, ValueError):
@@ -85,8 +82,7 @@ class Combiner:
         except NotMadeError:
             raise
         except (LoraError, OSError) as error:
-            why = error.reason if isinstance(error, FileError) and _FOLDER in error.path.parts else str(error)
-            why = _HOW.sub(r"combine=\1", why)  # as tags have it
+            why = why_not(error, self._folder)
             notes[f"{name}: combine={rule.how} is left out, and they add up: {why}"] = None
             return own
         notes |= dict.fromkeys(f"{name}: {text}" for text in self._files.notes(file.path))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,13 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 from weakref import WeakKeyDictionary
 
+from lib_lora import FileError
+
 from ..library.walk import READABLE
 from ..version import VERSION
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from lib_lora import Stack
+    from lib_lora import LoraError, Stack
     from lib_lora.saving import Combination, How
 
     from ..text.tag import Rule
@@ -29,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Takes the number of layers that are done, and of all; what it raises ends the work."""
+_HOW = re.compile(r"how='(\w+)'")
+"""The rule in an error of the library. An error on a tag says it as the tag does: write combine=ties."""
 _MOST_FILES = 16
 _MOST_BYTES = 4 << 30
 
@@ -79,6 +84,12 @@ def combination_of(rule: Rule | None) -> Combination:
     from lib_lora.saving import Combination
 
     return Combination() if rule is None else Combination(cast("How", rule.how), rule.density, rule.seed)
+
+
+def why_not(error: LoraError | OSError, folder: Path) -> str:
+    """Return why LoRA cannot be combined, in the words of tags; nothing of a file in the folder, which nobody knows."""
+    is_of_result = isinstance(error, FileError) and folder in error.path.parents
+    return _HOW.sub(r"combine=\1", error.reason if is_of_result else str(error))
 
 
 def note_use(path: Path) -> os.stat_result:
