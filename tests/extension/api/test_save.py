@@ -151,6 +151,13 @@ def test_files_are_combined_by_a_rule_as_in_python(ask: Checked, folder: Path, t
     written = [tag.replace(">", ":combine=ties_svd:density=0.4>") for tag in tags]
     saved(ask, name="by tags", tags=written, rank=8, dtype="float16")
     assert equal(folder / "by tags.safetensors", other)
+    at_blocks = [tag.replace(">", ":lbw=OUTALL>") for tag in written]
+    saved(ask, name="by block", tags=at_blocks, how="orthogonal")
+    saved(ask, name="everywhere", tags=written, how="orthogonal")
+    parts, whole = (load_file(folder / f"{name}.safetensors") for name in ("by block", "everywhere"))
+    assert parts.keys() < whole.keys()
+    assert {key[:18] for key in parts if not key.startswith("lora_te")} == {"lora_unet_up_block"}
+    assert all(torch.equal(parts[key], whole[key]) for key in parts)
     assert set(RULES) == {*get_args(How)} - {"sum", "cat"}
     mixed = {"name": "mixed", "tags": [written[0], tags[1]]}
     assert "the tags have several rules" in ask("POST", "/save", 422, json=mixed)
