@@ -98,7 +98,7 @@ class Combiner:
             merged = engine is not None and engine.stack.mode == "merged"
             with engine.active(replace(engine.stack, mode="live")) if engine and merged else nullcontext():
                 try:
-                    self._files.make(path, rule, stack, model, _Told(self, f"{name} by {rule.how}", goes_on))
+                    self._files.make(path, rule, stack, model, _FileProgress(self, f"{name} by {rule.how}", goes_on))
                 finally:
                     self.progress = None
                     goes_on("")
@@ -117,7 +117,7 @@ class Combiner:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _FileProgress:
     """Tells how far a file is, and ends it where the user does not let the picture go on."""
 
     combiner: Combiner

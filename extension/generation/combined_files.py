@@ -88,8 +88,8 @@ def combination_of(rule: Rule | None) -> Combination:
 
 def why_not(error: LoraError | OSError, folder: Path) -> str:
     """Return why LoRA cannot be combined, in the words of tags; nothing of a file in the folder, which nobody knows."""
-    is_of_result = isinstance(error, FileError) and folder in error.path.parents
-    return _HOW.sub(r"combine=\1", error.reason if is_of_result else str(error))
+    why = error.reason if isinstance(error, FileError) and folder in error.path.parents else str(error)
+    return _HOW.sub(r"combine=\1", why)
 
 
 def note_use(path: Path) -> os.stat_result:

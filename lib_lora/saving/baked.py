@@ -98,13 +98,11 @@ def bake_stack(
         ComponentError: there is no component in `model`.
         ArgumentError: an argument is of another type.
     """
-    _check(stack, model, path, rounding, seed, {"replace": replace, "preview": preview}, progress)
-    check_type(combination, Combination, "combination", "a Combination, as Combination('ties', 0.5)")
-    found = ModelFiles(Path(model))
-    stack = constant_stack(stack, found.components, moment, image, negative)
-    drawn = rounding, seed
+    _check(stack, model, path, combination, rounding, seed, {"replace": replace, "preview": preview}, progress)
+    old = ModelFiles(Path(model))
+    stack = constant_stack(stack, old.components, moment, image, negative)
     return bake_into(
-        found, Path(path), stack, moment, combination, *drawn, replace=replace, preview=preview, progress=progress
+        old, Path(path), stack, moment, combination, rounding, seed, replace=replace, preview=preview, progress=progress
     )
 
 
@@ -138,6 +136,7 @@ def _check(
     stack: object,
     model: object,
     path: object,
+    combination: object,
     rounding: object,
     seed: object,
     flags: Mapping[str, object],
@@ -147,6 +146,7 @@ def _check(
     check_type(stack, Stack, "stack", f"a Stack, as in {_EXAMPLE}")
     for one in (model, path):
         check_path(one, _EXAMPLE)
+    check_type(combination, Combination, "combination", "a Combination, as Combination('ties', 0.5)")
     check_choice(rounding, get_args(Rounding), "rounding")
     check_count(seed, "seed")
     for name, flag in flags.items():

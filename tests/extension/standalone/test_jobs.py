@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from extension.generation.combined import _Told
+from extension.generation.combined import _FileProgress
 from extension.generation.options import ALWAYS, FAIL, IN_ORDER, MERGE, ON_BAD_LORA, SKIP
 from extension.generation.state import state_of
 from extension.hosts.txt2img import Hires, Picture, RequestError, Source, Txt2Img
@@ -190,9 +190,9 @@ def test_a_rule_shows_how_far_it_is_and_ends_with_the_job(
 ) -> None:
     rule, seen, press = "combine=orthogonal", list[tuple[str, object]](), ""
     request = replace(SMALL, prompt=f"a red fox <lora:stripes:0.8:{rule}> <lora:night:0.7:{rule}>", n_iter=2)
-    told, plain = _Told.__call__, one(runner, SMALL)
+    told, plain = _FileProgress.__call__, one(runner, SMALL)
 
-    def tell(self: _Told, done: int, layers: int) -> None:
+    def tell(self: _FileProgress, done: int, layers: int) -> None:
         nonlocal press
         job = runner.current
         assert job is not None
@@ -203,7 +203,7 @@ def test_a_rule_shows_how_far_it_is_and_ends_with_the_job(
         seen.append((shown.bar(job.progress), SdApi(runner).progress(skip_current_image=True)["textinfo"]))
         assert state_of(studio.session)["combining"] == {"done": done, "layers": layers}
 
-    monkeypatch.setattr(_Told, "__call__", tell)
+    monkeypatch.setattr(_FileProgress, "__call__", tell)
     for button, made in (("interrupt", 0), ("cancel", 0), ("skip", 1)):
         press = button
         result = runner.submit(request).result(120)
