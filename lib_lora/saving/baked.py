@@ -92,8 +92,7 @@ def bake_stack(
         progress: is called with the number of changed weights that are done, and of all; what it raises ends the work.
 
     Raises:
-        StackError: there is no LoRA, a strength depends on something that is not given, or ranks differ.
-        MomentError: likewise, on something that the moment lacks.
+        StackError, MomentError: there is no LoRA, a strength depends on what is not given, or ranks differ.
         FileError: a file cannot be read or written, the name is taken, or a weight is quantized.
         ComponentError: there is no component in `model`.
         ArgumentError: an argument is of another type.
