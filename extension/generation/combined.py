@@ -98,7 +98,7 @@ class Combiner:
             merged = engine is not None and engine.stack.mode == "merged"
             with engine.active(replace(engine.stack, mode="live")) if engine and merged else nullcontext():
                 try:
-                    self._files.make(path, rule, stack, model, _FileProgress(self, f"{name} by {rule.how}", goes_on))
+                    self._files.make(path, rule, stack, model, _FileProgress(self, name, rule.how, goes_on))
                 finally:
                     self.progress = None
                     goes_on("")
@@ -121,14 +121,17 @@ class _FileProgress:
     """Tells how far a file is, and ends it where the user does not let the picture go on."""
 
     combiner: Combiner
-    what: str
+    names: str
+    how: str
     goes_on: Callable[[str], bool]
 
     def __call__(self, done: int, layers: int) -> None:
         self.combiner.progress = done, layers
         if not self.goes_on(f"Combining LoRA: {done} of {layers} layers"):
-            far = f"after {done} of {layers} layers"
-            raise NotMadeError(f"combining {self.what} was interrupted {far}, so that the picture is not made")
+            raise NotMadeError(
+                f"combining {self.names} by {self.how} was interrupted after {done} of {layers} layers, so that the "
+                "picture is not made"
+            )
 
 
 def fits_model(catalog: Catalog, model: ServedModel, stack: Stack) -> bool:
