@@ -84,7 +84,8 @@ class Guest:
             images, bad, words = _read(batch, self._session.names, has_comments=self._host.has_comments)
             apart = (*unread, *self._session.skip_or_raise(bad, wanted.skip_bad), *words)
             besides = [tag.without(batch.without) for tag in always]
-            activation = self._session.begin_batch(images, wanted, besides, batch.seeds, batch.at, apart, batch.steps)
+            told = batch.seeds, batch.at, apart, batch.steps, batch.goes_on
+            activation = self._session.begin_batch(images, wanted, besides, *told)
             notes = (*activation.notes, *activation.far_off(batch.steps, batch.cfg))
             activation = self._session.passes.latest = replace(activation, notes=notes)
         except BaseException as error:

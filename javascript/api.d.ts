@@ -637,6 +637,14 @@ export interface Outcome {
     always_on: boolean;
 }
 
+/** How far a file is. */
+export interface LayersDone {
+    /** layers */
+    done: number;
+    /** of the whole file */
+    layers: number;
+}
+
 /** The progress of reading the folders, and the revision of the list. */
 export interface CatalogState {
     running: boolean;
@@ -669,6 +677,8 @@ export interface State {
     /** sentences about the picture that are not about one of its `loras` */
     notes: string[];
     conflicts: string[];
+    /** the LoRA of a picture that are combined by a rule now */
+    combining: LayersDone | null;
     /** pictures made in this session */
     pictures: number;
     catalog: CatalogState;

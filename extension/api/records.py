@@ -550,6 +550,13 @@ class CatalogState(Scan):
     revision: int
 
 
+class LayersDone(TypedDict):
+    """How far a file is."""
+
+    done: Annotated[int, "layers"]
+    layers: Annotated[int, "of the whole file"]
+
+
 class State(TypedDict):
     """The latest picture, and what changes while nobody asks."""
 
@@ -568,6 +575,7 @@ class State(TypedDict):
     live: dict[str, int]
     notes: Annotated[Texts, "sentences about the picture that are not about one of its `loras`"]
     conflicts: Texts
+    combining: Annotated[LayersDone | None, "the LoRA of a picture that are combined by a rule now"]
     pictures: Annotated[int, "pictures made in this session"]
     catalog: CatalogState
     stack: Annotated[str, "the present ETag of `GET stack`, without quotes"]

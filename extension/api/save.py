@@ -11,7 +11,8 @@ from fastapi import HTTPException, Request, Response
 
 from lib_lora import LoraError, Moment, Stack
 
-from ..generation.combined import combination_of, fits_model
+from ..generation.combined import fits_model
+from ..generation.combined_files import combination_of
 from ..generation.save_places import SaveError, folders, model_of, models, place, place_beside
 from ..generation.saving import (
     SaveRun,
@@ -27,10 +28,9 @@ from .answers import CONFLICT, UNPROCESSABLE, answer
 
 if TYPE_CHECKING:
     from lib_lora import SavedFile
-    from lib_lora.saving import SaveOptions
+    from lib_lora.saving import Combination, SaveOptions
 
     from ..generation.session import Session
-    from ..text.tag import Rule
 
 _MOST = 50  # tags
 _STEPS = 20
@@ -100,11 +100,7 @@ class SaveApi:
             return Wanted(
                 path, as_difference(base, tuned, path, _options(body)), is_preview, times=_TIMES["difference"]
             )
-        from lib_lora.saving import Combination
-
-        stack, rule, moment = self._stack(body)
-        given = Combination(body.get("how", "sum"), body.get("density"), body.get("seed", 0))
-        combination = given if "how" in body else combination_of(rule)
+        stack, combination, moment = self._stack(body)
         is_for_model = fits_model(self._session.catalog, self._session.model, stack)
         options = _options(body)
         if is_for_model:
@@ -118,24 +114,23 @@ class SaveApi:
         path = place_beside(model, _name(body))
         if not is_preview and os.path.lexists(path):
             raise SaveError(f"there is a model {path.name} already; choose another name")
-        stack, rule, moment = self._stack(body)
-        if rule is not None:
-            raise SaveError(
-                f"the tags have combine={rule.how}, and a model is made with the sum of LoRA; save them as one file, "
-                "and use it in their place"
-            )
+        stack, combination, moment = self._stack(body)
         rounding, seed = body.get("rounding", "nearest"), body.get("seed", 0)
-        negative = body.get("negative")
-        write = into_model(stack, model, path, moment, negative, rounding=rounding, seed=seed, preview=is_preview)
+        at = moment, body.get("negative")
+        write = into_model(stack, model, path, combination, *at, rounding=rounding, seed=seed, preview=is_preview)
         return Wanted(path, write, is_preview, times=_TIMES["model"])
 
-    def _stack(self, body: records.SaveWanted) -> tuple[Stack, Rule | None, Moment | None]:
-        """Return the stack of the tags in a body, the rule of these, and the moment of which it is."""
+    def _stack(self, body: records.SaveWanted) -> tuple[Stack, Combination, Moment | None]:
+        """Return the stack of the tags in a body, how it is combined, and the moment of which it is."""
+        from lib_lora.saving import Combination
+
         tags = body.get("tags", latest_tags(self._session))
         if len(tags) > _MOST:
             raise SaveError(f"a file is made of at most {_MOST} tags")
         moment = _moment(body)
-        return *stack_of(self._session, tags, moment, body.get("negative")), moment
+        stack, rule = stack_of(self._session, tags, moment, body.get("negative"))
+        given = Combination(body.get("how", "sum"), body.get("density"), body.get("seed", 0))
+        return stack, given if "how" in body else combination_of(rule), moment
 
 
 def _name(body: records.SaveWanted) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -42,6 +43,8 @@ _ENCODERS = ("clip_l", "clip_g")
 _engines: WeakKeyDictionary[nn.Module, Engine] = WeakKeyDictionary()
 _in_use: WeakSet[Engine] = WeakSet()
 """Of models that are being loaded for a stack, are sampled or encode: a clone that makes way then frees nothing."""
+_applied: WeakSet[AppliedStack] = WeakSet()
+"""Of all clones that are there."""
 
 
 def engine_of(module: nn.Module, components: Mapping[str, nn.Module]) -> Engine:
@@ -86,6 +89,7 @@ class AppliedStack:
         """Positions of entries of which nothing fits this part of the model, and why."""
         self._is_active = False
         self._check()
+        _applied.add(self)
 
     def _check(self) -> None:
         """Activate the stack once, so that a file at fault is told on the node that names it."""
@@ -163,6 +167,11 @@ class AppliedStack:
         """Give up the memory of former stacks, as ComfyUI unloads the model or loads a clone without a stack."""
         if self.engine not in _in_use:
             self.engine.deactivate()
+
+
+def applied_files() -> set[Path]:
+    """Return the files that clones need when they are sampled again."""
+    return {Path(entry.path) for stack in _applied for entry in stack.entries}
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 
 import torch
@@ -25,6 +25,13 @@ _TEXT_ENCODERS = "BASE"
 
 class NodeError(LoraError, ValueError):
     """An input of a node cannot be used."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RuledEntry(Entry):
+    """An entry that is combined with the others of its rule."""
+
+    tag: Tag = field(default_factory=lambda: Tag(""))
 
 
 def region_of(mask: Tensor) -> Region:
@@ -74,7 +81,7 @@ def entry_of(
         raise NodeError(f"blocks: {error.reason}") from error
     if mask is not None:
         tag = replace(tag, mask=Mask("mask", region=region_of(mask)))
-    return _entry(path, tag)
+    return entry_of_tag(path, tag)
 
 
 def read_prompt(text: str, names: Iterable[str], path_of: Callable[[str], Path]) -> tuple[str, list[Entry]]:
@@ -90,7 +97,7 @@ def read_prompt(text: str, names: Iterable[str], path_of: Callable[[str], Path])
         PromptError: a tag cannot be parsed.
     """
     parsed, files = parse(text), list(names)
-    return parsed.text, [_entry(path_of(_file_named(tag.name, files)), tag) for tag in parsed.tags]
+    return parsed.text, [entry_of_tag(path_of(_file_named(tag.name, files)), tag) for tag in parsed.tags]
 
 
 def check_constant(stack: Iterable[Entry]) -> None:
@@ -153,15 +160,19 @@ def _file_named(name: str, files: list[str]) -> str:
     return found[0]
 
 
-def _entry(path: Path, tag: Tag) -> Entry:
+def entry_of_tag(path: Path, tag: Tag, name: str = "") -> Entry:
+    """Return the entry of a tag, by the name of its file if no other one is given.
+
+    Raises:
+        NodeError: a setting has no meaning in ComfyUI.
+    """
     if tag.noise or tag.module == EXPERTS["low"]:
         raise NodeError(
             f"{tag.name}: each expert is a MODEL of its own in ComfyUI; leave high, low and module= out, and"
             " apply the LoRA to the model of that expert"
         )
-    if tag.rule is not None:
-        raise NodeError(f"{tag.name}: combine= is not available in ComfyUI; save the LoRA as one file by that rule")
     multiplier: Multiplier | Halves | PerImage = tag.multiplier
     if tag.rows:  # and one image more, which stands for all others
         multiplier = PerImage(tuple(tag.multiplier_in(image=image) for image in range(max(tag.rows) + 1)))
-    return Entry(path, multiplier, rank=tag.rank, alpha=tag.alpha, scale=tag.scale)
+    values = path, multiplier, tag.rank, tag.alpha, tag.scale, name
+    return Entry(*values) if tag.rule is None else RuledEntry(*values, tag)

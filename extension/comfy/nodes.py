@@ -14,6 +14,7 @@ import lib_lora
 from lib_lora import AdapterFile, Engine, Entry, Stack
 
 from .applied import applied_of, apply_to_clip, apply_to_model, denoiser_of, refuse_useless, text_encoders_of
+from .combining import combined
 from .entries import check_constant, entry_of, read_prompt
 from .picture import picture_of
 
@@ -56,6 +57,8 @@ def _show(text: str, node: str | None) -> None:
 
 
 def _apply(model: Any, clip: Any | None, entries: tuple[Entry, ...]) -> tuple[Any, Any | None]:
+    encoders = {} if clip is None else text_encoders_of(clip.cond_stage_model)
+    entries = combined(entries, {**denoiser_of(model), **encoders})
     with_stack, on_model = apply_to_model(model, entries, WrappersMP, CallbacksMP)
     if clip is None:
         refuse_useless([on_model])
@@ -260,7 +263,7 @@ class RemoraSave:
         engine, output = Engine({**denoiser_of(model), **encoders}), folder_paths.get_output_directory()
         folder, name, number, *_ = folder_paths.get_save_image_path(filename_prefix, output)
         path = Path(folder, f"{name}_{number:05}_.safetensors")
-        with engine.active(Stack(stack)):
+        with engine.active(Stack(combined(stack, engine.components))):
             saved = lib_lora.save_stack(engine, path, rank=rank or None)
         text = saved.summary()
         _show(text, unique_id)

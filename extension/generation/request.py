@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Literal, TypeAlias
 
 from lib_lora import Halves, Multiplier, Reading
 
+from ..hosts.base import uninterrupted
 from ..text.tag import EXPERTS, LIMIT, Place, Tag, Where
 from .outcomes import TagOutcome
 
@@ -65,6 +66,8 @@ class Request:
     """The outcomes of tags that cannot be parsed, or that are words."""
     steps: int | None = None
     """Of the first pass; None if unknown."""
+    goes_on: Callable[[str], bool] = uninterrupted
+    """As `hosts.Batch.goes_on`."""
 
     def of_image(self, image: int) -> tuple[Tag, ...]:
         """Return one image's own tags."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lib_lora import ActivationError, ActivationReport, LoraError, Stack, StackError
 
+from ..hosts.base import uninterrupted
 from ..kept.always_on import AlwaysOnFile
 from ..kept.block_presets import BlockPresetsFile
 from ..kept.presets import PresetsFile
@@ -111,6 +112,7 @@ class Session:
         at: str = "base",
         apart: Sequence[TagOutcome] = (),
         steps: int | None = None,
+        goes_on: Callable[[str], bool] = uninterrupted,
     ) -> Activation:
         """Activate these LoRA in place of all others; without any, deactivate all.
 
@@ -123,12 +125,14 @@ class Session:
             at: the pass, see `tag.Pass`.
             apart: the outcomes of tags that cannot be parsed, or that are words.
             steps: of the first pass; None if unknown.
+            goes_on: as `hosts.Batch.goes_on`.
 
         Raises:
-            LoraError: a name or a file failed and `settings` do not skip it; the previous LoRA stay active.
+            NotMadeError: the user interrupted it; the previous LoRA stay active.
+            LoraError: a name or a file failed and `settings` do not skip it; likewise.
         """
         asked = tuple(placed(tags, "prompt") for tags in images)
-        batch = Request(asked, settings, placed(always, "always"), tuple(seeds), at, tuple(apart), steps)
+        batch = Request(asked, settings, placed(always, "always"), tuple(seeds), at, tuple(apart), steps, goes_on)
         self._note_outcome()
         self.failed = ()
         try:

@@ -58,9 +58,14 @@ def state_of(session: Session) -> dict[str, Any]:
             *(_notes(session.passes) if ran else [one.sentence for one in failed if not one.is_of_a_tag]),
         ],
         "conflicts": list(session.host.conflicts()),
+        "combining": _layers(session.combiner.progress),
         "pictures": session.record.count,
         "catalog": {"revision": session.catalog.index.revision, **asdict(session.catalog.progress)},
     }
+
+
+def _layers(progress: tuple[int, int] | None) -> dict[str, int] | None:
+    return None if progress is None else {"done": progress[0], "layers": progress[1]}
 
 
 def _loras(session: Session) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import importlib
 import pkgutil
 from collections.abc import Iterator
 
-from .base import Access, Axis, Batch, Embeddings, Host, Option, Outcome, Painter, Remora, Used
+from .base import Access, Axis, Batch, Embeddings, Host, NotMadeError, Option, Outcome, Painter, Remora, Used
 
 __all__ = [
     "Access",
@@ -14,6 +14,7 @@ __all__ = [
     "Batch",
     "Embeddings",
     "Host",
+    "NotMadeError",
     "Option",
     "Outcome",
     "Painter",

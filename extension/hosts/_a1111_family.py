@@ -17,10 +17,10 @@ from ._conditionings import Conditionings
 from ._parameters import note
 from ._passes import pass_of
 from ._prompt_tags import Images
-from ._webui import WebUIHost, attempt, batch_of, pictures_of
+from ._webui import WebUIHost, attempt, batch_of, made_none, pictures_of
 from ._webui_modules import module, shared
 from ._wraps import Wraps
-from .base import Batch, Outcome
+from .base import Batch, NotMadeError, Outcome
 
 _PROMPTS = ("Prompt", "Hires prompt")  # of a parameters text
 
@@ -133,6 +133,8 @@ class A1111FamilyHost(WebUIHost):
         try:
             made = original(p, *args, **kwargs)
             return made
+        except NotMadeError as error:
+            return made_none(p, error)
         except BaseException as error:
             if self.batch is not None:
                 self.remora.ended_by(error)

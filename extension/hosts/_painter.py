@@ -42,7 +42,11 @@ class WebUIPainter:
             self._running = True
             try:
                 picture = _made(shared, request)
-                return None if shared.state.interrupted else picture
+                if shared.state.interrupted:
+                    return None
+                if picture is None:
+                    raise RequestError("the web UI made no picture; its log may say why")
+                return picture
             finally:
                 self._running = False
                 _end(shared.state, job)
@@ -63,16 +67,13 @@ class WebUIPainter:
         return [] if found is None else [sampler.name for sampler in found.visible_samplers()]
 
 
-def _made(shared: Any, request: Txt2Img) -> Image:
+def _made(shared: Any, request: Txt2Img) -> Image | None:
     processing = importlib.import_module("modules.processing")
     if shared.sd_model is None:
         raise RequestError("no model is loaded; choose one first")
     with closing(_processing(processing.StableDiffusionProcessingTxt2Img, shared.sd_model, request)) as p:
         images = getattr(processing.process_images(p), "images", None)
-    if not images:
-        raise RequestError("the web UI made no picture; its log may say why")
-    picture: Image = images[0]
-    return picture
+    return images[0] if images else None
 
 
 def _processing(kind: Any, model: Any, request: Txt2Img) -> Any:

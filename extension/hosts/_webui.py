@@ -24,7 +24,7 @@ from ._extra_networks import ExtraNetworks
 from ._painter import WebUIPainter
 from ._prompt_tags import Images
 from ._webui_modules import module, shared
-from .base import Access, Batch, Host, Option, Outcome, Remora
+from .base import Access, Batch, Host, NotMadeError, Option, Outcome, Remora
 
 if TYPE_CHECKING:
     from ..text.tag import Pass
@@ -306,11 +306,24 @@ def pictures_of(result: Any) -> list[tuple[int, Any]]:
     return [(seed, image) for seed, image in zip(seeds, images, strict=False) if isinstance(seed, int)]
 
 
+def goes_on(text: str) -> bool:
+    """Show a text beside the progress of the present job; tell whether the user lets it go on."""
+    state = shared().state
+    state.textinfo = text or None
+    return not (state.interrupted or state.skipped)
+
+
+def made_none(p: Any, why: NotMadeError) -> Any:
+    """Return the host's result of a generation that the user interrupted before its first step."""
+    logger.info("remora: %s", why)
+    return importlib.import_module("modules.processing").Processed(p, [], info=str(why))
+
+
 def batch_of(p: Any, images: Images, exclude: Sequence[str], at: Pass) -> Batch:
     """Make the batch that a processing object runs next; its seeds as far as the host has drawn them."""
     seeds = getattr(p, "seeds", None) or getattr(p, "all_seeds", None) or ()
     whole = tuple(seed for seed in seeds if isinstance(seed, int))
-    found = Batch(images, without=frozenset(exclude), seeds=whole, at=at)
+    found = Batch(images, without=frozenset(exclude), seeds=whole, at=at, goes_on=goes_on)
     if at != "base":
         return found
     steps, cfg = getattr(p, "steps", None), getattr(p, "cfg_scale", None)

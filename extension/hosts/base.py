@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
+from lib_lora import LoraError
+
 from ..brake import Brake
 
 if TYPE_CHECKING:
@@ -24,6 +26,15 @@ WARNINGS = "Remora warnings"
 """Name in a parameters text."""
 Embeddings: TypeAlias = "Mapping[str, Mapping[str, Tensor]]"
 """{name in a prompt: {part: vectors (tokens, width)}}; parts as in `lib_lora.Network.embeddings`."""
+
+
+class NotMadeError(LoraError):
+    """The user interrupted a picture before its first step; the message is one sentence."""
+
+
+def uninterrupted(text: str) -> bool:
+    """Let pictures go on, and show nothing."""
+    return True
 
 
 @dataclass(frozen=True)
@@ -65,6 +76,8 @@ class Batch:
     """Steps of the base pass; None if unknown, or in another pass."""
     cfg: float | None = None
     """The CFG scale of the base pass; None if unknown, or in another pass."""
+    goes_on: Callable[[str], bool] = uninterrupted
+    """Shows a text beside the progress of the pictures, and tells whether the user lets them go on."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +140,7 @@ class Remora(Protocol):
         """Activate the LoRA of a batch in place of all others; an image without tags has none.
 
         Raises:
+            NotMadeError: the user interrupted it; no LoRA is active.
             LoraError: a tag, name or file failed and the settings stop the generation; no LoRA is active.
         """
 

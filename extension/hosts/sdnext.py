@@ -20,10 +20,10 @@ from ._prompt_tags import Images
 from ._sdnext_builtin import Merged, changed_parts, take_off
 from ._sdnext_infotext import HASHES, Infotexts
 from ._sdnext_prompts import Prompts
-from ._webui import WebUIHost, attempt, batch_of, pictures_of
+from ._webui import WebUIHost, attempt, batch_of, made_none, pictures_of
 from ._webui_modules import module, shared
 from ._wraps import Wraps
-from .base import Outcome, Remora
+from .base import NotMadeError, Outcome, Remora
 
 if TYPE_CHECKING:
     from torch import nn
@@ -208,6 +208,8 @@ class SDNextHost(WebUIHost):
         try:
             made = original(*args, **kwargs)
             return made
+        except NotMadeError as error:
+            return made_none(kwargs.get("p", args[0] if args else None), error)
         finally:
             self._generating = nested
             if not nested and self._remora is not None:

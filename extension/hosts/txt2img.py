@@ -244,6 +244,8 @@ class Progress:
     """The run of the sampler, from 0: each batch has one for each of its passes."""
     run_step: int = 0
     run_steps: int = 0
+    text: str | None = None
+    """What is done before the next step."""
 
     @property
     def fraction(self) -> float:

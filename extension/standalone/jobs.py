@@ -116,6 +116,8 @@ class Job:
         return Watch(self._report, *asked, batch_begins=self._skip.clear)
 
     def _report(self, progress: Progress) -> None:
+        if progress.text is not None:  # between two steps
+            progress = replace(self._progress, text=progress.text or None)
         if progress.preview is None and self._progress.preview is not None:
             progress = replace(progress, preview=self._progress.preview)
         self._progress = progress

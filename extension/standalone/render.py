@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..generation.options import Overridden, enabled, settings
 from ..generation.options import grammar as grammar_wanted
 from ..generation.outcomes import State, TagOutcome, read_tags, state_at, weight_of
-from ..hosts import Outcome
+from ..hosts import NotMadeError, Outcome
 from ..hosts.txt2img import MAX_TAGS, Picture, Progress, RequestError, Result, Txt2Img
 from ..text.grammar import read
 from ..text.infotext import Infotext, format_infotext
@@ -58,6 +58,11 @@ class Watch:
     """Finish the present batch as it is, and go on with the next."""
     batch_begins: Callable[[], object] = _never
     """What was skipped before is over."""
+
+    def goes_on(self, text: str) -> bool:
+        """Show a text beside the progress; tell whether the user lets the batch go on."""
+        self.report(Progress(text=text))
+        return not (self.cancelled() or self.interrupted() or self.skipped())
 
 
 @dataclass
@@ -162,6 +167,10 @@ def _pictures(studio: Studio, plan: Rendering, told: _Told, watch: Watch) -> tup
             if told.batches:
                 told.end_pass(studio)
             return pictures, True
+        except NotMadeError as error:
+            told.unfinished.append(str(error))
+            if watch.cancelled() or watch.interrupted():
+                return pictures, True
     return pictures, False
 
 
@@ -214,11 +223,13 @@ def tags_of(studio: Studio, plan: Rendering) -> tuple[PassTags, ...]:
     return tuple(passes)
 
 
-def _begin(studio: Studio, plan: Rendering, run: Pass, tags: PassTags, seeds: list[int], told: _Told) -> Activation:
+def _begin(
+    studio: Studio, plan: Rendering, run: Pass, tags: PassTags, seeds: list[int], told: _Told, watch: Watch
+) -> Activation:
     """Activate the LoRA of a pass, and take up what the user is told."""
     wanted = settings(Overridden(studio.host, plan.request.settings))
-    session = studio.session
-    activation = session.begin_batch([tags.own], wanted, tags.always, seeds, run.at, tags.apart, run.steps)
+    session, by_pass = studio.session, (run.at, tags.apart, run.steps)
+    activation = session.begin_batch([tags.own], wanted, tags.always, seeds, *by_pass, watch.goes_on)
     if run.at == "base":
         told.batches.append(session.passes)
     far_off = activation.far_off(run.levels, run.cfg_scale)
@@ -284,7 +295,7 @@ class _Batch:
     def _pass(self, run: Pass) -> Iterator[None]:
         """Activate the LoRA of a pass, and take up its outcome at the end."""
         tags = self._tags[len(self.begun)]
-        self.begun.append(_begin(self._studio, self._plan, run, tags, self.seeds, self._told))
+        self.begun.append(_begin(self._studio, self._plan, run, tags, self.seeds, self._told, self._watch))
         yield
         self._told.end_pass(self._studio)
 

@@ -189,7 +189,7 @@ class SdApi:
             "eta_relative": job.seconds_left if job is not None else 0.0,
             "state": self._state(job),
             "current_image": image,
-            "textinfo": None,
+            "textinfo": job.progress.text if job is not None else None,
         }
 
     def interrupt(self) -> dict[str, Any]:

@@ -13,6 +13,8 @@ def bar(progress: Progress) -> str:
     """Return the progress bar of a job."""
     if progress.waiting:
         text = "Waiting for another job"
+    elif progress.text:
+        text = progress.text
     elif not progress.steps:
         text = "Starting"
     else:

@@ -91,7 +91,7 @@ def _way(
     moment = None if made["moment"] is None else Moment(**made["moment"])
     if "rounding" in made:
         former = _model(saved, folders, made["model"], _baked_hashes(saved, made))
-        drawn = made["rounding"], made["seed"]
+        drawn = _combination(made), made["rounding"], made["seed"]
         return partial(bake_into, former, path, stack, moment, *drawn, made["title"], replace=replace)
     choices = _choices(made, replace=replace)
     sources = [AdapterFile.open(Path(one.path)) for one in stack] if components is None else []
@@ -104,7 +104,11 @@ def _choices(made: Mapping[str, Any], *, replace: bool) -> FileChoices:
     options = SaveOptions(spelling=made["spelling"], dtype=DTYPES.get(made["dtype"], torch.int8), replace=replace)
     options |= SaveOptions(rank=made["rank"], size=made["size"], error=made["error"])
     options |= SaveOptions(kind=made.get("kind", "lora"), factor=made.get("factor"), pad=made.get("pad"))
-    return choices_of(options, Combination(**made.get("combination", {})))
+    return choices_of(options, _combination(made))
+
+
+def _combination(made: Mapping[str, Any]) -> Combination:
+    return Combination(**made.get("combination", {}))
 
 
 def _entry(said: Mapping[str, Any], path: Path) -> Entry:

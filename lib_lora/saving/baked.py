@@ -31,6 +31,7 @@ from ..tensors import plain_mode
 from ..weights.rounding import generator_for, round_stochastically
 from .changes import StackChanges, StackWeight, unchanged
 from .difference import Difference
+from .merging import SUM, Combination, combined_changes
 from .model_files import PLAIN, ModelFiles, StoredTensor, joined_name, parts_of
 from .new_file import Progress, SavedFile, SavedLayer, check_progress
 from .provenance import HEADER, carried, constant_stack, recipe_of
@@ -65,6 +66,7 @@ def bake_stack(
     moment: Moment | None = None,
     image: int | None = None,
     negative: bool | None = None,
+    combination: Combination = SUM,
     rounding: Rounding = "nearest",
     seed: int = 0,
     replace: bool = False,
@@ -82,6 +84,7 @@ def bake_stack(
         moment: of a stack whose strengths differ from step to step.
         image: its number, where the images of the stack have strengths of their own.
         negative: whether the strengths of the negative prompt are meant, where they differ.
+        combination: how the LoRA are combined, as `Combination("ties", 0.5)`, by the rules of `combine_files`.
         rounding: of weights in float16 and bfloat16: `nearest`, or `stochastic`, which keeps small changes on average.
         seed: of the stochastic rounding.
         replace: whether a new file may take the place of another one. A folder never does.
@@ -89,17 +92,16 @@ def bake_stack(
         progress: is called with the number of changed weights that are done, and of all; what it raises ends the work.
 
     Raises:
-        StackError: there is no LoRA, or a strength depends on something that is not given.
-        MomentError: likewise, on something that the moment lacks.
+        StackError, MomentError: there is no LoRA, a strength depends on what is not given, or ranks differ.
         FileError: a file cannot be read or written, the name is taken, or a weight is quantized.
         ComponentError: there is no component in `model`.
         ArgumentError: an argument is of another type.
     """
-    _check(stack, model, path, rounding, seed, {"replace": replace, "preview": preview}, progress)
-    found = ModelFiles(Path(model))
-    stack = constant_stack(stack, found.components, moment, image, negative)
+    _check(stack, model, path, combination, rounding, seed, {"replace": replace, "preview": preview}, progress)
+    old = ModelFiles(Path(model))
+    stack = constant_stack(stack, old.components, moment, image, negative)
     return bake_into(
-        found, Path(path), stack, moment, rounding, seed, replace=replace, preview=preview, progress=progress
+        old, Path(path), stack, moment, combination, rounding, seed, replace=replace, preview=preview, progress=progress
     )
 
 
@@ -108,6 +110,7 @@ def bake_into(
     path: Path,
     stack: Stack,
     moment: Moment | None,
+    combination: Combination,
     rounding: Rounding,
     seed: int,
     title: str | None = None,
@@ -120,10 +123,11 @@ def bake_into(
     place = path.absolute() if preview else _place(path, model, replace=replace)
     title = title or (place.stem if place.suffix == ".safetensors" else place.name)
     with plain_mode(_CPU):
-        token, changes = secrets.token_hex(32), _changes(stack, model, moment)
-        made = {"title": title, "model": model.path.name, "rounding": rounding, "seed": seed}
+        token, changes = secrets.token_hex(32), _changes(stack, model, moment, combination)
+        rank = changes.largest_rank if combination.cuts else None
+        made = {"title": title, "model": model.path.name, "rounding": rounding, "seed": seed, **combination.to_json()}
         recipe = recipe_of(stack, moment, {**made, "model_sha256": token})
-        baking = _Baking(model, changes, rounding, seed, recipe, token, title, progress)
+        baking = _Baking(model, changes, rank, rounding, seed, recipe, token, title, progress)
         return baking.preview(place) if preview else baking.run(place, replace=replace)
 
 
@@ -131,6 +135,7 @@ def _check(
     stack: object,
     model: object,
     path: object,
+    combination: object,
     rounding: object,
     seed: object,
     flags: Mapping[str, object],
@@ -140,6 +145,7 @@ def _check(
     check_type(stack, Stack, "stack", f"a Stack, as in {_EXAMPLE}")
     for one in (model, path):
         check_path(one, _EXAMPLE)
+    check_type(combination, Combination, "combination", "a Combination, as Combination('ties', 0.5)")
     check_choice(rounding, get_args(Rounding), "rounding")
     check_count(seed, "seed")
     for name, flag in flags.items():
@@ -151,7 +157,7 @@ def _place(path: Path, model: ModelFiles, *, replace: bool) -> Path:
     return check_place(path, replace=replace) if model.path.is_file() else free_folder(path)
 
 
-def _changes(stack: Stack, model: ModelFiles, moment: Moment | None) -> StackChanges:
+def _changes(stack: Stack, model: ModelFiles, moment: Moment | None, combination: Combination) -> StackChanges:
     """Return what a stack changes of a model.
 
     Raises:
@@ -160,7 +166,7 @@ def _changes(stack: Stack, model: ModelFiles, moment: Moment | None) -> StackCha
     packed = [one for name in model.components if role(name) == DENOISER and (one := model.quantized(name))]
     for one in packed:
         raise FileError(one.file.path, f"its weights are quantized ({one.key}), and cannot be baked into; {_QUANTIZED}")
-    return StackChanges(stack, model.components, moment)
+    return combined_changes(stack, model.components, moment, combination)
 
 
 class _Part(NamedTuple):
@@ -169,6 +175,8 @@ class _Part(NamedTuple):
     weight: StackWeight
     first: int
     is_bias: bool
+    rank: int | None
+    """To which its change is cut; None where it is whole."""
 
     def change(self) -> Callable[[int, int], Tensor]:
         """Return a function that computes some of its rows."""
@@ -176,6 +184,8 @@ class _Part(NamedTuple):
         if self.is_bias:
             bias = torch.zeros(found.shape[0], 1, dtype=_EXACT) if found.bias is None else found.bias.unsqueeze(1)
             return lambda start, stop: bias[start:stop]
+        if self.rank is not None and found.is_matrix and (found.pairs or found.rest is not None):
+            found = found.cut(self.rank, limit=self.rank)
         return _rows_of(found)
 
 
@@ -196,6 +206,8 @@ class _Baking:
 
     model: ModelFiles
     changes: StackChanges
+    rank: int | None
+    """Of the changes, at most."""
     rounding: Rounding
     seed: int
     recipe: str
@@ -277,7 +289,7 @@ class _Baking:
                     raise FileError(place, f"it was not written: the model has no {'.'.join(name)} to be changed")
                 if one.info.dtype not in PLAIN:
                     raise FileError(one.file.path, f"{one.key} is quantized, and cannot be baked into; {_QUANTIZED}")
-                found.setdefault(name, []).append(_Part(weight, target.first, is_bias))
+                found.setdefault(name, []).append(_Part(weight, target.first, is_bias, self.rank))
         return found
 
     def _write_file(

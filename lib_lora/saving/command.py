@@ -21,7 +21,7 @@ from .baked import Rounding, bake_stack
 from .combination import combine_files
 from .conversion import TextEncoders, convert_file
 from .extraction import extract_lora
-from .merging import How
+from .merging import Combination, How
 from .model_files import ModelFiles
 from .new_file import DTYPES, FACTOR, Kind, SavedFile
 from .provenance import constant_stack
@@ -65,12 +65,16 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         _add_form_options(command)
 
 
-def _add_combine_options(combine: argparse.ArgumentParser) -> None:
+def _add_rule(command: argparse.ArgumentParser, drawn: str) -> None:
     text = f"the rule, sum if none is given: {', '.join(get_args(How))}"
-    combine.add_argument("--how", choices=get_args(How), default="sum", metavar="RULE", help=text)
+    command.add_argument("--how", choices=get_args(How), default="sum", metavar="RULE", help=text)
     text = "the share of the numbers that ties, dare and magnitude_prune keep, as 0.5"
-    combine.add_argument("--density", type=float, metavar="D", help=text)
-    combine.add_argument("--seed", type=int, default=0, metavar="N", help="of the numbers that dare draws")
+    command.add_argument("--density", type=float, metavar="D", help=text)
+    command.add_argument("--seed", type=int, default=0, metavar="N", help=f"of {drawn}")
+
+
+def _add_combine_options(combine: argparse.ArgumentParser) -> None:
+    _add_rule(combine, "the numbers that dare draws")
     text = "the model that the LoRA are for; DoRA and the like need it, and names that differ"
     combine.add_argument("--model", type=Path, metavar="PATH", help=text)
 
@@ -103,7 +107,7 @@ def _add_bake(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     bake.add_argument("files", nargs="*", metavar="FILE[=STRENGTH]", help=_LORA)
     text = "of weights in float16 and bfloat16; stochastic keeps small changes on average"
     bake.add_argument("--rounding", choices=get_args(Rounding), default="nearest", help=text)
-    bake.add_argument("--seed", type=int, default=0, metavar="N", help="of the stochastic rounding")
+    _add_rule(bake, "the stochastic rounding, and of the numbers that dare draws")
     bake.add_argument("--replace", action="store_true", help="replace a file of that name")
     bake.add_argument("--layers", action="store_true", help="show the error of each layer")
     return bake
@@ -159,8 +163,9 @@ def _bake(options: argparse.Namespace) -> SavedFile:
         folders = [ModelFiles(options.model).path.parent, *options.files]
         return save_again(options.again, options.out, None, folders, replace=options.replace)
     stack = Stack([_entry(text) for text in options.files])
-    chosen = {"rounding": options.rounding, "seed": options.seed, "replace": options.replace}
-    return bake_stack(stack, options.model, options.out, **chosen)
+    combination = Combination(options.how, options.density, options.seed)
+    drawn = {"combination": combination, "rounding": options.rounding, "seed": options.seed}
+    return bake_stack(stack, options.model, options.out, **drawn, replace=options.replace)
 
 
 def _save(options: argparse.Namespace, model: dict[str, nn.Module] | None, choices: SaveOptions) -> SavedFile:

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from types import NoneType
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..adapters.base import Factors
 from ..adapters.lora import LoRA
 from ..errors import StackError, check_choice, check_count, check_type, printed, shown
-from .changes import ActingAdapter, StackWeight
+from ..stack import Stack
+from ..strengths.strength import Moment
+from .changes import ActingAdapter, StackChanges, StackWeight
 from .difference import Difference
 
 RULES = ("linear", "ties", "dare_linear", "dare_ties", "magnitude_prune")
@@ -137,6 +140,10 @@ class Combination:
         """Return whether a layer gets the largest rank of the files where the user gives no limit."""
         return self.how.endswith("svd")
 
+    def to_json(self) -> dict[str, object]:
+        """Return plain data for the header of a file; none of the sum."""
+        return {} if self.how == "sum" else {"combination": asdict(self)}
+
     def generator(self, component: str, name: str) -> torch.Generator:
         """Return what draws for a weight: the same numbers each time, whatever else is in the files."""
         text = f"{self.seed} {component} {name.replace('.', '_')}"
@@ -240,8 +247,13 @@ def _orthogonal(changes: Sequence[Difference]) -> Difference:
     return Difference(changes[0].shape, tuple(pairs), torch.stack(rests).sum(0) if rests else None, bias)
 
 
-def fallback_notes(weights: Sequence[StackWeight]) -> list[str]:
-    """Return a sentence where whole changes were merged in place of factors."""
-    count = len([one for one in weights if isinstance(one, CombinedWeight) and one.falls_back])
-    where = f"in {count} of {len(weights)} weights a file has no plain LoRA of the whole weight"
-    return [f"{where}; there whole changes are merged"] if count else []
+def combined_changes(
+    stack: Stack, components: Mapping[str, nn.Module], moment: Moment | None, combination: Combination
+) -> StackChanges:
+    """Return what the files of a stack change of a model, combined; a note says where whole changes are merged."""
+    changes = StackChanges(stack, components, moment, partial(CombinedWeight, combination=combination))
+    count = len([one for one in changes.weights if isinstance(one, CombinedWeight) and one.falls_back])
+    if count:
+        where = f"in {count} of {len(changes.weights)} weights a file has no plain LoRA of the whole weight"
+        changes.notes.append(f"{where}; there whole changes are merged")
+    return changes

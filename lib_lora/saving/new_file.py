@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
@@ -139,7 +139,7 @@ class FileChoices:
     def to_json(self) -> dict[str, object]:
         """Return plain data for the header: what makes a difference to the file."""
         limits = {"rank": self.limits.rank, "size": self.limits.size, "error": self.limits.error}
-        others: dict[str, object] = {} if self.combination == SUM else {"combination": asdict(self.combination)}
+        others = self.combination.to_json()
         if self.kind != "lora":
             others |= {"kind": self.kind, "factor": self.factor}
         if self.pad is not None:

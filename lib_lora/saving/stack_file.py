@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from os import PathLike
 from pathlib import Path
 from types import NoneType
@@ -18,10 +17,9 @@ from ..engine import Engine
 from ..errors import ArgumentError, FileError, check_choice, check_path, check_type, shown
 from ..stack import Stack
 from ..strengths.strength import Moment
-from .changes import StackChanges
 from .difference import Limits
 from .inputs import InputSamples
-from .merging import SUM, Combination, CombinedWeight, fallback_notes
+from .merging import SUM, Combination, combined_changes
 from .new_file import (
     FACTOR,
     ROUNDING,
@@ -118,8 +116,7 @@ def save_constant(
     """
     check_path(path, _EXAMPLE)
     combination = choices.combination
-    changes = StackChanges(stack, components, moment, partial(CombinedWeight, combination=combination))
-    changes.notes += fallback_notes(changes.weights)
+    changes = combined_changes(stack, components, moment, combination)
     if combination.cuts and not choices.limits.approximates:
         choices = replace(choices, limits=Limits(changes.largest_rank))
     names = KeyNames(choices.spelling, changes.indexes)

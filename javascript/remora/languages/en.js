@@ -228,6 +228,7 @@ export const ENGLISH = /** @type {const} */ ({
     "stack.combined": "Combined by",
     "stack.combinedHint":
         "Before the picture, Remora makes one file of these LoRA and keeps it. It takes seconds, for whole changes minutes.",
+    "stack.combining": "Combining: {done} of {layers} layers",
     "stack.severalRules": "Several rules",
     "stack.seed": "Seed of the numbers",
     "stack.unpinned": "The tag of {name} in the prompt now has the settings of “Always on”.",
@@ -1112,9 +1113,9 @@ export const ENGLISH = /** @type {const} */ ({
     "said.combine.ranks": "{layer}: combine={rule} takes one rank, and the files have {ranks}; write combine={other}",
     "said.combine.whole":
         "{loras}: in {count} of {total} weights a file has no plain LoRA of the whole weight; there whole changes are merged",
+    "said.combine.interrupted":
+        "combining {loras} by {rule} was interrupted after {done} of {layers} layers, so that the picture is not made",
     "said.save.rules": "the tags have several rules, which one file cannot say; write one combine= into all of them",
-    "said.save.ruleModel":
-        "the tags have combine={rule}, and a model is made with the sum of LoRA; save them as one file, and use it in their place",
     "said.save.step": "the step must be from 0 to {number}, not {step}",
     "said.save.size": "{file}: it takes {count} bytes at least; allow a larger size",
     "said.save.error":

@@ -52,7 +52,7 @@ export function Stack({tab, state, outcomes: {of, others}}) {
     return html`<section class="rt-stack" aria-label=${t("stack.label")} ref=${section}>
         <${Targets} tab=${tab} state=${state} />
         <${Tools} tab=${tab} state=${state} rows=${rows} />
-        <${Combined} tab=${tab} />
+        <${Combined} tab=${tab} combining=${state.server?.combining} />
         ${
             tab.stack.tooLong
             && html`<p class="rt-error" role="alert">${t("stack.tooLong", {count: state.prompt.length})}</p>`
@@ -175,10 +175,10 @@ function Tools({tab, state, rows}) {
 }
 
 /**
- * Show how the LoRA of the stack are combined.
- * @param {{tab: Tab}} props
+ * Show how the LoRA of the stack are combined, and how far they are.
+ * @param {{tab: Tab, combining?: {done: number, layers: number} | null}} props
  */
-function Combined({tab}) {
+function Combined({tab, combining}) {
     const rule = tab.stack.rule();
     if (tab.stack.written().length < 2 && rule?.[0] === "") return null;
     const [how, density, seed] = rule ?? ["several", "", ""];
@@ -201,7 +201,7 @@ function Combined({tab}) {
                 set=${(/** @type {number} */ to) => set(how, density, String(to))} />`
         }
     </div>
-    ${how && html`<p class="rt-hint">${t("stack.combinedHint")}</p>`}`;
+    ${how && html`<p class="rt-hint">${combining ? t("stack.combining", combining) : t("stack.combinedHint")}</p>`}`;
 }
 
 /**

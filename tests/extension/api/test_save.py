@@ -16,12 +16,13 @@ from safetensors.torch import load_file
 
 from extension.api import records
 from extension.generation import saving
+from extension.generation.saving import stack_of
 from extension.hosts.txt2img import Txt2Img
 from extension.standalone.jobs import Runner
 from extension.standalone.server import make_api
 from extension.text.tag import RULES
 from lib_lora import AdapterFile, Entry, Stack
-from lib_lora.saving import Combination, combine_files
+from lib_lora.saving import Combination, bake_stack, combine_files
 from lib_lora.saving.merging import How
 from lib_lora.saving.provenance import HEADER
 from tests.extension.api.test_api_routes import SMALL, Checked
@@ -140,9 +141,7 @@ def test_the_strengths_of_the_negative_prompt_are_saved_where_they_are_asked_for
     assert equal(folder / "positive.safetensors", folder / "one.safetensors")
 
 
-def test_files_are_combined_by_a_rule_as_in_python(
-    ask: Checked, runner: Runner, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_combined_by_a_rule_as_in_python(ask: Checked, folder: Path, tmp_path: Path) -> None:
     tags = ["<lora:stripes:0.8>", "<lora:night:0.5>"]
     saved(ask, name="ties", tags=tags, how="ties_svd", density=0.4, rank=8, dtype="float16")
     files = [Entry(folder / "stripes.safetensors", 0.8), Entry(folder / "night.safetensors", 0.5)]
@@ -152,14 +151,16 @@ def test_files_are_combined_by_a_rule_as_in_python(
     written = [tag.replace(">", ":combine=ties_svd:density=0.4>") for tag in tags]
     saved(ask, name="by tags", tags=written, rank=8, dtype="float16")
     assert equal(folder / "by tags.safetensors", other)
+    at_blocks = [tag.replace(">", ":lbw=OUTALL>") for tag in written]
+    saved(ask, name="by block", tags=at_blocks, how="orthogonal")
+    saved(ask, name="everywhere", tags=written, how="orthogonal")
+    parts, whole = (load_file(folder / f"{name}.safetensors") for name in ("by block", "everywhere"))
+    assert parts.keys() < whole.keys()
+    assert {key[:18] for key in parts if not key.startswith("lora_te")} == {"lora_unet_up_block"}
+    assert all(torch.equal(parts[key], whole[key]) for key in parts)
     assert set(RULES) == {*get_args(How)} - {"sum", "cat"}
-    for wanted, why in (
-        ({"name": "mixed", "tags": [written[0], tags[1]]}, "the tags have several rules"),
-        ({"name": "baked", "tags": written, "what": "model", "model": "base"}, "a model is made with the sum of LoRA"),
-    ):
-        with monkeypatch.context() as models:
-            models.setattr(type(runner.studio.host), "models", lambda self: {"base": folder / "night.safetensors"})
-            assert why in ask("POST", "/save", 422, json=wanted)
+    mixed = {"name": "mixed", "tags": [written[0], tags[1]]}
+    assert "the tags have several rules" in ask("POST", "/save", 422, json=mixed)
 
 
 def test_a_rule_makes_the_picture_of_the_file_that_is_saved_by_it(ask: Checked, runner: Runner, folder: Path) -> None:
@@ -240,6 +241,14 @@ def test_a_model_with_the_stack_in_it_and_its_difference_make_the_picture_of_the
     assert random["error"] == result["error"]  # of float32
     (header,) = {AdapterFile.open(path).metadata[HEADER] for path in (models / "random" / "unet").glob("*.safetensors")}
     assert json.loads(header)["seed"] == 7
+    tags = [tag.replace(">", ":combine=dare_linear_svd:density=0.5:seed=4>") for tag in PAIR]
+    ruled = {**baking, "tags": tags, "rounding": "stochastic", "seed": 7}
+    assert saved(ask, **ruled, preview=True)["error"] == saved(ask, **ruled, name="ruled")["error"]
+    rule, entries = Combination("dare_linear_svd", 0.5, 4), stack_of(runner.studio.session, PAIR, None)[0]
+    bake_stack(entries, models / "plain", models / "other", combination=rule, rounding="stochastic", seed=7)
+    for file in (models / "ruled" / "unet").glob("*.safetensors"):
+        assert equal(file, models / "other" / file.relative_to(models / "ruled"))
+        assert json.loads(AdapterFile.open(file).metadata[HEADER])["combination"]["how"] == "dare_linear_svd"
     difference_of = {"what": "difference", "model": "plain", "tuned": "baked", "rank": 64}
     told = saved(ask, **difference_of, preview=True)
     result = saved(ask, **difference_of, name="taken out")

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -312,6 +312,30 @@ def save_path(prefix: str, output: str) -> tuple[str, str, int, str, str]:
     return str(path.parent), path.name, len(list(path.parent.iterdir())) + 1, "", prefix
 
 
+class InterruptProcessingException(Exception):  # noqa: N818
+    pass
+
+
+class Interrupts:
+    """Whether the user interrupts, and what the bars have shown."""
+
+    wanted = False
+    shown: ClassVar[list[tuple[int, int | None]]] = []
+
+    @classmethod
+    def check(cls) -> None:
+        if cls.wanted:
+            raise InterruptProcessingException
+
+
+class ProgressBar:
+    def __init__(self, total: int) -> None:
+        pass
+
+    def update_absolute(self, value: int, total: int | None = None) -> None:
+        Interrupts.shown.append((value, total))
+
+
 class PromptServer:
     """Sends texts to the page, which shows them on a node."""
 
@@ -351,11 +375,18 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     folders.get_full_path_or_raise = lambda kind, name: str(tmp_path / name)  # type: ignore[attr-defined]
     folders.get_output_directory = lambda: str(tmp_path / "output")  # type: ignore[attr-defined]
     folders.get_save_image_path = save_path  # type: ignore[attr-defined]
+    folders.get_temp_directory = lambda: str(tmp_path / "temp")  # type: ignore[attr-defined]
+    monkeypatch.setattr(Interrupts, "shown", [])
+    utils, management = ModuleType("comfy.utils"), ModuleType("comfy.model_management")
+    utils.ProgressBar = ProgressBar  # type: ignore[attr-defined]
+    management.throw_exception_if_processing_interrupted = Interrupts.check  # type: ignore[attr-defined]
+    for module in (utils, management):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
     server = ModuleType("server")
     server.PromptServer = PromptServer  # type: ignore[attr-defined]
     extension.WrappersMP, extension.CallbacksMP = WrappersMP, CallbacksMP  # type: ignore[attr-defined]
     for module in (folders, comfy, extension, server):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    for name in ("extension.comfy", "extension.comfy.nodes"):
+    for name in ("extension.comfy", "extension.comfy.combining", "extension.comfy.nodes"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return importlib.import_module("extension.comfy.nodes")

@@ -261,7 +261,7 @@ def test_a_file_for_one_part_leaves_the_other_alone(nodes: Any, model: Patcher, 
     [
         ("<lora:aa:1>", "aa: there is no such LoRA file; did you mean a"),
         ("<lora:a:1:low>", "a: each expert is a MODEL of its own in ComfyUI"),
-        ("<lora:a:1:combine=ties>", "a: combine= is not available in ComfyUI; save the LoRA as one file"),
+        ("<lora:a:1:combine=ties>", "a: combine=ties is not possible: no other LoRA has the same rule"),
         ("<lora:a:1:wrong=2>", "is not a setting of a LoRA tag"),
         ("<lora:broken:1>", "broken"),
     ],

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from extension.generation import combined
+from extension.generation import combined_files
 from extension.generation.activation import Activation
 from extension.generation.request import USUAL, Settings
+from extension.hosts import NotMadeError
 from extension.text.prompt import parse
 from lib_lora import Entry, Stack
 from lib_lora.saving import combine_files
@@ -21,8 +23,8 @@ TIES = ":combine=ties:density=0.4"
 SHARED = ":half=pos:start=2:rows=1,2"
 
 
-def begun(of: Setup, *prompts: str, settings: Settings = USUAL, seeds: Sequence[int] = (1,)) -> Activation:
-    return of.session.begin_batch([parse(one).tags for one in prompts], settings, seeds=seeds)
+def begun(of: Setup, *prompts: str, settings: Settings = USUAL, seeds: Sequence[int] = (1,), **more: Any) -> Activation:
+    return of.session.begin_batch([parse(one).tags for one in prompts], settings, seeds=seeds, **more)
 
 
 def files(of: Setup) -> list[Path]:
@@ -117,7 +119,7 @@ def test_lora_of_one_rule_share_what_limits_them_and_images_have_files_of_their_
 
 
 def test_a_file_is_made_once_for_a_stack_and_the_oldest_goes(pairs: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(combined, "_MOST_FILES", 2)
+    monkeypatch.setattr(combined_files, "_MOST_FILES", 2)
     outputs = {}
     for mode in ("live", "merged"):
         for strength in (0.8, 0.7, 0.8, 0.6, 0.8):
@@ -135,3 +137,37 @@ def test_a_file_is_made_once_for_a_stack_and_the_oldest_goes(pairs: Setup, monke
     pairs.save("a", seed=9)  # another file of the name
     begun(pairs, f"<lora:a:0.8{TIES}> <lora:dora:0.5{TIES}>")
     assert not torch.equal(pairs.output(), outputs["live", 0.8])
+
+
+def test_an_interruption_leaves_nothing_and_the_next_picture_is_made(pairs: Setup) -> None:
+    prompt, combiner = f"<lora:a:0.8{TIES}> <lora:b:0.5{TIES}>", pairs.session.combiner
+    skips: Settings = Settings(skip_bad=True)
+    weight = pairs.weight().clone()
+    for mode in ("live", "merged"):
+        begun(pairs, f"<lora:large:0.{3 + len(mode)}>", settings=Settings(mode=mode))  # type: ignore[arg-type]
+        former = pairs.output()
+        for last in range(4):  # before anything, then once for each time that the layer is gone through
+            said: list[tuple[str, object]] = []
+
+            def goes_on(text: str, last: int = last, said: list[tuple[str, object]] = said) -> bool:
+                said.append((text, combiner.progress))
+                return len(said) <= last
+
+            why = f"combining a \\+ b by ties was interrupted after {last // 3} of 1 layers, so that the picture is not"
+            with pytest.raises(NotMadeError, match=why):
+                begun(pairs, prompt, settings=skips, goes_on=goes_on)
+            assert [text for text, _ in said] == [*["Combining LoRA: 0 of 1 layers"] * last, said[last][0], ""]
+            assert said[last] == (f"Combining LoRA: {last // 3} of 1 layers", (last // 3, 1))
+            assert said[-1] == ("", None)
+            assert files(pairs) == []
+            assert [one.sentence[:16] for one in pairs.session.outcomes] == ["combining a + b "]
+            assert torch.equal(pairs.output(), former), "what was active stays until it ends"
+        pairs.session.end()
+        assert torch.equal(pairs.weight(), weight)
+    begun(pairs, prompt)
+    made, kept = pairs.output(), files(pairs)
+    begun(pairs, prompt, goes_on=lambda text: False)  # of the file that is there
+    assert torch.equal(pairs.output(), made)
+    assert files(pairs) == kept
+    assert len(kept) == 1
+    assert pairs.session.failed == ()

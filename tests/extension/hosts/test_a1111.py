@@ -631,16 +631,44 @@ def test_a_request_for_a_mode_of_former_versions_is_live(host: A1111Fake) -> Non
 # --- what goes wrong ---
 
 
-@pytest.mark.parametrize("prompt", ["a", "a<lora:a:1>", "a<lora:b:0.5>"])
-def test_t4_interrupted_and_made_again(host: A1111Fake, prompt: str) -> None:
-    wanted = one(host.generate(prompt))
-
+def test_t4_interrupted_and_made_again(host: A1111Fake) -> None:
     def stop(step: int) -> None:
         host.interrupted = step == 1
 
-    host.generate(["x<lora:a:1>", "y<lora:c:1>"], batch_size=2, during=stop)
-    host.interrupted = False
-    assert torch.equal(one(host.generate(prompt)), wanted)
+    for prompt in ("a", "a<lora:a:1>", "a<lora:b:0.5>"):
+        wanted = one(host.generate(prompt))
+        host.generate(["x<lora:a:1>", "y<lora:c:1>"], batch_size=2, during=stop)
+        host.interrupted = False
+        assert torch.equal(one(host.generate(prompt)), wanted), prompt
+
+
+def test_a_rule_shows_how_far_it_is_and_ends_with_the_users_button(host: A1111Fake, loras: Path) -> None:
+    rule = "combine=ties:density=0.5"
+    prompt, state, kept = f"x<lora:a:1:{rule}><lora:b:0.5:{rule}>", host.shared.state, loras.parent / "remora/combined"
+    plain, base = one(host.generate("x")), weights(host)
+    for button in ("interrupted", "skipped"):
+        state.begin("txt2img")
+        state.press = button
+        found = host.generate(prompt, batch_size=2)
+        assert (found.images, found.infotexts) == ([], [])
+        why = "combining a + b by ties was interrupted after 0 of 3 layers, so that the picture is not made"
+        assert found.info == why
+        assert state.shown == ["Combining LoRA: 0 of 3 layers"] * 3 + [None]
+        assert list(kept.iterdir()) == []
+        session = host.extra_networks.extra_network_registry["lora"].remora._batch.__self__.remora._session
+        assert state_of(session)["notes"] == [why]
+        state.press = ""
+        state.begin("txt2img")
+        assert torch.equal(one(host.generate("x")), plain)
+    assert same(list(weights(host).values()), list(base.values()))
+    made = one(host.generate(prompt))
+    assert not torch.equal(made, plain)
+    assert "Combining LoRA: 3 of 3 layers" in state.shown
+    assert state.shown[-1] is None
+    (file,) = kept.iterdir()
+    state.begin("txt2img")
+    assert torch.equal(one(host.generate(prompt)), made)
+    assert (state.shown, [*kept.iterdir()]) == ([], [file])
 
 
 def test_t4_a_failure_in_the_middle_leaves_nothing_behind(host: A1111Fake) -> None:

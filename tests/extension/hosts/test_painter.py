@@ -127,8 +127,10 @@ def test_only_its_own_picture_is_interrupted(host: Host) -> None:
         painter.interrupt()
 
     host.on_process = stop
-    assert painter.paint(REQUEST, lambda: False) is None
-    assert seen == [0.4]
+    for images in (host.images, []):  # after a step, and before the first one
+        host.images = images
+        assert painter.paint(REQUEST, lambda: False) is None
+    assert seen == [0.4, 0.4]
     assert painter.fraction == 0
 
 

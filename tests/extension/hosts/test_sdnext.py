@@ -391,6 +391,21 @@ def test_t4_an_interrupted_picture_leaves_nothing_to_the_next(setup: Setup) -> N
     assert torch.equal(setup.picture(f"x{A}"), with_lora)
 
 
+def test_a_rule_shows_how_far_it_is_and_ends_with_the_users_button(setup: Setup) -> None:
+    rule = "combine=magnitude_prune:density=0.5"
+    prompt, state = f"x<lora:zorp:1:{rule}><lora:stripes:0.5:{rule}>", setup.web.state
+    before = setup.picture("x")
+    state.press = "skipped"
+    found = setup.web.generate(prompt, "y")
+    assert found.images == []
+    assert found.info.startswith("combining zorp + stripes by magnitude_prune was interrupted after 0 of ")
+    assert [text for text in state.shown if text][2].startswith("Combining LoRA: 0 of ")
+    assert (state.textinfo, state.job) == (None, "")
+    assert state_of(setup.session)["notes"] == [found.info]
+    state.press = ""
+    assert torch.equal(setup.picture("x"), before)
+
+
 def test_a_failure_fails_the_request_and_ends_the_job(setup: Setup) -> None:
     before = setup.picture("x")
     setattr(setup.web.opts, ON_BAD_LORA, FAIL)

@@ -11,13 +11,16 @@ import pytest
 import torch
 from PIL import Image
 
+from extension.generation.combined import _FileProgress
 from extension.generation.options import ALWAYS, FAIL, IN_ORDER, MERGE, ON_BAD_LORA, SKIP
+from extension.generation.state import state_of
 from extension.hosts.txt2img import Hires, Picture, RequestError, Source, Txt2Img
 from extension.library.catalog import CatalogError
 from extension.library.hashes import Hashes
-from extension.standalone import render
+from extension.standalone import render, shown
 from extension.standalone.encode import encode_skipping
 from extension.standalone.jobs import Runner
+from extension.standalone.sdapi import SdApi
 from extension.standalone.studio import Studio
 from extension.text.infotext import parse_infotext
 from extension.text.prompt import PromptError
@@ -49,12 +52,12 @@ def test_a_lora_changes_the_picture_and_leaves_no_trace(runner: Runner) -> None:
     assert np.array_equal(one(runner, WITH_LORA), with_lora)
 
 
-@pytest.mark.parametrize("multipliers", ["1:0", "0:1"])
-def test_text_encoder_and_unet_multipliers_act_apart(runner: Runner, multipliers: str) -> None:
+def test_text_encoder_and_unet_multipliers_act_apart(runner: Runner) -> None:
     without, whole = one(runner, SMALL), one(runner, replace(SMALL, prompt="a red fox <lora:zorp:1>"))
-    part = one(runner, replace(SMALL, prompt=f"a red fox <lora:zorp:{multipliers}>"))
-    assert not np.array_equal(part, without)
-    assert not np.array_equal(part, whole)
+    for multipliers in ("1:0", "0:1"):
+        part = one(runner, replace(SMALL, prompt=f"a red fox <lora:zorp:{multipliers}>"))
+        assert not np.array_equal(part, without)
+        assert not np.array_equal(part, whole)
 
 
 def test_a_multiplier_of_zero_equals_no_tag(runner: Runner) -> None:
@@ -180,6 +183,42 @@ def test_a_cancelled_job_keeps_the_batches_it_finished(runner: Runner, monkeypat
     result = job.result(60)
     assert result.cancelled
     assert [picture.seed for picture in result.pictures] == [7]
+
+
+def test_a_rule_shows_how_far_it_is_and_ends_with_the_job(
+    runner: Runner, studio: Studio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule, seen, press = "combine=orthogonal", list[tuple[str, object]](), ""
+    request = replace(SMALL, prompt=f"a red fox <lora:stripes:0.8:{rule}> <lora:night:0.7:{rule}>", n_iter=2)
+    told, plain = _FileProgress.__call__, one(runner, SMALL)
+
+    def tell(self: _FileProgress, done: int, layers: int) -> None:
+        nonlocal press
+        job = runner.current
+        assert job is not None
+        if done == 2 and press:
+            getattr(job, press)()
+            press = ""
+        told(self, done, layers)
+        seen.append((shown.bar(job.progress), SdApi(runner).progress(skip_current_image=True)["textinfo"]))
+        assert state_of(studio.session)["combining"] == {"done": done, "layers": layers}
+
+    monkeypatch.setattr(_FileProgress, "__call__", tell)
+    for button, made in (("interrupt", 0), ("cancel", 0), ("skip", 1)):
+        press = button
+        result = runner.submit(request).result(120)
+        assert (len(result.pictures), result.cancelled) == (made, not made), button
+        assert result.notes[0].startswith("combining stripes + night by orthogonal was interrupted after 2 of ")
+        state = state_of(studio.session)
+        assert state["combining"] is None
+        assert (state["notes"] == [result.notes[0]]) is not bool(made)
+        assert np.array_equal(one(runner, SMALL), plain)
+    bar, text = seen[0]
+    assert str(text).startswith("Combining LoRA: 0 of ")
+    assert f"<span>{text}</span>" in bar
+    second = one(runner, replace(request, n_iter=1, seed=8))
+    assert np.array_equal(pixels(result.pictures[0]), second)
+    assert not np.array_equal(second, one(runner, replace(SMALL, seed=8)))
 
 
 def test_a_job_cancelled_while_it_waits_does_nothing(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:

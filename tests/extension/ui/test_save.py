@@ -98,6 +98,12 @@ def test_the_saved_file_makes_the_picture_of_the_stack(served: Served, page: Any
     tab.prompt_is(f"a fox {PAIR}, at dusk")
 
 
+def is_combining(route: Any) -> None:
+    """Answer as while the LoRA of a picture are combined."""
+    response = route.fetch()
+    route.fulfill(response=response, json={**response.json(), "combining": {"done": 12, "layers": 700}})
+
+
 def test_a_rule_of_the_stack_is_heard_saved_undone_and_restored(served: Served, page: Any, folder: Path) -> None:
     tab = Tab(page).ready()
     tab.write("a fox <lora:stripes:0.8> <lora:night:0.7>")
@@ -117,6 +123,10 @@ def test_a_rule_of_the_stack_is_heard_saved_undone_and_restored(served: Served, 
     fields = "combine=dare_ties_svd:density=0.4:seed=7"
     tab.prompt_is(f"a fox <lora:stripes:0.8:{fields}> <lora:night:0.7:{fields}>")
     assert faults(page) == []
+    page.route("**/remora/v1/state", is_combining)
+    page.get_by_text("Combining: 12 of 700 layers").wait_for()
+    page.unroute("**/remora/v1/state")
+    page.get_by_text("Before the picture, Remora makes one file of these LoRA").wait_for()
     rule.select_option("orthogonal")
     written = "a fox <lora:stripes:0.8:combine=orthogonal> <lora:night:0.7:combine=orthogonal>"
     tab.prompt_is(written)

@@ -93,6 +93,7 @@ IN_ENGLISH = {
         r"a Network can be .*|copy or pickle .*|.* as (Reading|torch|')\S*|7 does not change .*",
         r"(the name of a (component|layer)|a (Reading|dtype of torch)), as .*|want (one|a finite) number as alpha.*",
     ),
+    "beside the web UI's own progress": (r"Combining LoRA: 7 of 7 layers",),
     "a command, a type or a line of a file": (
         r"(tuple|Mapping|remora: |[A-Z]{4,}|(not a )?database|a table of the database).*|.*torch\.(load|import).*",
         r".*(save_file|d = |SELECT id|LIKE \?).*|this SD\.Next .*|LoRA in text encoders may be stale",

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from . import a1111_lora, extra_networks
 from .a1111_model import LATENT, Model, checkpoint
+from .interrupts import JobState, Processed
 
 _CATEGORIES = ("app_started", "model_loaded", "ui_settings", "ui_tabs", "cfg_denoiser", "infotext_pasted")
 _BACKWARDS = ("script_unloaded", "before_ui")
@@ -289,6 +290,7 @@ class A1111Fake:
         inherited = {name: value for name, value in vars(Processing).items() if name not in ("__dict__", "__weakref__")}
         cls = type("StableDiffusionProcessing", (), {**inherited, **own})  # of this start alone: functions are wrapped
         vars(self.processing).update(StableDiffusionProcessing=cls, process_images_inner=self.process_images_inner)
+        self.processing.Processed, self.shared.state = Processed, JobState()  # type: ignore[attr-defined]
         self.hijack.model_hijack = SimpleNamespace(embedding_db=Database())  # type: ignore[attr-defined]
         self.inversion.create_embedding_from_data = _embedding  # type: ignore[attr-defined]
 

@@ -25,6 +25,7 @@ from fastapi import FastAPI
 from torch import Tensor
 
 from . import extra_networks
+from .interrupts import JobState, Processed
 from .sdnext_lora import OwnLora
 
 _TEXT_ENCODERS = ["text_encoder", "text_encoder_2", "text_encoder_3"]
@@ -70,17 +71,6 @@ class Options:
 
     def add_option(self, key: str, info: OptionInfo) -> None:
         self.data_labels[key] = info
-
-
-class State:
-    def __init__(self) -> None:
-        self.interrupted, self.job = False, ""
-
-    def begin(self, job: str) -> None:
-        self.interrupted, self.job = False, job
-
-    def end(self) -> None:
-        self.job = ""
 
 
 class Processing:
@@ -143,7 +133,7 @@ class SDNext:
         self.opts = Options(lora_dir=str(loras), lora_apply_te=False, lora_force_reload=False, **options)
         self.opts.extra_networks_default_multiplier = 1.0
         self.extra_networks = extra_networks.sdnext(self.opts.data)
-        self.state = State()
+        self.state = JobState()
         self.data = SimpleNamespace(sd_model=None)
         self.pipe = pipe
         self.asked_for_model = self.loads = 0
@@ -311,6 +301,7 @@ class SDNext:
         self._add(
             made,
             "processing",
+            Processed=Processed,
             create_infotext=create_infotext,
             get_processed=get_processed,
             process_images_inner=self.process_images_inner,

@@ -28,11 +28,12 @@ from lib_lora import (
     StackError,
     Strength,
     bake_stack,
+    combine_files,
     save_again,
 )
 from lib_lora.__main__ import main
 from lib_lora.files.file import AdapterFile
-from lib_lora.saving import baked, writing
+from lib_lora.saving import Combination, baked, writing
 from lib_lora.saving.provenance import HEADER
 from tests.fakes.checkpoints import save_checkpoint, tiny_pipeline
 from tests.fakes.contract import EACH, in_folders, of_recipes, reference, worst, write
@@ -266,6 +267,49 @@ def test_a_file_is_made_again_bit_for_bit_and_says_how(model, style, tmp_path):
         save_again(one.path, out, None, tmp_path, replace=True)
 
 
+RULES = ("dare_linear", "dare_ties_svd", "linear", "magnitude_prune", "orthogonal", "svd", "ties", "ties_svd")
+
+
+def test_a_rule_makes_the_model_of_the_file_that_it_combines(model, tmp_path):
+    for how in RULES:
+        (tmp_path / how).mkdir()
+        check_rule(how, model, tmp_path / how)
+
+
+def check_rule(how, model, folder):
+    key, entries = "lora_unet_blocks_{}_proj", []
+    for seed, strength in ((1, 0.8), (2, -0.5), (3, 1.3)):
+        tensors = pair(key.format(0), (48, 24), 4, seed=seed, size=0.3)
+        if seed == 2:
+            tensors |= pair(key.format(1), (48, 24), 4, seed=9, size=0.3)
+        if how in ("orthogonal", "svd"):  # the others are for factors of LoRA alone
+            tensors[f"{key.format(0)}.diff_b"] = torch.rand(48, generator=torch.Generator().manual_seed(seed))
+        entries.append(Entry(save(folder / f"{seed}.safetensors", tensors), strength))
+    density = None if how in ("linear", "orthogonal", "svd") else 0.4
+    combination = Combination(how, density, 7)
+    file = combine_files(entries, folder / "one.safetensors", how, density=density, seed=7)
+    wanted = bake_stack(Stack([Entry(file.path)]), model, folder / "wanted.safetensors")
+    saved = bake_stack(Stack(entries), model, folder / "baked.safetensors", combination=combination)
+    before, want, got = (load_file(path) for path in (model, wanted.path, saved.path))
+    for name in (one for one in got if one not in ("counts", "flags")):
+        change = (want[name].double() - before[name].double()).norm()
+        assert (got[name].double() - want[name].double()).norm() <= 1e-6 * change, (how, name)
+    random = {"combination": combination, "rounding": "stochastic", "seed": 3}
+    drawn = bake_stack(Stack(entries), model, folder / "drawn.safetensors", **random)
+    for one in (saved, drawn):
+        made = json.loads(AdapterFile.open(one.path).metadata[HEADER])
+        assert made["combination"] == {"how": how, "density": density, "seed": 7}
+        again = save_again(one.path, folder / "again.safetensors", None, [folder, model.parent], replace=True)
+        assert again.path.read_bytes() == one.path.read_bytes()
+    typed = folder / "typed.safetensors"
+    files = [f"{one.path}={one.multiplier}" for one in entries]
+    given = [] if density is None else ["--density", str(density)]
+    assert main(["bake", str(typed), str(model), *files, "--how", how, "--seed", "7", *given]) == 0
+    assert content(typed) == content(saved.path)
+    previewed = bake_stack(Stack(entries), model, folder / "none.safetensors", combination=combination, preview=True)
+    assert (previewed.error, previewed.layers) == (saved.error, saved.layers)
+
+
 def test_a_stack_in_order_and_a_moment(model, tmp_path):
     dora = pair("lora_unet_blocks_0_proj", (48, 24), 4, size=0.3)
     dora["lora_unet_blocks_0_proj.dora_scale"] = torch.rand(48, 1) + 0.5
@@ -314,6 +358,11 @@ def test_what_cannot_be_baked(model, style, lora, tmp_path):
         bake_stack(Stack([Entry(style)]), model, out, rounding="up")
     with pytest.raises(ArgumentError, match="seed must be a whole number from 0 up"):
         bake_stack(Stack([Entry(style)]), model, out, seed=-1)
+    with pytest.raises(ArgumentError, match="combination must be a Combination, as Combination"):
+        bake_stack(Stack([Entry(style)]), model, out, combination="ties")
+    other = save(tmp_path / "other.safetensors", pair("lora_unet_blocks_0_proj", (48, 24), 3))
+    with pytest.raises(StackError, match="takes one rank, and the files have 4, 3; write how='ties_svd'"):
+        bake_stack(Stack([Entry(style), Entry(other)]), model, out, combination=Combination("ties", 0.5))
     assert not out.exists()
 
 
