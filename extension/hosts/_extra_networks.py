@@ -90,10 +90,8 @@ class ExtraNetworks:
         handed_back: called before each batch; True lets the built-in apply it.
         ended: called with the processing object when a generation ends; not where the host says `force=False`, as its
             detailer comes later.
-        passed_over: called with the processing object, `include` and `exclude` before a pass for which the host
-            activates no networks.
-        unserved: called with the processing object, the tags of each image and one sentence if nothing applied these.
-        passed_on: called with the processing object and the tags of each image if the built-in applied these.
+        not_applied: called with the processing object, the tags of each image, and one sentence if nothing applied
+            these; it is empty if the built-in applied them.
         grammar: returns whether brackets around tags mean something; None while Remora applies no tags.
         has_parts: whether each part of a prompt that AND divides has its own rows in a model call.
     """
@@ -108,9 +106,7 @@ class ExtraNetworks:
         batch: Callable[..., None],
         handed_back: Callable[[Any], bool],
         ended: Callable[[Any], None],
-        passed_over: Callable[..., None] = lambda p, include, exclude: None,
-        unserved: Callable[[Any, Images, str], None] = lambda p, images, sentence: None,
-        passed_on: Callable[[Any, Images], None] = lambda p, images: None,
+        not_applied: Callable[[Any, Images, str], None] = lambda p, images, failure: None,
         grammar: Callable[[], bool | None] = lambda: False,
         has_parts: bool = False,
     ) -> None:
@@ -118,9 +114,7 @@ class ExtraNetworks:
         self._batch = batch
         self._handed_back = handed_back
         self._ended = ended
-        self._passed_over = passed_over
-        self._unserved = unserved
-        self._passed_on = passed_on
+        self._not_applied = not_applied
         self._in_force = False
         self._images: Images | None = None  # of the running `activate`
         self._inside = False
@@ -222,7 +216,7 @@ class ExtraNetworks:
         images: Images = next((tags.images for tags in map(vars(p).get, _OWN_TAGS) if isinstance(tags, ImageTags)), ())
         if any(images):
             why = f"nothing applied {written(images)}: something makes the web UI skip its extra networks"
-            self._unserved(p, images, why)
+            self._not_applied(p, images, why)
 
     def _registries(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
         return self._module.extra_network_registry, getattr(self._module, "extra_network_aliases", None)
@@ -253,7 +247,6 @@ class ExtraNetworks:
 
     def _activate(self, original: Callable[..., Any], p: Any, data: Any = None, *args: Any, **kwargs: Any) -> Any:
         if getattr(p, "disable_extra_networks", False):
-            self._passed_over(p, include=kwargs.get("include") or (), exclude=kwargs.get("exclude") or ())
             return original(p, data, *args, **kwargs)
         setattr(p, self._asked, True)
         tags = data if data else getattr(p, "network_data", data)
@@ -269,7 +262,7 @@ class ExtraNetworks:
             raise failure
         if ours and not called and images is not None and any(images):
             why = f"nothing applied {written(images)}: the web UI did not call Remora, which is registered"
-            self._unserved(p, images, why)
+            self._not_applied(p, images, why)
         return result
 
     def _is_registered(self, p: Any) -> bool:
@@ -351,9 +344,9 @@ class ExtraNetworks:
             named = {**kwargs, "include": include, "exclude": exclude}
             if self._pass_on("activate", p, params, *args, **named):
                 if self._in_force:
-                    self._passed_on(p, images)
+                    self._not_applied(p, images, "")
             elif params:
-                self._unserved(p, images, f"nothing applied {written(images)}: the web UI has no LoRA of its own")
+                self._not_applied(p, images, f"nothing applied {written(images)}: the web UI has no LoRA of its own")
             return
         self._batch(p, self.tags.with_negatives(p, images), include=include, exclude=exclude)
 

@@ -112,7 +112,7 @@ def _sdnext(folder: Path, stack: ExitStack) -> Running:
     return Running(
         lambda: made.picture("x<lora:zorp:0.8>"),
         made.host,
-        made.host._wraps,
+        made.host.wraps,
         made.web.opts.data,
         lambda: made.web.extra_networks.extra_network_registry["lora"],
         made.session,
