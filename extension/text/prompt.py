@@ -229,6 +229,11 @@ class _Field:
         """Return the value without surrounding blanks."""
         return self.value.strip()
 
+    @property
+    def is_amount(self) -> bool:
+        """Return whether it is a number or points, as far as its characters tell."""
+        return "@" in self.value or "~" in self.value or _NUMBER.fullmatch(self.text) is not None
+
     def split(self, marks: str) -> list[_Field]:
         """Split the value at any of these characters."""
         parts, place = [], self.place
@@ -329,16 +334,12 @@ class _TagReader:
     def _by_place(self, fields: list[_Field]) -> Iterator[tuple[str, _Field]]:
         """Yield the names of positional fields: multipliers and the rank, or one multiplier and block weights."""
         names = ["te", "unet", "dyn"]
-        if len(fields) > 1 and not self._is_amount(fields[1]):
-            names = ["te", "lbw", *(["x"] if len(fields) > 2 and self._is_amount(fields[2]) else ["lbwe"])]
+        if len(fields) > 1 and not fields[1].is_amount:
+            names = ["te", "lbw", *(["x"] if len(fields) > 2 and fields[2].is_amount else ["lbwe"])]
         if len(fields) > len(names):
             extra = fields[len(names)]
             self._fail(extra, f"a fourth number, {extra.value!r}; write at most two strengths and a rank")
         yield from zip(names, fields, strict=False)
-
-    @staticmethod
-    def _is_amount(field: _Field) -> bool:
-        return "@" in field.value or "~" in field.value or (_NUMBER.fullmatch(field.text) is not None)
 
     # --- values ---
 
