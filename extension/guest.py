@@ -110,7 +110,7 @@ class Guest:
 
     @property
     def pictures(self) -> object:
-        """Return what is known of the present pictures, for `go_on_with`."""
+        """Return the state of the present pictures, for `go_on_with`."""
         return self._session.passes
 
     def go_on_with(self, pictures: object) -> None:

@@ -197,7 +197,7 @@ class Plan:
         self.watched = {component: WeightWatch(watched) for component, watched in weights.items()}
 
     def drop_stale(self) -> None:
-        """Drop what was computed from base weights that have changed since, beside merged layers."""
+        """Drop the results of base weights that have changed since, beside merged layers."""
         for layer, executor in list(self.executors.items()):
             if not executor.merges and executor.is_stale(layer):
                 executor.release(layer)

@@ -56,7 +56,7 @@ class OnlineApi:
         return self.state(request) if body["on"] else self.cancel(request)
 
     def look_up(self, request: Request, body: records.LookUpWanted) -> Response:
-        """Begin to look files up; answer its progress. What is found is kept beside each file."""
+        """Begin to look files up; answer its progress. The results are written beside each file."""
         catalog, page = self._session.catalog, body.get("page", "").strip()
         if len(body["ids"]) > _MOST_ASKED:
             raise HTTPException(UNPROCESSABLE, f"ids must be a list of no more than {_MOST_ASKED:,} texts")

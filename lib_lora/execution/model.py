@@ -124,7 +124,7 @@ class Model:
         return {layer for component in offloaded for layer in every(component)}
 
     def checkpoints(self, indexes: Sequence[LayerIndex], merging: Collection[str]) -> Mapping[str, Checkpoint]:
-        """Return the checkpoint of each component, to read original weights from; open those of `merging`."""
+        """Return the checkpoint of each component, to read original weights from; open the ones of `merging`."""
         for index in indexes:
             name = index.component
             if name in merging and name in self._sources and name not in self._opened:

@@ -256,7 +256,7 @@ class Resident(ABC, Generic[P]):
         return self._keep(layer, content, device, dtypes, why)
 
     def _keep(self, layer: nn.Module, content: TensorFields, device: torch.device, dtypes: Dtypes, why: str) -> P:
-        """Count what was placed, and find out how long it may stay."""
+        """Count the placed tensors, and find out how long they may stay."""
         placed = self._placement(content, device, dtypes)
         may_stay = self._budget.charge(self.account, device, content.nbytes)
         self._stays = may_stay and (device.type == budget.UNLIMITED or stays(layer))
