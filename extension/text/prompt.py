@@ -125,7 +125,7 @@ def parse_placed(
 
     Args:
         one: the tag.
-        default: as `parse_arguments`.
+        default: the multiplier of a tag without a number.
         names: as `parse_arguments`.
         kind: of the tag.
         cut: why a tag may not be closed, for the end of that error.
@@ -140,18 +140,17 @@ def parse_placed(
     return replace(one.limits.applied(tag) if one.meant else tag, place=one.place_of(tag))
 
 
-def parse_arguments(arguments: str, default: float = 1.0, names: Known = BUILT_IN) -> Tag:
+def parse_arguments(arguments: str, names: Known = BUILT_IN) -> Tag:
     """Parse the text between `<lora:` and `>`, for hosts that split the prompt themselves.
 
     Args:
-        arguments: the text.
-        default: the multiplier of a tag without a number.
+        arguments: the text; without a number in it, the multiplier is 1.
         names: the names that a tag may refer to.
 
     Raises:
         PromptError: as `parse`; positions count from the tag's `<`.
     """
-    return _TagReader(f"<lora:{arguments}>", arguments, len("<lora:"), default, names).tag()
+    return _TagReader(f"<lora:{arguments}>", arguments, len("<lora:"), 1.0, names).tag()
 
 
 def format_tag(tag: Tag) -> str:
