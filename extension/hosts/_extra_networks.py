@@ -13,13 +13,13 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import wraps
 from pathlib import PurePath
 from types import ModuleType
 from typing import Any, ClassVar
 
 from ..text.spelling import KINDS
 from ._prompt_tags import Images, PromptTags
+from ._wraps import Wraps
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,6 @@ class ExtraNetworks:
         has_parts: whether each part of a prompt that AND divides has its own rows in a model call.
     """
 
-    _mine: ClassVar[str] = "remora_original"
     _asked: ClassVar[str] = "remora_asked"  # attribute of a processing object whose tags reached `activate`
 
     def __init__(
@@ -122,7 +121,7 @@ class ExtraNetworks:
         self._depth = 0  # of calls that are passed on
         self._in_region = False  # while the tags of a region end
         self._failure: BaseException | None = None
-        self._wrappers: dict[str, Callable[..., Any]] = {}
+        self._wraps = Wraps()
         self.network = self._network()
         self.tags = PromptTags(module, self._is_ours, grammar, has_parts=has_parts)
         """Reads the tags of prompts."""
@@ -148,9 +147,9 @@ class ExtraNetworks:
     def take_over(self) -> None:
         """Replace the built-in in the registry, under its aliases too; idempotent."""
         self._register(self._note)
-        self._wrap("parse_prompts", self._parse_prompts)
-        self._wrap("activate", self._activate)
-        self._wrap("deactivate", self._deactivate)
+        self._wraps.put(self._module, "parse_prompts", self._parse_prompts)
+        self._wraps.put(self._module, "activate", self._activate)
+        self._wraps.put(self._module, "deactivate", self._deactivate)
         self._in_force = True
 
     def _register(self, note: Callable[[Any], None]) -> None:
@@ -203,10 +202,7 @@ class ExtraNetworks:
                 del aliases[kind]
                 if kind in self._aliased:
                     aliases[kind] = self._aliased[kind]
-        for name, ours in self._wrappers.items():
-            if getattr(self._module, name) is ours:
-                setattr(self._module, name, getattr(ours, self._mine))
-        self._wrappers.clear()
+        self._wraps.give_back()
 
     def check_served(self, p: Any) -> None:
         """Report, once, the tags of a picture that is about to be made, if the host activates none of them."""
@@ -220,21 +216,6 @@ class ExtraNetworks:
 
     def _registries(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
         return self._module.extra_network_registry, getattr(self._module, "extra_network_aliases", None)
-
-    def _wrap(self, name: str, around: Callable[..., Any]) -> None:
-        if name in self._wrappers:
-            return
-        original = getattr(self._module, name)
-
-        @wraps(original)
-        def ours(*args: Any, **kwargs: Any) -> Any:
-            if self._wrappers.get(name) is not ours:  # removed, but a wrapper of others still calls it
-                return original(*args, **kwargs)
-            return around(original, *args, **kwargs)
-
-        setattr(ours, self._mine, original)
-        self._wrappers[name] = ours
-        setattr(self._module, name, ours)
 
     def _parse_prompts(self, original: Callable[..., Any], prompts: Any, *args: Any, **kwargs: Any) -> Any:
         texts, tags = original(self.tags.for_host(prompts), *args, **kwargs)
