@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from lib_lora.files.file import AdapterFile
-from lib_lora.naming.index import LayerIndex, alias_table
+from lib_lora.naming.index import LayerIndex
 from lib_lora.naming.network import Network
 from lib_lora.naming.parsed import ParsedFile
 
@@ -123,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sizes = layers(double, single)
     with torch.device("meta"):
         model: nn.Module = FluxTransformer2DModel(num_layers=double, num_single_layers=single, guidance_embeds=True)
-    index = LayerIndex("transformer", model, alias_table())
+    index = LayerIndex("transformer", model)
     with TemporaryDirectory(dir=options.folder) as folder:
         path = Path(folder) / "flux.safetensors"
         write(path, sizes, options.rank)

@@ -17,7 +17,7 @@ from .generation.options import grammar as grammar_wanted
 from .generation.outcomes import TagOutcome, read_tags
 from .generation.paste import with_own_names, with_own_regions
 from .generation.xyz import axes
-from .hosts import Outcome, Used
+from .hosts import Outcome, Remora, Used
 from .kept.always_on import parameters
 from .text import placed, regions
 from .text.placed import PlacedTag
@@ -42,7 +42,7 @@ _LOG = "read the log, and turn off the extension that it names"
 _OTHER_MODEL = "load another model, or turn Remora off and on in the settings"
 
 
-class Guest:
+class Guest(Remora):
     """Implements `hosts.Remora` over one session."""
 
     def __init__(self, host: Host, session: Session, unloaded: Callable[[], None]) -> None:
@@ -52,7 +52,6 @@ class Guest:
 
     @property
     def enabled(self) -> bool:
-        """Return whether Remora applies LoRA tags; if not, the host applies them itself."""
         if not enabled(self._host):
             self._session.model.try_again()  # once it is on again
             return False
@@ -60,12 +59,10 @@ class Guest:
 
     @property
     def grammar(self) -> bool | None:
-        """Return whether brackets around tags mean something; None while the host applies them."""
         return grammar_wanted(self._host) if self.enabled else None
 
     @property
     def handed_back(self) -> str:
-        """Return why the host applies the tags itself though Remora is on; empty if Remora applies them or is off."""
         reason = self._session.model.useless if enabled(self._host) else ""
         if reason:
             self._session.log.say(reason)
@@ -102,7 +99,6 @@ class Guest:
         )
 
     def handed_over(self, images: Sequence[Sequence[str]], at: Pass) -> Outcome:
-        """Note that the web UI's own LoRA gets the tags of a batch."""
         why = self.handed_back
         advice = _OTHER_MODEL if why else _TURN_ON
         self._session.hand_over([TagOutcome(*one, "handed", why or _OFF, advice, why) for one in _tags(images)], at)
@@ -110,53 +106,41 @@ class Guest:
 
     @property
     def pictures(self) -> object:
-        """Return what is known of the present pictures, for `go_on_with`."""
         return self._session.passes
 
     def go_on_with(self, pictures: object) -> None:
-        """Note that the latest batch goes on with these pictures, after others were made in between."""
         if isinstance(pictures, Passes):
             self._session.go_on_with(pictures)
 
     def text_key(self) -> Hashable:
-        """Return a key of everything that changes the text encoders' output; equal keys mean equal outputs."""
         return self._session.last.text_key
 
     def text_keys(self) -> Sequence[Hashable]:
-        """Return the same key for each image of the batch."""
         return self._session.last.text_keys
 
     def image(self, index: int | None) -> None:
-        """Make the text encoders use the LoRA of this image of the batch; None, of the image of each row."""
         self._session.use_image(index)
 
     def bytes_to_place(self) -> int:
-        """Return the bytes of the GPU that the active LoRA will take beside what they take now."""
         return self._session.model.bytes_to_place(self._session.last.active)
 
     def rows(self, rows: Rows | None) -> None:
-        """Set which image each row of a denoiser call belongs to; None as `lib_lora.Engine.set_rows`."""
         self._session.model.set_rows(rows)
 
     def clock(self, clock: Clock | None) -> None:
-        """Set the clock that tells the step of each denoiser call."""
         self._session.model.set_clock(clock)
 
     def pasted(self, parameters: Mapping[str, str]) -> tuple[str, Mapping[str, object]]:
-        """Return the prompt of a pasted parameters text, with LoRA names as they are here, and its settings."""
         prompt = with_own_names(parameters, self._session.catalog)
         return _keep_regions(prompt, parameters, self._session.regions), from_parameters(parameters)
 
     def follow_model(self, at: Pass | None = None) -> bool:
-        """Move to the host's present model, even if the host did not report a change."""
         return self._session.follow_model(at)
 
     def model_changed(self) -> None:
-        """Handle that the host loaded a model: the next batch activates its LoRA on it."""
         self._session.model_changed()
 
     def generation_ended(self) -> None:
-        """Deactivate all LoRA."""
         self._session.end()
 
     def pictures_made(self, pictures: Sequence[tuple[int, Any]]) -> None:
@@ -164,11 +148,6 @@ class Guest:
         self._session.pictures_made(pictures if self.enabled else ())
 
     def cannot_apply(self, error: Exception, *, in_picture: bool) -> None:
-        """Leave the tags to the host from now on, until Remora is turned off and on or another model is loaded.
-
-        Raises:
-            LoraError: a picture is being made, and the settings stop the generation.
-        """
         sentence = (
             f"the web UI's own LoRA could not be taken off the model ({type(error).__name__}: {error}), so it gets the "
             "tags, until another model is loaded or Remora is turned off and on in the settings"
@@ -180,20 +159,9 @@ class Guest:
             raise LoraError(sentence) from error
 
     def ended_by(self, error: BaseException) -> None:
-        """Note that an error ended the generation: its LoRA have not made the pictures."""
         self._session.ended_by(error)
 
     def failed(self, sentence: str, images: Sequence[Sequence[str]] = (), at: Pass = "base") -> Outcome:
-        """Log an error and show it in the tab.
-
-        Args:
-            sentence: about the error.
-            images: for each image, the tags that have no effect for it.
-            at: the host's present pass.
-
-        Raises:
-            LoraError: the settings stop the generation.
-        """
         logger.error("remora: %s", sentence)
         tags = [TagOutcome(*one, "failed", sentence, _LOG, sentence) for one in _tags(images)]
         if not settings(self._host).skip_bad:
@@ -214,17 +182,14 @@ class Guest:
             logger.warning("remora: %s", sentence)
 
     def axes(self) -> Sequence[Axis]:
-        """Return what X/Y/Z plots can vary."""
         return axes(self._session)
 
     def tab(self) -> Any:
-        """Return the tab as gradio Blocks."""
         from .tab import build_tab  # gradio, too
 
         return build_tab()
 
     def unloaded(self) -> None:
-        """Handle that the host unloads its scripts."""
         self._unloaded()
 
 

@@ -303,7 +303,8 @@ class Engine(NotCopied):
                     _log_change(plan, self._plan)
                 else:
                     self._hooked.ensure_in_force()
-                    plan.follow_weights()
+                    plan.drop_stale()
+                    plan.merge_again()
             except LoraError as error:
                 self._lost = f"the model has changed, and the LoRA cannot be put on it: {error}"
                 logger.warning("%s", self._lost)

@@ -219,7 +219,7 @@ def shown(value: object, depth: int = 0) -> str:
 
 
 class OneLine:
-    """A dataclass whose mappings do not change; its form of one line leaves out defaults and shortens what is long."""
+    """A dataclass whose mappings do not change; its form of one line leaves out defaults and shortens long values."""
 
     __slots__ = ()
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]

@@ -142,10 +142,10 @@ class Plan:
         if not (in_force and self.key.why_live):
             return
         try:
-            self._merge_again()
+            self.merge_again()
         except BaseException:
             self.strengths.write(former)
-            self._merge_again()
+            self.merge_again()
             raise
 
     @property
@@ -181,7 +181,8 @@ class Plan:
         live = {layer for layer, executor in list(self.executors.items()) if not executor.merges}
         return new if any(indexes[name].layers[path]() not in live for name, path in places) else []
 
-    def _merge_again(self) -> None:
+    def merge_again(self) -> None:
+        """Merge for the present strengths, into weights that have changed, too."""
         with ExitStack() as stack:  # which goes on where one fails
             for layer, executor in list(self.executors.items()):
                 if executor.merges:
@@ -196,15 +197,10 @@ class Plan:
         self.watched = {component: WeightWatch(watched) for component, watched in weights.items()}
 
     def drop_stale(self) -> None:
-        """Drop what was computed from base weights that have changed since, beside merged layers."""
+        """Drop the results of base weights that have changed since, beside merged layers."""
         for layer, executor in list(self.executors.items()):
             if not executor.merges and executor.is_stale(layer):
                 executor.release(layer)
-
-    def follow_weights(self) -> None:
-        """Drop what was computed from base weights that have changed since, and merge again; raise as merging does."""
-        self.drop_stale()
-        self._merge_again()
 
     @property
     def kept_bytes(self) -> int:

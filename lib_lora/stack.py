@@ -11,7 +11,8 @@ from typing import Literal, get_args
 
 from .errors import OneLine, StackError, check_choice, check_count, check_type, printed, shown
 from .files.reading import USUAL, Reading
-from .strengths.strength import MOST, AnyMultiplier, Strength, checked, strengths_by_image
+from .strengths.strength import AnyMultiplier, Strength, checked, strengths_by_image
+from .tensors import LARGEST
 
 Mode = Literal["live", "merged"]
 _EXAMPLE = "write Stack([Entry('lora.safetensors', 0.8)])"  # for errors
@@ -52,13 +53,13 @@ class Entry(OneLine):
         check_type(self.name, str, "the name of an entry", "a text, as Entry(path, name='style')")
         if not self.name:
             object.__setattr__(self, "name", path.stem)
-        if type(self.multiplier) is not float or not abs(self.multiplier) <= MOST:  # as sliders write it
+        if type(self.multiplier) is not float or not abs(self.multiplier) <= LARGEST:  # as sliders write it
             object.__setattr__(self, "multiplier", checked(self.multiplier, f"{printed(self.name)}: multiplier"))
         if self.rank is not None and (type(self.rank) is not int or self.rank < 1):
             raise StackError(f"{printed(self.name)}: rank must be a whole number from 1 up, not {shown(self.rank)}")
         for name in ("alpha", "scale"):
             value = getattr(self, name)
-            if value is not None and (type(value) not in (int, float) or not abs(value) <= MOST):
+            if value is not None and (type(value) not in (int, float) or not abs(value) <= LARGEST):
                 raise StackError(f"{printed(self.name)}: {name} must be a finite number, not {shown(value)}")
 
     def reading(self, usual: Reading) -> Reading:

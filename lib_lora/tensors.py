@@ -14,6 +14,10 @@ from torch import Tensor, nn
 from torch.jit import ScriptModule
 from typing_extensions import Self
 
+COMPUTING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+"""Dtypes of numbers to compute with; fp8 and packed weights are cast first. Torch adds each to a wider one in one
+kernel, which computes in the wider one.
+"""
 LARGEST = torch.finfo(torch.float32).max
 """The largest number that adapters are computed with."""
 

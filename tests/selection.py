@@ -30,7 +30,7 @@ from hypothesis import settings
 LONG, BUDGET, CI_BUDGET = 0.5, 0.2, 1.0  # seconds
 ALONE = 3.0  # seconds; of the only case of a file
 RECORD = Path(__file__).with_name("data") / "seconds.json"
-RECORDED = 0.4  # seconds; cases that take less are not written down by themselves
+RECORDED = 0.4  # seconds; a case that takes longer than this, and than others of its test, is written down by itself
 LEFT_OUT = pytest.StashKey[int]()
 _SHARED = pytest.StashKey[list[float]]()
 SHARED = "seconds of shared fixtures"
@@ -87,6 +87,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.line(f"{number:,} tests were left out; `python install.py test --all` runs them, too.")
 
 
+def taken_by(item: pytest.Item, seconds: Mapping[str, float]) -> float:
+    """Return the seconds of a case: its own, or the mean of the other cases of its test."""
+    return seconds.get(item.nodeid, seconds.get(item.nodeid.partition("[")[0], 0.0))
+
+
 def longest_first(items: Sequence[pytest.Item], seconds: Mapping[str, float]) -> list[pytest.Item]:
     """Return the tests with the folders of the longest files first, and in each the longest files.
 
@@ -96,7 +101,7 @@ def longest_first(items: Sequence[pytest.Item], seconds: Mapping[str, float]) ->
     """
     files: Counter[Path] = Counter()
     for item in items:
-        files[item.path] += seconds.get(item.nodeid, seconds.get(item.nodeid.partition("[")[0], 0.0))
+        files[item.path] += taken_by(item, seconds)
     folders: dict[Path, float] = defaultdict(float)
     for path, taken in files.items():
         folders[path.parent] = max(folders[path.parent], taken)
@@ -117,26 +122,25 @@ def chosen(items: Sequence[pytest.Item], seconds: Mapping[str, float], *, ci: bo
     tests: dict[tuple[object, str], list[pytest.Item]] = defaultdict(list)
     quickest: dict[Path, pytest.Item] = {}
     for item in items:
-        taken = seconds.get(item.nodeid, 0.0)
+        taken = taken_by(item, seconds)
         if item.get_closest_marker("quick"):
             kept.add(item)
         elif any(map(item.get_closest_marker, left_out)):
             continue
         elif ci or taken <= LONG:
             tests[item.parent, getattr(item, "originalname", item.name)].append(item)
-        elif taken < seconds[quickest.setdefault(item.path, item).nodeid]:
+        elif taken < taken_by(quickest.setdefault(item.path, item), seconds):
             quickest[item.path] = item
     for cases in tests.values():
         kept.update(_within_budget(cases, seconds, CI_BUDGET if ci else BUDGET))
     tried = {item.path for item in kept}
-    alone = {item for path, item in quickest.items() if path not in tried and seconds[item.nodeid] <= ALONE}
+    alone = {item for path, item in quickest.items() if path not in tried and taken_by(item, seconds) <= ALONE}
     return kept | alone
 
 
 def _within_budget(cases: Sequence[pytest.Item], seconds: Mapping[str, float], budget: float) -> Sequence[pytest.Item]:
     """Return cases from all over the list, at least one."""
-    mean = seconds.get(cases[0].nodeid.partition("[")[0], 0.0)
-    total = sum(seconds.get(item.nodeid, mean) for item in cases)
+    total = sum(taken_by(item, seconds) for item in cases)
     number = len(cases) if total <= budget else max(1, int(len(cases) * budget / total))
     return [cases[place * len(cases) // number] for place in range(number)]
 
@@ -175,11 +179,16 @@ class Recorder:
         self._seconds[report.nodeid] += max(0.0, report.duration - shared)
 
     def pytest_sessionfinish(self) -> None:
-        cases: dict[str, list[float]] = defaultdict(list)
+        tests: dict[str, dict[str, float]] = defaultdict(dict)
         for case, value in self._seconds.items():
-            if value < RECORDED:
-                cases[case.partition("[")[0]].append(value)
-        found = {case: round(value, 1) for case, value in self._seconds.items() if value >= RECORDED}
-        found |= {test: round(sum(own) / len(own), 3) for test, own in cases.items() if sum(own) > BUDGET}
+            tests[case.partition("[")[0]][case] = value
+        found: dict[str, float] = {}
+        for test, cases in tests.items():
+            slow = {case: value for case, value in cases.items() if value >= RECORDED}
+            alike = [value for value in cases.values() if value < RECORDED] or list(slow.values())
+            if len(slow) < len(cases):  # else their mean says enough
+                found |= {case: round(value, 1) for case, value in slow.items()}
+            if sum(alike) > (LONG if len(cases) == 1 else BUDGET):
+                found[test] = float(f"{sum(alike) / len(alike):.2g}")
         found = dict(sorted(found.items()))
         RECORD.write_text(json.dumps(found, indent=0, ensure_ascii=False) + "\n", encoding="utf-8")

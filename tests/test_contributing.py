@@ -39,7 +39,6 @@ from lib_lora.files.formats.base import KeyFormat
 from lib_lora.adapters.base import Alpha
 from lib_lora.naming import architectures
 from lib_lora.naming.index import LayerIndex
-from lib_lora.naming.architectures._names import AliasTable
 from lib_lora.files.formats.base import parse_keys
 from lib_lora.adapters import recipe_of
 from lib_lora.naming.parsed import key_formats
@@ -77,10 +76,10 @@ known = discover(architectures, Architecture)
 assert ranked(known.values(), [fact("transformer", "reef_blocks.0.attn.qkv", 3072)])[0][0] is known["reef"]
 split = nn.Module()
 for part in "qkv":
-    split.add_module(f"to_{part}", nn.Linear(4, 4))
+    split.add_module(f"to_{part}", nn.Linear(3072, 4, device="meta"))
 model = nn.ModuleDict({"polyp_blocks": nn.ModuleList([nn.ModuleDict({"attn": split})])})
-index = LayerIndex("transformer", model, AliasTable(known["reef"].aliases))
-assert index.find("reef_blocks.0.attn.qkv").shape == (12, 4)
+index = LayerIndex("transformer", model)
+assert index.find("reef_blocks.0.attn.qkv").shape == (12, 3072)
 
 assert "int8_rows" in {reader.name for reader in discover_classes(readers, WeightReader)}
 layer = nn.Linear(2, 3)

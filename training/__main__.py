@@ -95,7 +95,7 @@ def _make_pictures(runs: Path, demo: Path) -> None:
     order = ("vae", "decoder", "denoiser", "denoiser-again", "judge", *(idea.name for idea in IDEAS))
     tables = [table for name in order if (table := runs / f"{name}.csv").is_file()]
     if tables:
-        plot_losses(tables, folder / "losses.png")
+        plot_losses(tables, folder / "losses.webp")
     words = {"shapes": SHAPES, "colours": tuple(COLOURS), "grounds": tuple(GROUNDS)}
     write_card(demo, words, SIDE)
 

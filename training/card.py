@@ -88,7 +88,7 @@ The denoiser predicts noise with SD 1.5's schedule and min-SNR weights (arXiv:23
 empty. The optimizers are Muon for matrices and AdamW for the rest. PEFT made LoRA and DoRA; LyCORIS made LoCon, LoHa,
 LoKr and OFT.
 
-![Losses](pictures/losses.png)
+![Losses](pictures/losses.webp)
 
 No photographs, pictures from the web or other models were used. Licence: Apache-2.0, like the rest of Remora.
 """

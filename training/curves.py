@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,10 +28,11 @@ def plot_losses(tables: Sequence[Path], path: Path) -> None:
         axis.semilogy(*_read(table), linewidth=1)
         axis.set_title(table.stem, fontsize=9)
         axis.tick_params(labelsize=7)
-    figure.savefig(path, dpi=90)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=90)
     pyplot.close(figure)
-    with Image.open(path) as drawn:
-        drawn.convert("RGB").quantize(16).save(path, optimize=True)
+    few = Image.open(drawn).convert("RGB").quantize(16)
+    few.convert("RGB").save(path, lossless=True, quality=100, method=6)
 
 
 def _read(table: Path) -> tuple[list[int], list[float]]:

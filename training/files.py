@@ -36,7 +36,7 @@ def write_lora(path: Path, idea: Idea, tensors: Mapping[str, Tensor], preview: I
         save_file(dict(tensors), path)
         return
     large = preview.resize((PREVIEW_SIDE, PREVIEW_SIDE), Image.Resampling.BICUBIC)
-    large.save(path.with_suffix(".png"), optimize=True)
+    large.quantize(256, dither=Image.Dither.NONE).save(path.with_suffix(".png"), optimize=True)
     save_file(dict(tensors), path, metadata=metadata(idea, tensors, preview))
 
 

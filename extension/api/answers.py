@@ -6,10 +6,13 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import HTTPException, Request, Response
 from fastapi.concurrency import run_in_threadpool
+
+if TYPE_CHECKING:
+    from ..hosts import Host
 
 NO_CONTENT = 204
 TOO_MANY = 429
@@ -23,6 +26,14 @@ _DEEPEST = 32  # lists and objects within each other
 _MOST_VALUES = 200_000  # of a body; no route has a use for as many
 _READ_AT_ONCE = 1 << 16  # bytes; a longer body is read by a thread, as the event loop serves everybody
 _MOST_DIGITS = 20  # of a whole number: 64 bits have no more
+
+
+def set_option(host: Host, key: str, value: object) -> None:
+    """Change a setting of the web UI; raise HTTPException where it cannot be changed."""
+    try:
+        host.set_option(key, value)
+    except OSError as error:
+        raise HTTPException(BROKEN, f"the setting cannot be changed here: {error.strerror or error}") from error
 
 
 def answer(request: Request, data: object, kept: object = None) -> Response:

@@ -17,7 +17,7 @@ from ..online.fetch import OnlineError
 from ..online.runs import Download, Downloading, DownloadNewer, Found, LookUp, OfFiles, Run, site_of
 from ..online.sites import known_sites
 from . import records
-from .answers import BROKEN, CONFLICT, UNPROCESSABLE, answer
+from .answers import CONFLICT, UNPROCESSABLE, answer, set_option
 from .library import find_file
 
 if TYPE_CHECKING:
@@ -48,15 +48,11 @@ class OnlineApi:
 
     def switch(self, request: Request, body: records.OnlineWanted) -> Response:
         """Switch "Look up and download LoRA online" on or off, as in the web UI's settings; off ends the job."""
-        try:
-            self._session.host.set_option(ONLINE, body["on"])
-        except OSError as error:
-            detail = f"the setting cannot be changed here: {error.strerror or error}"
-            raise HTTPException(BROKEN, detail) from error
+        set_option(self._session.host, ONLINE, body["on"])
         return self.state(request) if body["on"] else self.cancel(request)
 
     def look_up(self, request: Request, body: records.LookUpWanted) -> Response:
-        """Begin to look files up; answer its progress. What is found is kept beside each file."""
+        """Begin to look files up; answer its progress. The results are written beside each file."""
         catalog, page = self._session.catalog, body.get("page", "").strip()
         if len(body["ids"]) > _MOST_ASKED:
             raise HTTPException(UNPROCESSABLE, f"ids must be a list of no more than {_MOST_ASKED:,} texts")

@@ -82,7 +82,7 @@ class OutputsApi:
         return answer(request, told)
 
     def one(self, request: Request, id: str = "") -> Response:  # noqa: A002  # of the query
-        """Return what one picture was made with, and which of its LoRA are here."""
+        """Return the recipe of one picture, and which of its LoRA are here."""
         picture = self._picture(id)
         try:
             text = read_embedded(picture.path).text

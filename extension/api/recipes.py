@@ -1,4 +1,4 @@
-"""`/remora/v1/recipe`: what a picture or a preset was made with, and which of its LoRA are here."""
+"""`/remora/v1/recipe`: the prompt, LoRA and settings of a picture or a preset, and which of the LoRA are here."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RecipesApi:
         self._session = session
 
     def of_picture(self, request: Request, body: bytes) -> Response:
-        """Return what a picture was made with, by its parameters text, and where it is in the output folders."""
+        """Return the recipe in the parameters text of a picture, and its place in the output folders."""
         try:
             text = embedded_in(io.BytesIO(body)).text
         except DamagedError as error:
@@ -49,7 +49,7 @@ class RecipesApi:
         return answer(request, recipe_of(self._session, text, file=self._place(len(body), text)))
 
     def of_text(self, request: Request, body: records.Text) -> Response:
-        """Return what a parameters text, or a preset as a file or as text, was made with."""
+        """Return the recipe in a parameters text, or in a preset as a file or as text."""
         text = body["text"]
         if not _PRESET.match(text):
             return answer(request, recipe_of(self._session, text))
@@ -59,7 +59,7 @@ class RecipesApi:
             raise HTTPException(UNPROCESSABLE, str(error)) from error
 
     def of_preset(self, request: Request, name: str) -> Response:
-        """Return what a preset was made with."""
+        """Return the recipe in a preset."""
         return answer(request, self._of_preset(self._preset(name)))
 
     def file(self, name: str, sketches: str = "") -> Response:

@@ -15,7 +15,7 @@ from ..kept.always_on import AlwaysOn, StackRefusedError, read
 from ..library.catalog import CatalogError, Lookup
 from ..text.prompt import parse_arguments
 from . import records
-from .answers import BROKEN, UNPROCESSABLE, answer, refuse_stale, tag_of
+from .answers import BROKEN, UNPROCESSABLE, answer, refuse_stale, set_option, tag_of
 
 if TYPE_CHECKING:
     from ..generation.session import Session
@@ -36,11 +36,7 @@ class StackApi:
 
     def set_grammar(self, request: Request, body: records.GrammarWanted) -> Response:
         """Switch "Tags obey the brackets around them" on or off, as in the web UI's settings."""
-        try:
-            self._session.host.set_option(GRAMMAR, body["on"])
-        except OSError as error:
-            detail = f"the setting cannot be changed here: {error.strerror or error}"
-            raise HTTPException(BROKEN, detail) from error
+        set_option(self._session.host, GRAMMAR, body["on"])
         return self.state(request)
 
     def stack(self, request: Request) -> Response:

@@ -61,7 +61,7 @@ class Plan:
     prompts: tuple[str | None, ...]
     """In row order; None for the difference of the two cells before it."""
     own_seeds: bool = False
-    """Whether each row has a seed that is one more than that of the row before."""
+    """Whether each row adds one to the seed of the row before."""
 
 
 def plan(mode: str, prompt: str, names: Sequence[str], values: Sequence[float] | Sequence[str]) -> Plan:

@@ -57,7 +57,7 @@ class Picture:
     seed: int
     loras: tuple[LoraUse, ...]
     thumbnail: bytes | None
-    """WebP; None for what is no still picture."""
+    """WebP; None if it is no still picture."""
 
 
 @dataclass

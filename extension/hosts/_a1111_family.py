@@ -19,7 +19,6 @@ from ._passes import pass_of
 from ._prompt_tags import Images
 from ._webui import WebUIHost, attempt, batch_of, made_none, pictures_of
 from ._webui_modules import module, shared
-from ._wraps import Wraps
 from .base import Batch, NotMadeError, Outcome
 
 _PROMPTS = ("Prompt", "Hires prompt")  # of a parameters text
@@ -33,11 +32,9 @@ class A1111FamilyHost(WebUIHost):
 
     def __init__(self) -> None:
         super().__init__()
-        self.wraps = Wraps()
-        """Applied while the host is connected."""
         self.batch: Batch | None = None
-        self.generating = False
         """The active batch of the generation that runs now."""
+        self.generating = False
         self._conditionings = Conditionings(
             lambda: self.remora if self.remora.enabled else None,
             self.prompts_depend,
@@ -106,10 +103,6 @@ class A1111FamilyHost(WebUIHost):
             return folder, sort_key(str(file.parent)), sort_key(file.name)
 
         return max(files, key=order)
-
-    def restore(self) -> None:
-        attempt(self.wraps.give_back)
-        super().restore()
 
     def run_batch(self, p: Any, images: Images, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
         if getattr(p, "prompts", None) is None and not any(images):

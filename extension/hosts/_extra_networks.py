@@ -13,13 +13,13 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import wraps
 from pathlib import PurePath
 from types import ModuleType
 from typing import Any, ClassVar
 
 from ..text.spelling import KINDS
 from ._prompt_tags import Images, PromptTags
+from ._wraps import Wraps
 
 logger = logging.getLogger(__name__)
 
@@ -90,15 +90,12 @@ class ExtraNetworks:
         handed_back: called before each batch; True lets the built-in apply it.
         ended: called with the processing object when a generation ends; not where the host says `force=False`, as its
             detailer comes later.
-        passed_over: called with the processing object, `include` and `exclude` before a pass for which the host
-            activates no networks.
-        unserved: called with the processing object, the tags of each image and one sentence if nothing applied these.
-        passed_on: called with the processing object and the tags of each image if the built-in applied these.
+        not_applied: called with the processing object, the tags of each image, and one sentence if nothing applied
+            these; it is empty if the built-in applied them.
         grammar: returns whether brackets around tags mean something; None while Remora applies no tags.
         has_parts: whether each part of a prompt that AND divides has its own rows in a model call.
     """
 
-    _mine: ClassVar[str] = "remora_original"
     _asked: ClassVar[str] = "remora_asked"  # attribute of a processing object whose tags reached `activate`
 
     def __init__(
@@ -108,9 +105,7 @@ class ExtraNetworks:
         batch: Callable[..., None],
         handed_back: Callable[[Any], bool],
         ended: Callable[[Any], None],
-        passed_over: Callable[..., None] = lambda p, include, exclude: None,
-        unserved: Callable[[Any, Images, str], None] = lambda p, images, sentence: None,
-        passed_on: Callable[[Any, Images], None] = lambda p, images: None,
+        not_applied: Callable[[Any, Images, str], None] = lambda p, images, failure: None,
         grammar: Callable[[], bool | None] = lambda: False,
         has_parts: bool = False,
     ) -> None:
@@ -118,9 +113,7 @@ class ExtraNetworks:
         self._batch = batch
         self._handed_back = handed_back
         self._ended = ended
-        self._passed_over = passed_over
-        self._unserved = unserved
-        self._passed_on = passed_on
+        self._not_applied = not_applied
         self._in_force = False
         self._images: Images | None = None  # of the running `activate`
         self._inside = False
@@ -128,7 +121,7 @@ class ExtraNetworks:
         self._depth = 0  # of calls that are passed on
         self._in_region = False  # while the tags of a region end
         self._failure: BaseException | None = None
-        self._wrappers: dict[str, Callable[..., Any]] = {}
+        self._wraps = Wraps()
         self.network = self._network()
         self.tags = PromptTags(module, self._is_ours, grammar, has_parts=has_parts)
         """Reads the tags of prompts."""
@@ -154,9 +147,9 @@ class ExtraNetworks:
     def take_over(self) -> None:
         """Replace the built-in in the registry, under its aliases too; idempotent."""
         self._register(self._note)
-        self._wrap("parse_prompts", self._parse_prompts)
-        self._wrap("activate", self._activate)
-        self._wrap("deactivate", self._deactivate)
+        self._wraps.put(self._module, "parse_prompts", self._parse_prompts)
+        self._wraps.put(self._module, "activate", self._activate)
+        self._wraps.put(self._module, "deactivate", self._deactivate)
         self._in_force = True
 
     def _register(self, note: Callable[[Any], None]) -> None:
@@ -209,10 +202,7 @@ class ExtraNetworks:
                 del aliases[kind]
                 if kind in self._aliased:
                     aliases[kind] = self._aliased[kind]
-        for name, ours in self._wrappers.items():
-            if getattr(self._module, name) is ours:
-                setattr(self._module, name, getattr(ours, self._mine))
-        self._wrappers.clear()
+        self._wraps.give_back()
 
     def check_served(self, p: Any) -> None:
         """Report, once, the tags of a picture that is about to be made, if the host activates none of them."""
@@ -222,25 +212,10 @@ class ExtraNetworks:
         images: Images = next((tags.images for tags in map(vars(p).get, _OWN_TAGS) if isinstance(tags, ImageTags)), ())
         if any(images):
             why = f"nothing applied {written(images)}: something makes the web UI skip its extra networks"
-            self._unserved(p, images, why)
+            self._not_applied(p, images, why)
 
     def _registries(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
         return self._module.extra_network_registry, getattr(self._module, "extra_network_aliases", None)
-
-    def _wrap(self, name: str, around: Callable[..., Any]) -> None:
-        if name in self._wrappers:
-            return
-        original = getattr(self._module, name)
-
-        @wraps(original)
-        def ours(*args: Any, **kwargs: Any) -> Any:
-            if self._wrappers.get(name) is not ours:  # removed, but a wrapper of others still calls it
-                return original(*args, **kwargs)
-            return around(original, *args, **kwargs)
-
-        setattr(ours, self._mine, original)
-        self._wrappers[name] = ours
-        setattr(self._module, name, ours)
 
     def _parse_prompts(self, original: Callable[..., Any], prompts: Any, *args: Any, **kwargs: Any) -> Any:
         texts, tags = original(self.tags.for_host(prompts), *args, **kwargs)
@@ -253,7 +228,6 @@ class ExtraNetworks:
 
     def _activate(self, original: Callable[..., Any], p: Any, data: Any = None, *args: Any, **kwargs: Any) -> Any:
         if getattr(p, "disable_extra_networks", False):
-            self._passed_over(p, include=kwargs.get("include") or (), exclude=kwargs.get("exclude") or ())
             return original(p, data, *args, **kwargs)
         setattr(p, self._asked, True)
         tags = data if data else getattr(p, "network_data", data)
@@ -269,7 +243,7 @@ class ExtraNetworks:
             raise failure
         if ours and not called and images is not None and any(images):
             why = f"nothing applied {written(images)}: the web UI did not call Remora, which is registered"
-            self._unserved(p, images, why)
+            self._not_applied(p, images, why)
         return result
 
     def _is_registered(self, p: Any) -> bool:
@@ -351,9 +325,9 @@ class ExtraNetworks:
             named = {**kwargs, "include": include, "exclude": exclude}
             if self._pass_on("activate", p, params, *args, **named):
                 if self._in_force:
-                    self._passed_on(p, images)
+                    self._not_applied(p, images, "")
             elif params:
-                self._unserved(p, images, f"nothing applied {written(images)}: the web UI has no LoRA of its own")
+                self._not_applied(p, images, f"nothing applied {written(images)}: the web UI has no LoRA of its own")
             return
         self._batch(p, self.tags.with_negatives(p, images), include=include, exclude=exclude)
 

@@ -24,6 +24,7 @@ from ._extra_networks import ExtraNetworks
 from ._painter import WebUIPainter
 from ._prompt_tags import Images
 from ._webui_modules import module, shared
+from ._wraps import Wraps
 from .base import Access, Batch, Host, NotMadeError, Option, Outcome, Remora
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class WebUIHost(Host):
         self._options: dict[str, Option] = {}
         self._remora: Remora | None = None
         self._networks: ExtraNetworks | None = None
+        self.wraps = Wraps()
+        """Applied while the host is connected."""
         self.painter = WebUIPainter()
         self._fault = ""  # why Remora is not connected
         self.woken = True
@@ -126,7 +129,16 @@ class WebUIHost(Host):
         return {name: path for name, path in found.items() if path.suffix == ".safetensors" or path.is_dir()}
 
     def output_dirs(self) -> Sequence[Path]:
-        return output_dirs(shared().opts)
+        """Return the folders of the host's settings; a relative one is below its working folder."""
+        opts = shared().opts
+        common, kept, *own = (
+            str(getattr(opts, name, "") or "") for name in ("outdir_samples", "outdir_save", *_OUTPUTS)
+        )
+        if hasattr(opts, "outdir_control_samples"):  # SD.Next puts the others below the common one
+            written = [str(Path(common, one)) for one in (*own, kept) if one]
+        else:
+            written = [*([common] if common else own), kept]
+        return tuple(dict.fromkeys(Path(one).absolute() for one in written if one))
 
     def block_preset_files(self) -> Sequence[Path]:
         data = getattr(shared().cmd_opts, "data_dir", None) or getattr(module("modules.paths"), "data_path", None)
@@ -188,7 +200,7 @@ class WebUIHost(Host):
         networks, self._networks = self._networks, None
         own = () if self._remora is None else (self._remora.generation_ended,)
         given = () if networks is None else (networks.give_back,)
-        attempt(*own, *given, partial(add_axes, ()), self.wake_builtin)
+        attempt(self.wraps.give_back, *own, *given, partial(add_axes, ()), self.wake_builtin)
 
     def take_over(self) -> None:
         """Apply the tags from now on, if the setting says so."""
@@ -198,9 +210,7 @@ class WebUIHost(Host):
                 batch=self.run_batch,
                 handed_back=self.handed_back,
                 ended=lambda p: self.remora.generation_ended(),
-                passed_over=self.passed_over,
-                unserved=self.unserved,
-                passed_on=self.passed_on,
+                not_applied=self.not_applied,
                 grammar=lambda: self.remora.grammar,
                 has_parts=self.has_parts,
             )
@@ -235,25 +245,19 @@ class WebUIHost(Host):
             logger.debug("remora: the outcome of a batch", exc_info=error)
             self.remora.failed(f"the parameters text does not have the LoRA ({type(error).__name__}: {error})")
 
-    def passed_over(self, p: Any, include: Sequence[str], exclude: Sequence[str]) -> None:
-        """Handle a pass for which the host activates no networks."""
-
-    def passed_on(self, p: Any, images: Images) -> None:
-        """Handle that the built-in applies the tags of a batch; tell why, unless Remora is turned off."""
-        if getattr(p, "prompts", None) is None and not any(images):
-            return  # a model that is loading encodes an empty prompt
-        outcome = self.remora.handed_over(images, self.pass_of(p))
-        if any(images) and outcome.warnings():
-            self.tell_or_report(p, outcome)
-
-    def unserved(self, p: Any, images: Images, sentence: str) -> None:
-        """Report tags that nothing applied.
+    def not_applied(self, p: Any, images: Images, failure: str) -> None:
+        """Report tags that Remora does not apply: the built-in does, or nothing does, with a sentence about that.
 
         Raises:
-            LoraError: the settings stop the generation.
+            LoraError: nothing applies them, and the settings stop the generation.
         """
-        self.remora.generation_ended()  # a LoRA of the picture before may be active still
-        self.tell_or_report(p, self.remora.failed(sentence, images, self.pass_of(p)))
+        if failure:
+            self.remora.generation_ended()  # a LoRA of the picture before may be active still
+            self.tell_or_report(p, self.remora.failed(failure, images, self.pass_of(p)))
+        elif any(images) or getattr(p, "prompts", None) is not None:  # a model that loads encodes an empty prompt
+            outcome = self.remora.handed_over(images, self.pass_of(p))
+            if any(images) and outcome.warnings():
+                self.tell_or_report(p, outcome)
 
     def handed_back(self, p: Any) -> bool:
         """Tell whether the built-in applies the next batch; switches over if the setting changed.
@@ -275,16 +279,6 @@ class WebUIHost(Host):
         for one in errors:
             self.remora.failed(f"the web UI's own LoRA may not work ({type(one).__name__}: {one})")
         return True
-
-
-def output_dirs(opts: object) -> tuple[Path, ...]:
-    """Return the folders of pictures by the host's settings; a relative one is below its working folder."""
-    common, kept, *own = (str(getattr(opts, name, "") or "") for name in ("outdir_samples", "outdir_save", *_OUTPUTS))
-    if hasattr(opts, "outdir_control_samples"):  # SD.Next puts the others below the common one
-        written = [str(Path(common, one)) for one in (*own, kept) if one]
-    else:
-        written = [*([common] if common else own), kept]
-    return tuple(dict.fromkeys(Path(one).absolute() for one in written if one))
 
 
 def attempt(*steps: Callable[[], object]) -> Sequence[Exception]:

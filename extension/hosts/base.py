@@ -154,7 +154,7 @@ class Remora(Protocol):
 
     @property
     def pictures(self) -> object:
-        """Return what is known of the present pictures, for `go_on_with`."""
+        """Return the state of the present pictures, for `go_on_with`."""
 
     def go_on_with(self, pictures: object) -> None:
         """Note that the latest batch goes on with these pictures, after others were made in between."""

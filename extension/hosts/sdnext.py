@@ -22,7 +22,6 @@ from ._sdnext_infotext import HASHES, Infotexts
 from ._sdnext_prompts import Prompts
 from ._webui import WebUIHost, attempt, batch_of, made_none, pictures_of
 from ._webui_modules import module, shared
-from ._wraps import Wraps
 from .base import NotMadeError, Outcome, Remora
 
 if TYPE_CHECKING:
@@ -60,7 +59,6 @@ class SDNextHost(WebUIHost):
 
     def __init__(self) -> None:
         super().__init__()
-        self._wraps = Wraps()
         self._prompts = Prompts(lambda: self._remora if self._serving else None)
         self._infotexts = Infotexts()
         self._log: _HostLog | None = None
@@ -105,26 +103,23 @@ class SDNextHost(WebUIHost):
 
     def take_over(self) -> None:
         self.remora.clock(lib_lora.SchedulerClock(lambda: getattr(self._pipe(), "scheduler", None)))
-        self._prompts.wrap(self._wraps)
-        self._infotexts.wrap(self._wraps)
+        self._prompts.wrap(self.wraps)
+        self._infotexts.wrap(self.wraps)
         passes = module("modules.processing_diffusers")
         if passes is not None and hasattr(passes, "set_pipeline_args"):
-            self._wraps.put(passes, "set_pipeline_args", self._next_pass)
+            self.wraps.put(passes, "set_pipeline_args", self._next_pass)
         else:
             logger.warning("remora: this SD.Next does not tell of a second pass with the first one's prompt")
         processing = module("modules.processing")
         if processing is not None and hasattr(processing, "process_images_inner"):
-            self._wraps.put(processing, "process_images_inner", self._generation)
+            self.wraps.put(processing, "process_images_inner", self._generation)
         detailer = getattr(shared(), "detailer", None)
         if hasattr(detailer, "restore"):
-            self._wraps.put(type(detailer), "restore", self._detail)
+            self.wraps.put(type(detailer), "restore", self._detail)
         known = importlib.import_module("modules.infotext").mapping  # where it looks up the settings of pasted texts
         known.extend((key, key) for key in self._options if (key, key) not in known)
         super().take_over()
-
-    def restore(self) -> None:
-        attempt(self._wraps.give_back)
-        super().restore()
+        self.wraps.put(importlib.import_module("modules.extra_networks"), "activate", self._activating)
 
     def unload(self) -> None:
         super().unload()
@@ -165,10 +160,15 @@ class SDNextHost(WebUIHost):
         if not p.is_hr_pass:  # the detailer uses the prompt and the LoRA of the first pass
             setattr(p, _BATCH, (images, include, exclude))
 
-    def passed_over(self, p: Any, include: Sequence[str], exclude: Sequence[str]) -> None:
-        """Handle a detailer pass: it changes one image, with that image's LoRA or the LoRA of its own prompt."""
-        if not hasattr(p, "recursion") or self._networks is None or self.handed_back(p):
-            return
+    def _activating(self, original: Callable[..., Any], p: Any, *args: Any, **kwargs: Any) -> Any:
+        """Handle a pass for which the host activates no networks: the detailer's."""
+        if getattr(p, "disable_extra_networks", False) and hasattr(p, "recursion") and not self.handed_back(p):
+            self._apply_to_detail(p, kwargs.get("include") or (), kwargs.get("exclude") or ())
+        return original(p, *args, **kwargs)
+
+    def _apply_to_detail(self, p: Any, include: Sequence[str], exclude: Sequence[str]) -> None:
+        """Activate the LoRA of the one image that the detailer changes, or the LoRA of the detailer's own prompt."""
+        assert self._networks is not None, "the host calls `activate` of Remora while it has taken over"
         images: Images
         own = self._networks.tags.of(p.prompt)
         if hasattr(p, _BATCH):

@@ -40,7 +40,7 @@ class Hires:
     denoising: float = 0.7
     """How much of the first pass is replaced, from 0 to 1."""
     prompt: str = ""
-    """Empty means that of the first pass, as for the next three."""
+    """Empty means the prompt of the first pass; likewise the next three."""
     negative_prompt: str = ""
     sampler: str = ""
     schedule: str = ""
@@ -78,7 +78,7 @@ class Source:
     blur: int = 4
     """Of the mask, in pixels."""
     inverted: bool = False
-    """Paint what is black instead."""
+    """Paint the black part instead."""
     content: int = 1
     """What the masked part starts from: 0 the colours around it, 1 the picture, 2 noise, 3 nothing."""
     only_masked: bool = False

@@ -236,7 +236,7 @@ class SiteClient:
         raise OnlineError(f"{self.access.name} leads to {where}, which is not a host of this site; it is not asked")
 
     def _refuse(self, answer: http.client.HTTPResponse) -> None:
-        """Raise OnlineError unless an answer has what was asked for."""
+        """Raise OnlineError unless an answer has the requested content."""
         name, status = self.access.name, answer.status
         if status in (401, 403):
             raise self._needs_key()

@@ -91,7 +91,7 @@ class Run(ABC):
         self._thread.start()
 
     def cancel(self) -> None:
-        """Stop as soon as possible; what was downloaded is kept for the next time."""
+        """Stop as soon as possible; the downloaded part is kept for the next time."""
         self._stop.set()
 
     def _in_thread(self) -> None:
@@ -175,7 +175,7 @@ class LookUp(OfFiles):
     """Looks files up."""
 
     page: str = ""
-    """Where they are said to be from; empty for what is known of each, else their hash is asked for."""
+    """The page of the files; if it is empty, the known page of each, or a search by its hash."""
     kind = "lookup"
 
     def _prepare(self, files: Sequence[CatalogFile]) -> None:

@@ -1,4 +1,4 @@
-"""Keeps what sites say in the files beside a LoRA; writes only what is missing there."""
+"""Writes the records of sites into the files beside a LoRA, where these have none."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def keep_picture(file: CatalogFile, content: bytes) -> None:
 
 
 def read_online(file: CatalogFile) -> Any:
-    """Return what was kept of a site's words, as `records.OnlineLora`; None if there is no such record."""
+    """Return the stored record of a site, as `records.OnlineLora`; None if there is none."""
     kept = mapping(read_own(file).get(ONLINE))
     site, page, checked = line(kept.get("site")), _page(kept), kept.get("checked")
     if not site or not page or isinstance(checked, bool) or not isinstance(checked, int | float):

@@ -53,7 +53,7 @@ class Newer:
 
 @dataclass(frozen=True)
 class Published:
-    """What a site says of a file, as plain text: no HTML, no tags."""
+    """A site's record of a file, as plain text: no HTML, no tags."""
 
     site: str
     page: str
@@ -104,7 +104,7 @@ class Site(Protocol):
         """
 
     def at(self, client: SiteClient, page: str) -> Published:
-        """Return what is on a page, with the file to download.
+        """Return the record on a page, with the file to download.
 
         Raises:
             OnlineError: likewise, or the page has no such file.

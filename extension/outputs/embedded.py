@@ -31,7 +31,7 @@ class DamagedError(ValueError):
 
 @dataclass(frozen=True)
 class Embedded:
-    """What a picture file says of itself."""
+    """The size and the parameters text in a picture file."""
 
     width: int = 0
     height: int = 0

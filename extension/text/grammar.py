@@ -96,7 +96,7 @@ class _WrittenTag:
 
 @dataclass(eq=False, slots=True)
 class _Section:
-    """What is between two separators of a bracket."""
+    """The text between two separators of a bracket."""
 
     bracket: _Bracket
     number: int = 0
@@ -281,7 +281,7 @@ def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _around(cuts: Sequence[tuple[int, int]], tags: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield what is in the cuts beside the tags."""
+    """Yield the text in the cuts beside the tags."""
     waiting = iter(tags)
     tag = next(waiting, None)
     for start, end in sorted(cuts):

@@ -125,7 +125,7 @@ def parse_placed(
 
     Args:
         one: the tag.
-        default: as `parse_arguments`.
+        default: the multiplier of a tag without a number.
         names: as `parse_arguments`.
         kind: of the tag.
         cut: why a tag may not be closed, for the end of that error.
@@ -140,18 +140,17 @@ def parse_placed(
     return replace(one.limits.applied(tag) if one.meant else tag, place=one.place_of(tag))
 
 
-def parse_arguments(arguments: str, default: float = 1.0, names: Known = BUILT_IN) -> Tag:
+def parse_arguments(arguments: str, names: Known = BUILT_IN) -> Tag:
     """Parse the text between `<lora:` and `>`, for hosts that split the prompt themselves.
 
     Args:
-        arguments: the text.
-        default: the multiplier of a tag without a number.
+        arguments: the text; without a number in it, the multiplier is 1.
         names: the names that a tag may refer to.
 
     Raises:
         PromptError: as `parse`; positions count from the tag's `<`.
     """
-    return _TagReader(f"<lora:{arguments}>", arguments, len("<lora:"), default, names).tag()
+    return _TagReader(f"<lora:{arguments}>", arguments, len("<lora:"), 1.0, names).tag()
 
 
 def format_tag(tag: Tag) -> str:
@@ -228,6 +227,11 @@ class _Field:
     def text(self) -> str:
         """Return the value without surrounding blanks."""
         return self.value.strip()
+
+    @property
+    def is_amount(self) -> bool:
+        """Return whether it is a number or points, as far as its characters tell."""
+        return "@" in self.value or "~" in self.value or _NUMBER.fullmatch(self.text) is not None
 
     def split(self, marks: str) -> list[_Field]:
         """Split the value at any of these characters."""
@@ -329,16 +333,12 @@ class _TagReader:
     def _by_place(self, fields: list[_Field]) -> Iterator[tuple[str, _Field]]:
         """Yield the names of positional fields: multipliers and the rank, or one multiplier and block weights."""
         names = ["te", "unet", "dyn"]
-        if len(fields) > 1 and not self._is_amount(fields[1]):
-            names = ["te", "lbw", *(["x"] if len(fields) > 2 and self._is_amount(fields[2]) else ["lbwe"])]
+        if len(fields) > 1 and not fields[1].is_amount:
+            names = ["te", "lbw", *(["x"] if len(fields) > 2 and fields[2].is_amount else ["lbwe"])]
         if len(fields) > len(names):
             extra = fields[len(names)]
             self._fail(extra, f"a fourth number, {extra.value!r}; write at most two strengths and a rank")
         yield from zip(names, fields, strict=False)
-
-    @staticmethod
-    def _is_amount(field: _Field) -> bool:
-        return "@" in field.value or "~" in field.value or (_NUMBER.fullmatch(field.text) is not None)
 
     # --- values ---
 

@@ -155,7 +155,7 @@ def checked_name(name: str) -> str:
 
 
 def is_device_name(name: str) -> bool:
-    """Tell whether a name is that of a device on Windows, where no file has it."""
+    """Tell whether Windows has a device of a name, which no file can have there."""
     return name.partition(".")[0].rstrip().lower() in _RESERVED
 
 

@@ -149,7 +149,7 @@ class At:
     weight: Tensor | None = None
     """The base weight (its `rows`) in `dtype`, not to be written to.
 
-    Given to adapters that say `reads_base`; in the layer's own dtype to those that say `widens_base`, too.
+    Given to adapters that say `reads_base`; in the layer's own dtype if they say `widens_base`, too.
     """
 
     def put(self, tensor: Tensor) -> Tensor:

@@ -32,11 +32,11 @@ from ..strengths.calls import CallStrengths
 from ..strengths.model_call import repeats_per_row
 from ..strengths.regions import ALL_PLACES, RegionPart, region_on_row, token_layout
 from ..strengths.table import StrengthTable, shaped_by_places
-from ..tensors import TensorFields, capturing, plain_mode, wide
+from ..tensors import COMPUTING, TensorFields, capturing, plain_mode, wide
 from ..weights.readers.base import WeightReader, stored, weight_reader
 from . import opaque
 from .arguments import BaseForward, output_in, place_of_input, with_output
-from .dense_products import SUMMED, Part, Sum
+from .dense_products import Part, Sum
 from .low_rank_products import TORCHS
 
 
@@ -358,7 +358,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             total, rows = totals.get(target.bias), target.slice
             before = total if self._in_order and total is not None else bias
             if before is not None:  # the sum may take it as it is
-                before = before[rows].to(where[0], before.dtype if before.dtype in SUMMED else where[1])
+                before = before[rows].to(where[0], before.dtype if before.dtype in COMPUTING else where[1])
             delta = adapter.change_of_bias(before)
             if delta is None:
                 continue

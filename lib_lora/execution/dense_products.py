@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..adapters.base import Adapter, At, Factors, Pair
-from ..tensors import wide
+from ..tensors import COMPUTING, wide
 
 _BLOCKS = 16
 _SMALLEST = 1 << 16  # entries; below that, blocks cost more calls than they save memory
@@ -66,7 +66,7 @@ class Sum:
         taken, base, out = block
         dtype, left = wide(base.dtype), len(self._others) + (fused is not None)
         start, stop = taken or (0, base.shape[0])
-        total = original = base if base.dtype in SUMMED else base.to(dtype)
+        total = original = base if base.dtype in COMPUTING else base.to(dtype)
         widened = cache(lambda: original.to(dtype))
         in_out = write is None and out.dtype == dtype
         for part in self._others:
@@ -115,10 +115,6 @@ class Sum:
         step = max(length // _BLOCKS, length * _SMALLEST // base.numel(), 1)
         ends = [(start, min(start + step, length)) for start in range(0, length, step)]
         return [(one, base[slice(*one)], result[slice(*one)]) for one in ends]
-
-
-SUMMED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
-"""Dtypes that torch adds to wider ones in one kernel, which computes in the wider one."""
 
 
 def _delta_of(part: Part, at: At) -> tuple[Tensor, float]:

@@ -51,7 +51,7 @@ class _Written:
     """Whether it is being written, which an interruption may end: then the original is written, whatever is there."""
 
     def converted(self, parameter: Tensor) -> _Written:
-        """Return what is known after a conversion of the layer."""
+        """Return the record after a conversion of the layer."""
         memory = _memory_of(parameter)
         return _Written(memory, version_of(parameter), self.samples if memory[:3] == self.memory[:3] else None)
 

@@ -14,7 +14,7 @@ from torch import nn
 from ..errors import ComponentError, StackError
 from ..files.components import DENOISER, TEXT_ENCODER, role
 from ..naming.architectures.base import is_flow
-from ..naming.index import LayerIndex, alias_table, family_of_model, modules_of, parameter_of, targets_of
+from ..naming.index import LayerIndex, family_of_model, modules_of, parameter_of, targets_of
 from ..placement import schemes
 from ..stack import Stack
 from ..strengths.strength import all_strengths
@@ -86,7 +86,7 @@ class Model:
                 raise ComponentError(f"{text}; give the engine the model that is loaded now, and keep it")
             index = self._indexed.get(name)
             if index is None or not index.holds(module):
-                now = LayerIndex(name, module, alias_table())
+                now = LayerIndex(name, module)
                 if index is None or not index.serves(now):
                     self._indexed[name] = now
         return list(self._indexed.values())
@@ -124,7 +124,7 @@ class Model:
         return {layer for component in offloaded for layer in every(component)}
 
     def checkpoints(self, indexes: Sequence[LayerIndex], merging: Collection[str]) -> Mapping[str, Checkpoint]:
-        """Return the checkpoint of each component, to read original weights from; open those of `merging`."""
+        """Return the checkpoint of each component, to read original weights from; open the ones of `merging`."""
         for index in indexes:
             name = index.component
             if name in merging and name in self._sources and name not in self._opened:

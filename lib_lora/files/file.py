@@ -262,7 +262,7 @@ class Reader:
                 self._file.verify()
 
     def flat(self, dtype: torch.dtype, start: int, end: int) -> Tensor:
-        """Read the tensor, (n,), that lies between two offsets; its memory is that of its neighbours, too."""
+        """Read the tensor, (n,), that lies between two offsets; it shares its memory with its neighbours."""
         if not self.first <= start <= end <= self.stop:
             self._advance(start, end)
         offset = start - self.first

@@ -18,7 +18,7 @@ from ..files.file import AdapterFile
 from ..files.reading import USUAL, Reading, with_sidecar
 from ..naming.binding import FusedWeight
 from ..naming.blocks import block_of
-from ..naming.index import LayerIndex, alias_table
+from ..naming.index import LayerIndex
 from ..naming.network import Network
 from ..naming.parsed import Group, ParsedFile
 from ..naming.places import Target
@@ -190,7 +190,7 @@ def _on_model(
     parsed: ParsedFile, components: Mapping[str, nn.Module], reading: Reading
 ) -> tuple[NetworkReport, list[FileLayer]]:
     """Return the layers of a model that a file changes; raise NoMatchError where it does not fit."""
-    indexes = {name: LayerIndex(name, module, alias_table()) for name, module in components.items()}
+    indexes = {name: LayerIndex(name, module) for name, module in components.items()}
     network = Network(parsed, list(indexes.values()), reading)
     network.check_fit()
     found = []

@@ -12,7 +12,7 @@ from typing import TypeVar
 from torch import nn
 
 from ..files.file import AdapterFile
-from ..naming.index import LayerIndex, alias_table
+from ..naming.index import LayerIndex
 from ..naming.network import Network
 from ..naming.parsed import Group, ParsedFile
 from ..naming.places import Place, Target
@@ -63,7 +63,7 @@ def load_with_renames(file: AdapterFile, components: Mapping[str, nn.Module]) ->
         ComponentError: the components are no mapping of names to modules.
     """
     parsed = ParsedFile(file)
-    indexes = [LayerIndex(name, module, alias_table()) for name, module in components.items()]
+    indexes = [LayerIndex(name, module) for name, module in components.items()]
     report = Network(parsed, indexes).report
     made_for, model = report.family, report.model
     if made_for is not None and made_for.sure and model is not None and made_for.differs(model):

@@ -14,7 +14,7 @@ from torch import nn
 
 from ..errors import ComponentError
 from ..files.file import AdapterFile
-from ..naming.index import LayerIndex, alias_table, components_of, parameter_of
+from ..naming.index import LayerIndex, components_of, parameter_of
 
 COMPONENT_FOLDER = re.compile(r"unet|transformer(_\d)?|text_encoder(_\d)?|prior|decoder|llm_adapter|connectors")
 _WEIGHTS = frozenset({"weight", "in_proj_weight", "scale_weight", "weight_scale"})
@@ -48,7 +48,7 @@ def mapped_model(path: str | Path) -> dict[str, nn.Module]:
     """
     path, components = Path(path), model_skeleton(path)
     for name, module in components.items():
-        index = LayerIndex(name, module, alias_table())
+        index = LayerIndex(name, module)
         own = path / name if (path / name).is_dir() else path
         for file in map(AdapterFile.open, [path] if path.is_file() else weight_files(own)):
             for key, info in file.infos.items():

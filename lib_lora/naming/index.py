@@ -21,13 +21,13 @@ from torch import nn
 from torch.jit import ScriptModule
 
 from ..errors import ComponentError
-from ..registry import cached
+from ..registry import cached, version
 from ..report import Family, Unused
 from ..weights.readers.base import has_plain_weight, reader_of
 from .architectures._checkpoint import components_of as components_of
 from .architectures._checkpoint import prefixes_of
-from .architectures._names import PARTS, AliasTable, joint_projections
-from .architectures.base import fact, family_of, input_basis, known_architectures
+from .architectures._names import PARTS, joint_projections, places_of
+from .architectures.base import fact, family_of, input_basis
 from .places import Place, Target
 from .structure import Structure, are_fused
 
@@ -170,7 +170,7 @@ class LayerIndex:
     Holds the modules weakly, so an index never keeps a model alive.
     """
 
-    def __init__(self, component: str, module: nn.Module, aliases: AliasTable) -> None:
+    def __init__(self, component: str, module: nn.Module) -> None:
         self.component = component
         self.root = weakref.ref(module)
         self.layers: dict[str, weakref.ref[nn.Module]] = {}
@@ -188,7 +188,7 @@ class LayerIndex:
         """What signs of families are searched in; see `architectures.base.fact`."""
         self.signature = component, hash((self.targets, input_basis(module)))
         """Equal for components with the same layers, shapes and names."""
-        self.dotted, self.flat = _name_tables(component, self.targets, aliases)
+        self.dotted, self.flat = _name_tables(component, self.targets, version())
         """Every name that a layer is found by, in any spelling the architectures know, and its meaning."""
 
     def holds(self, module: nn.Module, *, quick: bool = False) -> bool:
@@ -260,13 +260,6 @@ def parameter_of(index: LayerIndex, key: str) -> tuple[str, str] | None:
     return None
 
 
-@cached
-def alias_table() -> AliasTable:
-    """Return every name every known family has for its modules."""
-    known = known_architectures()
-    return AliasTable((alias for architecture in known for alias in architecture.aliases), known)
-
-
 def family_of_model(indexes: Iterable[LayerIndex]) -> Family | None:
     """Return the family of a model, by the names and widths of its own layers."""
     return _family(tuple([one for index in indexes for one in index.facts]))
@@ -277,7 +270,7 @@ _family = cached(family_of)
 
 @lru_cache(maxsize=32)
 def _name_tables(
-    component: str, targets: tuple[Target, ...], aliases: AliasTable
+    component: str, targets: tuple[Target, ...], _plugins: int
 ) -> tuple[Mapping[str, Place], Mapping[str, Place]]:
     own: dict[str, Place] = {}
     for target in targets:
@@ -285,7 +278,7 @@ def _name_tables(
     for target in targets:
         if target.param == "in_proj_weight" and target.rows is None:  # PEFT calls it by the attention's own name
             own.setdefault(target.path, Place((target,)))
-    dotted = aliases.places(component, own)
+    dotted = places_of(component, own)
     dotted |= {name: place for name, place in joint_projections(dotted).items() if name not in dotted}
     return dotted, {name.replace(".", "_"): place for name, place in reversed(dotted.items())}
 

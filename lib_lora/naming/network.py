@@ -27,7 +27,7 @@ from .architectures._diagnosis import Unlike, diagnoses, missing, without_block
 from .architectures.base import input_basis, input_layers
 from .binding import Binding, FusedWeight
 from .blocks import BlockNames, blocks_of
-from .index import LayerIndex, alias_table, check_named, family_of_model
+from .index import LayerIndex, check_named, family_of_model
 from .parsed import Group, ParsedFile, key_formats, misfit
 from .places import Place
 
@@ -370,7 +370,7 @@ class NetworkCache:
 
 def _indexes(components: Mapping[str, nn.Module], call: str) -> list[LayerIndex]:
     check_named(components, call)
-    return [LayerIndex(name, module, alias_table()) for name, module in components.items()]
+    return [LayerIndex(name, module) for name, module in components.items()]
 
 
 def load_network(path: str | Path, components: Mapping[str, nn.Module], *, reading: Reading = USUAL) -> Network:

@@ -212,7 +212,8 @@ class PipelineEngine(Engine):
         check_type(strengths, Mapping, "strengths", "a dict, as {'style': 0.8}")
         return self._use(strengths, strengths)
 
-    def _use(self, strengths: Mapping[str, Wish | None], asked: Container[str]) -> ActivationReport:
+    def _use(self, strengths: Mapping[str, Wish | None], asked: Container[str] = ()) -> ActivationReport:
+        """See `use_at`; a LoRA that was not asked for rests if its file can no longer be read."""
         with self._lock:
             entries, chosen = {**self._resting, **{entry.name: entry for entry in self.stack}}, list[Entry]()
             for name, strength in strengths.items():
@@ -222,10 +223,6 @@ class PipelineEngine(Engine):
             report = self._change(replace(self.stack, entries=chosen), asked)
             self._resting = entries | self._missing(chosen)
             return report
-
-    def _use_again(self, names: Iterable[str]) -> ActivationReport:
-        """Have LoRA in force that were before; see `use`. One whose file can no longer be read rests."""
-        return self._use(dict.fromkeys(names), ())
 
     def _missing(self, entries: Iterable[Entry]) -> dict[str, Entry]:
         """Return the entries that are not in force, by their names."""

@@ -187,7 +187,7 @@ class LoraCalls:
         """Use the LoRA again that were in use before `disable_lora`."""
         engine = attach(self)
         if engine.disabled is not None:
-            engine._use_again([name for name in engine.disabled if name in engine.names])
+            engine._use({name: None for name in engine.disabled if name in engine.names})
             engine.disabled = None
 
     def fuse_lora(

@@ -25,7 +25,7 @@ from ..errors import ComponentError
 from ..naming.binding import Binding
 from ..naming.places import Target
 from ..strengths.table import FactorRanges, StrengthTable
-from ..tensors import TensorFields, device_of, plain_mode
+from ..tensors import COMPUTING, TensorFields, device_of, plain_mode
 from ..weights.originals import WeightMark, mark_weight
 from ..weights.readers.base import read_base_weight
 from . import budget, trace
@@ -256,7 +256,7 @@ class Resident(ABC, Generic[P]):
         return self._keep(layer, content, device, dtypes, why)
 
     def _keep(self, layer: nn.Module, content: TensorFields, device: torch.device, dtypes: Dtypes, why: str) -> P:
-        """Count what was placed, and find out how long it may stay."""
+        """Count the placed tensors, and find out how long they may stay."""
         placed = self._placement(content, device, dtypes)
         may_stay = self._budget.charge(self.account, device, content.nbytes)
         self._stays = may_stay and (device.type == budget.UNLIMITED or stays(layer))
@@ -384,7 +384,7 @@ def _computing_dtype(layer: nn.Module, device: torch.device) -> torch.dtype | No
     sdnq, state = own.get("sdnq_dequantizer"), getattr(weight, "quant_state", None)
     told = own.get("compute_dtype"), getattr(sdnq, "result_dtype", None), getattr(state, "dtype", None)
     for dtype in (*told, weight.dtype):
-        if dtype in _COMPUTING:
+        if dtype in COMPUTING:
             return dtype
     return None
 
@@ -408,7 +408,3 @@ def _read(layer: nn.Module, target: Target, weights: dict[str, Tensor]) -> Tenso
 def is_trained(layer: nn.Module) -> bool:
     """Tell whether a parameter of a layer gets a gradient."""
     return any(parameter.requires_grad for parameter in layer.parameters())
-
-
-_COMPUTING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
-"""Weights of these dtypes are computed with as they are; fp8 and packed ones are cast by their host first."""

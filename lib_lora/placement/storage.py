@@ -42,7 +42,7 @@ class Packed(TensorFields):
     exact: ClassVar[frozenset[str]] = frozenset({"data", "scale"})
 
     def get(self) -> Tensor | TensorFields:
-        """Return what was packed, in new memory: a tensor in the dtype it had."""
+        """Return the content, in new memory: a tensor in the dtype it had."""
         wide = self.data.to(self.dtype)
         return wide if self.scale is None else wide.mul_(self.scale)
 

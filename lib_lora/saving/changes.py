@@ -20,7 +20,7 @@ from ..errors import ComponentError, MomentError, printed
 from ..files.file import AdapterFile
 from ..naming.binding import Binding
 from ..naming.blocks import blocks_of
-from ..naming.index import LayerIndex, alias_table
+from ..naming.index import LayerIndex
 from ..naming.network import Network, NetworkCache
 from ..naming.places import Target
 from ..plan import PlanKey, layer_bindings
@@ -197,7 +197,7 @@ class StackChanges:
         weight: Callable[[LayerIndex, Target, tuple[ActingAdapter, ...], bool], StackWeight] = StackWeight,
     ) -> None:
         self._components = components
-        indexes = [LayerIndex(name, module, alias_table()) for name, module in components.items()]
+        indexes = [LayerIndex(name, module) for name, module in components.items()]
         cache = NetworkCache(len(stack))
         networks = [cache.resolved(Path(one.path), indexes, one.reading(stack.reading)) for one in stack]
         for network in networks:

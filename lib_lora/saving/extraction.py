@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..errors import FileError, check_path
 from ..files.file import AdapterFile
-from ..naming.index import LayerIndex, alias_table
+from ..naming.index import LayerIndex
 from ..naming.places import Target
 from ..stack import Entry, Stack
 from ..tensors import plain_mode
@@ -203,7 +203,7 @@ class ModelChanges:
     def __init__(self, base: ModelFiles, tuned: ModelFiles, progress: Progress | None = None) -> None:
         self.base, self.tuned, self._progress = base, tuned, progress
         self.files: list[AdapterFile] = [*base.files, *tuned.files]
-        self.indexes = {name: LayerIndex(name, one, alias_table()) for name, one in base.components.items()}
+        self.indexes = {name: LayerIndex(name, one) for name, one in base.components.items()}
         self.weights, self._rounded = list[ModelWeight](), list[str]()
         self._missing, self._unknown, self._others = list[str](), list[str](), list[str]()
         components = [name for name in self.indexes if name in tuned.components]
@@ -238,7 +238,7 @@ class ModelChanges:
 
     def _compare(self, component: str) -> None:
         """Find the weights of a component that differ."""
-        index, other = self.indexes[component], LayerIndex(component, self.tuned.components[component], alias_table())
+        index, other = self.indexes[component], LayerIndex(component, self.tuned.components[component])
         weights, biases = (self._pieces(index, other, is_bias=one) for one in (False, True))
         known = set[str]()
         for target in _named_weights(index):

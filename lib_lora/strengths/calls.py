@@ -21,7 +21,7 @@ class CallStrengths:
 
     stack: StackStrengths
     values: Values
-    """The strength of every group; 0 of those that a prediction lacks."""
+    """The strength of every group; 0 if a prediction lacks it."""
     moment: Moment = field(default_factory=Moment)
     """Where its timestep is not known, all ranks act."""
     shown: int = 0

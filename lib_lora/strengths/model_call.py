@@ -33,7 +33,7 @@ from ..naming.architectures.base import (
 )
 from ..tensors import plain_mode
 from .calls import CallArguments, CallLock, CallStrengths, OpenCall
-from .outside import Join, kept, refuse_graph
+from .outside import joined, kept, refuse_graph
 from .pipeline_rows import PipelineRows, Row
 from .regions import LatentGrid
 from .stack_strengths import Confined, StackStrengths
@@ -361,7 +361,7 @@ class CallHooks:
             if self.table.now.stack is not stack:
                 return None
             others.append((made, stack.confined_rows(number, now.rows if now.mixed else (now.shown,))))
-        return Join(self.table, now.latents)(output, others) if others else None
+        return joined(self.table, now.latents, output, others) if others else None
 
     def _predict(
         self, model: nn.Module, again: tuple[Any, Any], stack: StackStrengths, setting: dict[str, Any]

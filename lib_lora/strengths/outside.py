@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import RegionError
-from .regions import LatentGrid, Region, TokenGrid, TokenLayout
+from .regions import NOWHERE, LatentGrid, TokenGrid, TokenLayout
 from .stack_strengths import Confined
 from .table import StrengthTable
 
@@ -36,80 +36,67 @@ def refuse_graph() -> None:
         raise RegionError("a LoRA with `outside` below 1 cannot be recorded in a CUDA graph; write outside=1")
 
 
-class Join:
-    """Joins the outputs of one call.
+Others = Sequence[tuple[Any, Sequence[Confined | None]]]
+"""The outputs of the other predictions, and what keeps to its region in each row; None where nothing does."""
+
+
+def joined(table: StrengthTable, latents: LatentGrid, base: Any, others: Others) -> Any:
+    """Return what all predictions of a call make together.
 
     Args:
         table: keeps the weights of regions on the device.
         latents: of the call.
+        base: the output of prediction 0: a tensor, a list of one for each picture, or an output of diffusers.
+        others: of the other predictions.
+
+    Raises:
+        RegionError: an output does not show where its numbers lie in the picture.
     """
-
-    def __init__(self, table: StrengthTable, latents: LatentGrid) -> None:
-        self._table, self._latents = table, latents
-
-    def __call__(self, base: Any, others: Sequence[tuple[Any, Sequence[Confined | None]]]) -> Any:
-        """Return what prediction 0 and the others make together.
-
-        Args:
-            base: the output of prediction 0: a tensor, a list of one for each picture, or an output of diffusers.
-            others: each other output, and what keeps to its region in each row; None where nothing does.
-
-        Raises:
-            RegionError: an output does not show where its numbers lie in the picture.
-        """
-        if isinstance(base, Tensor):
-            return self._tensor(base, others)
-        if isinstance(base, Mapping) and base:
-            name, whole = next(iter(base)), copy(base)
-            whole[name] = self(base[name], [(one[name], rows) for one, rows in others])  # type: ignore[index]
-            return whole
-        if isinstance(base, list) and len(base) == self._latents.rows and all(isinstance(one, Tensor) for one in base):
-            return [
-                self._tensor(one[None], [(other[i][None], rows[i : i + 1] or rows) for other, rows in others])[0]
-                for i, one in enumerate(base)
-            ]
-        if isinstance(base, list | tuple) and base:
-            first = self(base[0], [(one[0], rows) for one, rows in others])
-            return type(base)([first, *base[1:]])
-        raise RegionError(f"a LoRA with `outside` below 1 acts on a model whose output is {type(base).__name__}")
-
-    def _tensor(self, base: Tensor, others: Sequence[tuple[Tensor, Sequence[Confined | None]]]) -> Tensor:
-        layout = self._layout(base)
-        exact = base if base.dtype == torch.float64 else base.float()
-        total = exact.clone()
-        for other, rows in others:
-            weights = self._weights(layout, rows, exact)
-            total += (other.to(exact.dtype) - exact) * weights
-        return total.to(base.dtype)
-
-    def _layout(self, y: Tensor) -> TokenLayout:
-        """Return how an output lies in the picture: a map, or tokens."""
-        if y.ndim >= 4:
-            grid: TokenGrid | None = TokenGrid(y.shape[-2], y.shape[-1])
-            return TokenLayout(grid, (*(1,) * (y.ndim - 4), *y.shape[-2:]), 1, channels_first=True)
-        grid = self._latents.token_grid(y.shape[1]) if y.ndim == 3 else None
-        if grid is None:
-            text = f"a LoRA with `outside` below 1 needs to know where the output {tuple(y.shape)} of its model lies in"
-            raise RegionError(f"{text} the picture; write outside=1")
-        return TokenLayout(grid, (y.shape[1],), 1, channels_first=False)
-
-    def _weights(self, layout: TokenLayout, rows: Sequence[Confined | None], like: Tensor) -> Tensor:
-        """Return the weights of a difference at each place, with as many dimensions as the output."""
-        different = rows[:1] if len(set(rows)) == 1 else rows
-        regions = tuple([(_NOWHERE if one is None else one.region,) for one in different])
-        weights = self._table.region_weights(layout, regions, like, (1,))
-        outside = [0.0 if one is None else one.outside for one in different]
-        if len(weights) < len(outside):  # the same region, of other rows
-            weights = weights.expand(len(outside), *weights.shape[1:])
-        each = [weight * (1 - share) + share for weight, share in zip(weights, outside, strict=True)]
-        found = torch.stack(each)
-        if len(found) not in (1, len(like)):
-            raise RegionError(
-                f"a LoRA with `outside` below 1: {len(like)} rows of output of {len(found)} rows of input"
-            )
-        if layout.channels_first:
-            return found.view(len(found), 1, *layout.sizes)
-        return found
+    if isinstance(base, Tensor):
+        return _joined_tensors(table, latents, base, others)
+    if isinstance(base, Mapping) and base:
+        name, whole = next(iter(base)), copy(base)
+        of_name = joined(table, latents, base[name], [(one[name], rows) for one, rows in others])
+        whole[name] = of_name  # type: ignore[index]
+        return whole
+    if isinstance(base, list) and len(base) == latents.rows and all(isinstance(one, Tensor) for one in base):
+        each = [[(other[i][None], rows[i : i + 1] or rows) for other, rows in others] for i in range(len(base))]
+        return [_joined_tensors(table, latents, one[None], own)[0] for one, own in zip(base, each, strict=True)]
+    if isinstance(base, list | tuple) and base:
+        first = joined(table, latents, base[0], [(one[0], rows) for one, rows in others])
+        return type(base)([first, *base[1:]])
+    raise RegionError(f"a LoRA with `outside` below 1 acts on a model whose output is {type(base).__name__}")
 
 
-_NOWHERE = Region(1, 1, bytes(1))
+def _joined_tensors(table: StrengthTable, latents: LatentGrid, base: Tensor, others: Others) -> Tensor:
+    layout = _layout(base, latents)
+    exact = base if base.dtype == torch.float64 else base.float()
+    total = exact.clone()
+    for other, rows in others:
+        total += (other.to(exact.dtype) - exact) * _weights(table, layout, rows, exact)
+    return total.to(base.dtype)
+
+
+def _layout(y: Tensor, latents: LatentGrid) -> TokenLayout:
+    """Return how an output lies in the picture: a map, or tokens."""
+    if y.ndim >= 4:
+        sizes = (*(1,) * (y.ndim - 4), *y.shape[-2:])
+        return TokenLayout(TokenGrid(y.shape[-2], y.shape[-1]), sizes, 1, channels_first=True)
+    grid = latents.token_grid(y.shape[1]) if y.ndim == 3 else None
+    if grid is None:
+        text = f"a LoRA with `outside` below 1 needs to know where the output {tuple(y.shape)} of its model lies in"
+        raise RegionError(f"{text} the picture; write outside=1")
+    return TokenLayout(grid, (y.shape[1],), 1, channels_first=False)
+
+
+def _weights(table: StrengthTable, layout: TokenLayout, rows: Sequence[Confined | None], like: Tensor) -> Tensor:
+    """Return the weights of a difference at each place, with as many dimensions as the output."""
+    different = rows[:1] if len(set(rows)) == 1 else rows
+    regions = tuple([(NOWHERE if one is None else one.region,) for one in different])
+    weights = table.region_weights(layout, regions, like, (1,))
+    outside = [0.0 if one is None else one.outside for one in different]
+    weights = weights.expand(len(outside), *weights.shape[1:])  # one region of rows that differ has one weight
+    found = torch.stack([weight * (1 - share) + share for weight, share in zip(weights, outside, strict=True)])
+    if len(found) not in (1, len(like)):
+        raise RegionError(f"a LoRA with `outside` below 1: {len(like)} rows of output of {len(found)} rows of input")
+    return found.view(len(found), 1, *layout.sizes) if layout.channels_first else found

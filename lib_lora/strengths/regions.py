@@ -247,7 +247,7 @@ def token_layout(shape: tuple[int, ...], latents: LatentGrid | None, *, spatial:
 RegionPart: TypeAlias = "tuple[Region | None, int | None]"
 """A region, None for the whole picture, and the part of the prompt that describes it, None where none does."""
 ALL_PLACES: RegionPart = (None, None)
-_NOWHERE = Region(1, 1, bytes(1))
+NOWHERE = Region(1, 1, bytes(1))
 RowRegions: TypeAlias = "tuple[tuple[Region | None, ...], ...]"
 """For each row, the region of each range of factors."""
 
@@ -259,10 +259,10 @@ def region_on_row(region: RegionPart, grid: TokenGrid | None, part: int | None) 
     """
     place, described = region
     if place is None and described is not None:
-        return None if described == part else _NOWHERE
+        return None if described == part else NOWHERE
     if grid is not None or described is None or part is None:
         return place
-    return None if described == part else _NOWHERE
+    return None if described == part else NOWHERE
 
 
 def weights_at(grid: TokenGrid | None, rows: RowRegions, counts: Sequence[int]) -> Tensor:

@@ -100,7 +100,7 @@ class StackStrengths:
         self._find_regions({entry for entry, one in every if (one.region, one.part) != ALL_PLACES} & denoising)
 
     def _find_regions(self, regional: set[int]) -> None:
-        """Note what is needed for entries that act in a region, or for one part of the prompt."""
+        """Note the regions of entries that act in one, and their parts of the prompt."""
         variants = self._variants if regional else ()
         self.regions = tuple([tuple([(one.region, one.part) for one in own]) for own in variants])
         """For each variant, the region of each entry and the part of the prompt that describes it; or nothing."""

@@ -13,10 +13,8 @@ from typing import Literal, TypeAlias, TypeGuard, TypeVar, get_args
 
 from ..errors import FrozenMapping, MomentError, OneLine, StackError, check_choice, check_type, frozen, listed, shown
 from ..naming.blocks import BlockWeights, Side
+from ..tensors import LARGEST
 from .regions import Region
-
-MOST = (2 - 2**-23) * 2.0**127
-"""The largest number that float32 has; strengths are kept in it."""
 
 T = TypeVar("T")
 NoneType = type(None)
@@ -28,7 +26,7 @@ Shape = Literal["linear", "step", "cosine"]
 
 def is_number(value: object) -> TypeGuard[float]:
     """Tell whether a value is a finite number of the range of float32; True and False are none."""
-    return isinstance(value, Real) and not isinstance(value, bool) and bool(abs(value) <= MOST)  # type: ignore[operator]
+    return isinstance(value, Real) and not isinstance(value, bool) and bool(abs(value) <= LARGEST)  # type: ignore[operator]
 
 
 @dataclass(frozen=True, slots=True, repr=False)

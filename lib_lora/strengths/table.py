@@ -122,7 +122,7 @@ class StrengthTable:
         self._kept = kept
         self.lock = threading.RLock()  # a UI's thread writes strengths while the model's thread begins a call
         self.values = strengths.values(None)
-        """Of all groups, also of those that the present prediction lacks."""
+        """Of all groups, also if the present prediction lacks them."""
         self.now = CallStrengths(strengths, self.values)
         """Read once for a call of a layer, as another thread may activate meanwhile."""
         self.is_inside: Callable[[], bool] = bool

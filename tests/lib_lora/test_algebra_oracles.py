@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Reading, Stack
 from tests.covering import some_of
+from tests.fakes.contract import worst
 from tests.fakes.files import save
 from tests.fakes.layers import Model, make
 
@@ -23,10 +24,6 @@ BOUND = 1e-6
 """Largest error over the largest value, in fp64, of files in fp32."""
 SINGULAR = 1e-5
 """The same where LyCORIS takes singular vectors of the weight in fp32."""
-
-
-def worst(got: Tensor, want: Tensor) -> float:
-    return float((got - want).abs().max() / want.abs().max())
 
 
 def run(model: nn.Module, x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from transformers import CLIPTextConfig, CLIPTextModelWithProjection
 
 from lib_lora import Engine, Entry, Stack, load_network
 from lib_lora.inspection.skeleton import skeleton
-from lib_lora.naming.index import LayerIndex, alias_table
+from lib_lora.naming.index import LayerIndex
 from tests.fakes.families import models
 from tests.fakes.files import pair, save
 from tests.fakes.ldm import UNETS, OpenClipText, hf_names, open_clip_shapes, unet_shapes
@@ -23,7 +23,7 @@ FAMILIES = list(UNETS)
 
 
 def index(component: str, module: nn.Module) -> LayerIndex:
-    return LayerIndex(component, module, alias_table())
+    return LayerIndex(component, module)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from lib_lora.naming.index import LayerIndex, alias_table
+from lib_lora.naming.index import LayerIndex
 from tests.conftest import TORCH
 from tests.families import families
 
@@ -17,7 +17,7 @@ BASES = {listed: base for family in families().values() for listed, base in fami
 def test_weights_are_found_in_the_shape_they_have(real_keys, listed):
     """Also those of norms, which adapters of other kinds change; each in one component alone, fused or not."""
     base = BASES[listed]
-    indexes = [LayerIndex(name, build(), alias_table()) for name, build in base.components.items()]
+    indexes = [LayerIndex(name, build()) for name, build in base.components.items()]
     shapes = json.loads((real_keys / f"invokeai_base_{listed}.json").read_text())
     weights = {key.removesuffix(".weight"): tuple(shape) for key, shape in shapes.items() if key.endswith(".weight")}
     missed = []

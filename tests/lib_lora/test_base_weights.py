@@ -25,6 +25,7 @@ from lib_lora.weights import readers
 from lib_lora.weights.readers.base import WeightReader, read_base_weight, weight_reader
 from tests.covering import some_of
 from tests.fakes.accelerator import device, simulated
+from tests.fakes.contract import worst
 from tests.fakes.files import pair, save
 from tests.fakes.quantized import FORMATS, INSIDE, OUT, ForgeLinear, Model, contents, dense_layer, made
 
@@ -46,11 +47,6 @@ def path(tmp_path: Path) -> Path:
 
 def inputs(name: str) -> Tensor:
     return torch.randn(2, 7, INSIDE, generator=torch.Generator().manual_seed(2)).to(FORMATS[name].dtype)
-
-
-def worst(got: Tensor, want: Tensor) -> float:
-    """Largest error relative to the largest value."""
-    return ((got.double() - want.double()).abs().max() / want.double().abs().max()).item()
 
 
 def similarity(one: Tensor, other: Tensor) -> float:

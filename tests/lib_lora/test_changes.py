@@ -18,7 +18,7 @@ from torch.nn.utils import parametrizations
 
 from lib_lora import Engine, Entry, Stack, load_network
 from lib_lora.execution import hooks
-from lib_lora.naming.index import LayerIndex, alias_table
+from lib_lora.naming.index import LayerIndex
 from tests.fakes.accelerator import device, simulated
 from tests.fakes.changes import KINDS, Encoder, Pipeline, right_picture, seeded, write_files
 from tests.fakes.files import pair, save
@@ -425,12 +425,12 @@ def test_modules_that_leave_and_others_at_their_place_are_noticed_by_the_quick_c
         lambda: parametrizations.weight_norm(model["a"]),
     ]
     for number, change in enumerate(changes):
-        index = LayerIndex("unet", model, alias_table())
+        index = LayerIndex("unet", model)
         assert index.holds(model, quick=True), number
         change()
         assert not index.holds(model, quick=True), number
     weight = model["c"][0].weight
-    index = LayerIndex("unet", model, alias_table())
+    index = LayerIndex("unet", model)
     weight.data = torch.empty(0)  # as an offloader leaves it between two calls
     assert index.holds(model)
 

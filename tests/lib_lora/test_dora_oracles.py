@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Stack
+from tests.fakes.contract import worst
 from tests.fakes.files import pair, save
+from tests.fakes.layers import Model
 
 LAYERS = {
     "linear": (lambda: nn.Linear(12, 20), (3, 12)),
@@ -23,24 +25,6 @@ LAYERS = {
     "square": (lambda: nn.Linear(16, 16), (3, 16)),
 }
 BOUND = 1e-5
-
-
-class Model(nn.Module):
-    """One layer under a name."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the layer's output."""
-        result: Tensor = self.layer(x)
-        return result
-
-
-def worst(got: Tensor, want: Tensor) -> float:
-    """Largest error relative to the largest value."""
-    return ((got.double() - want.double()).abs().max() / want.double().abs().max()).item()
 
 
 def made(name: str) -> tuple[Model, Tensor]:

@@ -19,7 +19,7 @@ from lib_lora import Engine, Entry, PerImage, Region, RegionError, RowsError, St
 from lib_lora.execution.hooks import slot_of
 from lib_lora.files.formats._peft_parameters import names_of
 from lib_lora.files.formats.base import NumberingError
-from lib_lora.naming.index import LayerIndex, alias_table
+from lib_lora.naming.index import LayerIndex
 from tests.fakes.accelerator import device, simulated
 from tests.fakes.contract import run, worst
 from tests.fakes.files import save
@@ -307,9 +307,9 @@ def test_other_modules_have_no_weights_of_experts():
     block = Block()
     outer = nn.ModuleDict({"block": block})
     outer.register_parameter("own", nn.Parameter(torch.zeros(2, 3, 4)))
-    assert LayerIndex("transformer", outer, alias_table()).targets == ()
+    assert LayerIndex("transformer", outer).targets == ()
     block.weights = nn.Parameter(torch.zeros(2, 3, 4))
-    assert [one.name for one in LayerIndex("transformer", outer, alias_table()).targets] == ["block.weights"]
+    assert [one.name for one in LayerIndex("transformer", outer).targets] == ["block.weights"]
 
 
 class Weights:

@@ -16,7 +16,7 @@ from lib_lora import load_network
 from lib_lora.inspection.skeleton import skeleton
 from lib_lora.naming.architectures.base import fact, known_architectures, ranked
 from lib_lora.naming.binding import Binding
-from lib_lora.naming.index import LayerIndex, alias_table
+from lib_lora.naming.index import LayerIndex
 from lib_lora.naming.network import Network
 from lib_lora.naming.places import Place
 from lib_lora.report import NetworkReport
@@ -53,7 +53,7 @@ def module(family: Family, component: str = "") -> nn.Module:
 
 @lru_cache
 def index(name: str, full: bool = False) -> LayerIndex:
-    return LayerIndex(FAMILIES[name].component, model(name, full), alias_table())
+    return LayerIndex(FAMILIES[name].component, model(name, full))
 
 
 def weights(family: Family) -> dict[str, tuple[int, ...]]:
@@ -143,7 +143,7 @@ def test_the_native_tree_has_the_names_of_diffusers(name):
     """The other way round: a layer of diffusers' model is found in the native tree, the same rows of it."""
     family = FAMILIES[name]
     assert family.native is not None
-    native = LayerIndex(family.component, skeleton(family.native()), alias_table())
+    native = LayerIndex(family.component, skeleton(family.native()))
     own = weights(family)
     for layer, rows in origins(name).items():
         place = native.find(layer)

@@ -14,6 +14,7 @@ from lib_lora import Engine, Entry, Moment, MomentError, SchedulerClock, Stack, 
 from lib_lora.adapters.base import Origin, Site
 from lib_lora.adapters.heads import Heads
 from tests.fakes.accelerator import device, simulated
+from tests.fakes.contract import worst
 from tests.fakes.files import pair, save
 from tests.fakes.schemes import sequential_offload
 
@@ -105,10 +106,6 @@ def spans(steps: int) -> Iterator[tuple[int, int]]:
     for step in range(steps):
         start = min(round(HEADS * step / steps), HEADS - 1)
         yield start, max(round(HEADS * (step + 1) / steps), start + 1)
-
-
-def worst(got: Tensor, want: Tensor) -> float:
-    return float((got.double() - want).abs().max() / want.abs().max())
 
 
 @pytest.mark.parametrize("comfy", [False, True])

@@ -8,7 +8,7 @@ from torch import nn
 
 from lib_lora import load_network
 from lib_lora.files.components import candidates
-from lib_lora.naming.index import LayerIndex, alias_table
+from lib_lora.naming.index import LayerIndex
 from tests.fakes.files import adapters_of, pair, save
 
 WIDTH, NARROW, RANK = 16, 8, 2
@@ -74,7 +74,7 @@ def test_components_inside_another_are_asked_after_it():
 
 def test_what_stands_before_every_name_stands_there_once():
     """A prefix for all names of a component is not put before itself."""
-    index = LayerIndex("llm_adapter", blocks(NARROW), alias_table())
+    index = LayerIndex("llm_adapter", blocks(NARROW))
     assert index.find(f"llm_adapter.{LAYER}") == index.find(LAYER)
     assert index.find(f"llm_adapter.llm_adapter.{LAYER}") is None
     assert index.find(f"text_conditioner.llm_adapter.{LAYER}") is None

@@ -14,7 +14,9 @@ from torch import nn
 
 from lib_lora import Engine, Entry, Stack, load_network
 from lib_lora.execution import low_rank
+from tests.fakes.contract import worst
 from tests.fakes.files import pair, save
+from tests.fakes.layers import Model
 
 LAYERS = {
     "linear": (lambda: nn.Linear(24, 40), (3, 7, 24)),
@@ -35,17 +37,6 @@ LAYERS = {
 }
 
 
-class Model(nn.Module):
-    """One layer under a name."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x)
-
-
 def model(name: str, dtype: torch.dtype = torch.float64) -> tuple[Model, torch.Tensor]:
     make, size = LAYERS[name]
     return Model(make()).to(dtype).requires_grad_(False), torch.randn(size, dtype=dtype)
@@ -59,11 +50,6 @@ def merged(base: Model, deltas: list[torch.Tensor], biases: list[torch.Tensor] |
     for bias in biases or []:
         other.layer.bias += bias.double()
     return other
-
-
-def worst(got: torch.Tensor, want: torch.Tensor) -> float:
-    """Largest error relative to the largest value."""
-    return ((got.double() - want.double()).abs().max() / want.double().abs().max()).item()
 
 
 def dense(tensors: dict[str, torch.Tensor], prefix: str, scale: float, rank: int | None = None) -> torch.Tensor:

@@ -11,7 +11,7 @@ from torch import nn
 
 from lib_lora import ComponentError, FileError, UnknownAdapterError, UnknownFormatError, inspect_file, load_network
 from lib_lora.files.file import AdapterFile
-from lib_lora.naming.index import LayerIndex, alias_table
+from lib_lora.naming.index import LayerIndex
 from lib_lora.naming.network import Network
 from lib_lora.naming.parsed import ParsedFile
 from tests.fakes.files import adapters_of, pair, save
@@ -264,6 +264,6 @@ def test_a_file_that_changes_before_its_layers_are_found_is_reported_as_changed(
     path = save(tmp_path / "a.safetensors", pair("lora_unet_mid_block_proj_in", (12, 8), 4))
     parsed = ParsedFile(AdapterFile.open(path))
     path.write_bytes(path.read_bytes() + b" ")
-    indexes = [LayerIndex(name, module, alias_table()) for name, module in components.items()]
+    indexes = [LayerIndex(name, module) for name, module in components.items()]
     with pytest.raises(FileError, match="changed on disk"):
         Network(parsed, indexes)

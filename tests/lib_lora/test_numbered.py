@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lib_lora import inspect_file, load_network
 from lib_lora.files.formats.cloneofsimo import _NUMBERINGS, numbered
-from lib_lora.naming.index import LayerIndex, alias_table
+from lib_lora.naming.index import LayerIndex
 from lib_lora.naming.network import Network
 from tests.fakes.families import diffusers_unet, models
 from tests.fakes.files import adapters_of, save
@@ -57,7 +57,7 @@ def tensors_of(model: nn.Module, names: Sequence[str], component: str = "unet") 
 
 @lru_cache
 def index(family: str, tree: str, component: str) -> LayerIndex:
-    return LayerIndex(component, models()[family, tree][component], alias_table())
+    return LayerIndex(component, models()[family, tree][component])
 
 
 def numbers_of(network: Network, names: Sequence[str], layers: LayerIndex) -> list[float]:

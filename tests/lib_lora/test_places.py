@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from lib_lora.files.components import DENOISER
-from lib_lora.naming.architectures._names import AliasTable
+from lib_lora.naming import index
+from lib_lora.naming.architectures import _names
 from lib_lora.naming.architectures.base import Alias, Architecture, Sign
 from lib_lora.naming.index import LayerIndex
 
@@ -35,27 +36,36 @@ def model(width: int) -> nn.Module:
         return nn.ModuleDict({"norm_out": norm, "proj_out": nn.Linear(width, 3)})
 
 
+@pytest.fixture
+def known(monkeypatch):
+    """Return what makes some families the only known ones."""
+    index._name_tables.cache_clear()
+    yield lambda *families: monkeypatch.setattr(_names, "known_architectures", lambda: families)
+    index._name_tables.cache_clear()
+
+
 @pytest.mark.parametrize("families", [(REEF, LAGOON), (LAGOON, REEF)])
 @pytest.mark.parametrize(("width", "last"), [(2 * WIDTH, "norm_out.linear_2"), (WIDTH, "proj_out")])
-def test_a_name_means_what_the_models_own_family_says(width, last, families):
+def test_a_name_means_what_the_models_own_family_says(width, last, families, known):
     """Whichever family is asked first, and whichever layer comes first."""
-    table = AliasTable((alias for one in families for alias in one.aliases), families)
-    index = LayerIndex("transformer", model(width), table)
-    assert index.find("final_layer.linear") == index.find(last)
+    known(*families)
+    found = LayerIndex("transformer", model(width))
+    assert found.find("final_layer.linear") == found.find(last)
 
 
 @pytest.mark.parametrize("families", [(REEF, LAGOON), (LAGOON, REEF)])
-def test_a_model_of_no_known_family_has_the_names_of_all(families):
+def test_a_model_of_no_known_family_has_the_names_of_all(families, known):
     """What a merge of trees is called is better than nothing."""
-    table = AliasTable((alias for one in families for alias in one.aliases), families)
-    assert LayerIndex("transformer", model(3 * WIDTH), table).find("final_layer.linear") is not None
+    known(*families)
+    assert LayerIndex("transformer", model(3 * WIDTH)).find("final_layer.linear") is not None
 
 
-def test_names_of_two_families_do_not_make_each_other_longer_for_ever():
+def test_names_of_two_families_do_not_make_each_other_longer_for_ever(known):
     """Together they give `embed.proj` the name `x.proj`, and that `embed.proj.1` again."""
     aliases = (Alias(DENOISER, "x.proj", "embed.proj"), Alias(DENOISER, "x.proj", "embed.proj.1"))
     with torch.device("meta"):
         one = nn.ModuleDict({"embed": nn.ModuleDict({"proj": nn.Linear(WIDTH, 3)})})
-    index = LayerIndex("transformer", one, AliasTable(aliases))
-    assert index.find("x.proj") == index.find("embed.proj")
-    assert len(index.dotted) < 10
+    known(*[Architecture(str(i), "", (), (alias,)) for i, alias in enumerate(aliases)])
+    found = LayerIndex("transformer", one)
+    assert found.find("x.proj") == found.find("embed.proj")
+    assert len(found.dotted) < 10

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lib_lora import PickleError, load_network
-from lib_lora.naming.index import LayerIndex, alias_table
+from lib_lora.naming.index import LayerIndex
 from lib_lora.naming.network import Network
 from tests.fakes.families import models
 from tests.fakes.files import adapters_of
@@ -114,7 +114,7 @@ def _layer(network: Network, module: str) -> tuple[str, str]:
     if flat is None:
         return next(iter(adapters_of(network))), re.sub(r"to_out$", "to_out.0", module)
     component = "unet" if flat[1] == "unet" else "text_encoder"
-    index = LayerIndex(component, models()["sd1", "diffusers"][component], alias_table())
+    index = LayerIndex(component, models()["sd1", "diffusers"][component])
     target = index.find(flat[2], flattened=True)
     assert target is not None
     return component, target.name

@@ -16,7 +16,7 @@ import lib_lora.naming.index
 from lib_lora import ActivationError, Engine, Entry, Stack, inspect_file, load_network
 from lib_lora.files.formats import base_model
 from lib_lora.inspection.skeleton import skeleton
-from lib_lora.naming.index import LayerIndex, alias_table, family_of_model
+from lib_lora.naming.index import LayerIndex, family_of_model
 from lib_lora.report import Cause, Family, Unused
 from tests.fakes.families import UNETS, models
 from tests.fakes.files import pair, save
@@ -44,7 +44,7 @@ def components() -> dict[str, nn.Module]:
 
 
 def indexes(parts: dict[str, nn.Module]) -> list[LayerIndex]:
-    return [LayerIndex(name, module, alias_table()) for name, module in parts.items()]
+    return [LayerIndex(name, module) for name, module in parts.items()]
 
 
 # --- causes -----------------------------------------------------------------------------------------------------------

@@ -15,22 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Stack
+from tests.fakes.contract import worst
 from tests.fakes.files import save
+from tests.fakes.layers import Model
 
 BOUND = 2e-6
 """Largest difference over the largest value; both sides compute in fp32."""
-
-
-class Model(nn.Module):
-    """One layer under the name `layer`."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.layer(x)
-        return result
 
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -48,10 +38,6 @@ def make(name: str) -> tuple[Model, Tensor]:
         torch.manual_seed(1)
         build, size = LAYERS[name]
         return Model(build()).requires_grad_(False), torch.randn(size)
-
-
-def worst(got: Tensor, want: Tensor) -> float:
-    return ((got.double() - want.double()).abs().max() / want.double().abs().max()).item()
 
 
 def check(model: Model, x: Tensor, path: Any, want: Tensor, multiplier: float = 1.0) -> None:

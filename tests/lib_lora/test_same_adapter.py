@@ -15,7 +15,7 @@ from lib_lora.execution.dense import DenseExecutor
 from lib_lora.execution.hooks import slot_of
 from lib_lora.execution.low_rank import LowRankExecutor
 from lib_lora.inspection.skeleton import skeleton
-from lib_lora.naming.index import LayerIndex, alias_table
+from lib_lora.naming.index import LayerIndex
 from tests.fakes.families import models
 from tests.fakes.files import adapters_of, save
 from tests.families import families
@@ -197,7 +197,7 @@ def test_the_first_format_gives_the_adapter(name, tree, tmp_path):
     """What the others are held against is right itself, and also where the engine keeps no pair."""
     network = load_network(write(name, "kohya", tmp_path)[0], components(name, tree))
     for (component, layer), (down, up) in made(name).items():
-        index = LayerIndex(component, components(name, tree)[component], alias_table())
+        index = LayerIndex(component, components(name, tree)[component])
         place = index.find(layer)
         assert place is not None
         ((target, _),) = place.pieces

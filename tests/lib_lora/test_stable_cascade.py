@@ -7,7 +7,7 @@ from torch import nn
 
 from lib_lora import inspect_file, load_network
 from lib_lora.inspection.skeleton import skeleton
-from lib_lora.naming.index import LayerIndex, alias_table
+from lib_lora.naming.index import LayerIndex
 from tests.fakes.files import adapters_of, pair, save
 
 BLOCK = "down_blocks.0.2.attention"
@@ -19,7 +19,7 @@ def diffusers(width: int) -> nn.Module:
 
 def test_torchs_attention_has_the_names_of_diffusers():
     native = skeleton({f"{BLOCK}.attn.in_proj_weight": (24, 8), f"{BLOCK}.attn.out_proj.weight": (8, 8)})
-    index = LayerIndex("prior", native, alias_table())
+    index = LayerIndex("prior", native)
     for i, part in enumerate("qkv"):
         for name in (f"{BLOCK}.to_{part}", f"{BLOCK}.attn.to_{part}"):
             place = index.find(name)

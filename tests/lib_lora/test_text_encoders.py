@@ -13,7 +13,7 @@ from torch import nn
 
 from lib_lora import load_network
 from lib_lora.inspection.skeleton import skeleton
-from lib_lora.naming.index import LayerIndex, alias_table
+from lib_lora.naming.index import LayerIndex
 from tests.fakes.files import adapters_of, pair, save
 
 SIZES = {
@@ -84,7 +84,7 @@ def test_a_layer_is_found_under_every_name(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["Qwen 2.5 VL", "checkpoint of Qwen 2.5 VL"])
 def test_what_sees_is_found_in_both_trees(name):
-    index = LayerIndex("text_encoder", model(name), alias_table())
+    index = LayerIndex("text_encoder", model(name))
     for prefix in ("visual", "model.visual"):
         place = index.find(f"{prefix}.blocks.0.attn.qkv")
         assert place is not None
@@ -94,7 +94,7 @@ def test_what_sees_is_found_in_both_trees(name):
 def test_names_of_text_encoders_are_no_names_of_a_denoiser():
     """Lumina 2's transformer has `layers`, too."""
     denoiser = skeleton({"layers.1.attention.out.weight": (16, 16)})
-    assert LayerIndex("transformer", denoiser, alias_table()).find("model.layers.1.attention.out") is None
+    assert LayerIndex("transformer", denoiser).find("model.layers.1.attention.out") is None
 
 
 UMT5 = {  # wan/modules/t5.py -> transformers; of its two first linear layers, `gate` is the one with the activation
@@ -118,13 +118,13 @@ def test_umt5_has_the_names_of_wan(native):
     config = transformers.UMT5Config(
         d_model=16, d_ff=32, d_kv=8, num_heads=2, num_layers=2, vocab_size=10, feed_forward_proj="gated-gelu"
     )
-    index = LayerIndex("text_encoder", on_meta("UMT5EncoderModel", config), alias_table())
+    index = LayerIndex("text_encoder", on_meta("UMT5EncoderModel", config))
     place = index.find(native)
     assert place is not None
     assert place == index.find(UMT5[native])
     assert place == index.find(native.replace(".", "_"), flattened=True)
     shape = index.find(UMT5[native]).shape
-    wan = LayerIndex("text_encoder", skeleton({f"{native}.weight": shape}), alias_table())
+    wan = LayerIndex("text_encoder", skeleton({f"{native}.weight": shape}))
     assert wan.find(UMT5[native]) is not None
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from lib_lora import load_network
 from lib_lora.inspection.skeleton import skeleton
-from lib_lora.naming.index import LayerIndex, alias_table
+from lib_lora.naming.index import LayerIndex
 from tests.covering import some_of
 from tests.fakes.families import diffusers_unet
 from tests.fakes.files import adapters_of
@@ -32,7 +32,7 @@ def trees() -> dict[str, nn.Module]:
 
 @lru_cache
 def indexes() -> dict[str, LayerIndex]:
-    return {tree: LayerIndex("unet", module, alias_table()) for tree, module in trees().items()}
+    return {tree: LayerIndex("unet", module) for tree, module in trees().items()}
 
 
 CASES = [case for case in PEFT if "block.fc" in PEFT[case][2]]

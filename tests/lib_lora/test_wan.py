@@ -9,7 +9,7 @@ from diffusers.loaders.single_file_utils import convert_wan_transformer_to_diffu
 from torch import Tensor, nn
 
 from lib_lora import load_network
-from lib_lora.naming.index import LayerIndex, alias_table
+from lib_lora.naming.index import LayerIndex
 from lib_lora.naming.places import Place
 from tests.conftest import TORCH
 from tests.fakes.files import pair, save
@@ -35,7 +35,7 @@ MODELS: dict[str, tuple[nn.Module, Shapes]] = {
 @pytest.mark.parametrize("name", MODELS)
 def test_the_layers_that_others_have_not_are_where_the_converter_puts_them(name):
     model, native = MODELS[name]
-    index = LayerIndex("transformer", model, alias_table())
+    index = LayerIndex("transformer", model)
     numbered = {
         key: (torch.arange(shape[0], dtype=torch.float64) + 1e6 * i).view(-1, *(1,) * (len(shape) - 1)).expand(shape)
         for i, (key, shape) in enumerate(native.items())

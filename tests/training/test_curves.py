@@ -17,8 +17,8 @@ def test_each_table_has_a_curve(count: int, tmp_path: Path) -> None:
     tables = [tmp_path / f"part{number}.csv" for number in range(count)]
     for table in tables:
         write_losses([(0, 1.0), (10, 0.1), (20, 0.02)], table)
-    plot_losses(tables, tmp_path / "losses.png")
-    with Image.open(tmp_path / "losses.png") as picture:
+    plot_losses(tables, tmp_path / "losses.webp")
+    with Image.open(tmp_path / "losses.webp") as picture:
         pixels = np.asarray(picture.convert("RGB")).astype(int)
     assert pixels.shape[1] == 810
     blue = pixels[..., 2] - pixels[..., 0] > 100  # the colour of a first curve

@@ -161,7 +161,7 @@ def _newer(
 
 
 def _terms(model: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what the licence asks for; nothing of what is not told."""
+    """Return the conditions of the licence, as far as the site tells them."""
     said = model.get("allowCommercialUse")
     # a list, or as the database writes one: {Image,RentCivit}
     allowed = said.strip("{}").split(",") if isinstance(said, str) else said if isinstance(said, list) else None

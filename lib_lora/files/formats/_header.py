@@ -47,7 +47,7 @@ _FOLDED = (
 
 
 class TrainedLayer(NamedTuple):
-    """What a configuration must agree with."""
+    """A layer that a configuration must agree with."""
 
     module: str
     kind: str

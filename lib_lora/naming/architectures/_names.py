@@ -10,7 +10,7 @@ from functools import lru_cache
 from ...files.components import TEXT_ENCODER, role
 from ..places import Place, joined
 from ._encoders import ENCODER_ALIASES
-from .base import Alias, Architecture, clear, fact, ranked
+from .base import Alias, Architecture, clear, fact, known_architectures, ranked
 
 PARTS = {
     "to_qkv": ("to_q", "to_k", "to_v"),
@@ -22,39 +22,30 @@ _SURE = 8
 """The weight that the signs of a family must have in a model of another width: several kinds of its layers."""
 
 
-class AliasTable:
-    """The other names of a model's layers, in both directions.
+def places_of(component: str, own: Mapping[str, Place]) -> dict[str, Place]:
+    """Return every name of a component's layers and its place, the model's own names first.
 
-    Args:
-        aliases: of all families.
-        families: that a model may be of. Aliases count only for families that the signs of the model support: another
-            model may have a layer of the same name that is another one, or has its outputs in another order. Where no
-            family is supported, the aliases count that only give a layer another name.
+    Aliases count only for families that the signs of the model support: another model may have a layer of the same name
+    that is another one, or has its outputs in another order. Where no family is supported, the aliases count that only
+    give a layer another name.
     """
-
-    def __init__(self, aliases: Iterable[Alias], families: Iterable[Architecture] = ()) -> None:
-        self._families = tuple(families)
-        self._aliases = tuple(aliases)
-
-    def places(self, component: str, own: Mapping[str, Place]) -> dict[str, Place]:
-        """Return every name of a component's layers and its place, the model's own names first."""
-        known = dict(own)
-        widths = {name: place.shape[1] if len(place.shape) > 1 else None for name, place in own.items()}
-        families = clear(ranked(self._families, [fact(component, name, width) for name, width in widths.items()]))
-        families = families or _of_another_width(self._families, component, widths)
-        tables = [family.aliases for family in families]  # the likeliest family's first
-        tables = tables or [tuple(one for one in self._aliases if one.only_names or not self._families)]
-        for aliases in (*tables, ENCODER_ALIASES) if role(component) == TEXT_ENCODER else tables:
-            rules = _indexed(aliases)
-            queue = list(known)
-            # aliases of two families together may make a name longer each time they are used
-            most = max(name.count(".") for name in ("", *own)) + max((rule.count(".") for rule in rules), default=0) + 1
-            for name in queue:  # which grows
-                for other, place in _others(rules, component, name, known, below_all=name in own):
-                    if other not in known and other.count(".") <= most:  # a layer's own name beats another's alias
-                        known[other] = place
-                        queue.append(other)
-        return known
+    known, every = dict(own), known_architectures()
+    widths = {name: place.shape[1] if len(place.shape) > 1 else None for name, place in own.items()}
+    families = clear(ranked(every, [fact(component, name, width) for name, width in widths.items()]))
+    families = families or _of_another_width(every, component, widths)
+    tables = [family.aliases for family in families]  # the likeliest family's first
+    tables = tables or [tuple([alias for family in every for alias in family.aliases if alias.only_names])]
+    for aliases in (*tables, ENCODER_ALIASES) if role(component) == TEXT_ENCODER else tables:
+        rules = _indexed(aliases)
+        queue = list(known)
+        # aliases of two families together may make a name longer each time they are used
+        most = max(name.count(".") for name in ("", *own)) + max((rule.count(".") for rule in rules), default=0) + 1
+        for name in queue:  # which grows
+            for other, place in _others(rules, component, name, known, below_all=name in own):
+                if other not in known and other.count(".") <= most:  # a layer's own name beats another's alias
+                    known[other] = place
+                    queue.append(other)
+    return known
 
 
 def _of_another_width(

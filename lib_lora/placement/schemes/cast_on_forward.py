@@ -5,7 +5,7 @@ stays behind is copied over at each call. Source: Forge backend/operations.py, `
 comfy/ops.py, `cast_bias_weight`, in Forge Classic and reForge `ldm_patched/modules/ops.py`.
 """
 
-from torch import Tensor, nn
+from torch import nn
 
 from ...tensors import every
 from .base import Scheme
@@ -26,11 +26,8 @@ class CastOnForward(Scheme):
             kind = type(layer)
             if kind not in marked:
                 marked[kind] = any(hasattr(kind, mark) for mark in _MARKS)
-            if (marked[kind] or not layer.__dict__.keys().isdisjoint(_MARKS)) and _on_cpu(layer):
-                return True
+            if marked[kind] or not layer.__dict__.keys().isdisjoint(_MARKS):
+                weight = layer._parameters.get("weight")
+                if weight is not None and weight.device.type == "cpu":
+                    return True
         return False
-
-
-def _on_cpu(layer: nn.Module) -> bool:
-    weight = layer._parameters.get("weight")
-    return isinstance(weight, Tensor) and weight.device.type == "cpu"

@@ -41,7 +41,7 @@ class WeightReader(ABC):
     def read(cls, layer: nn.Module, param: str) -> Tensor:
         """Return the weight in its logical shape, on the layer's device; never write to it.
 
-        In a dtype that computes and loses nothing of what is stored: fp16, bf16, fp32 or fp64.
+        In a dtype that computes and holds each stored number: fp16, bf16, fp32 or fp64.
         """
 
     @classmethod
@@ -141,7 +141,7 @@ def is_wrapper(tensor: Tensor) -> bool:
 def read_base_weight(layer: nn.Module, param: str) -> Tensor:
     """Return a base weight in its logical shape and a dtype that computes, not to be written to.
 
-    Autograd follows what is computed from a plain one, where it is on.
+    Autograd follows computations with a plain one, where it is on.
 
     Raises:
         ComponentError: no reader knows its storage.

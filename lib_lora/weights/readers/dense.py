@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from ...tensors import COMPUTING
 from .base import WeightReader, found, is_wrapper, stored
-
-_COMPUTING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 
 class Dense(WeightReader):
@@ -20,7 +19,7 @@ class Dense(WeightReader):
         weight = stored(layer, param)
         if weight is None or is_wrapper(weight):
             return False
-        return weight.dtype in _COMPUTING and weight.layout == torch.strided
+        return weight.dtype in COMPUTING and weight.layout == torch.strided
 
     @classmethod
     def read(cls, layer: nn.Module, param: str) -> Tensor:

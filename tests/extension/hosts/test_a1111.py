@@ -27,7 +27,6 @@ from tests.fakes.files import pair, save
 from tests.fakes.webui import extra_networks as fakes
 from tests.fakes.webui.a1111 import A1111Fake, MulticondLearnedConditioning, SdConditioning
 from tests.fakes.webui.a1111_model import LAYERS
-from tests.fakes.webui.tags import applied_by
 
 RANK = 2
 NAMES = ("a", "b", "c")
@@ -298,34 +297,6 @@ def test_tags_that_nothing_applies_are_an_error_in_the_log_the_tab_and_the_pictu
     assert [(one["state"], "nothing applied <lora:a:1>" in one["reason"]) for one in told()["loras"]] == [
         ("failed", True)
     ]
-
-
-@pytest.mark.parametrize("after", [True, False])
-def test_where_the_built_in_cannot_be_taken_off_it_applies_the_tags(
-    start: Callable[..., A1111Fake], monkeypatch: pytest.MonkeyPatch, after: bool
-) -> None:
-    host = start()
-    ours, builtin = one(host.generate("a cat<lora:a:1>")), A1111.quiet_builtin
-    host.shared.opts.data[ENABLED] = False
-    theirs = one(host.generate("a cat<lora:a:1>"))
-    host.shared.opts.data[ENABLED] = True
-
-    def broken() -> None:
-        if after:
-            builtin()
-        raise RuntimeError("injected")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(A1111, "quiet_builtin", broken)
-        assert torch.equal(one(host.generate("a cat<lora:a:1>")), theirs)
-        host.generate("a dog")
-    assert applied_by(A1111) == "handed back"
-    assert ["RuntimeError: injected" in note for note in told()["notes"]] == [True]
-    host.shared.opts.data[ENABLED] = False
-    host.generate("a cat")
-    host.shared.opts.data[ENABLED] = True
-    assert torch.equal(one(host.generate("a cat<lora:a:1>")), ours)
-    assert told()["notes"] == []
 
 
 # --- the text encoder's cache ---

@@ -36,7 +36,7 @@ class Taken:
             batch=self.batch,
             handed_back=lambda p: not self.enabled,
             ended=self.ends.append,
-            unserved=lambda p, images, sentence: self.unserved.append(sentence),
+            not_applied=lambda p, images, failure: self.unserved.extend(filter(None, [failure])),
         )
         self.networks.take_over()
 

@@ -112,7 +112,7 @@ def _sdnext(folder: Path, stack: ExitStack) -> Running:
     return Running(
         lambda: made.picture("x<lora:zorp:0.8>"),
         made.host,
-        made.host._wraps,
+        made.host.wraps,
         made.web.opts.data,
         lambda: made.web.extra_networks.extra_network_registry["lora"],
         made.session,
@@ -132,9 +132,8 @@ Place = tuple[Any, str, tuple[str, str]]
 
 EVERYWHERE: dict[str, Place] = {
     "the handler of the tags is registered": (ExtraNetworks, "_register", NOT_CONNECTED),
-    "the functions of extra networks are wrapped": (ExtraNetworks, "_wrap", NOT_CONNECTED),
-    "both are done": (ExtraNetworks, "take_over", NOT_CONNECTED),
-    "other functions of the web UI are wrapped": (Wraps, "put", NOT_CONNECTED),
+    "the tags are taken over": (ExtraNetworks, "take_over", NOT_CONNECTED),
+    "functions of the web UI are wrapped": (Wraps, "put", NOT_CONNECTED),
     "the clock of steps is set": (Guest, "clock", NOT_CONNECTED),
     "the axes of plots are added": (Guest, "axes", NOT_CONNECTED),
     "the web UI's own LoRA are taken off the model": ("host", "quiet_builtin", HANDED_BACK),

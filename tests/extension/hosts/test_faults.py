@@ -1,8 +1,7 @@
-"""An exception in the middle of taking over, at each place: who applies the tags then, and what the user is told."""
+"""Exceptions in Forge: who applies the tags then, and what the user is told. `test_fault_places` has each place."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -16,7 +15,6 @@ from extension.generation.options import ENABLED, FAIL, ON_BAD_LORA
 from extension.generation.state import state_of
 from extension.guest import Guest
 from extension.hosts import _webui
-from extension.hosts._conditionings import Conditionings
 from extension.hosts._extra_networks import ExtraNetworks
 from extension.hosts._wraps import Wraps
 from lib_lora import LoraError
@@ -77,48 +75,6 @@ def built_in(web: FakeForge) -> Tensor:
 @pytest.fixture
 def ours(web: FakeForge) -> Tensor:
     return picture(web.generate(PROMPT))
-
-
-CONNECTING = {
-    "registering the handler": (ExtraNetworks, "_register"),
-    "wrapping the host's functions": (ExtraNetworks, "_wrap"),
-    "all of the registry": (ExtraNetworks, "take_over"),
-    "axes of plots": (Guest, "axes"),
-    "the clock of steps": (Guest, "clock"),
-    "wrapping conditionings": (Conditionings, "wrap"),
-    "wrapping functions of the host": (Wraps, "put"),
-}
-
-
-@ALL
-@pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
-@pytest.mark.parametrize("place", CONNECTING)
-def test_where_connecting_fails_the_web_ui_is_as_without_remora(
-    web: FakeForge,
-    ours: Tensor,
-    built_in: Tensor,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    place: str,
-    after: bool,
-) -> None:
-    owner, name = CONNECTING[place]
-    with monkeypatch.context() as patch:
-        host().restore()
-        patch.setattr(owner, name, raising(getattr(owner, name) if after else None))
-        host().begin()
-    assert applied_by(host()) == "not connected"
-    registry = web.modules["modules.extra_networks"].extra_network_registry
-    assert registry == {"lora": web.builtin}
-    assert host().wraps._ours == {}
-    assert torch.equal(picture(web.generate(PROMPT)), built_in)
-    (sentence,) = told()
-    assert "not connected" in sentence
-    assert "InjectedError: injected" in sentence
-    assert any(record.levelno == logging.ERROR and record.exc_info for record in caplog.records)
-    host().begin()
-    assert (applied_by(host()), told()) == ("Remora", [])
-    assert torch.equal(picture(web.generate(PROMPT)), ours)
 
 
 @ALL

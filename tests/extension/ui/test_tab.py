@@ -822,16 +822,11 @@ def test_what_the_server_refuses_is_said_and_can_be_put_right(tab: Tab, served: 
     assert kept(served)["entries"][0]["unet"] == 0.6
 
 
-def test_what_another_page_makes_always_on_comes_by_itself(tab: Tab, served: Served) -> None:
-    httpx.put(f"{served.url}/remora/v1/stack", json={"always_on": True, "entries": [{"name": "stripes"}]})
-    tab.row("stripes", "Always on").wait_for(timeout=LONG)
-
-
 @pytest.mark.parametrize("mine", [True, False])
 def test_a_stack_that_another_page_changed_meanwhile_is_not_written_over(tab: Tab, served: Served, mine: bool) -> None:
     stack = f"{served.url}/remora/v1/stack"
     httpx.put(stack, json={"always_on": True, "entries": [{"name": "zorp"}]})
-    tab.row("zorp", "Always on").wait_for(timeout=LONG)
+    tab.row("zorp", "Always on").wait_for(timeout=LONG)  # by itself
     tab.page.route("**/remora/v1/state", lambda route: route.abort())  # nothing tells the page
     theirs = httpx.put(stack, json={"always_on": True, "entries": [{"name": "stripes"}, {"name": "zorp"}]}).json()
     tab.strength("zorp").fill("0.5")

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+
+from tests.fakes.layers import Model as Model
 
 OUT, INSIDE = 96, 64  # bitsandbytes' order for CPUs wants rows in 32s, GGUF's blocks are of 32
 
@@ -31,14 +33,3 @@ class Format:
     """Of the layer's inputs."""
     needs: str = ""
     """Package without which the layer cannot be made."""
-
-
-class Model(nn.Module):
-    """One layer under a name."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from lib_lora import FileError, inspect_file, load_network, save_again
 from lib_lora.inspection.skeleton import skeleton
-from lib_lora.naming.index import LayerIndex, alias_table
+from lib_lora.naming.index import LayerIndex
 from lib_lora.saving import convert_file
 from lib_lora.saving.trees import FAMILIES, _tree
 from tests.fakes.files import pair, save
@@ -193,7 +193,7 @@ def test_every_layer_has_its_name_in_the_other_tree(tmp_path):
         if family.native is None or family.known_as not in FAMILIES[True]:
             continue
         trees = [family.build(False), skeleton(family.native())]
-        own, other = (LayerIndex(family.component, one, alias_table()) for one in trees)
+        own, other = (LayerIndex(family.component, one) for one in trees)
         for first, second, native in ((own, other, True), (other, own, False)):
             if family.known_as in FAMILIES[native]:
                 found = _tree(first, native=native)

@@ -33,7 +33,7 @@ from lib_lora import (
     save_again,
     save_stack,
 )
-from lib_lora.naming.index import LayerIndex, alias_table
+from lib_lora.naming.index import LayerIndex
 from lib_lora.saving.changes import StackChanges
 from lib_lora.saving.provenance import HEADER
 from lib_lora.saving.spelling import KeyNames
@@ -114,7 +114,7 @@ def test_the_names_that_other_programs_look_for(parts, files, tmp_path):
     assert "diffusion_model.input_blocks.1.1.transformer_blocks.0.attn1.to_q.lora_up.weight" in found["comfy"]
     assert f"text_encoders.clip_l.transformer.{encoder}.lora_up.weight" in found["comfy"]
     assert set(load_file(files[0])) == found["kohya"], "as kohya's trainer writes it"
-    whole = LayerIndex("unet", checkpoints.tiny_pipeline("sd1").unet, alias_table())
+    whole = LayerIndex("unet", checkpoints.tiny_pipeline("sd1").unet)
     names = KeyNames("comfy", {"unet": whole})
     upsamplers = [names.prefix("unet", f"up_blocks.{i}.upsamplers.0.conv") for i in range(3)]
     places = ("2.1", "5.2", "8.2")
@@ -352,7 +352,7 @@ def test_names_of_components(tmp_path):
         "text_encoder": Blocks({"text_model.encoder.layers.0.mlp.fc1": 24}),
         "text_encoder_2": Blocks({"encoder.block.0.layer.0.SelfAttention.q": 24}),
     }
-    indexes = {name: LayerIndex(name, part, alias_table()) for name, part in parts.items()}
+    indexes = {name: LayerIndex(name, part) for name, part in parts.items()}
     names = {one: KeyNames(one, indexes) for one in SPELLINGS}
     query, gate = "transformer_blocks.0.attn.to_q", "encoder.block.0.layer.0.SelfAttention.q"
     assert names["kohya"].prefix("transformer", query) == "lora_transformer_transformer_blocks_0_attn_to_q"

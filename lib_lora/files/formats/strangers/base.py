@@ -1,4 +1,4 @@
-"""What a kind of stranger is, and how a file is recognised as one: by its keys, shapes, name or first bytes.
+"""Kinds of files that are no adapters, recognised by their keys, shapes, names or first bytes.
 
 Nothing of a pickle is run: the names in it are read as text.
 """
