@@ -60,13 +60,12 @@ class CheckApi:
         """Return what the doctor says of a file, or how far it is; ask again until it is done, or it stops."""
         file = self._file(id, name)
         check = self._check(self._measure(), [file])
-        found = None if check.result is None else self._session.catalog.copies.standing(file)
-        standing: records.Standing | None = None if found is None else {"others": found[0], "smaller": found[1]}
+        found = {} if check.result is None else self._session.catalog.copies.standings(file)
         told: records.CheckedFile = {
             "done": check.done,
             "layers": check.layers,
             "result": check.result,
-            "standing": standing,
+            "standings": {name: {**one._asdict()} for name, one in found.items() if one.others},
         }
         return answer(request, told)
 
@@ -233,6 +232,9 @@ def _verdict(one: Verdict) -> records.CheckVerdict:
         "name": one.name,
         "sure": one.sure,
         "numbers": dict(one.numbers),
+        "blocks": list(one.blocks),
+        "figure": one.figure,
+        "published": None if one.published is None else {**one.published._asdict()},
         "text": str(one),
         "layers": list(one.layers[:_SHOWN]),
         "count": len(one.layers),

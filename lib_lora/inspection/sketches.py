@@ -113,12 +113,6 @@ class Sketch:
         return cls(numbers, dtypes, ranks, kinds, training) if said.get("version") == VERSION else None
 
 
-def norm_in(stored: bytes) -> float:
-    """Return the norm of the numbers of a stored sketch, which estimates that of the change; 0 if it is damaged."""
-    numbers = stored[-_STORED.size :]
-    return math.hypot(*_STORED.unpack(numbers)) if len(numbers) == _STORED.size else 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class Likeness:
     """Two files of a set that are alike."""
@@ -172,12 +166,15 @@ def sketch(file: FileLayers, progress: Progress = unheard) -> Sketch:
 
 def _is_too_large(layer: FileLayer) -> bool:
     """Return whether a change has no factors, and takes too much memory as a matrix."""
-    adapter = layer.adapter
+    return not has_factors(layer.adapter) and math.prod(layer.shape) > _LARGEST
+
+
+def has_factors(adapter: Adapter) -> bool:
+    """Return whether a change is a product of matrices, modifiers aside."""
     while isinstance(adapter, Modifier):
         adapter = adapter.inner
     form = adapter.form()
-    has_factors = isinstance(adapter, LoKr) or (form is not None and form.pair is not None)
-    return not has_factors and math.prod(layer.shape) > _LARGEST
+    return isinstance(adapter, LoKr) or (form is not None and form.pair is not None)
 
 
 def _reads_base(adapter: Adapter) -> bool:
