@@ -6,11 +6,14 @@ a file with one has no figures.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from statistics import median
 from typing import NamedTuple, TypeAlias
 
-from .layers import FileLayers, Progress, unheard
+from ..errors import LoraError
+from .layers import FileLayers, Progress, layers_of, unheard
 from .measures import FileMeasures, LayerMeasures, measure
 from .sketches import has_factors
 
@@ -31,6 +34,10 @@ class Standing(NamedTuple):
     smaller: int
     """Of these."""
     same: int
+
+    def __str__(self) -> str:
+        same = f", and the same in {self.same}" if self.same else ""
+        return f"higher than in {self.smaller} of {self.others} other files for this model{same}"
 
 
 def figures_of(file: FileMeasures) -> dict[str, float]:
@@ -85,3 +92,34 @@ def standings(own: Figures, others: Iterable[Figures]) -> dict[str, Standing]:
         values = [one[name] for one in every if name in one]
         found[name] = Standing(len(values), sum(one < value for one in values), sum(one == value for one in values))
     return found
+
+
+def standings_in(folder: Path, files: Sequence[FileLayers]) -> list[dict[str, Standing]]:
+    """Return where each file stands among the others for the same model in a folder and the folders in it.
+
+    What is no LoRA there is left out. A file of an unknown model stands nowhere.
+
+    Args:
+        folder: with LoRA files; all of them are measured.
+        files: opened without a model.
+
+    Raises:
+        FileError: one of `files` changed on disk.
+    """
+    others = list[tuple[Path, str, Figures]]()
+    for path in sorted(folder.rglob("*.safetensors")):
+        with suppress(LoraError):
+            opened = layers_of(path)
+            family = _family(opened)
+            if family is not None and family in map(_family, files):
+                others.append((path.resolve(), family, figures_by_factors(opened)))
+    found = []
+    for file in files:
+        own, place = figures_by_factors(file), file.report.path.resolve()
+        found.append(standings(own, [one for path, of, one in others if path != place and of == _family(file)]))
+    return found
+
+
+def _family(file: FileLayers) -> str | None:
+    family = file.report.family
+    return None if family is None or not family.known else family.name

@@ -30,6 +30,7 @@ from extension.standalone.jobs import Runner
 from extension.standalone.pnginfo import encode_png
 from extension.standalone.server import make_api
 from lib_lora import BlockNames, BlockWeights, Family, Strength, inspect_file
+from lib_lora.inspection.figures import figures_of
 from lib_lora.inspection.layers import layers_of
 from lib_lora.inspection.measures import measure
 from lib_lora.inspection.skeleton import mapped_model
@@ -550,7 +551,7 @@ def test_a_file_is_checked_and_its_verdicts_have_their_numbers(ask: Checked, cop
     measured = measure(layers_of(copy, mapped_model(runner.studio.model.path)))
     found = told["result"]
     assert told["done"] == told["layers"] > 10
-    assert told["standing"] is None
+    assert told["standings"] == {}
     assert found["norm"] == pytest.approx(measured.norm)
     assert found["relative"] == pytest.approx(measured.relative)
     assert 0.5 < found["relative"] < 1.5
@@ -573,6 +574,20 @@ def test_a_file_is_checked_and_its_verdicts_have_their_numbers(ask: Checked, cop
     assert by_name["dead"]["numbers"] == {"count": 1, "total": len(measured.layers)}
     assert (by_name["dead"]["sure"], by_name["dead"]["count"]) == (True, 1)
     assert by_name["resized"]["numbers"] == {"low": 2, "high": 2, "said": 16}
+    published = by_name["resized"]["published"]
+    assert (published["measure"], published["low"], published["high"]) == ("rank", 4, 128)
+    assert published["address"].startswith("https://")
+    assert by_name["dead"]["published"] is None
+    assert {one["figure"] for one in found["verdicts"]} <= {*figures_of(measured)}
+    deadline = time.monotonic() + 120
+    while ask("GET", "/copies")["running"]:
+        assert time.monotonic() < deadline
+    standings = until_done(ask, "/check", name="zorp")["standings"]
+    # stars has no figures without the model, and the copy has no known family
+    own, *others = [
+        measure(layers_of(copy.with_stem(name))).norm for name in ("zorp", "neon", "night", "outline", "stripes")
+    ]
+    assert standings["norm"] == {"others": 4, "smaller": sum(one < own for one in others), "same": 0}
     assert [one["text"] for one in found["verdicts"]] == [str(one) for one in verdicts(measured)]
     save(copy, pair("lora_unet_mid_block_nowhere", (12, 8), 2))
     other = until_done(ask, "/check", name="copied")["result"]

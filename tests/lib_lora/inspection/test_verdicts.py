@@ -92,7 +92,9 @@ def test_a_few_layers_cannot_dominate_and_many_are_told_the_weight_at_which_none
     for times, expected in ((0.99, set()), (1.01, {"dominant"})):
         weaker = spoiled.scaled(tensors, times * one.numbers["weight"], of_block)
         assert judge(tmp_path / "weaker.safetensors", weaker).keys() == expected
-    alone = {re.sub(r"down_blocks_(\d+)_attentions_0", r"mid_block_attentions_\1", key): t for key, t in tensors.items()}
+    alone = {
+        re.sub(r"down_blocks_(\d+)_attentions_0", r"mid_block_attentions_\1", key): t for key, t in tensors.items()
+    }
     (one,) = judge(tmp_path / "alone.safetensors", alone).values()
     assert one.numbers.keys() == {"share"}, "a weight for all layers changes no share"
 
@@ -118,7 +120,9 @@ def test_each_verdict_has_its_figure_and_each_figure_its_place_among_other_files
         assert own["spare_rank"] == pytest.approx(measured.rank / measured.rank_for(0.99))
         shares = [measured.share(part) for part in measured.parts(lambda one: one.layer.name).values()]
         assert own["dominant"] == max(shares)
-    assert {one.figure for name in NAMES | {"text_encoder"} for one in [Verdict(name, True, "", "", "")]} <= {*figures[0]}
+    assert {one.figure for name in NAMES | {"text_encoder"} for one in [Verdict(name, True, "", "", "")]} <= {
+        *figures[0]
+    }
     found = standings(figures[1], [figures[0], figures[2], {}, {"norm": figures[1]["norm"]}])
     assert found["norm"] == (3, 1, 1)
     assert found["resized"] == found["spare_rank"] == (2, 1, 0)
