@@ -459,6 +459,8 @@ export interface CheckedStack {
     strengths: number[];
     /** as asked for */
     tags: string;
+    /** what the tags have that the result does not count */
+    uncounted: ("schedule" | "region" | "passes" | "prompt" | "images" | "rule" | "random")[];
     /** null until it is done */
     result: FilesTogether | null;
 }

@@ -417,6 +417,9 @@ class FilesTogether(TypedDict):
     pairs: list[CheckPair]
 
 
+Uncounted = Literal["schedule", "region", "passes", "prompt", "images", "rule", "random"]
+
+
 class CheckedStack(TypedDict):
     """What files do to each other, or how far that is."""
 
@@ -425,6 +428,7 @@ class CheckedStack(TypedDict):
     ids: Texts
     strengths: Annotated[list[float], "of the denoiser; of a schedule, the value farthest from 0"]
     tags: Annotated[str, "as asked for"]
+    uncounted: Annotated[list[Uncounted], "what the tags have that the result does not count"]
     result: Annotated[FilesTogether | None, "null until it is done"]
 
 

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import io
 import json
+import math
 import os
 import shutil
 import threading
@@ -623,6 +624,25 @@ def test_the_files_of_a_stack_are_checked_at_their_strengths(ask: Checked, runne
     assert tagged["result"]["alone"] == pytest.approx(acting.alone)
     assert [one["cosine"] for one in tagged["result"]["pairs"]] == pytest.approx([one.cosine for one in acting.pairs])
     assert acting.alone[0] < 0.9 * 0.8 * measured.alone[0], "the weights take something away"
+    tensors = load_file(folder / "night.safetensors")
+    layers = measure(layers_of(folder / "night.safetensors")).layers
+    deep = UNET_BLOCKS[UNET_BLOCKS.index("IN05") : UNET_BLOCKS.index("OUT05") + 1]
+    kept = [one.norm for one in layers if "attn" not in one.layer.name or one.layer.block not in deep]
+    deltas = []
+    for key, up in tensors.items():
+        if key.endswith("lora_up.weight"):
+            down = tensors[key.replace("lora_up", "lora_down")]
+            scale = float(tensors[key.replace("lora_up.weight", "alpha")]) / len(down)
+            deltas.append(scale * up[:, :2].double().flatten(1) @ down[:2].double().flatten(1))
+    for fields, want in (
+        ("lbwe=ATTNDEEPOFF", math.hypot(*kept)),
+        ("dyn=2", math.hypot(*[float(one.norm()) for one in deltas])),
+        ("scale=2:step=1-5:mask=left", measured.alone[0] * 2 / scale),
+    ):
+        other = until_done(ask, "/check/stack", tags=f"<lora:night:1:{fields}> <lora:stripes:1>")
+        assert other["result"]["alone"] == pytest.approx([want, measured.alone[1]], rel=1e-5), fields
+        assert want < 0.99 * measured.alone[0] or "scale" in fields
+        assert other["uncounted"] == (["schedule", "region"] if "mask" in fields else [])
     always = [{"name": "night", "unet": -0.8, "text_encoder": 0.25, "more": f"lbw={values}"}, {"name": "stripes"}]
     ask("PUT", "/stack", json={"always_on": True, "entries": always})
     alone = ask("GET", "/check/stack")["result"]["alone"]

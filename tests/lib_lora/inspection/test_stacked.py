@@ -14,7 +14,7 @@ from torch import Tensor
 from lib_lora import BlockWeights, Multiplier, StackError, Strength
 from lib_lora.inspection.deltas import DenseDelta, KroneckerDelta, LowRankDelta
 from lib_lora.inspection.layers import layers_of
-from lib_lora.inspection.stacked import StackMeasures, measure_stack, overlap_by_chance
+from lib_lora.inspection.stacked import StackLayer, StackMeasures, measure_stack, overlap_by_chance
 from lib_lora.naming.architectures._ldm_unet import UNET_BLOCKS, UNET_LISTS
 from lib_lora.naming.blocks import BlockNames
 from tests.fakes.files import save
@@ -228,8 +228,8 @@ def test_a_stack_is_measured_as_it_acts(tmp_path: Path, of: Multiplier) -> None:
 
 
 def together(gram: Tensor) -> StackMeasures:
-    block = ("denoiser", "M00")
-    return StackMeasures(len(gram), {}, {block: gram}, {block: [1.0] * len(gram)})
+    layer = StackLayer("denoiser", "M00", "mid_block_resnets_0_conv1", "M00")
+    return StackMeasures(len(gram), (layer,), ({},), gram.unsqueeze(0), torch.ones(1, len(gram), dtype=torch.float64))
 
 
 def test_strengths_that_leave_half_of_each_file() -> None:
