@@ -346,7 +346,8 @@ def compared(rows: Sequence[Row], sketches: Sequence[Sketch]) -> Compared:
     from lib_lora.inspection.sketches import compare, later_epochs
 
     files, order = [row.file for row in rows], sorted(range(len(rows)), key=lambda at: _worth(rows[at]), reverse=True)
-    alike, merges = compare(sketches)
+    paths = [file.path for file in files]
+    alike, merges = compare(sketches, paths)
     groups = [
         tuple(_copy(files, sketches[at], at, likeness) for at, likeness in group) for group in groups_of(alike, order)
     ]
@@ -354,7 +355,7 @@ def compared(rows: Sequence[Row], sketches: Sequence[Sketch]) -> Compared:
         MergeOfTwo(files[one.file], (files[one.parents[0]], files[one.parents[1]]), one.strengths, one.left)
         for one in merges
     ]
-    superseded = [files[at] for at in later_epochs(sketches)]
+    superseded = [files[at] for at in later_epochs(sketches, paths)]
     return Compared(tuple(sorted(groups, key=len, reverse=True)), tuple(sums), tuple(superseded))
 
 

@@ -86,7 +86,7 @@ def report(options: argparse.Namespace) -> str:
     stack, alike, merged = None, list[Likeness](), list[Merge]()
     if len(files) > 1:
         stack = measure_stack(opened).at(strengths)
-        alike, merged = compare([sketch(one) for one in opened])
+        alike, merged = compare([sketch(one) for one in opened], files)
     names = [name_of(path) for path in files]
     if options.csv is not None:
         _write_table(options.csv, measured)

@@ -955,6 +955,15 @@ export const ENGLISH = /** @type {const} */ ({
     "check.stack": "Check of the stack",
     "check.caution":
         "All of this is a hint. These measures do not predict pictures well: LoRA that are independent by them may still spoil each other’s effect.",
+    "check.uncounted":
+        "Not counted: {what}. Each LoRA is measured as if it acted everywhere and always, at its largest strength.",
+    "check.schedule": "schedules",
+    "check.region": "regions",
+    "check.passes": "passes",
+    "check.prompt": "parts of the prompt",
+    "check.images": "images of the batch",
+    "check.rule": "rules of a combination",
+    "check.random": "block weights that are drawn (0.5 is taken)",
     "check.unmeasuredFiles": "Left out, as only the model’s weights tell their size: {names}.",
     "check.shares": "Energy at the strengths of the stack",
     "check.left": "What the sum leaves of each file",

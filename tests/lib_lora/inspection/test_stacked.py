@@ -11,14 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from lib_lora import BlockWeights, Multiplier, StackError, Strength
+from lib_lora import BlockWeights, Element, Multiplier, StackError, Strength
 from lib_lora.inspection.deltas import DenseDelta, KroneckerDelta, LowRankDelta
 from lib_lora.inspection.layers import layers_of
-from lib_lora.inspection.stacked import StackLayer, StackMeasures, measure_stack, overlap_by_chance
+from lib_lora.inspection.skeleton import mapped_model
+from lib_lora.inspection.stacked import StackLayer, StackMeasures, measure_stack, naming_in, overlap_by_chance
 from lib_lora.naming.architectures._ldm_unet import UNET_BLOCKS, UNET_LISTS
 from lib_lora.naming.blocks import BlockNames
 from tests.fakes.files import save
 from tests.lib_lora.inspection.test_files import LORAS
+from tests.lib_lora.inspection.test_files import MODEL as MODEL_FOLDER
 
 NAMES = [f"lora_unet_down_blocks_{i}_attentions_{j}_proj_in" for i in range(3) for j in range(2)]
 
@@ -225,6 +227,18 @@ def test_a_stack_is_measured_as_it_acts(tmp_path: Path, of: Multiplier) -> None:
     assert {one.relation for one in stack(first, other).pairs} == {"cancel"}
     if not isinstance(of, Strength):
         assert {one.relation for one in found.pairs} == {"reinforce"}, "the sign turns it round"
+
+
+def test_rules_see_the_names_that_layers_have_in_the_model() -> None:
+    measured = stack(LORAS / "night.safetensors", LORAS / "stripes.safetensors")
+    rule = Element(("IN01",), ("input_blocks_1_1_transformer_blocks_0_attn1",), 0.0)
+    strengths = [Strength(1.0, blocks=BlockWeights(None, (rule,))), 1.0]
+    model = mapped_model(MODEL_FOLDER)
+    of_file, of_model = measured.at(strengths, MODEL), measured.at(strengths, MODEL, naming_in(model))
+    assert torch.equal(of_file.factors, measured.factors), "the file has diffusers' names"
+    changed = {measured.layers[at].name for at in (of_model.factors[:, 0] == 0).nonzero().flatten().tolist()}
+    before = "down_blocks_0_attentions_0_transformer_blocks_0_attn1"
+    assert changed == {f"{before}_{part}" for part in ("to_q", "to_k", "to_v", "to_out_0")}
 
 
 def together(gram: Tensor) -> StackMeasures:
