@@ -335,7 +335,7 @@ export interface CheckBlock {
 }
 
 /** A range that others give for a measure. */
-export interface Published {
+export interface PublishedRange {
     measure: string;
     low: number | null;
     high: number;
@@ -356,7 +356,7 @@ export interface CheckVerdict {
     /** that it judges, of `standings` */
     figure: string;
     /** what others give for its measure */
-    published: Published | null;
+    published: PublishedRange | null;
     /** measure, value, what to do, and the range that others give */
     text: string;
     /** layers or keys, the first 20 */

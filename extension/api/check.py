@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from lib_lora.inspection.figures import Standing
     from lib_lora.inspection.layers import FileLayers
     from lib_lora.inspection.measures import FileMeasures
     from lib_lora.inspection.stacked import PairMeasures, StackMeasures
-    from lib_lora.inspection.verdicts import Verdict
+    from lib_lora.inspection.verdicts import Published, Verdict
 
     from ..generation.session import Session
     from ..library import CatalogFile
@@ -65,7 +66,7 @@ class CheckApi:
             "done": check.done,
             "layers": check.layers,
             "result": check.result,
-            "standings": {name: {**one._asdict()} for name, one in found.items() if one.others},
+            "standings": {name: _standing(one) for name, one in found.items() if one.others},
         }
         return answer(request, told)
 
@@ -250,6 +251,20 @@ def _blocks(measured: FileMeasures) -> list[records.CheckBlock]:
     ]
 
 
+def _standing(one: Standing) -> records.Standing:
+    return {"others": one.others, "smaller": one.smaller, "same": one.same}
+
+
+def _published(one: Published) -> records.PublishedRange:
+    return {
+        "measure": one.measure,
+        "low": one.low,
+        "high": one.high,
+        "source": one.source,
+        "address": one.address,
+    }
+
+
 def _verdict(one: Verdict) -> records.CheckVerdict:
     return {
         "name": one.name,
@@ -257,7 +272,7 @@ def _verdict(one: Verdict) -> records.CheckVerdict:
         "numbers": dict(one.numbers),
         "blocks": list(one.blocks),
         "figure": one.figure,
-        "published": None if one.published is None else {**one.published._asdict()},
+        "published": None if one.published is None else _published(one.published),
         "text": str(one),
         "layers": list(one.layers[:_SHOWN]),
         "count": len(one.layers),

@@ -318,7 +318,7 @@ class DownloadWanted(TypedDict):
     name: NotRequired[Annotated[str, "of the file; without it, the site's"]]
 
 
-class Published(TypedDict):
+class PublishedRange(TypedDict):
     """A range that others give for a measure."""
 
     measure: str
@@ -336,7 +336,7 @@ class CheckVerdict(TypedDict):
     numbers: Annotated[dict[str, float], "the values of its measure, and of what to do"]
     blocks: Annotated[Texts, "blocks, or text encoders, to weaken"]
     figure: Annotated[str, "that it judges, of `standings`"]
-    published: Annotated[Published | None, "what others give for its measure"]
+    published: Annotated[PublishedRange | None, "what others give for its measure"]
     text: Annotated[str, "measure, value, what to do, and the range that others give"]
     layers: Annotated[Texts, "layers or keys, the first 20"]
     count: Annotated[int, "layers or keys in all"]

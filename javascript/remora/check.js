@@ -1,7 +1,7 @@
 // What the doctor says of files, in words, and what the stack makes of it. Pure.
 
 /**
- * @import {Blocks, CheckBlock, CheckPair, CheckVerdict, Published, Standing} from "../api.d.ts"
+ * @import {Blocks, CheckBlock, CheckPair, CheckVerdict, PublishedRange, Standing} from "../api.d.ts"
  * @import {Reading} from "./tag.js"
  */
 
@@ -89,7 +89,7 @@ const MEASURES = {scale: "check.ofScale", "spectral norm": "check.ofSpectral", r
 
 /**
  * Write what others give for a measure.
- * @param {Published} published
+ * @param {PublishedRange} published
  */
 export function rangeOf({measure, low, high}) {
     const key = MEASURES[measure];

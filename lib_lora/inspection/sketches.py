@@ -290,7 +290,9 @@ def later_epochs(sketches: Sequence[Sketch], paths: Sequence[Path] = ()) -> dict
     for files in by_training(paths):
         for place, (steps, at) in reversed(list(enumerate(files))):
             after = [other for more, other in files[place + 1 :] if more > steps]
-            cosine, other = max([(_cosine_of_epochs(sketches[at], sketches[one]), one) for one in after], default=(0, 0))
+            cosine, other = max(
+                [(_cosine_of_epochs(sketches[at], sketches[one]), one) for one in after], default=(0, 0)
+            )
             if cosine > _CONTINUED:
                 found.setdefault(at, found.get(other, other))
     return found

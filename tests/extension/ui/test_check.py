@@ -290,8 +290,9 @@ def test_the_files_of_the_stack_are_compared_in_a_map(served: Served, browser: A
         tab.write("<lora:stripes:1>")
         tab.pane("Stack")
         assert tab.button("Check: what the LoRA of the stack do").is_disabled(), "one file alone"
-        tab.write("<lora:stripes:1> <lora:night:0.8> <lora:stars:1>")
+        tab.write("<lora:stripes:1:mask=left> <lora:night:0.8@0,0@1> <lora:stars:1>")
         dialog = together(tab)
+        dialog.get_by_text("Not counted: schedules and regions.").wait_for()
         rows = dialog.get_by_role("row").all_inner_texts()
         assert rows[0].split() == ["stripes", "night"]
         assert rows[1].split()[:2] == ["night", "independent"]
