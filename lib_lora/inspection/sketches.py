@@ -42,8 +42,8 @@ _SAME = 0.998
 """The cosine from which two files are the same change, up to the rounding of float8."""
 _NEAR = 0.8
 """The cosine from which two files are near-duplicates."""
-_CONTINUED = 0.3
-"""The cosine from which two files whose names say so are of one training."""
+_CONTINUED = 0.7
+"""The cosine from which two files whose names say so are of one training; two trainings of one thing may have 0.66."""
 _MERGED = 0.2
 """The share of the energy of a sum of two files that neither of them explains."""
 _APART = 0.6

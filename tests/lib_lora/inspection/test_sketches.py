@@ -172,9 +172,10 @@ def test_files_of_one_training_are_its_epochs_however_little_they_are_alike(tmp_
 def test_files_whose_names_are_numbered_are_of_one_training_if_they_are_alike(tmp_path: Path) -> None:
     """Names alone prove nothing: other files are numbered, too."""
     night, other = part("night"), spoiled.redrawn(part("night"), torch.Generator().manual_seed(0))
-    mixed = spoiled.merged([(0.5, night), (1.0, other)], 16)
+    mixed = spoiled.merged([(1.0, night), (0.5, other)], 16)
     own, narrow = spoiled.merged([(1.0, night)], 16), spoiled.merged([(1.0, night)], 8)
-    third = spoiled.merged([(1.0, spoiled.redrawn(night, torch.Generator().manual_seed(1)))], 16)
+    third = spoiled.redrawn(night, torch.Generator().manual_seed(1))
+    apart, like = (spoiled.merged([(share, night), (1.0, third)], 16) for share in (0.0, 0.3))
     cases = (
         (("a-000002", "a-000010", "a"), {0: 2, 1: 2}),
         (("a-step00000100", "a-step00000050", "b-step00000200"), {1: 0}),
@@ -194,7 +195,7 @@ def test_files_whose_names_are_numbered_are_of_one_training_if_they_are_alike(tm
         alike, _ = compare(sketched, paths)
         epochs = {one.files for one in alike if one.alike == "epoch"}
         assert epochs >= {(min(pair), max(pair)) for pair in wanted.items()}
-        for tensors in (third, narrow):
+        for tensors in (apart, like, narrow):
             save(paths[1], tensors)
             changed = [sketched[0], sketch(layers_of(paths[1])), sketched[2]]
             assert 1 not in {*later_epochs(changed, paths), *later_epochs(changed, paths).values()}, "another training"
