@@ -334,15 +334,30 @@ export interface CheckBlock {
     rank_99: number;
 }
 
+/** A range that others give for a measure. */
+export interface PublishedRange {
+    measure: string;
+    low: number | null;
+    high: number;
+    source: string;
+    address: string;
+}
+
 /** A verdict of the doctor on a file. */
 export interface CheckVerdict {
     /** the same in all versions; docs/doctor.md lists them */
     name: string;
     /** whether it counts numbers of the file; else it is a hint */
     sure: boolean;
-    /** the values of its measure */
+    /** the values of its measure, and of what to do */
     numbers: {[name: string]: number};
-    /** measure, value, and what to do */
+    /** blocks, or text encoders, to weaken */
+    blocks: string[];
+    /** that it judges, of `standings` */
+    figure: string;
+    /** what others give for its measure */
+    published: PublishedRange | null;
+    /** measure, value, what to do, and the range that others give */
     text: string;
     /** layers or keys, the first 20 */
     layers: string[];
@@ -374,11 +389,12 @@ export interface FileCheck {
     verdicts: CheckVerdict[];
 }
 
-/** Where the norm of a file is among the files of its family that were compared. */
+/** Where a figure of a file is among the files of its family that were read for copies. */
 export interface Standing {
     others: number;
     /** of these */
     smaller: number;
+    same: number;
 }
 
 /** What the doctor says of a file, or how far it is. */
@@ -389,8 +405,8 @@ export interface CheckedFile {
     layers: number;
     /** null until it is done */
     result: FileCheck | null;
-    /** null until it was compared, see `copies` */
-    standing: Standing | null;
+    /** by figure, such as `norm`; empty until it was read, see `copies` */
+    standings: {[name: string]: Standing};
 }
 
 /** Two files in one band of blocks; `..._by_chance` is what random changes have. */
@@ -443,6 +459,8 @@ export interface CheckedStack {
     strengths: number[];
     /** as asked for */
     tags: string;
+    /** what the tags have that the result does not count */
+    uncounted: ("schedule" | "region" | "passes" | "prompt" | "images" | "rule" | "random")[];
     /** null until it is done */
     result: FilesTogether | null;
 }

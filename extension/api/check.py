@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 from fastapi import HTTPException, Request, Response
 
-from lib_lora import Amount, Curve, LoraError
+from lib_lora import Amount, Curve, Entry, LoraError, Reading
 
-from ..generation.options import default_multiplier
+from ..generation.options import default_multiplier, reading
 from ..generation.save_places import loaded_model
 from ..library.checks import TooManyChecks
 from ..text.grammar import read
 from ..text.prompt import parse_placed
-from ..text.tag import Tag
+from ..text.regions import NO_MASK
+from ..text.tag import ALWAYS, Tag
 from . import records
 from .answers import TOO_MANY, UNPROCESSABLE, answer
 from .library import find_file
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from lib_lora import BlockNames
+    from lib_lora.inspection.figures import Standing
     from lib_lora.inspection.layers import FileLayers
     from lib_lora.inspection.measures import FileMeasures
     from lib_lora.inspection.stacked import PairMeasures, StackMeasures
-    from lib_lora.inspection.verdicts import Verdict
+    from lib_lora.inspection.verdicts import Published, Verdict
 
     from ..generation.session import Session
     from ..library import CatalogFile
@@ -60,22 +61,21 @@ class CheckApi:
         """Return what the doctor says of a file, or how far it is; ask again until it is done, or it stops."""
         file = self._file(id, name)
         check = self._check(self._measure(), [file])
-        found = None if check.result is None else self._session.catalog.copies.standing(file)
-        standing: records.Standing | None = None if found is None else {"others": found[0], "smaller": found[1]}
+        found = {} if check.result is None else self._session.catalog.copies.standings(file)
         told: records.CheckedFile = {
             "done": check.done,
             "layers": check.layers,
             "result": check.result,
-            "standing": standing,
+            "standings": {name: _standing(one) for name, one in found.items() if one.others},
         }
         return answer(request, told)
 
     def stack(self, request: Request, ids: str = "", strengths: str = "", tags: str = "") -> Response:
         """Return what the files of tags, or of `ids`, do to each other, or how far that is; else of "Always on"."""
         files, acting = self._by_ids(ids, strengths) if ids else self._by_tags(tags)
-        check = self._check(_measured_stack, files)
+        check = self._check(self._stack_measure(acting), files)
         try:
-            together = None if check.result is None else _together(check.result, acting, self._session.model.blocks)
+            together = None if check.result is None else self._together(check.result, acting)
         except LoraError as error:
             raise HTTPException(UNPROCESSABLE, str(error)) from error
         told: records.CheckedStack = {
@@ -84,6 +84,7 @@ class CheckApi:
             "ids": [file.id for file in files],
             "strengths": [_number(tag.unet) for tag in acting],
             "tags": tags,
+            "uncounted": _uncounted(acting),
             "result": together,
         }
         return answer(request, told)
@@ -98,6 +99,28 @@ class CheckApi:
         if not stats or sum(one.st_size for one in stats) > _LARGEST_MODEL:
             return FileMeasure()
         return FileMeasure(path, tuple((one.st_size, one.st_mtime_ns) for one in stats))
+
+    def _stack_measure(self, tags: Sequence[Tag]) -> StackMeasure:
+        """Return what measures files as their tags read them."""
+        usual = reading(self._session.host)
+        entries = [Entry(tag.name, 1.0, tag.rank, tag.alpha, tag.scale) for tag in tags]
+        return StackMeasure(tuple([(entry.reading(usual), entry.rank) for entry in entries]))
+
+    def _together(self, measured: StackMeasures, tags: Sequence[Tag]) -> records.FilesTogether:
+        """Return the measures at the strengths of tags; rules of block weights see the layers' names in the model."""
+        from lib_lora.inspection.stacked import naming_in, own_name
+
+        model = self._session.model
+        naming = naming_in(model.components) if any(tag.blocks.elements for tag in tags) else own_name
+        acting = measured.at([_everywhere(tag).multiplier for tag in tags], model.blocks, naming)
+        return {
+            "norm": acting.norm,
+            "alone": acting.alone,
+            "left": acting.left,
+            "factor": acting.factor(),
+            "alive": acting.alive(),
+            "pairs": [_pair(one) for one in acting.pairs],
+        }
 
     def _by_ids(self, ids: str, strengths: str) -> tuple[list[CatalogFile], list[Tag]]:
         """Return files by their ids, and tags that have their strengths."""
@@ -228,34 +251,66 @@ def _blocks(measured: FileMeasures) -> list[records.CheckBlock]:
     ]
 
 
+def _standing(one: Standing) -> records.Standing:
+    return {"others": one.others, "smaller": one.smaller, "same": one.same}
+
+
+def _published(one: Published) -> records.PublishedRange:
+    return {
+        "measure": one.measure,
+        "low": one.low,
+        "high": one.high,
+        "source": one.source,
+        "address": one.address,
+    }
+
+
 def _verdict(one: Verdict) -> records.CheckVerdict:
     return {
         "name": one.name,
         "sure": one.sure,
         "numbers": dict(one.numbers),
+        "blocks": list(one.blocks),
+        "figure": one.figure,
+        "published": None if one.published is None else _published(one.published),
         "text": str(one),
         "layers": list(one.layers[:_SHOWN]),
         "count": len(one.layers),
     }
 
 
-def _measured_stack(paths: Sequence[Path], progress: Progress) -> StackMeasures:
-    from lib_lora.inspection.layers import layers_of
-    from lib_lora.inspection.stacked import measure_stack
+@dataclass(frozen=True)
+class StackMeasure:
+    """Measures files on one model together, each as its tag reads it."""
 
-    return measure_stack([layers_of(path) for path in paths], progress)
+    readings: tuple[tuple[Reading, int | None], ...]
+    """Of each file, and how many of its rank components are used; None is all."""
+
+    def __call__(self, paths: Sequence[Path], progress: Progress) -> StackMeasures:
+        """Return the measures at strength 1.
+
+        Raises:
+            LoraError: a file cannot be used, or changed on disk.
+        """
+        from lib_lora.inspection.layers import layers_of
+        from lib_lora.inspection.stacked import measure_stack
+
+        read = zip(paths, self.readings, strict=True)
+        return measure_stack([layers_of(path, reading=own, rank=rank) for path, (own, rank) in read], progress)
 
 
-def _together(measured: StackMeasures, tags: Sequence[Tag], model: BlockNames) -> records.FilesTogether:
-    acting = measured.at([_everywhere(tag).multiplier for tag in tags], model)
-    return {
-        "norm": acting.norm,
-        "alone": acting.alone,
-        "left": acting.left,
-        "factor": acting.factor(),
-        "alive": acting.alive(),
-        "pairs": [_pair(one) for one in acting.pairs],
+def _uncounted(tags: Sequence[Tag]) -> list[records.Uncounted]:
+    """Return what tags have that a check of a stack does not count."""
+    found: dict[records.Uncounted, bool] = {
+        "schedule": any(tag.during != ALWAYS or tag.curve is not None for tag in tags),
+        "region": any(tag.mask != NO_MASK for tag in tags),
+        "passes": any(tag.passes or (tag.hires_te, tag.hires_unet) != (None, None) for tag in tags),
+        "prompt": any(tag.half or tag.part is not None for tag in tags),
+        "images": any(tag.rows for tag in tags),
+        "rule": any(tag.rule is not None for tag in tags),
+        "random": any(tag.blocks.random for tag in tags),
     }
+    return [name for name, is_set in found.items() if is_set]
 
 
 def _everywhere(tag: Tag) -> Tag:

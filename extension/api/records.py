@@ -318,13 +318,26 @@ class DownloadWanted(TypedDict):
     name: NotRequired[Annotated[str, "of the file; without it, the site's"]]
 
 
+class PublishedRange(TypedDict):
+    """A range that others give for a measure."""
+
+    measure: str
+    low: float | None
+    high: float
+    source: str
+    address: str
+
+
 class CheckVerdict(TypedDict):
     """A verdict of the doctor on a file."""
 
     name: Annotated[str, "the same in all versions; docs/doctor.md lists them"]
     sure: Annotated[bool, "whether it counts numbers of the file; else it is a hint"]
-    numbers: Annotated[dict[str, float], "the values of its measure"]
-    text: Annotated[str, "measure, value, and what to do"]
+    numbers: Annotated[dict[str, float], "the values of its measure, and of what to do"]
+    blocks: Annotated[Texts, "blocks, or text encoders, to weaken"]
+    figure: Annotated[str, "that it judges, of `standings`"]
+    published: Annotated[PublishedRange | None, "what others give for its measure"]
+    text: Annotated[str, "measure, value, what to do, and the range that others give"]
     layers: Annotated[Texts, "layers or keys, the first 20"]
     count: Annotated[int, "layers or keys in all"]
 
@@ -360,10 +373,11 @@ class FileCheck(TypedDict):
 
 
 class Standing(TypedDict):
-    """Where the norm of a file is among the files of its family that were compared."""
+    """Where a figure of a file is among the files of its family that were read for copies."""
 
     others: int
     smaller: Annotated[int, "of these"]
+    same: int
 
 
 class CheckedFile(TypedDict):
@@ -372,7 +386,7 @@ class CheckedFile(TypedDict):
     done: Annotated[int, "layers"]
     layers: Annotated[int, "of the whole file; 0 until they are counted"]
     result: Annotated[FileCheck | None, "null until it is done"]
-    standing: Annotated[Standing | None, "null until it was compared, see `copies`"]
+    standings: Annotated[dict[str, Standing], "by figure, such as `norm`; empty until it was read, see `copies`"]
 
 
 class CheckPair(TypedDict):
@@ -403,6 +417,9 @@ class FilesTogether(TypedDict):
     pairs: list[CheckPair]
 
 
+Uncounted = Literal["schedule", "region", "passes", "prompt", "images", "rule", "random"]
+
+
 class CheckedStack(TypedDict):
     """What files do to each other, or how far that is."""
 
@@ -411,6 +428,7 @@ class CheckedStack(TypedDict):
     ids: Texts
     strengths: Annotated[list[float], "of the denoiser; of a schedule, the value farthest from 0"]
     tags: Annotated[str, "as asked for"]
+    uncounted: Annotated[list[Uncounted], "what the tags have that the result does not count"]
     result: Annotated[FilesTogether | None, "null until it is done"]
 
 

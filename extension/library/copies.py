@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -16,9 +17,11 @@ from typing import TYPE_CHECKING, Protocol
 from lib_lora import LoraError
 
 from .index import Index, Row
+from .plain import read_json
 from .walk import CatalogFile
 
 if TYPE_CHECKING:
+    from lib_lora.inspection.figures import Standing
     from lib_lora.inspection.sketches import Alike, Likeness, Sketch
 
 logger = logging.getLogger(__name__)
@@ -144,7 +147,7 @@ class CopyFinder:
         rows = self._usable()
         present = {row.file for row in rows}
         left_out = {file: why for file, why in dict(self._left_out).items() if file in present}
-        done = sum(bool(row.sketch) for row in rows) + len(left_out)
+        done = sum(_is_read(row) for row in rows) + len(left_out)
         return Sketched(self._running or self._asked.is_set(), done, len(rows), left_out)
 
     @property
@@ -156,20 +159,19 @@ class CopyFinder:
         superseded = [file for file in compared.superseded if index.get(file) is not None]
         return Compared(tuple(group for group in groups if len(group) > 1), tuple(merges), tuple(superseded))
 
-    def standing(self, file: CatalogFile) -> tuple[int, int] | None:
-        """Return how many other files of its family have a sketch, and how many of these have a smaller norm.
+    def standings(self, file: CatalogFile) -> Mapping[str, Standing]:
+        """Return where each figure of a file is among those of the other files of its family, as far as they are read.
 
-        None without a sketch of the file, whose norm is the file's to about 5%.
+        Nothing without the file's own figures.
         """
-        from lib_lora.inspection.sketches import norm_in
+        from lib_lora.inspection.figures import standings
 
         own = self._files.index.get(file)
         family = None if own is None else _family(own)
-        if own is None or not own.sketch or family is None:
-            return None
-        others = [row for row in self._sketched() if row.file != own.file and _family(row) == family]
-        smaller = sum(norm_in(row.sketch) < norm_in(own.sketch) for row in others)
-        return len(others), smaller
+        if own is None or family is None:
+            return {}
+        others = [row for row in self._usable() if row.file != own.file and _family(row) == family]
+        return standings(_figures(own), map(_figures, others))
 
     def same_as(self, sketch: bytes, preferred: CatalogFile | None = None) -> CatalogFile | None:
         """Return the file that is the same change as the file of a sketch, in any precision, rank or format; or None.
@@ -210,7 +212,7 @@ class CopyFinder:
             made = sketch(layers_of(file.path)).to_bytes()
         except LoraError:  # `progress.left_out` says why, once the copies are looked for
             return b""
-        self._files.index.keep_sketch(file, made)
+        self._files.index.keep_quietly(file, sketch=made)
         return made
 
     def close(self) -> None:
@@ -227,8 +229,9 @@ class CopyFinder:
         return [row for row in rows if row.facts is not None and not row.facts.problem]
 
     def _unsketched(self) -> list[CatalogFile]:
-        files = [row.file for row in self._usable() if not row.sketch and row.file not in self._left_out]
-        return sorted(files, key=lambda file: file.size)
+        rows = [row for row in self._usable() if not _is_read(row) and row.file not in self._left_out]
+        rows.sort(key=lambda row: (bool(row.sketch), row.file.size))  # copies first, then figures of an older index
+        return [row.file for row in rows]
 
     def _sketched(self) -> list[Row]:
         return [row for row in self._usable() if row.sketch]
@@ -261,12 +264,15 @@ class CopyFinder:
         self._compare()
 
     def _sketch(self, file: CatalogFile) -> None:
+        from lib_lora.inspection.figures import VERSION, figures_by_factors
         from lib_lora.inspection.layers import layers_of
         from lib_lora.inspection.sketches import sketch
 
         self._began = time.monotonic()
         try:
-            made = sketch(layers_of(file.path), self._step)
+            layers, row = layers_of(file.path), self._files.index.get(file)
+            made = row.sketch if row is not None and row.sketch else sketch(layers, self._step).to_bytes()
+            figures = f"{VERSION} {json.dumps(figures_by_factors(layers, self._step))}"
         except LoraError as error:
             self._left_out[file] = str(error)
         except _SearchEnded:
@@ -276,7 +282,7 @@ class CopyFinder:
             self._left_out[file] = f"{file.path.name} cannot be compared: {error!r:.200}"
         else:
             if file.is_current():
-                self._files.index.keep_sketch(file, made.to_bytes())
+                self._files.index.keep_quietly(file, sketch=made, figures=figures)
 
     def _step(self, done: int, layers: int) -> None:
         """Rest as long as the layer took, and while a picture is made."""
@@ -299,7 +305,7 @@ class CopyFinder:
         if _state(rows) != self._known:
             made = [(row, Sketch.from_bytes(row.sketch)) for row in rows]
             for row in [row for row, one in made if one is None]:  # of another version, or damaged
-                self._files.index.keep_sketch(row.file, b"")
+                self._files.index.keep_quietly(row.file, sketch=b"")
                 self._asked.set()
             pairs = [(row, one) for row, one in made if one is not None]
             self._compared = compared([row for row, _ in pairs], [one for _, one in pairs])
@@ -314,6 +320,22 @@ def _family(row: Row) -> str | None:
     return None if family is None or not family.known else family.name
 
 
+def _is_read(row: Row) -> bool:
+    """Return whether a file has a sketch, and figures of this version."""
+    from lib_lora.inspection.figures import VERSION
+
+    return bool(row.sketch) and row.figures.partition(" ")[0] == str(VERSION)
+
+
+def _figures(row: Row) -> dict[str, float]:
+    """Return the figures of a file; nothing until they are made, or if they are damaged."""
+    try:
+        found = read_json(row.figures.partition(" ")[2]) if _is_read(row) else {}
+        return {str(name): float(value) for name, value in found.items()}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
 def _state(rows: Iterable[Row]) -> dict[CatalogFile, object]:
     """Return all that a comparison depends on."""
     return {row.file: (row.sketch, _worth(row)) for row in rows}
@@ -324,7 +346,8 @@ def compared(rows: Sequence[Row], sketches: Sequence[Sketch]) -> Compared:
     from lib_lora.inspection.sketches import compare, later_epochs
 
     files, order = [row.file for row in rows], sorted(range(len(rows)), key=lambda at: _worth(rows[at]), reverse=True)
-    alike, merges = compare(sketches)
+    paths = [file.path for file in files]
+    alike, merges = compare(sketches, paths)
     groups = [
         tuple(_copy(files, sketches[at], at, likeness) for at, likeness in group) for group in groups_of(alike, order)
     ]
@@ -332,7 +355,7 @@ def compared(rows: Sequence[Row], sketches: Sequence[Sketch]) -> Compared:
         MergeOfTwo(files[one.file], (files[one.parents[0]], files[one.parents[1]]), one.strengths, one.left)
         for one in merges
     ]
-    superseded = [files[at] for at in later_epochs(sketches)]
+    superseded = [files[at] for at in later_epochs(sketches, paths)]
     return Compared(tuple(sorted(groups, key=len, reverse=True)), tuple(sums), tuple(superseded))
 
 

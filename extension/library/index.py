@@ -45,6 +45,7 @@ _COLUMNS: Mapping[str, str] = {
     "shorthash": "TEXT NOT NULL DEFAULT ''",
     "sha256": "TEXT NOT NULL DEFAULT ''",
     "sketch": "BLOB NOT NULL DEFAULT x''",
+    "figures": "TEXT NOT NULL DEFAULT ''",
     "added": "REAL NOT NULL DEFAULT 0",
     "used": "REAL NOT NULL DEFAULT 0",
     "uses": "INTEGER NOT NULL DEFAULT 0",
@@ -78,6 +79,8 @@ class Row:
     sha256: str = ""
     sketch: bytes = b""
     """What tells whether it is a copy, see `copies.CopyFinder`; empty until it is made."""
+    figures: str = ""
+    """For the doctor: their version, and JSON of them; empty until they are made, with the sketch."""
     added: float = 0.0
     """When it was first seen, in seconds since 1970."""
     used: float = 0.0
@@ -158,12 +161,12 @@ class Index:
                 row = Row(file, former.name, added=former.added, used=former.used, uses=former.uses)
             return self._put(replace(row, **values))
 
-    def keep_sketch(self, file: CatalogFile, sketch: bytes) -> None:
-        """Set the sketch of a file unless it has changed; the revision stays, as no list shows it."""
+    def keep_quietly(self, file: CatalogFile, **values: Any) -> None:
+        """Set fields that no list shows, unless the file has changed: the revision stays."""
         with self._lock:
             row = self.get(file)
             if row is not None:
-                self._rows[file.path] = replace(row, sketch=sketch)
+                self._rows[file.path] = replace(row, **values)
                 self._unsaved.add(file.path)
 
     def use(self, file: CatalogFile, now: float) -> Row:
@@ -432,6 +435,7 @@ def _with_history(row: Row, kept: Row) -> Row:
         shorthash=row.shorthash or (kept.shorthash if same else ""),
         sha256=row.sha256 or (kept.sha256 if same else ""),
         sketch=row.sketch or (kept.sketch if same else b""),
+        figures=row.figures or (kept.figures if same else ""),
     )
 
 
@@ -468,6 +472,7 @@ def _to_columns(row: Row) -> tuple[Any, ...]:
         row.shorthash,
         row.sha256,
         row.sketch,
+        row.figures,
         row.added,
         row.used,
         row.uses,
@@ -493,6 +498,7 @@ def _from_columns(values: Mapping[str, Any]) -> Row | None:
             values["shorthash"],
             values["sha256"],
             bytes(values["sketch"]) if isinstance(values["sketch"], bytes) else b"",
+            values["figures"] if isinstance(values["figures"], str) else "",
             added,
             used,
             uses,

@@ -1,12 +1,14 @@
 // What the doctor says of files, in words, and what the stack makes of it. Pure.
 
 /**
- * @import {Blocks, CheckBlock, CheckPair, CheckVerdict} from "../api.d.ts"
+ * @import {Blocks, CheckBlock, CheckPair, CheckVerdict, PublishedRange, Standing} from "../api.d.ts"
  * @import {Reading} from "./tag.js"
  */
 
 import {readWeights, shownBlocks} from "./weights.js";
-import {number, t, translated} from "./words.js";
+import {listed, number, t, translated} from "./words.js";
+
+const STRONGEST = 10; // strength; beyond it there are no pictures
 
 /**
  * Write a share, with a digit behind the point where it is small, or nearly all.
@@ -24,6 +26,12 @@ export function percent(share) {
 export const short = (value) => number(Number(value.toPrecision(3)));
 
 /**
+ * Write a strength or a weight to set, with two digits.
+ * @param {number} value
+ */
+const toSet = (value) => number(Number(value.toPrecision(2)));
+
+/**
  * Write the numbers between two, or the one that both are.
  * @param {{[name: string]: number}} numbers
  */
@@ -31,7 +39,7 @@ function span({low, high}) {
     return low === high ? short(low) : t("mark.range", {low: short(low), high: short(high)});
 }
 
-/** @type {{[name: string]: ((numbers: {[name: string]: number}) => string) | undefined}} */
+/** @type {{[name: string]: ((numbers: {[name: string]: number}, blocks: string) => string) | undefined}} */
 const SENTENCES = {
     not_finite: ({count}) => t("check.notFinite", {count}),
     clipped: ({count}) => t("check.clipped", {count}),
@@ -43,20 +51,50 @@ const SENTENCES = {
     resized: ({low, high, said}) => t("check.resized", {own: span({low, high}), said: short(said)}),
     no_scale: () => t("check.noScale"),
     strong: ({relative, strength}) => t("check.strong", {percent: percent(relative), strength: short(strength)}),
-    weak: ({relative}) => t("check.weak", {percent: percent(relative)}),
-    spike: ({times, largest}) => t("check.spike", {times: short(times), largest: short(largest)}),
-    dominant: ({share}) => t("check.dominant", {percent: percent(share)}),
-    text_encoder: ({share}) => t("check.textEncoder", {percent: percent(share)}),
+    weak: ({relative, strength}) =>
+        strength > STRONGEST
+            ? t("check.weakest", {percent: percent(relative)})
+            : t("check.weak", {percent: percent(relative), strength: toSet(strength)}),
+    spike: ({times, largest, weight, left}, blocks) =>
+        t("check.spike", {times: short(times), largest: short(largest), blocks, weight: toSet(weight), left}),
+    dominant: ({share, weight, left}, blocks) =>
+        weight === undefined
+            ? t("check.dominantBlocks", {percent: percent(share)})
+            : t("check.dominant", {percent: percent(share), blocks, weight: toSet(weight), left: percent(left)}),
+    text_encoder: ({share, strength}) => t("check.textEncoder", {percent: percent(share), strength: toSet(strength)}),
     spare_rank: ({needed, rank}) => t("check.spareRank", {needed, rank}),
 };
 
 /**
  * Say a verdict; one that this page does not know is said in the words of the server.
- * @param {Pick<CheckVerdict, "name" | "sure" | "numbers" | "text">} verdict
+ * @param {Pick<CheckVerdict, "name" | "sure" | "numbers" | "blocks" | "text">} verdict
  */
-export function sentence({name, sure, numbers, text}) {
-    const said = SENTENCES[name]?.(numbers) ?? translated(text);
+export function sentence({name, sure, numbers, blocks, text}) {
+    const said = SENTENCES[name]?.(numbers, listed(blocks, "conjunction")) ?? translated(text);
     return sure ? said : t("check.hint", {said});
+}
+
+/**
+ * Say where a figure of a file is among the other files for the model; nothing where that is not known.
+ * @param {Standing | undefined} standing
+ */
+export function placeOf(standing) {
+    if (!standing) return "";
+    const {others: count, smaller, same} = standing;
+    return same ? t("check.standingSame", {count, smaller, same}) : t("check.standing", {count, smaller});
+}
+
+/** @type {{[measure: string]: "check.ofScale" | "check.ofSpectral" | "check.ofRank" | undefined}} */
+const MEASURES = {scale: "check.ofScale", "spectral norm": "check.ofSpectral", rank: "check.ofRank"};
+
+/**
+ * Write what others give for a measure.
+ * @param {PublishedRange} published
+ */
+export function rangeOf({measure, low, high}) {
+    const key = MEASURES[measure];
+    const range = low === null ? t("check.atMost", {high: short(high)}) : span({low, high});
+    return t("check.published", {measure: key ? t(key) : measure, range});
 }
 
 /**

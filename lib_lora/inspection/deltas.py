@@ -180,7 +180,9 @@ def count_of(values: Tensor, share: float) -> int:
     return int((total < share * (1 - _ROUNDED) * total[-1]).sum()) + 1
 
 
-def delta_of(adapter: Adapter, base: Base | None = None, *, stacked: bool = False) -> Delta | None:
+def delta_of(
+    adapter: Adapter, base: Base | None = None, *, stacked: bool = False, rank: int | None = None
+) -> Delta | None:
     """Return the change that an adapter makes at strength 1.
 
     Without the base weight, a modifier that needs it, such as DoRA's magnitude, is left out.
@@ -189,6 +191,7 @@ def delta_of(adapter: Adapter, base: Base | None = None, *, stacked: bool = Fals
         adapter: with its tensors in memory.
         base: the weight that it changes; None where that is not known.
         stacked: whether the weight is one for each expert, (experts, rows, columns). Their rows are put together.
+        rank: how many rank components are used, if not all.
 
     Returns:
         None where the change depends on the base weight, and this is not known.
@@ -203,12 +206,12 @@ def delta_of(adapter: Adapter, base: Base | None = None, *, stacked: bool = Fals
         if base is None:
             return None
         weight = base.read()
-        adapter = adapter.on(base.read_whole if adapter.reads_whole else lambda: weight)
+        adapter = adapter.on(base.read_whole if adapter.reads_whole else lambda: weight, rank)
     if isinstance(adapter, LoKr) and adapter.rows is None:
         first, second = (half.dense(_CPU, _EXACT) for half in (adapter.first, adapter.second))
         return KroneckerDelta(first * adapter.scale, second)
-    at = At(_CPU, _EXACT, weight=None if weight is None else weight.to(_CPU, _EXACT))
-    factors = adapter.as_factors(lambda: at.base)
+    at = At(_CPU, _EXACT, rank=rank, weight=None if weight is None else weight.to(_CPU, _EXACT))
+    factors = adapter.as_factors(lambda: at.base, rank)
     if factors is not None:
         up, down = factors.up, factors.down.flatten(1)
         return LowRankDelta(up, down) if up.shape[1] < min(up.shape[0], down.shape[1]) else DenseDelta(up @ down)

@@ -6,13 +6,14 @@ import argparse
 import csv
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from ..errors import LoraError
 from ..files.sources import name_of, path_of
-from .layers import layers_of
+from .figures import Standing, standings_in
+from .layers import FileLayers, layers_of
 from .measures import FileMeasures, measure
 from .skeleton import mapped_model
 from .sketches import Likeness, Merge, compare, sketch
@@ -39,6 +40,8 @@ def add_options(command: argparse.ArgumentParser) -> None:
     )
     text = "a diffusers folder, the folder of a component, or a checkpoint: compare norms with its weights"
     command.add_argument("--model", type=Path, metavar="PATH", help=text)
+    text = "a folder of LoRA: tell where the file stands among those for the same model; measures all of them"
+    command.add_argument("--library", type=Path, metavar="FOLDER", help=text)
     text = "the strength of each file in a stack; 1 if not given"
     command.add_argument("--strengths", type=float, nargs="+", metavar="NUMBER", default=[], help=text)
     text = "tell the strengths at which the sum of the files has this norm, not that of the strongest file"
@@ -79,10 +82,11 @@ def report(options: argparse.Namespace) -> str:
     model = None if options.model is None else mapped_model(options.model)
     opened = [layers_of(path, model) for path in files]
     measured = [measure(one) for one in opened]
+    places = _places(options.library, opened if model is None else [layers_of(path) for path in files])
     stack, alike, merged = None, list[Likeness](), list[Merge]()
     if len(files) > 1:
         stack = measure_stack(opened).at(strengths)
-        alike, merged = compare([sketch(one) for one in opened])
+        alike, merged = compare([sketch(one) for one in opened], files)
     names = [name_of(path) for path in files]
     if options.csv is not None:
         _write_table(options.csv, measured)
@@ -90,11 +94,24 @@ def report(options: argparse.Namespace) -> str:
         write_picture(options.png, list(zip(names, measured, strict=True)), stack)
     if options.json:
         told = None if stack is None else _stack_json(stack, strengths, options.norm)
-        return _json(measured, told, alike, merged)
-    parts = [_file_text(one) for one in measured]
+        return _json(measured, places, told, alike, merged)
+    parts = [_file_text(one, own) for one, own in zip(measured, places, strict=True)]
     parts += [_stack_text(names, stack, strengths, options.norm)] if stack is not None else []
     parts += [_set_text(names, alike, merged)] if stack is not None else []
     return "\n\n".join(parts)
+
+
+def _places(folder: Path | None, files: Sequence[FileLayers]) -> list[dict[str, Standing]]:
+    """Return where files stand among those of a folder; nowhere without one.
+
+    Raises:
+        LoraError: there is no such folder, or a file changed on disk.
+    """
+    if folder is None:
+        return [{} for _ in files]
+    if not folder.is_dir():
+        raise LoraError(f"--library takes a folder of LoRA files, and {folder} is none")
+    return standings_in(folder, files)
 
 
 def _drawing() -> Callable[[Path, Sequence[tuple[str, FileMeasures]], StackMeasures | None], None]:
@@ -126,11 +143,14 @@ def _write_table(path: Path, measured: Sequence[FileMeasures]) -> None:
 
 def _json(
     measured: Sequence[FileMeasures],
+    places: Sequence[Mapping[str, Standing]],
     stack: dict[str, object] | None,
     alike: Sequence[Likeness],
     merged: Sequence[Merge],
 ) -> str:
     files = [{**one.to_json(), "verdicts": [verdict.to_json() for verdict in verdicts(one)]} for one in measured]
+    for file, own in zip(files, places, strict=True):
+        file["standings"] = {name: place._asdict() for name, place in own.items()}
     data: dict[str, object] = {"files": files}
     if stack is not None:
         data["stack"] = stack
@@ -150,7 +170,7 @@ def _stack_json(stack: StackMeasures, strengths: Sequence[float], norm: float | 
     }
 
 
-def _file_text(one: FileMeasures) -> str:
+def _file_text(one: FileMeasures, places: Mapping[str, Standing]) -> str:
     found = one.file.report
     relative = "" if one.relative is None else f", {one.relative:.1%} of the base weights'"
     components, said = one.by_component(), trained(found.metadata, found.path.stem)
@@ -161,7 +181,7 @@ def _file_text(one: FileMeasures) -> str:
         ("layers", f"{found.hit} of {found.layers} fit the model" if found.resolved else str(found.layers)),
         ("made from", found.base_model or ""),
         ("trained", ", ".join(f"{name} {value}" for name, value in said.items()) or "unknown"),
-        ("norm", f"{one.norm:.4g}{relative}"),
+        ("norm", f"{one.norm:.4g}{relative}{_place_text(places.get('norm'))}"),
         ("energy", ", ".join(f"{name} {one.share(part):.1%}" for name, part in components.items())),
         ("spectral", ", ".join(f"{name} {part.spectral:.4g}" for name, part in components.items())),
         ("of base", ", ".join(f"{name} {value:.1%}" for name, value in to_base if value is not None)),
@@ -172,8 +192,13 @@ def _file_text(one: FileMeasures) -> str:
     lines = [f"WARNING: {found.warning}"] if found.warning else []
     lines += [f"{name:<11} {value}" for name, value in rows if value]
     lines += _blocks_text(one)
-    judged = [str(verdict) for verdict in verdicts(one)] or ["nothing is wrong by these measures"]
+    judged = [f"{verdict}{_place_text(places.get(verdict.figure))}" for verdict in verdicts(one)]
+    judged = judged or ["nothing is wrong by these measures"]
     return "\n".join([*lines, *[f"verdict     {text}" for text in judged]])
+
+
+def _place_text(place: Standing | None) -> str:
+    return "" if place is None or not place.others else f" ({place})"
 
 
 def _blocks_text(one: FileMeasures) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -81,6 +81,8 @@ class FileLayer:
     keys: tuple[str, ...] = ()
     """Of its parameters in the file; none where the file was resolved against a model."""
     weight: ModelWeight | None = None
+    rank: int | None = None
+    """How many rank components are used, if not all."""
 
     @property
     def kind(self) -> str:
@@ -126,9 +128,9 @@ class FileLayer:
         adapter = self.file.private(self.adapter)
         stacked = self.weight is not None and self.weight.target.kind == "experts"
         try:
-            return delta_of(adapter, self.weight, stacked=stacked)
+            return delta_of(adapter, self.weight, stacked=stacked, rank=self.rank)
         except ComponentError:
-            return delta_of(adapter, stacked=stacked)
+            return delta_of(adapter, stacked=stacked, rank=self.rank)
 
     def base_norm(self) -> float | None:
         """Return the Frobenius norm of the base weight; None where it cannot be read."""
@@ -158,7 +160,10 @@ class FileLayers:
 
 
 def layers_of(
-    path: str | Path, components: Mapping[str, nn.Module] | None = None, reading: Reading = USUAL
+    path: str | Path,
+    components: Mapping[str, nn.Module] | None = None,
+    reading: Reading = USUAL,
+    rank: int | None = None,
 ) -> FileLayers:
     """Open a file and list its layers; their tensors are read later, layer by layer.
 
@@ -166,6 +171,7 @@ def layers_of(
         path: of the file.
         components: of a model, by diffusers' names, to resolve the file against; its weights are read where needed.
         reading: how to read files that other programs read otherwise than they were trained.
+        rank: how many rank components are used, if not all.
 
     Raises:
         FileError: the file cannot be read, or is no adapter that Remora knows, or does not fit the model.
@@ -176,12 +182,13 @@ def layers_of(
     sound = [group for group in parsed.groups if group.recipe is not None and bad.isdisjoint(group.reads)]
     if components is not None:
         report, layers = _on_model(parsed, components, reading)
-        return FileLayers(parsed, report, tuple(layers), (), tuple(sorted(bad)))
+        return FileLayers(parsed, report, tuple([replace(one, rank=rank) for one in layers]), (), tuple(sorted(bad)))
     layers, usable = list[FileLayer](), {id(group) for group in sound}
     for group, adapter in parsed.by_themselves(reading)[0]:
         if group.own_site is not None and id(group) in usable:
             component = group.component or UNKNOWN
-            layers.append(FileLayer(file, component, group.module, adapter, group.own_site.shape, group.reads))
+            shape, keys = group.own_site.shape, group.reads
+            layers.append(FileLayer(file, component, group.module, adapter, shape, keys, rank=rank))
     shapeless = tuple([group for group in sound if group.own_site is None])
     return FileLayers(parsed, parsed.report(reading=reading), tuple(layers), shapeless, tuple(sorted(bad)))
 

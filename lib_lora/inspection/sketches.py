@@ -17,6 +17,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
@@ -27,6 +28,7 @@ from ..adapters.base import Adapter
 from ..adapters.lokr import LoKr
 from .deltas import Delta, DenseDelta, LowRankDelta
 from .layers import FileLayer, FileLayers, Progress, counted, unheard
+from .steps import by_training
 
 NUMBERS = 256
 VERSION = 1
@@ -40,6 +42,8 @@ _SAME = 0.998
 """The cosine from which two files are the same change, up to the rounding of float8."""
 _NEAR = 0.8
 """The cosine from which two files are near-duplicates."""
+_CONTINUED = 0.7
+"""The cosine from which two files whose names say so are of one training; two trainings of one thing may have 0.66."""
 _MERGED = 0.2
 """The share of the energy of a sum of two files that neither of them explains."""
 _APART = 0.6
@@ -113,12 +117,6 @@ class Sketch:
         return cls(numbers, dtypes, ranks, kinds, training) if said.get("version") == VERSION else None
 
 
-def norm_in(stored: bytes) -> float:
-    """Return the norm of the numbers of a stored sketch, which estimates that of the change; 0 if it is damaged."""
-    numbers = stored[-_STORED.size :]
-    return math.hypot(*_STORED.unpack(numbers)) if len(numbers) == _STORED.size else 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class Likeness:
     """Two files of a set that are alike."""
@@ -172,12 +170,15 @@ def sketch(file: FileLayers, progress: Progress = unheard) -> Sketch:
 
 def _is_too_large(layer: FileLayer) -> bool:
     """Return whether a change has no factors, and takes too much memory as a matrix."""
-    adapter = layer.adapter
+    return not has_factors(layer.adapter) and math.prod(layer.shape) > _LARGEST
+
+
+def has_factors(adapter: Adapter) -> bool:
+    """Return whether a change is a product of matrices, modifiers aside."""
     while isinstance(adapter, Modifier):
         adapter = adapter.inner
     form = adapter.form()
-    has_factors = isinstance(adapter, LoKr) or (form is not None and form.pair is not None)
-    return not has_factors and math.prod(layer.shape) > _LARGEST
+    return isinstance(adapter, LoKr) or (form is not None and form.pair is not None)
 
 
 def _reads_base(adapter: Adapter) -> bool:
@@ -230,11 +231,15 @@ def _signs(size: int, side: int) -> Tensor:
     return signs.reshape(size, NUMBERS)
 
 
-def compare(sketches: Sequence[Sketch]) -> tuple[list[Likeness], list[Merge]]:
+def compare(sketches: Sequence[Sketch], paths: Sequence[Path] = ()) -> tuple[list[Likeness], list[Merge]]:
     """Return the pairs of files that are alike, the most alike first, and the files that are sums of two others.
 
     A sum is like its larger part, and like another sum with that part. Such pairs are left out. Each file of a training
     is paired with the latest one, however little they are alike.
+
+    Args:
+        sketches: of the files.
+        paths: of the files, if known; see `later_epochs`.
     """
     if not sketches:
         return [], []
@@ -243,15 +248,21 @@ def compare(sketches: Sequence[Sketch]) -> tuple[list[Likeness], list[Merge]]:
     units = numbers / norms.unsqueeze(1)
     pairs = {(i, j): cosine for i, j, cosine in _near(units)}
     merges = _sums(numbers, norms, [j for (_, j), cosine in pairs.items() if cosine > _SAME])
-    merges = [one for one in merges if not any(_is_epoch(sketches[one.file], sketches[at]) for at in one.parents)]
+    later = later_epochs(sketches, paths)
+
+    def is_epoch(i: int, j: int) -> bool:
+        return later.get(i, i) == later.get(j, j) or _are_epochs(sketches[i], sketches[j])
+
+    merges = [one for one in merges if not any(is_epoch(one.file, at) for at in one.parents)]
     merged = {merge.file for merge in merges}
-    for i, j in later_epochs(sketches).items():
+    for i, j in later.items():
         pairs.setdefault((min(i, j), max(i, j)), float(units[i] @ units[j]))
     found = []
     for (i, j), cosine in pairs.items():
         if cosine > _SAME or not {i, j} & merged:
             factor = cosine * float(norms[j] / norms[i])
-            found.append(Likeness((i, j), _alike(sketches[i], sketches[j], cosine, factor), cosine, factor))
+            alike = "epoch" if is_epoch(i, j) else _alike(sketches[i], sketches[j], cosine, factor)
+            found.append(Likeness((i, j), alike, cosine, factor))
     return sorted(found, key=lambda one: -one.cosine), merges
 
 
@@ -264,22 +275,45 @@ def _near(units: Tensor) -> Iterator[tuple[int, int, float]]:
             yield start + i, start + j, cosine
 
 
-def later_epochs(sketches: Sequence[Sketch]) -> dict[int, int]:
-    """Return file -> the latest file of the same training, for all that are not the latest."""
+def later_epochs(sketches: Sequence[Sketch], paths: Sequence[Path] = ()) -> dict[int, int]:
+    """Return file -> the latest file of the same training, for all that are not the latest.
+
+    By kohya's headers, else by names that differ in a number alone, if the files have one structure and are alike.
+
+    Args:
+        sketches: of the files.
+        paths: of the files; without them, their names tell nothing.
+    """
     own = [(one.training, at) for at, one in enumerate(sketches) if one.training is not None]
     latest = {training.session: (training, at) for training, at in sorted(own)}
-    return {at: latest[one.session][1] for one, at in own if one.steps < latest[one.session][0].steps}
+    found = {at: latest[one.session][1] for one, at in own if one.steps < latest[one.session][0].steps}
+    for files in by_training(paths):
+        for place, (steps, at) in reversed(list(enumerate(files))):
+            after = [other for more, other in files[place + 1 :] if more > steps]
+            cosine, other = max(
+                [(_cosine_of_epochs(sketches[at], sketches[one]), one) for one in after], default=(0, 0)
+            )
+            if cosine > _CONTINUED:
+                found.setdefault(at, found.get(other, other))
+    return found
 
 
-def _is_epoch(one: Sketch, other: Sketch) -> bool:
+def _cosine_of_epochs(first: Sketch, second: Sketch) -> float:
+    """Return the cosine of two files that may be of one training; 0 if they are not, or if their headers tell."""
+    size = float(first.numbers.norm() * second.numbers.norm())
+    is_told = first.training is not None and second.training is not None
+    if is_told or not size or (first.ranks, first.kinds) != (second.ranks, second.kinds):
+        return 0.0
+    return float(first.numbers @ second.numbers) / size
+
+
+def _are_epochs(one: Sketch, other: Sketch) -> bool:
     """Return whether two files are of one training, after different numbers of steps."""
     first, second = one.training, other.training
     return first is not None and second is not None and first.session == second.session and first != second
 
 
 def _alike(first: Sketch, second: Sketch, cosine: float, factor: float) -> Alike:
-    if _is_epoch(first, second):
-        return "epoch"
     resized = (first.ranks, first.kinds) != (second.ranks, second.kinds)
     if cosine < _SAME:
         return "resized" if resized else "near"

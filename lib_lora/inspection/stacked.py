@@ -12,24 +12,26 @@ A file that was trained against another one undoes little of it in the few layer
 against it in most layers. So two files also cancel where the mean of the cosines of their layers is below 0: each layer
 counts the same.
 
-Blocks are measured at strength 1. Strengths and block weights come afterwards, so that other ones cost nothing. A
+Layers are measured at strength 1. Strengths and block weights come afterwards, so that other ones cost nothing. A
 negative strength turns a change round: what reinforces another one at 1 cancels it at -1.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import StackError, check_type
 from ..files.components import DENOISER, TEXT_ENCODER, role
 from ..naming.blocks import BlockNames, block_order, side_of
+from ..naming.index import LayerIndex, alias_table
+from ..strengths.stack_strengths import block_rules
 from ..strengths.strength import AnyMultiplier, Curve, checked, strengths_by_image
 from .deltas import Delta
 from .layers import UNKNOWN, FileLayer, FileLayers, Progress, counted, unheard
@@ -62,7 +64,31 @@ def overlap_by_chance(first: int, second: int, size: int) -> tuple[float, float]
     return max(first, second) / size, free / (size**2 * max(size - 1, 1) * (size + 2) * least**2)
 
 
-@dataclass(slots=True)
+class _Shared(NamedTuple):
+    """Two files on one layer that both change."""
+
+    inner: float
+    """The sum of the products of all entries."""
+    energies: tuple[float, float]
+    entries: int
+    """Of the weight."""
+    overlaps: tuple[float, float]
+    """Of the outputs and of the inputs."""
+    chances: tuple[tuple[float, float], tuple[float, float]]
+    """Mean and variance of each overlap by chance."""
+
+    @property
+    def cosine(self) -> float:
+        """Return the cosine of the two changes, of which none is nothing."""
+        return self.inner / math.sqrt(self.energies[0] * self.energies[1])
+
+    def at(self, first: float, second: float) -> _Shared:
+        """Return the same with a factor on each file."""
+        energies = first**2 * self.energies[0], second**2 * self.energies[1]
+        return self._replace(inner=first * second * self.inner, energies=energies)
+
+
+@dataclass(frozen=True, slots=True)
 class PairMeasures:
     """Two files on the layers that both change, in one band of blocks of one component."""
 
@@ -70,51 +96,48 @@ class PairMeasures:
     """Positions in the stack."""
     component: str
     band: str
-    layers: int = 0
-    inner: float = 0.0
-    energies: tuple[float, float] = (0.0, 0.0)
-    inner_variance: float = 0.0
-    cosines: list[float] = field(default_factory=list)
-    """Layer by layer."""
-    cosine_variances: list[float] = field(default_factory=list)
-    """Of these, by chance."""
-    overlaps: list[tuple[float, float]] = field(default_factory=list)
-    """Layer by layer, of the outputs and of the inputs."""
-    chances: list[tuple[tuple[float, float], tuple[float, float]]] = field(default_factory=list)
-    """Mean and variance of each overlap by chance."""
+    shared: tuple[_Shared, ...]
+
+    @property
+    def layers(self) -> int:
+        """Return how many layers both change."""
+        return len(self.shared)
+
+    @property
+    def _size(self) -> float:
+        return math.sqrt(math.prod(sum(one.energies[side] for one in self.shared) for side in (0, 1)))
 
     @property
     def cosine(self) -> float:
         """Return the cosine of the two changes; 0 where one of them is nothing."""
-        size = math.sqrt(self.energies[0] * self.energies[1])
-        return self.inner / size if size else 0.0
+        return sum(one.inner for one in self.shared) / self._size if self._size else 0.0
 
     @property
     def cosine_by_chance(self) -> float:
         """Return the standard deviation of the cosine of changes in random directions."""
-        size = math.sqrt(self.energies[0] * self.energies[1])
-        return math.sqrt(self.inner_variance) / size if size else 0.0
+        variance = sum(math.prod(one.energies) / one.entries for one in self.shared)
+        return math.sqrt(variance) / self._size if self._size else 0.0
+
+    @property
+    def _acting(self) -> list[_Shared]:
+        return [one for one in self.shared if math.prod(one.energies)]
 
     @property
     def mean_cosine(self) -> float:
         """Return the mean of the layers' cosines, whatever their energies."""
-        return sum(self.cosines) / max(len(self.cosines), 1)
+        return sum(one.cosine for one in self._acting) / max(len(self._acting), 1)
 
     @property
     def mean_by_chance(self) -> float:
         """Return the standard deviation of that mean, of changes in random directions."""
-        return math.sqrt(sum(self.cosine_variances)) / max(len(self.cosines), 1)
+        return math.sqrt(sum(1 / one.entries for one in self._acting)) / max(len(self._acting), 1)
 
     def overlap(self, side: int) -> tuple[float, float, float]:
         """Return the mean overlap of the outputs (0) or the inputs (1), its mean by chance, and the deviation of that.
 
         Layers in which chance alone makes the subspaces the same tell nothing, and are left out.
         """
-        found = [
-            (overlap[side], *chance[side])
-            for overlap, chance in zip(self.overlaps, self.chances, strict=True)
-            if chance[side][0] < 1
-        ]
+        found = [(one.overlaps[side], *one.chances[side]) for one in self._acting if one.chances[side][0] < 1]
         if not found:
             return 0.0, 0.0, 0.0
         values, means, variances = (torch.tensor(one, dtype=torch.float64) for one in zip(*found, strict=True))
@@ -133,43 +156,6 @@ class PairMeasures:
         if abs(self.cosine) > max(_ALIKE, _SIGMAS * self.cosine_by_chance):
             return "reinforce" if self.cosine > 0 else "cancel"
         return "collide" if min(self.excess(0), self.excess(1)) > _SHARED else "independent"
-
-    def add(self, deltas: tuple[Delta, Delta], spaces: tuple[_Space, _Space]) -> None:
-        """Count one layer in."""
-        self.layers += 1
-        inner = deltas[0].inner(deltas[1])
-        first, second = spaces[0].energy, spaces[1].energy
-        self.inner += inner
-        self.energies = self.energies[0] + first, self.energies[1] + second
-        self.inner_variance += first * second / math.prod(deltas[0].shape)
-        if not (first and second):
-            return
-        self.cosines.append(inner / math.sqrt(first * second))
-        self.cosine_variances.append(1 / math.prod(deltas[0].shape))
-        pairs = list(zip(spaces[0].vectors, spaces[1].vectors, strict=True))
-        left, right = [
-            float((one.T @ other).square().sum()) / min(one.shape[1], other.shape[1]) for one, other in pairs
-        ]
-        self.overlaps.append((left, right))
-        outputs, inputs = [overlap_by_chance(one.shape[1], other.shape[1], len(one)) for one, other in pairs]
-        self.chances.append((outputs, inputs))
-
-    def include(self, other: PairMeasures, factors: tuple[float, float]) -> None:
-        """Count the layers of another part in, times a factor on each file; nothing where a factor is 0."""
-        first, second = factors
-        if not (first and second):
-            return
-        self.layers += other.layers
-        self.inner += first * second * other.inner
-        self.energies = (
-            self.energies[0] + first**2 * other.energies[0],
-            self.energies[1] + second**2 * other.energies[1],
-        )
-        self.inner_variance += (first * second) ** 2 * other.inner_variance
-        self.cosines += [math.copysign(1.0, first) * math.copysign(1.0, second) * one for one in other.cosines]
-        self.cosine_variances += other.cosine_variances
-        self.overlaps += other.overlaps
-        self.chances += other.chances
 
     def to_json(self) -> dict[str, object]:
         """Return plain data for `json.dumps`."""
@@ -202,28 +188,79 @@ class _Space:
         return cls(float(values.square().sum()), (left, right))
 
 
-def factor_on(strength: AnyMultiplier, block: _Block, model: BlockNames) -> float:
-    """Return the factor of a strength on one block of a component; of a schedule, the value farthest from 0.
+def _shared(deltas: tuple[Delta, Delta], spaces: tuple[_Space, _Space]) -> _Shared:
+    """Compare two changes of one weight."""
+    pairs = list(zip(spaces[0].vectors, spaces[1].vectors, strict=True))
+    left, right = [float((one.T @ other).square().sum()) / min(one.shape[1], other.shape[1]) for one, other in pairs]
+    outputs, inputs = [overlap_by_chance(one.shape[1], other.shape[1], len(one)) for one, other in pairs]
+    energies = spaces[0].energy, spaces[1].energy
+    return _Shared(deltas[0].inner(deltas[1]), energies, math.prod(deltas[0].shape), (left, right), (outputs, inputs))
 
-    The first image and the positive prompt count. Rules of block weights for some layers of a block do not count.
+
+class StackLayer(NamedTuple):
+    """A layer that files of a stack change."""
+
+    component: str
+    block: str
+    """As block weights name it; empty for a layer in no block."""
+    name: str
+    """Of the model's layer, or as the files spell it, with underscores."""
+    band: str
+    """Of blocks."""
+
+
+Naming: TypeAlias = Callable[[StackLayer], Iterable[str]]
+"""Returns all names of a layer, which rules for some layers look at."""
+
+
+def naming_in(components: Mapping[str, nn.Module]) -> Naming:
+    """Return what tells the names that layers have in a model, as an engine knows them; of any other layer, its own.
+
+    A layer of a file that is several in the model has the names of all of these.
+    """
+    indexes = [LayerIndex(name, module, alias_table()) for name, module in components.items()]
+
+    def names(layer: StackLayer) -> list[str]:
+        for index in indexes:
+            if layer.component in (index.component, role(index.component), UNKNOWN):
+                place = index.find(layer.name)
+                if place is not None:
+                    return [name for one in place.windows for name in index.names.get(one.path, [one.path])]
+        return [layer.name]
+
+    return names
+
+
+def own_name(layer: StackLayer) -> tuple[str, ...]:
+    """Return the one name that a file tells of a layer."""
+    return (layer.name,)
+
+
+def factor_on(
+    strength: AnyMultiplier, layer: StackLayer, model: BlockNames = _NO_MODEL, naming: Naming = own_name
+) -> float:
+    """Return the factor of a strength on one layer; of a schedule, the value farthest from 0.
+
+    The first image and the positive prompt count.
 
     Raises:
         StackError: the model takes no such list of block weights.
     """
-    component, name = block
+    component, block = layer.component, layer.block
     own = strengths_by_image(strength)[0][0]
     named = own.of if isinstance(own.of, Mapping) else {}
     is_text = role(component) == TEXT_ENCODER
-    components = [name if is_text else component]
+    components = [block if is_text else component]
     if component in (DENOISER, UNKNOWN):  # a file does not tell which denoiser it is
         components = [one for one in named if role(one) == DENOISER] or components
-    amounts = [own.amount(one, None if is_text else side_of(name)) for one in components]
+    amounts = [own.amount(one, None if is_text else side_of(block)) for one in components]
     points = [one.points if isinstance(one, Curve) else ((0.0, one),) for one in amounts]
     factor = max([value for part in points for _, value in part], key=abs)
     if own.blocks is None:
         return factor
-    rules = [one.unweighted for one in own.blocks.elements if not one.words and one.suits(name, (), model)]
-    return factor * own.blocks.weight(name, rules, model)
+    names = list(naming(layer)) if own.blocks.elements else []
+    rules = [rule for rule in block_rules(own) if rule.suits(block, names, model)]
+    return factor * own.blocks.weight(block, rules, model)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -231,19 +268,21 @@ class StackMeasures:
     """The measures of files on one model together, at strengths; `measure_stack` returns them at strength 1."""
 
     files: int
-    parts: Mapping[_Block, tuple[PairMeasures, ...]]
-    """The pairs of each block."""
-    grams: Mapping[_Block, Tensor]
-    """Sums of products of all entries of each block, file by file."""
-    factors: Mapping[_Block, Sequence[float]]
-    """Of the files, on each block."""
+    layers: tuple[StackLayer, ...]
+    shared: tuple[Mapping[tuple[int, int], _Shared], ...]
+    """The pairs of files on each layer."""
+    grams: Tensor  # (layers, files, files): sums of products of all entries
+    factors: Tensor  # (layers, files)
 
-    def at(self, strengths: Sequence[AnyMultiplier], model: BlockNames = _NO_MODEL) -> StackMeasures:
+    def at(
+        self, strengths: Sequence[AnyMultiplier], model: BlockNames = _NO_MODEL, naming: Naming = own_name
+    ) -> StackMeasures:
         """Return the measures at other strengths.
 
         Args:
             strengths: of each file.
             model: the blocks of the model, which tell what a list of block weights means.
+            naming: tells the names of a layer, for rules of block weights.
 
         Raises:
             StackError: a strength is not finite, there is not one for each file, or the model takes no such list of
@@ -253,29 +292,24 @@ class StackMeasures:
         if len(strengths) != self.files:
             raise StackError(f"{len(strengths)} strengths for {self.files} files")
         given = [checked(one, "a strength") for one in strengths]
-        factors = {block: [factor_on(one, block, model) for one in given] for block in self.grams}
-        return StackMeasures(self.files, self.parts, self.grams, factors)
+        factors = [[factor_on(one, layer, model, naming) for one in given] for layer in self.layers]
+        return replace(self, factors=torch.tensor(factors, dtype=torch.float64).reshape(-1, self.files))
 
     @property
     def pairs(self) -> tuple[PairMeasures, ...]:
         """Return what each two files do to each other in each band of blocks in which both act."""
-        found: dict[tuple[int, int, str, str], PairMeasures] = {}
-        for block, parts in self.parts.items():
-            for part in parts:
-                first, second = part.files
-                key = first, second, part.component, part.band
-                pair = found.setdefault(key, PairMeasures(part.files, part.component, part.band))
-                pair.include(part, (self.factors[block][first], self.factors[block][second]))
-        return tuple(found[key] for key in sorted(found) if found[key].layers)
+        found: dict[tuple[int, int, str, str], list[_Shared]] = {}
+        for layer, shared, factors in zip(self.layers, self.shared, self.factors.tolist(), strict=True):
+            for (first, second), one in shared.items():
+                if factors[first] and factors[second]:
+                    own = found.setdefault((first, second, layer.component, layer.band), [])
+                    own.append(one.at(factors[first], factors[second]))
+        return tuple(PairMeasures(key[:2], *key[2:], tuple(found[key])) for key in sorted(found))
 
     @property
     def gram(self) -> Tensor:
         """Return sums of products of all entries, file by file."""
-        total = torch.zeros(self.files, self.files, dtype=torch.float64)
-        for block, gram in self.grams.items():
-            factors = torch.tensor(self.factors[block], dtype=torch.float64)
-            total += gram * torch.outer(factors, factors)
-        return total
+        return (self.grams * self.factors.unsqueeze(2) * self.factors.unsqueeze(1)).sum(0)
 
     @property
     def cancelling(self) -> list[tuple[int, int]]:
@@ -346,26 +380,24 @@ def measure_stack(files: Sequence[FileLayers], progress: Progress = unheard) -> 
         for layer in file.layers:
             places.setdefault(layer.place, {})[i] = layer
     bands = _bands([layer for of_place in places.values() for layer in of_place.values()])
-    pairs: dict[_Block, dict[tuple[int, int], PairMeasures]] = {}
-    grams: dict[_Block, Tensor] = {}
-    for (component, _), of_place in counted(list(places.items()), progress):
+    layers, every = list[StackLayer](), list[dict[tuple[int, int], _Shared]]()
+    grams = torch.zeros(len(places), len(files), len(files), dtype=torch.float64)
+    for at, ((component, name), of_place) in enumerate(counted(list(places.items()), progress)):
         deltas = {i: delta for i, layer in of_place.items() if (delta := layer.delta()) is not None}
         spaces = {i: _Space.of(delta) for i, delta in deltas.items()}
-        block = component, next(iter(of_place.values())).block
-        gram = grams.setdefault(block, torch.zeros(len(files), len(files), dtype=torch.float64))
+        block = next(iter(of_place.values())).block
+        layers.append(StackLayer(component, block, name, bands[component, block]))
         for i, space in spaces.items():
-            gram[i, i] += space.energy
-        own = pairs.setdefault(block, {})
-        for i, j in combinations(sorted(deltas), 2):
-            if deltas[i].shape != deltas[j].shape:
-                continue
-            pair = own.setdefault((i, j), PairMeasures((i, j), component, bands[block]))
-            before = pair.inner
-            pair.add((deltas[i], deltas[j]), (spaces[i], spaces[j]))
-            gram[i, j] += pair.inner - before
-            gram[j, i] = gram[i, j]
-    parts = {block: tuple(own.values()) for block, own in pairs.items()}
-    return StackMeasures(len(files), parts, grams, {block: [1.0] * len(files) for block in grams})
+            grams[at, i, i] = space.energy
+        shared = {
+            (i, j): _shared((deltas[i], deltas[j]), (spaces[i], spaces[j]))
+            for i, j in combinations(sorted(deltas), 2)
+            if deltas[i].shape == deltas[j].shape
+        }
+        for (i, j), one in shared.items():
+            grams[at, i, j] = grams[at, j, i] = one.inner
+        every.append(shared)
+    return StackMeasures(len(files), tuple(layers), tuple(every), grams, torch.ones(len(places), len(files)).double())
 
 
 def _bands(layers: Sequence[FileLayer]) -> dict[_Block, str]:

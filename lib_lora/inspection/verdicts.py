@@ -8,25 +8,55 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from math import isclose, isfinite
-from statistics import median
+from math import isclose, isfinite, sqrt
+from typing import NamedTuple
 
 from ..errors import OneLine
-from .measures import FileMeasures, LayerMeasures
+from .figures import KEPT, spikes, usual_spectral
+from .measures import FileMeasures, LayerMeasures, PartMeasures
 
-SPIKE, ABOVE = 0.8, 25
-"""A layer has a spike where one singular value has this share of its energy, and is so many times the file's median
-spectral norm."""
-PUBLISHED = 5
-"""The spectral norm to which https://github.com/ostris/ai-toolkit/issues/964 clips layers."""
+
+class Published(NamedTuple):
+    """A range that others give for a measure."""
+
+    measure: str
+    low: float | None
+    high: float
+    source: str
+    address: str
+
+    def __str__(self) -> str:
+        span = f"at most {self.high:g}" if self.low is None else f"{self.low:g} to {self.high:g}"
+        return f"Published for the {self.measure}: {span} ({self.source})."
+
+
+_KOHYA = "sd-scripts", "https://github.com/kohya-ss/sd-scripts/blob/main/docs/train_network.md"
+_SCALE, _RANK = Published("scale", 0.5, 1, *_KOHYA), Published("rank", 4, 128, *_KOHYA)
+_KREA = "ai-toolkit, issue 964", "https://github.com/ostris/ai-toolkit/issues/964"
+PUBLISHED: Mapping[str, Published] = {
+    "alpha": _SCALE,
+    "no_scale": _SCALE,
+    "resized": _RANK,
+    "spike": Published("spectral norm", None, 5, *_KREA),
+    "spare_rank": _RANK,
+}
+"""Verdict -> the range of its measure that others give."""
+_FIGURES = {"strong": "norm", "weak": "norm", "no_scale": "alpha"}
+"""Verdict -> the figure that it judges, where that has another name."""
+ABOVE = 25
+"""A spike is so many times the file's median spectral norm."""
 DOMINANT, MANY = 0.3, 12
 """A layer dominates that has this share of the energy of a file of so many layers or more."""
 STRONG, WEAK = 1.5, 0.01
 """Norm against the base weights above which a file is likely too strong, and below which it hardly acts."""
 TEXT_ENCODER = 0.5
 """The share of the text encoders in a file that changes the denoiser, too, from which they lead."""
-KEPT, SPARE = 0.99, 2
-"""The energy that a lower rank must keep, and how many times lower it must be, to be worth a hint."""
+SPARE = 2
+"""How many times lower a rank that keeps nearly all energy must be to be worth a hint."""
+_ALL = 0.999
+"""The share of the energy of some blocks from which no weight for them changes the shares of their layers."""
+_LARGEST = 10.0
+"""The strength that no advice is above: beyond it there are no pictures."""
 _SHOWN = 3
 
 
@@ -45,15 +75,29 @@ class Verdict(OneLine):
     """Or keys."""
     numbers: Mapping[str, float] = field(default_factory=dict)
     """The numbers in `value` and `advice`, by name, for programs that say it in their own words."""
+    blocks: tuple[str, ...] = ()
+    """The blocks, or the text encoders, that `advice` weakens."""
+
+    @property
+    def published(self) -> Published | None:
+        """Return the range that others give for its measure."""
+        return PUBLISHED.get(self.name)
+
+    @property
+    def figure(self) -> str:
+        """Return the name of the figure that it judges, see `figures_of`."""
+        return _FIGURES.get(self.name, self.name)
 
     def __str__(self) -> str:
         more = f" and {len(self.layers) - _SHOWN} more" if len(self.layers) > _SHOWN else ""
         where = f" ({', '.join(self.layers[:_SHOWN])}{more})" if self.layers else ""
-        return f"{'' if self.sure else 'hint: '}{self.measure} {self.value}{where}. {self.advice}"
+        source = "" if self.published is None else f" {self.published}"
+        return f"{'' if self.sure else 'hint: '}{self.measure} {self.value}{where}. {self.advice}{source}"
 
     def to_json(self) -> dict[str, object]:
         """Return plain data for `json.dumps`."""
-        return {**asdict(self), "numbers": dict(self.numbers)}
+        published = None if self.published is None else self.published._asdict()
+        return {**asdict(self), "numbers": dict(self.numbers), "figure": self.figure, "published": published}
 
 
 def verdicts(file: FileMeasures) -> list[Verdict]:
@@ -93,7 +137,8 @@ def _scale(file: FileMeasures) -> Iterator[Verdict]:
     by_header = alpha / rank if alpha and rank else 0.0
     if scales and by_header and not any(isclose(by_header, one, rel_tol=0.01) for one in scales):
         value = f"{' or '.join(f'{one:.3g}' for one in sorted(scales)[:_SHOWN])}, and {by_header:.3g} by the header"
-        advice = "kohya recommends 0.5 to 1. If it is too strong or too weak, multiply its strength by the quotient."
+        factors = " or ".join(f"{by_header / one:.3g}" for one in sorted(scales)[:_SHOWN])
+        advice = f"If it is too strong or too weak, multiply its strength by {factors}."
         both = {"low": min(scales), "high": max(scales), "said": by_header}
         yield Verdict("alpha", False, "alpha divided by rank is", value, advice, numbers=both)
     ranks = {group.rank for group in plain if group.rank is not None}
@@ -117,46 +162,70 @@ def _strength(file: FileMeasures) -> Iterator[Verdict]:
         value, numbers = f"{relative:.0%}", {"relative": relative, "strength": 1 / relative}
         yield Verdict("strong", False, "the norm against the base weights is", value, advice, numbers=numbers)
     if 0 < relative < WEAK:
-        advice = "It hardly acts. A wrong alpha or a training that was too short may be the cause."
-        value, numbers = f"{relative:.2%}", {"relative": relative}
+        strength, advice = WEAK / relative, "A wrong alpha or a training that was too short may be the cause."
+        if strength <= _LARGEST:
+            advice = f"At the strength {strength:.2g} it has {WEAK:.0%}. {advice}"
+        value, numbers = f"{relative:.2%}", {"relative": relative, "strength": strength}
         yield Verdict("weak", False, "the norm against the base weights is", value, advice, numbers=numbers)
 
 
 def _layers(file: FileMeasures) -> Iterator[Verdict]:
     """Judge single layers."""
-    usual = median([one.spectral for one in file.layers] or [0.0])
-    spiked = [one for one in file.layers if one.first_share > SPIKE and one.spectral > ABOVE * usual > 0]
+    usual = usual_spectral(file)
+    spiked = [one for one in spikes(file) if one.spectral > ABOVE * usual > 0]
     if spiked:
-        largest = max(one.spectral for one in spiked)
-        value = f"up to {largest:.3g}, {largest / usual:.0f} times the file's median, in one direction"
+        largest, blocks = max(one.spectral for one in spiked), _blocks(spiked)
+        times = largest / usual
+        value = f"up to {largest:.3g}, {times:.0f} times the file's median, in one direction"
         advice = (
-            f"A report on Krea 2 takes {PUBLISHED} as a limit (ai-toolkit, issue 964). Several such files together may "
-            "break the picture. Lower their strengths in a stack."
+            f"Several such files together may break the picture. In a stack, weaken {', '.join(blocks)} to "
+            f"{ABOVE / times:.2g}: it is {ABOVE} times the median then."
         )
-        numbers = {"times": largest / usual, "largest": largest}
-        yield Verdict("spike", False, "the spectral norm is", value, advice, _names(spiked), numbers)
+        numbers = {"times": times, "largest": largest, "weight": ABOVE / times, "left": ABOVE}
+        yield Verdict("spike", False, "the spectral norm is", value, advice, _names(spiked), numbers, blocks)
     by_layer = file.parts(lambda one: one.layer.name)
-    shares = {name: file.share(part) for name, part in by_layer.items()}
-    leading = [name for name, share in shares.items() if share > DOMINANT] if len(shares) >= MANY else []
-    if leading:
-        share = max(shares.values())
-        value = f"{share:.0%} of the energy"
-        advice = "Lower the weight of its block, and see whether the picture is better."
-        yield Verdict("dominant", False, "one layer has", value, advice, tuple(leading), {"share": share})
+    leading = {name: part for name, part in by_layer.items() if file.share(part) > DOMINANT}
+    if leading and len(by_layer) >= MANY:
+        yield _dominant(file, leading)
+
+
+def _dominant(file: FileMeasures, leading: Mapping[str, PartMeasures]) -> Verdict:
+    """Return the verdict on layers that have most of the energy, with the weight at which the largest has not."""
+    share = max(file.share(part) for part in leading.values())
+    blocks = _blocks([one for part in leading.values() for one in part.layers])
+    of_blocks = sum(file.share(part) for name, part in file.by_block().items() if name in blocks)
+    numbers, advice = {"share": share}, "Try an earlier epoch."
+    if of_blocks < _ALL:
+        # after a weight w, the share is share w^2 / (1 - of_blocks + of_blocks w^2)
+        weight = sqrt(DOMINANT * (1 - of_blocks) / (share - DOMINANT * of_blocks))
+        numbers |= {"weight": weight, "left": DOMINANT}
+        advice = f"Weaken {', '.join(blocks)} to {weight:.2g}, where it has {DOMINANT:.0%}, and see if that is better."
+    value = f"{share:.0%} of the energy"
+    return Verdict("dominant", False, "one layer has", value, advice, tuple(leading), numbers, blocks)
 
 
 def _parts(file: FileMeasures) -> Iterator[Verdict]:
     """Judge what could be left out."""
     share = file.text_encoder_share
     if TEXT_ENCODER < share < 1:
-        advice = "Try a lower strength for the text encoder alone."
-        value = f"{share:.0%} of the energy"
-        yield Verdict("text_encoder", False, "the text encoders have", value, advice, numbers={"share": share})
+        strength = sqrt((1 - share) / share)
+        advice = f"At {strength:.2g} times the strength for the text encoders alone, they have half. Try it."
+        value, numbers = f"{share:.0%} of the energy", {"share": share, "strength": strength}
+        yield Verdict("text_encoder", False, "the text encoders have", value, advice, numbers=numbers)
     rank, needed = file.rank, file.rank_for(KEPT)
     if needed and needed * SPARE <= rank:
         advice = f"Resized to rank {needed}, the file would be smaller and hardly different."
         value, numbers = f"rank {needed} of {rank}", {"needed": needed, "rank": rank}
         yield Verdict("spare_rank", False, "99% of the energy are in", value, advice, numbers=numbers)
+
+
+def _block(one: LayerMeasures) -> str:
+    """Return the block of a layer; its component where it is in none."""
+    return one.layer.block or one.layer.component
+
+
+def _blocks(layers: list[LayerMeasures]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(map(_block, layers)))
 
 
 def _names(layers: list[LayerMeasures]) -> tuple[str, ...]:

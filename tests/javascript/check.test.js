@@ -3,7 +3,16 @@
 import assert from "node:assert/strict";
 import {readFileSync} from "node:fs";
 import {afterEach, test} from "node:test";
-import {factorsOf, leftOf, pairsOf, percent, sentence, signed} from "../../javascript/remora/check.js";
+import {
+    factorsOf,
+    leftOf,
+    pairsOf,
+    percent,
+    placeOf,
+    rangeOf,
+    sentence,
+    signed,
+} from "../../javascript/remora/check.js";
 import {readBody} from "../../javascript/remora/tag.js";
 import {speak} from "../../javascript/remora/words.js";
 
@@ -70,8 +79,9 @@ test("a share has a digit behind the point where it needs one", () => {
     ]);
 });
 
-/** @type {(name: string, numbers: {[name: string]: number}, sure?: boolean) => string} */
-const said = (name, numbers, sure = false) => sentence({name, sure, numbers, text: "what the server says"});
+/** @type {(name: string, numbers: {[name: string]: number}, sure?: boolean, blocks?: string[]) => string} */
+const said = (name, numbers, sure = false, blocks = []) =>
+    sentence({name, sure, numbers, blocks, text: "what the server says"});
 
 test("a verdict is said with its numbers, in the language of the tab", () => {
     assert.equal(
@@ -83,12 +93,30 @@ test("a verdict is said with its numbers, in the language of the tab", () => {
     assert.match(said("alpha", {low: 1, high: 1, said: 0.25}), /^Hint: .* is 1, and 0\.25 by .* by 0\.25\.$/);
     assert.match(said("alpha", {low: 1, high: 2, said: 0.25}), /is 1 to 2, and 0\.25 .* try another strength\.$/);
     assert.match(said("strong", {relative: 2.5, strength: 0.4}), /250 % .* Try the strength 0\.4,/);
-    assert.match(said("spike", {times: 31.49, largest: 12.34}), / 31\.5 times .* size is 12\.3\. .* 5 as a limit/);
+    const spike = {times: 31.49, largest: 12.34, weight: 0.7939, left: 25};
+    assert.match(said("spike", spike, false, ["IN04", "M00"]), / 31\.5 times .* give IN04 and M00 the weight 0\.79:/);
+    assert.match(said("weak", {relative: 0.005, strength: 2}), /At the strength 2, it has 1 %/);
+    assert.ok(!said("weak", {relative: 0.0005, strength: 20}).includes("20"), "beyond it there are no pictures");
+    assert.match(said("text_encoder", {share: 0.8, strength: 0.5}), /At 0\.5 times the strength/);
+    assert.equal(placeOf(undefined), "");
+    assert.equal(
+        placeOf({others: 100, smaller: 93, same: 0}),
+        "This is higher than in 93 of 100 other files for this model here.",
+    );
+    assert.match(placeOf({others: 1, smaller: 0, same: 1}), /0 of 1 other file .*, and the same in 1\.$/);
+    const kohya = {source: "sd-scripts", address: "https://x"};
+    const scale = {measure: "scale", low: 0.5, high: 1, ...kohya};
+    assert.equal(rangeOf(scale), "Published for alpha divided by rank: 0.5 to 1. Source:");
+    assert.match(rangeOf({...scale, measure: "a later one", low: null}), /for a later one: at most 1\./);
     const german = JSON.parse(
         readFileSync(new URL("../../javascript/remora/languages/de.json", import.meta.url), "utf8"),
     );
     speak("de", german);
-    assert.match(said("dominant", {share: 0.345}), /^Hinweis: Eine Schicht hat 35.% der Energie/);
+    assert.match(said("dominant", {share: 0.345}), /^Hinweis: Eine Schicht hat 35.% der Energie, ihr Block fast alle/);
+    assert.match(
+        said("dominant", {share: 0.345, weight: 0.81, left: 0.3}, false, ["OUT05"]),
+        /Gewicht 0,81 für OUT05 hat sie 30.%/,
+    );
 });
 
 test("a verdict of a later version is said in the words of the server", () => {

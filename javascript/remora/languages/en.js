@@ -903,22 +903,25 @@ export const ENGLISH = /** @type {const} */ ({
     },
     "check.allDead": "No layer changes anything: the training failed.",
     "check.alpha":
-        "Alpha divided by rank is {own}, and {said} by the header. kohya’s trainer recommends 0.5 to 1. If the LoRA is too strong or too weak, multiply its strength by {factor}.",
+        "Alpha divided by rank is {own}, and {said} by the header. If the LoRA is too strong or too weak, multiply its strength by {factor}.",
     "check.alphas":
-        "Alpha divided by rank is {own}, and {said} by the header. kohya’s trainer recommends 0.5 to 1. If the LoRA is too strong or too weak, try another strength.",
+        "Alpha divided by rank is {own}, and {said} by the header. If the LoRA is too strong or too weak, try another strength.",
     "check.resized": "The rank is {own}, and {said} by the header. The file was resized or merged after the training.",
     "check.noScale":
         "Nothing in the file tells its scale, which is taken as 1. If the LoRA is too strong or too weak, give its alpha.",
     "check.strong":
         "The change has {percent} of the size of the model’s weights. Try the strength {strength}, or an earlier epoch.",
     "check.weak":
+        "The change has {percent} of the size of the model’s weights, and hardly acts. At the strength {strength}, it has 1 %. A wrong alpha or a short training may be the cause.",
+    "check.weakest":
         "The change has {percent} of the size of the model’s weights, and hardly acts. A wrong alpha or a short training may be the cause.",
     "check.spike":
-        "The strongest direction of a layer is {times} times as strong as usual in this file. Its size is {largest}. A report on Krea 2 takes 5 as a limit. Several such files together may spoil the picture. Lower the strength in a stack.",
+        "The strongest direction of a layer is {times} times as strong as usual in this file. Its size is {largest}. Several such files together may spoil the picture. In a stack, give {blocks} the weight {weight}: then it is {left} times as strong.",
     "check.dominant":
-        "One layer has {percent} of the energy. Lower the weight of its block, and see whether the picture is better.",
+        "One layer has {percent} of the energy. With the weight {weight} for {blocks}, it has {left}. See whether the picture is better.",
+    "check.dominantBlocks": "One layer has {percent} of the energy, and its block nearly all. Try an earlier epoch.",
     "check.textEncoder":
-        "The text encoders have {percent} of the energy. Try a lower strength for the text encoder alone.",
+        "The text encoders have {percent} of the energy. At {strength} times the strength for them alone, they have half. See whether the picture is better.",
     "check.spareRank":
         "Rank {needed} of {rank} keeps 99 % of the energy. A file of that rank would be smaller, and hardly different.",
     "check.components": "Energy by component",
@@ -933,9 +936,18 @@ export const ENGLISH = /** @type {const} */ ({
     "check.needs": "90 % of the energy of each layer need rank {low}, 99 % need rank {high}. The file has rank {rank}.",
     "check.norm": "The norm of the whole change is {norm}.",
     "check.standing": {
-        one: "Of one other file for this model here, {smaller} has a smaller norm.",
-        other: "Of {count} other files for this model here, {smaller} have a smaller norm.",
+        one: "This is higher than in {smaller} of {count} other file for this model here.",
+        other: "This is higher than in {smaller} of {count} other files for this model here.",
     },
+    "check.standingSame": {
+        one: "This is higher than in {smaller} of {count} other file for this model here, and the same in {same}.",
+        other: "This is higher than in {smaller} of {count} other files for this model here, and the same in {same}.",
+    },
+    "check.published": "Published for {measure}: {range}. Source:",
+    "check.atMost": "at most {high}",
+    "check.ofScale": "alpha divided by rank",
+    "check.ofSpectral": "the size of the strongest direction",
+    "check.ofRank": "the rank",
     "check.relative": "That is {share} of the norm of the model’s weights.",
     "check.withModel":
         "Its size beside the model’s weights is not known: it is for another model, or the loaded one is no safetensors file of at most 8 GB. {command} tells it.",
@@ -943,6 +955,15 @@ export const ENGLISH = /** @type {const} */ ({
     "check.stack": "Check of the stack",
     "check.caution":
         "All of this is a hint. These measures do not predict pictures well: LoRA that are independent by them may still spoil each other’s effect.",
+    "check.uncounted":
+        "Not counted: {what}. Each LoRA is measured as if it acted everywhere and always, at its largest strength.",
+    "check.schedule": "schedules",
+    "check.region": "regions",
+    "check.passes": "passes",
+    "check.prompt": "parts of the prompt",
+    "check.images": "images of the batch",
+    "check.rule": "rules of a combination",
+    "check.random": "block weights that are drawn (0.5 is taken)",
     "check.unmeasuredFiles": "Left out, as only the model’s weights tell their size: {names}.",
     "check.shares": "Energy at the strengths of the stack",
     "check.left": "What the sum leaves of each file",

@@ -1,14 +1,14 @@
 // What the doctor says of one file.
 
 /**
- * @import {Blocks, CheckBlock, CheckedFile, CheckVerdict, FileCheck} from "../../api.d.ts"
+ * @import {Blocks, CheckBlock, CheckedFile, CheckVerdict, FileCheck, Standing} from "../../api.d.ts"
  * @import {Tab} from "../main.js"
  * @import {Reading} from "../tag.js"
  */
 
 import {html, useEffect, useState} from "../vendor/preact.js";
 import {query} from "../api.js";
-import {factorsOf, leftOf, percent, sentence, short} from "../check.js";
+import {factorsOf, leftOf, percent, placeOf, rangeOf, sentence, short} from "../check.js";
 import {pieces, t} from "../words.js";
 import {Trouble, useLater, useLoad} from "./parts.js";
 
@@ -38,7 +38,7 @@ export function Check({tab, lora}) {
     return html`<div class="rt-part">
         <${Trouble} trouble=${trouble} />
         ${!trouble.text && !told?.result && html`<${Progress} told=${told} />`}
-        ${told?.result && html`<${Found} tab=${tab} found=${told.result} standing=${told.standing} entry=${entryOf(tab, lora)} />`}
+        ${told?.result && html`<${Found} tab=${tab} found=${told.result} standings=${told.standings} entry=${entryOf(tab, lora)} />`}
     </div>`;
 }
 
@@ -60,8 +60,8 @@ function entryOf(tab, lora) {
     return on.find((row) => tab.library.meaning(row.name).lora?.id === lora);
 }
 
-/** @param {{tab: Tab, found: FileCheck, standing: CheckedFile["standing"], entry: Reading | undefined}} props */
-function Found({tab, found, standing, entry}) {
+/** @param {{tab: Tab, found: FileCheck, standings: CheckedFile["standings"], entry: Reading | undefined}} props */
+function Found({tab, found, standings, entry}) {
     const unmeasured = Object.values(found.unmeasured).reduce((one, other) => one + other, 0);
     const {blocks} = tab.state;
     useEffect(() => {
@@ -72,7 +72,7 @@ function Found({tab, found, standing, entry}) {
     const measured = found.blocks.length > 0;
     const components = Object.entries(found.components);
     return html`<div class="rt-part" role="status">
-            ${found.verdicts.map((one) => html`<${Verdict} key=${one.name} verdict=${one} />`)}
+            ${found.verdicts.map((one) => html`<${Verdict} key=${one.name} verdict=${one} standing=${standings[one.figure]} />`)}
             ${measured && !found.verdicts.length && html`<p>${t("check.fine")}</p>`}
             ${unmeasured > 0 && html`<p class="rt-notice">${t("check.unmeasured", {count: unmeasured})}</p>`}
         </div>
@@ -93,7 +93,7 @@ function Found({tab, found, standing, entry}) {
         }
         <p class="rt-hint">${measured && t("check.norm", {norm: short(found.norm)})}
             ${found.relative !== null && t("check.relative", {share: percent(found.relative)})}
-            ${measured && standing !== null && standing.others > 0 && t("check.standing", {count: standing.others, smaller: standing.smaller})}
+            ${measured && placeOf(standings.norm)}
             ${found.relative === null && pieces("check.withModel", {command: html`<code>${COMMAND}</code>`})}</p>`;
 }
 
@@ -136,12 +136,16 @@ function Spectrum({shares}) {
         <p class="rt-hint" aria-hidden="true">${said}</p>`;
 }
 
-/** @param {{verdict: CheckVerdict}} props */
-function Verdict({verdict}) {
+/** @param {{verdict: CheckVerdict, standing: Standing | undefined}} props */
+function Verdict({verdict, standing}) {
+    const {published} = verdict;
     const names = verdict.layers.slice(0, NAMED).join(t("mark.list"));
     const more = verdict.count - Math.min(NAMED, verdict.layers.length);
+    const source =
+        published && html`<a href=${published.address} target="_blank" rel="noreferrer">${published.source}</a>`;
     return html`<div class=${verdict.sure ? "rt-notice" : "rt-hint"}>
         <p>${sentence(verdict)}</p>
+        ${(standing || published) && html`<p class="rt-hint">${placeOf(standing)} ${published && rangeOf(published)} ${source}</p>`}
         ${names && html`<p class="rt-hint">${more > 0 ? t("check.layersMore", {names, count: more}) : names}</p>`}</div>`;
 }
 

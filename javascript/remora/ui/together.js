@@ -22,6 +22,16 @@ const RELATIONS = /** @type {const} */ ({
     independent: {word: "check.independent", meaning: "check.independentMeans"},
 });
 
+const UNCOUNTED = /** @type {const} */ ({
+    schedule: "check.schedule",
+    region: "check.region",
+    passes: "check.passes",
+    prompt: "check.prompt",
+    images: "check.images",
+    rule: "check.rule",
+    random: "check.random",
+});
+
 /** @typedef {{id: string, name: string, tag: string, strength: number}} Acting */
 
 /** @param {Acting[]} acting */
@@ -59,6 +69,17 @@ export function StackCheck({tab}) {
         <p class="rt-hint">${t("check.caution")}</p>
         <${Trouble} trouble=${trouble} />
         ${!trouble.text && !found && isPair && html`<${Progress} told=${told} />`}
+        ${
+            found
+            && told
+            && told.uncounted.length > 0
+            && html`<p class="rt-notice">${t("check.uncounted", {
+                what: listed(
+                    told.uncounted.map((one) => t(UNCOUNTED[one])),
+                    "conjunction",
+                ),
+            })}</p>`
+        }
         ${found && html`<${Together} found=${found} acting=${acting} scale=${scale} balance=${isBalanced ? null : balance} />`}
     <//>`;
 }

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import io
 import json
+import math
 import os
 import shutil
 import threading
@@ -30,6 +31,7 @@ from extension.standalone.jobs import Runner
 from extension.standalone.pnginfo import encode_png
 from extension.standalone.server import make_api
 from lib_lora import BlockNames, BlockWeights, Family, Strength, inspect_file
+from lib_lora.inspection.figures import figures_of
 from lib_lora.inspection.layers import layers_of
 from lib_lora.inspection.measures import measure
 from lib_lora.inspection.skeleton import mapped_model
@@ -550,7 +552,7 @@ def test_a_file_is_checked_and_its_verdicts_have_their_numbers(ask: Checked, cop
     measured = measure(layers_of(copy, mapped_model(runner.studio.model.path)))
     found = told["result"]
     assert told["done"] == told["layers"] > 10
-    assert told["standing"] is None
+    assert told["standings"] == {}
     assert found["norm"] == pytest.approx(measured.norm)
     assert found["relative"] == pytest.approx(measured.relative)
     assert 0.5 < found["relative"] < 1.5
@@ -573,6 +575,20 @@ def test_a_file_is_checked_and_its_verdicts_have_their_numbers(ask: Checked, cop
     assert by_name["dead"]["numbers"] == {"count": 1, "total": len(measured.layers)}
     assert (by_name["dead"]["sure"], by_name["dead"]["count"]) == (True, 1)
     assert by_name["resized"]["numbers"] == {"low": 2, "high": 2, "said": 16}
+    published = by_name["resized"]["published"]
+    assert (published["measure"], published["low"], published["high"]) == ("rank", 4, 128)
+    assert published["address"].startswith("https://")
+    assert by_name["dead"]["published"] is None
+    assert {one["figure"] for one in found["verdicts"]} <= {*figures_of(measured)}
+    deadline = time.monotonic() + 120
+    while ask("GET", "/copies")["running"]:
+        assert time.monotonic() < deadline
+    standings = until_done(ask, "/check", name="zorp")["standings"]
+    # stars has no figures without the model, and the copy has no known family
+    own, *others = [
+        measure(layers_of(copy.with_stem(name))).norm for name in ("zorp", "neon", "night", "outline", "stripes")
+    ]
+    assert standings["norm"] == {"others": 4, "smaller": sum(one < own for one in others), "same": 0}
     assert [one["text"] for one in found["verdicts"]] == [str(one) for one in verdicts(measured)]
     save(copy, pair("lora_unet_mid_block_nowhere", (12, 8), 2))
     other = until_done(ask, "/check", name="copied")["result"]
@@ -608,6 +624,25 @@ def test_the_files_of_a_stack_are_checked_at_their_strengths(ask: Checked, runne
     assert tagged["result"]["alone"] == pytest.approx(acting.alone)
     assert [one["cosine"] for one in tagged["result"]["pairs"]] == pytest.approx([one.cosine for one in acting.pairs])
     assert acting.alone[0] < 0.9 * 0.8 * measured.alone[0], "the weights take something away"
+    tensors = load_file(folder / "night.safetensors")
+    layers = measure(layers_of(folder / "night.safetensors")).layers
+    deep = UNET_BLOCKS[UNET_BLOCKS.index("IN05") : UNET_BLOCKS.index("OUT05") + 1]
+    kept = [one.norm for one in layers if "attn" not in one.layer.name or one.layer.block not in deep]
+    deltas = []
+    for key, up in tensors.items():
+        if key.endswith("lora_up.weight"):
+            down = tensors[key.replace("lora_up", "lora_down")]
+            scale = float(tensors[key.replace("lora_up.weight", "alpha")]) / len(down)
+            deltas.append(scale * up[:, :2].double().flatten(1) @ down[:2].double().flatten(1))
+    for fields, want in (
+        ("lbwe=ATTNDEEPOFF", math.hypot(*kept)),
+        ("dyn=2", math.hypot(*[float(one.norm()) for one in deltas])),
+        ("scale=2:step=1-5:mask=left", measured.alone[0] * 2 / scale),
+    ):
+        other = until_done(ask, "/check/stack", tags=f"<lora:night:1:{fields}> <lora:stripes:1>")
+        assert other["result"]["alone"] == pytest.approx([want, measured.alone[1]], rel=1e-5), fields
+        assert want < 0.99 * measured.alone[0] or "scale" in fields
+        assert other["uncounted"] == (["schedule", "region"] if "mask" in fields else [])
     always = [{"name": "night", "unet": -0.8, "text_encoder": 0.25, "more": f"lbw={values}"}, {"name": "stripes"}]
     ask("PUT", "/stack", json={"always_on": True, "entries": always})
     alone = ask("GET", "/check/stack")["result"]["alone"]

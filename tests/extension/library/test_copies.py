@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -147,15 +149,41 @@ def test_an_epoch_is_superseded_while_a_later_one_of_its_training_is_here(librar
     assert not found(catalog).superseded
 
 
-def test_a_norm_stands_among_those_of_the_files_of_its_family(library: Library) -> None:
+def test_figures_stand_among_those_of_the_files_of_the_family(library: Library) -> None:
     name = "lora_unet_down_blocks_1_attentions_0_transformer_blocks_0_attn2_to_k"
     for file, (width, size) in {"a": (768, 1.0), "b": (768, 2.0), "c": (768, 3.0), "xl": (2048, 9.0)}.items():
         library.file(file, pair(name, (24, width), 4, size=size))
     catalog = library.start()
-    assert catalog.copies.standing(catalog.find("a")) is None, "it was not compared"
+    assert not catalog.copies.standings(catalog.find("a")), "it was not read"
     found(catalog)
-    told = {file: catalog.copies.standing(catalog.find(file)) for file in ("a", "b", "c", "xl")}
-    assert told == {"a": (2, 0), "b": (2, 1), "c": (2, 2), "xl": (0, 0)}
+    told = {file: catalog.copies.standings(catalog.find(file)) for file in ("a", "b", "c", "xl")}
+    assert {file: one["norm"] for file, one in told.items()} == {
+        "a": (2, 0, 0),
+        "b": (2, 1, 0),
+        "c": (2, 2, 0),
+        "xl": (0, 0, 0),
+    }
+    assert told["a"]["resized"] == (2, 0, 2)
+
+
+def test_files_of_an_older_index_get_figures_and_stay_copies_meanwhile(library: Library, sketched: list[str]) -> None:
+    name = "lora_unet_down_blocks_1_attentions_0_transformer_blocks_0_attn2_to_k"
+    for file in ("a", "b"):
+        library.file(file, pair(name, (24, 768), 4))
+    found(library.start())
+    for figures in ("", "0 {}"):
+        library.close()
+        with closing(sqlite3.connect(library.data / "catalog.sqlite3")) as database, database:
+            database.execute("UPDATE file SET figures = ?", (figures,))
+        library.busy.set()  # so that it does not go on
+        later = library.start()
+        until(lambda copies=later.copies: copies.progress.running)
+        assert (later.copies.progress.done, later.copies.progress.total) == (0, 2)
+        assert not later.copies.standings(later.find("a"))
+        library.busy.clear()
+        assert len(grouped(found(later))[0]) == 2
+        assert later.copies.standings(later.find("a"))["norm"] == (1, 0, 1)
+    assert sorted(sketched) == ["a", "b"], "no sketch is made again"
 
 
 def test_the_file_to_keep_is_the_favourite_then_the_most_used_then_the_largest(library: Library) -> None:
@@ -311,7 +339,7 @@ def test_a_damaged_sketch_is_made_again(library: Library, sketched: list[str]) -
     library.file("b")
     catalog = library.start()
     found(catalog)
-    catalog.index.keep_sketch(catalog.find("a"), b"?")
+    catalog.index.keep_quietly(catalog.find("a"), sketch=b"?")
     catalog.index.save()
     later = library.start()
     assert len(grouped(found(later))[0]) == 2

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from PIL import Image
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -77,7 +78,11 @@ def test_the_verdicts_come_first_then_bars_with_their_numbers(
         dialog.get_by_text("5 of 278 layers change nothing.").wait_for(timeout=LONG)
         told = dialog.locator("details", has_text="Check").locator("[role=status] p").all_inner_texts()
         assert told[0] == "5 of 278 layers change nothing. They were not trained."
-        assert told[2].startswith("Hint: The rank is 4, and 16 by the header. ")
+        hint = next(
+            at for at, text in enumerate(told) if text.startswith("Hint: The rank is 4, and 16 by the header. ")
+        )
+        assert told[hint + 1] == "Published for the rank: 4 to 128. Source: sd-scripts"
+        assert "sd-scripts" in dialog.get_by_role("link", name="sd-scripts").get_attribute("href")
         blocks = dialog.get_by_role("list", name="Energy by block").locator("li").all_inner_texts()
         assert [text.split()[0] for text in blocks][:2] == ["IN01", "IN02"]
         shares = [float(text.split()[1]) for text in blocks]
@@ -92,6 +97,25 @@ def test_the_verdicts_come_first_then_bars_with_their_numbers(
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         body = dialog.locator(".rt-dialog-body")
         assert body.evaluate("body => body.scrollWidth <= body.clientWidth"), "nothing is cut"
+
+
+@pytest.mark.browser
+def test_a_verdict_says_where_the_file_stands_among_the_files_for_the_model(served: Served, browser: Any) -> None:
+    tensors = load_file(served.loras / "stripes.safetensors")
+    with safe_open(served.loras / "stripes.safetensors", "pt") as file:
+        header = file.metadata()
+    name = spoiled.layers(tensors)[3]
+    with added(served, "heavy", spoiled.scaled(tensors, 300.0, [name]), header), opened_small(served, browser) as page:
+        deadline = time.monotonic() + 120
+        while httpx.get(f"{served.url}/remora/v1/copies").json()["running"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        dialog = checked(Tab(page).ready(), "heavy")
+        verdict = dialog.get_by_text(re.compile("Hint: One layer has .* With the weight 0[.]33 for IN01, it has 30"))
+        verdict.wait_for(timeout=LONG)
+        place = verdict.locator("xpath=following-sibling::p").first.inner_text()
+        assert re.fullmatch(r"This is higher than in (\d) of \1 other files for this model here\.", place)
+        assert faults(page) == []
 
 
 @pytest.mark.browser
@@ -266,8 +290,9 @@ def test_the_files_of_the_stack_are_compared_in_a_map(served: Served, browser: A
         tab.write("<lora:stripes:1>")
         tab.pane("Stack")
         assert tab.button("Check: what the LoRA of the stack do").is_disabled(), "one file alone"
-        tab.write("<lora:stripes:1> <lora:night:0.8> <lora:stars:1>")
+        tab.write("<lora:stripes:1:mask=left> <lora:night:0.8@0,0@1> <lora:stars:1>")
         dialog = together(tab)
+        dialog.get_by_text("Not counted: schedules and regions.").wait_for()
         rows = dialog.get_by_role("row").all_inner_texts()
         assert rows[0].split() == ["stripes", "night"]
         assert rows[1].split()[:2] == ["night", "independent"]

@@ -72,6 +72,22 @@ def test_a_sound_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert widths[1] / widths[0] == pytest.approx(part / whole, abs=0.05)
 
 
+def test_a_file_stands_among_those_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "lora_unet_down_blocks_1_attentions_0_transformer_blocks_0_attn2_to_k"
+    folder = tmp_path / "loras" / "more"
+    folder.mkdir(parents=True)
+    for file, (width, size) in {"a": (768, 1.0), "b": (768, 2.0), "c": (768, 3.0), "xl": (2048, 0.5)}.items():
+        save(folder / f"{file}.safetensors", pair(name, (24, width), 4, size=size, alpha=4.0), {"ss_network_dim": "8"})
+    (folder / "broken.safetensors").write_bytes(b"?")
+    out = run(capsys, folder / "b.safetensors", "--library", tmp_path / "loras")
+    assert "(higher than in 1 of 2 other files for this model)\n" in out
+    assert "(sd-scripts). (higher than in 0 of 2 other files for this model, and the same in 2)" in out
+    told = json.loads(run(capsys, folder / "xl.safetensors", "--library", tmp_path / "loras", "--json"))
+    assert told["files"][0]["standings"]["norm"] == {"others": 0, "smaller": 0, "same": 0}
+    assert main(["doctor", str(folder / "a.safetensors"), "--library", str(tmp_path / "none")]) == 1
+    assert "--library takes a folder of LoRA files" in capsys.readouterr().err
+
+
 def test_a_kind_that_depends_on_base_weights_asks_for_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     path = LORAS / "stars.safetensors"
     assert "unmeasured  18 x diag_oft: give --model" in run(capsys, path)

@@ -169,6 +169,38 @@ def test_files_of_one_training_are_its_epochs_however_little_they_are_alike(tmp_
     assert not {2} & {one.file for one in merges}
 
 
+def test_files_whose_names_are_numbered_are_of_one_training_if_they_are_alike(tmp_path: Path) -> None:
+    """Names alone prove nothing: other files are numbered, too."""
+    night, other = part("night"), spoiled.redrawn(part("night"), torch.Generator().manual_seed(0))
+    mixed = spoiled.merged([(1.0, night), (0.5, other)], 16)
+    own, narrow = spoiled.merged([(1.0, night)], 16), spoiled.merged([(1.0, night)], 8)
+    third = spoiled.redrawn(night, torch.Generator().manual_seed(1))
+    apart, like = (spoiled.merged([(share, night), (1.0, third)], 16) for share in (0.0, 0.3))
+    cases = (
+        (("a-000002", "a-000010", "a"), {0: 2, 1: 2}),
+        (("a-step00000100", "a-step00000050", "b-step00000200"), {1: 0}),
+        (("a_000000250", "a_000000500", "a_00000750"), {0: 1}),
+        (("checkpoint-500/x", "checkpoint-1000/x", "x"), {0: 2, 1: 2}),
+        (("2025-01-31_12-00-00-save-50-1-0", "2025-01-31_13-00-00-save-900-9-0", "x"), {0: 1}),
+        (("a1", "a2", "a3"), {}),
+    )
+    for case, (names, wanted) in enumerate(cases):
+        paths = [tmp_path / str(case) / f"{name}.safetensors" for name in names]
+        for path, tensors in zip(paths, (mixed, own, mixed), strict=True):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save(path, tensors)
+        sketched = [sketch(layers_of(path)) for path in paths]
+        assert later_epochs(sketched, paths) == wanted, names
+        assert later_epochs(sketched) == {}, "names are not known"
+        alike, _ = compare(sketched, paths)
+        epochs = {one.files for one in alike if one.alike == "epoch"}
+        assert epochs >= {(min(pair), max(pair)) for pair in wanted.items()}
+        for tensors in (apart, like, narrow):
+            save(paths[1], tensors)
+            changed = [sketched[0], sketch(layers_of(paths[1])), sketched[2]]
+            assert 1 not in {*later_epochs(changed, paths), *later_epochs(changed, paths).values()}, "another training"
+
+
 def test_a_set_with_files_that_change_nothing_or_too_much(tmp_path: Path) -> None:
     tensors = pair("lora_unet_a", (12, 8), 2)
     dead = {key: value * 0 for key, value in tensors.items()}

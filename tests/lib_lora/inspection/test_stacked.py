@@ -11,14 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from lib_lora import BlockWeights, Multiplier, StackError, Strength
+from lib_lora import BlockWeights, Element, Multiplier, StackError, Strength
 from lib_lora.inspection.deltas import DenseDelta, KroneckerDelta, LowRankDelta
 from lib_lora.inspection.layers import layers_of
-from lib_lora.inspection.stacked import StackMeasures, measure_stack, overlap_by_chance
+from lib_lora.inspection.skeleton import mapped_model
+from lib_lora.inspection.stacked import StackLayer, StackMeasures, measure_stack, naming_in, overlap_by_chance
 from lib_lora.naming.architectures._ldm_unet import UNET_BLOCKS, UNET_LISTS
 from lib_lora.naming.blocks import BlockNames
 from tests.fakes.files import save
 from tests.lib_lora.inspection.test_files import LORAS
+from tests.lib_lora.inspection.test_files import MODEL as MODEL_FOLDER
 
 NAMES = [f"lora_unet_down_blocks_{i}_attentions_{j}_proj_in" for i in range(3) for j in range(2)]
 
@@ -63,15 +65,15 @@ def test_products_and_singular_vectors_are_those_of_the_matrix() -> None:
         assert ((right.T @ vh[:2].T).abs() - torch.eye(2)).abs().max() < 1e-7, name
 
 
-@pytest.mark.parametrize(("first", "second", "size"), [(1, 1, 8), (3, 5, 20), (4, 4, 64), (7, 12, 16), (16, 3, 16)])
-def test_overlap_by_chance_is_that_of_random_subspaces(first: int, second: int, size: int) -> None:
+def test_overlap_by_chance_is_that_of_random_subspaces() -> None:
     tries = 4000
-    left, _ = torch.linalg.qr(randn(0, tries, size, first))
-    right, _ = torch.linalg.qr(randn(1, tries, size, second))
-    overlaps = (left.mT @ right).square().sum((1, 2)) / min(first, second)
-    mean, variance = overlap_by_chance(first, second, size)
-    assert overlaps.mean().item() == pytest.approx(mean, abs=4 * math.sqrt(variance / tries) + 1e-12)
-    assert overlaps.var().item() == pytest.approx(variance, rel=0.15, abs=1e-12)
+    for first, second, size in ((1, 1, 8), (3, 5, 20), (4, 4, 64), (7, 12, 16), (16, 3, 16)):
+        left, _ = torch.linalg.qr(randn(0, tries, size, first))
+        right, _ = torch.linalg.qr(randn(1, tries, size, second))
+        overlaps = (left.mT @ right).square().sum((1, 2)) / min(first, second)
+        mean, variance = overlap_by_chance(first, second, size)
+        assert overlaps.mean().item() == pytest.approx(mean, abs=4 * math.sqrt(variance / tries) + 1e-12)
+        assert overlaps.var().item() == pytest.approx(variance, rel=0.15, abs=1e-12)
 
 
 def test_cosine_by_chance_is_that_of_random_changes() -> None:
@@ -227,9 +229,21 @@ def test_a_stack_is_measured_as_it_acts(tmp_path: Path, of: Multiplier) -> None:
         assert {one.relation for one in found.pairs} == {"reinforce"}, "the sign turns it round"
 
 
+def test_rules_see_the_names_that_layers_have_in_the_model() -> None:
+    measured = stack(LORAS / "night.safetensors", LORAS / "stripes.safetensors")
+    rule = Element(("IN01",), ("input_blocks_1_1_transformer_blocks_0_attn1",), 0.0)
+    strengths = [Strength(1.0, blocks=BlockWeights(None, (rule,))), 1.0]
+    model = mapped_model(MODEL_FOLDER)
+    of_file, of_model = measured.at(strengths, MODEL), measured.at(strengths, MODEL, naming_in(model))
+    assert torch.equal(of_file.factors, measured.factors), "the file has diffusers' names"
+    changed = {measured.layers[at].name for at in (of_model.factors[:, 0] == 0).nonzero().flatten().tolist()}
+    before = "down_blocks_0_attentions_0_transformer_blocks_0_attn1"
+    assert changed == {f"{before}_{part}" for part in ("to_q", "to_k", "to_v", "to_out_0")}
+
+
 def together(gram: Tensor) -> StackMeasures:
-    block = ("denoiser", "M00")
-    return StackMeasures(len(gram), {}, {block: gram}, {block: [1.0] * len(gram)})
+    layer = StackLayer("denoiser", "M00", "mid_block_resnets_0_conv1", "M00")
+    return StackMeasures(len(gram), (layer,), ({},), gram.unsqueeze(0), torch.ones(1, len(gram), dtype=torch.float64))
 
 
 def test_strengths_that_leave_half_of_each_file() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
+from lib_lora.inspection.figures import figures_by_factors, figures_of, standings
 from lib_lora.inspection.layers import layers_of
 from lib_lora.inspection.measures import measure
 from lib_lora.inspection.stacked import measure_stack
@@ -56,7 +58,7 @@ def test_alpha_and_rank_are_compared_with_the_header(tmp_path: Path) -> None:
     found = judge(tmp_path / "a.safetensors", spoiled.with_alpha(layers(), 8.0), said)
     assert found.keys() == {"alpha"}
     assert found["alpha"].value == "8, and 1 by the header"
-    assert "recommends 0.5 to 1" in str(found["alpha"])
+    assert str(found["alpha"]).endswith("its strength by 0.125. Published for the scale: 0.5 to 1 (sd-scripts).")
     found = judge(tmp_path / "b.safetensors", spoiled.resized(layers(), 2), said)
     assert found.keys() == {"resized"}, "another rank and alpha, and the same scale"
     assert judge(tmp_path / "c.safetensors", layers(), said | {"ss_network_alpha": "none"}) == {}
@@ -70,15 +72,63 @@ def test_a_spike_is_far_above_the_other_layers(tmp_path: Path) -> None:
         assert found.keys() - {"dominant"} == expected - {"dominant"}
         assert "spike" not in found or found["spike"].layers == (name.removeprefix("lora_unet_"),)
     assert str(found["spike"]).startswith("hint: the spectral norm is up to ")
-    assert "takes 5 as a limit (ai-toolkit, issue 964)" in str(found["spike"])
+    assert str(found["spike"]).endswith("Published for the spectral norm: at most 5 (ai-toolkit, issue 964).")
     assert found["spike"].numbers["largest"] == pytest.approx(80 * usual, rel=0.05)
+    assert found["spike"].blocks == (f"IN{3 * int(name.split('_')[4]) + 1:02}",)
+    weight = found["spike"].numbers["weight"]
+    weaker = spoiled.scaled(spoiled.spiked(tensors, [name], 80 * usual), 0.999 * weight, [name])
+    assert "spike" not in judge(tmp_path / "weaker.safetensors", weaker)
 
 
-def test_a_few_layers_cannot_dominate(tmp_path: Path) -> None:
+def test_a_few_layers_cannot_dominate_and_many_are_told_the_weight_at_which_none_does(tmp_path: Path) -> None:
     for count, expected in ((8, set()), (14, {"dominant"})):
         name = spoiled.layers(layers())[0]
         found = judge(tmp_path / f"{count}.safetensors", spoiled.scaled(layers(count), 8.0, [name]))
         assert found.keys() == expected
+    tensors = spoiled.scaled(layers() | pair("lora_unet_down_blocks_0_attentions_0_proj_out", (32, 32), 4), 8.0, [name])
+    (one,) = judge(tmp_path / "more.safetensors", tensors).values()
+    assert one.blocks == ("IN01",)
+    of_block = [key for key in spoiled.layers(tensors) if "_blocks_0_" in key]
+    for times, expected in ((0.99, set()), (1.01, {"dominant"})):
+        weaker = spoiled.scaled(tensors, times * one.numbers["weight"], of_block)
+        assert judge(tmp_path / "weaker.safetensors", weaker).keys() == expected
+    alone = {
+        re.sub(r"down_blocks_(\d+)_attentions_0", r"mid_block_attentions_\1", key): t for key, t in tensors.items()
+    }
+    (one,) = judge(tmp_path / "alone.safetensors", alone).values()
+    assert one.numbers.keys() == {"share"}, "a weight for all layers changes no share"
+
+
+def test_a_strength_for_text_encoders_gives_them_half(tmp_path: Path) -> None:
+    own = pair("lora_te_text_model_encoder_layers_0_mlp_fc1", (32, 32), 4, size=9.0)
+    (one,) = judge(tmp_path / "a.safetensors", layers(8) | own).values()
+    halved = spoiled.scaled(layers(8) | own, one.numbers["strength"], spoiled.layers(own))
+    measured = measure(layers_of(save(tmp_path / "b.safetensors", halved)))
+    assert measured.text_encoder_share == pytest.approx(0.5, rel=1e-5)
+
+
+def test_each_verdict_has_its_figure_and_each_figure_its_place_among_other_files(tmp_path: Path) -> None:
+    paths = [
+        save(tmp_path / f"{i}.safetensors", spoiled.scaled(spoiled.padded(layers(), i), float(i))) for i in (1, 2, 3)
+    ]
+    figures = [figures_by_factors(layers_of(path)) for path in paths]
+    for path, own in zip(paths, figures, strict=True):
+        measured = measure(layers_of(path))
+        assert own == figures_of(measured)
+        assert own["norm"] == pytest.approx(measured.norm)
+        assert own["resized"] == measured.rank
+        assert own["spare_rank"] == pytest.approx(measured.rank / measured.rank_for(0.99))
+        shares = [measured.share(part) for part in measured.parts(lambda one: one.layer.name).values()]
+        assert own["dominant"] == max(shares)
+    assert {one.figure for name in NAMES | {"text_encoder"} for one in [Verdict(name, True, "", "", "")]} <= {
+        *figures[0]
+    }
+    found = standings(figures[1], [figures[0], figures[2], {}, {"norm": figures[1]["norm"]}])
+    assert found["norm"] == (3, 1, 1)
+    assert found["resized"] == found["spare_rank"] == (2, 1, 0)
+    assert found["dead"] == (2, 0, 2)
+    dense = {"lora_unet_mid_block_attentions_0_proj_in.diff": torch.ones(8, 8)}
+    assert figures_by_factors(layers_of(save(tmp_path / "dense.safetensors", dense))) == {}
 
 
 def test_rank_that_is_not_used(tmp_path: Path) -> None:
@@ -115,9 +165,10 @@ def test_the_numbers_of_a_verdict_are_the_ones_that_it_says(tmp_path: Path) -> N
     hash(verdicts(measure(layers_of(path)))[0])
 
 
-@pytest.mark.parametrize("alpha", ["nan", "inf", "1e999", "-inf"])
-def test_a_header_with_no_finite_number_says_nothing(tmp_path: Path, alpha: str) -> None:
-    assert judge(tmp_path / "a.safetensors", layers(), {"ss_network_alpha": alpha, "ss_network_dim": "4"}) == {}
+def test_a_header_with_no_finite_number_says_nothing(tmp_path: Path) -> None:
+    for alpha in ("nan", "inf", "1e999", "-inf"):
+        said = {"ss_network_alpha": alpha, "ss_network_dim": "4"}
+        assert judge(tmp_path / "a.safetensors", layers(), said) == {}, alpha
 
 
 def test_what_its_progress_raises_stops_a_measure_and_leaves_the_file_alone(tmp_path: Path) -> None:
