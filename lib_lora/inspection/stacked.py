@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from ..errors import StackError, check_type
 from ..files.components import DENOISER, TEXT_ENCODER, role
 from ..naming.blocks import BlockNames, block_order, side_of
-from ..naming.index import LayerIndex, alias_table
+from ..naming.index import LayerIndex
 from ..strengths.stack_strengths import block_rules
 from ..strengths.strength import AnyMultiplier, Curve, checked, strengths_by_image
 from .deltas import Delta
@@ -218,7 +218,7 @@ def naming_in(components: Mapping[str, nn.Module]) -> Naming:
 
     A layer of a file that is several in the model has the names of all of these.
     """
-    indexes = [LayerIndex(name, module, alias_table()) for name, module in components.items()]
+    indexes = [LayerIndex(name, module) for name, module in components.items()]
 
     def names(layer: StackLayer) -> list[str]:
         for index in indexes:
