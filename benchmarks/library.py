@@ -29,6 +29,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -261,7 +262,8 @@ def read_pictures(folder: Path) -> dict[str, float]:
         rows = index.loras_of(LoraKey(frozenset({name})))
         index.of_loras([row.id for row in rows], Sought(), 0, 60)
 
-    pages = [processor(lambda name=name: page(name)) for name in (f"{WORDS[one % 16]}_{one}" for one in range(20))]
+    names = [f"{WORDS[one % 16]}_{one}" for one in range(20)]
+    pages = [processor(partial(page, name)) for name in names]
     return {
         "first reading of the pictures": first,
         "another look at the pictures": again,
