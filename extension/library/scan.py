@@ -55,12 +55,9 @@ class Scanner:
         self._choice = choice
         self.index = index
         self._reader = FactsReader()
-        self._asked = threading.Event()
-        """Set to read new files and save the index."""
-        self._due = True
-        """Set to scan the folders before that."""
-        self._places: set[Path] = set()
-        """Folders that are scanned before that, without the ones inside them."""
+        self._asked = threading.Event()  # set to read new files and save the index
+        self._due = True  # to scan the folders before that
+        self._places: set[Path] = set()  # to scan before that, without the folders inside them
         self._idle = threading.Event()
         """Set while no file is waiting to be read."""
         self._hurry = threading.Event()
@@ -76,8 +73,7 @@ class Scanner:
         self._watcher: _Watcher | None = None
         self.found: Mapping[Path, Found] | None = None
         """The files of the latest scan, by path; None before the first."""
-        self._walked: Sequence[Path] = ()
-        """The folders of the latest scan of all, like the next."""
+        self._walked: Sequence[Path] = ()  # the folders of the latest scan of all, like the next
         self._entered: Mapping[str, str] = {}
         self.progress = Progress()
         self.problem = ""
