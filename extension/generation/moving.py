@@ -243,7 +243,7 @@ class Moving:
                 continue
             prune(move.source.parent)
             catalog.index.move(move.source, move.target)
-        catalog.refresh()
+        catalog.refresh({path.parent for move in operation.moves for path in move.pairs[0]})
         self._rename_kept(operation.names)
         return stay
 

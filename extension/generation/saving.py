@@ -281,7 +281,7 @@ class SaveRun:
         from ..library.pictures import PictureError, set_picture
 
         catalog = self.session.catalog
-        catalog.refresh()
+        catalog.refresh([self.wanted.path.parent])
         found = catalog.all_found.get(self.wanted.path)
         if found is None:
             return

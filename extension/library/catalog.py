@@ -109,9 +109,9 @@ class Catalog:
         """Scan the folders often for a while: a client shows the files."""
         self._scanner.scan_often()
 
-    def refresh(self) -> None:
-        """Scan the folders again."""
-        self._scanner.scan()
+    def refresh(self, places: Collection[Path] | None = None) -> None:
+        """Scan the folders again, or only some of them, in which files came or went; not the ones inside these."""
+        self._scanner.scan(places)
 
     def read_for(self, seconds: float) -> None:
         """Let the thread read unread files for at most `seconds`, then read the rest, if it is small.

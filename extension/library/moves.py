@@ -82,7 +82,10 @@ class Move:
         if not any(map(os.path.lexists, self.pairs[0])):
             raise FileNotFoundError(errno.ENOENT, "it is gone", str(self.source))
         if self.stamp is not None and os.path.lexists(self.source):
-            stat = self.source.stat()
+            try:
+                stat = self.source.stat()
+            except FileNotFoundError as error:  # another program has moved it since the line above
+                raise FileNotFoundError(errno.ENOENT, "it is gone", str(self.source)) from error
             if (stat.st_size, stat.st_mtime_ns) != self.stamp:
                 raise FileNotFoundError(errno.ENOENT, "another file has its place now", str(self.source))
 

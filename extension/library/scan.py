@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 import gc
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from typing import Any
 from .facts import Facts, FactsReader
 from .index import Index
 from .notes import Notes, read_notes
-from .walk import Bounds, CatalogFile, Choice, Found, ScanStoppedError, walk
+from .walk import TRASH, Bounds, CatalogFile, Choice, Found, ScanStoppedError, walk, walk_again
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +26,7 @@ _LOOK_EVERY = 20.0  # seconds, while a client looks and there are no change even
 _TOLD_ENOUGH = 300.0  # seconds, the same with change events: network drives lose some
 _SETTLE = 1.0  # seconds without further events: a file that is being copied changes all the time
 _SETTLE_AT_MOST = 10.0  # seconds of events after which the folders are scanned all the same
+_FEW_PLACES = 50  # folders that are scanned one by one: more events than these are lost where they come too fast
 _RETRY = 30.0  # seconds after which saving is tried again where it failed
 _LATER = 2.0  # seconds after a start, in which pages show known data first
 _PATIENCE = 10.0  # seconds that the thread has to stop
@@ -52,10 +55,9 @@ class Scanner:
         self._choice = choice
         self.index = index
         self._reader = FactsReader()
-        self._asked = threading.Event()
-        """Set to read new files and save the index."""
-        self._due = True
-        """Set to scan the folders before that."""
+        self._asked = threading.Event()  # set to read new files and save the index
+        self._due = True  # to scan the folders before that
+        self._places: set[Path] = set()  # to scan before that, without the folders inside them
         self._idle = threading.Event()
         """Set while no file is waiting to be read."""
         self._hurry = threading.Event()
@@ -71,6 +73,8 @@ class Scanner:
         self._watcher: _Watcher | None = None
         self.found: Mapping[Path, Found] | None = None
         """The files of the latest scan, by path; None before the first."""
+        self._walked: Sequence[Path] = ()  # the folders of the latest scan of all, like the next
+        self._entered: Mapping[str, str] = {}
         self.progress = Progress()
         self.problem = ""
         """One sentence if the folders have more files than a scan reads."""
@@ -112,9 +116,13 @@ class Scanner:
         self._hurry.set()
         self._idle.wait(seconds)
 
-    def scan(self) -> Mapping[Path, Found]:
-        """Scan the folders now, by names and stamps; the thread reads new files."""
-        found = self._walk()
+    def scan(self, places: Collection[Path] | None = None) -> Mapping[Path, Found]:
+        """Scan the folders now, by names and stamps; the thread reads new files.
+
+        Args:
+            places: folders in which files came or went, if it is known that no others have changed.
+        """
+        found = self._walk(places)
         self.ask()
         return found
 
@@ -123,18 +131,15 @@ class Scanner:
         self._idle.clear()
         self._asked.set()
 
-    def _walk(self) -> Mapping[Path, Found]:
+    def _walk(self, places: Collection[Path] | None = None) -> Mapping[Path, Found]:
         self._hurry.set()
         with self._walking:
-            folders, stops = self._folders(), self._stops
-            bounds = Bounds(lambda: self._stops != stops)
+            folders = self._folders()
             try:
-                found = {one.file.path: one for one in walk(folders, bounds)}
+                found = self._again(folders, places)
             except ScanStoppedError:
                 return self.found or {}
-            self._say(bounds.problem)
-            self.trashes = tuple(bounds.trashes)
-            if not bounds.problem:  # or files that are there would be forgotten
+            if not self.problem:  # or files that are there would be forgotten
                 self.index.keep_only((one.file for one in found.values()), folders)
             names = names_of([one.file for one in found.values()], self._choice)
             for one in found.values():
@@ -142,6 +147,23 @@ class Scanner:
             if found != self.found:  # what was worked out of the same files stays
                 self.found = found
         return self.found or found
+
+    def _again(self, folders: Sequence[Path], places: Collection[Path] | None) -> Mapping[Path, Found]:
+        """Return the files of the folders; some places are enough where the others are as they were."""
+        if places is not None and self.found is not None and not self.problem and folders == self._walked:
+            trashes = {above for place in places for above in (place, *place.parents) if above.name == TRASH}
+            left = {place for place in places if TRASH not in place.parts}
+            found = walk_again(self.found, folders, left, self._entered)
+            if found is not None:
+                self.trashes = tuple({*self.trashes, *trashes})
+                return found
+        stops = self._stops
+        bounds = Bounds(lambda: self._stops != stops)
+        whole = {one.file.path: one for one in walk(folders, bounds)}
+        self._say(bounds.problem)
+        self.trashes = tuple(bounds.trashes)
+        self._walked, self._entered = folders, bounds.entered
+        return whole
 
     def _say(self, problem: str) -> None:
         if problem and problem != self.problem:
@@ -196,7 +218,7 @@ class Scanner:
             self._hurry.wait(_LATER)  # show known data first
         while not self._stopped:
             self._due = self._due or self._is_time()
-            if self._asked.is_set() or self._due:
+            if self._asked.is_set() or self._due or self._places:
                 try:
                     self._scan()
                 except Exception:  # the next scan may succeed
@@ -211,7 +233,10 @@ class Scanner:
     def _is_time(self) -> bool:
         now = time.monotonic()
         if self._watcher is not None and self._watcher.settled(_SETTLE, _SETTLE_AT_MOST):
-            return True
+            places = self._watcher.places()
+            if places is None:
+                return True
+            self._places |= places
         every = _LOOK_EVERY if self._watcher is None or not self._watcher.works else _TOLD_ENOUGH
         return now - self._looked < _WATCHED and now - self._scanned > every
 
@@ -219,7 +244,10 @@ class Scanner:
         self._watch()
         self._asked.clear()  # later requests belong to the next round
         due, self._due = self._due, False
-        found = self._walk() if due or self.found is None else self.found
+        places, self._places = self._places, set()
+        if due or places or self.found is None:
+            self._walk(None if due else places)
+        found = self.found or {}
         waiting = [one for one in found.values() if self._is_new(one)]
         for done, one in enumerate(waiting):
             if self._stopped:
@@ -304,6 +332,8 @@ class _Watcher:
         self.works = False
         self._first = self._changed = 0.0
         """When the first change since the latest scan came, and when the latest one."""
+        self._places: deque[Path | None] = deque()
+        """Where they were; None for folders that came or went."""
         self._observer: Any = None
         try:
             from watchdog.events import FileSystemEventHandler
@@ -333,6 +363,11 @@ class _Watcher:
             return True
         return False
 
+    def places(self) -> set[Path] | None:
+        """Return once in which folders files have changed; None if folders did, or too many to tell."""
+        found = {self._places.popleft() for _ in range(len(self._places))}
+        return {place for place in found if place} if None not in found and len(found) <= _FEW_PLACES else None
+
     def close(self) -> None:
         """Stop watching."""
         if self._observer is not None:
@@ -341,6 +376,12 @@ class _Watcher:
             self._observer = None
 
     def _on_event(self, event: Any) -> None:
-        if event.event_type not in ("opened", "closed_no_write"):  # reading is no change
-            self._changed = time.monotonic()
-            self._first = self._first or self._changed
+        if event.event_type in ("opened", "closed_no_write"):  # reading is no change
+            return
+        is_folder = event.is_directory and event.event_type != "modified"
+        for path in filter(None, (event.src_path, event.dest_path)):
+            place = Path(os.fsdecode(path))
+            if TRASH not in place.parts:
+                self._places.append(None if is_folder else place if event.is_directory else place.parent)
+        self._changed = time.monotonic()
+        self._first = self._first or self._changed

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -73,7 +73,7 @@ class CatalogFile:
         """Return the path of its folder below the scanned one; empty at the top."""
         return self.relative.rpartition("/")[0]
 
-    @property
+    @cached_property
     def readable(self) -> bool:
         """Return whether Remora can read it and a prompt can name it, by its path."""
         return self.path.suffix.lower() == READABLE and self.has_text_name
@@ -152,6 +152,8 @@ class Bounds:
     """One sentence if there are more."""
     trashes: list[Path] = field(default_factory=list, init=False)
     """The folders of deleted files that it came upon."""
+    entered: dict[str, str] = field(default_factory=dict, init=False)
+    """Real path of a folder -> the first path by which it came there."""
     _read: int = field(default=0, init=False)
 
     def add(self, root: str, count: int) -> bool:
@@ -191,6 +193,55 @@ def walk(folders: Sequence[Path], bounds: Bounds | None = None) -> Iterator[Foun
             yield replace(found, file=replace(found.file, relative=relative))
 
 
+def walk_again(
+    found: Mapping[Path, Found], folders: Sequence[Path], places: Collection[Path], entered: Mapping[str, str]
+) -> Mapping[Path, Found] | None:
+    """Return the files after some places have changed; None where only a walk tells.
+
+    Args:
+        found: the files of the latest walk, by path.
+        folders: as in that walk.
+        places: the folders below these in which files came, changed or went; no folder did.
+        entered: of the bounds of that walk.
+    """
+    present: dict[str, list[Found]] = {}
+    for path, one in found.items():
+        present.setdefault(str(path).rpartition(os.sep)[0], []).append(one)  # quicker than `path.parent`
+    changed = [one.file.path for place in places for one in present.pop(str(place), ())]
+    for place in places:
+        again = _in_place(place, folders, entered)
+        if again is None:
+            return None
+        changed += [one.file.path for one in again]
+        present[str(place)] = again
+    names = {path.name.lower() for path in changed} if len(folders) > 1 else set()
+    if any(path.name.lower() in names for path in found.keys() - set(changed)):
+        return None  # files of one name are told apart by all their folders
+    order = {str(place): folders.index(_top_of(Path(place), folders)) for place, files in present.items() if files}
+    every = [(order[place], one.file.path, one) for place, files in present.items() for one in files]
+    return {path: one for _, path, one in sorted(every, key=lambda one: one[:2])}
+
+
+def _in_place(place: Path, folders: Sequence[Path], entered: Mapping[str, str]) -> list[Found] | None:
+    """Return the files of a folder, without the ones inside it; None if another path may lead there, or none."""
+    top = _top_of(place, folders)
+    around = [str(one) for one in (place, *place.parents) if top is not None and one.is_relative_to(top)]
+    if top is None or any(entered.get(os.path.realpath(one), one) != one for one in around):
+        return None
+    taken: set[tuple[str, str]] = set()
+    try:
+        found = sorted(_in(place, top, frozenset(one.name for one in place.iterdir())), key=lambda one: one.file.path)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError:
+        return None
+    return [replace(one, file=replace(one.file, relative=_free(one.file, top, taken))) for one in found]
+
+
+def _top_of(place: Path, folders: Sequence[Path]) -> Path | None:
+    return next((top for top in folders if place.is_relative_to(top)), None)
+
+
 def _free(file: CatalogFile, folder: Path, taken: set[tuple[str, str]]) -> str:
     """Return the shortest path that is not taken, and take it: below the folder, or with its parents."""
     parts, suffix = folder.absolute().parts[1:], file.path.suffix.lower()
@@ -220,6 +271,7 @@ def _below(folder: Path, bounds: Bounds) -> Iterator[Found]:
             folders.clear()
             continue
         entered.add(real)
+        bounds.entered.setdefault(real, root)
         if TRASH in folders:
             folders.remove(TRASH)
             bounds.trashes.append(Path(root, TRASH))

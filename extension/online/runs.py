@@ -270,7 +270,7 @@ class Downloading(Run):
     def _list(self, site: Site, path: Path, offered: SiteFile, published: Published) -> None:
         """List the new file, with what the site says of it."""
         catalog = self.session.catalog
-        catalog.refresh()
+        catalog.refresh([path.parent])
         found = catalog.all_found.get(path)
         if found is None:
             return

@@ -2,7 +2,7 @@
 
 /**
  * @import {Blocks, Lora, Region} from "../api.d.ts"
- * @import {Catalog} from "./catalog.js"
+ * @import {Catalog, Folded} from "./catalog.js"
  * @import {Key} from "./words.js"
  *
  * @typedef {object} Suggestion
@@ -46,7 +46,7 @@
  * @property {string[]} others the other fields, the name first
  */
 
-import {canBeInserted, distance, MATCHES} from "./catalog.js";
+import {canBeInserted, distance, fold, MATCHES} from "./catalog.js";
 import {SHAPES, written} from "./curve.js";
 import {hasWords, plainWords, readTags, split} from "./prompt.js";
 import {ALIASES, AMOUNTS, escapedName, fieldsOf, makeTag, PASSES, RULES, readBody} from "./tag.js";
@@ -401,6 +401,8 @@ const LEVELS = 4; // of loose matches
 const WORSE = LOOSE; // a file that does not fit comes behind the ones that do, unless the text is its name
 const RANKS = LOOSE + LEVELS + WORSE;
 
+/** @typedef {Folded & {fits: boolean}} Entry */
+
 /** The names of the files of a catalog, to be found at each keystroke: what is the same for all of these is kept. */
 export class Names {
     /** @param {Catalog} catalog */
@@ -408,30 +410,31 @@ export class Names {
         this.catalog = catalog;
         /** @type {Pick<Catalog, "all" | "families">} */
         this.known = {all: [], families: {}}; // the lists that were read
-        /** @type {{lora: Lora, texts: string[], fits: boolean}[]} */
-        this.entries = []; // the most used first
+        /** @type {{sought: string, entries: Entry[]}[]} */
+        this.narrowed = []; // all, the most used first; then those of them that what is typed leaves
     }
 
     read() {
         const {catalog} = this;
         const {all, families} = catalog;
-        if (this.known.all === all && this.known.families === families) return this.entries;
+        if (this.known.all === all && this.known.families === families) return;
         this.known = {all, families};
-        this.entries = all
+        const entries = all
             .filter(canBeInserted)
-            .map((lora) => ({
-                lora,
-                texts: [lora.name.toLowerCase(), `${lora.words}\n${lora.alias}`.toLowerCase()],
-                fits: !catalog.against(lora),
-            }))
+            .map((lora) => ({lora, name: lora.name.toLowerCase()}))
             .sort(
                 (one, other) =>
                     other.lora.uses - one.lora.uses
                     || other.lora.used - one.lora.used
                     || Number(other.lora.favourite) - Number(one.lora.favourite)
-                    || (one.texts[0] < other.texts[0] ? -1 : 1),
-            );
-        return this.entries;
+                    || (one.name < other.name ? -1 : 1),
+            )
+            // in this order, so that they lie one after the other in memory: a search takes a third of the time
+            .map(({lora}) => ({
+                ...fold(lora, [lora.name, `${lora.words}\n${lora.alias}`]),
+                fits: !catalog.against(lora),
+            }));
+        this.narrowed = [{sought: "", entries}];
     }
 
     /**
@@ -440,44 +443,53 @@ export class Names {
      * @param {string} typed
      */
     find(typed) {
+        this.read();
+        const {narrowed} = this;
         const sought = typed.trim().toLowerCase();
         const words = sought.split(/[\s_-]+/).filter(Boolean);
+        while (!sought.startsWith(narrowed[narrowed.length - 1].sought)) narrowed.pop();
+        /** @type {Entry[]} */
+        const entries = [];
         /** @type {Lora[][]} */
         const found = Array.from({length: RANKS}, () => []);
-        for (const {lora, texts, fits} of this.read()) {
-            const own = rankOf(texts, sought, words);
-            const rank = fits || own === 0 ? own : own + WORSE;
-            if (rank < RANKS && found[rank].length < MOST) found[rank].push(lora);
+        for (const entry of narrowed[narrowed.length - 1].entries) {
+            const own = rankOf(entry, sought, words);
+            if (own === Infinity) continue;
+            entries.push(entry);
+            const rank = entry.fits || own === 0 ? own : own + WORSE;
+            if (own < LOOSE + LEVELS && found[rank].length < MOST) found[rank].push(entry.lora);
         }
+        // what has no word of `_ink` may have both of `_ink_ne`
+        if (words.length > 1 || words[0] === sought) narrowed.push({sought, entries});
         return found.flat().slice(0, MOST);
     }
 }
 
 /**
- * @param {string[]} texts
+ * @param {Folded} folded
  * @param {string} sought
  * @param {string[]} words
  */
-function rankOf(texts, sought, words) {
+function rankOf(folded, sought, words) {
     if (!sought) return 1;
-    const whole = distance(texts, sought);
+    const whole = distance(folded, sought);
     if (whole < Infinity) return whole;
-    const each = words.length > 1 ? Math.max(...words.map((word) => distance(texts, word))) : Infinity;
-    return each < Infinity ? each : looseRank(texts[0], words.join(""));
+    const each = words.length > 1 ? Math.max(...words.map((word) => distance(folded, word))) : Infinity;
+    return each < Infinity ? each : looseRank(folded, words.join(""));
 }
 
 /**
- * Return the rank of a name that has letters in their order, with others between them: the fewer, the better.
- * @param {string} name
+ * Return the rank of a name that has letters in their order, with others between them: the fewer, the better. A rank
+ * from `LOOSE + LEVELS` on is none.
+ * @param {Folded} folded
  * @param {string} letters
  */
-function looseRank(name, letters) {
+function looseRank({text, ends: [end]}, letters) {
     if (letters.length < 2) return Infinity;
-    let at = name.indexOf(letters[0]);
+    let at = text.indexOf(letters[0]);
     const first = at;
-    for (let next = 1; next < letters.length && at >= 0; next += 1) at = name.indexOf(letters[next], at + 1);
-    if (at < 0) return Infinity;
+    for (let next = 1; next < letters.length && at >= 0; next += 1) at = text.indexOf(letters[next], at + 1);
+    if (at < 0 || at >= end) return Infinity;
     const others = at - first + 1 - letters.length;
-    const level = Math.floor(others / letters.length);
-    return level < LEVELS ? LOOSE + level : Infinity;
+    return LOOSE + Math.floor(others / letters.length);
 }

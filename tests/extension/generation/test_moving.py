@@ -56,7 +56,9 @@ def ui(tmp_path: Path, folder: Path) -> Iterator[WebUI]:
     made.catalog.close()
 
 
-def test_kept_stacks_and_what_is_known_follow_a_file(ui: WebUI, folder: Path, tmp_path: Path) -> None:
+def test_kept_stacks_and_what_is_known_follow_a_file(
+    ui: WebUI, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("sub/a", "b", "other/b"):
         (folder / name).parent.mkdir(exist_ok=True)
         lora(folder / f"{name}.safetensors")
@@ -72,7 +74,9 @@ def test_kept_stacks_and_what_is_known_follow_a_file(ui: WebUI, folder: Path, tm
 
     # in another folder its name means it, but not its path
     former = ui.file("a")
-    done = ui.moving.move([ui.file("a")], "new/deep")
+    with monkeypatch.context() as patched:
+        patched.delattr("extension.library.scan.walk")  # the other folders are not looked through
+        done = ui.moving.move([former], "new/deep")
     assert not done.refused
     with pytest.raises(NotesError, match=r"a\.safetensors was moved or replaced meanwhile"):
         write_notes(former, {"rating": 5})  # of a page that does not know it yet

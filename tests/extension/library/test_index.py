@@ -573,11 +573,22 @@ def test_what_happens_in_the_folders_is_followed(
 ) -> None:
     catalog = started()
     assert not catalog.index.rows()
+    walks: list[int] = []
+    monkeypatch.setattr("extension.library.scan.walk", lambda *given: walks.append(1) or walk(*given))
     lora(folder / "a.safetensors")
     _until(lambda: [one.name for one in catalog.index.rows() if one.complete] == ["a"])
     (folder / "a.json").write_text('{"remora": {"rating": 3}}')
     _until(lambda: catalog.index.rows()[0].notes is not None and catalog.index.rows()[0].notes.rating == 3)
     (folder / "a.safetensors").unlink()
+    _until(lambda: not catalog.index.rows())
+    assert not walks, "only the folder that changed is looked through"
+    (folder / "new" / "deep").mkdir(parents=True)
+    lora(folder / "new" / "deep" / "b.safetensors")
+    _until(lambda: [one.name for one in catalog.index.rows() if one.complete] == ["b"])
+    assert walks
+    (folder / "new").rename(folder / "newer")
+    _until(lambda: [one.file.folder for one in catalog.index.rows() if one.complete] == ["newer/deep"])
+    (folder / "newer" / "deep" / "b.safetensors").unlink()
     _until(lambda: not catalog.index.rows())
     monkeypatch.setattr("extension.library.scan._SETTLE_AT_MOST", 2.0)
     ended = threading.Event()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from extension.library import beside, walk
-from extension.library.walk import Bounds, ScanStoppedError
+from extension.library.walk import Bounds, ScanStoppedError, walk_again
 
 
 def put(path: Path, content: bytes = b"x") -> Path:
@@ -45,16 +46,40 @@ def test_the_stamp_changes_with_what_lies_beside(tmp_path: Path) -> None:
     assert touched.file == bare.file
 
 
-def test_an_id_is_that_of_the_place(tmp_path: Path) -> None:
-    put(tmp_path / "a.safetensors"), put(tmp_path / "b" / "a.safetensors")
-    one, two = walk([tmp_path])
+def test_a_file_has_an_id_of_its_place_and_is_found_once(tmp_path: Path) -> None:
+    paths = [put(tmp_path / f"{name}.safetensors") for name in ("a", "sub/a", "z")]
+    one, two, _ = walk([tmp_path])
     assert one.file.id != two.file.id
-    assert [found.file.id for found in walk([tmp_path])] == [one.file.id, two.file.id]
-
-
-def test_a_folder_inside_another_one_hides_no_file_behind_it(tmp_path: Path) -> None:
-    paths = [put(tmp_path / f"{name}.safetensors") for name in ("a", "sub/b", "z")]
+    assert [found.file.id for found in walk([tmp_path])][:2] == [one.file.id, two.file.id]
     assert {found.file.path for found in walk([tmp_path / "sub", tmp_path])} == set(paths)
+
+
+def test_places_that_changed_are_walked_again_and_tell_what_a_whole_walk_tells(tmp_path: Path) -> None:
+    chance = Random(12)
+    one, two = tmp_path / "one", tmp_path / "two"
+    known = 0
+    for tops in ([one], [one, two], [one / "x", one, two]):
+        for number in range(20):
+            put(chance.choice([one, two]) / chance.choice(["", "x", "x/y", "z"]) / f"{number}.safetensors")
+        if os.name != "nt" and not (one / "link").exists():
+            (one / "link").symlink_to(one / "z", target_is_directory=True)
+        bounds = Bounds()
+        found = {each.file.path: each for each in walk(tops, bounds)}
+        for step in range(80):
+            source = chance.choice([*found])
+            target = chance.choice(tops) / chance.choice(["", "x/y", "z", "new/deep"]) / f"{step % 9}.safetensors"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.with_suffix(".json").write_text(str(step))
+            source.replace(target)
+            places = {source.parent, target.parent}
+            later = Bounds()
+            whole = {each.file.path: each for each in walk(tops, later)}
+            again = walk_again(found, tops, places, bounds.entered)
+            assert again is None or [*again.items()] == [*whole.items()]
+            known += again is not None
+            found, bounds = whole, later
+    assert known > 50, "most of them, where no names are equal"
+    assert walk_again(found, [two], {one}, {}) is None
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links need rights there")
