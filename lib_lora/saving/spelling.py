@@ -12,7 +12,7 @@ from ..errors import StackError
 from ..files.components import TEXT_ENCODER, is_denoiser
 from ..naming.index import LayerIndex
 from ..naming.places import Place
-from .trees import ChangedWeight, in_tree, tree_of
+from .trees import ChangedWeight, Reader, family_of_denoiser, in_tree
 
 Spelling = Literal["kohya", "diffusers", "peft", "comfy"]
 """`kohya` is read by most programs, `diffusers` has PEFT's names and `peft` its folders, `comfy` ComfyUI's names."""
@@ -28,6 +28,12 @@ PARAMETERS: Mapping[Spelling, Mapping[str, str]] = {
 """Of the factors, the norms of DoRA and the change of the bias. PEFT's files have `alpha` in the configuration."""
 ONLY_LORA: Mapping[Spelling, str] = {"diffusers": "diffusers", "peft": "PEFT"}
 """Spellings -> who reads them. A key without `lora`, as of a whole difference, makes a file unreadable there."""
+_READERS: Mapping[Spelling, Reader] = {
+    "kohya": "kohya",
+    "diffusers": "diffusers",
+    "peft": "diffusers",
+    "comfy": "comfy",
+}
 PEFT_PREFIX = "base_model.model."
 PEFT_FILE, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _TRANSFORMER = ("transformer_blocks", "single_transformer_blocks")
@@ -57,7 +63,7 @@ class KeyNames:
 
     def layers(self, weights: Sequence[ChangedWeight]) -> list[ChangedWeight]:
         """Return the layers that a file has of the weights of the model; raise ComponentError if it can have none."""
-        return in_tree(weights, self.indexes, native=self.spelling not in ONLY_LORA)
+        return in_tree(weights, self.indexes, _READERS[self.spelling])
 
     def prefix(self, component: str, name: str) -> str:
         """Return what comes before the parameter in the keys of a layer; raise StackError if it has no such name."""
@@ -81,10 +87,9 @@ class KeyNames:
         kohya's files have the names of the checkpoint for SDXL, and diffusers' names for other UNets.
         """
         index, begins = self.indexes[component], _CLIP
-        if component == "unet" and self.spelling == "comfy":
-            begins = _LDM
-        elif component == "unet" and name.startswith(_LDM):
-            begins = _LDM if self.spelling == "kohya" and "label_emb.0.0" in index.dotted else _UNET
+        if component == "unet":
+            of_ldm = self.spelling == "comfy" or (self.spelling == "kohya" and "label_emb.0.0" in index.dotted)
+            begins = _LDM if of_ldm else _UNET
         elif not component.startswith(TEXT_ENCODER):
             return name  # of `layers`
         place = index.dotted[name]
@@ -95,7 +100,7 @@ class KeyNames:
             prefix = "lora_prior_unet"
         elif is_denoiser(component):
             is_own = component.startswith("transformer") and name.startswith(_TRANSFORMER)
-            is_own &= tree_of(self.indexes[component], native=True) is None
+            is_own &= family_of_denoiser(self.indexes[component]) is None
             prefix = "" if component == "transformer_2" else "lora_transformer" if is_own else "lora_unet"
         else:
             several = sum([one.startswith(TEXT_ENCODER) for one in self.indexes]) > 1
