@@ -396,7 +396,7 @@ def test_names_of_components(tmp_path):
 
     for family, (spelling, writers) in product(map(families().get, ENCODERS), ENCODER_WRITERS.items()):
         parts = {family.component: family.build(False), **{name: build() for name, build in family.encoders.items()}}
-        indexes = {name: LayerIndex(name, part, alias_table()) for name, part in parts.items()}
+        indexes = {name: LayerIndex(name, part) for name, part in parts.items()}
         for writer in [family.writers[one] for one in writers if one in family.writers]:
             layers = [one.name for one in indexes[writer.component].targets if one.kind == "linear"]
             for layer in [one for one in layers if not writer.layers or any(part in one for part in writer.layers)]:
@@ -404,7 +404,7 @@ def test_names_of_components(tmp_path):
                 assert KeyNames(spelling, indexes).prefix(writer.component, layer) == wanted
     layer = "text_model.encoder.layers.0.mlp.fc1"
     known = Blocks({"model.layers.0.mlp.gate_proj": 24, f"transformer.{layer}": 24, "encoder.layers.1.mlp.fc1": 24})
-    index = {"text_encoder": LayerIndex("text_encoder", known, alias_table())}
+    index = {"text_encoder": LayerIndex("text_encoder", known)}
     names = KeyNames("peft", index)
     assert names.prefix("text_encoder", f"transformer.{layer}") == f"base_model.model.{layer}", "of a host"
     assert names.prefix("text_encoder", "encoder.layers.1.mlp.fc1") == "base_model.model.encoder.layers.1.mlp.fc1"
