@@ -10,9 +10,9 @@ from typing import Literal
 
 from ..errors import StackError
 from ..files.components import TEXT_ENCODER, is_denoiser
-from ..naming.index import LayerIndex
+from ..naming.index import LayerIndex, family_of_model
 from ..naming.places import Place
-from .trees import ChangedWeight, in_tree, tree_of
+from .trees import ChangedWeight, Reader, family_of_denoiser, in_tree
 
 Spelling = Literal["kohya", "diffusers", "peft", "comfy"]
 """`kohya` is read by most programs, `diffusers` has PEFT's names and `peft` its folders, `comfy` ComfyUI's names."""
@@ -28,6 +28,12 @@ PARAMETERS: Mapping[Spelling, Mapping[str, str]] = {
 """Of the factors, the norms of DoRA and the change of the bias. PEFT's files have `alpha` in the configuration."""
 ONLY_LORA: Mapping[Spelling, str] = {"diffusers": "diffusers", "peft": "PEFT"}
 """Spellings -> who reads them. A key without `lora`, as of a whole difference, makes a file unreadable there."""
+_READERS: Mapping[Spelling, Reader] = {
+    "kohya": "kohya",
+    "diffusers": "diffusers",
+    "peft": "diffusers",
+    "comfy": "comfy",
+}
 PEFT_PREFIX = "base_model.model."
 PEFT_FILE, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _TRANSFORMER = ("transformer_blocks", "single_transformer_blocks")
@@ -38,7 +44,29 @@ _UNET = ("down_blocks.", "mid_block.", "up_blocks.", "time_embedding.", "add_emb
 """How they begin in diffusers."""
 _CLIP: tuple[str, ...] = ("text_model.encoder.layers.", "text_model.embeddings.", "text_model.final_layer_norm")
 """How the layers of CLIP begin in transformers, and in the files of trainers."""
-_T5 = "encoder.block."
+_T5 = ("encoder.block.", "encoder.final_layer_norm", "shared")
+_LANGUAGE_MODEL: Mapping[Spelling, tuple[str, ...]] = {"kohya": ("layers.",), "comfy": ("model.layers.",)}
+"""How the layers of a language model begin; elsewhere as in the loaded model."""
+_COMFY_ENCODERS: Mapping[str, Mapping[str, str]] = {
+    "anima": {TEXT_ENCODER: "qwen3_06b"},
+    "auraflow": {TEXT_ENCODER: "pile_t5xl"},
+    "hidream": {f"{TEXT_ENCODER}_4": "llama"},
+    "hunyuan_dit": {f"{TEXT_ENCODER}_2": "mt5xl"},
+    "hunyuan_image": {TEXT_ENCODER: "qwen25_7b", f"{TEXT_ENCODER}_2": "byt5_small"},
+    "hunyuan_video": {TEXT_ENCODER: "llama", f"{TEXT_ENCODER}_2": "clip_l"},
+    "hunyuan_video15": {TEXT_ENCODER: "qwen25_7b", f"{TEXT_ENCODER}_2": "byt5_small"},
+    "kandinsky5": {f"{TEXT_ENCODER}_2": "clip_l"},
+    "lumina2": {TEXT_ENCODER: "gemma2_2b"},
+    "qwen_image": {TEXT_ENCODER: "qwen25_7b"},
+    "sd2": {TEXT_ENCODER: "clip_h"},
+    "stable_audio": {TEXT_ENCODER: "t5base"},
+    "stable_cascade": {TEXT_ENCODER: "clip_g"},
+    "wan": {TEXT_ENCODER: "umt5xxl"},
+    "z_image": {TEXT_ENCODER: "qwen3_4b"},
+}
+"""Names of text encoders that are not CLIP-L, then bigG, or T5-XXL. Source: Comfy-Org/ComfyUI comfy/text_encoders."""
+_ADAPTER, _CONDITIONER = "llm_adapter", "text_conditioner"
+"""Anima's adapter, which is a part of the transformer in most programs; and its name in diffusers, where it is none."""
 _FLAT_CLIP = ("encoder.layers.", "embeddings.", "final_layer_norm")
 """Layers of CLIP where transformers has flattened its tree; files keep the name of the tree."""
 
@@ -57,18 +85,21 @@ class KeyNames:
 
     def layers(self, weights: Sequence[ChangedWeight]) -> list[ChangedWeight]:
         """Return the layers that a file has of the weights of the model; raise ComponentError if it can have none."""
-        return in_tree(weights, self.indexes, native=self.spelling not in ONLY_LORA)
+        return in_tree(weights, self.indexes, _READERS[self.spelling])
 
     def prefix(self, component: str, name: str) -> str:
         """Return what comes before the parameter in the keys of a layer; raise StackError if it has no such name."""
-        if self.spelling == "peft":  # which has the names of the loaded model
-            is_unet = component == "unet"
-            return f"{PEFT_PREFIX}{self._usual(component, name) if is_unet else name}"
+        if self.spelling == "peft":  # which has the names of the loaded model, but for those that hosts have changed
+            keeps = name.startswith(_FLAT_CLIP) or not component.startswith(("unet", TEXT_ENCODER))
+            return f"{PEFT_PREFIX}{name if keeps else self._usual(component, name)}"
         name = self._usual(component, name)
         if component.startswith(TEXT_ENCODER) and name.startswith(_FLAT_CLIP):
             name = f"text_model.{name}"
         if self.spelling == "diffusers":
-            return f"{component}.{name}"
+            component = _CONDITIONER if component == _ADAPTER else component
+            return name if name.startswith(f"{_CONDITIONER}.") else f"{component}.{name}"
+        if component in (_ADAPTER, _CONDITIONER):
+            component, name = "transformer", f"{_ADAPTER}.{name}"
         found = self._kohya(component, name) if self.spelling == "kohya" else self._comfy(component, name)
         if found is None:
             text = f"the spelling {self.spelling!r} has no name for the component {component}"
@@ -80,11 +111,10 @@ class KeyNames:
 
         kohya's files have the names of the checkpoint for SDXL, and diffusers' names for other UNets.
         """
-        index, begins = self.indexes[component], _CLIP
-        if component == "unet" and self.spelling == "comfy":
-            begins = _LDM
-        elif component == "unet" and name.startswith(_LDM):
-            begins = _LDM if self.spelling == "kohya" and "label_emb.0.0" in index.dotted else _UNET
+        index, begins = self.indexes[component], (*_CLIP, *_T5, *_LANGUAGE_MODEL.get(self.spelling, ()))
+        if component == "unet":
+            of_ldm = self.spelling == "comfy" or (self.spelling == "kohya" and "label_emb.0.0" in index.dotted)
+            begins = _LDM if of_ldm else _UNET
         elif not component.startswith(TEXT_ENCODER):
             return name  # of `layers`
         place = index.dotted[name]
@@ -95,7 +125,7 @@ class KeyNames:
             prefix = "lora_prior_unet"
         elif is_denoiser(component):
             is_own = component.startswith("transformer") and name.startswith(_TRANSFORMER)
-            is_own &= tree_of(self.indexes[component], native=True) is None
+            is_own = is_own and family_of_denoiser(self.indexes[component]) is None
             prefix = "" if component == "transformer_2" else "lora_transformer" if is_own else "lora_unet"
         else:
             several = sum([one.startswith(TEXT_ENCODER) for one in self.indexes]) > 1
@@ -108,9 +138,12 @@ class KeyNames:
     def _comfy(self, component: str, name: str) -> str | None:
         if is_denoiser(component):
             return f"diffusion_model.{name}"
-        if name.startswith(_T5):
-            return f"text_encoders.t5xxl.transformer.{name}"
-        encoder = {TEXT_ENCODER: "clip_l", f"{TEXT_ENCODER}_2": "clip_g"}.get(component)
+        family = family_of_model(self.indexes.values())
+        encoder = _COMFY_ENCODERS.get("" if family is None else family.name, {}).get(component)
+        if encoder is None and name.startswith(_T5):
+            encoder = "t5xxl"
+        elif encoder is None and name.startswith(_CLIP):
+            encoder = {TEXT_ENCODER: "clip_l", f"{TEXT_ENCODER}_2": "clip_g"}.get(component)
         return None if encoder is None else f"text_encoders.{encoder}.transformer.{name}"
 
 

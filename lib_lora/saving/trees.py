@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -16,16 +16,13 @@ from torch import Tensor
 from ..adapters.base import Factors
 from ..errors import ComponentError
 from ..files.components import is_denoiser, role
-from ..naming.architectures.base import Alias, Architecture, architecture_of, known_architectures
+from ..naming.architectures.base import Alias, Architecture, architecture_of
 from ..naming.index import LayerIndex, family_of_model
 from ..naming.places import Place, Target
 from .difference import Difference, Magnitude
 
-_BOTH = frozenset({"auraflow", "chroma", "flux", "flux2", "hunyuan_dit", "ltx", "lumina2", "pixart", "sd3", "z_image"})
-FAMILIES = {True: _BOTH | {"anima", "cosmos_predict2", "mochi", "wan"}, False: _BOTH}
-"""Families whose names are known in the tree of their own code, which ComfyUI and kohya's scripts read; and in that of
-diffusers. Of other families files have the names of the model.
-"""
+Reader = Literal["kohya", "comfy", "diffusers"]
+"""Whose names a file has: kohya's (sd-scripts and musubi-tuner), ComfyUI's, or those of diffusers."""
 
 
 class ChangedWeight(Protocol):
@@ -103,20 +100,18 @@ def _joined(pairs: Iterable[tuple[_Part, Factors]], length: int) -> tuple[Factor
     return tuple(found)
 
 
-def in_tree(
-    weights: Sequence[ChangedWeight], indexes: Mapping[str, LayerIndex], *, native: bool
-) -> list[ChangedWeight]:
+def in_tree(weights: Sequence[ChangedWeight], indexes: Mapping[str, LayerIndex], reader: Reader) -> list[ChangedWeight]:
     """Return the layers of a file of weights, in the order of the weights.
 
     Args:
         weights: that change.
         indexes: the layers of the model, by component.
-        native: whether the names come from the model's own code, or else from diffusers.
+        reader: whose names the file has.
 
     Raises:
         ComponentError: a layer has no such name, as the model lacks what is one layer with it there.
     """
-    trees = {name: _tree(index, native=native) for name, index in indexes.items()}
+    trees = {name: _tree(index, reader) for name, index in indexes.items()}
     found = dict[tuple[str, str], ChangedWeight | tuple[Place, list[_Part]]]()
     for weight in weights:
         component, name = weight.place
@@ -136,10 +131,10 @@ def in_tree(
     ]
 
 
-def tree_of(index: LayerIndex, *, native: bool) -> Architecture | None:
-    """Return the architecture of a component whose names in a tree are known; None for other components."""
-    found = architecture_of(family_of_model([index])) if is_denoiser(index.component) else None
-    return found if found is not None and found.name in FAMILIES[native] else None
+def family_of_denoiser(index: LayerIndex) -> Architecture | None:
+    """Return the architecture of a denoiser; None for a UNet, for other components, and where nothing tells."""
+    has_own = index.component != "unet" and is_denoiser(index.component)
+    return architecture_of(family_of_model([index])) if has_own else None
 
 
 def _target(name: str, place: Place) -> Target:
@@ -162,36 +157,51 @@ def _parts(weight: ChangedWeight, tree: Mapping[str, Place | None]) -> list[tupl
     return found
 
 
-def _tree(index: LayerIndex, *, native: bool) -> dict[str, Place | None]:
+def _tree(index: LayerIndex, reader: Reader) -> dict[str, Place | None]:
     """Return the layers that files name otherwise than the model does; None for a layer that has no such name.
 
-    If a layer has several names, the name of most rows counts. Next counts the name that fewer families have, as FLUX.2
-    has the table of FLUX.1 and names of its own. Then the name with fewer dots counts, then the first in the list.
+    If a layer has several names, the first in the table of the family counts.
     """
-    architecture = tree_of(index, native=native)
-    if architecture is None:
-        return {}
-    own = [one for one in architecture.aliases if one.component in (index.component, role(index.component))]
-    having = [sum([alias in one.aliases for one in known_architectures()]) for alias in own]
-    trees = [_pattern(one, one.native) for one in own], [_pattern(one, *one.parts) for one in own]
-    ours, theirs = trees if native else trees[::-1]
+    architecture = family_of_denoiser(index)
+    names = [] if architecture is None else _names_of(architecture, index.component, reader)
+    ours, parts = [one for one, _ in names], [other for _, other in names]
     found, taken = dict[str, Place | None](), list[Target]()
-    for target in index.targets:
-        if target.rows is not None or any(one.fullmatch(target.name) for one in ours):
+    for target in index.targets if names else ():
+        if target.rows is not None or (reader == "diffusers" and _first(ours, target.name) is not None):
+            continue  # diffusers itself may have two names for a family, and a model those that it has
+        known = index.names[target.path]
+        ranked = sorted([(number, name) for name in known if (number := _first(ours, name)) is not None])
+        fused = [number for name in known if (number := _first(parts, name)) is not None]
+        if fused and (not ranked or min(fused) < ranked[0][0]):
+            found[target.name] = None  # the other parts are missing
             continue
-        numbers = {name: _first(ours, name) for name in index.names[target.path]}
-        ranked = [
-            (-index.dotted[name].shape[0], having[number], name.count("."), number, name)
-            for name, number in numbers.items()
-            if number is not None and not _is_longer(name, numbers)
-        ]
-        for *_, name in sorted(ranked):
+        for _, name in ranked:
             windows = index.dotted[name].windows
             if not any(_meet(one, other) for one in windows for other in taken):
-                found[name] = index.dotted[name]
                 taken += windows
-        if not ranked and any(one.fullmatch(target.name) for one in theirs):
-            found[target.name] = None
+                found |= {} if name == target.name else {name: index.dotted[name]}
+    return found
+
+
+def _names_of(
+    architecture: Architecture, component: str, reader: Reader
+) -> list[tuple[re.Pattern[str], re.Pattern[str] | None]]:
+    """Return patterns of names that a reader has for layers, and of the parts that a fused one has elsewhere.
+
+    The first ones count. Where ComfyUI alone has another name than diffusers for a layer, kohya's scripts have the name
+    that diffusers has.
+    """
+    count = len(architecture.aliases) - len(architecture.comfy)
+    own = [(alias, reader != "diffusers") for alias in architecture.aliases[:count]]
+    comfy = [(alias, reader == "comfy") for alias in architecture.comfy]
+    first, others = (comfy, own) if reader == "comfy" else (own, comfy)
+    known = {part for alias, _ in first for part in alias.parts}
+    found = list[tuple[re.Pattern[str], re.Pattern[str] | None]]()
+    for alias, is_native in (*first, *(one for one in others if known.isdisjoint(one[0].parts))):
+        if alias.component in (component, role(component)):
+            names = (alias.native,) if is_native else alias.parts
+            parts = _pattern(alias, *alias.parts) if is_native and len(alias.parts) > 1 else None
+            found.append((_pattern(alias, *names), parts))
     return found
 
 
@@ -201,13 +211,8 @@ def _pattern(alias: Alias, *names: str) -> re.Pattern[str]:
     return re.compile(rf"(?:{every})(?:\..+)?" if isinstance(alias.diffusers, str) else every)
 
 
-def _first(patterns: Sequence[re.Pattern[str]], name: str) -> int | None:
-    return next((i for i, one in enumerate(patterns) if one.fullmatch(name)), None)
-
-
-def _is_longer(name: str, numbers: Mapping[str, int | None]) -> bool:
-    """Return whether a name is another one with something before it, as `net.` in some checkpoints."""
-    return any(number is not None and name.endswith(f".{other}") for other, number in numbers.items())
+def _first(patterns: Sequence[re.Pattern[str] | None], name: str) -> int | None:
+    return next((i for i, one in enumerate(patterns) if one is not None and one.fullmatch(name)), None)
 
 
 def _meet(one: Target, other: Target) -> bool:

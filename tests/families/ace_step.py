@@ -65,6 +65,11 @@ FAMILY = Family(
             dotted("transformer."),
             "diffusers",
         ),
-        "kohya": Writer("kohya", "Comfy-Org/ComfyUI comfy/lora.py, model_lora_keys_unet", kohya(), layers=("layers.",)),
+        "kohya": Writer(
+            "kohya",
+            "Comfy-Org/ComfyUI comfy/lora.py, model_lora_keys_unet",
+            kohya("lora_unet_decoder_"),
+            layers=("layers.",),
+        ),
     },
 )

@@ -5,13 +5,21 @@ Source: ace-step/ACE-Step-1.5 against diffusers' AceStepTransformer1DModel, as
 has the transformer below `decoder`, as ComfyUI's has, and LoRA without that.
 """
 
-from .base import Architecture, layers, named
+from .base import Architecture, layers, named, within
 
-_PARTS = {
+_ATTENTION = {
     **{f"{part}_proj": f"to_{part}" for part in "qkv"},
     "o_proj": "to_out.0",
     "q_norm": "norm_q",
     "k_norm": "norm_k",
+}
+_LAYER = {
+    **{
+        f"{kind}.{native}": f"{kind}.{own}"
+        for kind in ("self_attn", "cross_attn")
+        for native, own in _ATTENTION.items()
+    },
+    **{f"mlp.{part}_proj": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
 }
 
 ACE_STEP = Architecture(
@@ -24,14 +32,9 @@ ACE_STEP = Architecture(
         named("ace[_-]?step"),
     ),
     names={
-        **(
-            {
-                f"layers.{{}}.{kind}.{native}": f"layers.{{}}.{kind}.{own}"
-                for kind in ("self_attn", "cross_attn")
-                for native, own in _PARTS.items()
-            }
-            | {"proj_in.1": "proj_in_conv", "proj_out.1": "proj_out_conv"}
-            | {f"decoder.{part}": part for part in ("layers", "condition_embedder", "time_embed", "time_embed_r")}
-        )
+        **within("decoder.layers.{}", "layers.{}", _LAYER),
+        **{f"decoder.{part}": part for part in ("condition_embedder", "time_embed", "time_embed_r")},
+        **{f"{above}proj_{end}.1": f"proj_{end}_conv" for above in ("decoder.", "") for end in ("in", "out")},
+        **within("layers.{}", "layers.{}", _LAYER),  # its own LoRA, without `decoder`
     },
 )

@@ -164,10 +164,13 @@ class Architecture:
     """For people, as in `Stable Diffusion XL`."""
     signs: tuple[Sign, ...]
     aliases: tuple[Alias, ...] = ()
+    """All names, `comfy` among them. Files are written with the first of a layer's names."""
     names: InitVar[Names | None] = None
-    """The denoiser's own names -> diffusers': more `aliases`."""
+    """The denoiser's own names -> diffusers': more `aliases`, before the others."""
     swapped: InitVar[Mapping[str, str] | None] = None
     """Likewise, of layers that have the two halves of their outputs the other way round, as adaLN's shift and scale."""
+    comfy: tuple[Alias, ...] = ()
+    """The names that ComfyUI has for layers which kohya's scripts call otherwise."""
     inputs: tuple[str, ...] = ()
     """Layers of the denoiser that take the latents, by diffusers' names; inpainting and control models have more inputs
     there, behind the latents.
@@ -193,7 +196,7 @@ class Architecture:
 
     def __post_init__(self, names: Names | None, swapped: Mapping[str, str] | None) -> None:
         turned = [Alias(DENOISER, native, own, swapped=True) for native, own in (swapped or {}).items()]
-        object.__setattr__(self, "aliases", (*self.aliases, *aliases(DENOISER, names or {}), *turned))
+        object.__setattr__(self, "aliases", (*aliases(DENOISER, names or {}), *turned, *self.aliases, *self.comfy))
 
     def score(self, facts: Iterable[str]) -> int:
         """Weigh the facts; 0 means nothing speaks for this family."""

@@ -36,7 +36,7 @@ _NAMES: Names = {
 }
 _ALIASES = (
     *aliases(DENOISER, _NAMES),
-    *aliases(DENOISER, {f"net.{native}": native for native in _NAMES}),
+    *aliases(DENOISER, {f"net.{native}": own for native, own in _NAMES.items()}),
     *aliases(DENOISER, {native: f"core.{diffusers}" for native, diffusers in _NAMES.items()}),
 )
 _SIGNS = (
@@ -75,8 +75,7 @@ ANIMA = Architecture(
     ),
     aliases=(
         *_ALIASES,
-        Alias(DENOISER, "net.llm_adapter", "llm_adapter"),
-        Alias(DENOISER, "llm_adapter", "text_conditioner"),
+        *(Alias(DENOISER, name, "text_conditioner") for name in ("llm_adapter", "net.llm_adapter")),
         *(Alias(own, name, "") for own in _ADAPTER for name in (*_ADAPTER, "net.llm_adapter")),
     ),
 )

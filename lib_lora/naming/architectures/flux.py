@@ -41,23 +41,28 @@ def double_blocks(table: Names) -> Names:
     return within("double_blocks.{}", "transformer_blocks.{}", table)
 
 
-FLUX_BLOCKS: tuple[Alias, ...] = (
+SINGLE_BLOCKS: tuple[Alias, ...] = (
     Alias(DENOISER, "single_blocks.{}.linear1", _LINEAR1, sizes=("in", "in", "in", "rest")),
+    Alias(DENOISER, "single_blocks.{}.linear2", "single_transformer_blocks.{}.proj_out"),
     # linear1 without its MLP, as XLabs trains it; the name is ComfyUI's
     Alias(DENOISER, "single_blocks.{}.linear1_qkv", _LINEAR1[:3]),
-    Alias(DENOISER, "img_in.proj", ("x_embedder",)),  # OMI's name, beside the one below
+)
+"""What HunyuanVideo's own code calls so, too."""
+FLUX_BLOCKS: tuple[Alias, ...] = (
+    *SINGLE_BLOCKS,
     *aliases(
         DENOISER,
         {
             **double_blocks(_DOUBLE),
-            "single_blocks.{}.linear2": "single_transformer_blocks.{}.proj_out",
             "single_blocks.{}.norm.query_norm": "single_transformer_blocks.{}.attn.norm_q",
             "single_blocks.{}.norm.key_norm": "single_transformer_blocks.{}.attn.norm_k",
-            "img_in": "x_embedder",
-            "txt_in": "context_embedder",
-            "final_layer.linear": "proj_out",
         },
     ),
+)
+_FLUX_LAYERS = (
+    *FLUX_BLOCKS,
+    *aliases(DENOISER, {"img_in": "x_embedder", "txt_in": "context_embedder", "final_layer.linear": "proj_out"}),
+    Alias(DENOISER, "img_in.proj", ("x_embedder",)),  # OMI's name
 )
 
 SINGLE_ATTENTION_SIGN = layers(r"single_transformer_blocks_\d+_attn_to_(?:[qkv]|qkv):3072$")
@@ -134,7 +139,7 @@ FLUX = Architecture(
         **double_blocks(MODULATION),
     },
     swapped={"final_layer.adaLN_modulation.1": "norm_out.linear"},
-    aliases=FLUX_BLOCKS,
+    aliases=_FLUX_LAYERS,
 )
 CHROMA = Architecture(
     name="chroma",
@@ -143,7 +148,7 @@ CHROMA = Architecture(
     signs=(*FLUX_SIGNS, T5_INPUT_SIGN, layers(r"distilled_guidance_layer_"), named("chroma")),
     never=OTHERS,
     names=linears("distilled_guidance_layer.layers.{}", "distilled_guidance_layer.layers.{}", _LAYERS),
-    aliases=FLUX_BLOCKS,
+    aliases=_FLUX_LAYERS,
 )
 FLUX2 = Architecture(
     name="flux2",
@@ -178,5 +183,5 @@ FLUX2 = Architecture(
         **double_blocks(_FLUX2_FEED_FORWARD),
     },
     swapped={"final_layer.adaLN_modulation.1": "norm_out.linear"},
-    aliases=FLUX_BLOCKS,
+    aliases=_FLUX_LAYERS,
 )

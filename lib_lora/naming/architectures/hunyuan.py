@@ -10,15 +10,20 @@ the same names as Flux and a refiner named alike. OMI's `fc0`: Nerogar/OneTraine
 modules/util/convert/lora/convert_hunyuan_video_lora.py. Tencent-Hunyuan/HunyuanImage-2.1
 hyimage/models/hunyuan/modules/hunyuanimage_dit.py and HunyuanVideo-1.5
 hyvideo/models/transformers/hunyuanvideo_1_5_transformer.py, as huggingface/diffusers
-scripts/convert_hunyuan_image_to_diffusers.py and scripts/convert_hunyuan_video1_5_to_diffusers.py have them.
+scripts/convert_hunyuan_image_to_diffusers.py and scripts/convert_hunyuan_video1_5_to_diffusers.py have them; and as
+kohya's trainers and ComfyUI have them, kohya-ss/sd-scripts networks/convert_hunyuan_image_lora_to_comfy.py and
+kohya-ss/musubi-tuner src/musubi_tuner/networks/convert_hunyuan_video_1_5_lora_to_comfy.py.
 """
 
 from collections.abc import Mapping
 
-from .base import Architecture, Names, Variant, layers, linears, named, within
-from .flux import FLUX_BLOCKS, FLUX_SIGNS, MODULATION, MODULATION_SIGN, OTHERS, double_blocks
+from ...files.components import DENOISER
+from .base import Alias, Architecture, Names, Variant, aliases, layers, linears, named, within
+from .flux import FLUX_BLOCKS, FLUX_SIGNS, MODULATION, MODULATION_SIGN, OTHERS, SINGLE_BLOCKS, double_blocks
 
 _SINGLE = "single_transformer_blocks.{}"
+_REFINER = ("txt_in.individual_token_refiner.blocks.{}", "context_embedder.token_refiner.refiner_blocks.{}")
+_LAYERS = ("in_layer", "out_layer")
 _QKV = ("attn.to_q", "attn.to_k", "attn.to_v")
 _FUSED: Names = {"img_attn_qkv": _QKV, "txt_attn_qkv": ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj")}
 _APART: Names = {
@@ -26,7 +31,6 @@ _APART: Names = {
     **{f"txt_attn_{part}": f"attn.add_{part}_proj" for part in "qkv"},
 }
 _DOUBLE: Names = {
-    **MODULATION,
     "img_mod.linear": "norm1.linear",
     "img_attn_q_norm": "attn.norm_q",
     "img_attn_k_norm": "attn.norm_k",
@@ -44,20 +48,35 @@ _DOUBLE: Names = {
     **{f"{one}_mlp.fc2": f"{own}.net.2" for one, own in (("img", "ff"), ("txt", "ff_context"))},
 }
 _REFINER_BLOCK: Names = {
-    **{f"self_attn{dot}qkv": _QKV for dot in "_."},  # with a dot it is ComfyUI's
-    **{f"self_attn{dot}proj": "attn.to_out.0" for dot in "_."},
+    "self_attn_qkv": _QKV,
+    "self_attn_proj": "attn.to_out.0",
     "norm1": "norm1",
     "norm2": "norm2",
-    **{f"mlp.{name}": "ff.net.0.proj" for name in ("fc1", "fc0", "0")},  # Tencent's, OMI's, ComfyUI's
-    **{f"mlp.{name}": "ff.net.2" for name in ("fc2", "2")},
+    "mlp.fc1": "ff.net.0.proj",
+    "mlp.fc0": "ff.net.0.proj",
+    "mlp.fc2": "ff.net.2",
     "adaLN_modulation.1": "norm_out.linear",
 }
-_SINGLE_BLOCK: Names = {
-    "modulation.linear": "norm.linear",
-    "modulation.lin": "norm.linear",
-    "q_norm": "attn.norm_q",
-    "k_norm": "attn.norm_k",
+_SINGLE_BLOCK: Names = {"modulation.linear": "norm.linear", "q_norm": "attn.norm_q", "k_norm": "attn.norm_k"}
+_COMFY: Names = {
+    **double_blocks(MODULATION),
+    "single_blocks.{}.modulation.lin": f"{_SINGLE}.norm.linear",
+    **within(
+        *_REFINER,
+        {"self_attn.qkv": _QKV, "self_attn.proj": "attn.to_out.0", "mlp.0": "ff.net.0.proj", "mlp.2": "ff.net.2"},
+    ),
 }
+_TEXT = {
+    "txt_in.t_embedder": "context_embedder.time_text_embed.timestep_embedder",
+    "txt_in.c_embedder": "context_embedder.time_text_embed.text_embedder",
+}
+_VIDEO = {"time_in": "time_text_embed.timestep_embedder", "guidance_in": "time_text_embed.guidance_embedder"}
+_IMAGE = {
+    "time_in": "time_guidance_embed.timestep_embedder",
+    "time_r_in": "time_guidance_embed.timestep_embedder_r",
+    "guidance_in": "time_guidance_embed.guidance_embedder",
+}
+_VIDEO15 = {"time_in": "time_embed.timestep_embedder"}
 _BYT5 = {
     "byt5_in.layernorm": "context_embedder_2.norm",
     **{f"byt5_in.fc{i}": f"context_embedder_2.linear_{i}" for i in (1, 2, 3)},
@@ -65,25 +84,25 @@ _BYT5 = {
 
 
 def _names(embedders: Mapping[str, str], double: Names, more: Names) -> Names:
-    """Return the names of a family: its embedders of numbers, layers of its double blocks, and others."""
-    embedders = {
-        "txt_in.t_embedder": "context_embedder.time_text_embed.timestep_embedder",
-        "txt_in.c_embedder": "context_embedder.time_text_embed.text_embedder",
-        **embedders,
-    }
-    # however Tencent's and ComfyUI's trees call the two layers
-    pairs = (("mlp.0", "mlp.2"), ("in_layer", "out_layer"), ("linear_1", "linear_2"))
+    """Return Tencent's names of a family: its embedders of numbers, layers of its double blocks, and others."""
+    pairs = {**embedders, "txt_in.t_embedder": _TEXT["txt_in.t_embedder"]}.items()
     return {
-        **double_blocks({**_DOUBLE, **double}),
-        **within(
-            "txt_in.individual_token_refiner.blocks.{}",
-            "context_embedder.token_refiner.refiner_blocks.{}",
-            _REFINER_BLOCK,
-        ),
+        **double_blocks({**double, **_DOUBLE}),
+        **within(*_REFINER, _REFINER_BLOCK),
         "txt_in.input_embedder": "context_embedder.proj_in",
-        **{name: own for pair in pairs for one in embedders.items() for name, own in linears(*one, pair).items()},
+        "img_in": "x_embedder",
+        "final_layer.linear": "proj_out",
+        **{name: own for one in pairs for name, own in linears(*one, ("mlp.0", "mlp.2")).items()},
+        **linears("txt_in.c_embedder", _TEXT["txt_in.c_embedder"], ("linear_1", "linear_2")),
         **more,
     }
+
+
+def _comfy(embedders: Mapping[str, str]) -> tuple[Alias, ...]:
+    """Return ComfyUI's names of a family: the blocks have those of Flux."""
+    pairs = {**embedders, **_TEXT}.items()
+    numbers = {name: own for one in pairs for name, own in linears(*one, _LAYERS).items()}
+    return (*FLUX_BLOCKS, *aliases(DENOISER, {**_COMFY, **numbers}))
 
 
 _SWAPPED = {"final_layer.adaLN_modulation.1": "norm_out.linear"}  # shift and scale
@@ -117,16 +136,16 @@ HUNYUAN_VIDEO = Architecture(
         Variant("HunyuanVideo for image to video", inputs=33),
     ),
     names=_names(
-        {
-            "time_in": "time_text_embed.timestep_embedder",
-            "vector_in": "time_text_embed.text_embedder",
-            "guidance_in": "time_text_embed.guidance_embedder",
-        },
+        _VIDEO,
         _FUSED,
-        within("single_blocks.{}", _SINGLE, _SINGLE_BLOCK),
+        {
+            **within("single_blocks.{}", _SINGLE, _SINGLE_BLOCK),
+            **linears("vector_in", "time_text_embed.text_embedder", _LAYERS),
+        },
     ),
     swapped=_SWAPPED,
-    aliases=FLUX_BLOCKS,
+    aliases=SINGLE_BLOCKS,
+    comfy=_comfy(_VIDEO),
 )
 HUNYUAN_IMAGE = Architecture(
     name="hunyuan_image",
@@ -143,22 +162,24 @@ HUNYUAN_IMAGE = Architecture(
     ),
     inputs=("x_embedder.proj",),
     names=_names(
-        {
-            "time_in": "time_guidance_embed.timestep_embedder",
-            "time_r_in": "time_guidance_embed.timestep_embedder_r",
-            "guidance_in": "time_guidance_embed.guidance_embedder",
-        },
-        {**_FUSED, **_APART},
-        {
-            **within("single_blocks.{}", _SINGLE, _SINGLE_BLOCK),
-            **{f"single_blocks.{{}}.linear1_{part}": f"{_SINGLE}.attn.to_{part}" for part in "qkv"},
-            "single_blocks.{}.linear1_mlp": f"{_SINGLE}.proj_mlp",
-            "single_blocks.{}.linear2.fc": (f"{_SINGLE}.proj_out",),
-            **_BYT5,
-        },
+        _IMAGE,
+        _FUSED,
+        {**within("single_blocks.{}", _SINGLE, _SINGLE_BLOCK), **_BYT5},
     ),
     swapped=_SWAPPED,
-    aliases=FLUX_BLOCKS,
+    aliases=(
+        *SINGLE_BLOCKS,
+        *aliases(  # of Tencent's own code; checkpoints, kohya's scripts and ComfyUI have them as one
+            DENOISER,
+            {
+                **double_blocks(_APART),
+                **{f"single_blocks.{{}}.linear1_{part}": f"{_SINGLE}.attn.to_{part}" for part in "qkv"},
+                "single_blocks.{}.linear1_mlp": f"{_SINGLE}.proj_mlp",
+                "single_blocks.{}.linear2.fc": (f"{_SINGLE}.proj_out",),
+            },
+        ),
+    ),
+    comfy=_comfy(_IMAGE),
 )
 HUNYUAN_VIDEO15 = Architecture(
     name="hunyuan_video15",
@@ -173,7 +194,7 @@ HUNYUAN_VIDEO15 = Architecture(
     # MiniMax-Music's and Nucleus-Image's
     never=layers(r"transformer_blocks_\d+_(ff_(in|out):|encoder_proj|img_mlp_(shared_)?expert)"),
     names=_names(
-        {"time_in": "time_embed.timestep_embedder"},
+        _VIDEO15,
         _APART,
         {
             **_BYT5,
@@ -184,5 +205,5 @@ HUNYUAN_VIDEO15 = Architecture(
         },
     ),
     swapped=_SWAPPED,
-    aliases=FLUX_BLOCKS,
+    comfy=_comfy(_VIDEO15),
 )

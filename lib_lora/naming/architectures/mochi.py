@@ -57,7 +57,7 @@ MOCHI = Architecture(
         "final_layer.mod": "norm_out.linear",
     },
     aliases=(
-        Alias(DENOISER, "blocks.{}.mod_y", f"{_OWN}norm1_context.linear"),
+        Alias(DENOISER, "blocks.{}.mod_y", f"{_OWN}norm1_context.linear", times=2),
         Alias(DENOISER, "blocks.{}.mod_y", f"{_OWN}norm1_context.linear_1"),
     ),
 )

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict
 
+from ...files.components import DENOISER
 from ._encoders import BIG_G_SIGN
 from ._ldm_unet import FINEST
-from .base import Architecture, Sign, Variant, named, within
+from .base import Architecture, Sign, Variant, aliases, named, within
 from .flux import FLUX_DIFFUSERS_SIGNS, JOINT_ATTENTION_SIGN, MODULATION_SIGN, SINGLE_ATTENTION_SIGN, T5_INPUT_SIGN
 from .hunyuan import ATTENTION_2048, LATE_BLOCK_SIGNS
 from .lumina2 import FEED_FORWARD_2304
@@ -42,6 +43,7 @@ def _family(name: str, title: str, words: str | None, *signs: Sign, **fields: Un
 
 ATTENTION_3072 = _own(r"transformer_blocks_\d+_attn1_to_([qkv]|out_0):3072$", 3)
 _MODULATION_512 = _own(r"transformer_blocks_\d+_norm1_linear:512$", 3)
+_HIDREAM_O1 = ("language_model", "visual", "t_embedder1", "x_embedder", "final_layer2")
 _LAYER, _MLP = "layers.{}.attention", "transformer_blocks.{}.img_mlp"
 
 # 2B, 5B and 1.5: 30 or 42 blocks, which see text and video as one sequence
@@ -76,7 +78,8 @@ HIDREAM_O1 = Architecture(
         _own("(model_)?(x_embedder_proj[12]|t_embedder1_mlp_[02]|final_layer2_linear):", 5),
         named("hidream.?o1"),
     ),
-    names={f"model.{one}": one for one in ("language_model", "visual", "t_embedder1", "x_embedder", "final_layer2")},
+    names={f"model.{one}": one for one in _HIDREAM_O1},
+    comfy=aliases(DENOISER, {one: one for one in _HIDREAM_O1}),
 )
 # 34 layers, which see the text and the picture as one sequence. Its own code has queries, keys and values as one.
 # diffusers' `_convert_non_diffusers_ideogram4_lora_to_diffusers`

@@ -26,9 +26,9 @@ STABLE_CASCADE = Architecture(
     names={
         **{f"{layer}.attn.to_{part}": f"{layer}.to_{part}" for layer in _LAYERS for part in _QKV},
         **{f"{layer}.attn.out_proj": f"{layer}.to_out.0" for layer in _LAYERS},
-        "clip_mapper": "clip_txt_pooled_mapper",  # the decoder's,
     },
     aliases=(
+        Alias(DENOISER, "clip_mapper", "clip_txt_pooled_mapper", times=4),  # the decoder's
         *(Alias(DENOISER, f"{layer}.attn.in_proj", tuple(f"{layer}.to_{part}" for part in _QKV)) for layer in _LAYERS),
     ),
 )

@@ -102,7 +102,7 @@ WAN = Architecture(
     names={
         **within("blocks.{}", "blocks.{}", _BLOCK),
         **within("vace_blocks.{}", "vace_blocks.{}", _BLOCK),
-        **{f"blocks.{{}}.block.{native}": f"blocks.{{}}.{native}" for native in _BLOCK},
+        **within("blocks.{}.block", "blocks.{}", _BLOCK),
         "vace_blocks.{}.before_proj": "vace_blocks.{}.proj_in",
         "vace_blocks.{}.after_proj": "vace_blocks.{}.proj_out",
         "face_adapter.fuser_blocks.{}.linear1_q": "face_adapter.{}.to_q",

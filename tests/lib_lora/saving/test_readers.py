@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from functools import partial
+from itertools import permutations
 
 import pytest
 import torch
@@ -15,13 +16,13 @@ from torch.nn import functional
 
 from lib_lora import FileError, inspect_file, load_network, save_again
 from lib_lora.inspection.skeleton import skeleton
-from lib_lora.naming.index import LayerIndex
 from lib_lora.saving import convert_file
-from lib_lora.saving.trees import FAMILIES, _tree
+from lib_lora.saving.spelling import PARAMETERS
 from tests.fakes.files import pair, save
 from tests.fakes.fused import Blocks
 from tests.fakes.models import tiny_pipeline
 from tests.families import families
+from tests.lib_lora.test_families import ALPHA, RANK, factors, layers_of, write
 
 pytest.importorskip("peft")
 BOUND = 2e-6  # of float32
@@ -188,20 +189,67 @@ def peft_pair(name, out, inside, rank, seed=0):
     return {f"{name}.lora_A.weight": down, f"{name}.lora_B.weight": up}
 
 
-def test_every_layer_has_its_name_in_the_other_tree(tmp_path):
-    for name, family in families().items():
-        if family.native is None or family.known_as not in FAMILIES[True]:
+PROGRAMS = {
+    "kohya": ("musubi", "kohya, ldm", "kohya", "onetrainer kohya", "comfy flattened", "comfy"),
+    "comfy": ("comfy", "comfy and ai-toolkit", "onetrainer comfy", "ai-toolkit and diffusion-pipe", "ai-toolkit"),
+    "diffusers": (
+        "diffusers",
+        "diffusers and onetrainer",
+        "diffusers and simpletuner",
+        "onetrainer in diffusers' format",
+    ),
+}
+"""Who writes the names that each spelling has, the first of a family; see `tests/families`."""
+PREFIXES = {
+    "kohya": ("lora_unet_", "lora_prior_unet_"),
+    "comfy": "diffusion_model.",
+    "diffusers": ("unet.", "transformer.", "prior."),
+}
+FEW = ("ace_step", "hunyuan_image", "hunyuan_video15", "stable_cascade", "wan", "z_image")
+
+
+def writer_of(family, spelling):
+    """Return the program that writes a family's layers as a spelling does; None without one."""
+    known = [family.writers[one] for one in PROGRAMS[spelling] if one in family.writers]
+    return next((one for one in known if one.key("", "lora_down.weight").startswith(PREFIXES[spelling])), None)
+
+
+@torch.no_grad()
+def test_each_family_has_the_names_and_the_rows_of_each_program(tmp_path, pytestconfig):
+    """From the file of each program to that of another, by a model of the one tree and of the other."""
+    compared, every = set(), families()
+    for name in every if pytestconfig.getoption("--all") else FEW:
+        family = every[name]
+        models = [family.build(False)] + ([] if family.native is None else [skeleton(family.native())])
+        known = {spelling: writer for spelling in PROGRAMS if (writer := writer_of(family, spelling))}
+        for number, (source, spelling) in enumerate(permutations(known, 2)):
+            folder = tmp_path / f"{name} {number}"
+            folder.mkdir()
+            path = write(family, known[source], folder)
+            model = {family.component: models[number % len(models)]}
+            saved = convert_file(path, folder / "saved.safetensors", spelling=spelling, components=model)
+            assert check_rows(family, known[source], known[spelling], saved.path, spelling), (name, source, spelling)
+            compared.add((name, spelling))
+    assert {(name, spelling) for name in FEW for spelling in ("kohya", "diffusers")} <= compared
+
+
+def check_rows(family, source, writer, path, spelling):
+    """Check the layers of a file that another program writes, too; return how many."""
+    made, tensors, rows = factors(family.name, ""), load_file(path), layers_of(family, source)
+    scale = 1.0 if source.key(next(iter(rows)), "alpha") is None else ALPHA / RANK
+    downs = {native: own[0][0] for own in rows.values() for native, *_ in own}
+    checked = 0
+    for layer, own in layers_of(family, writer).items():
+        if not all(native in downs for native, *_ in own):
             continue
-        trees = [family.build(False), skeleton(family.native())]
-        own, other = (LayerIndex(family.component, one) for one in trees)
-        for first, second, native in ((own, other, True), (other, own, False)):
-            if family.known_as in FAMILIES[native]:
-                found = _tree(first, native=native)
-                moved = {window.path for place in found.values() if place for window in place.windows}
-                layers = {layer for layer, place in found.items() if place and place.kind != "norm"}
-                layers |= {one.name for one in first.targets if one.kind != "norm" and one.path not in moved}
-                wanted = {one.name for one in second.targets if one.kind != "norm"}
-                assert {one for one in layers ^ wanted if "embedder" not in one} == set(), (name, native)
+        prefix = writer.key(layer, "lora_down.weight").partition(".lora")[0]
+        down, up = (tensors[f"{prefix}.{PARAMETERS[spelling][one]}"].flatten(1).double() for one in ("down", "up"))
+        x = random(down.shape[1]).double()
+        parts = [(made[one][1][low:high], made[downs[one]][0]) for one, low, high in own]
+        wanted = torch.cat([up.flatten(1).double() @ (down.flatten(1).double() @ x) for up, down in parts]) * scale
+        assert (up @ (down @ x) - wanted).norm() < BOUND * wanted.norm(), layer
+        checked += 1
+    return checked
 
 
 @torch.no_grad()

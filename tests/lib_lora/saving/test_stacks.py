@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -45,6 +46,7 @@ from tests.fakes.fused import PARTS, QKV, Blocks, write
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.layers import Model, make
 from tests.fakes.models import kohya_lora, tiny_pipeline, tiny_text_encoder, tiny_unet, unet_inputs
+from tests.families import families
 
 SPELLINGS = ("kohya", "diffusers", "comfy")
 
@@ -344,6 +346,29 @@ def test_the_engine_of_a_pipeline_saves_what_it_applies(tmp_path):
     engine.close()
 
 
+ENCODERS = ("anima", "auraflow", "hunyuan_video", "lumina2", "sd3", "wan", "z_image")
+ENCODER_WRITERS = {
+    "kohya": (
+        *("kohya, the adapter", "kohya, the text encoder", "kohya text encoder", "onetrainer llama"),
+        *("lora_te1-clip_l", "lora_te2-clip_l", "lora_te2-clip_g", "lora_te3-t5"),
+    ),
+    "comfy": (
+        *(
+            "ai-toolkit, the adapter",
+            "comfy, the text encoder",
+            "comfy llama",
+            "comfy-clip_l",
+            "comfy-clip_g",
+            "comfy-t5",
+        ),
+        *(f"comfy extract of {one}.transformer" for one in ("pile_t5xl", "umt5xxl", "qwen3_4b")),
+        "comfy extract of gemma2_2b.transformer.model",
+    ),
+    "diffusers": ("diffusers, the adapter",),
+}
+"""Who writes text encoders, and Anima's adapter, as each spelling does; see `tests/families`."""
+
+
 def test_names_of_components(tmp_path):
     """Two text encoders have numbers in kohya's spelling, diffusers' transformers a prefix that ComfyUI looks for."""
     parts = {
@@ -351,6 +376,7 @@ def test_names_of_components(tmp_path):
         "transformer_2": Blocks({"transformer_blocks.0.attn.to_q": 24}),
         "text_encoder": Blocks({"text_model.encoder.layers.0.mlp.fc1": 24}),
         "text_encoder_2": Blocks({"encoder.block.0.layer.0.SelfAttention.q": 24}),
+        "text_conditioner": Blocks({"blocks.0.mlp.0": 24}),
     }
     indexes = {name: LayerIndex(name, part) for name, part in parts.items()}
     names = {one: KeyNames(one, indexes) for one in SPELLINGS}
@@ -363,8 +389,27 @@ def test_names_of_components(tmp_path):
     assert names["kohya"].prefix("text_encoder_2", gate) == f"lora_te3_{gate.replace('.', '_')}"
     assert names["comfy"].prefix("text_encoder_2", gate) == f"text_encoders.t5xxl.transformer.{gate}"
     assert names["diffusers"].prefix("transformer_2", query) == f"transformer_2.{query}"
+    assert names["comfy"].prefix("text_conditioner", "blocks.0.mlp.0") == "diffusion_model.llm_adapter.blocks.0.mlp.0"
+    assert names["diffusers"].prefix("transformer", "text_conditioner.blocks.0") == "text_conditioner.blocks.0"
     with pytest.raises(StackError, match="the spelling 'kohya' has no name for the component transformer_2"):
         names["kohya"].prefix("transformer_2", query)
+
+    for family, (spelling, writers) in product(map(families().get, ENCODERS), ENCODER_WRITERS.items()):
+        parts = {family.component: family.build(False), **{name: build() for name, build in family.encoders.items()}}
+        indexes = {name: LayerIndex(name, part) for name, part in parts.items()}
+        for writer in [family.writers[one] for one in writers if one in family.writers]:
+            layers = [one.name for one in indexes[writer.component].targets if one.kind == "linear"]
+            for layer in [one for one in layers if not writer.layers or any(part in one for part in writer.layers)]:
+                wanted = writer.key(layer, "lora_down.weight").partition(".lora")[0]
+                assert KeyNames(spelling, indexes).prefix(writer.component, layer) == wanted
+    layer = "text_model.encoder.layers.0.mlp.fc1"
+    known = Blocks({"model.layers.0.mlp.gate_proj": 24, f"transformer.{layer}": 24, "encoder.layers.1.mlp.fc1": 24})
+    index = {"text_encoder": LayerIndex("text_encoder", known)}
+    names = KeyNames("peft", index)
+    assert names.prefix("text_encoder", f"transformer.{layer}") == f"base_model.model.{layer}", "of a host"
+    assert names.prefix("text_encoder", "encoder.layers.1.mlp.fc1") == "base_model.model.encoder.layers.1.mlp.fc1"
+    with pytest.raises(StackError, match="the spelling 'comfy' has no name for the component text_encoder"):
+        KeyNames("comfy", index).prefix("text_encoder", "model.layers.0.mlp.gate_proj")
 
 
 def test_weights_of_experts_are_refused(tmp_path):
