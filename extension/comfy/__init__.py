@@ -5,6 +5,6 @@ entries of a stack from what a node or a prompt says, and `plugins` tells the li
 model. ComfyUI's modules are imported in `nodes` alone.
 """
 
-from .nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
+from .nodes import comfy_entrypoint
 
-__all__ = ["NODE_CLASS_MAPPINGS", "NODE_DISPLAY_NAME_MAPPINGS"]
+__all__ = ["comfy_entrypoint"]
