@@ -11,3 +11,4 @@ if "comfy.sd" in sys.modules:
     assert spec.loader is not None
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
     comfy_entrypoint = importlib.import_module("remora.comfy").comfy_entrypoint
+    WEB_DIRECTORY = "javascript/comfy"

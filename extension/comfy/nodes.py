@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from lib_lora import AdapterFile, Engine, Entry, LoraError, Stack
 
 from .applied import applied_of, apply_to_clip, apply_to_model, denoiser_of, refuse_useless, text_encoders_of
 from .combining import combined
-from .entries import check_constant, entry_of, read_prompt
+from .entries import check_constant, entry_of, read_prompt, read_rows
 from .picture import picture_of
 
 _STACK = io.Custom("REMORA_STACK")
@@ -35,6 +35,28 @@ def _versions(paths: Iterable[Path]) -> str:
     """Return what changes when other content is saved in a file."""
     stats = [(path, path.stat()) for path in paths]
     return "\n".join(f"{path} {stat.st_mtime_ns} {stat.st_size}" for path, stat in stats)
+
+
+def _of_prompt(text: str) -> tuple[str, list[Entry]]:
+    return read_prompt(text, _names(), _path)
+
+
+def _of_rows(text: str) -> list[Entry]:
+    return read_rows(text, _names(), _path)
+
+
+def _fault(read: Callable[[str], object], text: str | None) -> bool | str:
+    """Return what is wrong with a text, before anything runs; True where nothing is, or another node makes it."""
+    try:
+        read(text or "")
+    except LoraError as error:
+        return str(error)
+    return True
+
+
+def _versions_of_text(read: Callable[[str], list[Entry]], text: str | None) -> str:
+    """Return what changes with the content of a text's files; all count where another node makes the text."""
+    return _versions(map(_path, _names()) if text is None else (Path(entry.path) for entry in read(text)))
 
 
 def _model(*, optional: bool = False) -> Any:
@@ -135,6 +157,43 @@ class RemoraLora(io.ComfyNode):
         return _versions(map(_path, _names() if lora_name is None else [lora_name]))
 
 
+class RemoraStack(io.ComfyNode):
+    """Adds several files to a stack."""
+
+    @classmethod
+    def define_schema(cls) -> Any:
+        """Return the inputs and outputs."""
+        rows = "A tag in each line, such as <lora:name:0.8:start=0.2:mask=left>. A line that begins with # is off."
+        return _schema(
+            "RemoraStack",
+            "Remora Stack",
+            "Adds LoRA to a stack, in rows. Connect the stack to Remora Apply.",
+            inputs=[
+                io.String.Input("rows", multiline=True, default="", tooltip=rows),
+                _before("The LoRA before these."),
+            ],
+            outputs=[_stack("The LoRA before these, and these.")],
+        )
+
+    @classmethod
+    def execute(cls, rows: str, stack: tuple[Entry, ...] = ()) -> Any:
+        """Return the longer stack."""
+        entries = _of_rows(rows)
+        for entry in entries:
+            AdapterFile.open(Path(entry.path))  # so that a broken file is told on this node
+        return io.NodeOutput((*stack, *entries))
+
+    @classmethod
+    def validate_inputs(cls, rows: str | None = None) -> bool | str:
+        """Return what is wrong with the rows, before anything runs; True where nothing is."""
+        return _fault(_of_rows, rows)
+
+    @classmethod
+    def fingerprint_inputs(cls, rows: str | None = None, **_: object) -> str:
+        """Return what changes with the content of the files."""
+        return _versions_of_text(_of_rows, rows)
+
+
 class RemoraApply(io.ComfyNode):
     """Puts a stack on a model and its text encoders."""
 
@@ -145,7 +204,7 @@ class RemoraApply(io.ComfyNode):
             "RemoraApply",
             "Remora Apply",
             "Applies a stack of LoRA while the model is sampled and texts are encoded. Replaces a former stack.",
-            inputs=[_model(), _before("The LoRA, from Remora LoRA. Without them, the model is as it was."), _clip()],
+            inputs=[_model(), _before("The LoRA, from Remora Stack or Remora LoRA. Without them, the model is as it was."), _clip()],
             outputs=[
                 io.Model.Output(tooltip="The model with the LoRA."),
                 io.Clip.Output(tooltip="The text encoders with the LoRA."),
@@ -186,7 +245,7 @@ class RemoraFromPrompt(io.ComfyNode):
     @classmethod
     def execute(cls, model: Any, clip: Any, text: str) -> Any:
         """Return clones with the stack, the conditioning, the text and the stack."""
-        plain, entries = read_prompt(text, _names(), _path)
+        plain, entries = _of_prompt(text)
         model, clip = _apply(model, clip, tuple(entries))
         conditioning = clip.encode_from_tokens_scheduled(clip.tokenize(plain))
         return io.NodeOutput(model, clip, conditioning, plain, tuple(entries))
@@ -194,18 +253,12 @@ class RemoraFromPrompt(io.ComfyNode):
     @classmethod
     def validate_inputs(cls, text: str | None = None) -> bool | str:
         """Return what is wrong with the tags, before anything runs; True where nothing is."""
-        try:
-            read_prompt(text or "", _names(), _path)
-        except LoraError as error:
-            return str(error)
-        return True
+        return _fault(_of_prompt, text)
 
     @classmethod
     def fingerprint_inputs(cls, text: str | None = None, **_: object) -> str:
-        """Return what changes with the content of the files; all count where another node makes the text."""
-        if text is None:
-            return _versions(map(_path, _names()))
-        return _versions(Path(entry.path) for entry in read_prompt(text, _names(), _path)[1])
+        """Return what changes with the content of the files."""
+        return _versions_of_text(lambda given: _of_prompt(given)[1], text)
 
 
 class RemoraReport(io.ComfyNode):
@@ -260,7 +313,7 @@ class RemoraSave(io.ComfyNode):
             "Saves the LoRA of a stack, with their strengths and block weights, as one LoRA file.",
             inputs=[
                 _model(),
-                _STACK.Input("stack", tooltip="The LoRA, from Remora LoRA."),
+                _STACK.Input("stack", tooltip="The LoRA, from Remora Stack or Remora LoRA."),
                 io.String.Input("filename_prefix", default="loras/remora", tooltip=prefix),
                 io.Int.Input("rank", default=0, min=0, max=4096, tooltip=rank),
                 _clip(),
@@ -292,9 +345,10 @@ class Remora(ComfyExtension):
 
     async def get_node_list(self) -> list[Any]:
         """Return the nodes."""
-        return [RemoraLora, RemoraApply, RemoraFromPrompt, RemoraReport, RemoraSave]
+        return [RemoraLora, RemoraStack, RemoraApply, RemoraFromPrompt, RemoraReport, RemoraSave]
 
 
 async def comfy_entrypoint() -> Remora:
-    """Return what ComfyUI registers."""
+    """Return what ComfyUI registers; its page then finds the modules of Remora's tab."""
+    PromptServer.instance.routes.static("/remora", Path(__file__).resolve().parents[2] / "javascript" / "remora")
     return Remora()
