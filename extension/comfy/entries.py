@@ -112,7 +112,7 @@ def read_rows(text: str, names: Iterable[str], path_of: Callable[[str], Path]) -
         NodeError: as `read_prompt`, or a line has more than tags, or a tag cannot be parsed.
     """
     entries, files = list[Entry](), list(names)
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if line.lstrip().startswith("#"):
             continue
         try:

@@ -204,7 +204,11 @@ class RemoraApply(io.ComfyNode):
             "RemoraApply",
             "Remora Apply",
             "Applies a stack of LoRA while the model is sampled and texts are encoded. Replaces a former stack.",
-            inputs=[_model(), _before("The LoRA, from Remora Stack or Remora LoRA. Without them, the model is as it was."), _clip()],
+            inputs=[
+                _model(),
+                _before("The LoRA, from Remora Stack or Remora LoRA. Without them, the model is as it was."),
+                _clip(),
+            ],
             outputs=[
                 io.Model.Output(tooltip="The model with the LoRA."),
                 io.Clip.Output(tooltip="The text encoders with the LoRA."),
@@ -275,7 +279,9 @@ class RemoraReport(io.ComfyNode):
             inputs=[_model(optional=True), _clip(), io.Latent.Input("after", optional=True, tooltip=after)],
             outputs=[
                 io.String.Output(display_name="report", tooltip="A line for each LoRA."),
-                io.Image.Output(display_name="image", tooltip="The report as a picture, to be saved beside the others."),
+                io.Image.Output(
+                    display_name="image", tooltip="The report as a picture, to be saved beside the others."
+                ),
             ],
             hidden=[io.Hidden.unique_id],
             is_output_node=True,
@@ -318,7 +324,9 @@ class RemoraSave(io.ComfyNode):
                 io.Int.Input("rank", default=0, min=0, max=4096, tooltip=rank),
                 _clip(),
             ],
-            outputs=[io.String.Output(display_name="summary", tooltip="The path of the file, its size, ranks and error.")],
+            outputs=[
+                io.String.Output(display_name="summary", tooltip="The path of the file, its size, ranks and error.")
+            ],
             hidden=[io.Hidden.unique_id],
             is_output_node=True,
         )

@@ -20,8 +20,9 @@ async function names() {
 async function showRows(node) {
     const text = node.widgets.find((/** @type {any} */ widget) => widget.name === "rows");
     const {openRows} = await at("remora/ui/comfy.js");
+    const locale = app.extensionManager?.setting?.get("Comfy.Locale") ?? "";
     const host = document.createElement("div");
-    const show = await openRows(host, await names(), (/** @type {string} */ rows) => {
+    const show = await openRows(host, locale, await names(), (/** @type {string} */ rows) => {
         text.value = rows;
         node.setDirtyCanvas(true, true);
         app.extensionManager?.workflow?.activeWorkflow?.changeTracker?.checkState(); // for ComfyUI's undo

@@ -1,8 +1,9 @@
 // The text of Remora Stack in ComfyUI: javascript/remora/ui/comfy.js.
 
 import assert from "node:assert/strict";
+import {readdirSync} from "node:fs";
 import {test} from "node:test";
-import {meaning, readLines, writeLines} from "../../javascript/remora/ui/comfy.js";
+import {LANGUAGES, meaning, readLines, writeLines} from "../../javascript/remora/ui/comfy.js";
 
 test("a line of a text is a row, off behind a #, and is written as it was read", () => {
     const text = "<lora:a:0.8>\n# <lora:b\\: c:1:start=0.5>\n<lora:a:0@0,1@1:mask=left>";
@@ -34,4 +35,9 @@ test("a name is a file's, with its folder or without; of another, the like are t
     const {problem, candidates} = meaning("stile", names);
     assert.deepEqual([problem, candidates], ["No LoRA file has this name; did you mean style?", ["style"]]);
     assert.equal(meaning("zzz", names).problem, "No LoRA file has this name.");
+});
+
+test("the rows speak every language that the tab speaks", () => {
+    const files = readdirSync(new URL("../../javascript/remora/languages", import.meta.url));
+    assert.deepEqual([...LANGUAGES].sort(), files.map((file) => file.replace(/\.\w+$/, "")).sort());
 });

@@ -12,6 +12,7 @@
 
 import {html, render, useState} from "../vendor/preact.js";
 import {makeTag, readTags, setField, setMultipliers, withName} from "../prompt.js";
+import {Language} from "../language.js";
 import {asked, similar} from "../similar.js";
 import {escapedName, readBody} from "../tag.js";
 import {loadSheet, shadowed, Theme} from "../theme.js";
@@ -24,6 +25,7 @@ import {Rows, useFocus} from "./stack.js";
 
 const OFF = /^\s*#\s*/; // before a line that is off
 const MOST = 50; // names that are offered
+export const LANGUAGES = ["en", "de", "ja", "zh-CN"];
 
 /**
  * Read the lines of a text. One that has more than tags is a row with a problem.
@@ -169,14 +171,18 @@ function Add({names, add}) {
 /**
  * Show rows in an element of the page.
  * @param {HTMLElement} host
+ * @param {string} locale of the page
  * @param {string[]} names of the LoRA files
  * @param {(text: string) => void} changed called with the text that the user makes
  * @returns {Promise<(text: string) => void>} what shows another text
  */
-export async function openRows(host, names, changed) {
+export async function openRows(host, locale, names, changed) {
     host.style.cssText = "overflow: auto; background: var(--comfy-input-bg); color: var(--input-text)";
     host.addEventListener("wheel", (event) => event.stopPropagation()); // the page would zoom
-    const root = shadowed(host, await loadSheet());
+    const language = new Language();
+    language.all = Object.fromEntries(LANGUAGES.map((tag) => [tag, tag]));
+    const [sheet] = await Promise.all([loadSheet(), language.follow(locale)]);
+    const root = shadowed(host, sheet);
     const theme = new Theme();
     let shown = "";
     /** @type {{state: Partial<Tab["state"]>, [part: string]: unknown}} */

@@ -340,7 +340,7 @@ class ProgressBar:
 class PromptServer:
     """Sends texts to the page, which shows them on a node."""
 
-    instance = SimpleNamespace()
+    instance = SimpleNamespace(routes=SimpleNamespace(static=lambda prefix, folder: None))
 
 
 @pytest.fixture

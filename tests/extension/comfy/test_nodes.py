@@ -257,24 +257,48 @@ def test_a_file_for_one_part_leaves_the_other_alone(nodes: Any, model: Patcher, 
     assert "model: nothing in it is for this part" in report
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("<lora:aa:1>", "aa: there is no such LoRA file; did you mean a"),
-        ("<lora:a:1:low>", "a: each expert is a MODEL of its own in ComfyUI"),
-        ("<lora:a:1:combine=ties>", "a: combine=ties is not possible: no other LoRA has the same rule"),
-        ("<lora:a:1:wrong=2>", "is not a setting of a LoRA tag"),
-        ("<lora:broken:1>", "broken"),
-    ],
-)
-def test_a_prompt_at_fault_is_one_sentence(
-    text: str, reason: str, nodes: Any, model: Patcher, clip: Clip, tmp_path: Path
+AT_FAULT = {
+    "<lora:aa:1>": "aa: there is no such LoRA file; did you mean a",
+    "<lora:a:1:low>": "a: each expert is a MODEL of its own in ComfyUI",
+    "<lora:a:1:wrong=2>": "is not a setting of a LoRA tag",
+}
+
+
+def test_a_tag_at_fault_is_one_sentence_before_anything_runs(
+    nodes: Any, model: Patcher, clip: Clip, tmp_path: Path
 ) -> None:
     (tmp_path / "broken.safetensors").write_bytes(b"no file")
-    with pytest.raises(LoraError) as caught:
-        nodes.RemoraFromPrompt.execute(model, clip, text)
-    assert reason in str(caught.value)
-    assert "\n" not in str(caught.value)
+    for text, reason in [*AT_FAULT.items(), ("<lora:broken:1>", "broken")]:
+        with pytest.raises(LoraError) as caught:
+            nodes.RemoraFromPrompt.execute(model, clip, text)
+        with pytest.raises(LoraError) as in_rows:
+            nodes.RemoraStack.execute(f"<lora:a:1>\n{text}")
+        assert all(reason in str(one.value) and "\n" not in str(one.value) for one in (caught, in_rows))
+        if text in AT_FAULT:  # the content of a file is read when the node runs
+            assert nodes.RemoraFromPrompt.validate_inputs(text) == str(caught.value)
+            assert nodes.RemoraStack.validate_inputs(f"<lora:a:1>\n{text}") == str(in_rows.value)
+    with pytest.raises(LoraError, match="^a: combine=ties is not possible: no other LoRA has the same rule"):
+        nodes.RemoraFromPrompt.execute(model, clip, "<lora:a:1:combine=ties>")
+    for fine in ("a cat <lora:a:1>", None):  # None where another node makes the text
+        assert nodes.RemoraFromPrompt.validate_inputs(fine) is True
+
+
+def test_rows_are_the_lora_of_a_stack(nodes: Any, tmp_path: Path) -> None:
+    before = rows(nodes, "a.safetensors")
+    text = "<lora:b:0.5:start=0.5>\n # <lora:none:1>\n\n<lora:a:1:mask=left>"
+    (stack,) = nodes.RemoraStack.execute(text, before)
+    (alone,) = rows(nodes, "b.safetensors", 0.5, 0.5, start_percent=0.5)
+    assert stack[:2] == (*before, alone)
+    assert [entry.name for entry in stack] == ["a", "b", "a"]
+    assert nodes.RemoraStack.execute("# <lora:none:1>\n")[0] == ()
+    both = {nodes.RemoraLora.fingerprint_inputs(f"{name}.safetensors") for name in "ab"}
+    for given in (text, None):
+        assert set(nodes.RemoraStack.fingerprint_inputs(given).splitlines()) == both
+    said = "line 2: 'a cat' is no LoRA tag; write <lora:name:1>, or # before it"
+    assert nodes.RemoraStack.validate_inputs("<lora:a:1>\na cat <lora:b:1>") == said
+    assert (
+        nodes.RemoraStack.validate_inputs("\n<lora:a:1") == "line 2: <lora:a:1: the tag is not closed, '>' is missing"
+    )
 
 
 def test_inputs_at_fault_are_refused(nodes: Any, model: Patcher, tmp_path: Path) -> None:
@@ -332,9 +356,14 @@ def test_a_changed_file_runs_again_and_a_changed_strength_reads_nothing(
     lora(file, 7)
     os.utime(file, ns=(1, 1))
     assert nodes.RemoraLora.fingerprint_inputs("a.safetensors") != version
-    for linked in (nodes.RemoraFromPrompt.fingerprint_inputs(text=None), nodes.RemoraLora.fingerprint_inputs(lora_name=None)):
+    for linked in (
+        nodes.RemoraFromPrompt.fingerprint_inputs(text=None),
+        nodes.RemoraLora.fingerprint_inputs(lora_name=None),
+    ):
         assert nodes.RemoraLora.fingerprint_inputs("a.safetensors") in linked.splitlines()
-    assert nodes.RemoraFromPrompt.fingerprint_inputs(text="<lora:a:1>") != nodes.RemoraFromPrompt.fingerprint_inputs(text="<lora:b:1>")
+    assert nodes.RemoraFromPrompt.fingerprint_inputs(text="<lora:a:1>") != nodes.RemoraFromPrompt.fingerprint_inputs(
+        text="<lora:b:1>"
+    )
 
 
 def test_unloading_a_model_frees_former_stacks(nodes: Any, model: Patcher, clip: Clip) -> None:
@@ -502,7 +531,8 @@ assert not {{"torch", "remora", "lib_lora"}} & sys.modules.keys()
 def test_the_entry_gives_comfyui_the_nodes(tmp_path: Path) -> None:
     code = f"""
 import importlib.util, sys
-from types import ModuleType
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 sys.path.insert(0, {str(ROOT)!r})
 from tests.fakes import comfy_api
 comfy_api.put()
@@ -510,7 +540,9 @@ from tests.fakes.coroutines import completed
 sys.path.remove({str(ROOT)!r})
 for name in ("comfy", "comfy.sd", "comfy.patcher_extension", "folder_paths", "server"):
     sys.modules[name] = ModuleType(name)
-sys.modules["server"].PromptServer = object
+static = []
+routes = SimpleNamespace(static=lambda *route: static.append(route))
+sys.modules["server"].PromptServer = SimpleNamespace(instance=SimpleNamespace(routes=routes))
 sys.modules["comfy.patcher_extension"].WrappersMP = sys.modules["comfy.patcher_extension"].CallbacksMP = object
 name = "/custom_nodes/remora"  # as ComfyUI names it
 spec = importlib.util.spec_from_file_location(name, {str(ROOT / "__init__.py")!r})
@@ -518,8 +550,10 @@ module = sys.modules[name] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 nodes = completed(completed(module.comfy_entrypoint()).get_node_list())
 assert sorted(node.__name__ for node in nodes) == [
-    "RemoraApply", "RemoraFromPrompt", "RemoraLora", "RemoraReport", "RemoraSave"
+    "RemoraApply", "RemoraFromPrompt", "RemoraLora", "RemoraReport", "RemoraSave", "RemoraStack"
 ]
+assert static == [("/remora", Path({str(ROOT / "javascript" / "remora")!r}))]
+assert (Path({str(ROOT)!r}) / module.WEB_DIRECTORY / "remora.js").is_file()
 assert sys.modules["remora"]._session is None
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)

@@ -32,7 +32,10 @@ await import("/extensions/remora/remora.js");
 window.extension.nodeCreated(window.node);
 </script></html>"""
 SCRIPTS = {
-    "app": "export const app = {registerExtension: (one) => { window.extension = one; }};",
+    "app": """export const app = {
+    registerExtension: (one) => { window.extension = one; },
+    extensionManager: {setting: {get: () => window.locale ?? "en"}},
+};""",
     "api": "export const api = {fetchApi: (path) => fetch(`/api${path}`)};",
 }
 
@@ -86,5 +89,8 @@ def test_rows_are_the_text_of_the_node(browser: Any) -> None:
     assert lines() == ["<lora:style:1>"]
     saved = page.evaluate("[node.widgets[0].hidden, node.widgets[1].serialize, node.widgets[1].options.serialize]")
     assert saved == [True, False, False]
+    page.add_init_script("window.locale = 'ja'")
+    page.goto(f"{ADDRESS}/")
+    page.get_by_placeholder("LoRAを追加").wait_for()
     page.close()
     assert not errors, json.dumps(errors)
