@@ -25,7 +25,8 @@ async function showRows(node) {
     const show = await openRows(host, locale, await names(), (/** @type {string} */ rows) => {
         text.value = rows;
         node.setDirtyCanvas(true, true);
-        app.extensionManager?.workflow?.activeWorkflow?.changeTracker?.checkState(); // for ComfyUI's undo
+        const tracker = app.extensionManager?.workflow?.activeWorkflow?.changeTracker; // of ComfyUI's undo
+        tracker?.[tracker.captureCanvasState ? "captureCanvasState" : "checkState"]();
     });
     Object.assign(text, {hidden: true, computeSize: () => [0, -4]});
     text.options.hidden = true;

@@ -160,12 +160,12 @@ function Add({names, add}) {
         setTyped("");
     };
     const found = names.filter((name) => name.toLowerCase().includes(typed.trim().toLowerCase())).slice(0, MOST);
-    return html`<form class="rt-toolbar" onSubmit=${submit}><div class="rt-line">
+    return html`<form class="rt-line" onSubmit=${submit}>
         <input type="text" list="rt-names" autocomplete="off" aria-label=${t("comfy.add")} placeholder=${t("comfy.add")}
             value=${typed} onInput=${(/** @type {FieldEvent} */ event) => setTyped(event.target.value)} />
         <datalist id="rt-names">${found.map((name) => html`<option key=${name} value=${name} />`)}</datalist>
         <${Button} label=${t("comfy.add")} class="rt-small" type="submit"><${Icon} name="add" /><//>
-    </div></form>`;
+    </form>`;
 }
 
 /**

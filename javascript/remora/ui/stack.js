@@ -129,7 +129,7 @@ export function useFocus() {
             ? row.querySelector(".rt-row-tools button")
             : same
               ? same.querySelector(".rt-row-head > button:last-child")
-              : section.current.querySelector(".rt-toolbar button:not(:disabled)");
+              : section.current.querySelector(".rt-toolbar button:not(:disabled), form button");
         next?.focus();
     });
     return section;
