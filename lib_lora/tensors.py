@@ -128,7 +128,7 @@ def copied(source: Tensor, place: Tensor) -> Tensor:
     flat = place.is_contiguous() and source.is_contiguous() and place.shape == source.shape
     if not (flat and FEW < place.numel() <= MANY and place.device.type == source.device.type == "cpu"):
         return place.copy_(source)
-    for one, other in zip(place.view(-1).split(FEW), source.view(-1).split(FEW), strict=True):
+    for one, other in zip(torch.split(place.view(-1), FEW), torch.split(source.view(-1), FEW), strict=True):
         one.copy_(other)
     return place
 

@@ -157,7 +157,7 @@ class AdapterFile:
                 else:
                     tensor = reader.flat(dtype, start, end)
                 wide = dtype.itemsize > 1 and (dtype is not torch.half or with_half)
-                for piece in tensor.split(count if count > MANY else FEW):
+                for piece in torch.split(tensor, count if count > MANY else FEW):
                     extremes += torch.aminmax(piece if wide else piece.float())
                     names.append(key)
         if len({one.dtype for one in extremes}) > 1:
