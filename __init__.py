@@ -4,14 +4,11 @@ import importlib.util
 import sys
 from pathlib import Path
 
-NODE_CLASS_MAPPINGS: dict[str, type] = {}
-NODE_DISPLAY_NAME_MAPPINGS: dict[str, str] = {}
-
 if "comfy.sd" in sys.modules:
     # ComfyUI imports this file under a path for its name, so a relative import does not reach the packages
     spec = importlib.util.spec_from_file_location("remora_packages", Path(__file__).parent / "scripts" / "remora.py")
     assert spec is not None
     assert spec.loader is not None
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
-    comfy = importlib.import_module("remora.comfy")
-    NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS = comfy.NODE_CLASS_MAPPINGS, comfy.NODE_DISPLAY_NAME_MAPPINGS
+    comfy_entrypoint = importlib.import_module("remora.comfy").comfy_entrypoint
+    WEB_DIRECTORY = "javascript/comfy"

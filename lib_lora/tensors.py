@@ -20,6 +20,11 @@ kernel, which computes in the wider one.
 """
 LARGEST = torch.finfo(torch.float32).max
 """The largest number that adapters are computed with."""
+FEW, MANY = 32_767, 1 << 22
+"""Numbers that torch gives to one thread, and so many that it is worth while to give them to several.
+
+Threads wait for each other: in a file of a thousand tensors that takes seconds where other programs compute, too.
+"""
 
 
 class TensorFields:
@@ -116,6 +121,16 @@ def page_locked(shape: Sequence[int], dtype: torch.dtype, device: torch.device) 
             raise
         _refused_pins.add(device.type)
         return torch.empty(tuple(shape), dtype=dtype, device="cpu")
+
+
+def copied(source: Tensor, place: Tensor) -> Tensor:
+    """Copy a tensor into memory of the computer and return that; one thread copies if it is soon done, see `FEW`."""
+    flat = place.is_contiguous() and source.is_contiguous() and place.shape == source.shape
+    if not (flat and FEW < place.numel() <= MANY and place.device.type == source.device.type == "cpu"):
+        return place.copy_(source)
+    for one, other in zip(torch.split(place.view(-1), FEW), torch.split(source.view(-1), FEW), strict=True):
+        one.copy_(other)
+    return place
 
 
 _AUTOCASTING = frozenset({"cpu", "cuda", "xpu", "mps"})

@@ -1,10 +1,10 @@
 """Nodes for ComfyUI: LoRA on a clone of a model, applied while the clone is sampled.
 
 `nodes` has the nodes, `applied` puts a stack in force around ComfyUI's samplers and text encoders, `entries` makes
-entries of a stack from what a node or a prompt says, and `plugins` tells the library how ComfyUI keeps a
-model. ComfyUI's modules are imported in `nodes` alone.
+entries of a stack from what a node or a prompt says, `combining` makes one file of the LoRA of a rule, and `plugins`
+tells the library how ComfyUI keeps a model. ComfyUI's modules are imported in `nodes` and `combining` alone.
 """
 
-from .nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
+from .nodes import comfy_entrypoint
 
-__all__ = ["NODE_CLASS_MAPPINGS", "NODE_DISPLAY_NAME_MAPPINGS"]
+__all__ = ["comfy_entrypoint"]

@@ -100,6 +100,31 @@ def read_prompt(text: str, names: Iterable[str], path_of: Callable[[str], Path])
     return parsed.text, [entry_of_tag(path_of(_file_named(tag.name, files)), tag) for tag in parsed.tags]
 
 
+def read_rows(text: str, names: Iterable[str], path_of: Callable[[str], Path]) -> list[Entry]:
+    """Return the entries of a text with tags in its lines; a line that begins with # is off.
+
+    Args:
+        text: the lines.
+        names: as `read_prompt`.
+        path_of: as `read_prompt`.
+
+    Raises:
+        NodeError: as `read_prompt`, or a line has more than tags, or a tag cannot be parsed.
+    """
+    entries, files = list[Entry](), list(names)
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.lstrip().startswith("#"):
+            continue
+        try:
+            rest, found = read_prompt(line, files, path_of)
+        except PromptError as error:
+            raise NodeError(f"line {number}: {error.text}: {error.reason}") from error
+        if rest.strip():
+            raise NodeError(f"line {number}: {rest.strip()!r} is no LoRA tag; write <lora:name:1>, or # before it")
+        entries += found
+    return entries
+
+
 def check_constant(stack: Iterable[Entry]) -> None:
     """Refuse a stack that no file can say.
 

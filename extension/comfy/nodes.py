@@ -1,30 +1,26 @@
-"""Remora's nodes, in ComfyUI's interface of classes with INPUT_TYPES, which its versions of 2023 to 2026 read."""
+"""Remora's nodes, in ComfyUI's interface of schemas, `comfy_api.latest`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import folder_paths
 from comfy.patcher_extension import CallbacksMP, WrappersMP
+from comfy_api.latest import ComfyExtension, io
 from server import PromptServer
 
 import lib_lora
-from lib_lora import AdapterFile, Engine, Entry, Stack
+from lib_lora import AdapterFile, Engine, Entry, LoraError, Stack
 
 from .applied import applied_of, apply_to_clip, apply_to_model, denoiser_of, refuse_useless, text_encoders_of
 from .combining import combined
-from .entries import check_constant, entry_of, read_prompt
+from .entries import check_constant, entry_of, read_prompt, read_rows
 from .picture import picture_of
 
-CATEGORY = "Remora"
-_STACK = "REMORA_STACK"
+_STACK = io.Custom("REMORA_STACK")
 _LIMIT = 100.0
-_NODE = {"unique_id": "UNIQUE_ID"}
-"""What ComfyUI fills in."""
-_MODEL = {"tooltip": "The model that the LoRA act on. Its weights stay as they are."}
-_CLIP = {"tooltip": "The text encoders that the LoRA act on. Without them, the LoRA act on the model alone."}
 
 
 def _path(name: str) -> Path:
@@ -41,12 +37,56 @@ def _versions(paths: Iterable[Path]) -> str:
     return "\n".join(f"{path} {stat.st_mtime_ns} {stat.st_size}" for path, stat in stats)
 
 
-def _part(default: float, tooltip: str) -> tuple[str, dict[str, object]]:
-    return "FLOAT", {"default": default, "min": 0.0, "max": 1.0, "step": 0.01, "tooltip": tooltip}
+def _of_prompt(text: str) -> tuple[str, list[Entry]]:
+    return read_prompt(text, _names(), _path)
 
 
-def _strength(tooltip: str) -> tuple[str, dict[str, object]]:
-    return "FLOAT", {"default": 1.0, "min": -_LIMIT, "max": _LIMIT, "step": 0.01, "tooltip": tooltip}
+def _of_rows(text: str) -> list[Entry]:
+    return read_rows(text, _names(), _path)
+
+
+def _fault(read: Callable[[str], object], text: str | None) -> bool | str:
+    """Return what is wrong with a text, before anything runs; True where nothing is, or another node makes it."""
+    try:
+        read(text or "")
+    except LoraError as error:
+        return str(error)
+    return True
+
+
+def _versions_of_text(read: Callable[[str], list[Entry]], text: str | None) -> str:
+    """Return what changes with the content of a text's files; all count where another node makes the text."""
+    return _versions(map(_path, _names()) if text is None else (Path(entry.path) for entry in read(text)))
+
+
+def _model(*, optional: bool = False) -> Any:
+    tooltip = "The model that the LoRA act on. Its weights stay as they are."
+    return io.Model.Input("model", optional=optional, tooltip=tooltip)
+
+
+def _clip(*, optional: bool = True) -> Any:
+    tooltip = "The text encoders that the LoRA act on. Without them, the LoRA act on the model alone."
+    return io.Clip.Input("clip", optional=optional, tooltip=tooltip)
+
+
+def _before(tooltip: str) -> Any:
+    return _STACK.Input("stack", optional=True, tooltip=tooltip)
+
+
+def _stack(tooltip: str) -> Any:
+    return _STACK.Output(display_name="stack", tooltip=tooltip)
+
+
+def _part(name: str, default: float, tooltip: str) -> Any:
+    return io.Float.Input(name, default=default, min=0.0, max=1.0, step=0.01, tooltip=tooltip)
+
+
+def _strength(name: str, tooltip: str) -> Any:
+    return io.Float.Input(name, default=1.0, min=-_LIMIT, max=_LIMIT, step=0.01, tooltip=tooltip)
+
+
+def _schema(name: str, title: str, description: str, **more: Any) -> Any:
+    return io.Schema(node_id=name, display_name=title, category="Remora", description=description, **more)
 
 
 def _show(text: str, node: str | None) -> None:
@@ -68,37 +108,34 @@ def _apply(model: Any, clip: Any | None, entries: tuple[Entry, ...]) -> tuple[An
     return with_stack, clip_with_stack
 
 
-class RemoraLora:
+class RemoraLora(io.ComfyNode):
     """Adds one file to a stack."""
 
     @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:  # noqa: N802
-        """Return the inputs."""
+    def define_schema(cls) -> Any:
+        """Return the inputs and outputs."""
         blocks = "Block weights: a list such as 1,0,0,0,1,1,1,1,1,1,1,1,0,0,0,0,0, or a preset such as OUTALL."
-        return {
-            "required": {
-                "lora_name": (_names(), {"tooltip": "The LoRA file."}),
-                "strength_model": _strength("The strength on the model. 0 is as without the LoRA."),
-                "strength_clip": _strength("The strength on the text encoders."),
-                "start_percent": _part(0.0, "The part of the steps after which the LoRA begins to act."),
-                "stop_percent": _part(1.0, "The part of the steps after which the LoRA stops."),
-                "blocks": ("STRING", {"default": "", "tooltip": blocks}),
-            },
-            "optional": {
-                "stack": (_STACK, {"tooltip": "The LoRA before this one."}),
-                "mask": ("MASK", {"tooltip": "The part of the picture in which the LoRA acts."}),
-            },
-        }
+        mask = "The part of the picture in which the LoRA acts."
+        return _schema(
+            "RemoraLora",
+            "Remora LoRA",
+            "Adds a LoRA to a stack. Connect the stack to the next LoRA, or to Remora Apply.",
+            inputs=[
+                io.Combo.Input("lora_name", options=_names(), tooltip="The LoRA file."),
+                _strength("strength_model", "The strength on the model. 0 is as without the LoRA."),
+                _strength("strength_clip", "The strength on the text encoders."),
+                _part("start_percent", 0.0, "The part of the steps after which the LoRA begins to act."),
+                _part("stop_percent", 1.0, "The part of the steps after which the LoRA stops."),
+                io.String.Input("blocks", default="", tooltip=blocks),
+                _before("The LoRA before this one."),
+                io.Mask.Input("mask", optional=True, tooltip=mask),
+            ],
+            outputs=[_stack("The LoRA before this one, and this one.")],
+        )
 
-    RETURN_TYPES = (_STACK,)
-    RETURN_NAMES = ("stack",)
-    OUTPUT_TOOLTIPS = ("The LoRA before this one, and this one.",)
-    FUNCTION = "add"
-    CATEGORY = CATEGORY
-    DESCRIPTION = "Adds a LoRA to a stack. Connect the stack to the next LoRA, or to Remora Apply."
-
-    def add(
-        self,
+    @classmethod
+    def execute(
+        cls,
         lora_name: str,
         strength_model: float,
         strength_clip: float,
@@ -107,104 +144,151 @@ class RemoraLora:
         blocks: str,
         stack: tuple[Entry, ...] = (),
         mask: Any = None,
-    ) -> tuple[Any]:
+    ) -> Any:
         """Return the longer stack."""
         path = _path(lora_name)
         AdapterFile.open(path)  # so that a broken file is told on this node
-        return ((*stack, entry_of(path, strength_model, strength_clip, start_percent, stop_percent, blocks, mask)),)
+        entry = entry_of(path, strength_model, strength_clip, start_percent, stop_percent, blocks, mask)
+        return io.NodeOutput((*stack, entry))
 
     @classmethod
-    def IS_CHANGED(cls, lora_name: str | None = None, **_: object) -> str:  # noqa: N802
+    def fingerprint_inputs(cls, lora_name: str | None = None, **_: object) -> str:
         """Return what changes with the content of the file; all count where another node gives the name."""
         return _versions(map(_path, _names() if lora_name is None else [lora_name]))
 
 
-class RemoraApply:
+class RemoraStack(io.ComfyNode):
+    """Adds several files to a stack."""
+
+    @classmethod
+    def define_schema(cls) -> Any:
+        """Return the inputs and outputs."""
+        rows = "A tag in each line, such as <lora:name:0.8:start=0.2:mask=left>. A line that begins with # is off."
+        return _schema(
+            "RemoraStack",
+            "Remora Stack",
+            "Adds LoRA to a stack, in rows. Connect the stack to Remora Apply.",
+            inputs=[
+                io.String.Input("rows", multiline=True, default="", tooltip=rows),
+                _before("The LoRA before these."),
+            ],
+            outputs=[_stack("The LoRA before these, and these.")],
+        )
+
+    @classmethod
+    def execute(cls, rows: str, stack: tuple[Entry, ...] = ()) -> Any:
+        """Return the longer stack."""
+        entries = _of_rows(rows)
+        for entry in entries:
+            AdapterFile.open(Path(entry.path))  # so that a broken file is told on this node
+        return io.NodeOutput((*stack, *entries))
+
+    @classmethod
+    def validate_inputs(cls, rows: str | None = None) -> bool | str:
+        """Return what is wrong with the rows, before anything runs; True where nothing is."""
+        return _fault(_of_rows, rows)
+
+    @classmethod
+    def fingerprint_inputs(cls, rows: str | None = None, **_: object) -> str:
+        """Return what changes with the content of the files."""
+        return _versions_of_text(_of_rows, rows)
+
+
+class RemoraApply(io.ComfyNode):
     """Puts a stack on a model and its text encoders."""
 
     @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:  # noqa: N802
-        """Return the inputs."""
-        stack = {"tooltip": "The LoRA, from Remora LoRA. Without them, the model is as it was."}
-        return {
-            "required": {"model": ("MODEL", _MODEL)},
-            "optional": {"stack": (_STACK, stack), "clip": ("CLIP", _CLIP)},
-        }
+    def define_schema(cls) -> Any:
+        """Return the inputs and outputs."""
+        return _schema(
+            "RemoraApply",
+            "Remora Apply",
+            "Applies a stack of LoRA while the model is sampled and texts are encoded. Replaces a former stack.",
+            inputs=[
+                _model(),
+                _before("The LoRA, from Remora Stack or Remora LoRA. Without them, the model is as it was."),
+                _clip(),
+            ],
+            outputs=[
+                io.Model.Output(tooltip="The model with the LoRA."),
+                io.Clip.Output(tooltip="The text encoders with the LoRA."),
+            ],
+        )
 
-    RETURN_TYPES = ("MODEL", "CLIP")
-    OUTPUT_TOOLTIPS = ("The model with the LoRA.", "The text encoders with the LoRA.")
-    FUNCTION = "apply"
-    CATEGORY = CATEGORY
-    DESCRIPTION = "Applies a stack of LoRA while the model is sampled and texts are encoded. Replaces a former stack."
-
-    def apply(self, model: Any, stack: tuple[Entry, ...] = (), clip: Any | None = None) -> tuple[Any, Any | None]:
+    @classmethod
+    def execute(cls, model: Any, stack: tuple[Entry, ...] = (), clip: Any | None = None) -> Any:
         """Return clones with the stack."""
-        return _apply(model, clip, stack)
+        return io.NodeOutput(*_apply(model, clip, stack))
 
 
-class RemoraFromPrompt:
+class RemoraFromPrompt(io.ComfyNode):
     """Applies the LoRA that a prompt names, and encodes the rest of the prompt."""
 
     @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:  # noqa: N802
-        """Return the inputs."""
+    def define_schema(cls) -> Any:
+        """Return the inputs and outputs."""
         tooltip = "The prompt, with tags such as <lora:name:0.8> or <lora:name:1:start=0.2:mask=left>."
-        return {
-            "required": {
-                "model": ("MODEL", _MODEL),
-                "clip": ("CLIP", _CLIP),
-                "text": ("STRING", {"multiline": True, "dynamicPrompts": True, "tooltip": tooltip}),
-            }
-        }
-
-    RETURN_TYPES = ("MODEL", "CLIP", "CONDITIONING", "STRING", _STACK)
-    RETURN_NAMES = ("MODEL", "CLIP", "CONDITIONING", "text", "stack")
-    OUTPUT_TOOLTIPS = (
-        "The model with the LoRA.",
-        "The text encoders with the LoRA, for the negative prompt.",
-        "The encoded prompt.",
-        "The prompt without its tags.",
-        "The LoRA, for Remora Save.",
-    )
-    FUNCTION = "apply"
-    CATEGORY = CATEGORY
-    DESCRIPTION = "Applies the LoRA of a prompt's <lora:...> tags, and encodes the prompt without them."
-
-    def apply(self, model: Any, clip: Any, text: str) -> tuple[Any, Any, Any, str, tuple[Entry, ...]]:
-        """Return clones with the stack, the conditioning, the text and the stack."""
-        plain, entries = read_prompt(text, _names(), _path)
-        model, clip = _apply(model, clip, tuple(entries))
-        return model, clip, clip.encode_from_tokens_scheduled(clip.tokenize(plain)), plain, tuple(entries)
+        return _schema(
+            "RemoraFromPrompt",
+            "Remora From Prompt",
+            "Applies the LoRA of a prompt's <lora:...> tags, and encodes the prompt without them.",
+            inputs=[
+                _model(),
+                _clip(optional=False),
+                io.String.Input("text", multiline=True, dynamic_prompts=True, tooltip=tooltip),
+            ],
+            outputs=[
+                io.Model.Output(tooltip="The model with the LoRA."),
+                io.Clip.Output(tooltip="The text encoders with the LoRA, for the negative prompt."),
+                io.Conditioning.Output(tooltip="The encoded prompt."),
+                io.String.Output(display_name="text", tooltip="The prompt without its tags."),
+                _stack("The LoRA, for Remora Save."),
+            ],
+        )
 
     @classmethod
-    def IS_CHANGED(cls, text: str | None = None, **_: object) -> str:  # noqa: N802
-        """Return what changes with the content of the files; all count where another node makes the text."""
-        if text is None:
-            return _versions(map(_path, _names()))
-        return _versions(Path(entry.path) for entry in read_prompt(text, _names(), _path)[1])
+    def execute(cls, model: Any, clip: Any, text: str) -> Any:
+        """Return clones with the stack, the conditioning, the text and the stack."""
+        plain, entries = _of_prompt(text)
+        model, clip = _apply(model, clip, tuple(entries))
+        conditioning = clip.encode_from_tokens_scheduled(clip.tokenize(plain))
+        return io.NodeOutput(model, clip, conditioning, plain, tuple(entries))
+
+    @classmethod
+    def validate_inputs(cls, text: str | None = None) -> bool | str:
+        """Return what is wrong with the tags, before anything runs; True where nothing is."""
+        return _fault(_of_prompt, text)
+
+    @classmethod
+    def fingerprint_inputs(cls, text: str | None = None, **_: object) -> str:
+        """Return what changes with the content of the files."""
+        return _versions_of_text(lambda given: _of_prompt(given)[1], text)
 
 
-class RemoraReport:
+class RemoraReport(io.ComfyNode):
     """Tells what the LoRA of a model did."""
 
     @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:  # noqa: N802
-        """Return the inputs."""
-        after = {"tooltip": "The sampled latent, so that the report tells which layers were called."}
-        optional = {"model": ("MODEL", _MODEL), "clip": ("CLIP", _CLIP), "after": ("LATENT", after)}
-        return {"optional": optional, "hidden": _NODE}
+    def define_schema(cls) -> Any:
+        """Return the inputs and outputs."""
+        after = "The sampled latent, so that the report tells which layers were called."
+        return _schema(
+            "RemoraReport",
+            "Remora Report",
+            "Tells which layers the LoRA act on, which keys of the files are unused, and why.",
+            inputs=[_model(optional=True), _clip(), io.Latent.Input("after", optional=True, tooltip=after)],
+            outputs=[
+                io.String.Output(display_name="report", tooltip="A line for each LoRA."),
+                io.Image.Output(
+                    display_name="image", tooltip="The report as a picture, to be saved beside the others."
+                ),
+            ],
+            hidden=[io.Hidden.unique_id],
+            is_output_node=True,
+        )
 
-    RETURN_TYPES = ("STRING", "IMAGE")
-    RETURN_NAMES = ("report", "image")
-    OUTPUT_TOOLTIPS = ("A line for each LoRA.", "The report as a picture, to be saved beside the others.")
-    FUNCTION = "tell"
-    CATEGORY = CATEGORY
-    OUTPUT_NODE = True
-    DESCRIPTION = "Tells which layers the LoRA act on, which keys of the files are unused, and why."
-
-    def tell(
-        self, model: Any = None, clip: Any = None, after: Any = None, unique_id: str | None = None
-    ) -> dict[str, Any]:
+    @classmethod
+    def execute(cls, model: Any = None, clip: Any = None, after: Any = None) -> Any:
         """Return the report as text and as a picture."""
         lines = []
         for what, part in (("model", model), ("text encoders", clip)):
@@ -212,51 +296,45 @@ class RemoraReport:
             if applied is not None:
                 lines += [f"{what}: {line}" for line in applied.summary()]
         text = "\n".join(lines) or "no LoRA"
-        _show(text, unique_id)
-        return {"ui": {"text": [text]}, "result": (text, picture_of(text))}
+        _show(text, cls.hidden.unique_id)
+        return io.NodeOutput(text, picture_of(text), ui={"text": [text]})
 
     @classmethod
-    def IS_CHANGED(cls, **_: object) -> float:  # noqa: N802
+    def fingerprint_inputs(cls, **_: object) -> float:
         """Return a number that equals none, as each run has another report."""
         return float("nan")
 
 
-class RemoraSave:
+class RemoraSave(io.ComfyNode):
     """Saves a stack as one file."""
 
     @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:  # noqa: N802
-        """Return the inputs."""
+    def define_schema(cls) -> Any:
+        """Return the inputs and outputs."""
         prefix = "The name of the file in the output folder. Files in its folder loras are in ComfyUI's list of LoRA."
         rank = "The largest rank of a layer. 0 saves the exact sum."
-        return {
-            "required": {
-                "model": ("MODEL", _MODEL),
-                "stack": (_STACK, {"tooltip": "The LoRA, from Remora LoRA."}),
-                "filename_prefix": ("STRING", {"default": "loras/remora", "tooltip": prefix}),
-                "rank": ("INT", {"default": 0, "min": 0, "max": 4096, "tooltip": rank}),
-            },
-            "optional": {"clip": ("CLIP", _CLIP)},
-            "hidden": _NODE,
-        }
+        return _schema(
+            "RemoraSave",
+            "Remora Save",
+            "Saves the LoRA of a stack, with their strengths and block weights, as one LoRA file.",
+            inputs=[
+                _model(),
+                _STACK.Input("stack", tooltip="The LoRA, from Remora Stack or Remora LoRA."),
+                io.String.Input("filename_prefix", default="loras/remora", tooltip=prefix),
+                io.Int.Input("rank", default=0, min=0, max=4096, tooltip=rank),
+                _clip(),
+            ],
+            outputs=[
+                io.String.Output(display_name="summary", tooltip="The path of the file, its size, ranks and error.")
+            ],
+            hidden=[io.Hidden.unique_id],
+            is_output_node=True,
+        )
 
-    RETURN_TYPES = ("STRING",)
-    RETURN_NAMES = ("summary",)
-    OUTPUT_TOOLTIPS = ("The path of the file, its size, ranks and error.",)
-    FUNCTION = "save"
-    CATEGORY = CATEGORY
-    OUTPUT_NODE = True
-    DESCRIPTION = "Saves the LoRA of a stack, with their strengths and block weights, as one LoRA file."
-
-    def save(
-        self,
-        model: Any,
-        stack: tuple[Entry, ...],
-        filename_prefix: str,
-        rank: int,
-        clip: Any | None = None,
-        unique_id: str | None = None,
-    ) -> dict[str, Any]:
+    @classmethod
+    def execute(
+        cls, model: Any, stack: tuple[Entry, ...], filename_prefix: str, rank: int, clip: Any | None = None
+    ) -> Any:
         """Save the file and return its summary."""
         check_constant(stack)
         encoders = {} if clip is None else text_encoders_of(clip.cond_stage_model)
@@ -266,21 +344,19 @@ class RemoraSave:
         with engine.active(Stack(combined(stack, engine.components))):
             saved = lib_lora.save_stack(engine, path, rank=rank or None)
         text = saved.summary()
-        _show(text, unique_id)
-        return {"ui": {"text": [text]}, "result": (text,)}
+        _show(text, cls.hidden.unique_id)
+        return io.NodeOutput(text, ui={"text": [text]})
 
 
-NODE_CLASS_MAPPINGS: dict[str, type] = {
-    "RemoraLora": RemoraLora,
-    "RemoraApply": RemoraApply,
-    "RemoraFromPrompt": RemoraFromPrompt,
-    "RemoraReport": RemoraReport,
-    "RemoraSave": RemoraSave,
-}
-NODE_DISPLAY_NAME_MAPPINGS: dict[str, str] = {
-    "RemoraLora": "Remora LoRA",
-    "RemoraApply": "Remora Apply",
-    "RemoraFromPrompt": "Remora From Prompt",
-    "RemoraReport": "Remora Report",
-    "RemoraSave": "Remora Save",
-}
+class Remora(ComfyExtension):
+    """The nodes, as ComfyUI asks for them."""
+
+    async def get_node_list(self) -> list[Any]:
+        """Return the nodes."""
+        return [RemoraLora, RemoraStack, RemoraApply, RemoraFromPrompt, RemoraReport, RemoraSave]
+
+
+async def comfy_entrypoint() -> Remora:
+    """Return what ComfyUI registers; its page then finds the modules of Remora's tab."""
+    PromptServer.instance.routes.static("/remora", Path(__file__).resolve().parents[2] / "javascript" / "remora")
+    return Remora()

@@ -23,7 +23,7 @@ from ..adapters import balanced
 from ..adapters.base import Factors
 from ..compiler import compiling
 from ..placement.storage import Packed, pack
-from ..tensors import autocasts, wide
+from ..tensors import autocasts, copied, wide
 from .arguments import BaseForward
 
 EXACT = frozenset({torch.float32, torch.float64})
@@ -270,7 +270,7 @@ def stacked(
     if windows or length > filled:
         stacked.zero_()
     elif len(parts) == 1:
-        return stacked.copy_(parts[0])
+        return copied(parts[0], stacked)
     start = 0
     for i, part in enumerate(parts):
         place = stacked.narrow(dim, start, part.shape[dim])

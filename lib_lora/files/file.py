@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import FileError, PickleError, check_path
-from ..tensors import LARGEST, TensorFields
+from ..tensors import FEW, LARGEST, MANY, TensorFields
 from .formats.strangers.base import stranger_by_head, stranger_in_pickle
 from .reading import open_regular
 
@@ -157,12 +157,17 @@ class AdapterFile:
                 else:
                     tensor = reader.flat(dtype, start, end)
                 wide = dtype.itemsize > 1 and (dtype is not torch.half or with_half)
-                extremes += torch.aminmax(tensor if wide else tensor.float())
-                names.append(key)
+                for piece in torch.split(tensor, count if count > MANY else FEW):
+                    extremes += torch.aminmax(piece if wide else piece.float())
+                    names.append(key)
         if len({one.dtype for one in extremes}) > 1:
             extremes = [one.double() for one in extremes]
         numbers = torch.stack(extremes).double().abs_().view(-1, 2).amax(1).tolist() if names else []
-        self.magnitudes.update(zip(names, numbers, strict=True))
+        found = dict[str, float]()
+        for key, number in zip(names, numbers, strict=True):
+            known = found.get(key, number)
+            found[key] = known if number <= known or math.isnan(known) else number
+        self.magnitudes.update(found)
         self.largest = max([self.largest, *numbers])
         return {key for key in keys if not self.magnitudes[key] <= LARGEST}  # NaN is no more and no less
 

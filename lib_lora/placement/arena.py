@@ -15,7 +15,7 @@ from typing import Generic, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from ..tensors import TensorFields, page_locked
+from ..tensors import TensorFields, copied, page_locked
 
 _SMALLEST, _LARGEST = 1 << 20, 64 << 20
 """Bytes of the first chunk, and of any but the first few; a larger layer has a chunk of its own."""
@@ -60,12 +60,12 @@ class Arena:
                 self._chunk, self._taken = page_locked((max(size, nbytes),), torch.uint8, device), 0
             chunk, start = self._chunk, self._taken
 
-            def copied(tensor: Tensor) -> Tensor:
+            def put(tensor: Tensor) -> Tensor:
                 first = self._taken // tensor.element_size()
                 self._taken += _extent(tensor)
-                return chunk.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), first).copy_(tensor)
+                return copied(tensor, chunk.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), first))
 
-            return Piece(content.mapped(copied), chunk, start, self._taken, dtypes)
+            return Piece(content.mapped(put), chunk, start, self._taken, dtypes)
 
 
 def all_to_device(pieces: Iterable[Piece[T]], device: torch.device) -> Iterator[T]:

@@ -19,6 +19,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.torch_version import TorchVersion
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from extension import store
 from extension.library import hashes
@@ -379,6 +381,42 @@ def test_tensors_are_the_same_in_whatever_order_and_steps_they_are_read(tmp_path
     assert not file.not_finite(tensors)
     for key in (key for key in tensors if tensors[key].is_floating_point()):
         assert file.magnitudes[key] == tensors[key].abs().max().item(), "of each tensor alone"
+
+
+class Shared(TorchDispatchMode):
+    """Notes what torch shares among its threads, but for products."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        tensors = [one for one in tree_leaves((args, kwargs, out)) if isinstance(one, Tensor)]
+        if func._schema.name in SHARED and any(one.numel() > 32_767 for one in tensors):
+            self.names.add(func._schema.name)
+        return out
+
+
+SHARED = {f"aten::{name}" for name in ("aminmax", "copy_", "_to_copy", "clone", "abs", "amax")}
+
+
+def test_the_first_use_of_a_file_waits_for_no_thread_of_torch(tmp_path):
+    tensors = merged([pair("lora_unet_0", (1280, 1280), 32)])
+    path, x = save(tmp_path / "a.safetensors", tensors), torch.ones(1, 1280)
+    model = nn.Sequential(nn.Linear(1280, 1280))
+    with Engine({"unet": model}) as engine, Shared() as shared, torch.no_grad():
+        before = model(x)
+        engine.activate(Stack([Entry(path)]))
+        assert not torch.equal(model(x), before)
+    assert not shared.names
+    for key, place in (("lora_unet_0.lora_up.weight", 3), ("lora_unet_0.lora_down.weight", 32_768)):
+        spoiled = {name: tensor.clone() for name, tensor in tensors.items()}
+        spoiled[key].view(-1)[place] = float("nan")
+        file = AdapterFile.open(save(tmp_path / f"{place}.safetensors", spoiled))
+        assert file.not_finite(spoiled) == {key}
+        for name in spoiled.keys() - {key}:
+            assert file.magnitudes[name] == tensors[name].abs().max().item()
 
 
 @pytest.mark.parametrize("layers", [2, 9])

@@ -263,6 +263,11 @@ export const ENGLISH = /** @type {const} */ ({
     "row.text": "Text",
     "row.textHint": "Text strength of {name}",
 
+    // the rows in ComfyUI
+    "comfy.add": "Add a LoRA",
+    "comfy.noFile": "No LoRA file has this name",
+    "comfy.noTag": "This line is no LoRA tag; write <lora:name:1>.",
+
     // a strength
     "strength.slider": "{what}, slider",
     "strength.type": "Type a number, such as 0.8.",

@@ -6,6 +6,7 @@ import {html} from "../vendor/preact.js";
 
 const PATHS = {
     grip: "M6 4h.01M10 4h.01M6 8h.01M10 8h.01M6 12h.01M10 12h.01",
+    add: "M8 3v10M3 8h10",
     remove: "M4 4l8 8M12 4l-8 8",
     undo: "M6.5 3.5L3 7l3.5 3.5M3 7h6.5a3.5 3.5 0 0 1 0 7H7",
     redo: "M9.5 3.5L13 7l-3.5 3.5M13 7H6.5a3.5 3.5 0 0 0 0 7H9",

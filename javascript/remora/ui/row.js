@@ -44,13 +44,13 @@ const SECTIONS = [
     {name: "words", title: "row.words", editor: Trigger, isSet: () => false},
 ];
 
-/** @param {{tab: Tab, entry: Entry, outcome: Told | undefined, handle: Handle}} props */
-export function Row({tab, entry, outcome, handle}) {
+/** @param {{tab: Tab, entry: Entry, outcome: Told | undefined, handle: Handle, sections?: Section[]}} props */
+export function Row({tab, entry, outcome, handle, sections = SECTIONS}) {
     const {name, unet} = entry;
     const {lora, problem, note, candidates} = tab.library.meaning(name);
     const [apart, setApart] = useState(entry.teText !== entry.unetText);
     const more = tab.state.more === entry.key;
-    const open = (section = SECTIONS.find(({isSet}) => isSet(entry))?.name ?? tab.state.section) =>
+    const open = (section = sections.find(({isSet}) => isSet(entry))?.name ?? tab.state.section) =>
         tab.set({more: entry.key, section});
     const split = apart || entry.teText !== entry.unetText;
     const curved = Boolean(entry.teCurve || entry.unetCurve);
@@ -88,7 +88,7 @@ export function Row({tab, entry, outcome, handle}) {
             <${Button} label=${t("row.remove", {name})} class="rt-small" onClick=${entry.remove}><${Icon} name="remove" /><//>
         </div>
         <${Strengths} entry=${entry} split=${split} open=${() => open("schedule")} />
-        ${more && html`<${More} tab=${tab} entry=${entry} unreached=${unreached} />`}
+        ${more && html`<${More} tab=${tab} entry=${entry} unreached=${unreached} all=${sections} />`}
         <${Chips} words=${summary({...entry, values: {...entry.values, [fault.key]: undefined}})} />
         ${entry.place && html`<${PlaceOfTag} tab=${tab} place=${entry.place} />`}
         ${said && html`<p class="rt-problem" role="alert">✕ ${said}</p>`}
@@ -118,17 +118,17 @@ export function Row({tab, entry, outcome, handle}) {
 
 /**
  * Draw the settings of an entry besides its strength, one section at a time: together they are higher than the page.
- * @param {{tab: Tab, entry: Entry, unreached: string}} props `unreached` says why it never acts
+ * @param {{tab: Tab, entry: Entry, unreached: string, all: Section[]}} props `unreached` says why it never acts
  */
-function More({tab, entry, unreached}) {
+function More({tab, entry, unreached, all}) {
     const {section} = tab.state;
     const box = /** @type {Filled<HTMLElement>} */ (useRef());
     useEffect(() => {
         box.current.parentElement?.scrollIntoView({block: "nearest"}); // the editors open below the row's head
     }, [section]);
     const hasGroups = tab.library.groupsOf(entry.name).length > 1;
-    const sections = SECTIONS.filter(({name}) => name !== "words" || hasGroups);
-    const shown = sections.find(({name}) => name === section) ?? SECTIONS[0];
+    const sections = all.filter(({name}) => name !== "words" || hasGroups);
+    const shown = sections.find(({name}) => name === section) ?? sections[0];
     return html`<div class="rt-more" ref=${box}>
         <div class="rt-switch" role="group" aria-label=${t("row.settings", {name: entry.name})}>
             ${sections.map(

@@ -113,7 +113,7 @@ export function Stack({tab, state, outcomes: {of, others}}) {
  * Keep the focus in the stack where the element that has it goes, or is disabled: the row in the same place gets it,
  * else the first button above the rows that can be pressed.
  */
-function useFocus() {
+export function useFocus() {
     const section = /** @type {{current: HTMLElement | null}} */ (useRef(null));
     const around = /** @type {ShadowRoot | undefined} */ (section.current?.getRootNode());
     const former = /** @type {HTMLButtonElement | null} */ (around?.activeElement ?? null); // before this is drawn
@@ -129,7 +129,7 @@ function useFocus() {
             ? row.querySelector(".rt-row-tools button")
             : same
               ? same.querySelector(".rt-row-head > button:last-child")
-              : section.current.querySelector(".rt-toolbar button:not(:disabled)");
+              : section.current.querySelector(".rt-toolbar button:not(:disabled), form button");
         next?.focus();
     });
     return section;
@@ -230,7 +230,7 @@ function NumberField({title, low, high, isWhole = false, value, set}) {
  * @param {(from: number, to: number) => void} props.move
  * @param {(row: R, handle: Handle) => Value} props.draw
  */
-function Rows({rows, label, move, draw}) {
+export function Rows({rows, label, move, draw}) {
     const list = /** @type {Filled<HTMLElement>} */ (useRef());
     const [drag, setDrag] = useState(/** @type {Drag | null} */ (null));
     const placeAt = (/** @type {number} */ y, /** @type {number} */ from) => {

@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.fakes import comfy_api
 from tests.fakes.files import save
 
 
@@ -339,7 +340,7 @@ class ProgressBar:
 class PromptServer:
     """Sends texts to the page, which shows them on a node."""
 
-    instance = SimpleNamespace()
+    instance = SimpleNamespace(routes=SimpleNamespace(static=lambda prefix, folder: None))
 
 
 @pytest.fixture
@@ -385,7 +386,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     server = ModuleType("server")
     server.PromptServer = PromptServer  # type: ignore[attr-defined]
     extension.WrappersMP, extension.CallbacksMP = WrappersMP, CallbacksMP  # type: ignore[attr-defined]
-    for module in (folders, comfy, extension, server):
+    for module in (folders, comfy, extension, server, *comfy_api.modules().values()):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     for name in ("extension.comfy", "extension.comfy.combining", "extension.comfy.nodes"):
         monkeypatch.delitem(sys.modules, name, raising=False)

@@ -142,7 +142,7 @@ def test_files_that_a_clone_needs_stay(
 def test_a_stack_with_a_rule_is_saved_as_it_acts(nodes: Any, model: Patcher, clip: Clip, tmp_path: Path) -> None:
     stack = entries(nodes, f"<lora:a:0.8:{TIES}> <lora:b:0.5:{TIES}>")
     found = outputs(nodes._apply(model, clip, stack))
-    nodes.RemoraSave().save(model, stack, "mine", 0, clip)
+    nodes.RemoraSave.execute(model, stack, "mine", 0, clip)
     (path,) = (tmp_path / "output").glob("mine*.safetensors")
     assert AdapterFile.open(path).metadata["ss_output_name"] == path.stem
     saved = outputs(nodes._apply(model, clip, (Entry(path),)))

@@ -36,6 +36,7 @@ from tests.extension.comfy.conftest import (
     lora,
     other_loop,
 )
+from tests.fakes.coroutines import completed
 from tests.fakes.files import save
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -46,7 +47,7 @@ X = torch.randn(2, 8, 4, 4, generator=torch.Generator().manual_seed(3))
 
 def rows(nodes: Any, name: str, strength: float = 1.0, clip: float = 1.0, **inputs: Any) -> tuple[Entry, ...]:
     given = {"start_percent": 0.0, "stop_percent": 1.0, "blocks": "", **inputs}
-    (stack,) = nodes.RemoraLora().add(name, strength, clip, **given)
+    (stack,) = nodes.RemoraLora.execute(name, strength, clip, **given)
     return stack
 
 
@@ -56,7 +57,7 @@ def applied(
     stack: tuple[Entry, ...] = ()
     for name in names:
         stack = rows(nodes, name, strength, stack=stack, **inputs)
-    return nodes.RemoraApply().apply(model, stack, clip)
+    return nodes.RemoraApply.execute(model, stack, clip)
 
 
 def expected(model: Patcher, x: Tensor, files: dict[Path, float]) -> Tensor:
@@ -108,7 +109,7 @@ def test_a_stack_replaces_the_former_one(nodes: Any, model: Patcher) -> None:
     one, _ = applied(nodes, model, "a.safetensors")
     two, _ = applied(nodes, one, "b.safetensors")
     assert torch.equal(two.sample(X, SIGMAS)[0], alone.sample(X, SIGMAS)[0])
-    none, _ = nodes.RemoraApply().apply(two)  # as its only Remora LoRA is bypassed
+    none, _ = nodes.RemoraApply.execute(two)  # as its only Remora LoRA is bypassed
     assert torch.equal(none.sample(X, SIGMAS)[0], model.sample(X, SIGMAS)[0])
 
 
@@ -155,7 +156,7 @@ def test_the_second_call_of_a_step_is_of_the_same_step(nodes: Any, model: Patche
 
 def test_a_rule_of_the_noise_goes_by_the_step(nodes: Any, model: Patcher, clip: Clip) -> None:
     for rule in ("1:sigma=7-2", "0@700,1@600,1@200,0@150:by=timestep"):
-        ruled, *_ = nodes.RemoraFromPrompt().apply(model, clip, f"<lora:a:{rule}>")
+        ruled, *_ = nodes.RemoraFromPrompt.execute(model, clip, f"<lora:a:{rule}>")
         assert acting(ruled, model, euler) == [False, True, True, False]
         assert acting(ruled, model, heun) == [False, False, True, True, True, True, False]
 
@@ -175,13 +176,13 @@ def test_a_schedule_reads_nothing_off_the_device_in_a_step(nodes: Any, model: Pa
             predict(sigmas[i].as_subclass(OnDevice))
 
     for rule in ("1:start=0.5", "1:sigma=3-0", "0@400,1@300:by=timestep"):
-        late, *_ = nodes.RemoraFromPrompt().apply(model, clip, f"<lora:a:{rule}>")
+        late, *_ = nodes.RemoraFromPrompt.execute(model, clip, f"<lora:a:{rule}>")
         assert acting(late, model, sampler) == [False, False, True, True]
 
 
 def test_a_half_of_the_prompt_is_told_by_the_conditioning(nodes: Any, model: Patcher, clip: Clip) -> None:
     before = model.sample(X, SIGMAS, chunks=(1, 0))[0]
-    with_lora, *_ = nodes.RemoraFromPrompt().apply(model, clip, "a cat <lora:a:1:half=pos>")
+    with_lora, *_ = nodes.RemoraFromPrompt.execute(model, clip, "a cat <lora:a:1:half=pos>")
     out = with_lora.sample(X, SIGMAS, chunks=(1, 0))[0]
     torch.testing.assert_close(out[:2], before[:2])
     assert (out[2:] - before[2:]).abs().max() > 1e-4
@@ -204,17 +205,17 @@ def test_rows_are_of_the_conditionings_that_the_guider_has(nodes: Any) -> None:
 
 
 def test_a_lora_is_for_some_images_of_a_batch(nodes: Any, model: Patcher, clip: Clip, tmp_path: Path) -> None:
-    with_lora, encoder, *_, stack = nodes.RemoraFromPrompt().apply(model, clip, "<lora:a:1:rows=2>")
+    with_lora, encoder, *_, stack = nodes.RemoraFromPrompt.execute(model, clip, "<lora:a:1:rows=2>")
     out, files = with_lora.sample(X, SIGMAS)[0], {tmp_path / "a.safetensors": 1.0}
     for at, image in enumerate([*X, *X]):
         want = expected(model, image[None], files if at % 2 else {})
         torch.testing.assert_close(out[at : at + 1].double(), want, rtol=1e-5, atol=1e-5)
     tokens = clip.tokenize("abc")
     assert torch.equal(encoder.encode_from_tokens(tokens), clip.encode_from_tokens(tokens))
-    first, *_ = nodes.RemoraFromPrompt().apply(model, clip, "<lora:a:1:rows=1>")
+    first, *_ = nodes.RemoraFromPrompt.execute(model, clip, "<lora:a:1:rows=1>")
     torch.testing.assert_close(first.sample(X, SIGMAS)[0][1::2], model.sample(X, SIGMAS)[0][1::2])
     with pytest.raises(LoraError, match="a file cannot say that a LoRA is for some images only"):
-        nodes.RemoraSave().save(model, stack, "mine", 0, clip)
+        nodes.RemoraSave.execute(model, stack, "mine", 0, clip)
 
 
 def test_a_mask_limits_a_lora_to_a_region(nodes: Any, model: Patcher) -> None:
@@ -239,7 +240,7 @@ def test_text_encoders_have_the_stack_of_their_clone(nodes: Any, model: Patcher,
 
 
 def test_a_prompt_names_its_lora(nodes: Any, model: Patcher, clip: Clip) -> None:
-    with_lora, encoder, conditioning, text, stack = nodes.RemoraFromPrompt().apply(model, clip, "a cat <lora:a:0.5>")
+    with_lora, encoder, conditioning, text, stack = nodes.RemoraFromPrompt.execute(model, clip, "a cat <lora:a:0.5>")
     same, _ = applied(nodes, model, "a.safetensors", strength=0.5, clip=clip)
     assert text == "a cat "
     assert [entry.name for entry in stack] == ["a"]
@@ -252,28 +253,52 @@ def test_a_file_for_one_part_leaves_the_other_alone(nodes: Any, model: Patcher, 
     before = clip.encode_from_tokens(clip.tokenize("abc"))
     _, encoder = applied(nodes, model, "model.safetensors", "a.safetensors", clip=clip)
     assert not torch.equal(encoder.encode_from_tokens(clip.tokenize("abc")), before)
-    report = nodes.RemoraReport().tell(clip=encoder)["result"][0]
+    report = nodes.RemoraReport.execute(clip=encoder)[0]
     assert "model: nothing in it is for this part" in report
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("<lora:aa:1>", "aa: there is no such LoRA file; did you mean a"),
-        ("<lora:a:1:low>", "a: each expert is a MODEL of its own in ComfyUI"),
-        ("<lora:a:1:combine=ties>", "a: combine=ties is not possible: no other LoRA has the same rule"),
-        ("<lora:a:1:wrong=2>", "is not a setting of a LoRA tag"),
-        ("<lora:broken:1>", "broken"),
-    ],
-)
-def test_a_prompt_at_fault_is_one_sentence(
-    text: str, reason: str, nodes: Any, model: Patcher, clip: Clip, tmp_path: Path
+AT_FAULT = {
+    "<lora:aa:1>": "aa: there is no such LoRA file; did you mean a",
+    "<lora:a:1:low>": "a: each expert is a MODEL of its own in ComfyUI",
+    "<lora:a:1:wrong=2>": "is not a setting of a LoRA tag",
+}
+
+
+def test_a_tag_at_fault_is_one_sentence_before_anything_runs(
+    nodes: Any, model: Patcher, clip: Clip, tmp_path: Path
 ) -> None:
     (tmp_path / "broken.safetensors").write_bytes(b"no file")
-    with pytest.raises(LoraError) as caught:
-        nodes.RemoraFromPrompt().apply(model, clip, text)
-    assert reason in str(caught.value)
-    assert "\n" not in str(caught.value)
+    for text, reason in [*AT_FAULT.items(), ("<lora:broken:1>", "broken")]:
+        with pytest.raises(LoraError) as caught:
+            nodes.RemoraFromPrompt.execute(model, clip, text)
+        with pytest.raises(LoraError) as in_rows:
+            nodes.RemoraStack.execute(f"<lora:a:1>\n{text}")
+        assert all(reason in str(one.value) and "\n" not in str(one.value) for one in (caught, in_rows))
+        if text in AT_FAULT:  # the content of a file is read when the node runs
+            assert nodes.RemoraFromPrompt.validate_inputs(text) == str(caught.value)
+            assert nodes.RemoraStack.validate_inputs(f"<lora:a:1>\n{text}") == str(in_rows.value)
+    with pytest.raises(LoraError, match="a: combine=ties is not possible: no other LoRA has the same rule"):
+        nodes.RemoraFromPrompt.execute(model, clip, "<lora:a:1:combine=ties>")
+    for fine in ("a cat <lora:a:1>", None):  # None where another node makes the text
+        assert nodes.RemoraFromPrompt.validate_inputs(fine) is True
+
+
+def test_rows_are_the_lora_of_a_stack(nodes: Any, tmp_path: Path) -> None:
+    before = rows(nodes, "a.safetensors")
+    text = "<lora:b:0.5:start=0.5>\n # <lora:none:1>\n\n<lora:a:1:mask=left>"
+    (stack,) = nodes.RemoraStack.execute(text, before)
+    (alone,) = rows(nodes, "b.safetensors", 0.5, 0.5, start_percent=0.5)
+    assert stack[:2] == (*before, alone)
+    assert [entry.name for entry in stack] == ["a", "b", "a"]
+    assert nodes.RemoraStack.execute("# <lora:none:1>\n")[0] == ()
+    both = {nodes.RemoraLora.fingerprint_inputs(f"{name}.safetensors") for name in "ab"}
+    for given in (text, None):
+        assert set(nodes.RemoraStack.fingerprint_inputs(given).splitlines()) == both
+    said = "line 2: 'a cat' is no LoRA tag; write <lora:name:1>, or # before it"
+    assert nodes.RemoraStack.validate_inputs("<lora:a:1>\na cat <lora:b:1>") == said
+    assert (
+        nodes.RemoraStack.validate_inputs("\n<lora:a:1") == "line 2: <lora:a:1: the tag is not closed, '>' is missing"
+    )
 
 
 def test_inputs_at_fault_are_refused(nodes: Any, model: Patcher, tmp_path: Path) -> None:
@@ -317,8 +342,8 @@ def test_a_changed_file_runs_again_and_a_changed_strength_reads_nothing(
     nodes: Any, model: Patcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "a.safetensors"
-    version = nodes.RemoraLora.IS_CHANGED("a.safetensors")
-    assert nodes.RemoraLora.IS_CHANGED("a.safetensors", strength_model=0.5) == version
+    version = nodes.RemoraLora.fingerprint_inputs("a.safetensors")
+    assert nodes.RemoraLora.fingerprint_inputs("a.safetensors", strength_model=0.5) == version
     first, _ = applied(nodes, model, "a.safetensors")
     one = first.sample(X, SIGMAS)[0]
     opened = list[object]()
@@ -330,10 +355,15 @@ def test_a_changed_file_runs_again_and_a_changed_strength_reads_nothing(
     monkeypatch.undo()
     lora(file, 7)
     os.utime(file, ns=(1, 1))
-    assert nodes.RemoraLora.IS_CHANGED("a.safetensors") != version
-    for linked in (nodes.RemoraFromPrompt.IS_CHANGED(text=None), nodes.RemoraLora.IS_CHANGED(lora_name=None)):
-        assert nodes.RemoraLora.IS_CHANGED("a.safetensors") in linked.splitlines()
-    assert nodes.RemoraFromPrompt.IS_CHANGED(text="<lora:a:1>") != nodes.RemoraFromPrompt.IS_CHANGED(text="<lora:b:1>")
+    assert nodes.RemoraLora.fingerprint_inputs("a.safetensors") != version
+    for linked in (
+        nodes.RemoraFromPrompt.fingerprint_inputs(text=None),
+        nodes.RemoraLora.fingerprint_inputs(lora_name=None),
+    ):
+        assert nodes.RemoraLora.fingerprint_inputs("a.safetensors") in linked.splitlines()
+    assert nodes.RemoraFromPrompt.fingerprint_inputs(text="<lora:a:1>") != nodes.RemoraFromPrompt.fingerprint_inputs(
+        text="<lora:b:1>"
+    )
 
 
 def test_unloading_a_model_frees_former_stacks(nodes: Any, model: Patcher, clip: Clip) -> None:
@@ -389,16 +419,17 @@ def test_comfyui_counts_the_adapters_among_what_a_run_needs(nodes: Any, model: P
 
 def test_a_saved_stack_acts_as_the_stack(nodes: Any, model: Patcher, clip: Clip, shown: dict[str, str]) -> None:
     stack = (*rows(nodes, "a.safetensors", 0.5, 0.25), *rows(nodes, "b.safetensors", -2))
-    (of_stack, text_of_stack), save = nodes.RemoraApply().apply(model, stack, clip), nodes.RemoraSave().save
-    (summary,) = save(model, stack, "loras/mine", 0, clip, "7")["result"]
+    of_stack, text_of_stack = nodes.RemoraApply.execute(model, stack, clip)
+    save = nodes.RemoraSave.numbered("7").execute
+    (summary,) = save(model, stack, "loras/mine", 0, clip)
     path = Path(summary.partition(": ")[0])
     assert (path.parent.name, path.name) == ("loras", "mine_00001_.safetensors")
     assert shown == {"7": summary}
-    saved, text_of_saved = nodes.RemoraApply().apply(model, (Entry(path),), clip)
+    saved, text_of_saved = nodes.RemoraApply.execute(model, (Entry(path),), clip)
     torch.testing.assert_close(saved.sample(X, SIGMAS)[0], of_stack.sample(X, SIGMAS)[0], rtol=1e-5, atol=1e-4)
     texts = [one.encode_from_tokens(clip.tokenize("abc")) for one in (text_of_saved, text_of_stack)]
     torch.testing.assert_close(*texts, rtol=1e-5, atol=1e-4)
-    assert "rank 1 to 1" in save(model, stack, "loras/mine", 1)["result"][0]
+    assert "rank 1 to 1" in save(model, stack, "loras/mine", 1)[0]
     assert len(list(path.parent.iterdir())) == 2
 
 
@@ -409,15 +440,15 @@ def test_a_stack_that_no_file_can_say_is_not_saved(nodes: Any, model: Patcher, c
         "steps": rows(nodes, "a.safetensors", start_percent=0.5),
         "picture": rows(nodes, "a.safetensors", mask=mask),
     }
-    stacks["one prompt"] = nodes.RemoraFromPrompt().apply(model, clip, "<lora:a:1:half=pos>")[-1]
+    stacks["one prompt"] = nodes.RemoraFromPrompt.execute(model, clip, "<lora:a:1:half=pos>")[-1]
     for reason, stack in stacks.items():
         with pytest.raises(LoraError, match=f"a: a file cannot say .*{reason}"):
-            nodes.RemoraSave().save(model, stack, "mine", 0, clip)
+            nodes.RemoraSave.execute(model, stack, "mine", 0, clip)
     assert not (tmp_path / "output").exists()
 
 
 def test_a_report_is_a_picture_also_where_comfyui_shows_no_text_on_nodes(nodes: Any, model: Patcher) -> None:
-    text, picture = nodes.RemoraReport().tell(model, unique_id="3")["result"]
+    text, picture = nodes.RemoraReport.numbered("3").execute(model)
     assert text == "no LoRA"
     assert torch.equal(picture, nodes.picture_of(text))
     short, tall = nodes.picture_of("a: 1 of 1 layers"), nodes.picture_of("a: 1 of 1 layers\n" * 9)
@@ -429,17 +460,17 @@ def test_a_report_is_a_picture_also_where_comfyui_shows_no_text_on_nodes(nodes: 
 
 
 def test_the_report_tells_what_acted(nodes: Any, model: Patcher, clip: Clip, shown: dict[str, str]) -> None:
-    assert nodes.RemoraReport().tell(model)["result"][0] == "no LoRA"
+    assert nodes.RemoraReport.execute(model)[0] == "no LoRA"
     with_lora, encoder = applied(nodes, model, "a.safetensors", clip=clip)
     with_lora.sample(X, SIGMAS)
-    answer = nodes.RemoraReport().tell(with_lora, encoder, unique_id="3")
-    assert answer["ui"]["text"] == [answer["result"][0]]
-    assert shown == {"3": answer["result"][0]}
-    assert torch.equal(answer["result"][1], nodes.picture_of(answer["result"][0]))
-    assert answer["result"][0].startswith("model: a: ")
-    assert "text encoders: a: " in answer["result"][0]
-    assert "unused" not in answer["result"][0]
-    assert nodes.RemoraReport.IS_CHANGED() != nodes.RemoraReport.IS_CHANGED()
+    answer = nodes.RemoraReport.numbered("3").execute(with_lora, encoder)
+    assert answer.ui["text"] == [answer[0]]
+    assert shown == {"3": answer[0]}
+    assert torch.equal(answer[1], nodes.picture_of(answer[0]))
+    assert answer[0].startswith("model: a: ")
+    assert "text encoders: a: " in answer[0]
+    assert "unused" not in answer[0]
+    assert nodes.RemoraReport.fingerprint_inputs() != nodes.RemoraReport.fingerprint_inputs()
 
 
 def test_the_report_of_text_encoders_has_no_word_of_steps(nodes: Any, model: Patcher, clip: Clip) -> None:
@@ -449,39 +480,46 @@ def test_the_report_of_text_encoders_has_no_word_of_steps(nodes: Any, model: Pat
     _, full = applied(nodes, model, "a.safetensors", clip=clip)
     texts = [one.encode_from_tokens(clip.tokenize("abc")) for one in (late, full)]
     assert torch.equal(*texts)
-    assert nodes.RemoraReport().tell(clip=late)["result"][0].endswith("sd1)")
+    assert nodes.RemoraReport.execute(clip=late)[0].endswith("sd1)")
+
+
+def schemas(nodes: Any) -> dict[str, Any]:
+    """Return the schemas of the nodes by their ids."""
+    found = [node.define_schema() for node in completed(completed(nodes.comfy_entrypoint()).get_node_list())]
+    return {schema.node_id: schema for schema in found}
 
 
 def test_every_input_and_output_has_a_tooltip(nodes: Any) -> None:
-    assert nodes.NODE_CLASS_MAPPINGS.keys() == nodes.NODE_DISPLAY_NAME_MAPPINGS.keys()
-    for node in nodes.NODE_CLASS_MAPPINGS.values():
-        for kind, inputs in node.INPUT_TYPES().items():
-            assert kind == "hidden" or all(len(one) == 2 and one[1]["tooltip"].endswith(".") for one in inputs.values())
-        assert len(node.OUTPUT_TOOLTIPS) == len(node.RETURN_TYPES)
-        assert node.CATEGORY == "Remora"
-        assert callable(getattr(node, node.FUNCTION))
+    for name, schema in schemas(nodes).items():
+        assert schema.display_name.replace(" ", "").lower() == name.lower()
+        assert all(one.tooltip.endswith(".") for one in (*schema.inputs, *schema.outputs))
+        assert schema.category == "Remora"
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "example_workflows").glob("*.json")), ids=lambda path: path.stem)
-def test_a_workflow_fits_the_nodes(path: Path, nodes: Any) -> None:
-    workflow = json.loads(path.read_text("utf-8"))
-    assert path.with_suffix(".jpg").is_file()  # ComfyUI's page asks for it
-    links = {link[0]: link for link in workflow["links"]}
-    by_id = {node["id"]: node for node in workflow["nodes"]}
-    for number, origin, slot, target, place, kind in links.values():
-        assert number in by_id[origin]["outputs"][slot]["links"]
-        assert by_id[target]["inputs"][place]["link"] == number
-        assert by_id[target]["inputs"][place]["type"] == by_id[origin]["outputs"][slot]["type"] == kind
-    ours = [node for node in workflow["nodes"] if node["type"].startswith("Remora")]
-    assert len(ours) >= 2
-    for node in ours:
-        given, kind = nodes.NODE_CLASS_MAPPINGS[node["type"]], nodes.NODE_CLASS_MAPPINGS[node["type"]].INPUT_TYPES()
-        inputs = {**kind.get("required", {}), **kind.get("optional", {})}
-        kinds = {name: one[0] for name, one in inputs.items()}
-        sockets = {name: one for name, one in kinds.items() if one in SOCKETS}
-        assert {one["name"]: one["type"] for one in node["inputs"]} == sockets
-        assert tuple(one["type"] for one in node["outputs"]) == given.RETURN_TYPES
-        assert len(node["widgets_values"]) == len(inputs) - len(sockets)
+WORKFLOWS = sorted((ROOT / "example_workflows").glob("*.json"))
+
+
+def test_workflows_fit_the_nodes(nodes: Any) -> None:
+    known, used = schemas(nodes), set[str]()
+    for path in WORKFLOWS:
+        workflow = json.loads(path.read_text("utf-8"))
+        assert path.with_suffix(".jpg").is_file(), path  # ComfyUI's page asks for it
+        by_id = {node["id"]: node for node in workflow["nodes"]}
+        for number, origin, slot, target, place, kind in workflow["links"]:
+            assert number in by_id[origin]["outputs"][slot]["links"]
+            assert by_id[target]["inputs"][place]["link"] == number
+            assert by_id[target]["inputs"][place]["type"] == by_id[origin]["outputs"][slot]["type"] == kind
+        for node in workflow["nodes"]:
+            assert node.keys() >= {"flags", "order", "mode", "properties"}, path  # without them the page warns
+            if node["type"] not in known:
+                continue
+            schema = known[node["type"]]
+            used.add(node["type"])
+            sockets = {one.id: one.io_type for one in schema.inputs if one.io_type in SOCKETS}
+            assert {one["name"]: one["type"] for one in node["inputs"]} == sockets
+            assert [one["type"] for one in node["outputs"]] == [one.io_type for one in schema.outputs]
+            assert len(node["widgets_values"]) == len(schema.inputs) - len(sockets)
+    assert used == known.keys() - {"RemoraSave"}
 
 
 def test_the_entry_does_nothing_outside_of_comfyui() -> None:
@@ -490,7 +528,7 @@ import importlib.util, sys
 spec = importlib.util.spec_from_file_location("node", {str(ROOT / "__init__.py")!r})
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
-assert module.NODE_CLASS_MAPPINGS == {{}}, module.NODE_CLASS_MAPPINGS
+assert not hasattr(module, "comfy_entrypoint")
 assert not {{"torch", "remora", "lib_lora"}} & sys.modules.keys()
 """
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -499,18 +537,29 @@ assert not {{"torch", "remora", "lib_lora"}} & sys.modules.keys()
 def test_the_entry_gives_comfyui_the_nodes(tmp_path: Path) -> None:
     code = f"""
 import importlib.util, sys
-from types import ModuleType
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+sys.path.insert(0, {str(ROOT)!r})
+from tests.fakes import comfy_api
+comfy_api.put()
+from tests.fakes.coroutines import completed
+sys.path.remove({str(ROOT)!r})
 for name in ("comfy", "comfy.sd", "comfy.patcher_extension", "folder_paths", "server"):
     sys.modules[name] = ModuleType(name)
-sys.modules["server"].PromptServer = object
+static = []
+routes = SimpleNamespace(static=lambda *route: static.append(route))
+sys.modules["server"].PromptServer = SimpleNamespace(instance=SimpleNamespace(routes=routes))
 sys.modules["comfy.patcher_extension"].WrappersMP = sys.modules["comfy.patcher_extension"].CallbacksMP = object
 name = "/custom_nodes/remora"  # as ComfyUI names it
 spec = importlib.util.spec_from_file_location(name, {str(ROOT / "__init__.py")!r})
 module = sys.modules[name] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
-assert sorted(module.NODE_CLASS_MAPPINGS) == [
-    "RemoraApply", "RemoraFromPrompt", "RemoraLora", "RemoraReport", "RemoraSave"
+nodes = completed(completed(module.comfy_entrypoint()).get_node_list())
+assert sorted(node.__name__ for node in nodes) == [
+    "RemoraApply", "RemoraFromPrompt", "RemoraLora", "RemoraReport", "RemoraSave", "RemoraStack"
 ]
+assert static == [("/remora", Path({str(ROOT / "javascript" / "remora")!r}))]
+assert (Path({str(ROOT)!r}) / module.WEB_DIRECTORY / "remora.js").is_file()
 assert sys.modules["remora"]._session is None
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
