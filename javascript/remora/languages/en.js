@@ -646,7 +646,7 @@ export const ENGLISH = /** @type {const} */ ({
     "compare.done": "{done} of {total} pictures, seed {seed}",
     "compare.made": "Pictures made",
     "compare.grows": "Add later epochs of this training",
-    "compare.growsHint": "The grid grows while this dialog is open.",
+    "compare.growsHint": "The grid grows while this tab is open, also without this dialog.",
     "compare.used": "The prompt now has the LoRA of that picture.",
     "compare.useHint": "Click a picture to use its LoRA.",
     "compare.save": "Save as one picture",
