@@ -609,6 +609,8 @@ export const ENGLISH = /** @type {const} */ ({
     "recipe.file": "Save as file",
     "recipe.link": "Copy link",
     "recipe.linkHint": "Copy a link that shows this preset to users of this web UI",
+    "recipe.shareHint":
+        "The file opens in every Remora: drop it on the tab, or use “Open a file” in the presets. The link is for users of this web UI alone.",
     "recipe.linkCopied": "The link is copied.",
     "recipe.linkNot": "The browser does not allow copying.",
 
@@ -768,6 +770,7 @@ export const ENGLISH = /** @type {const} */ ({
     "online.open": "Open {page}",
     "online.newer": "There is a newer version: {version}.",
     "online.newerFile": "Its page has a newer file.",
+    "online.newerHere": "The newer version is here: {name}.",
     "online.hasNewer": "There is a newer version.",
     "online.download": "Download",
     "online.downloaded": "Downloaded as {name}.",
