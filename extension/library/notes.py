@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
@@ -29,6 +30,7 @@ _MAX_BYTES = 8 << 20  # of a file with notes
 _MAX_TEXT = 20_000  # characters of a field
 _MAX_TAGS = 200
 _MAX_ALPHA = 1e6
+_PHRASE = re.compile(r"(?:\([^()]*\)|\[[^\[\]]*\]|[^,(\[]+|[(\[])+")  # the tab splits words so: (fur, tail:1.2) is one
 _OWN = "remora"  # the object in `name.json` for fields that no web UI has
 
 
@@ -240,7 +242,7 @@ def _write_words(data: dict[str, Any], value: object) -> None:
     data["activation text"] = value
     version = _version(data)
     if version:  # SD.Next shows the version's
-        version["trainedWords"] = [word for part in str(value).split(",") if (word := part.strip())]
+        version["trainedWords"] = [word for part in _PHRASE.findall(str(value)) if (word := part.strip())]
 
 
 def _own_field(name: str) -> Callable[[dict[str, Any], object], None]:

@@ -162,7 +162,8 @@ export const ENGLISH = /** @type {const} */ ({
     "details.stepsSet": "The page has {steps} steps and a CFG scale of {cfg} now.",
     "details.stepsSetNot": "The page has {steps} steps and a CFG scale of {cfg} now; set {others} by hand.",
     "details.words": "Trigger words",
-    "details.wordsHint": "Inserted into the prompt with the LoRA, and removed with it",
+    "details.wordsHint":
+        "Inserted into the prompt with the LoRA, and removed with it. “(fur, tail:1.2)” is a set with a strength of its own.",
     "details.captions": "Words of the training captions",
     "details.inCaptions": {one: "in {count} caption", other: "in {count} captions"},
     "details.negative": "Words for the negative prompt",
