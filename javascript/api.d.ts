@@ -22,8 +22,10 @@ export interface Lora {
     strength: number | null;
     /** in place of the file's own alpha */
     alpha: number | null;
-    /** a site told of a newer version when it was asked last */
-    newer: boolean;
+    /** where a site has the file; empty if none told */
+    page: string;
+    /** where a site had a newer version when it was asked last; empty for none */
+    newer: string;
     /** id of the file in these routes; changes if the file is moved */
     id: string;
     /** as in <lora:name:0.8> */
@@ -150,8 +152,10 @@ export interface LoraDetails {
     strength: number | null;
     /** in place of the file's own alpha */
     alpha: number | null;
-    /** a site told of a newer version when it was asked last */
-    newer: boolean;
+    /** where a site has the file; empty if none told */
+    page: string;
+    /** where a site had a newer version when it was asked last; empty for none */
+    newer: string;
     /** id of the file in these routes; changes if the file is moved */
     id: string;
     /** as in <lora:name:0.8> */

@@ -329,6 +329,7 @@ def _listed_notes(notes: Notes) -> records.ListedNotes:
         "hidden": notes.hidden,
         "strength": notes.strength,
         "alpha": notes.alpha,
+        "page": notes.page,
         "newer": notes.newer,
     }
 

@@ -46,7 +46,8 @@ class ListedNotes(TypedDict):
     hidden: Annotated[bool, "by the user: lists leave it out unless they are asked for hidden files"]
     strength: Annotated[float | None, "preferred strength"]
     alpha: Annotated[float | None, "in place of the file's own alpha"]
-    newer: Annotated[bool, "a site told of a newer version when it was asked last"]
+    page: Annotated[str, "where a site has the file; empty if none told"]
+    newer: Annotated[str, "where a site had a newer version when it was asked last; empty for none"]
 
 
 class Lora(ListedNotes):

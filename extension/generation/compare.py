@@ -232,6 +232,8 @@ class ComparisonRun:
     def grow(self, more: Plan) -> None:
         """Add rows at the end, and make their pictures with the same settings and seed.
 
+        Each is alone: where its prompt has the LoRA of another row, the picture is without it.
+
         Raises:
             RequestError: the columns are others, a row is there already, or there are too many pictures.
         """
@@ -240,7 +242,7 @@ class ComparisonRun:
         if len(self.plan.prompts) + len(more.prompts) > _MAX_CELLS:
             raise RequestError(f"a comparison has no more than {_MAX_CELLS} pictures")
         with self._lock:
-            rows, prompts = self.plan.rows + more.rows, self.plan.prompts + more.prompts
+            rows, prompts = self.plan.rows + more.rows, self.plan.prompts + self._alone(more)
             self.plan = replace(self.plan, rows=rows, prompts=prompts)
             self.pictures += [None] * len(more.prompts)
             if self.running:
@@ -248,6 +250,12 @@ class ComparisonRun:
             self.running, self.cancelled, self.problem = True, False, ""
             self._thread = self._new_thread()
         self._thread.start()
+
+    def _alone(self, more: Plan) -> tuple[str | None, ...]:
+        prompts = more.prompts
+        for other in self.plan.rows:
+            prompts = tuple(text and without(text, other) for text in prompts)
+        return prompts
 
     def cancel(self) -> None:
         """Stop at the next step; finished pictures stay."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
@@ -21,7 +22,7 @@ from ..store import Store, json_bytes, read_bytes, write_text
 from .plain import are_texts, demand
 from .walk import CatalogFile, beside, leads_away
 
-VERSION = 4
+VERSION = 5
 """Of these data; notes of another version are read again."""
 RATINGS = range(6)
 """Stars; 0 is none."""
@@ -29,6 +30,7 @@ _MAX_BYTES = 8 << 20  # of a file with notes
 _MAX_TEXT = 20_000  # characters of a field
 _MAX_TAGS = 200
 _MAX_ALPHA = 1e6
+_PHRASE = re.compile(r"(?:\([^()]*\)|\[[^\[\]]*\]|[^,(\[]+|[(\[])+")  # the tab splits words so: (fur, tail:1.2) is one
 _OWN = "remora"  # the object in `name.json` for fields that no web UI has
 
 
@@ -58,8 +60,10 @@ class Notes:
     """Whether the user wants lists to leave it out."""
     groups: tuple[str, ...] = ()
     """Trigger words that belong together, as Civitai lists them."""
-    newer: bool = False
-    """Whether a site told of a newer version when it was asked last."""
+    page: str = ""
+    """The address where a site has the file, as it told when it was asked last."""
+    newer: str = ""
+    """The address of a newer version; empty if it told of none."""
     problems: tuple[str, ...] = ()
     """A sentence for each file beside it that could not be read."""
 
@@ -80,14 +84,15 @@ class Notes:
         found = cls(**values | {name: tuple(values[name]) for name in ("tags", "groups", "problems")})
         demand(are_texts((found.description, found.words, found.negative, found.notes, found.base_model)))
         demand(are_texts((*found.tags, *found.groups, *found.problems)) and isinstance(found.favourite, bool))
-        demand(isinstance(found.hidden, bool) and isinstance(found.newer, bool))
+        demand(isinstance(found.hidden, bool) and are_texts((found.page, found.newer)))
         demand(type(found.rating) is int and found.rating in RATINGS)
         demand(found.strength is None or found.strength == _number(found.strength))
         demand(found.alpha is None or found.alpha == _alpha(found.alpha))
         return found
 
 
-EDITABLE = tuple(one.name for one in fields(Notes) if one.name not in ("base_model", "groups", "newer", "problems"))
+_READ_ONLY = ("base_model", "groups", "page", "newer", "problems")
+EDITABLE = tuple(one.name for one in fields(Notes) if one.name not in _READ_ONLY)
 """The fields that `write_notes` accepts."""
 
 
@@ -101,6 +106,7 @@ def read_notes(paths: Sequence[Path]) -> Notes:
     plain = _plain(by_end.get(".txt"), problems) or _plain(by_end.get(".description.txt"), problems)
     said = _text(own.get("description")) or _text(version.get("description"))
     remora = _dict(own.get(_OWN))
+    online = _dict(remora.get("online"))
     return Notes(
         # beside a model of Civitai, the host reads the text file first
         description=(plain or without_html(said)) if "modelVersions" in own else (without_html(said) or plain),
@@ -115,7 +121,8 @@ def read_notes(paths: Sequence[Path]) -> Notes:
         favourite=remora.get("favourite") is True,
         hidden=remora.get("hidden") is True,
         groups=tuple(_texts(version.get("trainedWords")))[:_MAX_TAGS],
-        newer=bool(_dict(_dict(remora.get("online")).get("newer"))),
+        page=_text(online.get("page")),
+        newer=_text(_dict(online.get("newer")).get("page")),
         problems=tuple(problems),
     )
 
@@ -235,7 +242,7 @@ def _write_words(data: dict[str, Any], value: object) -> None:
     data["activation text"] = value
     version = _version(data)
     if version:  # SD.Next shows the version's
-        version["trainedWords"] = [word for part in str(value).split(",") if (word := part.strip())]
+        version["trainedWords"] = [word for part in _PHRASE.findall(str(value)) if (word := part.strip())]
 
 
 def _own_field(name: str) -> Callable[[dict[str, Any], object], None]:

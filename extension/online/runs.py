@@ -204,8 +204,14 @@ class LookUp(OfFiles):
             published = site.find(self._client(site), local)
             if published is not None:
                 problem = self._keep(site, file, published)
-                return ("found" if published.newer is None else "newer"), problem
+                newer = published.newer
+                return ("found" if newer is None or self._is_here(newer.page) else "newer"), problem
         return "unknown", ""
+
+    def _is_here(self, page: str) -> bool:
+        """Return whether a file is the version of a page: on some sites an older one has the same page."""
+        every = (row.notes for row in self.session.catalog.index.rows())
+        return any(notes is not None and notes.page == page != notes.newer for notes in every)
 
 
 @dataclass

@@ -42,6 +42,8 @@ export class Catalog {
         this.others = new Set(); // ids of their copies
         /** @type {Set<string>} */
         this.superseded = new Set(); // ids of files whose training wrote a later one that is here
+        /** @type {Map<string, Lora>} */
+        this.versions = new Map(); // the file of each page; an older one may have the page of the newer one
         /** @type {Map<string, CountedLora>} */
         this.pictured = new Map(); // what the pictures in the output folders say of each file
         this.prompted = {words: "", ids: /** @type {Set<string>} */ (new Set())}; // whose pictures have words of a search
@@ -70,7 +72,9 @@ export class Catalog {
         if (!answer.whole && !answer.loras.length && !answer.gone.length) return;
         this.all = [...this.byId.values()];
         this.byName = new Map();
+        this.versions = new Map();
         for (const lora of this.all) {
+            if (lora.page && lora.page !== lora.newer) this.versions.set(lora.page, lora);
             const same = this.byName.get(lora.name);
             this.byName.set(lora.name, same ? [...same, lora] : [lora]);
         }
@@ -305,7 +309,7 @@ export const SHOWS = {
     copies: ["library.show.copies", ({id}, {firsts, others}) => firsts.has(id) || others.has(id)],
     single: ["library.show.single", ({id}, {others}) => !others.has(id)],
     superseded: ["library.show.superseded", ({id}, {superseded}) => superseded.has(id)],
-    newer: ["library.show.newer", ({newer}) => newer],
+    newer: ["library.show.newer", ({newer}, {versions}) => newer !== "" && !versions.has(newer)],
     misnamed: ["library.show.misnamed", ({named}) => named !== null],
     unused: [
         "library.show.unused",

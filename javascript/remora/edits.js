@@ -28,6 +28,7 @@ import {
     withName,
     withoutEntry,
     withoutPhrases,
+    withoutWords,
     withPhrases,
 } from "./prompt.js";
 import {escapedName, RULE_KEYS, setField} from "./tag.js";
@@ -429,7 +430,7 @@ export class Edits {
     flipWords(words) {
         this.tab.stack.readBoxes();
         const {prompt} = this.tab.state;
-        const change = hasWords(prompt, words) ? withoutPhrases(prompt, split(words)) : withPhrases(prompt, [words]);
+        const change = hasWords(prompt, words) ? withoutWords(prompt, words) : withPhrases(prompt, [words]);
         this.tab.stack.change({prompt: change});
     }
 

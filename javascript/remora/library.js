@@ -7,7 +7,7 @@
 
 import {query} from "./api.js";
 import {Catalog, NO_FILTERS, SORTS} from "./catalog.js";
-import {isClosed, plainWords, split} from "./prompt.js";
+import {bare, isClosed, plainWords, split} from "./prompt.js";
 import {translated} from "./words.js";
 
 const STORAGE = "remora"; // key in the browser's storage
@@ -131,9 +131,10 @@ export class Library {
      * @param {string} name
      */
     groupsOf(name) {
-        const groups = (this.meaning(name).lora?.groups ?? []).map(plainWords).filter(Boolean);
         const phrases = split(this.wordsOf(name));
-        const others = phrases.filter((phrase) => !groups.some((group) => split(group).includes(phrase)));
+        const listed = (this.meaning(name).lora?.groups ?? []).map(plainWords).filter(Boolean);
+        const groups = listed.map((group) => phrases.find((phrase) => bare(phrase) === group) ?? group);
+        const others = phrases.filter((phrase) => !groups.some((group) => [group, ...split(group)].includes(phrase)));
         return [...new Set(groups.length > 1 ? [...groups, ...others] : phrases)];
     }
 

@@ -9,6 +9,7 @@ import {html, render} from "./vendor/preact.js";
 import {Api} from "./api.js";
 import {Edits} from "./edits.js";
 import {KEPT, Kept} from "./kept.js";
+import {GROWING, Growing} from "./growing.js";
 import {PICTURES, Pictures} from "./pictures.js";
 import {Language} from "./language.js";
 import {LIBRARY, Library, remember, remembered} from "./library.js";
@@ -55,7 +56,7 @@ const SHOWN = {
 
 /**
  * @typedef {typeof STACK & typeof KEPT & typeof LIBRARY & typeof MANY & typeof SERVER & typeof PICTURES
- *     & typeof RECIPES & typeof SHOWN} State
+ *     & typeof RECIPES & typeof GROWING & typeof SHOWN} State
  */
 
 /** The tab without its elements: its state, and the parts that change it. */
@@ -72,6 +73,7 @@ export class Tab {
             ...SERVER,
             ...PICTURES,
             ...RECIPES,
+            ...GROWING,
             ...SHOWN,
             ...remembered(),
         });
@@ -82,6 +84,7 @@ export class Tab {
         this.stack = new Stack(this);
         this.edits = new Edits(this);
         this.pictures = new Pictures(this);
+        this.growing = new Growing(this);
         this.language = new Language();
     }
 

@@ -5,7 +5,7 @@
  * @import {Tab} from "./main.js"
  */
 
-import {select, size} from "./catalog.js";
+import {select, SHOWS, size} from "./catalog.js";
 import {locale, t} from "./words.js";
 
 /** @type {{[term: string]: import("./words.js").Key}} */
@@ -57,7 +57,7 @@ export function resultOf({kind, found, unknown}) {
 const MOST = 10_000; // files of a request
 
 /**
- * Return the ids of the files with a newer version: of those that are selected, else of those that the library shows.
+ * Return the ids of the files with a newer version that is not here: of those that are selected, else of those that the library shows.
  * @param {Tab} tab
  */
 export function withNewer(tab) {
@@ -68,7 +68,7 @@ export function withNewer(tab) {
         ? chosen.flatMap((id) => catalog.byId.get(id) ?? [])
         : select(catalog, query, filters, sort);
     return loras
-        .filter(({newer}) => newer)
+        .filter((lora) => SHOWS.newer[1](lora, catalog))
         .map(({id}) => id)
         .slice(0, MOST);
 }

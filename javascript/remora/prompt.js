@@ -33,6 +33,7 @@ const TAG = new RegExp(
 );
 const FULL_WIDTH = /[\uFF01-\uFF5E]/g;
 const ANY_TAG = /<[^<>:]*:[^<>]*>/g; // of any kind
+const PART = /((?:\([^()]*\)|\[[^[\]]*\]|[^,([]+|[([])*),/g; // up to a comma that is in no brackets
 const TOKEN = /^<[\p{L}\p{N}_-]+>$/u; // the name of an embedding, as `<s1>`, which is no tag
 
 /**
@@ -161,13 +162,13 @@ export function plainWords(words) {
 }
 
 /**
- * Tell whether a prompt has words already, outside of its tags.
+ * Tell whether a prompt has words already, outside of its tags and at any strength.
  * @param {string} prompt
  * @param {string} words
  */
 export function hasWords(prompt, words) {
     const text = prompt.replace(ANY_TAG, " ").toLowerCase();
-    const sought = words.trim().toLowerCase();
+    const sought = bare(words).toLowerCase();
     if (!sought) return true;
     if (!text.includes(sought)) return false;
     for (const at of placesOf(sought, text)) {
@@ -178,14 +179,55 @@ export function hasWords(prompt, words) {
 }
 
 /**
- * Split a text of words into its phrases.
+ * Split a text of words into its phrases. What stands in brackets, as `(fur, tail:1.2)`, is one.
  * @param {string} words
  */
 export function split(words) {
-    return words
-        .split(",")
+    return between(words)
         .map((word) => word.trim())
         .filter(Boolean);
+}
+
+/**
+ * Split a text at its commas, except in brackets.
+ * @param {string} text
+ */
+const between = (text) => [...`${text},`.matchAll(PART)].map((match) => match[1]);
+
+/**
+ * Return a phrase without the brackets that give it a strength.
+ * @param {string} phrase
+ */
+export function bare(phrase) {
+    const text = phrase.trim();
+    const inside = /^\(([^()[\]\\]*?)(?::[\d.]+)?\)$/.exec(text) ?? /^\[([^()[\]\\:|]*)\]$/.exec(text);
+    return inside ? inside[1].trim() : text;
+}
+
+/**
+ * Return a prompt without the parts between commas and tags that consist of these words, at any strength.
+ * @param {string} prompt
+ * @param {string} words
+ */
+export function withoutWords(prompt, words) {
+    const phrases = (/** @type {string} */ text) => split(bare(text)).map((one) => bare(one).toLowerCase());
+    const wanted = new Set(phrases(words));
+    const goes = (/** @type {string} */ text) => {
+        const found = phrases(text);
+        return found.length > 0 && found.every((phrase) => wanted.has(phrase));
+    };
+    let made = "";
+    let joint = "";
+    for (const part of between(prompt)) {
+        const pieces = part.split(/(<[^<>:]*:[^<>]*>)/); // every second one is a tag
+        const isOut = pieces.map((piece, at) => at % 2 === 0 && goes(piece));
+        const kept = pieces.filter((piece, at) => !isOut[at] && piece.trim()).map((piece) => piece.trim());
+        if (!isOut.includes(true)) made += joint === " " ? joint + part.trimStart() : joint + part;
+        else if (kept.length) made += [joint.trim(), ...kept].join(" ");
+        else continue;
+        joint = isOut.at(-1) ? " " : ","; // what follows a tag has no comma before it
+    }
+    return /^\s/.test(prompt) ? made : made.trimStart();
 }
 
 /**

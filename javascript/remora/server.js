@@ -100,6 +100,7 @@ export class Server {
             this.tab.library.changed();
         }
         await this.tab.library.countPictures();
+        await this.tab.growing.add();
     }
 
     /** Update the state; called every `POLL` milliseconds while the tab or a badge on a card is visible. */

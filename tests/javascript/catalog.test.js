@@ -48,7 +48,8 @@ function lora(name, more = {}) {
         tags: [],
         notes: "",
         alpha: null,
-        newer: false,
+        page: "",
+        newer: "",
         rating: 0,
         favourite: false,
         hidden: false,
@@ -304,7 +305,7 @@ test("a filter shows copies, or one file of each group, or what cannot be used; 
         lora("a"),
         lora("a copy"),
         lora("b"),
-        lora("bad", {readable: false, reason: "cut off", newer: true}),
+        lora("bad", {readable: false, reason: "cut off", newer: "24"}),
         lora("foreign", {family: "wan", named: "FLUX.1"}),
         lora("gone", {hidden: true}),
         lora("hidden copy", {hidden: true}),
@@ -331,6 +332,15 @@ test("a filter shows copies, or one file of each group, or what cannot be used; 
     for (const [show, found] of Object.entries(cases))
         assert.deepEqual(names(select(catalog, "", {...NO_FILTERS, show}, "name")), found, show);
     assert.deepEqual(names(select(catalog, "copy", {...NO_FILTERS, show: "hidden"}, "name")), ["hidden copy"]);
+});
+
+test("a newer version is told of until it is here; on some sites it has the page of the older file", () => {
+    const olds = [lora("old", {page: "22", newer: "24"}), lora("file", {page: "main", newer: "main"})];
+    const shown = (/** @type {Lora[]} */ ...more) =>
+        names(select(catalogOf(...olds, ...more), "", {...NO_FILTERS, show: "newer"}, "name"));
+    assert.deepEqual(shown(), ["file", "old"]);
+    assert.deepEqual(shown(lora("new", {page: "24", newer: "26"})), ["file", "new"]);
+    assert.deepEqual(shown(lora("new", {page: "24"}), lora("file-2", {page: "main"})), []);
 });
 
 test("a file was not used for six months if it is older, and neither a picture nor its date says otherwise", () => {

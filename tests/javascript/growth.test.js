@@ -86,6 +86,7 @@ const PROMPTS = {
     "words of a file": prompt.plainWords,
     "phrases that are put in": (text) => prompt.withPhrases(text, ["x"]),
     "phrases that are taken out": (text) => prompt.withoutPhrases(text, prompt.split(text)),
+    "words that are taken out": (text) => prompt.withoutWords(text, text),
     "what may come next": (text) => [text.length, text.length >> 1].map((caret) => suggestions(text, caret, known)),
     "a change that is taken back": (text) => prompt.takenBack(text, `${text}x`, `y${text}`),
 };

@@ -128,10 +128,12 @@ test("trigger words are switched by the groups that Civitai lists, else each for
         loras: [
             lora("a", {words: "red dress, hat, boots", groups}),
             lora("b", {words: "one, two", groups: ["one, two"]}),
+            lora("c", {words: "(red dress, hat:1.2), (boots:0.8)", groups: ["red dress, hat", "gloves"]}),
         ],
     });
     assert.deepEqual(tab.library.groupsOf("a"), ["red dress, hat", "armor", "boots"]);
     assert.deepEqual(tab.library.groupsOf("b"), ["one", "two"]);
+    assert.deepEqual(tab.library.groupsOf("c"), ["(red dress, hat:1.2)", "gloves", "(boots:0.8)"]);
     assert.deepEqual(tab.library.groupsOf("none"), []);
     tab.edits.flipWords("armor");
     assert.equal(box().value, "a cat, red dress, hat, armor");

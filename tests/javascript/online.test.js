@@ -36,7 +36,7 @@ test("a job says how far it is, and what it found", () => {
     assert.equal(progressOf({kind: "newer", done: 1, total: 2, ...bytes}), "1 of 2 files, 1 MB of 3 MB");
     assert.equal(resultOf({kind: "lookup", found: 1, unknown: 2}), "1 file found, 2 unknown");
     assert.equal(resultOf({kind: "newer", found: 1, unknown: 2}), "1 newer version downloaded");
-    const loras = ["a", "b", "c"].map((name) => lora(name, {newer: name !== "b"}));
+    const loras = ["a", "b", "c"].map((name) => lora(name, {newer: name === "b" ? "" : "24"}));
     const {tab} = openPage({loras});
     assert.deepEqual(withNewer(tab), ["id-a", "id-c"]);
     tab.set({query: "c"});

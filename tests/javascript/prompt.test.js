@@ -7,7 +7,7 @@ import * as tag from "../../javascript/remora/tag.js";
 import {EDITS} from "./cases.js";
 
 const {difference, hasWords, plainWords, readTags, reordered, split, takenBack} = prompt;
-const {withBody, withEntry, withoutEntry, withoutPhrases, withPhrases} = prompt;
+const {withBody, withEntry, withoutEntry, withoutPhrases, withoutWords, withPhrases} = prompt;
 
 test("tags are read as on the server", () => {
     for (const wanted of EDITS.read) {
@@ -132,6 +132,9 @@ test("words are found whole outside of tags", () => {
         ["", "x", false],
         ["furs, a fur", " FUR ", true],
         ["(fur:1.2)", "fur", true],
+        ["a (fur, tail:1.3)", "(fur, tail:1.2)", true],
+        ["fur", "[fur]", true],
+        ["a fur", "(fur (animal):1.2)", false],
         ["fur_x, xfur, 2fur", "fur", false],
         ["é-fur", "fur", true],
         ["éfur", "fur", false],
@@ -161,6 +164,23 @@ test("phrases come to the end of a prompt and go from it whole", () => {
         ["", ["cat"], ""],
     ];
     for (const [before, phrases, wanted] of gone) assert.equal(withoutPhrases(before, phrases), wanted, before);
+});
+
+test("words with a strength of their own are one phrase, and are taken out at any strength", () => {
+    const sets = ["(fur, tail:1.2)", "night fur", "[a, b]", ":(", "x"];
+    assert.deepEqual(split(`${sets.join(", ")},`), sets);
+    /** @type {[before: string, words: string, wanted: string][]} */
+    const cases = [
+        ["<lora:a:0.7> fur, tail, night", "fur, tail", "<lora:a:0.7> night"],
+        ["a fox, <lora:a:1> (fur, tail:1.3),x", "(fur, tail:1.2)", "a fox, <lora:a:1> x"],
+        ["a fox <lora:x:1> fur", "Fur", "a fox <lora:x:1>"],
+        ["<lora:a:1> fur <lora:b:1>, x", "fur", "<lora:a:1> <lora:b:1>, x"],
+        ["a, (fur:1.2)", "fur", "a"],
+        [" fur, x,", "fur", " x,"],
+        ["fur", "fur", ""],
+        ["furs, (fur, tail:1.2), fur (animal)", "fur", "furs, (fur, tail:1.2), fur (animal)"],
+    ];
+    for (const [before, words, wanted] of cases) assert.equal(withoutWords(before, words), wanted, before);
 });
 
 test("words of a file bring no tags and no lines along, and all else stays", () => {

@@ -162,7 +162,8 @@ export const ENGLISH = /** @type {const} */ ({
     "details.stepsSet": "The page has {steps} steps and a CFG scale of {cfg} now.",
     "details.stepsSetNot": "The page has {steps} steps and a CFG scale of {cfg} now; set {others} by hand.",
     "details.words": "Trigger words",
-    "details.wordsHint": "Inserted into the prompt with the LoRA, and removed with it",
+    "details.wordsHint":
+        "Inserted into the prompt with the LoRA, and removed with it. “(fur, tail:1.2)” is a set with a strength of its own.",
     "details.captions": "Words of the training captions",
     "details.inCaptions": {one: "in {count} caption", other: "in {count} captions"},
     "details.negative": "Words for the negative prompt",
@@ -609,6 +610,8 @@ export const ENGLISH = /** @type {const} */ ({
     "recipe.file": "Save as file",
     "recipe.link": "Copy link",
     "recipe.linkHint": "Copy a link that shows this preset to users of this web UI",
+    "recipe.shareHint":
+        "The file opens in every Remora: drop it on the tab, or use “Open a file” in the presets. The link is for users of this web UI alone.",
     "recipe.linkCopied": "The link is copied.",
     "recipe.linkNot": "The browser does not allow copying.",
 
@@ -646,7 +649,7 @@ export const ENGLISH = /** @type {const} */ ({
     "compare.done": "{done} of {total} pictures, seed {seed}",
     "compare.made": "Pictures made",
     "compare.grows": "Add later epochs of this training",
-    "compare.growsHint": "The grid grows while this dialog is open.",
+    "compare.growsHint": "The grid grows while this tab is open, also without this dialog.",
     "compare.used": "The prompt now has the LoRA of that picture.",
     "compare.useHint": "Click a picture to use its LoRA.",
     "compare.save": "Save as one picture",
@@ -768,6 +771,7 @@ export const ENGLISH = /** @type {const} */ ({
     "online.open": "Open {page}",
     "online.newer": "There is a newer version: {version}.",
     "online.newerFile": "Its page has a newer file.",
+    "online.newerHere": "The newer version is here: {name}.",
     "online.hasNewer": "There is a newer version.",
     "online.download": "Download",
     "online.downloaded": "Downloaded as {name}.",

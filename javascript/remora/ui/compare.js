@@ -5,12 +5,10 @@
  * @import {State, Tab} from "../main.js"
  */
 
-import {html, useEffect, useRef, useState} from "../vendor/preact.js";
+import {html, useState} from "../vendor/preact.js";
 import {query} from "../api.js";
 import {settings} from "../boxes.js";
-import {epochsOf} from "../epochs.js";
-import {makeTag, withEntry} from "../prompt.js";
-import {escapedName} from "../tag.js";
+import {withTags} from "../growing.js";
 import {t, translated} from "../words.js";
 import {broken, Button, Dialog, FileLink, isNumber, numberOf, Picture, Trouble, useLater, useLoad} from "./parts.js";
 
@@ -42,7 +40,12 @@ const VALUES = /** @type {const} */ ({
  */
 const valuesFor = (mode) => (mode in VALUES ? VALUES[/** @type {keyof typeof VALUES} */ (mode)] : undefined);
 
-/** @typedef {{[field: string]: string | number}} Wanted */
+/**
+ * @typedef {{[field: string]: string | number}} Wanted
+ *
+ * @typedef {(id: string, asked: object) => Partial<State>} Begun
+ * Returns what else changes when a comparison has begun.
+ */
 
 export const STANDARD = {steps: 20, cfg_scale: 7, width: 512, height: 512, seed: -1, sampler: "", schedule: ""};
 const NUMBERS = /** @type {const} */ ([
@@ -73,16 +76,18 @@ export function useComparison(tab, sheet = "") {
     const [told, setTold] = useState(/** @type {CompareState | null} */ (null));
     const ask = async (/** @type {string} */ method) => setTold(await tab.api.ask(method, "compare"));
     const [round, setRound] = useState(0);
-    const [trouble, attempt] = useLoad(tab, () => ask("GET"), [round]);
+    const [trouble, attempt] = useLoad(tab, () => ask("GET"), [round, tab.state.followed]);
     const made = told?.comparison;
     const own = made && made.id === tab.state.comparison && sheet === tab.state.sheet ? made : null;
     const running = Boolean(made?.running);
     useLater(running && (() => setRound(round + 1)), POLL, [told]);
-    const start = (/** @type {() => object} */ body) =>
+    const start = (/** @type {() => object} */ body, /** @type {Begun} */ also = () => ({})) =>
         attempt(async () => {
-            const begun = await tab.api.ask("POST", "compare", body());
+            const asked = body();
+            const begun = await tab.api.ask("POST", "compare", asked);
             setTold(begun);
-            tab.set({comparison: begun.comparison?.id ?? "", sheet});
+            const id = begun.comparison?.id ?? "";
+            tab.set({comparison: id, sheet, followed: null, ...also(id, asked)});
         });
     return {told, own, running, trouble, start, cancel: () => attempt(() => ask("DELETE"))};
 }
@@ -106,34 +111,22 @@ export function Compare({tab, state}) {
         setMode(to);
     };
     const [wanted, setWanted] = useState(() => /** @type {Wanted} */ (settingsOfPicture(tab)));
-    const make = (/** @type {string[]} */ compared, /** @type {{grows?: string}} */ more = {}) =>
-        comparison.start(() => {
-            const missing = compared.filter((name) => !rows.some((row) => row.name === name));
-            const prompt = missing.reduce((text, name) => withEntry(text, tagFor(name)), state.prompt);
-            /** @type {{[field: string]: unknown}} */
-            const body = {
-                ...{mode, names: compared, prompt, negative_prompt: state.negative},
-                ...numbersOf(wanted),
-                ...more,
-            };
-            if (field) body.values = field.title === STRENGTHS.title ? valuesOf(values) : textsOf(values);
-            return body;
-        });
+    const {prompt, negative, followed} = state;
+    const bodyOf = () => {
+        /** @type {{[field: string]: unknown}} */
+        const body = {
+            ...{mode, names: chosen, prompt: withTags(prompt, chosen), negative_prompt: negative},
+            ...numbersOf(wanted),
+        };
+        if (field) body.values = field.title === STRENGTHS.title ? valuesOf(values) : textsOf(values);
+        return body;
+    };
+    /** @type {Begun} */
+    const follow = (id, body) => ({followed: {id, grows: true, names: chosen, prompt, body: {...body}}});
     const start = (/** @type {Event} */ event) => {
         event.preventDefault();
-        make(chosen);
+        comparison.start(bodyOf, mode === "alone" ? follow : undefined);
     };
-    const added = useRef(/** @type {Set<string>} */ (new Set()));
-    const [grows, setGrows] = useState(true); // by the epochs that a training adds
-    const last = own && mode === "alone" ? tab.library.catalog.named(own.rows[own.rows.length - 1]) : undefined;
-    useEffect(() => {
-        if (!grows || !own || !last) return;
-        const epochs = epochsOf(tab.library.catalog.all, last);
-        const later = epochs.slice(epochs.indexOf(last) + 1).map(({name}) => name);
-        const others = later.filter((name) => !own.rows.includes(name) && !added.current.has(name));
-        for (const name of others) added.current.add(name); // the answer may come after the next change of the list
-        if (others.length) make(others, {grows: own.id});
-    }, [state.version, last, grows]);
     const flip = (/** @type {string} */ name) =>
         setChosen(chosen.includes(name) ? chosen.filter((one) => one !== name) : [...chosen, name]);
     const use = (/** @type {string} */ prompt) => {
@@ -166,8 +159,10 @@ export function Compare({tab, state}) {
             </div>
         </form>
         ${
-            last
-            && html`<label class="rt-check"><input type="checkbox" checked=${grows} onChange=${() => setGrows(!grows)} />
+            own
+            && followed?.id === own.id
+            && html`<label class="rt-check"><input type="checkbox" checked=${followed.grows}
+            onChange=${() => tab.set({followed: {...followed, grows: !followed.grows}})} />
             <span>${t("compare.grows")} <span class="rt-hint">${t("compare.growsHint")}</span></span></label>`
         }
         <${Hindrance} comparison=${comparison} />
@@ -216,12 +211,6 @@ export function Hindrance({comparison: {told, own, running}}) {
     return html`${told && !told.possible && html`<p class="rt-notice">${t("compare.impossible")}</p>`}
         ${running && !own && html`<p class="rt-notice" role="status">${t("compare.otherRuns")}</p>`}`;
 }
-
-/**
- * Return a tag of a LoRA that the prompt has not; the comparison sets its strength.
- * @param {string} name
- */
-const tagFor = (name) => makeTag(escapedName(name), 1, 1);
 
 /** @param {{made: Comparison}} props */
 function Progress({made}) {

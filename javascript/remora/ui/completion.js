@@ -131,7 +131,7 @@ export class Completion {
         const isNew = box !== this.box || found.start !== this.shown?.start || found.kind !== this.shown.kind;
         if (box !== this.box) this.close();
         Object.assign(this, {box, caret, shown: found});
-        this.list.fill(found.list);
+        this.list.fill(found.list, box);
         if (isNew) this.move();
         // among words, Enter and Tab are the page's until the user has gone into the list
         this.choose(found.kind === "words" ? -1 : 0);
@@ -233,9 +233,10 @@ class List {
     /**
      * Show suggestions.
      * @param {Suggestion[]} list
+     * @param {HTMLElement} box the prompt box
      */
-    fill(list) {
-        if (this.frame.hidden) this.come();
+    fill(list, box) {
+        if (this.frame.hidden) this.come(box);
         this.list = list;
         this.draw(false);
         this.box.replaceChildren(...list.map((_, at) => this.item(at).element));
@@ -253,12 +254,13 @@ class List {
         this.theme.follow(this.host, this.root);
     }
 
-    come() {
+    /** @param {HTMLElement} box */
+    come(box) {
         document.body.append(this.host);
         this.frame.hidden = false;
         this.root.lang = this.tab.state.language;
         this.box.setAttribute("aria-label", t("completion.suggestions"));
-        this.theme.follow(this.host, this.root);
+        this.theme.follow(box, this.root); // some dark pages have a white body
     }
 
     hide() {

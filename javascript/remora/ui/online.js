@@ -1,7 +1,7 @@
 // What Civitai and Hugging Face say of files, and downloads from there. All of it is text of others: nothing is HTML.
 
 /**
- * @import {LoraDetails, Online as OnlineState, OnlineJob, OnlineLora} from "../../api.d.ts"
+ * @import {Lora, LoraDetails, Online as OnlineState, OnlineJob, OnlineLora} from "../../api.d.ts"
  * @import {Tab} from "../main.js"
  */
 
@@ -54,7 +54,7 @@ function useOnline(tab, ended) {
 
 /** @param {{tab: Tab, lora: LoraDetails, renew: () => unknown}} props */
 export function OnlineSection({tab, lora, renew}) {
-    return html`${lora.online?.newer && html`<p class="rt-notice">${newerOf(lora.online)}</p>`}
+    return html`${lora.online?.newer && html`<p class="rt-notice">${newerOf(lora.online, hereOf(tab, lora))}</p>`}
         <${Section} title=${t("online.title")}><${OfFile} tab=${tab} lora=${lora} renew=${renew} /><//>`;
 }
 
@@ -86,7 +86,7 @@ function OfFile({tab, lora, renew}) {
                 && html`<${Page} label=${t("online.pageThere")} button=${t("online.lookThere")} page=${page} setPage=${setPage}
                 busy=${isBusy} send=${() => lookUp({page})} />`
             }
-            ${lora.online?.newer && html`<${Download} told=${told} ask=${ask} page=${lora.online.newer.page} />`}
+            ${lora.online?.newer && !hereOf(tab, lora) && html`<${Download} told=${told} ask=${ask} page=${lora.online.newer.page} />`}
             <${Working} told=${told} ask=${ask} />`
         }
         <div role="status">
@@ -116,8 +116,22 @@ function About({one}) {
         <p><a href=${one.page} target="_blank" rel="noopener noreferrer">${t("online.open", {page: one.page})}</a></p>`;
 }
 
-/** @param {OnlineLora} one */
-const newerOf = ({newer}) => (newer?.version ? t("online.newer", {version: newer.version}) : t("online.newerFile"));
+/**
+ * Return the newer version of a file, where it is here.
+ * @param {Tab} tab
+ * @param {LoraDetails} lora
+ */
+const hereOf = (tab, lora) => tab.library.catalog.versions.get(lora.online?.newer?.page ?? "");
+
+/**
+ * Say which newer version there is.
+ * @param {OnlineLora} one
+ * @param {Lora | undefined} here
+ */
+function newerOf({newer}, here) {
+    if (here) return t("online.newerHere", {name: here.name});
+    return newer?.version ? t("online.newer", {version: newer.version}) : t("online.newerFile");
+}
 
 /**
  * Draw a form that asks for an address.

@@ -35,6 +35,7 @@ export function Recipe({tab, state, shown}) {
         });
     const close = () => tab.set({recipe: null});
     const foot = html`<${Trouble} trouble=${trouble} />
+        ${told && !file && html`<p class="rt-hint">${t("recipe.shareHint")}</p>`}
         ${told && file && html`<${Keep} tab=${tab} recipe=${told} name=${file.name} pictureOf=${() => file} does=${does} />`}
         <div class="rt-line rt-end"><span class="rt-hint" role="status">${said}</span>
             ${told && !file && html`<${Share} tab=${tab} name=${preset} setSaid=${setSaid} />`}

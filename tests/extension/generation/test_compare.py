@@ -165,7 +165,7 @@ def test_a_comparison_grows_by_rows_while_it_runs_and_after_it_ended() -> None:
     assert (first.columns, first.rows) == (("0.5", "1"), ("a", "b"))
     assert first.prompts[1:3] == ("a fox <lora:a:1> x,", "a fox x, <lora:b:0.5>")
     comparison = run(painter, first)
-    comparison.grow(plan("alone", "a fox <lora:c:1>", ["c"], [0.5, 1]))
+    comparison.grow(plan("alone", "a fox <lora:b:1> <lora:z:1> <lora:c:1>", ["c"], [0.5, 1]))
     painter.gate.set()
     comparison.join(30)
     assert comparison.to_json()["done"] == [True] * 6
@@ -174,6 +174,7 @@ def test_a_comparison_grows_by_rows_while_it_runs_and_after_it_ended() -> None:
     told = comparison.to_json()
     assert (told["rows"], told["done"], told["running"]) == (["a", "b", "c", "d"], [True] * 8, False)
     assert [one.prompt for one in painter.asked] == told["prompts"]
+    assert told["prompts"][4] == "a fox <lora:z:1> <lora:c:0.5>", "without the LoRA of the other rows"
     assert {one.seed for one in painter.asked} == {5}
     for more in (plan("alone", PROMPT, ["a"], [0.5, 1]), plan("alone", "<lora:e:1>", ["e"], [1])):
         with pytest.raises(RequestError, match="only new rows with the same columns"):

@@ -86,7 +86,7 @@ def test_what_is_changed_is_read_again_and_the_rest_stays(file: CatalogFile, bef
     path = put(file, ".json", before)
     changes: dict[str, Any] = {
         "description": "d",
-        "words": "one, two",
+        "words": "one, (two, x:1.2)",
         "negative": "n",
         "notes": "m",
         "tags": ["x", "y"],
@@ -105,10 +105,10 @@ def test_what_is_changed_is_read_again_and_the_rest_stays(file: CatalogFile, bef
         name: value for name, value in before.items() if name not in touched | {"modelVersions"}
     }
     # each web UI's own field
-    assert kept["activation text"] == "one, two"
+    assert kept["activation text"] == "one, (two, x:1.2)"
     assert kept["preferred weight"] == 0.5
     if before is CIVITAI:
-        assert kept["modelVersions"][0] == {"id": 2, "baseModel": "SDXL 1.0", "trainedWords": ["one", "two"]}
+        assert kept["modelVersions"][0] == {"id": 2, "baseModel": "SDXL 1.0", "trainedWords": ["one", "(two, x:1.2)"]}
 
 
 def test_a_strength_that_is_taken_back_is_a1111s_zero(file: CatalogFile) -> None:

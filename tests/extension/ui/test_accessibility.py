@@ -43,9 +43,9 @@ def test_axe_finds_no_fault(served: Served, browser: Any, theme: str, width: int
                 page.evaluate("state => window.remoraTab.set(state)", {"query": "of no file", "loaded": False, **state})
                 tab.root.get_by_text(shown).wait_for()
                 assert faults(page) == [], shown
+            while held:
+                held.pop().continue_()
             page.unroute(polled)
-            for route in held:
-                route.continue_()
             page.evaluate("window.remoraTab.set({query: '', loaded: true, login: false, error: ''})")
             tab.write("<lora:stripes:0.5> <lora:nowhere:1> <lora:neon:x>")
             tab.button("Filters").click()

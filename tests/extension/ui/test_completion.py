@@ -263,7 +263,13 @@ def test_the_words_and_the_strength_of_a_file_and_a_file_that_does_not_fit(serve
 
     with opened_small(served, browser, lambda page: page.route("**/remora/v1/loras?*", other)) as page:
         typing = Typing(page).begin()
+        # as SD.Next's dark page, whose body is white
+        page.locator("#prompt textarea").evaluate(
+            "box => { box.style.background = '#090928'; box.style.color = 'white' }"
+        )
         typing.type("<lora:n")
+        frame = "box => getComputedStyle(box.parentElement.shadowRoot.querySelector('.rt-completion')).backgroundColor"
+        assert page.locator("#remora-completion").evaluate(frame) == "rgb(9, 9, 40)"
         spoken = [str(one.get_attribute("aria-label")) for one in typing.options.all()]
         assert spoken[0] == "neon, strength 0.65, neon lights"
         assert spoken[-1] == "night, made for Else"

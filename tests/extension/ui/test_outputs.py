@@ -257,8 +257,17 @@ def test_the_last_epochs_of_a_training_are_compared_and_later_ones_come(page: An
         dialog.get_by_role("button", name="Make the pictures").click()
         dialog.get_by_text("8 of 8 pictures, seed 7").wait_for(timeout=LONG)
         assert tab.prompt == "a fox", "the prompt stays as it is"
+        page.keyboard.press("Escape")
+        dialog.wait_for(state="detached")
+        tab.write("a fox <lora:fur-000004:0.5>")  # what is compared stays as it was
         files[4].write_bytes(content)
+        made = f"{served.url}/remora/v1/compare"
+        while httpx.get(made).json()["comparison"]["done"] != [True] * 10:
+            page.wait_for_timeout(200)
+        tab.pane("Stack")
+        tab.button("Compare").click()
         dialog.get_by_text("10 of 10 pictures, seed 7").wait_for(timeout=LONG)
+        assert dialog.get_by_label("Add later epochs of this training").is_checked()
         heads = dialog.get_by_role("rowheader")
         assert [one.inner_text() for one in heads.all()] == [path.stem for path in files]
         dialog.get_by_role("button", name="Use the prompt of fur-000005 1").click()

@@ -345,7 +345,7 @@ def test_notes_are_kept_beside_the_file_as_a1111_reads_them(tab: Tab, served: Se
     dialog = tab.page.get_by_role("dialog", name="copied")
     dialog.get_by_role("radio", name="4 of 5").click()
     dialog.get_by_role("button", name="Favourite").click()
-    dialog.get_by_label("Trigger words").fill("zorp, of mine")
+    dialog.get_by_label("Trigger words").fill("(zorp, of mine:1.2), tail")
     tab.page.keyboard.press("Escape")
     dialog.get_by_role("alert").get_by_text("Your changes are not saved.").wait_for()
     dialog.get_by_role("button", name="Keep editing").click()
@@ -360,14 +360,21 @@ def test_notes_are_kept_beside_the_file_as_a1111_reads_them(tab: Tab, served: Se
     noted = json.loads(copy.with_suffix(".json").read_text("utf-8"))
     assert noted == {
         "remora": {"rating": 4, "favourite": True},
-        "activation text": "zorp, of mine",
+        "activation text": "(zorp, of mine:1.2), tail",
         "preferred weight": 0.6,
         "tags": ["beings", "mine"],
         "notes": "a note that is searched",
     }
     tab.root.get_by_role("searchbox").fill("note searched")
     tab.insert("copied")
-    tab.prompt_is("<lora:copied:0.6> zorp, of mine")
+    tab.prompt_is("<lora:copied:0.6> (zorp, of mine:1.2), tail")
+    tab.write("<lora:copied:0.6> (zorp, of mine:1.3), tail")
+    words = tab.more("copied", "Words").get_by_role("group", name="Trigger words of copied in the prompt")
+    of_set = words.get_by_role("button", name="(zorp, of mine:1.2)", pressed=True)
+    of_set.click()
+    tab.prompt_is("<lora:copied:0.6> tail")
+    words.get_by_role("button", name="(zorp, of mine:1.2)", pressed=False).click()
+    tab.prompt_is("<lora:copied:0.6> tail, (zorp, of mine:1.2)")
 
 
 def test_a_file_that_is_not_rated_has_no_full_star(tab: Tab, copy: Path) -> None:
