@@ -91,8 +91,8 @@ def _way(
     moment = None if made["moment"] is None else Moment(**made["moment"])
     if "rounding" in made:
         former = _model(saved, folders, made["model"], _baked_hashes(saved, made))
-        drawn = _combination(made), made["rounding"], made["seed"]
-        return partial(bake_into, former, path, stack, moment, *drawn, made["title"], replace=replace)
+        drawn, size = (_combination(made), made["rounding"], made["seed"]), made.get("shard_size")
+        return partial(bake_into, former, path, stack, moment, *drawn, made["title"], shard_size=size, replace=replace)
     choices = _choices(made, replace=replace)
     sources = [AdapterFile.open(Path(one.path)) for one in stack] if components is None else []
     call = "save_again(saved, path, {}, folders)"
@@ -143,7 +143,9 @@ def _missing(saved: Path, folders: Sequence[Path], name: str, there: Sequence[Pa
 
 
 def _baked_hashes(saved: Path, made: Mapping[str, Any]) -> dict[str, str]:
-    """Return the hashes of the files of the model that was baked into, each of which has a file of the new one."""
+    """Return the hashes of the files of the model that was baked into, by where they are in its folder."""
+    if "shard_size" in made:
+        return dict(made["model_sha256"])
     if saved.is_file():
         return {made["model"]: made["model_sha256"]}
     return {place: _recipe(path)["model_sha256"] for place, path in ModelFiles(saved).places().items()}

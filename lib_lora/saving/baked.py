@@ -31,11 +31,15 @@ from ..tensors import plain_mode
 from ..weights.rounding import generator_for, round_stochastically
 from .changes import StackChanges, StackWeight, unchanged
 from .difference import Difference
+from .layout import Layout, NewFile
 from .merging import SUM, Combination, combined_changes
-from .model_files import PLAIN, ModelFiles, StoredTensor, joined_name, parts_of
+from .model_files import PLAIN, ModelFiles, joined_name, parts_of
 from .new_file import Progress, SavedFile, SavedLayer, check_progress
+from .packings.base import StoredTensor
+from .packings.gguf import GGUFFile
 from .provenance import HEADER, carried, constant_stack, recipe_of
 from .writing import (
+    SUFFIX,
     OpenFile,
     PlannedTensor,
     check_place,
@@ -69,24 +73,26 @@ def bake_stack(
     combination: Combination = SUM,
     rounding: Rounding = "nearest",
     seed: int = 0,
+    shard_size: int | None = None,
     replace: bool = False,
     preview: bool = False,
     progress: Progress | None = None,
 ) -> SavedFile:
     """Write a model on disk again, with LoRA in its weights; the same call makes the same files, bit for bit.
 
-    Names, order, dtypes and files stay. The error of a layer is the rounding's, as a share of its change.
+    Names, order and dtypes stay. The error of a layer is the rounding's, as a share of its change.
 
     Args:
         stack: the LoRA, as `engine.stack`.
         model: a checkpoint, the index of its shards, the folder of a component, or a diffusers folder.
-        path: of the new file, or of the new folder where `model` is one.
+        path: of the new file, or of the new folder where `model` is one, or where it is parted.
         moment: of a stack whose strengths differ from step to step.
         image: its number, where the images of the stack have strengths of their own.
         negative: whether the strengths of the negative prompt are meant, where they differ.
         combination: how the LoRA are combined, as `Combination("ties", 0.5)`, by the rules of `combine_files`.
         rounding: of weights in float16 and bfloat16: `nearest`, or `stochastic`, which keeps small changes on average.
         seed: of the stochastic rounding.
+        shard_size: the most bytes of the tensors of a file, in shards as diffusers has them; None keeps the files.
         replace: whether a new file may take the place of another one. A folder never does.
         preview: to write nothing and return what the model would be.
         progress: is called with the number of changed weights that are done, and of all; what it raises ends the work.
@@ -97,12 +103,10 @@ def bake_stack(
         ComponentError: there is no component in `model`.
         ArgumentError: an argument is of another type.
     """
-    _check(stack, model, path, combination, rounding, seed, {"replace": replace, "preview": preview}, progress)
-    old = ModelFiles(Path(model))
-    stack = constant_stack(stack, old.components, moment, image, negative)
-    return bake_into(
-        old, Path(path), stack, moment, combination, rounding, seed, replace=replace, preview=preview, progress=progress
-    )
+    _check(stack, model, path, combination, rounding, seed, shard_size, (replace, preview), progress)
+    old, place = ModelFiles(Path(model)), Path(path)
+    made = constant_stack(stack, old.components, moment, image, negative), moment, combination, rounding, seed
+    return bake_into(old, place, *made, shard_size=shard_size, replace=replace, preview=preview, progress=progress)
 
 
 def bake_into(
@@ -115,20 +119,34 @@ def bake_into(
     seed: int,
     title: str | None = None,
     *,
+    shard_size: int | None = None,
     replace: bool = False,
     preview: bool = False,
     progress: Progress | None = None,
 ) -> SavedFile:
     """Write a model with a stack of constant strengths, which calls itself by its title; raise as `bake_stack`."""
-    place = path.absolute() if preview else _place(path, model, replace=replace)
-    title = title or (place.stem if place.suffix == ".safetensors" else place.name)
+    layout = Layout.of(model, shard_size)
+    is_folder = len(layout.files) > 1 or (model.path.is_dir() and (shard_size is None or path.suffix != SUFFIX))
+    if is_folder and shard_size is not None and path.suffix == SUFFIX:
+        text = f"the model becomes {len(layout.files)} files, which are written into a folder"
+        raise FileError(path, f"{text}; give a name without {SUFFIX}, or a larger size")
+    place = path.absolute() if preview else _place(path, is_folder=is_folder, replace=replace)
+    title = title or (place.stem if place.suffix == SUFFIX else place.name)
     with plain_mode(_CPU):
         token, changes = secrets.token_hex(32), _changes(stack, model, moment, combination)
         rank = changes.largest_rank if combination.cuts else None
         made = {"title": title, "model": model.path.name, "rounding": rounding, "seed": seed, **combination.to_json()}
-        recipe = recipe_of(stack, moment, {**made, "model_sha256": token})
-        baking = _Baking(model, changes, rank, rounding, seed, recipe, token, title, progress)
+        recipe = recipe_of(stack, moment, made | _said_of(model, token, shard_size, preview=preview))
+        baking = _Baking(model, layout, changes, rank, rounding, seed, recipe, token, title, progress, is_folder)
         return baking.preview(place) if preview else baking.run(place, replace=replace)
+
+
+def _said_of(model: ModelFiles, token: str, shard_size: int | None, *, preview: bool) -> dict[str, object]:
+    """Return what the header says of the files of the model, for which a token stands until they are read."""
+    if shard_size is None:
+        return {"model_sha256": token}
+    hashes = dict.fromkeys(model.places(), token) if preview else model.hashes()
+    return {"model_sha256": hashes, "shard_size": shard_size}
 
 
 def _check(
@@ -138,7 +156,8 @@ def _check(
     combination: object,
     rounding: object,
     seed: object,
-    flags: Mapping[str, object],
+    shard_size: object,
+    flags: tuple[object, object],
     progress: object,
 ) -> None:
     """Raise ArgumentError where an argument is of another type."""
@@ -148,13 +167,15 @@ def _check(
     check_type(combination, Combination, "combination", "a Combination, as Combination('ties', 0.5)")
     check_choice(rounding, get_args(Rounding), "rounding")
     check_count(seed, "seed")
-    for name, flag in flags.items():
+    if shard_size is not None:
+        check_count(shard_size, "shard_size")
+    for name, flag in zip(("replace", "preview"), flags, strict=True):
         check_type(flag, bool, name, "True or False")
     check_progress(progress)
 
 
-def _place(path: Path, model: ModelFiles, *, replace: bool) -> Path:
-    return check_place(path, replace=replace) if model.path.is_file() else free_folder(path)
+def _place(path: Path, *, is_folder: bool, replace: bool) -> Path:
+    return free_folder(path) if is_folder else check_place(path, replace=replace)
 
 
 def _changes(stack: Stack, model: ModelFiles, moment: Moment | None, combination: Combination) -> StackChanges:
@@ -163,7 +184,8 @@ def _changes(stack: Stack, model: ModelFiles, moment: Moment | None, combination
     Raises:
         FileError: a weight is quantized, or the stack does not fit.
     """
-    packed = [one for name in model.components if role(name) == DENOISER and (one := model.quantized(name))]
+    gguf = [next(iter(model.names)) for file in model.files if isinstance(file, GGUFFile)]
+    packed = gguf + [one for name in model.components if role(name) == DENOISER and (one := model.quantized(name))]
     for one in packed:
         raise FileError(one.file.path, f"its weights are quantized ({one.key}), and cannot be baked into; {_QUANTIZED}")
     return combined_changes(stack, model.components, moment, combination)
@@ -205,6 +227,7 @@ class _Baking:
     """The writing of one model."""
 
     model: ModelFiles
+    layout: Layout
     changes: StackChanges
     rank: int | None
     """Of the changes, at most."""
@@ -214,7 +237,9 @@ class _Baking:
     token: str
     """What the recipe has in the place of the hash of a file of the model, until it is read."""
     title: str
-    progress: Progress | None = None
+    progress: Progress | None
+    is_folder: bool
+    """Whether a folder is written."""
     squares: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
     """The sum of the squares of the errors of a parameter, and of its change."""
 
@@ -222,7 +247,7 @@ class _Baking:
         """Write the model, and return what became of its layers."""
         changes, model = self.changes, self.model
         with (
-            unfinished_files(place, is_folder=not model.path.is_file(), replace=replace) as open_file,
+            unfinished_files(place, is_folder=self.is_folder, replace=replace) as open_file,
             unchanged([*changes.files, *model.files]),
         ):
             nbytes = self._write(place, open_file)
@@ -233,11 +258,11 @@ class _Baking:
         changes, model = self.changes, self.model
         with unchanged([*changes.files, *model.files]):
             parts = self._parts(place)
-            nbytes = sum([path.stat().st_size for path in model.others()])
-            for file in model.files:
-                planned, header = self._header(file, self.token)
+            nbytes = self._size_of_others()
+            for new in self.layout.files:
+                planned, header = self._header(new, self.token)
                 nbytes += size_of(header, planned)
-                for stored in [StoredTensor(file, key) for key in planned]:
+                for stored in new.tensors:
                     if model.names.get(stored) in parts:
                         for _ in self._numbers(stored, parts, len):
                             pass
@@ -248,22 +273,30 @@ class _Baking:
         if not self.squares:
             raise FileError(place, "it was not written: the LoRA change nothing of this model")
 
+    def _size_of_others(self) -> int:
+        """Return the bytes of the files beside the weights."""
+        if not self.is_folder:
+            return 0
+        sizes = [path.stat().st_size for path in self.layout.others]
+        return sum([*sizes, *[len(content) for content in self.layout.indexes.values()]])
+
     def _write(self, place: Path, open_file: OpenFile) -> int:
         """Write all files and read them back; return their bytes."""
-        model, parts = self.model, self._parts(place)
-        others = {path: path.stat().st_size for path in model.others()}
-        total = sum(others.values())
-        room = total + sum([file.stamp[0] + 2 * len(self.recipe) for file in model.files])
+        model, parts, total = self.model, self._parts(place), self._size_of_others()
+        room = total + sum([file.stamp[0] for file in model.files]) + 2 * len(self.recipe) * len(self.layout.files)
         check_room(place, room, "free some of it, or choose another disk")
-        for file in model.files:
-            total += self._write_file(place, file, parts, *open_file(model.below(file.path)))
+        for new in self.layout.files:
+            total += self._write_file(place, new, parts, *open_file(new.place))
         self._check_changed(place)
-        for path in others:
+        for path in self.layout.others if self.is_folder else ():
             stream, _ = open_file(model.below(path))
             with open_regular(path) as source:
                 shutil.copyfileobj(source, stream, 1 << 20)
-            stream.flush()
-            os.fsync(stream.fileno())
+            _flush(stream)
+        for path, content in self.layout.indexes.items():
+            stream, _ = open_file(path)
+            stream.write(content)
+            _flush(stream)
         return total
 
     def _parts(self, place: Path) -> dict[tuple[str, str], list[_Part]]:
@@ -295,33 +328,31 @@ class _Baking:
     def _write_file(
         self,
         place: Path,
-        file: AdapterFile,
+        new: NewFile,
         parts: Mapping[tuple[str, str], list[_Part]],
         stream: BinaryIO,
         there: Path,
     ) -> int:
-        token = secrets.token_hex(32)
-        planned, header = self._header(file, token)
+        file, token = new.source, secrets.token_hex(32)
+        planned, header = self._header(new, token)
         source, written = hashlib.sha256(), hashlib.sha256()
         first = min([info.start for info in file.infos.values()], default=file.stamp[0])
         with file.reading() as reader:
             source.update(_bytes(reader.flat(torch.uint8, 0, first)))
-        tensors = (part for key in planned for part in self._numbers(StoredTensor(file, key), parts, source.update))
+        tensors = (part for stored in new.tensors for part in self._numbers(stored, parts, source.update))
         write_tensors(stream, header, _seen(tensors, written.update))
         header = header.replace(token.encode(), written.hexdigest().encode())
         header = header.replace(self.token.encode(), source.hexdigest().encode())
         stream.seek(0)
         stream.write(header)
-        stream.flush()
-        os.fsync(stream.fileno())
+        _flush(stream)
         _read_back(place, there, planned, written.hexdigest())
         return size_of(header, planned)
 
-    def _header(self, file: AdapterFile, token: str) -> tuple[dict[str, PlannedTensor], bytes]:
-        """Return the tensors of a new file in the order of its source, and its header with a token for the hash."""
-        infos = sorted(file.infos.items(), key=lambda item: item[1].start)
-        planned = {key: PlannedTensor(info.dtype, info.shape) for key, info in infos}
-        return planned, header_of(planned, self._metadata(file) | {_HASH: f"0x{token}"})
+    def _header(self, new: NewFile, token: str) -> tuple[dict[str, PlannedTensor], bytes]:
+        """Return the tensors of a new file in their order, and its header with a token for the hash."""
+        planned = {one.key: PlannedTensor(*one.info[:2]) for one in new.tensors}
+        return planned, header_of(planned, self._metadata(new.source) | {_HASH: f"0x{token}"})
 
     def _metadata(self, file: AdapterFile) -> dict[str, str]:
         """Return what the header of a file says: all that it said before, the sources, and how it was made."""
@@ -406,6 +437,12 @@ def _check_finite(stored: StoredTensor, base: Tensor, value: Tensor) -> None:
     name = str(value.dtype).removeprefix("torch.")
     text = f"{stored.key} would have numbers that {name} cannot hold, so that nothing was written"
     raise FileError(stored.file.path, f"{text}; choose a lower strength, or a model in bfloat16 or float32")
+
+
+def _flush(stream: BinaryIO) -> None:
+    """Wait until the disk has a file."""
+    stream.flush()
+    os.fsync(stream.fileno())
 
 
 def _squares(numbers: Tensor) -> float:

@@ -28,7 +28,7 @@ from .provenance import constant_stack
 from .spelling import Spelling
 from .stack_file import SaveOptions, choices_of, save_constant
 
-_UNITS = {"": 1, "K": 1_000, "M": 1_000_000, "G": 1_000_000_000}
+_UNITS = {"": 1, "K": 1_000, "M": 1_000_000, "G": 1_000_000_000, "T": 1_000_000_000_000}
 _LORA = "a LoRA or its folder; :te=0.5, :dyn=16 and :lbw=1,0.5,... behind it are as in tags"
 _FILE = re.compile(r"(.+?)(?:=([^=:]*))?((?::(?:te|dyn|lbw)=[^=:]*)*)")
 """A file, its strength, and what else is said of it."""
@@ -102,12 +102,14 @@ def _add_form_options(command: argparse.ArgumentParser) -> None:
 
 def _add_bake(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     bake: argparse.ArgumentParser = commands.add_parser("bake", help="write a model again with LoRA in its weights")
-    bake.add_argument("out", type=Path, metavar="OUT", help="the file to write; a folder, if MODEL is one")
+    bake.add_argument("out", type=Path, metavar="OUT", help="the file to write; a folder, if MODEL is one or is parted")
     bake.add_argument("model", type=Path, metavar="MODEL", help=_MODEL)
     bake.add_argument("files", nargs="*", metavar="FILE[=STRENGTH]", help=_LORA)
     text = "of weights in float16 and bfloat16; stochastic keeps small changes on average"
     bake.add_argument("--rounding", choices=get_args(Rounding), default="nearest", help=text)
     _add_rule(bake, "the stochastic rounding, and of the numbers that dare draws")
+    text = "the largest size of a file, as 5GB; a size above the model's makes one file of shards"
+    bake.add_argument("--shard-size", type=_bytes, metavar="SIZE", help=text)
     bake.add_argument("--replace", action="store_true", help="replace a file of that name")
     bake.add_argument("--layers", action="store_true", help="show the error of each layer")
     return bake
@@ -165,7 +167,8 @@ def _bake(options: argparse.Namespace) -> SavedFile:
     stack = Stack([_entry(text) for text in options.files])
     combination = Combination(options.how, options.density, options.seed)
     drawn = {"combination": combination, "rounding": options.rounding, "seed": options.seed}
-    return bake_stack(stack, options.model, options.out, **drawn, replace=options.replace)
+    more = {"shard_size": options.shard_size, "replace": options.replace}
+    return bake_stack(stack, options.model, options.out, **drawn, **more)
 
 
 def _save(options: argparse.Namespace, model: dict[str, nn.Module] | None, choices: SaveOptions) -> SavedFile:
@@ -197,7 +200,7 @@ def _entry(text: str) -> Entry:
 
 
 def _bytes(text: str) -> int:
-    found = re.fullmatch(r"([\d.]+)([KMG]?)B?", text.upper())
+    found = re.fullmatch(r"([\d.]+)([KMGT]?)B?", text.upper())
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no size; write 150M, or a number of bytes")
     return int(float(found[1]) * _UNITS[found[2]])

@@ -59,6 +59,8 @@ class Difference:
     bias: Tensor | None = None
     dora: Magnitude | None = None
     """Where the change of the weight is that of one DoRA; all numbers of it are in `rest`, too."""
+    noise: float = 0.0
+    """Singular values up to this one may be the rounding of quantized weights."""
 
     @property
     def rank(self) -> int:

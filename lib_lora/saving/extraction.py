@@ -1,6 +1,6 @@
 """The difference of two models on disk as one LoRA file.
 
-Both are read layer by layer. A layer whose numbers differ by no more than the rounding of their dtypes is left out.
+Both are read layer by layer. A layer whose numbers differ by no more than rounding to what is stored is left out.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -25,8 +25,9 @@ from ..stack import Entry, Stack
 from ..tensors import plain_mode
 from .changes import StackChanges, StackWeight
 from .difference import Difference
-from .model_files import ModelFiles, StoredRows, StoredTensor, joined_name, parts_of
+from .model_files import PLAIN, ModelFiles, joined_name, parts_of
 from .new_file import FileChoices, Progress, SavedFile, write_changes
+from .packings.base import Packing, StoredRows
 from .provenance import HEADER, carried
 from .spelling import KeyNames
 from .stack_file import choices_of
@@ -39,11 +40,14 @@ if TYPE_CHECKING:
 
 _ARCHITECTURE = "modelspec.architecture"
 _CPU, _EXACT = torch.device("cpu"), torch.float64
-_SCALES = ("scale_weight", "weight_scale")
+_SCALES = ("scale_weight", "weight_scale", "weight_scale_2")
 _OF_INPUTS = ("scale_input", "input_scale", *_SCALES)
 """Parameters that say how weights or inputs are rounded."""
 _SPREAD = 4.0  # standard deviations of the estimate of what rounding makes
+_BIAS = 0.02  # of the estimate, which takes the numbers between two that can be stored as evenly spread
+_EVERY = 3.0  # times the estimate, where every number is in the middle of two that can be stored
 _LEAST = 0.5  # of the estimate, below which numbers of two dtypes differ by other things than rounding
+_TELLING = 0.1  # of the size of the differences
 _NAMED = 3  # layers in a sentence
 _NO_HASH = "0" * 64  # as long as a hash, which takes the time of reading a model
 
@@ -57,7 +61,7 @@ def extract_lora(
     """Write what one model on disk has more than another one as a LoRA file.
 
     Without a limit it has the whole differences. With a rank, a size or an error it is the nearest LoRA. Norms and
-    biases go along as they are. The models may have unlike names, files and dtypes.
+    biases go along as they are. The models may have unlike names, files and dtypes, and may be quantized.
 
     Args:
         base: a checkpoint, the index of its shards, the folder of a component, or a diffusers folder.
@@ -66,8 +70,8 @@ def extract_lora(
         options: see `save_stack`.
 
     Raises:
-        FileError: a file cannot be read or written, the name is taken, a limit cannot be met, a model is quantized, or
-            the models do not differ.
+        FileError: a file cannot be read or written, the name is taken, a limit cannot be met, a model is quantized in a
+            way that is not known, or the models do not differ.
         ComponentError: there is no component in a model.
         StackError: the spelling has no name for a layer.
         ArgumentError: an argument is of another type.
@@ -107,40 +111,52 @@ class _Piece(NamedTuple):
 
     first: int
     length: int
-    tuned: StoredTensor
+    tuned: Packing
     its_first: int
 
 
 @dataclass(slots=True)
 class _Rounding:
-    """How two tensors differ, beside what the rounding of their dtypes makes."""
+    """How two tensors differ, beside what rounding to the numbers that each can store makes."""
 
     squares: float = 0.0
-    expected: float = 0.0
-    """The sum of the squares where both are nearest to the same numbers."""
     count: int = 0
+    expected: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    """The sums of the squares of what rounding makes in each."""
+    of_packings: float = 0.0
+    """The part of these that dtypes below 16 bits make, and quantization."""
+    alone: list[bool] = field(default_factory=lambda: [True, True])
+    """Whether no number differs by more than rounding makes in one of them."""
     is_within: bool = True
-    """Whether no number differs by more than a half of both last places."""
-    of_one_dtype: bool = True
+    """Whether no number differs by more than rounding makes in both."""
+    of_one_kind: bool = True
 
     def add(self, base: StoredRows, tuned: StoredRows) -> None:
-        missed = (tuned.numbers - base.numbers).abs_()
-        steps = [one.last_places for one in (base, tuned)]
-        self.is_within &= bool((missed <= (steps[0] + steps[1]) / 2).all())
-        self.expected += float((steps[0].square_() + steps[1].square_()).sum()) / 12
+        missed = (tuned.numbers() - base.numbers()).abs_()
+        both = [one.rounding() for one in (base, tuned)]
+        self.is_within &= bool((missed <= both[0].most + both[1].most).all())
+        for place, (one, rows) in enumerate(zip(both, (base, tuned), strict=True)):
+            self.alone[place] &= bool((missed <= one.most).all())
+            self.expected[place] += float(one.squares.sum())
+            self.of_packings += float(one.squares.sum()) if rows.kind not in PLAIN else 0.0
         self.squares += float(missed.square_().sum())
         self.count += missed.numel()
-        self.of_one_dtype &= base.stored.dtype == tuned.stored.dtype
+        self.of_one_kind &= base.kind == tuned.kind
 
     @property
     def is_all(self) -> bool:
         """Return whether rounding is all that they differ by.
 
-        Of one dtype they differ by a last place here and there. Of two, the finer one has digits that the other lost,
-        and then there are about as many as expected: where there are fewer, the finer one was made of the other.
+        Either both were rounded from the same numbers. Of one kind they differ by a last place here and there. Of two,
+        the finer one has digits that the other lost, and then there are about as many as expected. Or the finer one
+        has the numbers of the other one, rounded once more. Where they differ by something between the two, the finer
+        one was made of the other.
         """
-        least = 0.0 if self.of_one_dtype else _LEAST * self.expected
-        most = (1 + _SPREAD / math.sqrt(max(self.count, 1))) * self.expected
+        expected, finer = sum(self.expected), self.expected.index(min(self.expected))
+        if self.alone[finer] and self.squares <= _EVERY * self.expected[finer]:
+            return True
+        least = 0.0 if self.of_one_kind else _LEAST * expected
+        most = (1 + _BIAS + _SPREAD / math.sqrt(max(self.count, 1))) * expected
         return self.is_within and least <= self.squares <= most
 
 
@@ -150,9 +166,9 @@ class ModelWeight:
 
     index: LayerIndex
     target: Target
-    weight: tuple[StoredTensor, tuple[_Piece, ...]] | None
+    weight: tuple[Packing, tuple[_Piece, ...]] | None
     """The tensor of the base and the rows of the other model; None where they do not differ."""
-    bias: tuple[StoredTensor | None, tuple[_Piece, ...]] | None
+    bias: tuple[Packing | None, tuple[_Piece, ...]] | None
 
     @property
     def place(self) -> tuple[str, str]:
@@ -161,31 +177,42 @@ class ModelWeight:
     def difference(self) -> Difference:
         """Read both and subtract."""
         shape = self.target.shape
-        rest = None if self.weight is None else self._difference(*self.weight).reshape(shape)
-        bias = None if self.bias is None else self._difference(*self.bias).flatten()
-        return Difference(shape, (), rest, bias)
+        rest, noise = (None, 0.0) if self.weight is None else self._difference(*self.weight)
+        bias = None if self.bias is None else self._difference(*self.bias)[0].flatten()
+        return Difference(shape, (), None if rest is None else rest.reshape(shape), bias, noise=noise)
 
-    def _difference(self, base: StoredTensor | None, pieces: Sequence[_Piece]) -> Tensor:
+    def _difference(self, base: Packing | None, pieces: Sequence[_Piece]) -> tuple[Tensor, float]:
+        """Return the difference, and the largest singular value that rounding to packings may have.
+
+        Errors that are independent and zero on average have at most about the length of the longest row plus that of
+        the longest column (Bandeira and van Handel, Sharp nonasymptotic bounds on the norm of random matrices, 2016).
+        """
         total: Tensor | None = None
+        longest, columns = 0.0, torch.zeros((), dtype=_EXACT)
         for start, one, other in both(self.target, base, pieces):
-            tuned = other.numbers
+            tuned, sides = other.numbers(), [other] if one is None else [one, other]
             if total is None:
                 total = torch.empty(self.target.shape[0], tuned.shape[1], dtype=_EXACT)
-            total[start : start + len(tuned)] = tuned if one is None else tuned.sub_(one.numbers)
+            total[start : start + len(tuned)] = tuned if one is None else tuned - one.numbers()
+            squares = [side.rounding().squares for side in sides if side.kind not in PLAIN]
+            if squares:
+                both_squares = torch.stack(squares).sum(0)
+                longest = max(longest, float(both_squares.sum(1).max()))
+                columns = columns + both_squares.sum(0)
         assert total is not None
-        return total
+        return total, math.sqrt(longest) + math.sqrt(float(columns.max()))
 
 
 def both(
-    target: Target, base: StoredTensor | None, pieces: Sequence[_Piece]
+    target: Target, base: Packing | None, pieces: Sequence[_Piece]
 ) -> Iterator[tuple[int, StoredRows | None, StoredRows]]:
     """Yield rows of a weight in both models, and the number of the first one; None where the base has none."""
     for piece in pieces:
-        inside = piece.tuned.info.shape[1:]
+        inside = piece.tuned.shape[1:]
         for start, stop in parts_of((piece.length, *inside)):
             first = piece.first + start
-            one = None if base is None else base.scaled(first, piece.first + stop)
-            yield first - target.first, one, piece.tuned.scaled(piece.its_first + start, piece.its_first + stop)
+            one = None if base is None else base.rows(first, piece.first + stop)
+            yield first - target.first, one, piece.tuned.rows(piece.its_first + start, piece.its_first + stop)
 
 
 class ModelChanges:
@@ -206,6 +233,7 @@ class ModelChanges:
         self.indexes = {name: LayerIndex(name, one) for name, one in base.components.items()}
         self.weights, self._rounded = list[ModelWeight](), list[str]()
         self._missing, self._unknown, self._others = list[str](), list[str](), list[str]()
+        self._squares = self._expected = 0.0  # of what has been read where they differ
         components = [name for name in self.indexes if name in tuned.components]
         if not components:
             raise FileError(tuned.path, f"it has no component of {base.path.name}, which has {', '.join(self.indexes)}")
@@ -222,6 +250,10 @@ class ModelChanges:
             f"parameters that differ and that no LoRA file can change: {_some(self._others)}": self._others,
         }
         self.notes = [text for text, names in texts.items() if names]
+        share = math.sqrt(self._expected / self._squares) if self._squares else 0.0
+        if share >= _TELLING:
+            text = f"rounding makes about {min(share, 1):.0%} of the differences that are left"
+            self.notes.append(f"{text}; with a rank or a size, the file has less of it")
         if not self.weights:
             raise FileError(tuned.path, "; ".join([f"it does not differ from {base.path.name}", *self.notes]))
 
@@ -246,15 +278,15 @@ class ModelChanges:
                 self._progress(0, 0)
             name, of_bias = (joined_name(target.path, one) for one in (target.param, target.bias))
             known |= {name, of_bias}
-            base, base_bias = (self.base.stored.get((component, one)) for one in (name, of_bias))
+            base, base_bias = (self.base.packings.get((component, one)) for one in (name, of_bias))
             rows, rows_of_bias = _within(target, weights.get(name, ())), _within(target, biases.get(of_bias, ()))
             if base is None:
                 continue
             if not rows or (base_bias is not None and not rows_of_bias):
                 self._missing.append(f"{component}.{target.name}")
                 continue
-            differ, rounded = _differ(target, base, rows)
-            bias_differs, bias_rounded = _differ(target, base_bias, rows_of_bias)
+            differ, rounded = self._differ(target, base, rows)
+            bias_differs, bias_rounded = self._differ(target, base_bias, rows_of_bias)
             if differ or bias_differs:
                 weight, bias = (base, rows) if differ else None, (base_bias, rows_of_bias) if bias_differs else None
                 self.weights.append(ModelWeight(index, target, weight, bias))
@@ -262,12 +294,32 @@ class ModelChanges:
                 self._rounded.append(f"{component}.{target.name}")
         self._others += [f"{component}.{name}" for name in self._unlike(component, known)]
 
+    def _differ(self, target: Target, base: Packing | None, pieces: Sequence[_Piece]) -> tuple[bool, bool]:
+        """Return whether rows differ by more than rounding, and whether they differ by rounding alone.
+
+        Where no rounding makes what has been read, the rest is not read.
+        """
+        found, is_new = _Rounding(), False
+        for _, one, other in both(target, base, pieces):
+            if one is None:
+                is_new |= bool(other.numbers().any())
+            elif not one.equals(other):
+                found.add(one, other)
+            if is_new or not found.is_within:
+                break
+        if base is None or found.squares == 0:
+            return is_new, False
+        differs = not found.is_all
+        if differs:
+            self._squares, self._expected = self._squares + found.squares, self._expected + found.of_packings
+        return differs, not differs
+
     def _pieces(self, index: LayerIndex, other: LayerIndex, *, is_bias: bool) -> dict[str, list[_Piece]]:
         """Return where the other model has the rows of each parameter of the base."""
         found: dict[str, list[_Piece]] = {}
         for target in _named_weights(other):
             place, own = index.find(target.name), target.bias if is_bias else target.param
-            stored = self.tuned.stored.get((index.component, joined_name(target.path, own)))
+            stored = self.tuned.packings.get((index.component, joined_name(target.path, own)))
             if stored is None:
                 continue
             if place is None or _flat(place.shape) != _flat(target.shape):
@@ -282,14 +334,13 @@ class ModelChanges:
 
     def _unlike(self, component: str, known: set[str]) -> Iterator[str]:
         """Yield the parameters that both models have, that are of no layer, and that differ."""
-        for (owner, name), one in self.base.stored.items():
-            other = self.tuned.stored.get((owner, name))
+        for (owner, name), one in self.base.packings.items():
+            other = self.tuned.packings.get((owner, name))
             is_scale = name.rpartition(".")[2] in _OF_INPUTS
             if owner != component or name in known or other is None or is_scale:
                 continue
-            if one.info.shape != other.info.shape or any(
-                not torch.equal(one.rows(*rows).to(_EXACT), other.rows(*rows).to(_EXACT))
-                for rows in parts_of(one.info.shape)
+            if one.shape != other.shape or any(
+                not torch.equal(one.rows(*rows).numbers(), other.rows(*rows).numbers()) for rows in parts_of(one.shape)
             ):
                 yield name
 
@@ -311,32 +362,12 @@ def _within(target: Target, pieces: Sequence[_Piece]) -> tuple[_Piece, ...]:
     return tuple(own) if sum([one.length for one in own]) == target.shape[0] else ()
 
 
-def _differ(target: Target, base: StoredTensor | None, pieces: Sequence[_Piece]) -> tuple[bool, bool]:
-    """Return whether rows differ by more than rounding, and whether they differ by rounding alone.
-
-    Where no rounding makes what has been read, the rest is not read.
-    """
-    found, is_new = _Rounding(), False
-    for _, one, other in both(target, base, pieces):
-        if one is None:
-            is_new |= bool(other.stored.any())
-        elif not one.equals(other):
-            found.add(one, other)
-        if is_new or not found.is_within:
-            break
-    if base is None or found.squares == 0:
-        return is_new, False
-    return not found.is_all, found.is_all
-
-
 def _check_numbers(model: ModelFiles, component: str) -> None:
-    """Refuse a model whose weights are quantized. Float8 is a dtype like any other, with a scale or without."""
-    own = [(name, one) for (owner, name), one in model.stored.items() if owner == component]
-    known = {one.scale_key for _, one in own}
-    for name, one in own:
-        is_strange = name.rpartition(".")[2] in _SCALES and one.key not in known
-        if is_strange or (one.is_packed and not one.info.dtype.is_floating_point):
-            text = f"its weights are quantized ({one.key}), so that no difference of them is taken"
+    """Refuse a model with weights whose numbers are stored in a way that is not known."""
+    for (owner, name), one in model.stored.items():
+        is_strange = name.rpartition(".")[2] in _SCALES  # of no weight that is known
+        if owner == component and (is_strange or (one.is_packed and (owner, name) not in model.packings)):
+            text = f"its weights are quantized in a way that Remora cannot read ({one.key})"
             raise FileError(one.file.path, f"{text}; give the model in float16, bfloat16 or float32")
 
 

@@ -6,93 +6,27 @@ import math
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..errors import ComponentError, FileError, printed
-from ..files.file import AdapterFile, TensorInfo
+from ..files.file import AdapterFile
 from ..files.reading import read_object
 from ..inspection.skeleton import COMPONENT_FOLDER, skeleton, weight_files
 from ..naming.index import components_of
+from .packings.base import Packing, StoredTensor, packing_of
+from .packings.gguf import SUFFIX as GGUF
+from .packings.gguf import open_model_file
 from .provenance import digest
 
 INDEX = ".safetensors.index.json"
 """How the name of a file ends that says which shard has which tensor."""
 PLAIN = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 """Dtypes of weights that are stored as they are."""
-_PACKED = frozenset({torch.int16, torch.int32})
-_OTHER_WEIGHTS = frozenset({".bin", ".ckpt", ".pt", ".pth", ".msgpack", ".h5", ".onnx", ".onnx_data", ".pb", ".gguf"})
+_OTHER_WEIGHTS = frozenset({".bin", ".ckpt", ".pt", ".pth", ".msgpack", ".h5", ".onnx", ".onnx_data", ".pb", GGUF})
 """Endings of the names of files that have the same weights in another format."""
 _AT_ONCE = 1 << 20  # numbers
-
-
-class StoredRows(NamedTuple):
-    """Some rows of a tensor, and the scale that their numbers have to be multiplied by."""
-
-    stored: Tensor
-    scale: Tensor
-    """One number, or one of each row; 1 where there is none."""
-
-    @property
-    def numbers(self) -> Tensor:
-        """Return what they mean, in fp64."""
-        return self.stored.to(torch.float64) * self.scale
-
-    def equals(self, other: StoredRows) -> bool:
-        """Return whether the same bytes mean the same numbers in both."""
-        is_same = self.stored.dtype == other.stored.dtype and torch.equal(self.stored, other.stored)
-        return is_same and torch.equal(self.scale, other.scale)
-
-    @property
-    def last_places(self) -> Tensor:
-        """Return the distance of each number to the next one."""
-        limits, sizes = torch.finfo(self.stored.dtype), self.stored.to(torch.float64).abs()
-        exponent = torch.frexp(sizes.clamp(min=limits.tiny)).exponent - 1
-        return torch.ldexp(torch.full_like(sizes, limits.eps), exponent) * self.scale.abs()
-
-
-class StoredTensor(NamedTuple):
-    """A tensor of a file."""
-
-    file: AdapterFile
-    key: str
-
-    @property
-    def info(self) -> TensorInfo:
-        return self.file.infos[self.key]
-
-    @property
-    def is_packed(self) -> bool:
-        """Return whether it has the form of the numbers of a quantized weight."""
-        dtype, shape, *_ = self.info
-        is_small = dtype.itemsize == 1 and dtype is not torch.bool
-        return len(shape) > 1 and (is_small or dtype in _PACKED)
-
-    @property
-    def scale_key(self) -> str | None:
-        """Return the key of the scale of a weight in float8, one number or one of each row; None without one."""
-        keys = [self.key.removesuffix("weight") + "scale_weight", f"{self.key}_scale"]
-        is_scaled = self.is_packed and self.info.dtype.is_floating_point and self.key.endswith("weight")
-        found = [one for one in keys if is_scaled and one in self.file.infos]
-        fits = [one for one in found if math.prod(self.file.infos[one].shape) in (1, self.info.shape[0])]
-        return fits[0] if fits else None
-
-    def scaled(self, start: int, stop: int) -> StoredRows:
-        """Read some rows, with their scale."""
-        scale = torch.ones((), dtype=torch.float64)
-        if (key := self.scale_key) is not None:
-            scale = self.file.tensor(key).double().reshape(-1, 1)
-            scale = scale if len(scale) == 1 else scale[start:stop]
-        return StoredRows(self.rows(start, stop), scale)
-
-    def rows(self, start: int, stop: int) -> Tensor:
-        """Read some rows, each with all that is behind its number."""
-        dtype, shape, first, end = self.info
-        length = (end - first) // (shape[0] if shape else 1)
-        with self.file.reading() as reader:
-            return reader.flat(dtype, first + start * length, first + stop * length).reshape(stop - start, -1)
 
 
 def joined_name(path: str, param: str) -> str:
@@ -112,7 +46,8 @@ class ModelFiles:
     """The components of a model on disk, and which tensor of which file is which parameter.
 
     Args:
-        path: of a checkpoint, of the index of its shards, of the folder of a component, or of a diffusers folder.
+        path: of a checkpoint, of the index of its shards, of the folder of a component, or of a diffusers folder. A
+            checkpoint may be GGUF.
 
     Raises:
         FileError: a weight file cannot be read.
@@ -126,20 +61,29 @@ class ModelFiles:
         """The component and the name of the parameter that a tensor is."""
         self.stored: dict[tuple[str, str], StoredTensor] = {}
         """The same the other way round; the first one where several files have it."""
+        self.packings: dict[tuple[str, str], Packing] = {}
+        """How the numbers of each are stored, where that is known."""
         for component, paths in _groups(self.path):
             self._add(component, paths)
         if not self.names:
             raise ComponentError(f"{path}: no unet, transformer or text encoder with safetensors weights there")
 
     def _add(self, component: str | None, paths: list[Path]) -> None:
-        files = [AdapterFile.open(path) for path in paths]
+        files = [open_model_file(path) for path in paths]
         by_key: dict[str, list[StoredTensor]] = {}
         for one in [StoredTensor(file, key) for file in files for key in file.infos]:
             by_key.setdefault(one.key, []).append(one)
         self.files += files
+        beside = {key: tensors[0] for key, tensors in by_key.items()}
+        packings = {key: found for key, one in beside.items() if (found := packing_of(one, beside)) is not None}
+        for packing in packings.values():  # whose parts are no parameters
+            for part in packing.parts.values():
+                by_key.pop(part.key, None)
         for name, own in (components_of(by_key) if component is None else {component: by_key}).items():
             for parameter, tensors in own.items():
                 self.stored.setdefault((name, parameter), tensors[0])
+                if (key := tensors[0].key) in packings:
+                    self.packings.setdefault((name, parameter), packings[key])
                 self.names.update(dict.fromkeys(tensors, (name, parameter)))
 
     @cached_property
@@ -149,8 +93,9 @@ class ModelFiles:
         Quantized weights stay on meta.
         """
         shapes: dict[str, dict[str, tuple[int, ...]]] = {}
-        for (component, name), one in self.stored.items():
-            shapes.setdefault(component, {})[name] = one.info.shape
+        for place, one in self.stored.items():
+            known = self.packings.get(place)
+            shapes.setdefault(place[0], {})[place[1]] = one.info.shape if known is None else known.shape
         found = {component: skeleton(own) for component, own in shapes.items()}
         for component, root in found.items():
             for path, layer in root.named_modules():

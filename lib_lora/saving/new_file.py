@@ -241,6 +241,10 @@ class _Layer:
         if choices.limits.approximates:
             self.limit = choices.limits.rank
             self.values, self.vectors = found.spectrum(self.limit)
+            if found.noise and choices.limits.error is None:  # an error is one of all numbers
+                is_more = self.values > found.noise
+                self.lost += float(self.values[~is_more].square().sum())
+                self.values = self.values[is_more]
 
     def leave_out(self) -> None:
         """Write nothing of it."""
@@ -458,6 +462,9 @@ def _plan(
     if all(layer.rank == 0 for layer in layers):
         why = _notes(layers, choices) or ["what would be in it changes nothing"]
         raise FileError(path, f"it was not written: {why[0]}")
+    if all(layer.values is not None and not len(layer.values) and not layer.has_bias for layer in layers):
+        text = "all that it would have may be the rounding of quantized weights"
+        raise FileError(path, f"it was not written: {text}; give finer models, or no rank and no size")
     said = metadata()
     dropped = _choose(path, layers, choices, said)
     largest = max([layer.rank or 0 for layer in layers])

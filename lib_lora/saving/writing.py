@@ -21,6 +21,7 @@ from ..files.file import DTYPES
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _OPEN = Path("/proc/self/fd")
 """Where Linux has the files that are open by number, also those without a name."""
+SUFFIX = ".safetensors"
 _SPARE = 1 << 20  # bytes of the disk that are left
 
 
@@ -72,7 +73,7 @@ def check_place(path: Path, *, replace: bool) -> Path:
         FileError: the name is taken, the folder is not there, or the name is none of a safetensors file.
     """
     path = path.absolute()
-    if path.suffix.lower() != ".safetensors":
+    if path.suffix.lower() != SUFFIX:
         raise FileError(path, "the name of a file that is written ends in .safetensors")
     if os.path.lexists(path) and (not replace or path.is_dir()):
         raise FileError(path, "there is a file of that name; give another one, or say that it is to be replaced")

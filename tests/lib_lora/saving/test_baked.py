@@ -109,8 +109,12 @@ def check_nearest(got, want, extra=1e-9):
 
 
 @pytest.mark.parametrize("family", ["sd1", "sd2", "sdxl"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_a_checkpoint_in_one_file(tmp_path, family, dtype):
+def test_a_checkpoint_in_one_file(tmp_path, family):
+    for folder, dtype in in_folders(tmp_path, [(one,) for one in HALF]):
+        _a_checkpoint_in_one_file(folder, family, dtype)
+
+
+def _a_checkpoint_in_one_file(tmp_path, family, dtype):
     with torch.random.fork_rng():
         torch.default_generator.manual_seed(0)
         pipe = tiny_pipeline(family)
@@ -195,6 +199,68 @@ def test_a_diffusers_folder_in_shards(tmp_path, folder, lora, parts):
     again = bake_stack(Stack([Entry(lora, {"unet": 0.8})]), index, tmp_path / "unet only")
     for path in again.path.glob("*.safetensors"):
         assert content(path) == content(saved.path / "unet" / path.name)
+
+
+def test_shards_of_a_size(tmp_path, model, style):
+    """A checkpoint in shards, with an index as diffusers writes it, and back again in one file."""
+    stack, size = Stack([Entry(style)]), 5_000
+    whole = bake_stack(stack, model, tmp_path / "whole.safetensors")
+    planned = bake_stack(stack, model, tmp_path / "parts", shard_size=size, preview=True)
+    saved = bake_stack(stack, model, tmp_path / "parts", shard_size=size)
+    assert saved == planned
+    assert saved.error == whole.error
+    index = json.loads((saved.path / "model.safetensors.index.json").read_text())
+    shards = sorted(saved.path.glob("*.safetensors"))
+    assert [one.name for one in shards] == [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    assert saved.nbytes == sum(one.stat().st_size for one in saved.path.iterdir())
+    assert index["metadata"]["total_size"] == sum(len(content(one)) for one in shards)
+    assert all(len(content(one)) <= size for one in shards)
+    want = load_file(whole.path)
+    assert index["weight_map"] == {key: one.name for one in shards for key in load_file(one)}
+    assert index["weight_map"].keys() == want.keys()
+    got = {key: tensor for one in shards for key, tensor in load_file(one).items()}
+    assert all(torch.equal(got[key], want[key]) for key in want)
+    again = save_again(saved.path, tmp_path / "again", None, [tmp_path])
+    assert [one.read_bytes() for one in sorted(again.path.iterdir())] == [
+        one.read_bytes() for one in sorted(saved.path.iterdir())
+    ]
+    nothing = save(tmp_path / "nothing.safetensors", pair("lora_unet_blocks_1_proj", (48, 24), 4, size=0.3))
+    index = saved.path / "model.safetensors.index.json"
+    for out in ("one.safetensors", "folder"):
+        one = bake_stack(Stack([Entry(nothing, 1e-30)]), index, tmp_path / out, shard_size=1 << 40)
+        path = one.path if out.endswith(".safetensors") else one.path / "model.safetensors"
+        assert names(path.parent) == ["model.safetensors"] or path.parent == tmp_path
+        assert one.nbytes == path.stat().st_size
+        assert load_file(path).keys() == want.keys()
+        assert all(torch.equal(tensor, want[key]) for key, tensor in load_file(path).items())
+    args = str(model), str(style), "--shard-size", "5K"
+    assert main(["bake", str(tmp_path / "said"), *args]) == 0
+    assert names(tmp_path / "said") == names(saved.path)
+    with pytest.raises(FileError, match=r"becomes 2 files, which are written into a folder; give a name without"):
+        bake_stack(stack, model, tmp_path / "new.safetensors", shard_size=size)
+    with pytest.raises(ArgumentError, match="shard_size must be a whole number"):
+        bake_stack(stack, model, tmp_path / "new", shard_size=0.5)
+    shutil.copy(shards[0], saved.path / "model-00003-of-00003.safetensors")
+    with pytest.raises(FileError, match=r"its tensor counts is in model-00001-of-00002\.safetensors, too; leave one"):
+        bake_stack(stack, saved.path, tmp_path / "new", shard_size=size)
+    assert not (tmp_path / "new").exists()
+
+
+def test_shards_of_a_folder_become_others(tmp_path, folder, lora):
+    stack = Stack([Entry(lora)])
+    same = bake_stack(stack, folder, tmp_path / "same").path
+    for size, count in ((1 << 40, 1), (100_000, None)):
+        saved = bake_stack(stack, folder, tmp_path / str(size), shard_size=size)
+        files = sorted((saved.path / "unet").glob("*.safetensors"))
+        assert (len(files) == 1) if count else (len(files) > len(list((same / "unet").glob("*.safetensors"))))
+        assert (saved.path / "unet" / "diffusion_pytorch_model.safetensors.index.json").exists() == (count is None)
+        assert saved.nbytes == sum(one.stat().st_size for one in saved.path.rglob("*") if one.is_file())
+        got, want = (UNet2DConditionModel.from_pretrained(one / "unet").state_dict() for one in (saved.path, same))
+        assert all(torch.equal(got[key], want[key]) for key in want)
+        assert (saved.path / "model_index.json").read_text() == "{}"
+        again = save_again(saved.path, tmp_path / f"again{size}", None, [folder.parent, lora.parent])
+        for one in saved.path.rglob("*"):
+            assert one.is_dir() or (again.path / one.relative_to(saved.path)).read_bytes() == one.read_bytes()
 
 
 def test_a_shard_that_is_missing(tmp_path, folder, lora):

@@ -17,7 +17,7 @@ from lib_lora.saving.difference import Difference
 from lib_lora.saving.model_files import ModelFiles
 from lib_lora.saving.provenance import HEADER
 from tests.fakes.checkpoints import save_checkpoint, tiny_pipeline
-from tests.fakes.contract import worst
+from tests.fakes.contract import in_folders, worst
 from tests.fakes.files import pair, save
 from tests.fakes.models import dense_deltas, kohya_lora, merged, tiny_text_encoder, tiny_unet, unet_inputs
 
@@ -50,9 +50,13 @@ def check_deltas(path, components, deltas, bound):
     assert found == len({(one.component, one.target.name) for one in network.bindings})
 
 
-@pytest.mark.parametrize("limits", [{}, {"rank": 4}, {"error": 0.01}])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_what_was_baked_is_found_again(tmp_path, parts, dtype, limits):
+def test_what_was_baked_is_found_again(tmp_path, parts, dtype):
+    for folder, limits in in_folders(tmp_path, [({},), ({"rank": 4},), ({"error": 0.01},)]):
+        _what_was_baked_is_found_again(folder, parts, dtype, limits)
+
+
+def _what_was_baked_is_found_again(tmp_path, parts, dtype, limits):
     base = save_folder(tmp_path / "base", parts, dtype)
     lora = kohya_lora(tmp_path / "style.safetensors", parts, conv=True)
     tuned = bake_stack(Stack([Entry(lora, 0.8)]), base, tmp_path / "tuned").path
@@ -200,10 +204,14 @@ def test_a_picture_of_the_file_is_that_of_the_tuned_model(tmp_path, parts):
     engine.close()
 
 
-@pytest.mark.parametrize("key", ["scale_weight", "weight_scale"])
-@pytest.mark.parametrize("by_rows", [False, True])
-def test_weights_in_float8_with_scales(tmp_path, key, by_rows):
+def test_weights_in_float8_with_scales(tmp_path):
     """The scale makes the numbers: a base in scaled float8 and a tuned model in bfloat16, and the other way round."""
+    cases = [(key, by_rows) for key in ("scale_weight", "weight_scale") for by_rows in (False, True)]
+    for folder, key, by_rows in in_folders(tmp_path, cases):
+        _weights_in_float8_with_scales(folder, key, by_rows)
+
+
+def _weights_in_float8_with_scales(tmp_path, key, by_rows):
     weight, change = torch.randn(48, 24) * 0.02, torch.zeros(48, 24)
     scale = weight.abs().amax(1, keepdim=True) / 448 if by_rows else weight.abs().max() / 448
     packed = (weight / scale).to(torch.float8_e4m3fn)
