@@ -15,7 +15,7 @@ import {nameProblem, readWeights} from "../../javascript/remora/weights.js";
 import {speak, translated} from "../../javascript/remora/words.js";
 
 const SIZES = [8, 10, 12, 14, 16, 18, 20].map((power) => 2 ** power); // characters; four times as many each time
-const MOST = 64; // times as long for 16 times as many characters: in proportion it is 16, with the square 256
+const MOST = 128; // times as long for 16 times as many characters: in proportion it is 16, with the square 256
 const FLOOR = 0.0003; // seconds, below which a time says nothing
 const ENOUGH = 0.025; // seconds that tell
 
