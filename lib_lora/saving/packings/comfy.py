@@ -16,8 +16,8 @@ from torch import Tensor
 
 from .base import EXACT, SLACK, Packing, Rounding, StoredRows, StoredTensor, last_places, of_steps, of_table
 
-_FLOAT4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=EXACT)
-_TABLE = torch.cat([_FLOAT4, -_FLOAT4])
+_FLOAT4 = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
+"""The numbers of float4, of which each may be negative."""
 _BLOCK4, _BLOCK8 = 16, 32  # numbers with one scale
 _DIVIDED = torch.finfo(torch.bfloat16).eps
 """The error, as a share of a number, of a weight in bfloat16 that is divided by its scale in bfloat16."""
@@ -66,12 +66,13 @@ class NVFP4(Packing):
         scales = _scales(self.parts["scale"], self.shape[1] // _BLOCK4, start, stop).float() * whole
         steps = scales.to(EXACT).repeat_interleave(_BLOCK4, 1)
         places = torch.stack([codes >> 4, codes & 15], -1).flatten(1)
+        table = torch.tensor([*_FLOAT4, *[-one for one in _FLOAT4]], dtype=EXACT)
 
         def rounding() -> Rounding:
-            most, squares = of_table(_TABLE)
+            most, squares = of_table(table)
             return Rounding(most[places] * steps * SLACK + _LEAST * whole, squares[places] * steps.square())
 
-        return StoredRows(self.name, (codes, scales), lambda: _TABLE[places] * steps, rounding)
+        return StoredRows(self.name, (codes, scales), lambda: table[places] * steps, rounding)
 
 
 class MXFP8(Packing):

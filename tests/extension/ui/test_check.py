@@ -42,9 +42,11 @@ def added(served: Served, name: str, tensors: dict[str, Tensor], header: dict[st
     path = served.loras / f"{name}.safetensors"
     save_file({key: one.contiguous() for key, one in tensors.items()}, path, header)
     httpx.post(f"{served.url}/remora/v1/refresh")
-    yield name
-    path.unlink()
-    httpx.post(f"{served.url}/remora/v1/refresh")
+    try:
+        yield name
+    finally:
+        path.unlink()
+        httpx.post(f"{served.url}/remora/v1/refresh")
 
 
 @pytest.fixture
@@ -106,7 +108,7 @@ def test_a_verdict_says_where_the_file_stands_among_the_files_for_the_model(serv
         header = file.metadata()
     name = spoiled.layers(tensors)[3]
     with added(served, "heavy", spoiled.scaled(tensors, 300.0, [name]), header), opened_small(served, browser) as page:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 10 * LONG / 1000
         while httpx.get(f"{served.url}/remora/v1/copies").json()["running"]:
             assert time.monotonic() < deadline
             time.sleep(0.1)
