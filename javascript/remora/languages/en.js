@@ -267,6 +267,7 @@ export const ENGLISH = /** @type {const} */ ({
     // the rows in ComfyUI
     "comfy.add": "Add a LoRA",
     "comfy.noFile": "No LoRA file has this name",
+    "comfy.severalFiles": "Several files have this name",
     "comfy.noTag": "This line is no LoRA tag; write <lora:name:1>.",
 
     // a strength

@@ -82,6 +82,27 @@ def test_places_that_changed_are_walked_again_and_tell_what_a_whole_walk_tells(t
     assert walk_again(found, [two], {one}, {}) is None
 
 
+def test_places_that_share_names_or_have_several_paths_are_not_walked_again_alone(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    paths = [put(folder / name) for folder in (one, two) for name in ("a.safetensors", "b.safetensors")]
+    bounds = Bounds()
+    found = {each.file.path: each for each in walk([one, two], bounds)}
+    paths[3].unlink()
+    assert walk_again(found, [one, two], {one, two}, bounds.entered) is None, "`two/a` is told from `one/a` by its folder"
+    paths[0].unlink()
+    (two / "a.json").mkdir()
+    (two / "folder.safetensors").mkdir()
+    bounds = Bounds()
+    found = {each.file.path: each for each in walk([two], bounds)}
+    again = walk_again(found, [two], {two}, bounds.entered)
+    assert again == found, "folders are no files"
+    (two / "link").symlink_to(one, target_is_directory=True)
+    bounds = Bounds()
+    found = {each.file.path: each for each in walk([one, two], bounds)}
+    assert two / "link" / "b.safetensors" in found
+    assert walk_again(found, [one, two], {one}, bounds.entered) is None, "another path leads there"
+
+
 @pytest.mark.skipif(os.name == "nt", reason="links need rights there")
 def test_what_is_no_file_hides_none_beside_it(tmp_path: Path) -> None:
     """A folder has no order, so there are many of each kind: some file comes behind each."""
