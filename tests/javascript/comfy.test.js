@@ -26,6 +26,8 @@ test("a line that has more than tags is a row with a problem, and nothing of it 
         assert.equal(writeLines([line]), text);
     }
     assert.deepEqual(readLines("style")[0].fixes, [{word: "<lora:style>", instead: "style", body: "style"}]);
+    const [two] = readLines("<lora:a:1> and <lora:b:1:lbw=OUTALL>");
+    assert.deepEqual([two.fixes, two.values], [[], {}], "no name is made of several tags");
     assert.equal(readLines("<lora:a:1")[0].problem, "this tag is not closed: “>” is missing");
 });
 

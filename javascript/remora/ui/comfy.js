@@ -20,8 +20,7 @@ import {loadSheet, shadowed, Theme} from "../theme.js";
 import {t} from "../words.js";
 import {Icon} from "./icons.js";
 import {Button} from "./parts.js";
-import {Row} from "./row.js";
-import {Schedule} from "./schedule.js";
+import {Row, SCHEDULE} from "./row.js";
 import {Rows, useFocus} from "./stack.js";
 
 const OFF = /^\s*#\s*/; // before a line that is off
@@ -58,8 +57,9 @@ export function readLines(text) {
  */
 function faulty(text) {
     const body = text.replace(/[<>]/g, "");
-    const fixes = [{word: `<lora:${body}>`, instead: text, body}];
-    return {...readBody(body), name: text, body, text, problem: t("comfy.noTag"), fixes};
+    const isName = body === text;
+    const fixes = isName ? [{word: `<lora:${body}>`, instead: text, body}] : [];
+    return {...readBody(isName ? body : ""), name: text, body, text, problem: t("comfy.noTag"), fixes};
 }
 
 /**
@@ -84,7 +84,7 @@ export function meaning(name, files) {
     const whole = files.filter((file) => file === wanted || nameOf(file) === wanted);
     const meant = whole.length ? whole : files.filter((file) => nameOf(file).split("/").pop() === wanted);
     if (meant.length === 1) return {problem: "", note: "", candidates: []};
-    const candidates = meant.length ? meant.slice(0, LIKE) : similar(wanted, files.map(nameOf));
+    const candidates = meant.length ? meant.slice(0, LIKE) : similar(wanted, files.map(nameOf).filter(canBeNamed));
     return {problem: asked(t(meant.length ? "comfy.severalFiles" : "comfy.noFile"), candidates), note: "", candidates};
 }
 
@@ -103,13 +103,7 @@ const fieldOf = (key, title) =>
 
 /** @type {Section[]} */
 const SECTIONS = [
-    {
-        name: "schedule",
-        title: "row.schedule",
-        editor: Schedule,
-        isSet: ({teCurve, unetCurve, values}) =>
-            Boolean(teCurve || unetCurve || values.step || values.start || values.stop),
-    },
+    SCHEDULE,
     {
         name: "region",
         title: "row.region",
