@@ -1124,7 +1124,7 @@ export const ENGLISH = /** @type {const} */ ({
     "said.save.bakeOther":
         "bake into the model in float16, bfloat16 or float32 and quantize that, or use the LoRA without baking",
     "said.save.noEffect": "{file}: it was not written: the LoRA change nothing of this model",
-    "said.save.packedModel": "{file}: its weights are quantized ({key}), so that no difference of them is taken",
+    "said.save.packedModel": "{file}: its weights are quantized in a way that Remora cannot read ({key})",
     "said.save.plainModel": "give the model in float16, bfloat16 or float32",
     "said.save.alike": "{file}: it does not differ from {base}",
     "said.save.otherModel": "another model was loaded meanwhile, and nothing was saved; save again",
