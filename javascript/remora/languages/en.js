@@ -1156,6 +1156,8 @@ export const ENGLISH = /** @type {const} */ ({
     "said.save.overflow": "{file}: {key} has numbers that {dtype} cannot hold; write the dtype bfloat16 or float32",
     "said.save.unwritten": "{file}: it cannot be written, and nothing was: {error}",
     "said.save.noChange": "{file}: it was not written: what would be in it changes nothing",
+    "said.save.rounding": "{file}: it was not written: all that it would have may be the rounding of quantized weights",
+    "said.save.finer": "give finer models, or no rank and no size",
     "said.save.experts": "{file}: it was not written: {layer} is of experts, which cannot be saved",
     "said.save.unused": "{name}: keys without effect are left out: {why}",
     "said.save.inversions": "{name}: its textual inversions are left out: {names}",
