@@ -173,12 +173,14 @@ def test_behind_a_link_a_scan_stays_on_its_disk(
     assert caplog.text.count("link to it directly") == 2
 
 
-def test_a_scan_ends_at_its_bound_and_says_so(tmp_path: Path) -> None:
+def test_a_scan_ends_at_its_bound_and_says_so_and_when_it_is_stopped(tmp_path: Path) -> None:
     for number in range(20):
         put(tmp_path / str(number) / "a.safetensors")
     bounds = Bounds(most=30)
     assert 0 < len(list(walk([tmp_path], bounds))) < 20
     assert "more than 30 files and folders" in bounds.problem
+    with pytest.raises(ScanStoppedError):
+        list(walk([tmp_path], Bounds(lambda: True)))
 
 
 def test_folders_inside_each_other_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -188,9 +190,3 @@ def test_folders_inside_each_other_end(tmp_path: Path, caplog: pytest.LogCapture
     put(deep / "a.safetensors"), put(tmp_path / "b.safetensors")
     assert [found.file.name for found in walk([tmp_path])] == ["b"]
     assert "more than 60 folders deep" in caplog.text
-
-
-def test_a_scan_can_be_stopped(tmp_path: Path) -> None:
-    put(tmp_path / "a.safetensors")
-    with pytest.raises(ScanStoppedError):
-        list(walk([tmp_path], Bounds(lambda: True)))
