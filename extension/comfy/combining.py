@@ -43,12 +43,16 @@ def combined(entries: Sequence[Entry], components: Mapping[str, nn.Module]) -> t
     for entry in entries:
         if isinstance(entry, RuledEntry) and entry.tag.rule is not None:
             rules.setdefault(entry.tag.rule, []).append(entry)
+    folder = Path(folder_paths.get_temp_directory(), "remora")
     for rule, own in rules.items():
-        name, folder = " + ".join(entry.name for entry in own), Path(folder_paths.get_temp_directory(), "remora")
+        name = " + ".join(entry.name for entry in own)
         try:
             found += _of_rule(rule, own, name, folder, components)
         except (LoraError, OSError) as error:
             raise NodeError(f"{name}: combine={rule.how} is not possible: {why_not(error, folder)}") from error
+    if rules:
+        needed = {Path(entry.path) for entry in found} | applied_files()
+        drop_old(folder, {path for path in needed if folder in path.parents})
     return tuple(found)
 
 
@@ -68,7 +72,6 @@ def _of_rule(
         for note in _files.notes(path):
             logger.info("remora: %s: %s", name, note)
     note_use(path)
-    drop_old(folder, {path, *(file for file in applied_files() if folder in file.parents)})
     return [entry_of_tag(path, limits, f"{name} ({rule.how})")]
 
 

@@ -49,7 +49,7 @@ def _fault(read: Callable[[str], object], text: str | None) -> bool | str:
     """Return what is wrong with a text, before anything runs; True where nothing is, or another node makes it."""
     try:
         read(text or "")
-    except LoraError as error:
+    except (LoraError, OSError) as error:  # a file went, or is a link to nothing
         return str(error)
     return True
 

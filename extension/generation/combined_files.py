@@ -88,6 +88,8 @@ def combination_of(rule: Rule | None) -> Combination:
 
 def why_not(error: LoraError | OSError, folder: Path) -> str:
     """Return why LoRA cannot be combined, in the words of tags; nothing of a file in the folder, which nobody knows."""
+    if isinstance(error, OSError) and error.strerror:
+        return ": ".join([str(part) for part in (error.filename, error.strerror) if part])
     why = error.reason if isinstance(error, FileError) and folder in error.path.parents else str(error)
     return _HOW.sub(r"combine=\1", why)
 

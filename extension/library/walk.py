@@ -7,7 +7,7 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -153,7 +153,7 @@ class Bounds:
     trashes: list[Path] = field(default_factory=list, init=False)
     """The folders of deleted files that it came upon."""
     entered: dict[str, str] = field(default_factory=dict, init=False)
-    """Real path of a folder -> the first path by which it came there."""
+    """Real path of a folder -> the path by which it came there; empty if there are several."""
     _read: int = field(default=0, init=False)
 
     def add(self, root: str, count: int) -> bool:
@@ -207,19 +207,26 @@ def walk_again(
     present: dict[str, list[Found]] = {}
     for path, one in found.items():
         present.setdefault(str(path).rpartition(os.sep)[0], []).append(one)  # quicker than `path.parent`
-    changed = [one.file.path for place in places for one in present.pop(str(place), ())]
+    before = [one.file.path for place in places for one in present.pop(str(place), ())]
+    after = list[Path]()
     for place in places:
         again = _in_place(place, folders, entered)
         if again is None:
             return None
-        changed += [one.file.path for one in again]
+        after += [one.file.path for one in again]
         present[str(place)] = again
-    names = {path.name.lower() for path in changed} if len(folders) > 1 else set()
-    if any(path.name.lower() in names for path in found.keys() - set(changed)):
-        return None  # files of one name are told apart by all their folders
+    if len(folders) > 1 and _share_names(before, after, found.keys() - set(before)):
+        return None
     order = {str(place): folders.index(_top_of(Path(place), folders)) for place, files in present.items() if files}
     every = [(order[place], one.file.path, one) for place, files in present.items() for one in files]
     return {path: one for _, path, one in sorted(every, key=lambda one: one[:2])}
+
+
+def _share_names(before: Iterable[Path], after: Iterable[Path], others: Iterable[Path]) -> bool:
+    """Tell whether files of one name are told apart by all their folders: changed ones, or one of them and another."""
+    names = [path.name.lower() for path in after]
+    changed = {*names, *(path.name.lower() for path in before)}
+    return len(set(names)) < len(names) or any(path.name.lower() in changed for path in others)
 
 
 def _in_place(place: Path, folders: Sequence[Path], entered: Mapping[str, str]) -> list[Found] | None:
@@ -230,7 +237,9 @@ def _in_place(place: Path, folders: Sequence[Path], entered: Mapping[str, str]) 
         return None
     taken: set[tuple[str, str]] = set()
     try:
-        found = sorted(_in(place, top, frozenset(one.name for one in place.iterdir())), key=lambda one: one.file.path)
+        with os.scandir(place) as inside:
+            names = frozenset(one.name for one in inside if not one.is_dir())
+        found = sorted(_in(place, top, names), key=lambda one: one.file.path)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError:
@@ -271,7 +280,8 @@ def _below(folder: Path, bounds: Bounds) -> Iterator[Found]:
             folders.clear()
             continue
         entered.add(real)
-        bounds.entered.setdefault(real, root)
+        if bounds.entered.setdefault(real, root) != root:
+            bounds.entered[real] = ""  # from another LoRA folder, too
         if TRASH in folders:
             folders.remove(TRASH)
             bounds.trashes.append(Path(root, TRASH))

@@ -4,13 +4,14 @@ const at = (/** @type {string} */ path) => import(new URL(`../../${path}`, impor
 const [{app}, {api}] = await Promise.all([at("scripts/app.js"), at("scripts/api.js")]);
 const HEIGHT = 180; // pixels of the rows; more of them are scrolled to
 
-/** Return the names of the LoRA files, without their endings. */
-async function names() {
+/** @type {Set<(files: string[]) => void>} */
+const takers = new Set(); // of the list of LoRA files, for each node
+
+/** Return the LoRA files, relative to their folders. */
+async function loras() {
     const answer = await api.fetchApi("/models/loras");
     if (!answer.ok) throw new Error(`ComfyUI answered ${answer.status} to GET models/loras`);
-    return (await answer.json()).map((/** @type {string} */ file) =>
-        file.replaceAll("\\", "/").replace(/(.)\.[^./]*$/, "$1"),
-    );
+    return (await answer.json()).map((/** @type {string} */ file) => file.replaceAll("\\", "/"));
 }
 
 /**
@@ -22,7 +23,8 @@ async function showRows(node) {
     const {openRows} = await at("remora/ui/comfy.js");
     const locale = app.extensionManager?.setting?.get("Comfy.Locale") ?? "";
     const host = document.createElement("div");
-    const show = await openRows(host, locale, await names(), (/** @type {string} */ rows) => {
+    const files = await loras();
+    const show = await openRows(host, locale, (/** @type {string} */ rows) => {
         text.value = rows;
         node.setDirtyCanvas(true, true);
         const tracker = app.extensionManager?.workflow?.activeWorkflow?.changeTracker; // of ComfyUI's undo
@@ -37,7 +39,14 @@ async function showRows(node) {
         configured?.apply(node, given);
         show(text.value);
     };
-    show(text.value);
+    const take = (/** @type {string[]} */ others) => show(text.value, others);
+    const removed = node.onRemoved;
+    node.onRemoved = (/** @type {any[]} */ ...given) => {
+        removed?.apply(node, given);
+        takers.delete(take);
+    };
+    takers.add(take);
+    take(files);
     node.setDirtyCanvas(true, true);
 }
 
@@ -47,5 +56,9 @@ app.registerExtension({
     nodeCreated(node) {
         if (node.comfyClass === "RemoraStack")
             showRows(node).catch((error) => console.error("Remora: the rows cannot be shown:", error));
+    },
+    async refreshComboInNodes() {
+        const files = await loras();
+        for (const take of takers) take(files);
     },
 });

@@ -343,7 +343,8 @@ export function select(catalog, words, filters, sort) {
     const found = []; // by their distance
     /** @type {Lora[]} */
     const farthest = []; // only the prompts of their pictures match
-    for (const entry of narrowed[narrowed.length - 1].entries) {
+    const within = narrowed[narrowed.length - 1];
+    for (const entry of within.entries) {
         let far = 0;
         for (const word of sought) far += distance(entry, word);
         if (far < Infinity) {
@@ -352,7 +353,7 @@ export function select(catalog, words, filters, sort) {
             found[far].push(entry.lora);
         } else if (inPrompts.has(entry.lora.id)) farthest.push(entry.lora);
     }
-    narrowed.push({sought, entries});
+    if (!same(within.sought, sought)) narrowed.push({sought, entries});
     return /** @type {Lora[]} */ ([]).concat(...found.filter(Boolean), farthest); // `flat` takes ten times as long
 }
 

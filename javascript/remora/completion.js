@@ -452,7 +452,8 @@ export class Names {
         const entries = [];
         /** @type {Lora[][]} */
         const found = Array.from({length: RANKS}, () => []);
-        for (const entry of narrowed[narrowed.length - 1].entries) {
+        const within = narrowed[narrowed.length - 1];
+        for (const entry of within.entries) {
             const own = rankOf(entry, sought, words);
             if (own === Infinity) continue;
             entries.push(entry);
@@ -460,7 +461,7 @@ export class Names {
             if (own < LOOSE + LEVELS && found[rank].length < MOST) found[rank].push(entry.lora);
         }
         // what has no word of `_ink` may have both of `_ink_ne`
-        if (words.length > 1 || words[0] === sought) narrowed.push({sought, entries});
+        if (within.sought !== sought && (words.length > 1 || words[0] === sought)) narrowed.push({sought, entries});
         return found.flat().slice(0, MOST);
     }
 }

@@ -95,7 +95,7 @@ def report(options: argparse.Namespace) -> str:
     if options.json:
         told = None if stack is None else _stack_json(stack, strengths, options.norm)
         return _json(measured, places, told, alike, merged)
-    parts = [_file_text(one, own) for one, own in zip(measured, places, strict=True)]
+    parts = [_file_text(one, own, options.library) for one, own in zip(measured, places, strict=True)]
     parts += [_stack_text(names, stack, strengths, options.norm)] if stack is not None else []
     parts += [_set_text(names, alike, merged)] if stack is not None else []
     return "\n\n".join(parts)
@@ -170,11 +170,12 @@ def _stack_json(stack: StackMeasures, strengths: Sequence[float], norm: float | 
     }
 
 
-def _file_text(one: FileMeasures, places: Mapping[str, Standing]) -> str:
+def _file_text(one: FileMeasures, places: Mapping[str, Standing], library: Path | None) -> str:
     found = one.file.report
     relative = "" if one.relative is None else f", {one.relative:.1%} of the base weights'"
     components, said = one.by_component(), trained(found.metadata, found.path.stem)
     to_base = [(name, part.relative) for name, part in components.items()]
+    alone = library is not None and not any(place.others for place in places.values())
     rows = [
         ("file", str(found.path)),
         ("kinds", ", ".join(f"{kind} x {count}" for kind, count in found.kinds.items())),
@@ -187,6 +188,7 @@ def _file_text(one: FileMeasures, places: Mapping[str, Standing]) -> str:
         ("of base", ", ".join(f"{name} {value:.1%}" for name, value in to_base if value is not None)),
         ("scale", ", ".join(f"{scale:.4g}" for scale in one.scales) or "none"),
         ("kept", ", ".join(f"rank {rank}: {share:.1%}" for rank, share in one.kept().items())),
+        ("library", "no other file is known to be for this model, or the figures of this one are not known" * alone),
         *[("unmeasured", f"{count} x {kind}: give --model") for kind, count in one.unmeasured.items()],
     ]
     lines = [f"WARNING: {found.warning}"] if found.warning else []

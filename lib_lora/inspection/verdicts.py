@@ -143,7 +143,8 @@ def _scale(file: FileMeasures) -> Iterator[Verdict]:
         yield Verdict("alpha", False, "alpha divided by rank is", value, advice, numbers=both)
     ranks = {group.rank for group in plain if group.rank is not None}
     if ranks and rank and rank not in ranks:
-        value = f"{min(ranks)} to {max(ranks)} in the tensors, {rank:g} in the header"
+        own = " to ".join(dict.fromkeys(map(str, (min(ranks), max(ranks)))))
+        value = f"{own} in the tensors, {rank:g} in the header"
         advice = "It was resized or merged after the training."
         both = {"low": min(ranks), "high": max(ranks), "said": rank}
         yield Verdict("resized", False, "the rank is", value, advice, numbers=both)

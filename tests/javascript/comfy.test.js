@@ -26,15 +26,20 @@ test("a line that has more than tags is a row with a problem, and nothing of it 
         assert.equal(writeLines([line]), text);
     }
     assert.deepEqual(readLines("style")[0].fixes, [{word: "<lora:style>", instead: "style", body: "style"}]);
+    const [two] = readLines("<lora:a:1> and <lora:b:1:lbw=OUTALL>");
+    assert.deepEqual([two.fixes, two.values], [[], {}], "no name is made of several tags");
     assert.equal(readLines("<lora:a:1")[0].problem, "this tag is not closed: “>” is missing");
 });
 
-test("a name is a file's, with its folder or without; of another, the like are told", () => {
-    const names = ["style", "people/anna"];
-    for (const name of ["style", "people/anna", "people\\anna", "anna"]) assert.equal(meaning(name, names).problem, "");
-    const {problem, candidates} = meaning("stile", names);
+test("a name is a file's, with its folder and its ending or without; of another, the like are told", () => {
+    const files = ["style.safetensors", "people/anna.v2.safetensors", "one/eva.safetensors", "two/eva.safetensors"];
+    for (const name of ["style", "people/anna.v2", "people\\anna.v2", "anna.v2", "style.safetensors", "one/eva"])
+        assert.equal(meaning(name, files).problem, "", name);
+    const {problem, candidates} = meaning("stile", files);
     assert.deepEqual([problem, candidates], ["No LoRA file has this name; did you mean style?", ["style"]]);
-    assert.equal(meaning("zzz", names).problem, "No LoRA file has this name.");
+    assert.equal(meaning("zzz", files).problem, "No LoRA file has this name.");
+    assert.match(meaning("eva", files).problem, /^Several files have this name; did you mean one\/eva\.safetensors/);
+    assert.deepEqual(meaning("eva", files).candidates, files.slice(2));
 });
 
 test("the rows speak every language that the tab speaks", () => {

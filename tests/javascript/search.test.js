@@ -114,4 +114,8 @@ test("searches that are typed, corrected and begun again find what a plain searc
         );
     }
     assert.ok(found > 2000, `${found} files were found`);
+    names.find("ab");
+    const lists = names.narrowed.length;
+    for (let again = 0; again < 9; again += 1) names.find("ab");
+    assert.equal(names.narrowed.length, lists, "the same text is kept once");
 });

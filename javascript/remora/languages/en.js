@@ -267,6 +267,7 @@ export const ENGLISH = /** @type {const} */ ({
     // the rows in ComfyUI
     "comfy.add": "Add a LoRA",
     "comfy.noFile": "No LoRA file has this name",
+    "comfy.severalFiles": "Several files have this name",
     "comfy.noTag": "This line is no LoRA tag; write <lora:name:1>.",
 
     // a strength
@@ -1123,7 +1124,7 @@ export const ENGLISH = /** @type {const} */ ({
     "said.save.bakeOther":
         "bake into the model in float16, bfloat16 or float32 and quantize that, or use the LoRA without baking",
     "said.save.noEffect": "{file}: it was not written: the LoRA change nothing of this model",
-    "said.save.packedModel": "{file}: its weights are quantized ({key}), so that no difference of them is taken",
+    "said.save.packedModel": "{file}: its weights are quantized in a way that Remora cannot read ({key})",
     "said.save.plainModel": "give the model in float16, bfloat16 or float32",
     "said.save.alike": "{file}: it does not differ from {base}",
     "said.save.otherModel": "another model was loaded meanwhile, and nothing was saved; save again",
@@ -1155,6 +1156,8 @@ export const ENGLISH = /** @type {const} */ ({
     "said.save.overflow": "{file}: {key} has numbers that {dtype} cannot hold; write the dtype bfloat16 or float32",
     "said.save.unwritten": "{file}: it cannot be written, and nothing was: {error}",
     "said.save.noChange": "{file}: it was not written: what would be in it changes nothing",
+    "said.save.rounding": "{file}: it was not written: all that it would have may be the rounding of quantized weights",
+    "said.save.finer": "give finer models, or no rank and no size",
     "said.save.experts": "{file}: it was not written: {layer} is of experts, which cannot be saved",
     "said.save.unused": "{name}: keys without effect are left out: {why}",
     "said.save.inversions": "{name}: its textual inversions are left out: {names}",

@@ -11,6 +11,7 @@
  */
 
 import {html, render, useState} from "../vendor/preact.js";
+import {canBeNamed} from "../catalog.js";
 import {makeTag, readTags, setField, setMultipliers, withName} from "../prompt.js";
 import {Language} from "../language.js";
 import {asked, similar} from "../similar.js";
@@ -19,12 +20,12 @@ import {loadSheet, shadowed, Theme} from "../theme.js";
 import {t} from "../words.js";
 import {Icon} from "./icons.js";
 import {Button} from "./parts.js";
-import {Row} from "./row.js";
-import {Schedule} from "./schedule.js";
+import {Row, SCHEDULE} from "./row.js";
 import {Rows, useFocus} from "./stack.js";
 
 const OFF = /^\s*#\s*/; // before a line that is off
 const MOST = 50; // names that are offered
+const LIKE = 3; // files of one name that are told
 export const LANGUAGES = ["en", "de", "ja", "zh-CN"];
 
 /**
@@ -56,8 +57,9 @@ export function readLines(text) {
  */
 function faulty(text) {
     const body = text.replace(/[<>]/g, "");
-    const fixes = [{word: `<lora:${body}>`, instead: text, body}];
-    return {...readBody(body), name: text, body, text, problem: t("comfy.noTag"), fixes};
+    const isName = body === text;
+    const fixes = isName ? [{word: `<lora:${body}>`, instead: text, body}] : [];
+    return {...readBody(isName ? body : ""), name: text, body, text, problem: t("comfy.noTag"), fixes};
 }
 
 /**
@@ -67,15 +69,23 @@ function faulty(text) {
 export const writeLines = (lines) => lines.map(({on, text}) => (on ? text : `# ${text}`)).join("\n");
 
 /**
- * Return the file that a name in a tag means, as the tab's library does.
- * @param {string} name
- * @param {string[]} names of all files
+ * Return the name that a tag has for a file: without its ending.
+ * @param {string} file
  */
-export function meaning(name, names) {
+const nameOf = (file) => file.replace(/(.)\.[^./]*$/, "$1");
+
+/**
+ * Tell which file a name in a tag means, as the node does.
+ * @param {string} name
+ * @param {string[]} files
+ */
+export function meaning(name, files) {
     const wanted = name.replaceAll("\\", "/");
-    const isMeant = names.some((one) => one === wanted || one.split("/").pop() === wanted);
-    const candidates = isMeant ? [] : similar(wanted, names);
-    return {problem: isMeant ? "" : asked(t("comfy.noFile"), candidates), note: "", candidates};
+    const whole = files.filter((file) => file === wanted || nameOf(file) === wanted);
+    const meant = whole.length ? whole : files.filter((file) => nameOf(file).split("/").pop() === wanted);
+    if (meant.length === 1) return {problem: "", note: "", candidates: []};
+    const candidates = meant.length ? meant.slice(0, LIKE) : similar(wanted, files.map(nameOf).filter(canBeNamed));
+    return {problem: asked(t(meant.length ? "comfy.severalFiles" : "comfy.noFile"), candidates), note: "", candidates};
 }
 
 /**
@@ -93,13 +103,7 @@ const fieldOf = (key, title) =>
 
 /** @type {Section[]} */
 const SECTIONS = [
-    {
-        name: "schedule",
-        title: "row.schedule",
-        editor: Schedule,
-        isSet: ({teCurve, unetCurve, values}) =>
-            Boolean(teCurve || unetCurve || values.step || values.start || values.stop),
-    },
+    SCHEDULE,
     {
         name: "region",
         title: "row.region",
@@ -114,8 +118,8 @@ const SECTIONS = [
     },
 ];
 
-/** @param {{tab: Tab, names: string[], text: string, change: (text: string) => void}} props */
-function Lines({tab, names, text, change}) {
+/** @param {{tab: Tab, files: string[], text: string, change: (text: string) => void}} props */
+function Lines({tab, files, text, change}) {
     const lines = readLines(text);
     const write = (/** @type {{on: boolean, text: string}[]} */ changed) => change(writeLines(changed));
     const move = (/** @type {number} */ from, /** @type {number} */ to) => {
@@ -146,7 +150,7 @@ function Lines({tab, names, text, change}) {
             /** @type {Handle} */ handle,
         ) => html`
         <${Row} handle=${handle} tab=${tab} entry=${described(line)} sections=${SECTIONS} />`} />
-        <${Add} names=${names} add=${(/** @type {string} */ name) =>
+        <${Add} names=${files.map(nameOf).filter(canBeNamed)} add=${(/** @type {string} */ name) =>
             write([...lines, {on: true, text: makeTag(escapedName(name), 1, 1)}])} />
     </section>`;
 }
@@ -172,11 +176,10 @@ function Add({names, add}) {
  * Show rows in an element of the page.
  * @param {HTMLElement} host
  * @param {string} locale of the page
- * @param {string[]} names of the LoRA files
  * @param {(text: string) => void} changed called with the text that the user makes
- * @returns {Promise<(text: string) => void>} what shows another text
+ * @returns {Promise<(text: string, files?: string[]) => void>} what shows another text, or other LoRA files
  */
-export async function openRows(host, locale, names, changed) {
+export async function openRows(host, locale, changed) {
     host.style.cssText = "overflow: auto; background: var(--comfy-input-bg); color: var(--input-text)";
     host.addEventListener("wheel", (event) => event.stopPropagation()); // the page would zoom
     const language = new Language();
@@ -185,6 +188,8 @@ export async function openRows(host, locale, names, changed) {
     const root = shadowed(host, sheet);
     const theme = new Theme();
     let shown = "";
+    /** @type {string[]} */
+    let known = [];
     /** @type {{state: Partial<Tab["state"]>, [part: string]: unknown}} */
     const tab = {
         state: {more: "", section: "schedule", steps: null, server: null},
@@ -192,7 +197,7 @@ export async function openRows(host, locale, names, changed) {
             tab.state = {...tab.state, ...changes};
             draw();
         },
-        library: {meaning: (/** @type {string} */ name) => meaning(name, names), groupsOf: () => []},
+        library: {meaning: (/** @type {string} */ name) => meaning(name, known), groupsOf: () => []},
         stack: {faultOf: (/** @type {Line} */ {problem, fixes}) => ({key: "", said: problem, fixes})},
     };
     const change = (/** @type {string} */ text) => {
@@ -201,11 +206,11 @@ export async function openRows(host, locale, names, changed) {
     };
     const draw = () => {
         theme.follow(host, root);
-        render(html`<${Lines} tab=${tab} names=${names} text=${shown} change=${change} />`, root);
+        render(html`<${Lines} tab=${tab} files=${known} text=${shown} change=${change} />`, root);
     };
     new ResizeObserver(() => draw()).observe(host); // it has colours as soon as it is in the page
-    const show = (/** @type {string} */ text) => {
-        shown = text;
+    const show = (/** @type {string} */ text, files = known) => {
+        [shown, known] = [text, files];
         draw();
     };
     return show;

@@ -29,15 +29,17 @@ const LONG = 20; // characters of a name that gets the room of the words beside 
  * Some settings of an entry: their editor, and whether the entry has any of them.
  */
 
+/** @type {Section} */
+export const SCHEDULE = {
+    name: "schedule",
+    title: "row.schedule",
+    editor: Schedule,
+    isSet: ({teCurve, unetCurve, values}) =>
+        Boolean(teCurve || unetCurve || values.step || values.start || values.stop),
+};
 /** @type {Section[]} */
 const SECTIONS = [
-    {
-        name: "schedule",
-        title: "row.schedule",
-        editor: Schedule,
-        isSet: ({teCurve, unetCurve, values}) =>
-            Boolean(teCurve || unetCurve || values.step || values.start || values.stop),
-    },
+    SCHEDULE,
     {name: "region", title: "row.region", editor: Regions, isSet: ({values}) => Boolean(values.mask)},
     {name: "passes", title: "row.passes", editor: Passes, isSet: ({values}) => Boolean(values.pass)},
     {name: "blocks", title: "row.blocks", editor: Blocks, isSet: ({values}) => Boolean(values.lbw || values.lbwe)},

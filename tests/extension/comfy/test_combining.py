@@ -137,6 +137,10 @@ def test_files_that_a_clone_needs_stay(
     gc.collect()
     nodes._apply(model, None, stacks[1])
     assert file not in kept(tmp_path)
+    nodes._apply(model, None, (*stacks[0], *entries(nodes, "<lora:a:1:combine=linear> <lora:b:1:combine=linear>")))
+    assert {entry.path for entry in nodes.combined(stacks[0], {})} <= kept(tmp_path), (
+        "both rules of a stack have theirs"
+    )
 
 
 def test_a_stack_with_a_rule_is_saved_as_it_acts(nodes: Any, model: Patcher, clip: Clip, tmp_path: Path) -> None:

@@ -283,7 +283,7 @@ def test_a_tag_at_fault_is_one_sentence_before_anything_runs(
         assert nodes.RemoraFromPrompt.validate_inputs(fine) is True
 
 
-def test_rows_are_the_lora_of_a_stack(nodes: Any, tmp_path: Path) -> None:
+def test_rows_are_the_lora_of_a_stack(nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = rows(nodes, "a.safetensors")
     text = "<lora:b:0.5:start=0.5>\n # <lora:none:1>\n\n<lora:a:1:mask=left>"
     (stack,) = nodes.RemoraStack.execute(text, before)
@@ -299,6 +299,12 @@ def test_rows_are_the_lora_of_a_stack(nodes: Any, tmp_path: Path) -> None:
     assert (
         nodes.RemoraStack.validate_inputs("\n<lora:a:1") == "line 2: <lora:a:1: the tag is not closed, '>' is missing"
     )
+
+    def gone(name: str) -> Path:
+        raise FileNotFoundError(f"{name} not found")
+
+    monkeypatch.setattr(nodes, "_path", gone)  # a link to nothing is in ComfyUI's list
+    assert nodes.RemoraStack.validate_inputs("<lora:a:1>") == "a.safetensors not found"
 
 
 def test_inputs_at_fault_are_refused(nodes: Any, model: Patcher, tmp_path: Path) -> None:

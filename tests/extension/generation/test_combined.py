@@ -95,6 +95,13 @@ def test_what_cannot_be_combined_adds_up_and_one_sentence_says_why(pairs: Setup)
     assert note.endswith("combine=ties takes one rank, and the files have 2, 3; write combine=ties_svd")
     assert [note for note in pairs.session.warnings() if "combine=" in note] == [note]
     assert files(pairs) == []
+    folder = pairs.session.combiner._folder
+    folder.rmdir()
+    folder.write_bytes(b"")  # no file can be made in it
+    (note,) = begun(pairs, f"<lora:a:0.8{TIES}> <lora:b:0.5{TIES}>").kept
+    assert note.startswith(f"a + b: combine=ties is left out, and they add up: {folder}: ")
+    assert "Errno" not in note
+    assert torch.equal(pairs.output(), added)
 
 
 def test_lora_of_one_rule_share_what_limits_them_and_images_have_files_of_their_own(pairs: Setup) -> None:

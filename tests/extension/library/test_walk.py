@@ -83,6 +83,27 @@ def test_places_that_changed_are_walked_again_and_tell_what_a_whole_walk_tells(t
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links need rights there")
+def test_places_that_share_names_or_have_several_paths_are_not_walked_again_alone(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    first, _, _, last = [put(folder / f"{name}.safetensors") for folder in (one, two) for name in "ab"]
+    bounds = Bounds()
+    found = {each.file.path: each for each in walk([one, two], bounds)}
+    last.unlink()
+    assert walk_again(found, [one, two], {one, two}, bounds.entered) is None, "its folder tells `two/a` from `one/a`"
+    first.unlink()
+    (two / "a.json").mkdir()
+    (two / "folder.safetensors").mkdir()
+    bounds = Bounds()
+    found = {each.file.path: each for each in walk([two], bounds)}
+    assert walk_again(found, [two], {two}, bounds.entered) == found, "folders are no files"
+    (two / "link").symlink_to(one, target_is_directory=True)
+    bounds = Bounds()
+    found = {each.file.path: each for each in walk([one, two], bounds)}
+    assert two / "link" / "b.safetensors" in found
+    assert walk_again(found, [one, two], {one}, bounds.entered) is None, "another path leads there"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need rights there")
 def test_what_is_no_file_hides_none_beside_it(tmp_path: Path) -> None:
     """A folder has no order, so there are many of each kind: some file comes behind each."""
     paths = {put(tmp_path / f"{number}.safetensors") for number in range(20)}
@@ -152,12 +173,14 @@ def test_behind_a_link_a_scan_stays_on_its_disk(
     assert caplog.text.count("link to it directly") == 2
 
 
-def test_a_scan_ends_at_its_bound_and_says_so(tmp_path: Path) -> None:
+def test_a_scan_ends_at_its_bound_and_says_so_and_when_it_is_stopped(tmp_path: Path) -> None:
     for number in range(20):
         put(tmp_path / str(number) / "a.safetensors")
     bounds = Bounds(most=30)
     assert 0 < len(list(walk([tmp_path], bounds))) < 20
     assert "more than 30 files and folders" in bounds.problem
+    with pytest.raises(ScanStoppedError):
+        list(walk([tmp_path], Bounds(lambda: True)))
 
 
 def test_folders_inside_each_other_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -167,9 +190,3 @@ def test_folders_inside_each_other_end(tmp_path: Path, caplog: pytest.LogCapture
     put(deep / "a.safetensors"), put(tmp_path / "b.safetensors")
     assert [found.file.name for found in walk([tmp_path])] == ["b"]
     assert "more than 60 folders deep" in caplog.text
-
-
-def test_a_scan_can_be_stopped(tmp_path: Path) -> None:
-    put(tmp_path / "a.safetensors")
-    with pytest.raises(ScanStoppedError):
-        list(walk([tmp_path], Bounds(lambda: True)))

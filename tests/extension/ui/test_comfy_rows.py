@@ -40,20 +40,23 @@ SCRIPTS = {
 }
 
 
+LISTED = {"loras": ["style.safetensors", "people/anna.v2.safetensors"]}
+
+
 def answer(route: Any) -> None:
     """Answer as ComfyUI does, which has the folder of scripts of each pack and the route of the tab's modules."""
     path = route.request.url.removeprefix(ADDRESS)
     if path == "/":
         route.fulfill(body=PAGE, content_type="text/html")
     elif path == "/api/models/loras":
-        route.fulfill(json=["style.safetensors", "people/anna.v2.safetensors"])
+        route.fulfill(json=LISTED["loras"])
     elif path.startswith("/scripts/"):
         route.fulfill(body=SCRIPTS[Path(path).stem], content_type="text/javascript")
     else:
         route.fulfill(path=JAVASCRIPT / path.replace("/extensions/remora/", "comfy/").lstrip("/"))
 
 
-def test_rows_are_the_text_of_the_node(browser: Any) -> None:
+def test_rows_are_the_text_of_the_node(browser: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     page, errors = browser.new_page(), list[str]()
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
@@ -87,6 +90,12 @@ def test_rows_are_the_text_of_the_node(browser: Any) -> None:
     page.evaluate("node.widgets[0].value = '<lora:stile:1>'; node.onConfigure()")  # as a workflow is opened
     page.get_by_role("button", name="style in place of").click()
     assert lines() == ["<lora:style:1>"]
+    page.evaluate("node.widgets[0].value = '<lora:new:1>'; node.onConfigure()")
+    problem = rows.get_by_text("No LoRA file has this name.")
+    problem.wait_for()
+    monkeypatch.setitem(LISTED, "loras", [*LISTED["loras"], "new.safetensors"])
+    page.evaluate("extension.refreshComboInNodes()")  # as the key R does
+    problem.wait_for(state="detached")
     saved = page.evaluate("[node.widgets[0].hidden, node.widgets[1].serialize, node.widgets[1].options.serialize]")
     assert saved == [True, False, False]
     page.add_init_script("window.locale = 'ja'")
