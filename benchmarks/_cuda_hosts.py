@@ -29,7 +29,7 @@ from unittest.mock import patch
 import _kinds as kinds
 import torch
 from _common import Record
-from _cuda_rows import HALF, STRENGTH, Net, files_for, models, row, sdxl, stack_of
+from _cuda_rows import HALF, STRENGTH, Net, dora, files_for, models, row, sdxl, stack_of
 from _fake_cuda import CUDA, OTHERS, FakeCuda, Figures, autocast, fake, to_fake
 from _models import LoraFile, kohya_key, write_lora
 from safetensors.torch import load_file, save_file
@@ -265,6 +265,7 @@ def _offsets(net: Net) -> Iterator[int]:
 
 CASES: dict[str, Callable[[FakeCuda, Path, argparse.Namespace], Iterator[Record]]] = {
     "models": models,
+    "dora": dora,
     "kinds": of_kinds,
     "layers": of_layers,
     "a1111": after_a1111,

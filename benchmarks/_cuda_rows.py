@@ -18,9 +18,10 @@ import torch
 from _blocks import SMALL_FLUX, flux_step
 from _common import Record
 from _fake_cuda import FakeCuda, Figures, fake, to_fake
-from _models import LoraFile, by_hand, peft_activate, peft_load, peft_scale, write_lora
+from _models import LoraFile, by_hand, kohya_key, peft_activate, peft_load, peft_scale, write_lora
 from _sdxl import SMALL_UNET, UNET
 from diffusers import FluxTransformer2DModel, UNet2DConditionModel
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from lib_lora import Curve, Engine, Entry, Moment, Stack, Strength
@@ -145,6 +146,31 @@ def ours(
             engine.set_moment(Moment(0, STEPS))
             yield "moment of a schedule", count.counted(partial(engine.set_moment, Moment(STEPS // 2, STEPS)))
             yield "step of a schedule", count.counted(net.step)
+
+
+def dora(count: FakeCuda, folder: Path, options: argparse.Namespace) -> Iterator[Record]:
+    """Count runs with a DoRA on SDXL: each with a stack of its own in force, as ComfyUI's are, or one that stays."""
+    net = sdxl(tiny=options.tiny)
+    (file,) = files_for(folder, net, 1)
+    norms = {f"{kohya_key(path)}.dora_scale": net.model.get_parameter(f"{path}.weight").shape[0] for path in net.layers}
+    save_file(load_file(file.kohya) | {key: torch.ones(out, 1) for key, out in norms.items()}, file.kohya)
+    base = count.counted(net.step)
+    with Engine({"unet": net.model}) as engine:
+
+        def run(strength: float) -> None:
+            with engine.active(Stack([Entry(file.kohya, strength)])):
+                net.step()
+
+        def step_again() -> None:
+            engine.activate(engine.stack)
+            net.step()
+
+        phases = {"first run": STRENGTH, "run with another strength": OTHER, "run with the same strength": OTHER}
+        for phase, strength in phases.items():
+            yield row(net.name, 1, "DoRA", phase, count.counted(partial(run, strength)), base)
+        engine.activate(Stack([Entry(file.kohya, STRENGTH)]))
+        net.step()
+        yield row(net.name, 1, "DoRA", "the stack in force again and a step", count.counted(step_again), base)
 
 
 class _Layers(nn.Module):

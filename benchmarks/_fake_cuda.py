@@ -3,7 +3,7 @@
 PyTorch's fake tensors have a shape, a dtype and a device, and no data. A build of torch without CUDA needs a device
 guard for it before there are any on "cuda"; a guard that does nothing is compiled here, which needs a C++ compiler.
 Without one the program says so and counts nothing. Tensors of the computer stay real, so files are read and numbers
-computed as always. Numbers that no fake tensor has are taken as 1, and masks as true throughout.
+computed as always. Numbers that no fake tensor has are taken as 1, so that all are equal, and masks as true throughout.
 
 Kernels are the aten operations below autograd that compute on the device: a linear layer, a convolution or attention is
 one, a view or memory that is only allocated none. A device may take more: a copy from the computer into a tensor that
@@ -162,6 +162,8 @@ class FakeCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.figures.waits[_lines()] += 1
         if name == "_local_scalar_dense":
             return 1  # a fake tensor has no number
+        if name == "equal":
+            return True
         if name == "nonzero":
             return fake((tensors[0].numel(), tensors[0].ndim), torch.int64, tensors[0].device)
         if name == "index" and any(one is not None and one.dtype is torch.bool for one in args[1]):

@@ -53,7 +53,7 @@ SMALL_LAYERS: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
 }
 KINDS_HEADERS = ("kind", "tokens", "way", "kernels", "views", "frames of ours", "bytes", "FLOPs")
 TOKENS = (8, 1024)
-CUDA_CASES = ("models", "kinds", "layers", "a1111", "dtypes", "offload", "page-locked", "strengths")
+CUDA_CASES = ("models", "dora", "kinds", "layers", "a1111", "dtypes", "offload", "page-locked", "strengths")
 CUDA_HEADERS = {
     "kernels": "kernels",
     "kernels_beside": "beside the base's",

@@ -40,7 +40,7 @@ from .naming.index import LayerIndex, check_named, modules_of
 from .naming.network import Network, NetworkCache
 from .placement import trace
 from .placement.budget import Budget
-from .placement.resident import PlacementPolicy
+from .placement.resident import PlacementPolicy, drop_stale
 from .placement.static import StaticMemory, check_buckets
 from .placement.storage import Storage, check_storage
 from .plan import Plan, PlanCache, PlanKey, make_plan
@@ -243,8 +243,7 @@ class Engine(NotCopied):
                     plan = make_plan(key, stack, self._model, self._policy)
                 else:
                     plan.write(stack)  # first: layers are placed and merged by these numbers
-                if plan is former:
-                    plan.drop_stale()
+                    drop_stale(dict(plan.executors), surely=plan is not former)
                 if plan is not former or not self._hooked.hold(plan.executors):
                     self._swap(plan)
                 self._stack, self._calls.chosen, self._lost, self._late = stack, None, "", ()
@@ -303,7 +302,7 @@ class Engine(NotCopied):
                     _log_change(plan, self._plan)
                 else:
                     self._hooked.ensure_in_force()
-                    plan.drop_stale()
+                    drop_stale(dict(plan.executors), surely=False)
                     plan.merge_again()
             except LoraError as error:
                 self._lost = f"the model has changed, and the LoRA cannot be put on it: {error}"

@@ -1,7 +1,7 @@
 """Plans: the executor of each layer, and the strength table. Making a plan touches no layer.
 
 `PlanCache` keeps plans that were in force before, with their tensors in the computer's memory, so that nothing is made
-again when one comes back. It keeps nothing that was computed from base weights.
+again when one comes back. What was computed from base weights is dropped then where these have changed.
 """
 
 from __future__ import annotations
@@ -196,16 +196,10 @@ class Plan:
             weights[executor.component] += executor.weights(layer) if watched else ()
         self.watched = {component: WeightWatch(watched) for component, watched in weights.items()}
 
-    def drop_stale(self) -> None:
-        """Drop the results of base weights that have changed since, beside merged layers."""
-        for layer, executor in list(self.executors.items()):
-            if not executor.merges and executor.is_stale(layer):
-                executor.release(layer)
-
     @property
     def kept_bytes(self) -> int:
         """Return the bytes that stay where the plan is kept."""
-        accounts = [executor.account for executor in self.executors.values() if not executor.reads_base]
+        accounts = [executor.account for executor in self.executors.values()]
         return sum([account.nbytes or account.host for account in accounts])  # the placed ones, else the arena's
 
     @property
@@ -213,8 +207,8 @@ class Plan:
         """Return the bytes that are placed on each device."""
         placed = Counter[torch.device]()
         for executor in self.executors.values():
-            if executor.device is not None:
-                placed[executor.device] += executor.account.nbytes
+            if executor.account.device is not None:
+                placed[executor.account.device] += executor.account.nbytes
         return placed
 
     @property
@@ -387,8 +381,8 @@ class PlanCache:
     def leave_devices(self) -> None:
         """Keep all plans in the computer's memory alone, as a device ran out of memory."""
         for plan in list(self._plans.values()):  # the thread that calls the model may do this while one activates
-            for executor in list(plan.executors.values()):
-                executor.rest(lambda _: False)
+            for layer, executor in list(plan.executors.items()):
+                executor.rest(layer, lambda _: False)
 
     def _drop(self, key: PlanKey) -> None:
         for layer, executor in list(self._plans.pop(key).executors.items()):

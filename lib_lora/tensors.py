@@ -133,6 +133,17 @@ def copied(source: Tensor, place: Tensor) -> Tensor:
     return place
 
 
+def on_cpu(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return vectors in the computer's memory, by one copy for each device and dtype."""
+    found = list(tensors)
+    for kind in {(one.device, one.dtype) for one in tensors}:
+        own = [i for i, one in enumerate(tensors) if (one.device, one.dtype) == kind]
+        together = torch.split(torch.cat([tensors[i] for i in own]).to("cpu"), [len(tensors[i]) for i in own])
+        for i, part in zip(own, together, strict=True):
+            found[i] = part
+    return found
+
+
 _AUTOCASTING = frozenset({"cpu", "cuda", "xpu", "mps"})
 
 

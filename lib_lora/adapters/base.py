@@ -522,7 +522,7 @@ class Adapter(TensorFields, ABC):
     def on(self, read: Callable[[], Tensor], rank: int | None = None) -> Adapter:
         """Return the adapter for one base weight: itself, unless it needs norms or singular vectors of W.
 
-        Called once per layer and activation, before `factors` and the effects.
+        Called once for each placement that the weight outlives, before `factors` and the effects.
 
         Args:
             read: gives the base weight, in any floating dtype; may be slow, so it is called at most once.

@@ -7,7 +7,7 @@ an embedding the width. Trainers agree at m = 1. Elsewhere this is what LyCORIS 
 scales the complete effect, so that 0 is the base.
 
 Beside the layer this is no more than the inner adapter and a vector s = d / |V|: for rows s * (y + dW x) - y, for
-columns the inner adapter and W on s * x. |V| is computed once per layer and activation.
+columns the inner adapter and W on s * x. |V| is computed once for each weight, see `placement.resident`.
 """
 
 import math
@@ -110,7 +110,7 @@ class DoRA(Modifier):
         weight = read()
         dtype = wide(weight.dtype, self.magnitude.dtype)
         found = replace(self, inner=self.inner.on(lambda: weight, rank))
-        return replace(found, sigma=found._sigma(weight, dtype, rank).cpu())
+        return replace(found, sigma=found._sigma(weight, dtype, rank).to(self.magnitude.device))
 
     def delta_weight(self, at: At) -> Tensor:
         base = at.base

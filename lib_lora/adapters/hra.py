@@ -83,7 +83,7 @@ class HRA(Adapter):
         weight = read()
         basis, core = self._solved(weight.device, weight.dtype)
         products = weight.flatten(1).to(basis.dtype) @ basis @ core
-        return replace(self, vectors=basis.cpu(), core=core.cpu(), products=products.cpu())
+        return replace(self, vectors=basis, core=core, products=products)
 
     def factors(self, rank: int | None = None) -> Factors:
         assert self.products is not None  # once `on` has seen the base weight

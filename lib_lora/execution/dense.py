@@ -12,7 +12,7 @@ places inside the region are used.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -26,13 +26,13 @@ from ..errors import ComponentError, RegionError
 from ..naming.architectures.base import is_of_text
 from ..naming.binding import Binding
 from ..placement.arena import Dtypes
-from ..placement.resident import PlacementPolicy, Resident, is_trained, strength_ranges
+from ..placement.resident import Adapters, PlacementPolicy, Resident, is_trained, strength_ranges
 from ..placement.storage import Placement, is_packed, store
 from ..strengths.calls import CallStrengths
 from ..strengths.model_call import repeats_per_row
 from ..strengths.regions import ALL_PLACES, RegionPart, region_on_row, token_layout
 from ..strengths.table import StrengthTable, shaped_by_places
-from ..tensors import COMPUTING, TensorFields, capturing, plain_mode, wide
+from ..tensors import COMPUTING, capturing, plain_mode, wide
 from ..weights.readers.base import WeightReader, stored, weight_reader
 from . import opaque
 from .arguments import BaseForward, output_in, place_of_input, with_output
@@ -119,13 +119,6 @@ def _joined(results: Sequence[Any], passes: Sequence[Sequence[int]], dim: int, s
             return results[0]
         chunks.update(zip(of_pass, result.chunk(len(of_pass), dim), strict=True))
     return torch.cat([chunks[row] for row in sorted(chunks)], dim)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Adapters(TensorFields):
-    """A layer's adapters, in the dtypes of their files; weights are built from them in fp32."""
-
-    all: tuple[Adapter, ...]
 
 
 _ANY = torch.float32

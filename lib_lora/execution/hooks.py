@@ -103,7 +103,7 @@ def _calling_executor(patch: Patch, base_forward: BaseForward) -> BaseForward:
             slot.called = True
             return unwrapped(executor, self, base_forward, args, kwargs)
         if is_compiling():  # first, so that a graph does not guard `called`
-            if executor.device is None and not executor.merges:  # to place its tensors would break the graph
+            if executor.account.device is None and not executor.merges:  # to place its tensors would break the graph
                 y = in_operation(self, base_forward, args, kwargs)
                 if y is not None:
                     return y
@@ -431,10 +431,7 @@ class HookedLayers:
             for layer in [layer for layer in new if layer not in before]:
                 self._attach(layer)
             for layer, old in leaving.items():  # before the new ones are placed, so that a device never has both
-                if headroom is not None and not old.reads_base:
-                    old.rest(headroom)
-                else:  # others may write to base weights meanwhile
-                    old.release(layer)
+                old.rest(layer, headroom)
             for layer in before.keys() - after.keys():
                 self._take_off(layer)
             if len(leaving) == len(before):

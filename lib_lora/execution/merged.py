@@ -99,6 +99,7 @@ class MergedExecutor(DenseExecutor):
         self._touched = tuple(dict.fromkeys((*self._params, *[binding.target.bias for binding in bindings])))
         self._originals: dict[str, OriginalWeight] = {}
         self._written: dict[str, _Written] = {}
+        self._known: list[Adapter] | None = None
         self._values: dict[int, float] = {}
         """The strength of each group in the merged weights."""
 
@@ -186,6 +187,7 @@ class MergedExecutor(DenseExecutor):
             raise
         finally:
             self._originals.clear()
+            self._known = None
             super().release(layer)
 
     def _put_back(self, layer: nn.Module) -> None:
@@ -224,7 +226,9 @@ class MergedExecutor(DenseExecutor):
     def _merge(self, layer: nn.Module, values: dict[int, float]) -> None:
         """Write the adapters into a layer that has its original parameters."""
         self._values, path = values, self._bindings[0].target.path
-        adapters = self._adapters(layer)  # norms of the base weight among them: read before anything is written
+        # norms of the base weight among them: read before anything is written
+        adapters = self._known or self._adapters(layer)
+        self._known = adapters if self._marks else None
         pairs = list(zip(self._bindings, adapters, strict=True))
         weights = {param: layer.get_parameter(param).data for param in self._params}
         totals = {param: self._sum(param, pairs, weight) for param, weight in weights.items()}

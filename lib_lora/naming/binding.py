@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from ..adapters import PartOf
 from ..adapters.base import Adapter
 from ..files.file import AdapterFile
-from ..weights.originals import WeightMark, mark_weight
 from ..weights.readers.base import read_base_weight
 from .index import LayerIndex
 from .places import Place, Target
@@ -25,21 +24,15 @@ class FusedWeight:
 
     def __init__(self, place: Place, index: LayerIndex) -> None:
         self._place, self._index = place, index
-        self._known: Adapter | None = None
-        self._marks: list[WeightMark | None] = []
-        """Of the weights that `_known` was worked out of."""
+        self.latest: Adapter | None = None
+        """What `known` has made of the weights; None to make it again."""
 
     def known(self, adapter: Adapter, rank: int | None, private: Callable[[Adapter], Adapter]) -> Adapter:
         """Return what `on` makes of a part of an adapter that `private` reads; weights are read once for all parts."""
         assert isinstance(adapter, PartOf)
-        marks = self.marks()
-        if self._known is None or marks != self._marks:
-            self._known, self._marks = private(adapter.inner).on(self.read, rank), marks
-        return adapter.of(self._known, self.read)
-
-    def marks(self) -> list[WeightMark | None]:
-        """Return the marks of the weights as they are now."""
-        return [mark_weight(layer, param) for layer, param in self.weights]
+        if self.latest is None or torch.is_grad_enabled():  # in training, weights change at each step
+            self.latest = private(adapter.inner).on(self.read, rank)
+        return adapter.of(self.latest, self.read)
 
     @property
     def weights(self) -> list[tuple[nn.Module, str]]:

@@ -36,7 +36,8 @@ class Piece(Generic[T]):
     """Bytes, (n,)."""
     start: int
     stop: int
-    dtypes: Dtypes
+    dtypes: Dtypes | None
+    """None of adapters as their files have them, of which the tensors of a layer are made on its device."""
 
     @property
     def nbytes(self) -> int:
@@ -51,7 +52,7 @@ class Arena:
         self._lock = threading.Lock()  # the thread that calls the model may place a layer while another one activates
         self._chunk, self._taken = torch.empty(0, dtype=torch.uint8, device="cpu"), 0
 
-    def add(self, content: T, device: torch.device, dtypes: Dtypes) -> Piece[T]:
+    def add(self, content: T, device: torch.device, dtypes: Dtypes | None) -> Piece[T]:
         """Copy the tensors of a layer into a new piece, from which `device` will get them."""
         with self._lock:
             nbytes = sum([_extent(tensor) for _, tensor in content.tensors()])

@@ -25,9 +25,9 @@ from ..errors import ComponentError
 from ..naming.binding import Binding
 from ..naming.places import Target
 from ..strengths.table import FactorRanges, StrengthTable
-from ..tensors import COMPUTING, TensorFields, device_of, plain_mode
+from ..tensors import COMPUTING, TensorFields, device_of, on_cpu, plain_mode
 from ..weights.originals import WeightMark, mark_weight
-from ..weights.readers.base import read_base_weight
+from ..weights.readers.base import holds_values, read_base_weight
 from . import budget, trace
 from .arena import Arena, Dtypes, Piece, all_to_device
 from .budget import Budget, is_out_of_memory
@@ -54,6 +54,13 @@ class PlacementPolicy:
     """Where compiled models have their adapters from stack to stack; None where it may change. See `static.py`."""
     arena: Arena = field(default_factory=Arena)
     """The tensors of one plan in the computer's memory."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapters(TensorFields):
+    """A layer's adapters, in the dtypes of their files."""
+
+    all: tuple[Adapter, ...]
 
 
 P = TypeVar("P", bound=Placement[Any])
@@ -84,20 +91,13 @@ class Resident(ABC, Generic[P]):
         for one in self._bindings:
             if one.whole is not None or type(one.adapter).on is not Adapter.on:
                 self.weight_readers.append(one)
+        self._fused = [one.whole for one in self._bindings if one.whole is not None]
         self._strengths = strengths
         self._static: StaticMemory | None = None
         self._placed: P | None = None
         self._views: Any = None  # of the placed tensors, as calls need them; made by the first call
         self._stays = True
-        self._known: tuple[Adapter, ...] | None = None
-        self.reads_base = False
-        """Whether the placed tensors were computed from the base weight."""
-        self._marks: tuple[WeightMark | None, ...] = ()  # of the weights that were read for these
-
-    @property
-    def device(self) -> torch.device | None:
-        """Return the device on which it is placed; None while it is on none."""
-        return None if self._placed is None else self._placed.device
+        self._marks: tuple[WeightMark | None, ...] = ()  # of the base weights that the tensors were computed from
 
     @abstractmethod
     def run(
@@ -140,8 +140,6 @@ class Resident(ABC, Generic[P]):
     def follow(self, layer: nn.Module, device: torch.device, *, now: bool) -> Waiting | None:
         """Leave the device where the layer was; on the way to the CPU or meta, only the arena's tensors remain.
 
-        What has no copy in the arena is placed.
-
         Args:
             layer: the layer.
             device: where it is.
@@ -165,13 +163,7 @@ class Resident(ABC, Generic[P]):
         if device.type == budget.UNLIMITED:
             self._place(layer, device, (dtype, dtype), "the layer is there")
             return None
-        piece = self._piece_for(layer, device, (dtype, dtype))
-        if piece is not None:
-            return Waiting(self, layer, dtype, piece)
-        self._budget.attempt(device, partial(self._place, layer, device, (dtype, dtype), "the layer is there"))
-        if self.account.streams:
-            self.evict("there is no room to wait")
-        return None
+        return Waiting(self, layer, dtype, self._piece_for(layer, device, (dtype, dtype)))
 
     def converting(self, layer: nn.Module) -> AbstractContextManager[None]:
         """Return a context in which the layer's own `_apply` converts its parameters."""
@@ -179,11 +171,6 @@ class Resident(ABC, Generic[P]):
 
     def before_load(self, layer: nn.Module, state: Mapping[str, Any], prefix: str) -> None:
         """Get ready for other weights, which `load_state_dict` is about to write."""
-
-    def is_stale(self, layer: nn.Module) -> bool:
-        """Tell whether a base weight has changed since something was computed from it, such as by `load_state_dict`."""
-        pairs = zip(self._marks, starmap(mark_weight, self.weights(layer)), strict=False) if self.reads_base else ()
-        return not all(None in (before, now) or before == now for before, now in pairs)
 
     def weights(self, layer: nn.Module) -> list[tuple[nn.Module, str]]:
         """Return the weights that something is computed from when it is placed, and their layers."""
@@ -194,23 +181,28 @@ class Resident(ABC, Generic[P]):
 
     def release(self, layer: nn.Module) -> None:
         """Drop the placed tensors; the file's own tensors stay."""
-        self._known, self._marks, self.reads_base = None, (), False
-        self.evict("it is taken off")
+        self._marks = ()
+        for whole in self._fused:
+            whole.latest = None
         self._piece, self.account.host = None, 0
+        self.evict("it is taken off")
 
-    def rest(self, has_headroom: Callable[[torch.device], bool]) -> None:
-        """Stay on a device that has headroom until its plan is in force again; else leave it."""
-        placed = self._placed
-        if placed is None or placed.device.type == budget.UNLIMITED:
-            return
-        if self._static is not None or not (self._stays and has_headroom(placed.device)):
+    def rest(self, layer: nn.Module, has_headroom: Callable[[torch.device], bool] | None) -> None:
+        """Stay on a device that has headroom until its plan is in force again, else leave it; None is for good."""
+        weights, device = self.weights(layer) if self._marks else (), self.account.device or _CPU
+        if has_headroom is None or None in self._marks or not all(starmap(holds_values, weights)):
+            self.release(layer)  # or a change of a weight might not be noticed
+        elif device.type != budget.UNLIMITED and (self._static or not (self._stays and has_headroom(device))):
             self.evict("others need the room")  # the tensors in the arena stay
 
     def evict(self, why: str = "the call is over") -> None:
         """Drop the placed tensors; the next call places them again. The trace tells why."""
-        placed = self._placed
+        placed, piece = self._placed, self._piece
         if placed is None:
             return
+        if piece is not None and piece.dtypes is None and placed.device.type != budget.UNLIMITED:
+            # so that it is not computed again
+            self._set_piece(placed.content, placed.device, (placed.dtype, placed.input_dtype))
         if trace.moves:
             self._trace_move(placed, why, leaves=True)
         self._placed = self._views = None
@@ -230,7 +222,7 @@ class Resident(ABC, Generic[P]):
     def _in_training(self, layer: nn.Module, placed: P) -> P:
         """Return a placement for one call, in which autograd follows what adapters compute from the base weight."""
         dtypes = placed.dtype, placed.input_dtype
-        content = self._content(self._adapters(layer, anew=True), placed.device, dtypes)
+        content = self._content(self._adapters(layer), placed.device, dtypes)
         return self._placement(content, placed.device, dtypes)
 
     @uncompiled  # it reads files and keeps accounts
@@ -239,7 +231,7 @@ class Resident(ABC, Generic[P]):
             return self._place(layer, device, dtypes, "its input is there")
 
     def _place(self, layer: nn.Module, device: torch.device, dtypes: Dtypes, why: str) -> P:
-        """Place from the arena, which gets the tensors first; on the CPU, and of base weights, in place.
+        """Place from the arena, which gets the tensors first; on the CPU, in place.
 
         Raises:
             FileError: a file changed on disk.
@@ -247,12 +239,12 @@ class Resident(ABC, Generic[P]):
         """
         if self._placed is not None:
             self.evict("another place or dtype is needed")  # never more at once than may stay
-        piece = None if device.type == budget.UNLIMITED else self._piece_for(layer, device, dtypes)
-        if piece is not None:
-            return self._keep(layer, next(all_to_device([piece], device)), device, dtypes, why)
-        content = self._content(self._adapters(layer), device, dtypes)
-        if not self._stays and device.type != budget.UNLIMITED:
-            self._set_piece(content, device, dtypes)  # it comes and goes
+        if device.type == budget.UNLIMITED:
+            return self._keep(layer, self._content(self._adapters(layer), device, dtypes), device, dtypes, why)
+        piece = self._piece_for(layer, device, dtypes)
+        content = next(all_to_device([piece], device))
+        if piece.dtypes is None:
+            content = self._content(self._adapters(layer, content.all), device, dtypes)
         return self._keep(layer, content, device, dtypes, why)
 
     def _keep(self, layer: nn.Module, content: TensorFields, device: torch.device, dtypes: Dtypes, why: str) -> P:
@@ -267,18 +259,18 @@ class Resident(ABC, Generic[P]):
         self._placed = placed
         return placed
 
-    def _piece_for(self, layer: nn.Module, device: torch.device, dtypes: Dtypes) -> Piece[Any] | None:
-        """Have the tensors for a device in the arena; return None where they are made on it, of the base weight."""
+    def _piece_for(self, layer: nn.Module, device: torch.device, dtypes: Dtypes) -> Piece[Any]:
+        """Have the tensors for a device in the arena, or where the base weight is there, the adapters that read it."""
         piece, dtypes = self._piece, self._dtypes or dtypes
-        if piece is not None and piece.dtypes == dtypes:
+        if piece is not None and piece.dtypes in (None, dtypes):
             return piece
         self._piece, self.account.host = None, 0
-        adapters = () if self.reads_base else self._adapters(layer)  # which tells whether they read the base weight
-        if self.reads_base:
-            return None
-        return self._set_piece(self._content(adapters, _CPU, dtypes), device, dtypes)
+        if self.weight_readers and not (self._fused or self._in_order) and device_of(layer) == device:
+            copies = Adapters(tuple([one.file.private(one.adapter) for one in self._bindings]))
+            return self._set_piece(copies, device, None)
+        return self._set_piece(self._content(self._adapters(layer), _CPU, dtypes), device, dtypes)
 
-    def _set_piece(self, content: Any, device: torch.device, dtypes: Dtypes) -> Piece[Any]:
+    def _set_piece(self, content: Any, device: torch.device, dtypes: Dtypes | None) -> Piece[Any]:
         self._piece = piece = self._arena.add(content, device, dtypes)
         self.account.host = piece.nbytes
         return piece
@@ -290,38 +282,25 @@ class Resident(ABC, Generic[P]):
         way = f"{placed.device} -> {home}" if leaves else f"{home} -> {placed.device}"
         trace.move("%s.%s: %s: %s, %d bytes: %s", self.component, target.path, names, way, placed.content.nbytes, why)
 
-    def _adapters(self, layer: nn.Module, *, anew: bool = False) -> Sequence[Adapter]:
+    def _adapters(self, layer: nn.Module, copies: Sequence[Adapter] = ()) -> list[Adapter]:
         """Return the adapters, which know the base weight as far as they need it; it is read once for all of them.
 
-        `anew` reads it again, and keeps nothing.
+        Without `copies` of them on the weight's device, they are read from their files.
 
         Raises:
             FileError: a file changed on disk.
         """
-        known, found = self._known, list[Adapter]()  # read once: another thread may take the executor off
-        known = None if anew else known
-        if known is not None:
-            for adapter, one in zip(known, self._bindings, strict=True):
-                found.append(one.file.private(adapter))
-            return found
-        weights: dict[str, Tensor] = {}
-        kept = list[Adapter]()
-        for one in self._bindings:
-            if one.whole is None:
-                copy = adapter = one.file.private(one.adapter)
-                if type(copy).on is not Adapter.on and not self._in_order:
-                    adapter = copy.on(partial(_read, layer, one.target, weights), one.rank)
-                reads = adapter is not copy
-            else:
-                adapter, reads = one.whole.known(one.adapter, one.rank, one.file.private), True
+        found, weights = list[Adapter](), dict[str, Tensor]()
+        for i, one in enumerate(self._bindings):
+            if one.whole is not None:
+                found.append(one.whole.known(one.adapter, one.rank, one.file.private))
+                continue
+            adapter = copies[i] if copies else one.file.private(one.adapter)
+            if type(adapter).on is not Adapter.on and not self._in_order:
+                adapter = adapter.on(partial(_read, layer, one.target, weights), one.rank)
             found.append(adapter)
-            # what needs nothing of the weight is read again for the next placement, and takes no memory until then
-            kept.append(adapter if reads else one.adapter)
-            self.reads_base |= reads
-        if anew:
-            return found
-        self._known = tuple(kept)
-        self._marks = tuple(starmap(mark_weight, self.weights(layer))) if self.reads_base else ()
+        if not torch.is_grad_enabled():  # in training, nothing of it is kept
+            self._marks = tuple(starmap(mark_weight, self.weights(layer))) if weights or self._fused else ()
         return found
 
 
@@ -369,11 +348,32 @@ def _place_group(group: Sequence[Waiting], device: torch.device) -> None:
             fitting.append(one)
 
     def place() -> None:
-        contents = [*all_to_device([one.piece for one in fitting], device)]
-        for (resident, layer, dtype, _), content in zip(fitting, contents, strict=True):
+        contents = all_to_device([one.piece for one in fitting], device)
+        for (resident, layer, dtype, piece), content in zip(fitting, contents, strict=True):
+            if piece.dtypes is None:
+                content = resident._content(resident._adapters(layer, content.all), device, (dtype, dtype))
             resident._keep(layer, content, device, (dtype, dtype), "the layer is there")
+            if resident.account.streams:  # it takes more than its adapters
+                resident.evict("there is no room to wait")
 
     of_engine.attempt(device, place)
+
+
+def drop_stale(executors: Mapping[nn.Module, Resident[Any]], *, surely: bool) -> None:
+    """Drop the results of base weights that have changed, and `surely` those of weights that are elsewhere now."""
+    owners, samples = list[nn.Module](), list[Tensor]()
+    for layer, executor in executors.items():
+        weights = executor.weights(layer) if executor._marks and not executor.merges else ()
+        for before, now in zip(executor._marks, starmap(mark_weight, weights), strict=False):
+            if before is not None and now is not None and before[0] == now[0]:
+                owners.append(layer)
+                samples += before[1], now[1]
+            elif surely or None not in (before, now):
+                executor.release(layer)
+    found = on_cpu(samples)
+    for layer, one, other in zip(owners, found[::2], found[1::2], strict=True):
+        if not torch.equal(one.view(torch.uint8), other.view(torch.uint8)):  # NaN equals itself, too
+            executors[layer].release(layer)
 
 
 def _computing_dtype(layer: nn.Module, device: torch.device) -> torch.dtype | None:

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -78,14 +78,14 @@ class Checkpoint:
 
 _SAMPLES = 64
 
-WeightMark = tuple[int | None, bytes]
-"""A base weight at the time it was read: its version counter and some of its numbers."""
+WeightMark: TypeAlias = tuple[int | None, Tensor]
+"""A base weight at the time it was read: its version counter and some of its numbers, on its device."""
 
 
 def mark_weight(layer: nn.Module, param: str) -> WeightMark | None:
-    """Return the mark of a weight as it is stored now; None if its numbers are elsewhere."""
+    """Return the mark of a weight as it is stored now, without a wait; None if its numbers are elsewhere."""
     weight = stored(layer, param)
-    samples = None if weight is None else samples_of(weight)
+    samples = None if weight is None else _sampled(weight)
     return None if weight is None or samples is None else (version_of(weight), samples)
 
 
@@ -130,6 +130,12 @@ def version_of(weight: Tensor) -> int | None:
 
 def samples_of(weight: Tensor) -> bytes | None:
     """Return some of the numbers of a weight, which waits for its device; None if they are elsewhere."""
+    samples = _sampled(weight)
+    return None if samples is None else bytes(samples.to("cpu").view(torch.uint8).tolist())
+
+
+def _sampled(weight: Tensor) -> Tensor | None:
+    """Return some of the numbers of a weight, on its device; None if they are elsewhere."""
     while is_wrapper(weight):
         inner: Any = weight
         weight = getattr(inner, inner.__tensor_flatten__()[0][0])
@@ -138,5 +144,6 @@ def samples_of(weight: Tensor) -> bytes | None:
         return None
     span = 1 + sum((size - 1) * stride for size, stride in zip(weight.shape, weight.stride(), strict=True))
     count = min(span, _SAMPLES)
-    samples = weight.data.as_strided((count,), (span // count,), weight.storage_offset())
-    return bytes(samples.to("cpu", copy=True).view(torch.uint8).tolist())
+    step = (span // count - 1) | 1  # an odd one, or all would be in one column
+    samples = weight.data.as_strided((count,), (step,), weight.storage_offset())
+    return (samples.view(torch.uint8) if samples.element_size() == 1 else samples).clone()  # torch stacks no float8

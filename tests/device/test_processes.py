@@ -136,7 +136,9 @@ def test_one_component_over_two_devices(first: str, file: Path, device: torch.de
         for strength in (1.0, 1.1, 0.0, 1.0):
             engine.set_multiplier(0, strength)
             assert near(call(model, inputs, main), exactly(file, strength))
-        assert len({slot.executor.device for slot in map(slot_of, model.modules()) if slot and slot.executor}) == 2
+        assert (
+            len({slot.executor.account.device for slot in map(slot_of, model.modules()) if slot and slot.executor}) == 2
+        )
         engine.deactivate()
         assert_same(call(model, inputs, main), base)
     assert fingerprint(model) == before

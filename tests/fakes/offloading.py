@@ -75,7 +75,7 @@ def ways(module: nn.Module) -> dict[str, LowRankExecutor]:
 
 
 def placed_on(module: nn.Module) -> set[torch.device | None]:
-    return {way.device for way in ways(module).values()}
+    return {way.account.device for way in ways(module).values()}
 
 
 def same_function(bound: Callable[..., object], function: Callable[..., object]) -> bool:

@@ -335,7 +335,7 @@ def test_adapters_follow_a_layer_with_a_forward_of_its_own(path: Path) -> None:
         model = Model(with_own_forward(dense_layer()))
         engine = engine_for(model, path)
         model.to(device())
-        assert hooks.slot_of(model.layer).executor.device == device(), "before the first call"
+        assert hooks.slot_of(model.layer).executor.account.device == device(), "before the first call"
         engine.deactivate()
 
 

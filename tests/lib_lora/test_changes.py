@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from lib_lora import Engine, Entry, Stack, load_network
+from lib_lora.adapters.dora import DoRA
 from lib_lora.execution import hooks
 from lib_lora.naming.index import LayerIndex
 from tests.fakes.accelerator import device, simulated
@@ -239,23 +241,52 @@ def test_what_was_computed_from_weights_follows_a_state_dict(files, mode, assign
     assert off(started.pipeline.picture(), right_picture(started.shadow, {})[0]) < EXACT
 
 
-@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
-@pytest.mark.parametrize("norm", [torch.nn.utils.weight_norm, torch.nn.utils.spectral_norm])
-def test_what_was_computed_from_weights_that_hooks_compute_follows_a_state_dict(norm, tmp_path):
-    """As torch's former normalizations do it at each call, so that the weight beside them is of the call before."""
+def with_dora(model: nn.Module, folder: Path) -> tuple[Stack, Callable[[nn.Linear], Tensor]]:
+    """Return a DoRA on the only layer of a model, and what computes the right weight of a layer with it."""
     sample = next(sample for sample in SAMPLES if sample.name == "dora by rows")
-    model, shadow = (nn.Sequential(norm(seeded(nn.Linear(8, 8), 1))).requires_grad_(False).eval() for _ in range(2))
-    path, tensors = sample.write(tmp_path, (8, 8), layer="0")
-    engine, x = Engine({"unet": model}), torch.ones(1, 8)
-    engine.activate(Stack([Entry(path)]))
-    for factor in (1.0, 2.0):
-        state = {name: factor * value for name, value in model.state_dict().items()}
-        for one in (model, shadow):
-            one.load_state_dict(state)
-        got = model(x)
-        shadow(x)  # which computes its weight
-        right = nn.functional.linear(x.double(), sample.weight(tensors, shadow[0].weight, 1.0), shadow[0].bias.double())
-        assert off(got, right) < EXACT
+    path, tensors = sample.write(folder, tuple(model[0].weight.shape), layer="0")
+    return Stack([Entry(path)]), lambda layer: sample.weight(tensors, layer.weight, 1.0)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_what_was_computed_from_weights_that_hooks_compute_follows_a_state_dict(tmp_path):
+    """As torch's former normalizations do it at each call, so that the weight beside them is of the call before."""
+    for norm in (torch.nn.utils.weight_norm, torch.nn.utils.spectral_norm):
+        model, shadow = (nn.Sequential(norm(seeded(nn.Linear(8, 8), 1))).requires_grad_(False).eval() for _ in range(2))
+        (folder := tmp_path / norm.__name__).mkdir()
+        stack, right = with_dora(model, folder)
+        engine, x = Engine({"unet": model}), torch.ones(1, 8)
+        engine.activate(stack)
+        for factor in (1.0, 2.0):
+            state = {name: factor * value for name, value in model.state_dict().items()}
+            for one in (model, shadow):
+                one.load_state_dict(state)
+            got = model(x)
+            shadow(x)  # which computes its weight
+            assert off(got, nn.functional.linear(x.double(), right(shadow[0]), shadow[0].bias.double())) < EXACT
+
+
+def test_norms_follow_numbers_that_are_written_past_the_version_and_outlive_moves_and_other_stacks(
+    tmp_path, monkeypatch
+):
+    """ComfyUI's hooks write so. The first column stays, of which alone numbers were compared once."""
+    model, norms, sigma = nn.Sequential(nn.Linear(128, 128)).requires_grad_(False), [], DoRA._sigma
+    monkeypatch.setattr(DoRA, "_sigma", lambda self, *rest: norms.append(self) or sigma(self, *rest))
+    stack, right = with_dora(model, tmp_path)
+    x = torch.ones(1, 128)
+    with simulated():
+        for limit in (None, 0):  # with 0, what was computed is copied for each call
+            with Engine({"unet": model.to(device())}, device_budget=limit) as engine:
+                for factor, reads in ((1.0, 1), (1.0, 0), (1.5, 1), (1.0, 0)):
+                    norms.clear()
+                    model.to("cpu")[0].weight.data[:, 1:] *= factor
+                    wanted = nn.functional.linear(x.double(), right(model[0]), model[0].bias.double())
+                    model.to(device())
+                    with engine.active(stack):
+                        for _ in range(2):
+                            assert off(model(x.to(device())).cpu(), wanted) < EXACT
+                            model.to("cpu").to(device())
+                    assert len(norms) == reads
 
 
 def test_a_merged_weight_that_was_written_to_is_said_at_the_call(files, caplog):

@@ -110,9 +110,20 @@ def test_an_input_that_is_not_contiguous_is_not_copied(rows) -> None:
     assert "clone" not in sdxl(rows, "steady step")["operations_beside"]
 
 
-@pytest.mark.parametrize("phase", ["change of strength", "moment of a schedule"])
-def test_a_change_of_strength_makes_no_waiting_copy(rows, phase) -> None:
-    assert sdxl(rows, phase)["copies_waiting"] == 0
+def test_a_change_of_strength_makes_no_waiting_copy(rows) -> None:
+    for phase in ("change of strength", "moment of a schedule"):
+        assert sdxl(rows, phase)["copies_waiting"] == 0
+
+
+def test_runs_with_a_dora_compute_norms_once_and_wait_once_to_compare_weights(rows) -> None:
+    first, *others = (row for row in rows if row["case"] == "dora")
+    assert (first["copies_waiting"], first["waits"]) == (0, 0)
+    assert first["copies_passing"] <= FEW
+    assert len(others) == 3
+    for row in others:
+        assert row["copies_waiting"] + row["waits"] == 1
+        assert row["copies_passing"] <= 1
+        assert row["kernels_beside"] < first["kernels_beside"] / 2
 
 
 @pytest.mark.parametrize("loras", [1, 2])

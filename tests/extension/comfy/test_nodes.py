@@ -102,6 +102,7 @@ def test_a_compiled_module_that_another_clone_left_is_not_taken_for_the_denoiser
     del compiled, on_it, one
     gc.collect()  # ComfyUI forgets the clone
     assert all(map(torch.equal, beside.sample(X, SIGMAS), want))
+    torch._dynamo.reset()  # or the class counts as compiled in other tests
 
 
 def test_a_stack_replaces_the_former_one(nodes: Any, model: Patcher) -> None:
@@ -226,6 +227,9 @@ def test_a_mask_limits_a_lora_to_a_region(nodes: Any, model: Patcher) -> None:
     out = left.sample(X, SIGMAS)[0]
     torch.testing.assert_close(out[..., 2:], before[..., 2:])
     torch.testing.assert_close(out[..., :2], full.sample(X, SIGMAS)[0][..., :2])
+    (entry,) = rows(nodes, "a.safetensors", mask=torch.ones(2, 3000, 16))  # which is scaled down
+    assert isinstance(entry.multiplier, Strength)
+    assert entry.multiplier.region == Region(16, 1024, b"\xff" * 16 * 1024)
 
 
 def test_text_encoders_have_the_stack_of_their_clone(nodes: Any, model: Patcher, clip: Clip) -> None:
@@ -338,12 +342,6 @@ def test_a_list_of_block_weights_reaches_the_text_encoders(nodes: Any, model: Pa
         torch.testing.assert_close(with_lora.sample(X, SIGMAS), same.sample(X, SIGMAS))
 
 
-def test_a_large_mask_is_scaled_down(nodes: Any) -> None:
-    (entry,) = rows(nodes, "a.safetensors", mask=torch.ones(2, 3000, 16))
-    assert isinstance(entry.multiplier, Strength)
-    assert entry.multiplier.region == Region(16, 1024, b"\xff" * 16 * 1024)
-
-
 def test_a_changed_file_runs_again_and_a_changed_strength_reads_nothing(
     nodes: Any, model: Patcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -408,6 +406,57 @@ def test_dora_reads_the_weights_once_also_of_gguf(
     change = whole / whole.norm(dim=1, keepdim=True) - base
     wanted = torch.einsum("oi,bihw->bohw", change, torch.cat([X, X]).double())
     torch.testing.assert_close((out - before).double(), wanted, atol=1e-6, rtol=1e-5)
+    monkeypatch.setattr(packed, "get_weight", lambda *_: base.float() + 1, raising=False)  # as Load LoRA patches it
+    with_lora.sample(X, SIGMAS)
+    torch.testing.assert_close(read[-1].double(), base + 1, atol=1e-6, rtol=0)
+
+
+def test_norms_are_computed_once_for_weights_that_stay_and_again_for_others(
+    nodes: Any, model: Patcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = load_file(lora(tmp_path / "dora.safetensors", layers=[UNET]))
+    save(tmp_path / "dora.safetensors", tensors | {f"{UNET}.dora_scale": torch.full((8, 1), 2.0)})
+    read, sigma = list[Tensor](), DoRA._sigma
+    monkeypatch.setattr(DoRA, "_sigma", lambda self, weight, *rest: read.append(weight) or sigma(self, weight, *rest))
+    layer = model.model.diffusion_model.input_blocks[1][1]["transformer_blocks"][0].attn1["to_q"].requires_grad_(False)
+
+    def right(out: Tensor, strength: float, base: Tensor) -> bool:
+        base = base.double()
+        whole = base + tensors[f"{UNET}.lora_up.weight"].double() @ tensors[f"{UNET}.lora_down.weight"].double()
+        weight = base + strength * (2 * whole / whole.norm(dim=1, keepdim=True) - base)
+        return torch.allclose(
+            out.double(), torch.einsum("oi,bihw->bohw", weight, torch.cat([X, X]).double()), atol=1e-4
+        )
+
+    def runs(strength: float, reads: int) -> Patcher:
+        read.clear()
+        with_lora, _ = applied(nodes, model, "dora.safetensors", strength=strength)
+        assert all(right(out, strength, layer.weight) for out in with_lora.sample(X, SIGMAS))
+        assert len(read) == reads
+        return with_lora
+
+    runs(1.0, reads=1)
+    runs(0.5, reads=0)
+    applied(nodes, model, "a.safetensors")[0].sample(X, SIGMAS)  # another branch
+    runs(0.5, reads=0)
+    loaded = layer.weight
+    layer.weight.data.copy_(2 * layer.weight)  # Load LoRA writes so, or puts another parameter there
+    runs(0.5, reads=1)
+    layer.weight = torch.nn.Parameter(loaded / 2, requires_grad=False)
+    last = runs(0.5, reads=1)
+    hooked, after = [layer.weight * factor for factor in (1, 2, 2, 3)], layer.weight
+
+    def with_hook(predict: Callable[[Tensor], None], sigmas: Tensor) -> None:
+        for weight, sigma in zip(hooked, sigmas, strict=False):
+            layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+            predict(sigma)
+
+    out = last.sample(X, SIGMAS, sampler=with_hook)
+    assert all(right(one, 0.5, weight) for one, weight in zip(out, hooked, strict=True))
+    layer.weight = after
+    runs(0.5, reads=1)
+    last.detach()
+    runs(0.5, reads=1)  # it was unloaded
 
 
 def test_comfyui_counts_the_adapters_among_what_a_run_needs(nodes: Any, model: Patcher) -> None:

@@ -294,7 +294,7 @@ def test_one_component_over_two_devices(order: str, expected: Expected, accelera
         assert_same(call(unet, expected.inputs, accelerator), expected.full)
         assert placed_on(unet) == {accelerator, device(1)}
         for path, way in ways(unet).items():
-            assert way.device == unet.get_submodule(path).weight.device
+            assert way.account.device == unet.get_submodule(path).weight.device
         engine.set_multiplier(0, 0.5)
         assert_same(call(unet, expected.inputs, accelerator), expected.half)
         engine.deactivate()

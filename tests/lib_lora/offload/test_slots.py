@@ -104,7 +104,7 @@ class TestResidency:
             call(unet, expected.inputs, accelerator)
             for path, way in ways(unet).items():
                 spilled = unet.get_submodule(path).weight.device.type == "meta"
-                assert way.device == (None if spilled else accelerator), path
+                assert way.account.device == (None if spilled else accelerator), path
             assert None in placed_on(unet)
 
     @pytest.mark.parametrize("scheme", ["resident", "model", "dispatched", "balanced"])
@@ -131,7 +131,7 @@ class TestResidency:
             call(unet, expected.inputs, accelerator)
             for path, way in ways(unet).items():
                 if unet.get_submodule(path).weight.device == CPU:
-                    assert way.device != accelerator, path
+                    assert way.account.device != accelerator, path
         assert accelerator not in placed_on(unet)
 
     def test_leaving_the_device_copies_nothing(
@@ -170,4 +170,4 @@ class TestResidency:
         layer.to(torch.float8_e4m3fn)
         assert ways(unet)["conv_in"]._placed in (placed, None)
         layer.to("meta")
-        assert ways(unet)["conv_in"].device is None
+        assert ways(unet)["conv_in"].account.device is None
