@@ -62,9 +62,13 @@ class Arena:
             chunk, start = self._chunk, self._taken
 
             def put(tensor: Tensor) -> Tensor:
-                first = self._taken // tensor.element_size()
+                first, strides = self._taken // tensor.element_size(), tensor.stride()
                 self._taken += _extent(tensor)
-                return copied(tensor, chunk.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), first))
+                place = chunk.view(tensor.dtype).as_strided(tensor.shape, strides, first)
+                # an expanded tensor has its numbers once
+                once = [min(size, 1) if not stride else size for size, stride in zip(place.shape, strides, strict=True)]
+                copied(tensor.as_strided(once, strides), place.as_strided(once, strides, first))
+                return place
 
             return Piece(content.mapped(put), chunk, start, self._taken, dtypes)
 

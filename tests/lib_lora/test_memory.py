@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -16,7 +17,7 @@ from torch import nn
 
 from lib_lora import Engine, Entry, Stack
 from lib_lora.execution.hooks import slot_of
-from lib_lora.placement.arena import Piece
+from lib_lora.placement.arena import Arena, Piece
 from lib_lora.placement.budget import Budget
 from lib_lora.placement.storage import Placement
 from lib_lora.tensors import TensorFields
@@ -197,3 +198,15 @@ def test_compiled_layers_stay_or_stream(files, model, monkeypatch):
     y = kept[1](kept[0](x))
     torch.testing.assert_close(y, model[:2](x))
     assert counter.frame_count == compiled <= 2
+
+
+@dataclass(frozen=True)
+class Expanded(TensorFields):
+    numbers: torch.Tensor
+
+
+def test_an_expanded_tensor_is_in_the_arena_once():
+    numbers = torch.tensor([[1.0], [2.0]]).expand(2, 5000)
+    piece = Arena().add(Expanded(numbers), torch.device("cpu"), None)
+    assert torch.equal(piece.content.numbers, numbers)
+    assert piece.nbytes < 1000
