@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
 from lib_lora import LoraError
@@ -160,7 +161,7 @@ class CopyFinder:
         return Compared(tuple(group for group in groups if len(group) > 1), tuple(merges), tuple(superseded))
 
     def standings(self, file: CatalogFile) -> Mapping[str, Standing]:
-        """Return where each figure of a file is among those of the other files of its family, as far as they are read.
+        """Compare each figure of a file with the other files of its family that have been read.
 
         Nothing without the file's own figures.
         """
@@ -264,7 +265,7 @@ class CopyFinder:
         self._compare()
 
     def _sketch(self, file: CatalogFile) -> None:
-        from lib_lora.inspection.figures import VERSION, figures_by_factors
+        from lib_lora.inspection.figures import figures_by_factors
         from lib_lora.inspection.layers import layers_of
         from lib_lora.inspection.sketches import sketch
 
@@ -272,7 +273,7 @@ class CopyFinder:
         try:
             layers, row = layers_of(file.path), self._files.index.get(file)
             made = row.sketch if row is not None and row.sketch else sketch(layers, self._step).to_bytes()
-            figures = f"{VERSION} {json.dumps(figures_by_factors(layers, self._step))}"
+            figures = f"{_beginning()}{json.dumps(figures_by_factors(layers, self._step))}"
         except LoraError as error:
             self._left_out[file] = str(error)
         except _SearchEnded:
@@ -322,9 +323,15 @@ def _family(row: Row) -> str | None:
 
 def _is_read(row: Row) -> bool:
     """Return whether a file has a sketch, and figures of this version."""
+    return bool(row.sketch) and row.figures.startswith(_beginning())
+
+
+@cache
+def _beginning() -> str:
+    """Return how the stored figures of this version begin."""
     from lib_lora.inspection.figures import VERSION
 
-    return bool(row.sketch) and row.figures.partition(" ")[0] == str(VERSION)
+    return f"{VERSION} "
 
 
 def _figures(row: Row) -> dict[str, float]:

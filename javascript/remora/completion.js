@@ -411,7 +411,7 @@ export class Names {
         /** @type {Pick<Catalog, "all" | "families">} */
         this.known = {all: [], families: {}}; // the lists that were read
         /** @type {{sought: string, entries: Entry[]}[]} */
-        this.narrowed = []; // all, the most used first; then those of them that what is typed leaves
+        this.narrowed = []; // all entries, the most used first; then the ones that match the text so far
     }
 
     read() {

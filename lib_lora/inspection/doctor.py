@@ -102,7 +102,7 @@ def report(options: argparse.Namespace) -> str:
 
 
 def _places(folder: Path | None, files: Sequence[FileLayers]) -> list[dict[str, Standing]]:
-    """Return where files stand among those of a folder; nowhere without one.
+    """Compare the figures of files with the files of a folder; return nothing without a folder.
 
     Raises:
         LoraError: there is no such folder, or a file changed on disk.

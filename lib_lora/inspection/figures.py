@@ -19,7 +19,7 @@ from .sketches import has_factors
 
 Figures: TypeAlias = Mapping[str, float]
 VERSION = 1
-"""Of what the figures mean; those of another version are made again."""
+"""Rises when a figure changes its meaning; figures of another version are computed again."""
 SPIKE = 0.8
 """A layer has a spike where one singular value has this share of its energy."""
 KEPT = 0.99
@@ -85,7 +85,7 @@ def figures_by_factors(file: FileLayers, progress: Progress = unheard) -> dict[s
 
 
 def standings(own: Figures, others: Iterable[Figures]) -> dict[str, Standing]:
-    """Return where each figure of a file is among those of other files that have it."""
+    """Compare each figure of a file with the other files that have it."""
     every = list(others)
     found = {}
     for name, value in own.items():
@@ -95,7 +95,7 @@ def standings(own: Figures, others: Iterable[Figures]) -> dict[str, Standing]:
 
 
 def standings_in(folder: Path, files: Sequence[FileLayers]) -> list[dict[str, Standing]]:
-    """Return where each file stands among the others for the same model in a folder and the folders in it.
+    """Compare each file with the others for the same model in a folder and the folders in it.
 
     What is no LoRA there is left out. A file of an unknown model stands nowhere.
 
@@ -106,17 +106,18 @@ def standings_in(folder: Path, files: Sequence[FileLayers]) -> list[dict[str, St
     Raises:
         FileError: one of `files` changed on disk.
     """
-    others = list[tuple[Path, str, Figures]]()
+    own = {file.report.path.resolve(): figures_by_factors(file) for file in files}
+    families, others = set(map(_family, files)), list[tuple[Path, str, Figures]]()
     for path in sorted(folder.rglob("*.safetensors")):
         with suppress(LoraError):
-            opened = layers_of(path)
+            opened, place = layers_of(path), path.resolve()
             family = _family(opened)
-            if family is not None and family in map(_family, files):
-                others.append((path.resolve(), family, figures_by_factors(opened)))
+            if family is not None and family in families:
+                others.append((place, family, own[place] if place in own else figures_by_factors(opened)))
     found = []
     for file in files:
-        own, place = figures_by_factors(file), file.report.path.resolve()
-        found.append(standings(own, [one for path, of, one in others if path != place and of == _family(file)]))
+        place, family = file.report.path.resolve(), _family(file)
+        found.append(standings(own[place], [one for path, of, one in others if path != place and of == family]))
     return found
 
 

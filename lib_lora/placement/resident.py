@@ -360,7 +360,7 @@ def _place_group(group: Sequence[Waiting], device: torch.device) -> None:
 
 
 def drop_stale(executors: Mapping[nn.Module, Resident[Any]], *, surely: bool) -> None:
-    """Drop the results of base weights that have changed, and `surely` those of weights that are elsewhere now."""
+    """Drop the results of base weights that have changed; `surely` also if a weight is elsewhere now."""
     owners, samples = list[nn.Module](), list[Tensor]()
     for layer, executor in executors.items():
         weights = executor.weights(layer) if executor._marks and not executor.merges else ()

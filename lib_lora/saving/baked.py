@@ -184,7 +184,7 @@ def _changes(stack: Stack, model: ModelFiles, moment: Moment | None, combination
     Raises:
         FileError: a weight is quantized, or the stack does not fit.
     """
-    gguf = [next(iter(model.names)) for file in model.files if isinstance(file, GGUFFile)]
+    gguf = [StoredTensor(file, next(iter(file.infos))) for file in model.files if isinstance(file, GGUFFile)]
     packed = gguf + [one for name in model.components if role(name) == DENOISER and (one := model.quantized(name))]
     for one in packed:
         raise FileError(one.file.path, f"its weights are quantized ({one.key}), and cannot be baked into; {_QUANTIZED}")

@@ -1,4 +1,4 @@
-"""Which files a model that is written again has: those of its source, or shards of a size."""
+"""The files of a model that is written again: the files of its source, or shards of a size."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ..errors import FileError, printed
 from ..files.file import AdapterFile
 from .model_files import INDEX, ModelFiles
 from .packings.base import StoredTensor
+from .writing import SUFFIX
 
 _SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}(\.\w+)?")
 """The stem of a shard's name; behind its number may be a precision."""
@@ -56,7 +57,7 @@ class Layout(NamedTuple):
         for base, sources in groups.items():
             shards = _shards(_tensors(sources), shard_size)
             names = [f"{base.name}-{i + 1:0{_DIGITS}}-of-{len(shards):0{_DIGITS}}" for i in range(len(shards))]
-            places = [base.with_name(f"{one}.safetensors") for one in (names if len(shards) > 1 else [base.name])]
+            places = [base.with_name(one + SUFFIX) for one in (names if len(shards) > 1 else [base.name])]
             found += [NewFile(place, sources[0], one) for place, one in zip(places, shards, strict=True)]
             if len(shards) > 1:
                 indexes[base.with_name(f"{base.name}{INDEX}")] = _index(places, shards)

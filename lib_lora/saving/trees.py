@@ -22,7 +22,7 @@ from ..naming.places import Place, Target
 from .difference import Difference, Magnitude
 
 Reader = Literal["kohya", "comfy", "diffusers"]
-"""Whose names a file has: kohya's (sd-scripts and musubi-tuner), ComfyUI's, or those of diffusers."""
+"""The program that a file is named for: kohya is sd-scripts and musubi-tuner."""
 
 
 class ChangedWeight(Protocol):

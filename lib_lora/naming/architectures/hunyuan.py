@@ -99,7 +99,7 @@ def _names(embedders: Mapping[str, str], double: Names, more: Names) -> Names:
 
 
 def _comfy(embedders: Mapping[str, str]) -> tuple[Alias, ...]:
-    """Return ComfyUI's names of a family: the blocks have those of Flux."""
+    """Return ComfyUI's names of a family, whose blocks are named as in Flux."""
     pairs = {**embedders, **_TEXT}.items()
     numbers = {name: own for one in pairs for name, own in linears(*one, _LAYERS).items()}
     return (*FLUX_BLOCKS, *aliases(DENOISER, {**_COMFY, **numbers}))

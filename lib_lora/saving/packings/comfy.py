@@ -1,6 +1,6 @@
 """ComfyUI's quantized weights: int8, NVFP4 and MXFP8.
 
-Each layer has its format as JSON in `comfy_quant`, or the header has those of all layers. Source: ComfyUI
+Each layer has its format as JSON in `comfy_quant`, or the header has the formats of all layers. Source: ComfyUI
 comfy/quant_ops.py, and comfy-kitchen comfy_kitchen/tensor/ and comfy_kitchen/backends/eager/quantization.py. Weights
 that were rotated before, or that are multiplied with scales of their inputs, are not read.
 """
