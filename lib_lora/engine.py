@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from .compiler import missed_changes, misses_changes
+from .compiler import missed_changes, misses_changes, uncompiled
 from .errors import (
     ActivationError,
     ArgumentError,
@@ -139,7 +139,8 @@ class Engine(NotCopied):
         leave = ExitStack()  # in reverse
         for take_off in (self._hooked.close, partial(self._watch.end, {}), self._calls.unhook):
             leave.callback(take_off)
-        self._finalizer = weakref.finalize(self, leave.close)
+        # an engine may be collected while a compiled model runs, and the compiler takes all that runs then
+        self._finalizer = weakref.finalize(self, uncompiled(leave.close))
         self.components = dict(components)
 
     @classmethod

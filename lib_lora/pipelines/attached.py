@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from ..compiler import uncompiled
 from ..engine import Engine
 from ..errors import ActivationError, ArgumentError, ComponentError, FileError, StackError, check_type, shown
 from ..files.sources import Source, name_of, path_of
@@ -157,7 +158,8 @@ class PipelineEngine(Engine):
         """Return the path of a file for tensors that are in no file; its folder goes with the LoRA."""
         folder = Path(mkdtemp(prefix="lib_lora-"))
         path = folder / f"{''.join([c if c.isalnum() or c in '-_. ' else '_' for c in name])[:80]}.safetensors"
-        self._own_files[path] = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        delete = uncompiled(shutil.rmtree)  # as the finalizer of `Engine`
+        self._own_files[path] = weakref.finalize(self, delete, folder, ignore_errors=True)
         return path
 
     def _delete_own_files(self) -> None:

@@ -58,6 +58,22 @@ def test_strengths_removal_and_swap_are_seen_by_compiled_code(tmp_path):
     assert counter.frame_count == 2, "neither strength, nor swap, nor removal compiled again"
 
 
+@torch.no_grad()
+def test_an_engine_that_is_collected_while_a_graph_runs_leaves_the_model(tmp_path):
+    torch._dynamo.reset()
+    frames = pytest.importorskip("torch._dynamo.eval_frame")
+    model, x = nn.Sequential(nn.Linear(8, 8)).requires_grad_(False), torch.randn(3, 8)
+    plain, engine = model(x), Engine({"unet": model})
+    engine.activate(Stack([Entry(save(tmp_path / "a.safetensors", pair("lora_unet_0", (8, 8), 4)))]))
+    assert not torch.equal(model(x), plain)
+    former = frames.set_eval_frame(torch._dynamo.optimize("eager", nopython=True).callback)  # all that runs is compiled
+    try:
+        engine._finalizer()
+    finally:
+        frames.set_eval_frame(former)
+    assert torch.equal(model(x), plain)
+
+
 @pytest.fixture
 def no_guards_of_modules(monkeypatch):
     """Have torch skip the guards of modules, as torch 2.9 to 2.11 do on Python 3.13.0."""
