@@ -68,6 +68,7 @@ class Handlers:
     async def generate(self, request: gr.Request, *values: Any) -> AsyncIterator[Update]:
         """Run a job and show its progress; the arguments are the page's inputs."""
         tab = request.session_hash or ""
+        yield Update(generate=gr.update(interactive=False))
         try:
             job = await run_in_threadpool(lambda: self._backend.submit(_request(*self._understood(values))))
         except (RequestError, LoraError) as error:
@@ -120,7 +121,6 @@ class Handlers:
             progress=shown.bar(job.progress),
             outcome="",
             older="",
-            generate=gr.update(interactive=False),
             cancel=gr.update(interactive=True),
         )
         last: Any = None
@@ -142,7 +142,6 @@ class Handlers:
             preview=gr.update(value=None, visible=False),
             gallery=gr.update(visible=True),
             older=shown.older(),
-            generate=gr.update(interactive=True),
             cancel=gr.update(interactive=False),
         )
         try:

@@ -859,6 +859,8 @@ export const ENGLISH = /** @type {const} */ ({
     "save.magnitude": "Largest numbers alone",
     "save.density": "Numbers that are kept, in %",
     "save.wholeChanges": "{rule}, whole changes",
+    "save.ruleHint":
+        "The file has the largest rank of these LoRA, as in PEFT. “Up to a rank” with a larger one lowers the error.",
     "save.step": "Step that is saved",
     "save.half": "Strengths of",
     "save.positive": "Positive prompt",

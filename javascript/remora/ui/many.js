@@ -11,7 +11,7 @@
  * Does something with files; `again` does it for those whose places are taken, under other names.
  */
 
-import {html, useEffect, useLayoutEffect, useRef, useState} from "../vendor/preact.js";
+import {html, useLayoutEffect, useRef, useState} from "../vendor/preact.js";
 import {foldersOf} from "../catalog.js";
 import {nameOf, newNames, takenNames} from "../many.js";
 import {split} from "../prompt.js";
@@ -194,7 +194,8 @@ function Preview({tab, names}) {
  */
 function LastChange({tab, change, selecting, act}) {
     const button = /** @type {{current: HTMLButtonElement | null}} */ (useRef());
-    useEffect(() => {
+    // the focus moves before the next key
+    useLayoutEffect(() => {
         if (document.activeElement === document.body) button.current?.focus();
     }, [change, selecting]);
     return html`<div class="rt-notice rt-line"><span role="status">${change.said}</span>

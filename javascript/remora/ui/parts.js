@@ -296,7 +296,8 @@ export function Dialog({title, close, unsaved = false, children, foot, class: na
         setAsked(true);
     };
     const element = /** @type {Filled<HTMLDialogElement>} */ (useRef());
-    useEffect(() => {
+    // the focus moves before the next key
+    useLayoutEffect(() => {
         const around = /** @type {Document | ShadowRoot} */ (element.current.getRootNode());
         // what a dropped file or a card of the page opens begins with no focus in the tab
         const former = /** @type {HTMLElement | null} */ (
@@ -323,7 +324,7 @@ export function Dialog({title, close, unsaved = false, children, foot, class: na
  */
 function Unsaved({close, stay}) {
     const button = /** @type {Filled<HTMLButtonElement>} */ (useRef());
-    useEffect(() => button.current.focus(), []);
+    useLayoutEffect(() => button.current.focus(), []); // before the next key
     return html`<div class="rt-notice rt-line" role="alert"><span>${t("parts.unsaved")}</span>
         <button type="button" class="rt-small" ref=${button} onClick=${stay}>${t("parts.keepEditing")}</button>
         <button type="button" class="rt-small" onClick=${close}>${t("parts.closeUnsaved")}</button></div>`;
@@ -424,7 +425,8 @@ export const isStill = (name, replaced, now) => (now ?? []).some((one) => one.na
  */
 export function Deleted({name, replaced = false, undo}) {
     const button = /** @type {Filled<HTMLButtonElement>} */ (useRef());
-    useEffect(() => {
+    // the focus moves before the next key
+    useLayoutEffect(() => {
         const own = button.current;
         own.focus();
         const around = own.closest("dialog, .rt-part");

@@ -201,6 +201,7 @@ function FileFields({form, change, choices, parts, wrong}) {
         <${Choice} title=${t("save.dtype")} choices=${DTYPES} value=${form.dtype} choose=${set("dtype")} />
         ${parts.copied && html`<${Choice} title=${t("save.spelling")} choices=${isLokr ? LOKR_SPELLINGS : SPELLINGS} value=${form.spelling} choose=${set("spelling")} />`}
         ${isStack && parts.several && html`<${Choice} title=${t("save.how")} double=${true} choices=${COMBINED} value=${form.how} choose=${set("how")} />`}
+        ${isStack && parts.several && form.form === "exact" && form.how.endsWith("_svd") && html`<p class="rt-hint rt-double">${t("save.ruleHint")}</p>`}
         ${isStack && parts.several && needsDensity(form.how) && html`<${Amount} title=${t("save.density")} value=${form.density} wrong=${wrong.density} set=${set("density")} />`}
         ${needsSeed(form, parts) && html`<${Amount} title=${t("stack.seed")} value=${form.seed} wrong=${wrong.seed} set=${set("seed")} />`}
         ${isStack && html`<label class="rt-check rt-double"><input type="checkbox" checked=${form.picture} onChange=${() => change({picture: !form.picture})} /> <span>${t("save.picture")}</span></label>`}

@@ -7,7 +7,7 @@
  * @import {Entry} from "./stack.js"
  */
 
-import {html, useEffect, useRef, useState} from "../vendor/preact.js";
+import {html, useLayoutEffect, useRef, useState} from "../vendor/preact.js";
 import {readAmount, SHAPES, valueAt, writePoints, written} from "../curve.js";
 import {numberMeant} from "../similar.js";
 import {setField, setMultipliers, withoutShape} from "../tag.js";
@@ -67,7 +67,8 @@ function Editor({entry, points, text, write, end}) {
     const wanted = useRef(/** @type {number | null} */ (null)); // the point to have the focus when it is drawn
     const shape = entry.values.curve?.toLowerCase() ?? "linear";
     const axis = axisOf(points, entry.values.by?.toLowerCase());
-    useEffect(() => {
+    // the focus moves before the next key
+    useLayoutEffect(() => {
         if (wanted.current === null) return;
         /** @type {NodeListOf<SVGElement>} */ (svg.current.querySelectorAll("[role=slider]"))[wanted.current]?.focus();
         wanted.current = null;

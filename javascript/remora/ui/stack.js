@@ -10,7 +10,7 @@
  * @import {IconName} from "./icons.js"
  */
 
-import {html, useEffect, useRef, useState} from "../vendor/preact.js";
+import {html, useLayoutEffect, useRef, useState} from "../vendor/preact.js";
 import * as boxes from "../boxes.js";
 import {setMultipliers} from "../prompt.js";
 import {HIGHEST_SEED, numberIn, RULES, ruleName, wrongNumber} from "../save.js";
@@ -120,7 +120,8 @@ export function useFocus() {
     const row = former?.closest(".rt-rows > li");
     const list = row?.parentElement;
     const place = [...(list?.children ?? [])].indexOf(/** @type {Element} */ (row));
-    useEffect(() => {
+    // the focus moves before the next key
+    useLayoutEffect(() => {
         if (!former || !section.current || (former.isConnected && !former.disabled)) return;
         if (around?.activeElement && around.activeElement !== former) return; // it went on by itself
         const same = list?.isConnected && (list.children[place] ?? list.lastElementChild);

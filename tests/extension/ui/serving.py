@@ -184,6 +184,29 @@ def fill(page: Any, selector: str, value: str) -> None:
     page.press(selector, "Tab")
 
 
+def until(page: Any, holds: Callable[[], object], what: str = "") -> None:
+    """Wait until something holds that no selector says."""
+    deadline = time.monotonic() + LONG / 1000
+    while not holds():
+        assert time.monotonic() < deadline, what
+        page.wait_for_timeout(50)
+
+
+def generate(page: Any) -> None:
+    """Press the page's button, and wait until the web UI is done and takes the next press."""
+    button = page.locator("#generate")
+    # it may be off for less than a look at it takes
+    button.evaluate(
+        "button => { button.wasOff = false;"
+        " new MutationObserver(() => { button.wasOff ||= button.disabled; }).observe(button, {attributes: true}); }"
+    )
+    button.click()
+    page.wait_for_function(
+        "() => { const {wasOff, disabled} = document.querySelector('#generate'); return wasOff && !disabled; }",
+        timeout=LONG,
+    )
+
+
 def infotext_with(page: Any, text: str) -> str:
     script = "text => document.querySelector('#infotext textarea')?.value.includes(text)"
     page.wait_for_function(script, arg=text, timeout=LONG)

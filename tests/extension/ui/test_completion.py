@@ -285,8 +285,7 @@ def test_axe_finds_no_fault(served: Served, browser: Any, theme: str, width: int
         typing = Typing(page).begin()
         for text in ("<lora:", "zorp:", "mask=", "left>zo"):
             typing.type(text)
-            page.wait_for_timeout(400)
-            assert typing.options.count() > 0, text
+            typing.options.first.wait_for()
             assert faults(page, "#remora-completion") == [], text
             assert faults(page, "#prompt") == [], text
             width_of = "document.documentElement.scrollWidth"

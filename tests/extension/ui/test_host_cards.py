@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.extension.ui.serving import LONG, Served, opened
+from tests.extension.ui.serving import LONG, Served, opened, until
 from tests.extension.ui.test_accessibility import faults
 from tests.extension.ui.test_completion import MANY, Clock, many
 
@@ -59,6 +59,13 @@ class Cards:
         """Return what the badges say, once there are as many and the loaded model is known."""
         shown = f"count => {SHOWN}.length === count && (count === 0 || window.remoraTab.state.server)"
         self.page.wait_for_function(shown, arg=count, timeout=LONG)
+        return self._labels()
+
+    def names(self) -> list[str]:
+        """Return the names of the cards that have a badge now, in their order."""
+        return [label.partition(":")[0] for label in self._labels()]
+
+    def _labels(self) -> list[str]:
         said = "shown => [...shown].map((one) => one.shadowRoot.querySelector('button').getAttribute('aria-label'))"
         labels: list[str] = self.page.evaluate(f"() => ({said})({SHOWN})")
         return labels
@@ -127,16 +134,16 @@ def test_a_badge_says_fit_and_strength_and_its_menu_works_by_keyboard(served: Se
         page.keyboard.press("Enter")
         page.keyboard.press("ArrowDown")
         page.keyboard.press("Enter")
+        stack = f"{served.url}/remora/v1/stack"
         try:
-            page.wait_for_function("window.remoraTab.state.always.entries[0]?.name === 'neon'")
+            until(page, lambda: httpx.get(stack).json()["entries"])
             page.keyboard.press("Enter")
             assert cards.menu.get_by_role("menuitemcheckbox").get_attribute("aria-checked") == "true"
             page.keyboard.press("ArrowDown")
             page.keyboard.press("Enter")
-            page.wait_for_function("window.remoraTab.state.always.entries.length === 0")
-            page.wait_for_timeout(500)  # until it is saved
+            until(page, lambda: not httpx.get(stack).json()["entries"])
         finally:
-            httpx.put(f"{served.url}/remora/v1/stack", json={})
+            httpx.put(stack, json={})
         cards.badge("stars").click()
         assert cards.menu.get_by_role("menuitem").first.is_disabled()
         page.locator("#txt2img_prompt").click()
@@ -158,13 +165,12 @@ def test_a_badge_says_fit_and_strength_and_its_menu_works_by_keyboard(served: Se
 def test_cards_that_the_page_makes_anew_have_their_badges(served: Served, browser: Any) -> None:
     with cards_of(served, browser, "a1111") as cards:
         page = cards.show().page
-        assert [label.partition(":")[0] for label in cards.labels()] == list(NAMES)
+        cards.labels()
+        assert cards.names() == list(NAMES)
         page.evaluate("sort()")
-        page.wait_for_timeout(500)
-        assert [label.partition(":")[0] for label in cards.labels()] == list(reversed(NAMES))
+        until(page, lambda: cards.names() == list(reversed(NAMES)))
         cards.show("zorp", "neon")
-        page.wait_for_timeout(500)
-        assert [label.partition(":")[0] for label in cards.labels(2)] == ["zorp", "neon"], "refreshed"
+        until(page, lambda: cards.names() == ["zorp", "neon"], "refreshed")
         cards.replace_first("night")
         cards.badge("night").wait_for()
         assert cards.labels(2)[0] == "night: does not fit, made for Else", "one card alone"

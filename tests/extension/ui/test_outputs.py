@@ -17,7 +17,7 @@ from PIL import Image
 
 from extension.standalone.pnginfo import encode_png
 from tests.extension.outputs.pictures import aged, saved
-from tests.extension.ui.serving import LONG, Served, infotext_with, opened_small
+from tests.extension.ui.serving import LONG, Served, infotext_with, opened_small, until
 from tests.extension.ui.tab import Tab
 from tests.extension.ui.test_accessibility import faults
 
@@ -156,10 +156,7 @@ def test_a_picture_that_is_made_comes_by_itself_and_a_deleted_one_goes(page: Any
     def found() -> int:
         return int(httpx.get(f"{served.url}/remora/v1/outputs", params=asked).json()["found"])
 
-    for _ in range(100):
-        if found():
-            break
-        page.wait_for_timeout(200)
+    until(page, found)
     (told,) = httpx.get(f"{served.url}/remora/v1/outputs", params=asked).json()["pictures"]
     assert (told["file"] in before, told["seed"], told["width"]) == (True, 7, 64)
     assert [(one["name"], one["strength"]) for one in told["loras"]] == [("outline", "0.75")]
@@ -170,11 +167,7 @@ def test_a_picture_that_is_made_comes_by_itself_and_a_deleted_one_goes(page: Any
     tab.prompt_is("a cat <lora:outline:0.75>")
     page.wait_for_function("!document.getElementById('remora-tab').shadowRoot.querySelector('dialog')", timeout=LONG)
     (served.pictures / told["file"]).unlink()
-    for _ in range(100):
-        if not found():
-            break
-        page.wait_for_timeout(200)
-    assert found() == 0
+    until(page, lambda: not found())
 
 
 def drop(page: Any, name: str, kind: str, content: bytes) -> None:
@@ -262,8 +255,7 @@ def test_the_last_epochs_of_a_training_are_compared_and_later_ones_come(page: An
         tab.write("a fox <lora:fur-000004:0.5>")  # what is compared stays as it was
         files[4].write_bytes(content)
         made = f"{served.url}/remora/v1/compare"
-        while httpx.get(made).json()["comparison"]["done"] != [True] * 10:
-            page.wait_for_timeout(200)
+        until(page, lambda: httpx.get(made).json()["comparison"]["done"] == [True] * 10)
         tab.pane("Stack")
         tab.button("Compare").click()
         dialog.get_by_text("10 of 10 pictures, seed 7").wait_for(timeout=LONG)

@@ -21,6 +21,7 @@ from tests.extension.ui.serving import (
     opened,
     reload,
     serving,
+    until,
     without_server,
 )
 from tests.extension.ui.tab import Tab
@@ -67,6 +68,7 @@ def test_a_picture_takes_neither_the_focus_nor_the_place_in_the_page(page: Any) 
     page.evaluate("scrollTo(0, document.body.scrollHeight)")
     scrolled = page.evaluate("scrollY")
     assert scrolled > 400, "the gallery is out of sight"
+    page.wait_for_selector("#generate:not([disabled])", timeout=LONG)
     page.keyboard.press("Control+Enter")
     infotext_with(page, "a fox in snow")
     page.wait_for_selector("#generate:not([disabled])", timeout=LONG)
@@ -78,6 +80,24 @@ def test_a_picture_takes_neither_the_focus_nor_the_place_in_the_page(page: Any) 
     page.locator("#gallery .thumbnail-small:focus >> nth=0").wait_for()
     page.keyboard.press("ArrowRight")
     page.locator("#gallery .thumbnail-small.selected:focus[aria-label='Thumbnail 2 of 2']").wait_for()
+
+
+def test_a_press_makes_a_picture_as_soon_as_the_button_is_enabled(page: Any, served: Served) -> None:
+    before = len(list(served.pictures.glob("*.png")))
+    page.evaluate(
+        """() => {
+        const button = document.querySelector("#generate");
+        let was = button.disabled;
+        window.enabled = 0;
+        new MutationObserver(() => {
+            if (was && !button.disabled && ++window.enabled === 1) button.click();
+            was = button.disabled;
+        }).observe(button, {attributes: true});
+    }"""
+    )
+    page.click("#generate")
+    page.wait_for_function("window.enabled === 2", timeout=LONG)
+    assert len(list(served.pictures.glob("*.png"))) == before + 2
 
 
 def test_an_error_is_shown_and_the_page_goes_on(page: Any) -> None:
@@ -109,8 +129,8 @@ def test_an_error_is_shown_and_the_page_goes_on(page: Any) -> None:
     assert older.count() == 0
     page.wait_for_function("scrollTo(0, 0), document.querySelector('#gallery img').naturalWidth")
     bounds = page.evaluate("['#progress', '#gallery'].map(one => document.querySelector(one).getBoundingClientRect())")
-    generate = page.locator("#generate").bounding_box()
-    assert generate["y"] < bounds[0]["top"] < bounds[1]["top"]
+    button = page.locator("#generate").bounding_box()
+    assert button["y"] < bounds[0]["top"] < bounds[1]["top"]
     assert bounds[1]["bottom"] <= 844, "Generate, the progress and the picture are in sight together"
 
 
@@ -139,9 +159,11 @@ def test_nothing_is_cut_off_on_a_tablet(page: Any, width: int) -> None:
     })"""
     page.wait_for_function(f"({bounds})().length === 4")
     assert min(page.evaluate(bounds)) >= 0, "the upper bounds of the sliders can be read"
-    buttons = [one.bounding_box()["y"] for one in tab.root.locator(".rt-toolbar button").all()]
-    assert len(buttons) > 5
-    assert len(set(buttons[-6:])) == 1, "the buttons of the stack are in one line"
+    buttons = tab.root.locator(".rt-toolbar button")
+    assert buttons.count() > 5
+    until(
+        page, lambda: len({one.bounding_box()["y"] for one in buttons.all()[-6:]}) == 1, "the stack's are in one line"
+    )
 
 
 def test_a_reload_keeps_what_was_asked_for_in_its_own_tab(page: Any) -> None:

@@ -6,7 +6,6 @@ import io
 import json
 import re
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 from PIL import Image, ImageChops
 
 from extension.standalone.demo import Demo
-from tests.extension.ui.serving import LONG, Served, opened_small
+from tests.extension.ui.serving import LONG, Served, generate, opened_small, until
 from tests.extension.ui.tab import Tab
 from tests.extension.ui.test_accessibility import faults
 from tests.fakes.demo import demo_pipeline
@@ -49,12 +48,8 @@ def asked(tab: Tab, prompt: str = PAIR) -> Any:
 def made(served: Served, page: Any) -> Image.Image:
     """Press the page's button, and return the picture that it makes."""
     before = set(served.pictures.rglob("*.png"))
-    page.click("#generate")
-    until = time.monotonic() + LONG / 1000
-    while not (new := set(served.pictures.rglob("*.png")) - before) and time.monotonic() < until:
-        page.wait_for_timeout(50)  # the button may be off for less than a look at it takes
-    page.wait_for_selector("#generate:not([disabled])", timeout=LONG)
-    (path,) = new
+    generate(page)
+    (path,) = set(served.pictures.rglob("*.png")) - before
     with Image.open(path) as picture:
         return picture.convert("RGB")
 
@@ -181,6 +176,7 @@ def test_the_preview_follows_what_is_typed(served: Served, browser: Any, theme: 
         dialog.get_by_text("bytes at least; allow a larger size").wait_for(timeout=LONG)
         dialog.get_by_label("Accuracy").select_option("exact")
         dialog.get_by_label("Combine by").select_option("ties_svd")
+        dialog.get_by_text("The file has the largest rank of these LoRA").wait_for()
         dialog.get_by_label("Numbers that are kept, in %").fill("30")
         dialog.get_by_text("The file: ").wait_for(timeout=LONG)
         dialog.get_by_label("Combine by").select_option("sum")
@@ -282,8 +278,7 @@ def test_progress_is_shown_and_cancelled(served: Served, browser: Any, folder: P
         page.route("**/remora/v1/save", answer)
         dialog.get_by_role("button", name="Try again").click()
         dialog.get_by_text("The web UI answered 503").wait_for(state="hidden", timeout=LONG)
-        page.wait_for_timeout(1000)
-        assert len(methods) > count + 1, "it goes on"
+        until(page, lambda: len(methods) > count + 1, "it goes on")
 
 
 @pytest.fixture

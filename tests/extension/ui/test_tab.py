@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import json
 import shutil
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from safetensors.torch import save_file
 
 from extension.standalone.pnginfo import read_infotext
 from extension.text.infotext import Infotext, parse_infotext
-from tests.extension.ui.serving import LONG, Served, infotext_with, opened, opened_small, reload
+from tests.extension.ui.serving import LONG, Served, generate, infotext_with, opened, opened_small, reload, until
 from tests.extension.ui.tab import SHADOW, Tab
 from tests.extension.ui.test_accessibility import faults
 
@@ -79,13 +78,9 @@ def make(tab: Tab, served: Served, prompt: str) -> Made:
     """Make a picture by the page; what is made is seen where it is saved, as a quick one comes and goes unseen."""
     before = set(served.pictures.glob("*.png"))
     tab.page.fill(PROMPT, prompt)
-    tab.page.click("#generate")
+    generate(tab.page)
     infotext_with(tab.page, prompt)
-    deadline = time.monotonic() + LONG / 1000
-    while not (made := set(served.pictures.glob("*.png")) - before):
-        assert time.monotonic() < deadline, "no picture was made"
-        tab.page.wait_for_timeout(50)
-    tab.page.wait_for_selector("#generate:not([disabled])", timeout=LONG)
+    made = set(served.pictures.glob("*.png")) - before
     with Image.open(made.pop()) as image:
         return Made(image.tobytes(), parse_infotext(read_infotext(image)))
 
@@ -249,10 +244,7 @@ def test_files_are_selected_tagged_moved_renamed_deleted_and_brought_back(
     bar.get_by_role("radio", name="3 of 5").click()
     for path in (copy, other):
         notes = path.with_suffix(".json")
-        tab.page.wait_for_timeout(100)
-        deadline = time.monotonic() + 30
-        while '"rating": 3' not in notes.read_text("utf-8"):
-            assert time.monotonic() < deadline
+        until(tab.page, lambda notes=notes: '"rating": 3' in notes.read_text("utf-8"))
         assert json.loads(notes.read_text("utf-8"))["tags"] == ["night", "wet"]
     # a name that is taken is asked about
     sub = served.loras / "copied-sub"
@@ -474,10 +466,7 @@ def test_a_picture_of_the_page_becomes_that_of_a_file(tab: Tab, served: Served, 
     tab.button("About copied").click()
     dialog.get_by_role("button", name="Picture from the page").click()
     dialog.get_by_role("button", name="Cancel").wait_for()
-    deadline = time.monotonic() + 20
-    while not copy.with_suffix(".png").is_file():
-        assert time.monotonic() < deadline
-        tab.page.wait_for_timeout(50)
+    until(tab.page, copy.with_suffix(".png").is_file)
     with Image.open(copy.with_suffix(".png")) as picture:
         assert picture.size == (64, 64)
     dialog.get_by_role("button", name="Undo replacing the picture").click()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import httpx
 import pytest
 
 from extension.generation.options import ENABLED
-from tests.extension.ui.serving import LONG, Served
+from tests.extension.ui.serving import LONG, Served, until
 from tests.extension.ui.tab import SHADOW, Tab
 from tests.fakes.files import pair, save
 
@@ -144,10 +143,7 @@ def test_pictures_that_are_not_there_are_not_asked_for(tab: Tab, request: pytest
     tab.button("About cut").click()
     tab.page.get_by_role("dialog", name="cut").get_by_text("Trigger words").wait_for(timeout=LONG)
     beside = httpx.get(f"{tab.page.url.rstrip('/')}/remora/v1/lora", params={"name": "beside"}).json()["id"]
-    deadline = time.monotonic() + 20
-    while not [url for status, url in answers if "thumbnail" in url and f"id={beside}" in url]:
-        assert time.monotonic() < deadline
-        tab.page.wait_for_timeout(50)
+    until(tab.page, lambda: [url for _, url in answers if "thumbnail" in url and f"id={beside}" in url])
     tab.page.wait_for_timeout(500)  # in which others would be asked for
     assert [(status, url) for status, url in answers if status >= 400] == []
     assert console == []

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.extension.ui.old_gradio import VERSIONS, WANTED, page_of
-from tests.extension.ui.serving import LONG, Served, fill, opened
+from tests.extension.ui.serving import LONG, Served, fill, generate, opened
 from tests.extension.ui.tab import SHADOW, Tab
 
 pytestmark = pytest.mark.browser
@@ -45,10 +45,10 @@ class Place:
 
     def generate(self, page: Any) -> None:
         self.go(page, "txt2img")
-        page.click("#generate" if self.embedded else "#txt2img_generate")
         if self.embedded:
-            page.wait_for_selector("#generate:not([disabled])", timeout=LONG)
+            generate(page)
         else:
+            page.click("#txt2img_generate")
             page.wait_for_function("document.querySelector('#txt2img_info textarea').value.length > 0", timeout=LONG)
         self.go(page, "Remora")
 
