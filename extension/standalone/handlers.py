@@ -61,26 +61,31 @@ class Handlers:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._jobs: dict[str, RunningJob] = {}  # by browser tab
+        self._jobs: dict[str, RunningJob | None] = {}  # by browser tab; None until it is submitted
         self._latest: Result | None = None
         """What has the latest pictures, for pages that open later."""
 
     async def generate(self, request: gr.Request, *values: Any) -> AsyncIterator[Update]:
         """Run a job and show its progress; the arguments are the page's inputs."""
         tab = request.session_hash or ""
-        yield Update(generate=gr.update(interactive=False))
+        self._jobs[tab] = job = None
         try:
-            job = await run_in_threadpool(lambda: self._backend.submit(_request(*self._understood(values))))
-        except (RequestError, LoraError) as error:
-            yield Update(outcome=self._why(error), older=shown.older())
-            return
-        self._jobs[tab] = job
-        try:
+            yield Update(generate=gr.update(interactive=False))
+            self._jobs[tab] = job = await run_in_threadpool(
+                lambda: self._backend.submit(_request(*self._understood(values)))
+            )
             async for update in self._follow(job):
                 yield update
+        except (RequestError, LoraError) as error:
+            yield Update(outcome=self._why(error), older=shown.older())
         finally:
-            job.cancel()  # the tab was closed; without effect on a job that is done
+            if job is not None:
+                job.cancel()  # the tab was closed; without effect on a job that is done
             self._jobs.pop(tab, None)
+
+    def enabled(self, request: gr.Request) -> Any:
+        """Enable the button, unless this browser tab has a job again."""
+        return gr.skip() if (request.session_hash or "") in self._jobs else gr.update(interactive=True)
 
     def understood(self, *values: Any) -> list[Any]:
         """Return the page's inputs and Remora's settings; if the prompt is a parameters text, what that says."""

@@ -99,7 +99,7 @@ def build_page(backend: Backend) -> Any:
         _keep(page, backend.model_name, list(vars(inputs).values()))
         page.load(handlers.options, None, options, **_EVENT)
         first = page.load(handlers.first, list(vars(inputs).values()), list(vars(outputs).values()), **_EVENT)
-        _enable_after(first, outputs.generate)
+        first.then(handlers.enabled, None, outputs.generate, trigger_mode="multiple", **_EVENT)
         dice.click(lambda: -1, None, inputs.seed, **_EVENT)
         reuse.click(handlers.last_seed, [outputs.infotext, inputs.seed], inputs.seed, **_EVENT)
     return page
@@ -286,11 +286,6 @@ def _keep(page: Any, model: str, inputs: list[Any]) -> None:
     gr.on([one.change for one in inputs], None, inputs, None, js=keep, **_EVENT)
 
 
-def _enable_after(event: Any, generate: Any) -> None:
-    """Enable the button when an event is over: gradio ignores a press before that, even after the last update."""
-    event.then(lambda: gr.update(interactive=True), None, generate, queue=False, **_EVENT)
-
-
 def _connect(handlers: Handlers, inputs: _Inputs, outputs: _Results, options: Sequence[Any]) -> None:
     every_input = list(vars(inputs).values())
     every_output = list(vars(outputs).values())
@@ -303,7 +298,8 @@ def _connect(handlers: Handlers, inputs: _Inputs, outputs: _Results, options: Se
         trigger_mode="once",
         **_EVENT,
     )
-    _enable_after(made, outputs.generate)
+    # behind the event: before its end gradio ignores a press, even after the last update
+    made.then(handlers.enabled, None, outputs.generate, trigger_mode="multiple", **_EVENT)
     # the page presses it when a parameters text was pasted, dropped or typed
     understand = gr.Button("Understand", elem_id="understand", elem_classes="remora-hidden")
     understand.click(handlers.understood, every_input, [*every_input, *options], **_EVENT)

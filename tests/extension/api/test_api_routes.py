@@ -166,7 +166,7 @@ def test_where_a_scale_is_a_guess_it_is_said_and_the_users_alpha_counts(ask: Che
 
 def test_a_hash_is_made_beside_other_work_and_kept(ask: Checked, copy: Path) -> None:
     told = ask("GET", "/lora", params={"name": "copied"})
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while not told["hash"]:
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -430,7 +430,7 @@ def test_a_comparison(ask: Checked) -> None:
     wanted = {**SMALL, "prompt": "a fox <lora:zorp:1>", "names": ["zorp"], "values": [0, 1]}
     begun = ask("POST", "/compare", json=wanted)
     assert begun["comparison"]["columns"] == ["0", "1"]
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while (told := ask("GET", "/compare"))["comparison"]["running"]:
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -536,7 +536,7 @@ def test_wrong_input_is_one_sentence(
 
 def until_done(ask: Checked, path: str, **params: str) -> Any:
     """Ask as a page does, until the answer has a result."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while (told := ask("GET", path, params=params))["result"] is None:
         assert told["done"] <= told["layers"]
         assert time.monotonic() < deadline
@@ -580,7 +580,7 @@ def test_a_file_is_checked_and_its_verdicts_have_their_numbers(ask: Checked, cop
     assert published["address"].startswith("https://")
     assert by_name["dead"]["published"] is None
     assert {one["figure"] for one in found["verdicts"]} <= {*figures_of(measured)}
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while ask("GET", "/copies")["running"]:
         assert time.monotonic() < deadline
     standings = until_done(ask, "/check", name="zorp")["standings"]
@@ -673,7 +673,7 @@ def test_a_file_that_is_broken_or_goes_costs_its_own_check(ask: Checked, copy: P
     (one,) = [lora for lora in ask("GET", "/loras")["loras"] if lora["name"] == "copied"]
     until_done(ask, "/check", id=one["id"])
     copy.write_bytes(copy.read_bytes()[:-100])
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while (answer := ask.client.get(f"{V1}/check", params={"id": one["id"]})).status_code == 200:
         assert answer.json()["result"] is None
         assert time.monotonic() < deadline
@@ -689,7 +689,7 @@ def test_copies_are_listed_by_page(ask: Checked, copy: Path, monkeypatch: pytest
     save_file({name: one.float() for name, one in tensors.items()}, copy.with_name("copied.floats.safetensors"))
     ask("POST", "/refresh")
     names = {lora["id"]: lora["name"] for lora in ask("GET", "/loras")["loras"]}
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while (told := ask("GET", "/copies", params={"page": "0"}))["running"]:
         assert told["done"] <= told["total"]
         assert time.monotonic() < deadline
@@ -804,7 +804,7 @@ def test_a_file_is_saved(ask: Checked, runner: Runner) -> None:
     assert ask("GET", "/save/choices")["folders"][0] == ""
     begun = ask("POST", "/save", json={"name": "both", "tags": ["<lora:stripes:0.8>", "<lora:night:0.5>"]})
     assert begun["job"]["layers"] == 0 or begun["job"]["running"]
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while (job := ask("GET", "/save")["job"])["running"]:
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -53,7 +53,7 @@ def folder(runner: Runner, ask: Checked) -> Iterator[Path]:
 
 def ended(ask: Checked) -> Any:
     """Wait for the end of the job, and return it."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while (job := ask("GET", "/save")["job"]) is not None and job["running"]:
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -407,7 +407,7 @@ class Held:
 
         def held(run: saving.SaveRun, done: int, layers: int) -> None:
             step(run, done, layers)
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 300
             while self.at is not None and done >= self.at and not run.cancelled:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
@@ -416,7 +416,7 @@ class Held:
 
 
 def waits(ask: Checked) -> Any:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while (job := ask("GET", "/save")["job"])["done"] < 5:
         assert job["running"]
         assert time.monotonic() < deadline

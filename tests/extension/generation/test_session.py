@@ -108,7 +108,8 @@ def test_a_file_that_is_written_in_place_is_taken_whole_or_not_at_all(
         if patience > 1:
             assert torch.equal(output_of("latest"), expected)
         else:
-            with pytest.raises(CatalogError, match="'latest' is being written by another program"):
+            # the latter where the machine lets the writer rest for a second
+            with pytest.raises((CatalogError, FileError), match=r"'latest' is being written by another|is truncated"):
                 output_of("latest")
         writer.join()
 

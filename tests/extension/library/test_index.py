@@ -667,7 +667,7 @@ def test_walking_and_the_index_agree_on_any_name(started: Callable[[], Catalog],
 
 
 def _until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while not true():
         assert time.monotonic() < deadline, "it did not come"
         time.sleep(0.05)

@@ -108,7 +108,7 @@ def raw(address: str) -> Iterator[httpx.Client]:
 
 
 def wait_until(holds: Any) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 300
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.01)

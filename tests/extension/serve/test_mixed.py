@@ -23,8 +23,8 @@ from extension.standalone.render import Watch, render
 from extension.standalone.studio import Studio
 
 PLAIN = Txt2Img("two red circles", "green", steps=4, width=64, height=64)
-BOUND = 1e-3
-"""Of the last latents. Batching alone moves them by up to 4e-4, as other matrices are summed in another order."""
+BOUND = 2e-3
+"""Of the last latents. Batching alone moves them by 4e-4 to 7e-4 on two processors, which sum in other orders."""
 PROMPTS = [
     ("two red circles <lora:stripes:1>", "green"),
     ("a blue star <lora:stars:0.5:0.9> <lora:neon:-0.6>", ""),

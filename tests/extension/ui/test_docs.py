@@ -16,7 +16,7 @@ from tests.extension.ui.serving import ROOT, Served
 def test_the_client_of_the_documentation(served: Served) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "api.md").read_text("utf-8"), re.DOTALL)
     noted = served.loras / "zorp.json"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not all(lora["read"] for lora in httpx.get(f"{served.url}/remora/v1/loras").json()["loras"]):
         assert time.monotonic() < deadline
         time.sleep(0.1)
