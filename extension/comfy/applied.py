@@ -87,7 +87,7 @@ class AppliedStack:
         self.engine, self.entries, self.report = engine, tuple(entries), ActivationReport(())
         self.elsewhere: dict[int, LoraError] = {}
         """Positions of entries of which nothing fits this part of the model, and why."""
-        self._is_active = False
+        self._is_active, self._hooks = False, _hooks_of(None)
         self._check()
         _applied.add(self)
 
@@ -116,12 +116,16 @@ class AppliedStack:
         raise LoraError("a model with LoRA by Remora cannot be copied; put Remora Apply after the node that copies it")
 
     @contextmanager
-    def active(self) -> Iterator[None]:
-        """Have the stack in force inside a `with` block; note what it did, also after an interruption."""
+    def active(self, patcher: Any) -> Iterator[None]:
+        """Have the stack in force inside a `with` block; note what it did, also after an interruption.
+
+        Args:
+            patcher: ComfyUI's, of the clone that runs.
+        """
         if self._is_active:
             yield
             return
-        self._is_active = True
+        self._is_active, self._hooks = True, _hooks_of(patcher)
         try:
             with _using(self.engine), self.engine.active(self.stack):
                 try:
@@ -131,6 +135,27 @@ class AppliedStack:
         finally:
             self._is_active = False
 
+    def follow(self, patcher: Any) -> None:
+        """Read weights again that hooks of the patcher have changed since the last call; torch counts no such write."""
+        hooks = _hooks_of(patcher)
+        if hooks != self._hooks:
+            self._hooks = hooks
+            self.engine.activate(self.stack)
+
+    @contextmanager
+    def encoding(self, clip: Any) -> Iterator[None]:
+        """Have the stack in force while a CLIP encodes, which loads it and merges its hooks inside of that."""
+        model = clip.cond_stage_model
+        encode = model.encode_token_weights
+
+        @wraps(encode)
+        def encode_token_weights(*args: Any, **kwargs: Any) -> Any:
+            self.follow(clip.patcher)
+            return encode(*args, **kwargs)
+
+        with self.active(clip.patcher), _replaced(model, "encode_token_weights", encode_token_weights):
+            yield
+
     @contextmanager
     def loading(self, model: Any) -> Iterator[None]:
         """Count the tensors of the stack as memory that a run needs, while ComfyUI decides how much it loads.
@@ -139,21 +164,13 @@ class AppliedStack:
             model: ComfyUI's module of the whole model, whose method `memory_required` gives its estimate.
         """
         nbytes, estimate = sum(entry.nbytes for entry in self.report.entries), model.memory_required
-        is_replaced = "memory_required" in vars(model)  # by another pack
 
         @wraps(estimate)
         def memory_required(*args: Any, **kwargs: Any) -> Any:
             return estimate(*args, **kwargs) + nbytes
 
-        model.memory_required = memory_required
-        try:
-            with _using(self.engine):
-                yield
-        finally:
-            if is_replaced:
-                model.memory_required = estimate
-            else:
-                del model.memory_required
+        with _replaced(model, "memory_required", memory_required), _using(self.engine):
+            yield
 
     def summary(self) -> list[str]:
         """Return a line for each entry, without keys that are for the other part of the model."""
@@ -172,6 +189,29 @@ class AppliedStack:
 def applied_files() -> set[Path]:
     """Return the files that clones need when they are sampled again."""
     return {Path(entry.path) for stack in _applied for entry in stack.entries}
+
+
+def _hooks_of(patcher: Any) -> object:
+    """Tell which hooks of conditioning are merged into the weights, and how strong they are.
+
+    ComfyUI merges them between two calls, and takes them out, through `.data`. Clones share the backup.
+    """
+    hooks = getattr(getattr(patcher, "current_hooks", None), "hooks", ())  # guiders of other packs may name no patcher
+    return len(getattr(patcher, "hook_backup", ())), [(hook, hook.strength) for hook in hooks]
+
+
+@contextmanager
+def _replaced(model: Any, name: str, method: Callable[..., Any]) -> Iterator[None]:
+    """Have a function in the place of a method, which another pack may have replaced, too."""
+    former, is_replaced = getattr(model, name), name in vars(model)
+    setattr(model, name, method)
+    try:
+        yield
+    finally:
+        if is_replaced:
+            setattr(model, name, former)
+        else:
+            delattr(model, name)
 
 
 @contextmanager
@@ -287,7 +327,7 @@ def apply_to_model(patcher: Any, entries: Sequence[Entry], wrappers: Any, callba
         calls = SamplerCalls(sigmas, timesteps, sample.__code__, guider)
         current.append(calls)
         try:
-            with applied.active():
+            with applied.active(patcher.model.current_patcher):
                 engine.set_clock(calls.moment)
                 engine.set_rows(calls.rows)
                 return executor(guider, sigmas, *args, **kwargs)
@@ -298,6 +338,7 @@ def apply_to_model(patcher: Any, entries: Sequence[Entry], wrappers: Any, callba
         options = kwargs.get("transformer_options", args[5] if len(args) > 5 else {})
         if current:
             current[-1].begin(options)
+            applied.follow(patcher.model.current_patcher)
         return executor(*args, **kwargs)
 
     of_loading = (wrappers.PREPARE_SAMPLING, _loading(applied))
@@ -360,11 +401,11 @@ def _with_stack(base: Any) -> Any:
             return clone
 
         def encode_from_tokens(self, *args: Any, **kwargs: Any) -> Any:
-            with self.remora_applied.active():
+            with self.remora_applied.encoding(self):
                 return super().encode_from_tokens(*args, **kwargs)
 
         def encode_from_tokens_scheduled(self, *args: Any, **kwargs: Any) -> Any:
-            with self.remora_applied.active():
+            with self.remora_applied.encoding(self):
                 return super().encode_from_tokens_scheduled(*args, **kwargs)
 
     return ClipWithStack

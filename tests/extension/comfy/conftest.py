@@ -101,6 +101,7 @@ class BaseModel(nn.Module):
         self.diffusion_model, self.model_sampling = Denoiser(), ModelSampling()
         self.estimated: list[float] = []
         self.loaded: Any = None
+        self.current_patcher: Any = None
 
     def memory_required(self, input_shape: Sequence[int]) -> float:
         """Return how many bytes a run needs beside the weights."""
@@ -131,6 +132,13 @@ def other_loop(predict: Callable[[Tensor], None], schedule: Tensor) -> None:
         predict(sigma)
 
 
+class HookGroup:
+    """Hooks of conditioning; each makes one weight so many times what it was."""
+
+    def __init__(self, layer: nn.Module, factor: float) -> None:
+        self.layer, self.hooks = layer, [SimpleNamespace(strength=factor)]
+
+
 class Patcher:
     """A MODEL: its clones share the module."""
 
@@ -141,6 +149,9 @@ class Patcher:
         self.attachments: dict[str, Any] = {}
         self.object_patches: dict[str, Any] = {}
         self.object_patches_backup: dict[str, Any] = {}
+        self.hook_backup: dict[nn.Module, Tensor] = {}
+        self.current_hooks: HookGroup | None = None
+        self.forced_hooks: HookGroup | None = None
 
     def clone(self) -> Patcher:
         clone = Patcher(self.model)
@@ -149,7 +160,19 @@ class Patcher:
         clone.attachments = dict(self.attachments)
         clone.object_patches = dict(self.object_patches)
         clone.object_patches_backup = self.object_patches_backup
+        clone.hook_backup, clone.forced_hooks = self.hook_backup, self.forced_hooks
         return clone
+
+    def patch_hooks(self, hooks: HookGroup | None) -> None:
+        """Merge hooks in place of the former ones, as `copy_to_param` writes: torch does not count it."""
+        for layer, weight in self.hook_backup.items():
+            layer.get_parameter("weight").data.copy_(weight)
+        self.hook_backup.clear()
+        self.current_hooks = hooks
+        if hooks is not None:
+            weight = hooks.layer.get_parameter("weight")
+            self.hook_backup[hooks.layer] = weight.clone()
+            weight.data.copy_(weight * hooks.hooks[0].strength)
 
     def get_model_object(self, name: str) -> Any:
         return self.object_patches.get(name, self.object_patches_backup.get(name, getattr(self.model, name)))
@@ -194,6 +217,9 @@ class Patcher:
         former, self.model.loaded = getattr(self.model, "loaded", None), self
         if former is not None and former is not self:
             former.detach(False)
+            former.patch_hooks(None)
+        if self.forced_hooks is not None:
+            self.patch_hooks(self.forced_hooks)
 
     def prepare(self, shape: Sequence[int]) -> None:
         """Load the model beside what a run needs, as comfy/sampler_helpers.py does."""
@@ -223,6 +249,7 @@ class Patcher:
         """
         self.prepare(x.shape)
         self.patch_model()
+        self.model.current_patcher = self
         # ComfyUI deep-copies the options, and the wrappers in them
         wrappers = copy.deepcopy(self.all_wrappers(WrappersMP.APPLY_MODEL))
 
@@ -269,6 +296,10 @@ class CondStage(nn.Module):
         super().__init__()
         self.clip_l = ClipPart()
 
+    def encode_token_weights(self, tokens: Tensor) -> Tensor:
+        out: Tensor = self.clip_l.transformer(tokens)
+        return out
+
 
 class Clip:
     def __init__(self, model: nn.Module) -> None:
@@ -284,7 +315,7 @@ class Clip:
 
     def encode_from_tokens(self, tokens: Tensor) -> Tensor:
         self.patcher.load()
-        return self.cond_stage_model.clip_l.transformer(tokens)
+        return self.cond_stage_model.encode_token_weights(tokens)
 
     def encode_from_tokens_scheduled(self, tokens: Tensor) -> list[list[Any]]:
         return [[self.encode_from_tokens(tokens), {}]]

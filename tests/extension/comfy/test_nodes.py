@@ -29,6 +29,7 @@ from tests.extension.comfy.conftest import (
     Clip,
     CondStage,
     GGMLLinear,
+    HookGroup,
     Patcher,
     Sampler,
     euler,
@@ -444,19 +445,48 @@ def test_norms_are_computed_once_for_weights_that_stay_and_again_for_others(
     runs(0.5, reads=1)
     layer.weight = torch.nn.Parameter(loaded / 2, requires_grad=False)
     last = runs(0.5, reads=1)
-    hooked, after = [layer.weight * factor for factor in (1, 2, 2, 3)], layer.weight
+    hooked = [layer.weight * factor for factor in (1, 2, 2, 3)]
 
-    def with_hook(predict: Callable[[Tensor], None], sigmas: Tensor) -> None:
-        for weight, sigma in zip(hooked, sigmas, strict=False):
-            layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+    def with_hook(patcher: Patcher, predict: Callable[[Tensor], None], sigmas: Tensor) -> None:
+        for factor, sigma in zip((0, 2, 2, 3), sigmas, strict=False):
+            patcher.patch_hooks(HookGroup(layer, factor) if factor else None)
             predict(sigma)
+        patcher.patch_hooks(None)
 
-    out = last.sample(X, SIGMAS, sampler=with_hook)
+    read.clear()
+    out = last.sample(X, SIGMAS, sampler=partial(with_hook, last))
     assert all(right(one, 0.5, weight) for one, weight in zip(out, hooked, strict=True))
-    layer.weight = after
+    assert len(read) == 2  # of the second call and the fourth
     runs(0.5, reads=1)
     last.detach()
     runs(0.5, reads=1)  # it was unloaded
+    compiled = last.clone()
+    compiled.object_patches["diffusion_model"] = torch.compile(model.model.diffusion_model, backend="eager")
+    out = compiled.sample(X, SIGMAS, sampler=partial(with_hook, compiled))
+    assert all(right(one, 0.5, weight) for one, weight in zip(out, hooked, strict=True))
+    torch._dynamo.reset()  # or the class counts as compiled in other tests
+
+
+def test_the_norms_of_a_text_encoder_are_of_the_hooks_that_it_is_loaded_with(
+    nodes: Any, model: Patcher, clip: Clip, tmp_path: Path
+) -> None:
+    tensors = load_file(lora(tmp_path / "dora.safetensors", layers=[TEXT]))
+    save(tmp_path / "dora.safetensors", tensors | {f"{TEXT}.dora_scale": torch.full((8, 1), 2.0)})
+    layer = clip.cond_stage_model.clip_l.transformer.text_model["encoder"]["layers"][0]["self_attn"]["q_proj"]
+    layer.requires_grad_(False)
+    (_, plain), tokens, base = (
+        applied(nodes, model, "dora.safetensors", clip=clip),
+        clip.tokenize("abc"),
+        layer.weight.double(),
+    )
+    for factor in (1, 2, 1, 3, 2, 1):
+        encoder = plain.clone()
+        encoder.patcher.forced_hooks = HookGroup(layer, factor) if factor > 1 else None
+        whole = (
+            base * factor + tensors[f"{TEXT}.lora_up.weight"].double() @ tensors[f"{TEXT}.lora_down.weight"].double()
+        )
+        want = tokens.double() @ (2 * whole / whole.norm(dim=1, keepdim=True)).T
+        torch.testing.assert_close(encoder.encode_from_tokens(tokens).double(), want, atol=1e-4, rtol=1e-4)
 
 
 def test_comfyui_counts_the_adapters_among_what_a_run_needs(nodes: Any, model: Patcher) -> None:
