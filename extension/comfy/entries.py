@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lib_lora import BlockNames, BlockWeights, Element, Entry, Halves, LoraError, Multiplier, PerImage, Region, Strength
 
+from ..text.known import Known
 from ..text.prompt import PromptError, parse, parse_arguments
 from ..text.regions import Mask
 from ..text.similar import did_you_mean, similar
@@ -34,20 +35,46 @@ class RuledEntry(Entry):
     tag: Tag = field(default_factory=lambda: Tag(""))
 
 
-def region_of(mask: Tensor) -> Region:
+def region_of(mask: Tensor, name: str = "mask") -> Region:
     """Return a mask of ComfyUI, (batch, height, width) or (height, width), as a region; of a batch, the first.
+
+    Args:
+        mask: its numbers, from 0 to 1.
+        name: of the input that it is connected to.
 
     Raises:
         NodeError: it is empty, or no mask.
     """
     if mask.ndim not in (2, 3) or not mask.numel():
-        raise NodeError(f"mask: a MASK has a batch, a height and a width, not the shape {tuple(mask.shape)}")
+        raise NodeError(f"{name}: a MASK has a batch, a height and a width, not the shape {tuple(mask.shape)}")
     first = mask.detach().to("cpu", torch.float32).reshape(-1, *mask.shape[-2:])[:1]
     height, width = (min(side, _LARGEST_SIDE) for side in first.shape[-2:])
     cells = torch.nn.functional.interpolate(first[None], (height, width), mode="area")[0, 0]
     if not cells.max() > 0:
-        raise NodeError("mask: it is empty, so the LoRA would act nowhere; paint something or disconnect it")
+        raise NodeError(f"{name}: it is empty, so the LoRA would act nowhere; paint something or disconnect it")
     return Region(width, height, bytes((cells * 255).round().clamp(0, 255).to(torch.uint8).flatten().tolist()))
+
+
+class Masks(Mapping[str, Region]):
+    """Inputs of a node for masks, as the regions that rows name; a mask is read where a row names its input."""
+
+    def __init__(self, masks: Mapping[str, Tensor | None]) -> None:
+        """Take the mask of each input; None where nothing is connected."""
+        self._masks = masks
+
+    def __getitem__(self, name: str) -> Region:
+        mask = self._masks[name]
+        if mask is None:
+            raise NodeError(
+                f"{name}: a row has mask={name}, so connect a MASK to this input, or take it out of the row"
+            )
+        return region_of(mask, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._masks)
+
+    def __len__(self) -> int:
+        return len(self._masks)
 
 
 def entry_of(
@@ -84,29 +111,35 @@ def entry_of(
     return entry_of_tag(path, tag)
 
 
-def read_prompt(text: str, names: Iterable[str], path_of: Callable[[str], Path]) -> tuple[str, list[Entry]]:
+def read_prompt(
+    text: str, names: Iterable[str], path_of: Callable[[str], Path], regions: Mapping[str, Region] | None = None
+) -> tuple[str, list[Entry]]:
     """Return a prompt without its LoRA tags, and their entries.
 
     Args:
         text: the prompt.
         names: the LoRA files, relative to their folders.
         path_of: from one of these names to its file.
+        regions: that tags may name beside the ones that Remora ships.
 
     Raises:
         NodeError: no file has the name of a tag, or several have, or a setting has no meaning in ComfyUI.
         PromptError: a tag cannot be parsed.
     """
-    parsed, files = parse(text), list(names)
+    parsed, files = parse(text, Known(regions=regions or {})), list(names)
     return parsed.text, [entry_of_tag(path_of(_file_named(tag.name, files)), tag) for tag in parsed.tags]
 
 
-def read_rows(text: str, names: Iterable[str], path_of: Callable[[str], Path]) -> list[Entry]:
+def read_rows(
+    text: str, names: Iterable[str], path_of: Callable[[str], Path], regions: Mapping[str, Region] | None = None
+) -> list[Entry]:
     """Return the entries of a text with tags in its lines; a line that begins with # is off.
 
     Args:
         text: the lines.
         names: as `read_prompt`.
         path_of: as `read_prompt`.
+        regions: as `read_prompt`.
 
     Raises:
         NodeError: as `read_prompt`, or a line has more than tags, or a tag cannot be parsed.
@@ -116,7 +149,7 @@ def read_rows(text: str, names: Iterable[str], path_of: Callable[[str], Path]) -
         if line.lstrip().startswith("#"):
             continue
         try:
-            rest, found = read_prompt(line, files, path_of)
+            rest, found = read_prompt(line, files, path_of, regions)
         except PromptError as error:
             raise NodeError(f"line {number}: {error.text}: {error.reason}") from error
         if rest.strip():

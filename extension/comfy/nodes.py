@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,18 @@ from comfy_api.latest import ComfyExtension, io
 from server import PromptServer
 
 import lib_lora
-from lib_lora import AdapterFile, Engine, Entry, LoraError, Stack
+from lib_lora import AdapterFile, Engine, Entry, LoraError, Region, Stack
 
 from .applied import applied_of, apply_to_clip, apply_to_model, denoiser_of, refuse_useless, text_encoders_of
 from .combining import combined
-from .entries import check_constant, entry_of, read_prompt, read_rows
+from .entries import Masks, check_constant, entry_of, read_prompt, read_rows
 from .picture import picture_of
 
 _STACK = io.Custom("REMORA_STACK")
 _LIMIT = 100.0
+_MASKS = ("mask_1", "mask_2", "mask_3", "mask_4")
+_NOT_READ = dict.fromkeys(_MASKS, Region(1, 1, b"\x80"))
+"""For rows that are checked before anything runs; neither it nor its inverse is empty."""
 
 
 def _path(name: str) -> Path:
@@ -41,8 +44,8 @@ def _of_prompt(text: str) -> tuple[str, list[Entry]]:
     return read_prompt(text, _names(), _path)
 
 
-def _of_rows(text: str) -> list[Entry]:
-    return read_rows(text, _names(), _path)
+def _of_rows(text: str, masks: Mapping[str, Region] = _NOT_READ) -> list[Entry]:
+    return read_rows(text, _names(), _path, masks)
 
 
 def _fault(read: Callable[[str], object], text: str | None) -> bool | str:
@@ -171,14 +174,18 @@ class RemoraStack(io.ComfyNode):
             inputs=[
                 io.String.Input("rows", multiline=True, default="", tooltip=rows),
                 _before("The LoRA before these."),
+                *(
+                    io.Mask.Input(name, optional=True, tooltip=f"A part of the picture: mask={name} in a row.")
+                    for name in _MASKS
+                ),
             ],
             outputs=[_stack("The LoRA before these, and these.")],
         )
 
     @classmethod
-    def execute(cls, rows: str, stack: tuple[Entry, ...] = ()) -> Any:
+    def execute(cls, rows: str, stack: tuple[Entry, ...] = (), **masks: Any) -> Any:
         """Return the longer stack."""
-        entries = _of_rows(rows)
+        entries = _of_rows(rows, Masks(dict.fromkeys(_MASKS) | masks))
         for entry in entries:
             AdapterFile.open(Path(entry.path))  # so that a broken file is told on this node
         return io.NodeOutput((*stack, *entries))

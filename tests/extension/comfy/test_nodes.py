@@ -312,6 +312,34 @@ def test_rows_are_the_lora_of_a_stack(nodes: Any, tmp_path: Path, monkeypatch: p
     assert nodes.RemoraStack.validate_inputs("<lora:a:1>") == "a.safetensors not found"
 
 
+def test_rows_name_the_masks_of_their_node(nodes: Any, model: Patcher) -> None:
+    left, right = torch.zeros(1, 64, 64), torch.zeros(1, 64, 64)
+    left[:, :, :32], right[:, :, 48:] = 1, 1
+    text = "<lora:a:1:mask=mask_1:outside=0.5>\n<lora:b:1:mask=!mask_1+mask_3>"
+    assert nodes.RemoraStack.validate_inputs(text) is True
+    (stack,) = nodes.RemoraStack.execute(text, mask_1=left, mask_3=right)
+    (alone,), (beside,), (others,) = (rows(nodes, "a.safetensors", mask=mask) for mask in (left, right, 1 - left))
+    first, second = (entry.multiplier for entry in stack)
+    assert (first.region, first.outside) == (alone.multiplier.region, 0.5)
+    assert second.region == others.multiplier.region | beside.multiplier.region
+    (stack,) = nodes.RemoraStack.execute("<lora:a:1:mask=mask_2>", mask_2=left)
+    of_rows, of_node = (nodes.RemoraApply.execute(model, one)[0].sample(X, SIGMAS)[0] for one in (stack, (alone,)))
+    assert torch.equal(of_rows, of_node)
+    faults = {
+        "mask_2": "mask_2: a row has mask=mask_2, so connect a MASK to this input",
+        "!mask_4": "mask_4: a row has mask=mask_4",
+        "mask_1": "mask_1: it is empty",
+    }
+    for name, reason in faults.items():
+        assert nodes.RemoraStack.validate_inputs(f"<lora:a:1:mask={name}>") is True  # it is known when the node runs
+        with pytest.raises(LoraError, match=reason):
+            nodes.RemoraStack.execute(f"<lora:a:1:mask={name}>", mask_1=0 * left)
+    assert "there is no region 'mask_9'; did you mean mask_" in nodes.RemoraStack.validate_inputs(
+        "<lora:a:1:mask=mask_9>"
+    )
+    assert nodes.RemoraStack.execute("<lora:a:1>", mask_1=0 * left)[0] == rows(nodes, "a.safetensors")
+
+
 def test_inputs_at_fault_are_refused(nodes: Any, model: Patcher, tmp_path: Path) -> None:
     with pytest.raises(LoraError, match="would act in no step"):
         rows(nodes, "a.safetensors", start_percent=0.5, stop_percent=0.5)
