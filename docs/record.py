@@ -154,7 +154,7 @@ def still(page: Any, path: Path) -> None:
     page.add_style_tag(content=WIDE)
     page.wait_for_timeout(1000)
     with Image.open(io.BytesIO(page.locator("#remora-tab").screenshot())) as shown:
-        few = shown.convert("RGB").quantize(64, Image.Quantize.MEDIANCUT)  # fewer bytes, and nobody sees it
+        few = shown.convert("RGB").quantize(32, Image.Quantize.MAXCOVERAGE)  # fewer bytes, and nobody sees it
     few.convert("RGB").save(path, lossless=True, quality=100, method=6)
 
 
