@@ -296,16 +296,18 @@ export function Dialog({title, close, unsaved = false, children, foot, class: na
         setAsked(true);
     };
     const element = /** @type {Filled<HTMLDialogElement>} */ (useRef());
+    const former = useRef(/** @type {HTMLElement | null} */ (null));
     // the focus moves before the next key
     useLayoutEffect(() => {
         const around = /** @type {Document | ShadowRoot} */ (element.current.getRootNode());
         // what a dropped file or a card of the page opens begins with no focus in the tab
-        const former = /** @type {HTMLElement | null} */ (
+        former.current = /** @type {HTMLElement | null} */ (
             around.activeElement ?? around.querySelector(".rt-panes button")
         );
         element.current.showModal();
-        return () => former?.isConnected && former.focus();
     }, []);
+    // behind the dialog nothing can have the focus until it is gone
+    useEffect(() => () => former.current?.isConnected && former.current.focus(), []);
     const outside = (/** @type {Event} */ event) => event.target === element.current && leave();
     // it can have the focus itself: after a click on its background keys would else be the page's
     return html`<dialog class=${`rt-dialog ${name}`} ref=${element} aria-label=${title} tabindex="-1" onClose=${close} onCancel=${cancel} onClick=${outside} onKeyDown=${pressed}>
@@ -425,11 +427,9 @@ export const isStill = (name, replaced, now) => (now ?? []).some((one) => one.na
  */
 export function Deleted({name, replaced = false, undo}) {
     const button = /** @type {Filled<HTMLButtonElement>} */ (useRef());
-    // the focus moves before the next key
-    useLayoutEffect(() => {
-        const own = button.current;
-        own.focus();
-        const around = own.closest("dialog, .rt-part");
+    useLayoutEffect(() => button.current.focus(), [name]); // before the next key
+    useEffect(() => {
+        const around = button.current.closest("dialog, .rt-part");
         /** @type {HTMLElement | null | undefined} */
         const next = around?.querySelector("select, input, button");
         return () => {
