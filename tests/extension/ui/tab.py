@@ -72,7 +72,10 @@ class Tab:
 
     def saved(self) -> None:
         """Wait until the server has what the page shows."""
-        self.page.wait_for_timeout(300)  # in which the page waits for further changes
+        self.page.wait_for_timeout(300)  # for a change that the server is asked about first
+        self.page.wait_for_function(
+            "window.remoraTab.kept.pending === null && !window.remoraTab.kept.unsaved", timeout=LONG
+        )
         self.root.get_by_text("“Always on” is saved.").wait_for(timeout=LONG)
 
     def prompt_is(self, text: str) -> None:

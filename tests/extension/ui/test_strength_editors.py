@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 import httpx
 import pytest
 
-from tests.extension.ui.serving import LONG, Served, opened, opened_small
+from tests.extension.ui.serving import LONG, Served, opened, opened_small, until
 from tests.extension.ui.tab import SHADOW, Tab
 from tests.extension.ui.test_accessibility import faults
 
@@ -418,9 +418,7 @@ def test_the_server_knows_what_is_written(served: Served, browser: Any) -> None:
         (entry,) = httpx.get(f"{served.url}/remora/v1/stack").json()["entries"]
         assert entry["more"] == f"unet=1@0,1@1:{fields}"
         tab.more("zorp", "Blocks", "Always on").get_by_role("button", name="Delete preset no middle").click()
-        tab.saved()
-        (entry,) = httpx.get(f"{served.url}/remora/v1/stack").json()["entries"]
-        assert ":lbw=1,1,1," in entry["more"]
+        until(page, lambda: ":lbw=1,1,1," in httpx.get(f"{served.url}/remora/v1/stack").text)
     httpx.put(f"{served.url}/remora/v1/stack", json={})
 
 
